@@ -1,0 +1,105 @@
+# Everything from a bare Debian machine with python3: make demo, make test. All that is made stays in the checkout:
+# .venv (tools and the package, installed in place), build (one CMake directory per configuration), dist, .cache.
+SHELL := /bin/bash
+PYTHON ?= python3
+# ON: warnings of the C++ compiler are errors (CI). Unset: as the build directory was configured before.
+WERROR ?=
+BIN := .venv/bin
+CMAKE := $(CURDIR)/$(BIN)/cmake
+CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
+PYTHON_FILES := horoplug tests benchmarks examples setup.py conftest.py
+
+export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HOROPLUG_FUZZ_SECONDS ?= 30
+
+.PHONY: help demo build test cpp lint lint-types tidy format bench wheel clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    set everything up and train on two processes"
+	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
+	@echo "make build   build into horoplug/, for working on the source tree"
+	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
+	@echo "make bench   sweep of allreduce against gloo;  make wheel;  make clean"
+
+# --- set-up; each step is redone only when what it depends on has changed -------------------------------------------
+
+build/.system-demo: scripts/system-packages
+	@scripts/system-packages $(PYTHON) g++ dataset-fashion-mnist
+	@mkdir -p build && touch $@
+
+build/.system-test: scripts/system-packages build/.system-demo
+	@scripts/system-packages $(PYTHON) binutils clang-14 doctest-dev libclang-rt-14-dev
+	@touch $@
+
+.venv/.created: | build/.system-demo
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.%: requirements/%.txt requirements/test.txt requirements/build.txt .venv/.created
+	$(BIN)/pip install -q -r $<
+	@touch $@
+
+# In place: the checkout is what runs, and the console scripts are in .venv/bin.
+.venv/.installed: pyproject.toml setup.py .venv/.test
+	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+# --- the package ----------------------------------------------------------------------------------------------------
+
+build: .venv/.installed
+	@$(BIN)/python setup.py -q build_ext --inplace
+
+demo: build
+	@$(BIN)/python examples/demo.py
+
+wheel: .venv/.test
+	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
+
+bench: build .venv/.bench
+	$(BIN)/python benchmarks/allreduce.py -np 2 -b 8 -e 64M -f 4 --peer torch-gloo
+
+# --- C++ tests: one build directory per configuration; the release one is also the package's -------------------------
+
+CONFIGURE = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHOROPLUG_TESTS=ON \
+  $(if $(WERROR),-DHOROPLUG_WERROR=$(WERROR)) --log-level=WARNING
+OPTIONS_release :=
+OPTIONS_tsan := -DHOROPLUG_SANITIZE=thread
+OPTIONS_asan := -DHOROPLUG_SANITIZE=address
+OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer -DCMAKE_CXX_COMPILER=clang++-14
+
+cpp-%: build/.system-test .venv/.test
+	@$(CONFIGURE) -B build/$* $(OPTIONS_$*)
+	@$(CMAKE) --build build/$*
+
+cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+test: cpp build
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/.dev lint-types
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+	$(BIN)/ruff format --check $(PYTHON_FILES)
+	$(BIN)/ruff check $(PYTHON_FILES)
+
+lint-types: .venv/.dev
+	$(BIN)/mypy --strict --follow-imports=silent horoplug/common
+	$(BIN)/mypy
+
+# Fuzz targets are compiled by clang only and are not in the list of compile commands.
+tidy: .venv/.dev cpp-release build
+	@find csrc -name '*.cc' -not -path '*/fuzz/*' -print0 | \
+	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet -p build/release
+
+format: .venv/.dev
+	$(BIN)/clang-format -i $(CPP_FILES)
+	$(BIN)/ruff format $(PYTHON_FILES)
+	$(BIN)/ruff check --fix $(PYTHON_FILES)
+
+clean:
+	rm -rf .venv build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
+	rm -f horoplug/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+"""Marks everything a test session starts, so that its last test can tell what was left behind."""
+
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+# Inherited by every process that a test starts, however deep.
+SESSION_VARIABLE = "PYTEST_SESSION_OF_HOROPLUG"
+
+
+def leftover_files() -> set[Path]:
+    """Files of the kinds that this project, or a framework it drives, could leave on the machine."""
+    return {*Path("/dev/shm").glob("*"), *Path("/tmp").glob("*horoplug*")}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+    config.stash[FILES_BEFORE] = leftover_files()
+
+
+FILES_BEFORE = pytest.StashKey[set[Path]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leftovers can only be looked for after everything else."""
+    items.sort(key=lambda item: item.path.name == "test_leftovers.py")

@@ -1,0 +1,383 @@
+// horoplug._native: the C ABI as Python sees it. The contract is horoplug/_native.pyi.
+#include <pthread.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <memory_resource>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "horoplug/horoplug.h"
+#include "log_queue.h"
+
+namespace py = pybind11;
+
+namespace horoplug {
+namespace {
+
+// A waiting thread looks at signals this often, so that Ctrl-C gets through.
+constexpr double kWaitSlice = 0.1;
+
+PyObject* error_type = nullptr;
+
+[[noreturn]] void raise(hp_status status, const std::string& message) {
+  const py::object args = py::make_tuple(static_cast<int>(status), message);
+  PyErr_SetObject(error_type, args.ptr());
+  throw py::error_already_set();
+}
+
+void check(hp_status status) {
+  if (status != HP_OK) raise(status, hp_last_error());
+}
+
+// Calls a C function without the GIL. No destructor takes the GIL back: in a daemon thread at
+// interpreter exit that ends the thread by unwinding, which may not start in a destructor.
+template <typename Function>
+auto without_gil(Function&& function) {
+  PyThreadState* const state = PyEval_SaveThread();
+  const auto result = function();
+  PyEval_RestoreThread(state);
+  return result;
+}
+
+// Counts the forks that lead to this process. An engine's threads do not follow into a child.
+std::atomic<int> fork_generation{0};
+
+class Memory {
+ public:
+  Memory(void* data, std::int64_t bytes) : data_(data), bytes_(bytes) {}
+  ~Memory() { hp_free(data_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(data_); }
+  std::int64_t bytes() const { return bytes_; }
+  py::buffer_info buffer() const {
+    return {data_, 1, py::format_descriptor<std::uint8_t>::format(), 1, {bytes_}, {1}};
+  }
+
+ private:
+  void* data_;
+  std::int64_t bytes_;
+};
+
+struct Result {
+  std::int64_t rows;
+  std::vector<std::int64_t> row_counts;
+  py::object memory;
+};
+
+// One sequence of Python objects as a C array of borrowed references.
+class Items {
+ public:
+  Items(py::handle sequence, const char* what)
+      : fast_(py::reinterpret_steal<py::object>(PySequence_Fast(sequence.ptr(), what))) {
+    if (!fast_) throw py::error_already_set();
+  }
+  Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(fast_.ptr()); }
+  PyObject* operator[](Py_ssize_t i) const { return PySequence_Fast_GET_ITEM(fast_.ptr(), i); }
+
+ private:
+  py::object fast_;
+};
+
+std::int64_t to_int64(PyObject* number) {
+  const long long value = PyLong_AsLongLong(number);
+  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+void* to_pointer(PyObject* number) {
+  void* const value = PyLong_AsVoidPtr(number);
+  if (value == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+// The arrays behind an hp_submission; small ones stay on the stack.
+// NOLINTNEXTLINE(*-member-init): clearing the bytes would cost more than their use
+class Arena {
+ public:
+  template <typename T>
+  T* allocate(Py_ssize_t count) {
+    return static_cast<T*>(
+        memory_.allocate(static_cast<std::size_t>(count) * sizeof(T), alignof(T)));
+  }
+
+  std::pair<const std::int64_t*, std::int32_t> integers(py::handle sequence, const char* what) {
+    const Items items(sequence, what);
+    auto* const values = allocate<std::int64_t>(items.size());
+    for (Py_ssize_t i = 0; i < items.size(); ++i) values[i] = to_int64(items[i]);
+    return {values, static_cast<std::int32_t>(items.size())};
+  }
+
+ private:
+  std::array<std::byte, 1024> stack_;
+  std::pmr::monotonic_buffer_resource memory_{stack_.data(), stack_.size()};
+};
+
+// rank, host, stream_fd, segment_fd, doorbell_fd
+using Peer = std::tuple<int, int, int, int, int>;
+
+class Engine {
+ public:
+  Engine(int rank, int size, int host, const std::vector<Peer>& peers, int segment_fd,
+         int doorbell_fd, std::int64_t fusion_threshold, std::int64_t cache_capacity,
+         double stall_check_time, double stall_shutdown_time, double data_timeout,
+         double operation_timeout, double deadlock_time,
+         const std::optional<std::string>& algorithm, int log_level, py::object log)
+      : log_callable_(std::move(log)), generation_(fork_generation) {
+    std::vector<hp_peer> table;
+    table.reserve(peers.size());
+    for (const auto& [peer_rank, peer_host, stream, segment, doorbell] : peers) {
+      table.push_back({sizeof(hp_peer), peer_rank, peer_host, stream, segment, doorbell});
+    }
+    hp_config config = {};
+    config.struct_size = sizeof(config);
+    config.rank = rank;
+    config.size = size;
+    config.host = host;
+    config.segment_fd = segment_fd;
+    config.doorbell_fd = doorbell_fd;
+    config.peer_count = static_cast<std::int32_t>(table.size());
+    config.peers = table.data();
+    config.fusion_threshold = fusion_threshold;
+    config.cache_capacity = cache_capacity;
+    config.stall_check_time = stall_check_time;
+    config.stall_shutdown_time = stall_shutdown_time;
+    config.data_timeout = data_timeout;
+    config.operation_timeout = operation_timeout;
+    config.deadlock_time = deadlock_time;
+    config.algorithm = algorithm ? algorithm->c_str() : nullptr;
+    config.log_level = log_level;
+    if (!log_callable_.is_none()) {
+      log_ = std::make_unique<LogQueue>(
+          [callable = log_callable_.ptr()](std::int32_t level, const char* text) {
+            call(callable, level, text);
+          });
+      config.log = [](void* user, std::int32_t level, const char* text) {
+        static_cast<LogQueue*>(user)->write(level, text);
+      };
+      config.log_user = log_.get();
+    }
+    const hp_status status = without_gil([&] { return hp_engine_create(&config, &engine_); });
+    if (status != HP_OK) {
+      const std::string message = hp_last_error();
+      close();
+      raise(status, message);
+    }
+  }
+
+  ~Engine() { close(); }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  hp_handle submit(int op, int dtype, py::handle tensors, py::handle name, int reduce_op, int root,
+                   double prescale, double postscale, py::handle splits, int process_set,
+                   int device) {
+    Arena arena;
+    const Items items(tensors, "tensors must be a sequence");
+    auto* const table = arena.allocate<hp_tensor>(items.size());
+    for (Py_ssize_t i = 0; i < items.size(); ++i) {
+      const Items fields(items[i], "a tensor must be (input, output, shape)");
+      if (fields.size() != 3) throw py::value_error("a tensor must be (input, output, shape)");
+      const auto [shape, ndim] = arena.integers(fields[2], "a shape must be a sequence");
+      table[i] = {to_pointer(fields[0]), to_pointer(fields[1]), shape, ndim, 0};
+    }
+    hp_submission submission = {};
+    submission.struct_size = sizeof(submission);
+    submission.op = op;
+    submission.dtype = dtype;
+    submission.reduce_op = reduce_op;
+    submission.root = root;
+    submission.device = device;
+    submission.process_set = process_set;
+    submission.prescale = prescale;
+    submission.postscale = postscale;
+    submission.tensors = table;
+    submission.tensor_count = static_cast<std::int32_t>(items.size());
+    if (!name.is_none()) {
+      submission.name = PyUnicode_AsUTF8(name.ptr());
+      if (submission.name == nullptr) throw py::error_already_set();
+    }
+    if (!splits.is_none()) {
+      std::tie(submission.splits, submission.split_count) =
+          arena.integers(splits, "splits must be a sequence");
+    }
+    hp_handle handle = 0;
+    check(hp_submit(get(), &submission, &handle));
+    return handle;
+  }
+
+  bool poll(hp_handle handle) { return hp_poll(get(), handle) != HP_IN_PROGRESS; }
+
+  void wait(hp_handle handle) {
+    hp_engine* const engine = get();
+    for (;;) {
+      const hp_status status = without_gil([&] { return hp_wait(engine, handle, kWaitSlice); });
+      if (status != HP_IN_PROGRESS) return check(status);
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+  }
+
+  Result result(hp_handle handle, int index) {
+    hp_tensor_result found = {};
+    found.struct_size = sizeof(found);
+    check(hp_result(get(), handle, index, &found));
+    Result result{found.rows, {}, py::none()};
+    if (found.row_counts != nullptr) {
+      result.row_counts.assign(found.row_counts, found.row_counts + found.row_count_size);
+    }
+    if (found.owned != 0) {
+      void* data = nullptr;
+      check(hp_take(get(), handle, index, &data));
+      auto memory = std::make_unique<Memory>(data, found.bytes);
+      result.memory = py::cast(std::move(memory));
+    }
+    return result;
+  }
+
+  void release(hp_handle handle) { check(hp_release(get(), handle)); }
+
+  void shutdown() {
+    hp_engine* const engine = get();
+    check(without_gil([&] { return hp_engine_shutdown(engine); }));
+  }
+
+  void abort(const std::string& reason) {
+    hp_engine* const engine = get();
+    check(without_gil([&] { return hp_engine_abort(engine, reason.c_str()); }));
+  }
+
+  py::dict stats() {
+    hp_stats stats = {};
+    stats.struct_size = sizeof(stats);
+    check(hp_get_stats(get(), &stats));
+    py::dict result;
+    result["batches"] = stats.batches;
+    result["tensors"] = stats.tensors;
+    result["bytes"] = stats.bytes;
+    result["control_messages"] = stats.control_messages;
+    result["control_bytes"] = stats.control_bytes;
+    result["cached_names"] = stats.cached_names;
+    result["wakeups"] = stats.wakeups;
+    return result;
+  }
+
+ private:
+  hp_engine* get() const {
+    if (generation_ != fork_generation)
+      raise(HP_INVALID_ARGUMENT, "this engine belongs to the parent process");
+    return engine_;
+  }
+
+  void close() {
+    if (generation_ != fork_generation) {
+      // The threads to end are the parent's; its objects are left alone.
+      static_cast<void>(log_.release());
+      return;
+    }
+    without_gil([&] {
+      if (engine_ != nullptr) hp_engine_destroy(std::exchange(engine_, nullptr));
+      log_.reset();
+      return 0;
+    });
+  }
+
+  static void call(PyObject* callable, std::int32_t level, const char* text) {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_INCREF(callable);
+    PyObject* const result = PyObject_CallFunction(callable, "is", static_cast<int>(level), text);
+    if (result == nullptr) PyErr_WriteUnraisable(callable);
+    Py_XDECREF(result);
+    Py_DECREF(callable);
+    PyGILState_Release(state);
+  }
+
+  hp_engine* engine_ = nullptr;
+  py::object log_callable_;
+  std::unique_ptr<LogQueue> log_;
+  int generation_;
+};
+
+void define_error(py::module_& module) {
+  py::dict attributes;
+  const py::cpp_function status(
+      [](const py::object& self) { return self.attr("args")[py::int_(0)]; });
+  attributes["status"] = py::module_::import("builtins").attr("property")(status);
+  attributes["__doc__"] =
+      "A failed call. args is (status, message); status is one of the HP_* numbers of the C ABI.";
+  error_type = PyErr_NewException("horoplug._native.Error", PyExc_Exception, attributes.ptr());
+  if (error_type == nullptr) throw py::error_already_set();
+  module.attr("Error") = py::handle(error_type);
+}
+
+}  // namespace
+}  // namespace horoplug
+
+PYBIND11_MODULE(_native, module) {
+  using horoplug::Engine;
+  using horoplug::Memory;
+  using horoplug::Result;
+  using namespace py::literals;  // NOLINT(google-build-using-namespace): the way to name arguments
+
+  if (hp_abi_version() != HP_ABI_VERSION) {
+    throw py::import_error("libhoroplug.so has ABI version " + std::to_string(hp_abi_version()) +
+                           ", expected " + std::to_string(HP_ABI_VERSION));
+  }
+  pthread_atfork(nullptr, nullptr, [] { ++horoplug::fork_generation; });
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
+    horoplug::without_gil([] {
+      horoplug::LogQueue::close_all();
+      return 0;
+    });
+  }));
+
+  module.doc() = "The C core as Python sees it: a thin layer over the C ABI.";
+  module.attr("ABI_VERSION") = HP_ABI_VERSION;
+  horoplug::define_error(module);
+
+  py::class_<Memory>(module, "Memory", py::buffer_protocol(),
+                     "Memory the core allocated for a result; frees it when garbage collected.")
+      .def_property_readonly("address", &Memory::address)
+      .def_property_readonly("nbytes", &Memory::bytes)
+      .def_buffer(&Memory::buffer);
+
+  py::class_<Result>(module, "Result", "What one tensor of a finished operation has produced.")
+      .def_readonly("rows", &Result::rows)
+      .def_readonly("row_counts", &Result::row_counts)
+      .def_readonly("memory", &Result::memory);
+
+  py::class_<Engine>(module, "Engine",
+                     "One rank's engine. Methods release the GIL while they block.")
+      .def(py::init<int, int, int, const std::vector<horoplug::Peer>&, int, int, std::int64_t,
+                    std::int64_t, double, double, double, double, double,
+                    const std::optional<std::string>&, int, py::object>(),
+           py::kw_only(), "rank"_a, "size"_a, "host"_a, "peers"_a, "segment_fd"_a = -1,
+           "doorbell_fd"_a = -1, "fusion_threshold"_a = 0, "cache_capacity"_a = 0,
+           "stall_check_time"_a = 0.0, "stall_shutdown_time"_a = 0.0, "data_timeout"_a = 0.0,
+           "operation_timeout"_a = 0.0, "deadlock_time"_a = 0.0, "algorithm"_a = py::none(),
+           "log_level"_a = 0, "log"_a = py::none())
+      .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
+           "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
+           "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)
+      .def("poll", &Engine::poll, "handle"_a)
+      .def("wait", &Engine::wait, "handle"_a)
+      .def("result", &Engine::result, "handle"_a, "index"_a = 0)
+      .def("release", &Engine::release, "handle"_a)
+      .def("shutdown", &Engine::shutdown)
+      .def("abort", &Engine::abort, "reason"_a)
+      .def("stats", &Engine::stats);
+
+  module.def("version", [] { return std::string(hp_version()); });
+  module.def("cpu_kernels", [] { return std::string(hp_cpu_kernels()); });
+  module.def("algorithms", [] { return std::string(hp_algorithms()); });
+  module.def("dtype_size", &hp_dtype_size, "dtype"_a);
+}

@@ -1,0 +1,74 @@
+// Allreduce by recursive doubling: log2(p) exchanges of the whole buffer, for messages whose cost is latency.
+//
+// Ranks beyond the largest power of two fold their data into a neighbour first and get the result at the end. Values
+// are always combined in the order of the ranks that they stand for, so that every rank computes the same bits.
+#include <bit>
+#include <deque>
+
+#include "collectives/collective.h"
+#include "collectives/partition.h"
+
+namespace horoplug {
+namespace {
+
+void send_all(Comm& comm, int rank, const std::byte* data, std::size_t bytes) {
+  for (std::size_t i = 0; i < chunk_count(bytes, Comm::kChunkBytes); ++i) {
+    const Part chunk = chunk_of({0, bytes}, i, Comm::kChunkBytes);
+    comm.send(rank, data + chunk.begin, chunk.bytes);
+  }
+}
+
+Task receive_all(Comm& comm, int rank, std::byte* data, std::size_t bytes) {
+  std::deque<Link::Receive> posted;
+  for (std::size_t i = 0; i < chunk_count(bytes, Comm::kChunkBytes); ++i) {
+    const Part chunk = chunk_of({0, bytes}, i, Comm::kChunkBytes);
+    comm.post(posted, rank, data + chunk.begin, chunk.bytes);
+  }
+  for (auto& receive : posted) co_await receive;
+}
+
+}  // namespace
+
+Task allreduce_doubling(Comm& comm, Call& call) {
+  Layout& layout = *call.layout;
+  const std::size_t bytes = layout.bytes();
+  const std::size_t elements = layout.elements();
+  std::byte* work = layout.contiguous_output();
+  if (work == nullptr) work = comm.scratch(Scratch::kWork, bytes);
+  std::byte* const theirs = comm.scratch(Scratch::kReceive, bytes);
+  layout.pack(0, bytes, work);
+
+  const int rank = comm.rank();
+  const int groups = static_cast<int>(std::bit_floor(static_cast<unsigned>(comm.size())));
+  const int folded = comm.size() - groups;  // ranks 2i and 2i+1, for i < folded, act as one
+  const bool in_pair = rank < 2 * folded;
+  const auto leader_of = [&](int group) { return group < folded ? 2 * group : group + folded; };
+  const auto combine = [&](bool mine_first, const Finish& finish) {
+    const void* const sources[] = {mine_first ? work : theirs, mine_first ? theirs : work};
+    call.reduce(work, sources, 2, elements, finish);
+  };
+
+  if (in_pair && rank % 2 == 1) {
+    send_all(comm, rank - 1, work, bytes);
+    co_await comm.flushed();
+    co_await receive_all(comm, rank - 1, work, bytes);
+  } else {
+    if (in_pair) {
+      co_await receive_all(comm, rank + 1, theirs, bytes);
+      combine(true, groups == 1 ? call.finish : Finish{});
+    }
+    const int group = in_pair ? rank / 2 : rank - folded;
+    for (int distance = 1; distance < groups; distance *= 2) {
+      const int partner = group ^ distance;
+      send_all(comm, leader_of(partner), work, bytes);
+      co_await receive_all(comm, leader_of(partner), theirs, bytes);
+      co_await comm.flushed();  // the result replaces what was sent
+      combine(group < partner, 2 * distance == groups ? call.finish : Finish{});
+    }
+    if (in_pair) send_all(comm, rank + 1, work, bytes);
+    co_await comm.flushed();
+  }
+  layout.unpack(0, bytes, work);
+}
+
+}  // namespace horoplug

@@ -1,0 +1,39 @@
+// Alltoall by messages between every pair of ranks, all of them under way at once.
+#include <cstring>
+#include <deque>
+
+#include "collectives/collective.h"
+#include "collectives/partition.h"
+
+namespace horoplug {
+
+Task alltoall_pairwise(Comm& comm, Call& call) {
+  const auto outgoing = consecutive(call.send_bytes);
+  const auto incoming = consecutive(call.receive_bytes);
+  const auto me = static_cast<std::size_t>(comm.rank());
+
+  std::deque<Link::Receive> posted;
+  // Partners in an order that spreads the load: nobody is everybody's first.
+  for (int distance = 1; distance < comm.size(); ++distance) {
+    const int from = (comm.rank() + comm.size() - distance) % comm.size();
+    const Part& in = incoming[static_cast<std::size_t>(from)];
+    for (std::size_t i = 0; i < chunk_count(in.bytes, Comm::kChunkBytes); ++i) {
+      const Part chunk = chunk_of(in, i, Comm::kChunkBytes);
+      comm.post(posted, from, call.output + chunk.begin, chunk.bytes);
+    }
+    const int to = (comm.rank() + distance) % comm.size();
+    const Part& out = outgoing[static_cast<std::size_t>(to)];
+    for (std::size_t i = 0; i < chunk_count(out.bytes, Comm::kChunkBytes); ++i) {
+      const Part chunk = chunk_of(out, i, Comm::kChunkBytes);
+      comm.send(to, call.input + chunk.begin, chunk.bytes);
+    }
+  }
+  if (outgoing[me].bytes > 0) {
+    std::memcpy(call.output + incoming[me].begin, call.input + outgoing[me].begin,
+                outgoing[me].bytes);
+  }
+  for (auto& receive : posted) co_await receive;
+  co_await comm.flushed();
+}
+
+}  // namespace horoplug

@@ -1,0 +1,74 @@
+// What a collective is asked to do, and the table of algorithms that can.
+//
+// An algorithm is one function in a file of its own: a coroutine over a Comm and a Call. Which one runs must be the
+// same on every rank, so capability and cost may depend only on what all ranks know alike.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "base/task.h"
+#include "base/types.h"
+#include "collectives/comm.h"
+#include "collectives/layout.h"
+#include "device/cpu/kernels.h"
+
+namespace horoplug {
+
+// One collective operation on this rank. Which fields count depends on `kind`:
+//   allreduce      layout (inputs and outputs), reduce, finish
+//   broadcast      layout, root
+//   reducescatter  layout (input only), reduce, finish, output, receive_bytes[r] = size of rank r's part
+//   allgather      input, output, receive_bytes[r] = size of rank r's contribution
+//   alltoall       input, output, send_bytes[r], receive_bytes[r]; both buffers hold the parts in rank order
+//   barrier        nothing
+struct Call {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kUInt8;
+  Layout* layout = nullptr;
+  ReduceFn reduce = nullptr;
+  Finish finish;
+  int root = 0;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::span<const std::size_t> send_bytes;
+  std::span<const std::size_t> receive_bytes;
+
+  // Payload size as all ranks know it.
+  std::size_t bytes() const;
+};
+
+struct Algorithm {
+  OpKind kind;
+  const char* name;
+  const char* medium;  // "self", "shm" or "stream"
+  bool (*can)(const Comm& comm, const Call& call);
+  // Estimated microseconds for `bytes` bytes on `ranks` ranks.
+  double (*cost)(int ranks, double bytes);
+  Task (*run)(Comm& comm, Call& call);
+};
+
+std::span<const Algorithm> algorithms();
+
+// The cheapest algorithm that can do this; one called `forced`, if it can, goes first.
+const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char* forced);
+
+// Each algorithm is defined in the file of its name.
+Task allreduce_direct(Comm& comm, Call& call);
+Task allreduce_ring(Comm& comm, Call& call);
+Task allreduce_doubling(Comm& comm, Call& call);
+Task allgather_direct(Comm& comm, Call& call);
+Task allgather_ring(Comm& comm, Call& call);
+Task broadcast_direct(Comm& comm, Call& call);
+Task broadcast_tree(Comm& comm, Call& call);
+Task broadcast_chain(Comm& comm, Call& call);
+Task alltoall_direct(Comm& comm, Call& call);
+Task alltoall_pairwise(Comm& comm, Call& call);
+Task reducescatter_direct(Comm& comm, Call& call);
+Task reducescatter_ring(Comm& comm, Call& call);
+Task barrier_direct(Comm& comm, Call& call);
+Task barrier_dissemination(Comm& comm, Call& call);
+Task local_copy(Comm& comm, Call& call);  // every operation, on a process set of one
+
+}  // namespace horoplug

@@ -1,0 +1,55 @@
+#include "collectives/layout.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/cpu/kernels.h"
+
+namespace horoplug {
+
+void Layout::add(const void* input, void* output, std::size_t bytes) {
+  if (bytes == 0) return;
+  pieces_.push_back(
+      {static_cast<const std::byte*>(input), static_cast<std::byte*>(output), bytes_, bytes});
+  bytes_ += bytes;
+}
+
+template <typename Visit>
+void Layout::visit(std::size_t begin, std::size_t bytes, Visit&& visit) const {
+  auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), begin,
+                                [](std::size_t at, const Piece& p) { return at < p.begin; });
+  if (piece != pieces_.begin()) --piece;
+  const std::size_t end = begin + bytes;
+  for (; piece != pieces_.end() && piece->begin < end; ++piece) {
+    const std::size_t from = std::max(begin, piece->begin);
+    const std::size_t to = std::min(end, piece->begin + piece->bytes);
+    if (from < to) visit(*piece, from - piece->begin, from - begin, to - from);
+  }
+}
+
+void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
+  const auto& table = kernels();
+  const std::size_t element = dtype_size(dtype_);
+  visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
+    if (prescale_ != 1.0) {
+      const Finish factor{.multiply = prescale_, .divide = 1.0};
+      table.scale[static_cast<int>(dtype_)](to + there, piece.input + at, n / element, factor);
+    } else if (to + there != piece.input + at) {
+      std::memcpy(to + there, piece.input + at, n);
+    }
+  });
+}
+
+void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const {
+  visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
+    if (piece.output != nullptr && piece.output + at != from + there) {
+      std::memcpy(piece.output + at, from + there, n);
+    }
+  });
+}
+
+std::byte* Layout::contiguous_output() const {
+  return pieces_.size() == 1 ? pieces_.front().output : nullptr;
+}
+
+}  // namespace horoplug

@@ -1,0 +1,49 @@
+// The tensors of a batch, seen as one contiguous buffer that need not exist.
+//
+// Algorithms ask for byte ranges of it: pack() gathers a range from the inputs and unpack() scatters one to the
+// outputs, so that the copy into a fusion buffer is the only copy, and goes straight to where the transport wants it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "base/types.h"
+
+namespace horoplug {
+
+class Layout {
+ public:
+  Layout(DType dtype, double prescale) : dtype_(dtype), prescale_(prescale) {}
+
+  // Appends a tensor of `bytes` bytes. output may equal input.
+  void add(const void* input, void* output, std::size_t bytes);
+
+  DType dtype() const { return dtype_; }
+  std::size_t bytes() const { return bytes_; }
+  std::size_t elements() const { return bytes_ / dtype_size(dtype_); }
+
+  // Copies the range [begin, begin + bytes) of the inputs to `to`, times the prescale factor. Whole elements only.
+  // `to` may be the very place of the output.
+  void pack(std::size_t begin, std::size_t bytes, std::byte* to) const;
+  void unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const;
+
+  // The outputs' memory, if it is one piece that can serve as the buffer; nullptr otherwise.
+  std::byte* contiguous_output() const;
+
+ private:
+  struct Piece {
+    const std::byte* input;
+    std::byte* output;
+    std::size_t begin;
+    std::size_t bytes;
+  };
+  template <typename Visit>
+  void visit(std::size_t begin, std::size_t bytes, Visit&& visit) const;
+
+  DType dtype_;
+  double prescale_;
+  std::size_t bytes_ = 0;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace horoplug

@@ -1,0 +1,60 @@
+// CPU kernels: everything that touches the elements of a tensor on the host.
+//
+// One table of function pointers per instruction set; kernels() picks the best one that this
+// processor has, once. Results are bit-identical between the tables (no fused multiply-add, the
+// same order of operations), so that ranks on different processors agree.
+#pragma once
+
+#include <cstddef>
+
+#include "base/types.h"
+
+namespace horoplug {
+
+// What happens to a reduced value before it is stored: value * multiply / divide, in that order; a
+// factor of 1 is skipped. Floats of 16 and 32 bits compute in float32, float64 in float64. Integers
+// with divide != 1 and multiply == 1 divide exactly and truncate towards zero; with multiply != 1,
+// or a divisor that is 0 or no integer, they go through float64 and truncate. Both saturate at the
+// type's limits; NaN gives 0. bool ignores both.
+struct Finish {
+  double multiply = 1.0;
+  double divide = 1.0;
+  bool is_identity() const { return multiply == 1.0 && divide == 1.0; }
+};
+
+// Reduces `sources` arrays of `count` elements, in the order given, into dst:
+//     dst[i] = finish(op(...op(op(src[0][i], src[1][i]), src[2][i])..., src[n-1][i]))
+// float16 and bfloat16 accumulate in float32 and round once (to nearest even) at the end. Integers
+// wrap around. bool: Sum and Max are "or", Product and Min are "and" (any non-zero byte is true;
+// results are 0 or 1). kAverage is the same as kSum: the division is the caller's, in finish. Min
+// and Max give NaN if any operand is NaN. A NaN result is always the positive quiet one without
+// payload; one source that needs no finishing is copied, NaNs and all (bool becomes 0 or 1). dst
+// may be equal to any one source (exactly, not partially overlapping). sources >= 1.
+using ReduceFn = void (*)(void* dst, const void* const* src, int sources, std::size_t count,
+                          Finish finish);
+
+// dst[i] = finish(src[i]); dst may equal src.
+using ScaleFn = void (*)(void* dst, const void* src, std::size_t count, Finish finish);
+
+// Element-wise conversion (float32 <-> float16, bfloat16), to nearest even.
+using ConvertFn = void (*)(void* dst, const void* src, std::size_t count);
+
+struct KernelTable {
+  const char* name;                              // "avx512", "avx2", "baseline"
+  ReduceFn reduce[kReduceOpCount][kDTypeCount];  // nullptr: not supported (Adasum)
+  ScaleFn scale[kDTypeCount];
+  ConvertFn f32_to_f16, f16_to_f32, f32_to_bf16, bf16_to_f32;
+};
+
+// The table this process uses. HOROPLUG_CPU_KERNELS=baseline|avx2|avx512 forces a lesser one (for
+// tests).
+const KernelTable& kernels();
+
+// All tables that this processor can run, best first; for tests that compare them.
+struct KernelTables {
+  const KernelTable* tables[3];
+  int count;
+};
+KernelTables available_kernels();
+
+}  // namespace horoplug

@@ -1,0 +1,9 @@
+// The kernels for what every processor of the architecture runs (x86-64: SSE2).
+#include "device/cpu/kernels_impl.h"
+
+namespace horoplug {
+
+extern const KernelTable kBaselineKernels;
+constinit const KernelTable kBaselineKernels = make_table("baseline");
+
+}  // namespace horoplug

@@ -1,0 +1,20 @@
+# Compiler flags of the CPU kernels: one source file per instruction set. To be included by the directory that defines
+# the target that compiles them.
+#   -ffp-contract=off   no fused multiply-add: all tables must give the same bits
+#   -O3                 also in builds that otherwise optimise less: the loops rely on unrolling
+# They may not join a unity build, which would give one file's flags to another.
+set(_hp_kernels ${CMAKE_CURRENT_LIST_DIR}/kernels)
+set(_hp_kernel_flags -O3 -ffp-contract=off)
+
+set_source_files_properties(${_hp_kernels}_baseline.cc PROPERTIES COMPILE_OPTIONS "${_hp_kernel_flags}")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set_source_files_properties(
+    ${_hp_kernels}_avx2.cc PROPERTIES COMPILE_OPTIONS "${_hp_kernel_flags};-mavx2;-mf16c")
+  set_source_files_properties(
+    ${_hp_kernels}_avx512.cc
+    PROPERTIES COMPILE_OPTIONS
+               "${_hp_kernel_flags};-mavx2;-mf16c;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq")
+endif()
+set_source_files_properties(
+  ${_hp_kernels}_baseline.cc ${_hp_kernels}_avx2.cc ${_hp_kernels}_avx512.cc
+  PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

@@ -1,0 +1,299 @@
+// The C ABI over the engine: translates structs and exceptions, and nothing else.
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "collectives/collective.h"
+#include "device/cpu/kernels.h"
+#include "engine/engine.h"
+#include "engine/submission.h"
+#include "horoplug/horoplug.h"
+#include "transport/tcp/socket_stream.h"
+
+using horoplug::Engine;
+using horoplug::EngineConfig;
+using horoplug::Error;
+using horoplug::Fd;
+using horoplug::Member;
+using horoplug::Status;
+
+struct hp_engine {
+  explicit hp_engine(EngineConfig config) : engine(std::move(config)) {}
+  Engine engine;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+hp_status report(hp_status code, const std::string& text) {
+  last_error = text;
+  return code;
+}
+
+hp_status report(const Status& status) { return report(status.code, status.message); }
+
+// Runs `body` and turns what it throws into a status.
+template <typename Body>
+hp_status guarded(Body&& body) noexcept {
+  try {
+    return body();
+  } catch (const Error& error) {
+    return report(error.status());
+  } catch (const std::bad_alloc&) {
+    return report(HP_INTERNAL, "out of memory");
+  } catch (const std::exception& error) {
+    return report(HP_INTERNAL, error.what());
+  }
+}
+
+// A caller's struct, brought to the size that this library knows: what an older caller does not have is zero.
+template <typename Struct>
+Struct complete(const Struct* given) {
+  Struct full{};
+  if (given == nullptr || given->struct_size < sizeof(std::uint64_t)) {
+    throw Error(HP_INVALID_ARGUMENT, "a struct without struct_size");
+  }
+  std::memcpy(&full, given, std::min<std::size_t>(given->struct_size, sizeof full));
+  full.struct_size = sizeof full;
+  return full;
+}
+
+// Fills a caller's struct as far as the caller knows it.
+template <typename Struct>
+void hand_over(const Struct& full, Struct* out) {
+  const std::uint64_t size = std::min<std::uint64_t>(out->struct_size, sizeof full);
+  std::memcpy(out, &full, size);
+  out->struct_size = size;
+}
+
+// Zero stands for the default; negative for never, which is the same inside.
+template <typename T>
+void set_unless_zero(T& option, T value) {
+  if (value != 0) option = value;
+}
+
+void log_to_stderr(horoplug::LogLevel, const std::string& text) {
+  std::fprintf(stderr, "horoplug: %s\n", text.c_str());
+}
+
+horoplug::Log make_log(const hp_config& config) {
+  const auto level = config.log_level == 0 ? horoplug::LogLevel::kWarning
+                                           : static_cast<horoplug::LogLevel>(config.log_level);
+  if (config.log == nullptr) return {level, log_to_stderr};
+  return {level, [log = config.log, user = config.log_user](horoplug::LogLevel at,
+                                                            const std::string& text) {
+            log(user, static_cast<int32_t>(at), text.c_str());
+          }};
+}
+
+std::shared_ptr<horoplug::Doorbell> make_doorbell(int fd) {
+  return fd >= 0 ? std::make_shared<horoplug::Doorbell>(Fd(fd))
+                 : std::make_shared<horoplug::Doorbell>();
+}
+
+EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
+  EngineConfig config;
+  // Own every descriptor before anything can fail.
+  std::vector<Member> taken;
+  for (const hp_peer& peer : peers) {
+    Member member;
+    member.host = peer.host;
+    Fd stream(peer.stream_fd);
+    member.segment_file = Fd(peer.segment_fd);
+    member.doorbell = make_doorbell(peer.doorbell_fd);
+    if (stream) member.stream = std::make_unique<horoplug::SocketStream>(std::move(stream));
+    taken.push_back(std::move(member));
+  }
+  Member self;
+  self.host = given.host;
+  self.segment_file = Fd(given.segment_fd);
+  self.doorbell = make_doorbell(given.doorbell_fd);
+
+  if (given.size < 1 || given.rank < 0 || given.rank >= given.size ||
+      given.peer_count != given.size - 1) {
+    throw Error(HP_INVALID_ARGUMENT, "rank, size and peers do not fit together");
+  }
+  config.rank = given.rank;
+  config.members.resize(static_cast<std::size_t>(given.size));
+  std::vector<bool> seen(config.members.size(), false);
+  seen[static_cast<std::size_t>(given.rank)] = true;
+  for (std::size_t i = 0; i < peers.size(); ++i) {
+    const std::int32_t rank = peers[i].rank;
+    if (rank < 0 || rank >= given.size || seen[static_cast<std::size_t>(rank)]) {
+      throw Error(HP_INVALID_ARGUMENT, "rank " + std::to_string(rank) + " is no peer of rank " +
+                                           std::to_string(given.rank) + " or is given twice");
+    }
+    seen[static_cast<std::size_t>(rank)] = true;
+    config.members[static_cast<std::size_t>(rank)] = std::move(taken[i]);
+  }
+  config.members[static_cast<std::size_t>(given.rank)] = std::move(self);
+
+  auto& options = config.options;
+  set_unless_zero(options.fusion_threshold, given.fusion_threshold);
+  if (options.fusion_threshold < 0) options.fusion_threshold = 0;
+  if (given.cache_capacity != 0) {
+    options.cache_capacity =
+        given.cache_capacity < 0 ? 0 : static_cast<std::size_t>(given.cache_capacity);
+  }
+  set_unless_zero(options.stall_check_time, given.stall_check_time);
+  set_unless_zero(options.stall_shutdown_time, given.stall_shutdown_time);
+  set_unless_zero(options.data_timeout, given.data_timeout);
+  set_unless_zero(options.operation_timeout, given.operation_timeout);
+  set_unless_zero(options.deadlock_time, given.deadlock_time);
+  if (given.algorithm != nullptr) options.algorithm = given.algorithm;
+  config.log = make_log(given);
+  return config;
+}
+
+void check_algorithm(const std::string& name) {
+  if (name.empty()) return;
+  std::string known;
+  for (const auto& algorithm : horoplug::algorithms()) {
+    if (name == algorithm.name) return;
+    if (known.find(algorithm.name) == std::string::npos) {
+      known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
+    }
+  }
+  throw Error(HP_INVALID_ARGUMENT, "unknown algorithm '" + name + "'; there are " + known);
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t hp_abi_version(void) { return HP_ABI_VERSION; }
+
+const char* hp_version(void) { return HOROPLUG_VERSION; }
+
+const char* hp_last_error(void) { return last_error.c_str(); }
+
+size_t hp_dtype_size(int32_t dtype) {
+  return dtype < 0 || dtype >= HP_DTYPE_COUNT
+             ? 0
+             : horoplug::dtype_size(static_cast<horoplug::DType>(dtype));
+}
+
+const char* hp_dtype_name(int32_t dtype) {
+  return dtype < 0 || dtype >= HP_DTYPE_COUNT
+             ? "unknown"
+             : horoplug::dtype_name(static_cast<horoplug::DType>(dtype));
+}
+
+const char* hp_cpu_kernels(void) { return horoplug::kernels().name; }
+
+const char* hp_algorithms(void) {
+  static const std::string* const text = [] {
+    auto* lines = new std::string;
+    for (const auto& algorithm : horoplug::algorithms()) {
+      *lines += std::string(horoplug::op_kind_name(algorithm.kind)) + " " + algorithm.name + " " +
+                algorithm.medium + "\n";
+    }
+    return lines;
+  }();
+  return text->c_str();
+}
+
+hp_status hp_engine_create(const hp_config* config, hp_engine** engine) {
+  return guarded([&] {
+    const hp_config full = complete(config);
+    std::vector<hp_peer> peers;
+    const auto* at = reinterpret_cast<const char*>(full.peers);
+    for (int32_t i = 0; i < full.peer_count; ++i) {
+      peers.push_back(complete(reinterpret_cast<const hp_peer*>(at)));
+      at += reinterpret_cast<const hp_peer*>(at)->struct_size;
+    }
+    EngineConfig made = make_config(full, std::move(peers));
+    check_algorithm(made.options.algorithm);
+    auto created = std::unique_ptr<hp_engine>(new hp_engine(std::move(made)));
+    created->engine.wait_until_ready();
+    *engine = created.release();
+    return HP_OK;
+  });
+}
+
+hp_status hp_engine_shutdown(hp_engine* engine) {
+  return guarded([&] {
+    engine->engine.shutdown();
+    return HP_OK;
+  });
+}
+
+void hp_engine_destroy(hp_engine* engine) { delete engine; }
+
+hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
+  return guarded([&] {
+    engine->engine.abort(reason != nullptr ? reason : "no reason given");
+    return HP_OK;
+  });
+}
+
+hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle) {
+  return guarded([&] {
+    const hp_submission full = complete(submission);
+    if (full.process_set != 0) {
+      throw Error(HP_INVALID_ARGUMENT,
+                  "process set " + std::to_string(full.process_set) + " does not exist");
+    }
+    *handle = engine->engine.submit(horoplug::make_operation(full, engine->engine.size()));
+    return HP_OK;
+  });
+}
+
+hp_status hp_poll(hp_engine* engine, hp_handle handle) {
+  return guarded([&] { return report(engine->engine.handles().poll(handle)); });
+}
+
+hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout) {
+  return guarded([&] { return report(engine->engine.wait(handle, timeout)); });
+}
+
+hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tensor_result* result) {
+  return guarded([&] {
+    const auto operation = engine->engine.handles().done(handle);
+    if (!operation->status.ok()) return report(operation->status);
+    if (index < 0 || static_cast<std::size_t>(index) >= operation->outcomes.size()) {
+      throw Error(HP_INVALID_ARGUMENT, "the operation has no tensor " + std::to_string(index));
+    }
+    const auto& outcome = operation->outcomes[static_cast<std::size_t>(index)];
+    hp_tensor_result full{};
+    full.data = outcome.data;
+    full.bytes = outcome.bytes;
+    full.rows = outcome.rows;
+    full.row_counts = outcome.row_counts.empty() ? nullptr : outcome.row_counts.data();
+    full.row_count_size = static_cast<int32_t>(outcome.row_counts.size());
+    full.owned = outcome.owned ? 1 : 0;
+    hand_over(full, result);
+    return HP_OK;
+  });
+}
+
+hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, void** data) {
+  return guarded([&] {
+    const auto operation = engine->engine.handles().done(handle);
+    if (index < 0 || static_cast<std::size_t>(index) >= operation->outcomes.size() ||
+        !operation->outcomes[static_cast<std::size_t>(index)].owned) {
+      throw Error(HP_INVALID_ARGUMENT, "there is no allocation to take");
+    }
+    *data = operation->outcomes[static_cast<std::size_t>(index)].owned.release();
+    return HP_OK;
+  });
+}
+
+void hp_free(void* data) { std::free(data); }
+
+hp_status hp_release(hp_engine* engine, hp_handle handle) {
+  return guarded([&] {
+    engine->engine.handles().release(handle);
+    return HP_OK;
+  });
+}
+
+hp_status hp_get_stats(hp_engine* engine, hp_stats* stats) {
+  return guarded([&] {
+    hand_over(engine->engine.stats(), stats);
+    return HP_OK;
+  });
+}
+
+}  // extern "C"

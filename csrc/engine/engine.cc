@@ -1,0 +1,432 @@
+#include "engine/engine.h"
+
+#include <chrono>
+#include <cmath>
+
+#include "engine/messages.h"
+
+namespace horoplug {
+namespace {
+
+// How long the progress thread looks for more before it sleeps. Waking up costs several microseconds on both sides;
+// spinning for longer takes the core from the thread that is waited for.
+constexpr int kSpins = 50;
+// Peers answer a goodbye at once, unless they are stopped or gone.
+constexpr double kGoodbyeSeconds = 2.0;
+// How long an engine that has failed tries to tell the others.
+constexpr double kLastWordsSeconds = 0.5;
+
+}  // namespace
+
+Engine::Engine(EngineConfig config) : config_(std::move(config)), log_(config_.log) {
+  const int rank = config_.rank;
+  if (config_.size() < 1 || rank < 0 || rank >= config_.size()) {
+    throw Error(HP_INVALID_ARGUMENT, "rank " + std::to_string(rank) + " of a job of " +
+                                         std::to_string(config_.size()));
+  }
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int peer = 0; peer < config_.size(); ++peer) {
+    auto& member = config_.members[static_cast<std::size_t>(peer)];
+    if (peer != rank && !member.stream) {
+      throw Error(HP_INVALID_ARGUMENT, "no connection to rank " + std::to_string(peer));
+    }
+    streams.push_back(std::move(member.stream));
+  }
+  auto& self = config_.members[static_cast<std::size_t>(rank)];
+  if (!self.doorbell) self.doorbell = std::make_shared<Doorbell>();
+  doorbell_ = self.doorbell;
+  mesh_ = std::make_unique<Mesh>(std::move(streams), doorbell_, [this](int from, Bytes bytes) {
+    receive(from, std::move(bytes));
+  });
+  hellos_.resize(config_.members.size());
+  departed_.resize(config_.members.size(), false);
+  started_at_ = last_event_ = last_watch_ = now();
+  begin_handshake();
+  thread_ = std::thread([this] { run(); });
+}
+
+Engine::~Engine() {
+  shutdown();
+  if (thread_.joinable()) thread_.join();
+}
+
+double Engine::now() const {
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+void Engine::wait_until_ready() {
+  std::unique_lock lock(mutex_);
+  state_changed_.wait(lock, [this] { return state_ != State::kStarting; });
+  if (state_ == State::kStopped) throw Error(end_status_.code, end_status_.message);
+}
+
+hp_handle Engine::submit(OperationPtr operation) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!end_status_.ok()) throw Error(end_status_.code, end_status_.message);
+    if (operation->name.empty()) {
+      const OpKind kind = operation->signature.op;
+      operation->name = std::string(op_kind_name(kind)) + ".noname." +
+                        std::to_string(++unnamed_[kind]);
+    }
+    if (!in_flight_.insert(operation->name).second) {
+      throw Error(HP_DUPLICATE_NAME,
+                  operation->describe() +
+                      " is still in flight; wait for it before you submit another operation of the "
+                      "same name, or give this one another name");
+    }
+    operation->submitted_at = now();
+    handles_.add(operation);
+    submissions_.push_back(operation);
+    requests_waiting_.store(true);
+  }
+  doorbell_->ring();
+  return operation->handle;
+}
+
+Status Engine::wait(hp_handle handle, double timeout) {
+  return handles_.wait(handle, timeout, now());
+}
+
+void Engine::shutdown() {
+  {
+    std::unique_lock lock(mutex_);
+    leave_requested_ = true;
+    if (end_status_.ok()) end_status_ = {HP_SHUT_DOWN, "this rank has shut down; call init() again"};
+    requests_waiting_.store(true);
+  }
+  doorbell_->ring();
+  std::unique_lock lock(mutex_);
+  state_changed_.wait(lock, [this] { return state_ == State::kStopped; });
+}
+
+void Engine::abort(const std::string& reason) {
+  {
+    std::lock_guard lock(mutex_);
+    abort_requested_ = reason;
+    requests_waiting_.store(true);
+  }
+  doorbell_->ring();
+}
+
+hp_stats Engine::stats() const {
+  hp_stats stats{};
+  stats.struct_size = sizeof stats;
+  stats.batches = counters_.batches;
+  stats.tensors = counters_.tensors;
+  stats.bytes = counters_.bytes;
+  stats.control_messages = counters_.control_messages;
+  stats.control_bytes = counters_.control_bytes;
+  stats.cached_names = counters_.cached_names;
+  stats.wakeups = counters_.wakeups;
+  return stats;
+}
+
+// ---- the progress thread ----
+
+void Engine::run() {
+  const auto stopped = [this] {
+    std::lock_guard lock(mutex_);
+    return state_ == State::kStopped;
+  };
+  int idle_spins = 0;
+  while (!stopped()) {
+    // Whatever goes wrong below is thrown, and ends here.
+    try {
+      if (step()) {
+        idle_spins = 0;
+        continue;
+      }
+      watch();
+      // Only a running collective is worth spinning for: its next flag or frame is on its way.
+      bool running = false;
+      for (const auto& [id, set] : sets_) running |= set->executor.running() != nullptr;
+      if (running && ++idle_spins < kSpins) continue;
+      idle_spins = 0;
+      mesh_->sleep(sleep_seconds(), [this] { return work_left(); });
+      ++counters_.wakeups;
+    } catch (const PeerError& error) {
+      fail({error.code(), "rank " + std::to_string(error.rank()) + ": " + error.what()});
+    } catch (const Error& error) {
+      fail(error.status());
+    } catch (const std::exception& error) {
+      fail({HP_INTERNAL, std::string("internal error: ") + error.what()});
+    }
+  }
+}
+
+bool Engine::step() {
+  bool busy = mesh_->pump();
+  check_links();
+  busy |= take_requests();
+  busy |= negotiate();
+  busy |= execute();
+  busy |= mesh_->pump_writes();
+  if (leaving_) busy |= advance_leaving();
+  return busy;
+}
+
+bool Engine::work_left() {
+  if (requests_waiting_.load()) return true;
+  // A flag in shared memory may have changed just before the doorbell could be heard.
+  return step();
+}
+
+double Engine::sleep_seconds() const {
+  bool waiting = state_ == State::kStarting || leaving_ || (census_ && census_->running());
+  for (const auto& [id, set] : sets_) waiting |= !set->pending.empty() || !set->executor.idle();
+  if (!waiting) return -1;  // nothing can go wrong that a peer would not tell
+  return std::fmin(census_interval() / 4, 0.25);
+}
+
+bool Engine::take_requests() {
+  if (!requests_waiting_.load()) return false;
+  std::vector<OperationPtr> submissions;
+  std::optional<std::string> abort_reason;
+  {
+    std::lock_guard lock(mutex_);
+    // Before the handshake is over there is nobody to negotiate with; they are taken up then.
+    if (state_ == State::kStarting && !abort_requested_ && !leave_requested_) {
+      requests_waiting_.store(false);
+      return false;
+    }
+    submissions.swap(submissions_);
+    abort_reason.swap(abort_requested_);
+    leaving_ |= leave_requested_;
+    requests_waiting_.store(false);
+  }
+  for (const OperationPtr& operation : submissions) submit_here(operation);
+  if (abort_reason) {
+    throw Error(HP_ABORTED, "rank " + std::to_string(config_.rank) + " has aborted the job: " +
+                                *abort_reason);
+  }
+  return true;
+}
+
+void Engine::submit_here(const OperationPtr& operation) {
+  const auto found = sets_.find(operation->set);
+  last_event_ = now();
+  if (found == sets_.end() || found->second->negotiator.closed()) {
+    std::unique_lock lock(mutex_);
+    const Status status = end_status_.ok() ? Status{HP_SHUT_DOWN, "shut down"} : end_status_;
+    lock.unlock();
+    end_operations({operation}, status);
+    return;
+  }
+  ProcessSet& set = *found->second;
+  set.pending.emplace(operation->name, operation);
+  set.negotiator.submit(operation->name, operation->signature);
+}
+
+bool Engine::negotiate() {
+  bool busy = false;
+  for (auto& [id, set] : sets_) {
+    set->negotiator.flush();
+    for (auto& message : set->negotiator.take_outgoing()) {
+      mesh_->send_control(set->members[static_cast<std::size_t>(message.to)],
+                          std::move(message.message));
+      busy = true;
+    }
+    for (auto& decision : set->negotiator.take_decisions()) busy |= apply(*set, decision);
+    counters_.cached_names = set->negotiator.cached_names();
+  }
+  run_census();
+  counters_.control_messages = mesh_->control_messages();
+  counters_.control_bytes = mesh_->control_bytes();
+  return busy;
+}
+
+bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
+  last_event_ = now();
+  std::vector<OperationPtr> operations;
+  for (const std::string& name : decision.names) {
+    const auto found = set.pending.find(name);
+    operations.push_back(std::move(found->second));
+    set.pending.erase(found);
+  }
+  switch (decision.kind) {
+    case DecisionItem::Kind::kBatch:
+      if (set.executor.idle()) set.last_progress = last_event_;
+      set.executor.enqueue({decision.batch, std::move(operations)});
+      break;
+    case DecisionItem::Kind::kError:
+      end_operations(std::move(operations), decision.status);
+      break;
+    case DecisionItem::Kind::kFailAll: {
+      {
+        // Ranks may have counted differently; from here on they count alike again.
+        std::lock_guard lock(mutex_);
+        unnamed_.clear();
+      }
+      end_operations(take_pending(set), decision.status);
+      break;
+    }
+    case DecisionItem::Kind::kClose:
+      close_for_submissions(decision.status);
+      end_operations(take_pending(set), decision.status);
+      break;
+  }
+  return true;
+}
+
+bool Engine::execute() {
+  bool busy = false;
+  for (auto& [id, set] : sets_) {
+    while (true) {
+      std::optional<Batch> done;
+      try {
+        done = set->executor.poll();
+      } catch (const PeerError& error) {
+        const std::string who = "rank " + std::to_string(error.rank());
+        // A peer that has said goodbye is not dead; what it left unfinished ends like everything after it.
+        if (departed_[static_cast<std::size_t>(error.rank())]) {
+          throw Error(HP_SHUT_DOWN, who + " has shut down while this was running");
+        }
+        throw Error(error.code(), who + ": " + error.what());
+      }
+      if (set->executor.take_progress()) {
+        set->last_progress = now();
+        busy = true;
+      }
+      if (!done) break;
+      last_event_ = now();
+      set->negotiator.batch_done();
+      ++counters_.batches;
+      for (const OperationPtr& operation : done->operations) {
+        counters_.tensors += operation->signature.shapes.size();
+        counters_.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
+      }
+      end_operations(std::move(done->operations), {});
+    }
+  }
+  return busy;
+}
+
+void Engine::check_links() {
+  for (int peer = 0; peer < mesh_->size(); ++peer) {
+    const Link* link = mesh_->link(peer);
+    if (link == nullptr || !link->failure() || departed_[static_cast<std::size_t>(peer)]) continue;
+    departed_[static_cast<std::size_t>(peer)] = true;
+    if (said_bye_) continue;
+    const std::string what = link->closed_by_peer() ? " has died or lost its connection: " : ": ";
+    throw Error(HP_ABORTED, "rank " + std::to_string(peer) + what + *link->failure());
+  }
+}
+
+// ---- endings ----
+
+std::vector<OperationPtr> Engine::take_pending(ProcessSet& set) {
+  std::vector<OperationPtr> operations;
+  for (auto& [name, operation] : set.pending) operations.push_back(std::move(operation));
+  set.pending.clear();
+  return operations;
+}
+
+void Engine::end_operations(std::vector<OperationPtr> operations, const Status& status) {
+  if (operations.empty()) return;
+  {
+    std::lock_guard lock(mutex_);
+    for (const OperationPtr& operation : operations) in_flight_.erase(operation->name);
+  }
+  if (!status.ok()) {
+    for (const OperationPtr& operation : operations) {
+      const bool named = status.message.find(operation->name) != std::string::npos;
+      operation->status = {status.code, named ? status.message
+                                              : operation->describe() + " failed: " +
+                                                    status.message};
+    }
+  }
+  handles_.finish_all(operations);
+}
+
+void Engine::close_for_submissions(const Status& status) {
+  std::lock_guard lock(mutex_);
+  if (end_status_.ok()) end_status_ = status;
+}
+
+void Engine::fail(const Status& status) {
+  log_(status.code == HP_SHUT_DOWN ? LogLevel::kInfo : LogLevel::kError, status.message);
+  mesh_->send_control_to_all(encode(Abort{status.code, status.message}));
+  {
+    std::lock_guard lock(mutex_);
+    // A failure overrules a shutdown of this rank's own that was under way.
+    if (end_status_.ok() || (leave_requested_ && status.code != HP_SHUT_DOWN)) end_status_ = status;
+  }
+  end_everything();
+  // The others hear of it before the connections close; who does not listen is not waited for.
+  mesh_->close_writes();
+  const double until = now() + kLastWordsSeconds;
+  const auto all_said = [this] {
+    for (int peer = 0; peer < mesh_->size(); ++peer) {
+      const Link* link = mesh_->link(peer);
+      if (link != nullptr && link->wants_write()) return false;
+    }
+    return true;
+  };
+  while (!all_said() && now() < until) {
+    if (!mesh_->pump_writes()) mesh_->sleep(0.01, [] { return false; });
+  }
+  stop();
+}
+
+void Engine::end_everything() {
+  std::vector<OperationPtr> operations;
+  for (auto& [id, set] : sets_) {
+    for (Batch& batch : set->executor.take_all()) {
+      operations.insert(operations.end(), batch.operations.begin(), batch.operations.end());
+    }
+    auto pending = take_pending(*set);
+    operations.insert(operations.end(), pending.begin(), pending.end());
+  }
+  Status status;
+  {
+    std::lock_guard lock(mutex_);
+    operations.insert(operations.end(), submissions_.begin(), submissions_.end());
+    submissions_.clear();
+    status = end_status_;
+  }
+  end_operations(std::move(operations), status);
+}
+
+bool Engine::advance_leaving() {
+  if (state_ == State::kRunning) {
+    for (auto& [id, set] : sets_) set->negotiator.leave();
+    std::lock_guard lock(mutex_);
+    state_ = State::kLeaving;
+    leaving_since_ = now();
+    return true;
+  }
+  bool agreed = true;
+  for (auto& [id, set] : sets_) {
+    // What was decided before this rank leaves is still done; watch_transfers() sees to it that it ends.
+    if (!set->executor.idle()) return false;
+    agreed &= set->negotiator.closed();
+  }
+  if (!agreed) {
+    if (now() - leaving_since_ < kGoodbyeSeconds) return false;
+    // The others have not answered, and must not wait for this rank either.
+    throw Error(HP_SHUT_DOWN, "rank " + std::to_string(config_.rank) + " has shut down");
+  }
+  if (!said_bye_) {
+    said_bye_ = true;
+    leaving_since_ = now();
+    mesh_->send_control_to_all(encode_bye());
+    mesh_->close_writes();
+    return true;
+  }
+  if (!mesh_->all_closed_by_peers() && now() - leaving_since_ < kGoodbyeSeconds) return false;
+  stop();
+  return true;
+}
+
+void Engine::stop() {
+  end_everything();
+  {
+    std::lock_guard lock(mutex_);
+    state_ = State::kStopped;
+  }
+  state_changed_.notify_all();
+}
+
+}  // namespace horoplug

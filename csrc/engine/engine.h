@@ -1,0 +1,142 @@
+// One rank: takes submissions, agrees with its peers on what runs next, runs it and tells when it is done.
+//
+// All work happens on one progress thread, which sleeps when there is none. Other threads only put submissions into a
+// queue and wait for handles. An engine knows nothing outside itself: several of them can live in one process.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "base/log.h"
+#include "engine/census.h"
+#include "engine/handle_table.h"
+#include "engine/options.h"
+#include "engine/process_set.h"
+#include "transport/mesh.h"
+
+namespace horoplug {
+
+class Engine {
+ public:
+  // Starts the progress thread; wait_until_ready() ends the start.
+  explicit Engine(EngineConfig config);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Returns when every peer has introduced itself and agrees on the settings; throws Error otherwise.
+  void wait_until_ready();
+
+  // Queues an operation (see make_operation) and gives it a name, if it has none, and a handle.
+  hp_handle submit(OperationPtr operation);
+  HandleTable& handles() { return handles_; }
+  Status wait(hp_handle handle, double timeout);
+
+  // Leaves in good order; returns when the progress thread has ended.
+  void shutdown();
+  // Fails on purpose, everywhere.
+  void abort(const std::string& reason);
+
+  int size() const { return config_.size(); }
+  hp_stats stats() const;
+
+ private:
+  enum class State { kStarting, kRunning, kLeaving, kStopped };
+
+  // The progress thread.
+  void run();
+  bool step();
+  bool take_requests();
+  void submit_here(const OperationPtr& operation);
+  bool negotiate();
+  bool apply(ProcessSet& set, Negotiator::Decision& decision);
+  bool execute();
+  bool advance_leaving();
+  void check_links();
+  bool work_left();
+  double sleep_seconds() const;
+
+  // Messages and the start (handshake.cc).
+  void receive(int from, Bytes message);
+  void dispatch(int from, std::span<const std::byte> message);
+  void begin_handshake();
+  void receive_hello(int from, const Hello& hello);
+  void finish_handshake();
+
+  // Things that take too long (watch.cc).
+  void watch();
+  void watch_handshake() const;
+  void watch_transfers();
+  void watch_pending();
+  void run_census();
+  void judge(const Report& report);
+  void judge_silence();
+  RankReport report_of_this_rank() const;
+  double oldest_wait() const;
+  double census_interval() const;
+  double overdue_time() const;
+
+  // Endings.
+  void fail(const Status& status);
+  void end_everything();
+  void end_operations(std::vector<OperationPtr> operations, const Status& status);
+  std::vector<OperationPtr> take_pending(ProcessSet& set);
+  void close_for_submissions(const Status& status);
+  void stop();
+
+  double now() const;
+
+  EngineConfig config_;
+  const Log log_;
+  HandleTable handles_;
+
+  // Shared with submitting threads.
+  std::mutex mutex_;
+  std::condition_variable state_changed_;
+  State state_ = State::kStarting;
+  Status end_status_;  // why nothing can be submitted any more
+  std::vector<OperationPtr> submissions_;
+  std::unordered_set<std::string> in_flight_;  // names, for duplicates
+  std::map<OpKind, std::uint64_t> unnamed_;    // operations without a name so far, by kind
+  bool leave_requested_ = false;
+  std::optional<std::string> abort_requested_;
+  std::atomic<bool> requests_waiting_{false};
+
+  // The progress thread's own.
+  std::shared_ptr<Doorbell> doorbell_;
+  std::unique_ptr<Mesh> mesh_;
+  std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;
+  std::unique_ptr<Census> census_;
+  std::vector<std::optional<Hello>> hellos_;
+  std::vector<std::pair<int, Bytes>> early_messages_;  // from peers that were ready before this rank
+  std::vector<bool> departed_;
+  bool leaving_ = false;
+  bool said_bye_ = false;
+  double leaving_since_ = 0;
+  double started_at_ = 0;
+  double last_event_ = 0;  // something was submitted, decided or done
+  double last_watch_ = 0;
+  double next_census_ = 0;
+  double census_begun_ = 0;
+  double last_silence_warning_ = -1e9;
+  bool census_requested_ = false;
+  std::uint64_t last_bytes_moved_ = 0;
+  std::map<std::string, double> stall_warned_;
+
+  struct Counters {
+    std::atomic<std::uint64_t> batches{0}, tensors{0}, bytes{0}, control_messages{0},
+        control_bytes{0}, cached_names{0}, wakeups{0};
+  };
+  Counters counters_;
+  std::thread thread_;
+};
+
+}  // namespace horoplug

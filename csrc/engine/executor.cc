@@ -1,0 +1,97 @@
+#include "engine/executor.h"
+
+namespace horoplug {
+namespace {
+
+// A hash (FNV-1a) of what all ranks know alike about a batch. Never 0, which stands for "not known".
+class Hash {
+ public:
+  void add(const std::string& text) {
+    for (const char c : text) step(static_cast<unsigned char>(c));
+    step(0);
+  }
+  void add(std::uint64_t value) {
+    for (int i = 0; i < 8; ++i) step(static_cast<unsigned char>(value >> (8 * i)));
+  }
+  std::uint64_t value() const { return hash_ == 0 ? 1 : hash_; }
+
+ private:
+  void step(unsigned char byte) { hash_ = (hash_ ^ byte) * 0x100000001B3; }
+  std::uint64_t hash_ = 0xCBF29CE484222325;
+};
+
+std::uint64_t hash_of(const Batch& batch) {
+  Hash hash;
+  hash.add(batch.number);
+  for (const OperationPtr& operation : batch.operations) {
+    const Signature& signature = operation->signature;
+    hash.add(operation->name);
+    hash.add(static_cast<std::uint64_t>(signature.op) << 16 |
+             static_cast<std::uint64_t>(signature.dtype) << 8 |
+             static_cast<std::uint64_t>(signature.reduce));
+    hash.add(signature.shapes.size());
+    for (const Shape& shape : signature.shapes) {
+      hash.add(static_cast<std::uint64_t>(row_elements(shape)));
+    }
+  }
+  return hash.value();
+}
+
+}  // namespace
+
+std::string Batch::describe() const {
+  std::string text = operations.front()->describe();
+  if (operations.size() > 1) {
+    text += " (with " + std::to_string(operations.size() - 1) + " more in its batch)";
+  }
+  return text;
+}
+
+Executor::Executor(std::uint32_t set, std::unique_ptr<Comm> comm, std::string algorithm)
+    : set_(set), comm_(std::move(comm)), algorithm_(std::move(algorithm)) {}
+
+Executor::~Executor() = default;
+
+void Executor::start(Batch batch) {
+  running_.emplace();
+  running_->batch = std::move(batch);
+  running_->channel.set = set_;
+  running_->channel.batch = running_->batch.number;
+  running_->channel.check = hash_of(running_->batch);
+  comm_->begin(running_->channel);
+  running_->fiber = std::make_unique<Fiber>(run_batch(
+      *comm_, running_->batch.operations, algorithm_.empty() ? nullptr : algorithm_.c_str()));
+}
+
+std::optional<Batch> Executor::poll() {
+  if (!running_) {
+    if (queue_.empty()) return std::nullopt;
+    start(std::move(queue_.front()));
+    queue_.pop_front();
+    progress_ = true;
+  }
+  const bool ended = running_->fiber->poll();
+  progress_ |= running_->fiber->advanced();
+  if (!ended) return std::nullopt;
+  Batch batch = std::move(running_->batch);
+  running_.reset();
+  comm_->end();
+  return batch;
+}
+
+std::vector<int> Executor::blame() const {
+  return running_ ? running_->fiber->blame() : std::vector<int>{};
+}
+
+std::vector<Batch> Executor::take_all() {
+  std::vector<Batch> batches;
+  if (running_) {
+    batches.push_back(std::move(running_->batch));
+    running_.reset();
+  }
+  for (Batch& batch : queue_) batches.push_back(std::move(batch));
+  queue_.clear();
+  return batches;
+}
+
+}  // namespace horoplug

@@ -1,0 +1,64 @@
+// Runs the batches of one process set, one after the other, in the order in which they were decided.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/collective.h"
+#include "engine/operation.h"
+
+namespace horoplug {
+
+struct Batch {
+  std::uint64_t number = 0;
+  std::vector<OperationPtr> operations;
+
+  // For messages: the first operation, and how many more there are.
+  std::string describe() const;
+};
+
+class Executor {
+ public:
+  // `algorithm`: the name of the algorithm to be used where it can; empty: the cheapest.
+  Executor(std::uint32_t set, std::unique_ptr<Comm> comm, std::string algorithm);
+  ~Executor();
+
+  void enqueue(Batch batch) { queue_.push_back(std::move(batch)); }
+
+  // Runs as far as possible without waiting. Returns the next batch that is done, if any. Throws what the collective
+  // threw; the executor is of no use after that.
+  std::optional<Batch> poll();
+
+  // Whether poll() has got anywhere since the last call of this function.
+  bool take_progress() { return std::exchange(progress_, false); }
+  bool idle() const { return !running_ && queue_.empty(); }
+  const Batch* running() const { return running_ ? &running_->batch : nullptr; }
+  // The ranks of the set that the running batch waits for.
+  std::vector<int> blame() const;
+
+  // All batches that are not done, for their operations to be ended.
+  std::vector<Batch> take_all();
+
+ private:
+  struct Running {
+    Batch batch;
+    Channel channel;
+    std::unique_ptr<Fiber> fiber;
+  };
+  void start(Batch batch);
+
+  const std::uint32_t set_;
+  std::unique_ptr<Comm> comm_;
+  const std::string algorithm_;
+  std::deque<Batch> queue_;
+  std::optional<Running> running_;
+  bool progress_ = false;
+};
+
+// The whole life of a batch as a coroutine; defined in run_batch.cc.
+Task run_batch(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm);
+
+}  // namespace horoplug

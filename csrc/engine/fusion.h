@@ -1,0 +1,22 @@
+// Which of the operations that are ready run together.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "engine/signature.h"
+
+namespace horoplug {
+
+struct ReadyOperation {
+  std::string name;
+  Signature signature;
+};
+
+// Takes the next batch out of `ready`: the first operation, and those after it that fit in with it (see fusable) as
+// long as the batch stays within `threshold` bytes. What does not fit keeps its order. A threshold of 0: no fusion.
+std::vector<ReadyOperation> plan_batch(std::deque<ReadyOperation>& ready, std::int64_t threshold);
+
+}  // namespace horoplug

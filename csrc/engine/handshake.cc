@@ -1,0 +1,174 @@
+// The start of an engine: every rank introduces itself to every other one, compares settings, and maps the memory of
+// those on its host. Also the way of control messages, before and after.
+#include "engine/engine.h"
+
+namespace horoplug {
+namespace {
+
+std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig& config) {
+  return {
+      {"horoplug version", HOROPLUG_VERSION},
+      {"number of ranks", std::to_string(config.size())},
+      {"fusion threshold", std::to_string(config.options.fusion_threshold)},
+      {"cache capacity", std::to_string(config.options.cache_capacity)},
+      {"algorithm", config.options.algorithm.empty() ? "automatic" : config.options.algorithm},
+  };
+}
+
+}  // namespace
+
+void Engine::begin_handshake() {
+  Member& self = config_.members[static_cast<std::size_t>(config_.rank)];
+  if (!self.segment && self.segment_file) {
+    self.segment = Segment::create(self.segment_file, Arena::kSegmentBytes);
+    doorbell_->share_word(&Arena(self.segment->share()).header().asleep);
+  }
+  Hello hello;
+  hello.rank = config_.rank;
+  hello.size = config_.size();
+  hello.segment_bytes = self.segment ? self.segment->size() : 0;
+  hello.settings = settings_of(config_);
+  hellos_[static_cast<std::size_t>(config_.rank)] = hello;
+  mesh_->send_control_to_all(encode(hello));
+  if (config_.size() == 1) finish_handshake();
+}
+
+void Engine::receive(int from, Bytes message) {
+  if (state_ != State::kStarting) {
+    dispatch(from, message);
+    return;
+  }
+  Reader reader(message);
+  const MessageHead head = read_head(reader);
+  if (head.kind == MessageKind::kHello) {
+    receive_hello(from, decode_hello(reader));
+  } else if (head.kind == MessageKind::kAbort) {
+    dispatch(from, message);
+  } else {
+    // Peers that are ready go ahead; their messages keep.
+    early_messages_.emplace_back(from, std::move(message));
+  }
+}
+
+void Engine::receive_hello(int from, const Hello& hello) {
+  const std::string who = "rank " + std::to_string(from);
+  if (hello.protocol != Hello::kProtocol) {
+    throw Error(HP_MISMATCH, who + " runs another version of horoplug; install the same one everywhere");
+  }
+  auto& known = hellos_[static_cast<std::size_t>(from)];
+  if (known) throw WireError("it introduced itself twice");
+  if (hello.rank != from) throw WireError("it calls itself rank " + std::to_string(hello.rank));
+  const auto mine = settings_of(config_);
+  for (std::size_t i = 0; i < mine.size() && i < hello.settings.size(); ++i) {
+    if (mine[i] != hello.settings[i]) {
+      throw Error(HP_MISMATCH, "ranks are configured differently: " + mine[i].first + " is " +
+                                   mine[i].second + " on rank " + std::to_string(config_.rank) +
+                                   " but " + hello.settings[i].second + " on " + who +
+                                   " (set it alike on every rank)");
+    }
+  }
+  known = hello;
+  for (const auto& other : hellos_) {
+    if (!other) return;
+  }
+  finish_handshake();
+}
+
+void Engine::finish_handshake() {
+  std::vector<int> hosts;
+  std::vector<int> members;
+  std::vector<Link*> links;
+  bool one_host = true;
+  for (int rank = 0; rank < config_.size(); ++rank) {
+    Member& member = config_.members[static_cast<std::size_t>(rank)];
+    hosts.push_back(member.host);
+    members.push_back(rank);
+    links.push_back(mesh_->link(rank));
+    if (rank != config_.rank && !member.segment && member.segment_file) {
+      const auto& hello = hellos_[static_cast<std::size_t>(rank)];
+      if (hello->segment_bytes < Arena::kSegmentBytes) throw WireError("its segment is too small");
+      member.segment = Segment::map(member.segment_file, Arena::kSegmentBytes);
+      member.doorbell->share_word(&Arena(member.segment->share()).header().asleep);
+    }
+    one_host = one_host && member.segment && member.host == hosts.front();
+  }
+
+  std::unique_ptr<SharedGroup> shared;
+  if (one_host && config_.size() > 1) {
+    std::vector<Arena> arenas;
+    std::vector<std::shared_ptr<Doorbell>> doorbells;
+    for (Member& member : config_.members) {
+      arenas.emplace_back(member.segment->share());
+      doorbells.push_back(member.doorbell);
+    }
+    shared = std::make_unique<SharedGroup>(config_.rank, std::move(arenas), std::move(doorbells),
+                                           members);
+  }
+  auto comm = std::make_unique<Comm>(config_.rank, std::move(links), shared.get());
+  Negotiator::Options options;
+  options.fusion_threshold = config_.options.fusion_threshold;
+  options.cache_capacity = config_.options.cache_capacity;
+  const TreePlace place = Topology(hosts).place(config_.rank);
+  census_ = std::make_unique<Census>(place);
+  sets_.emplace(0, std::make_unique<ProcessSet>(0, std::move(members), std::move(shared), place,
+                                                options, std::move(comm),
+                                                config_.options.algorithm));
+  {
+    std::lock_guard lock(mutex_);
+    state_ = State::kRunning;
+    requests_waiting_.store(true);
+  }
+  state_changed_.notify_all();
+  for (auto& [from, message] : std::exchange(early_messages_, {})) {
+    try {
+      dispatch(from, message);
+    } catch (const WireError& error) {
+      mesh_->link(from)->fail(std::string("it sent a malformed message: ") + error.what());
+    }
+  }
+}
+
+void Engine::dispatch(int from, std::span<const std::byte> message) {
+  Reader reader(message);
+  const MessageHead head = read_head(reader);
+  const auto negotiator = [&]() -> Negotiator& {
+    const auto found = sets_.find(head.set);
+    if (found == sets_.end()) throw WireError("an unknown process set");
+    return found->second->negotiator;
+  };
+  switch (head.kind) {
+    case MessageKind::kHello:
+      throw WireError("it introduced itself twice");
+    case MessageKind::kReady:
+      negotiator().receive(from, decode_ready(reader));
+      break;
+    case MessageKind::kDecisions:
+      negotiator().receive(from, decode_decisions(reader));
+      break;
+    case MessageKind::kLeave:
+      negotiator().receive_leave(from, decode_leave(reader));
+      break;
+    case MessageKind::kCensusRequest:
+      reader.expect_end();
+      census_requested_ = true;
+      break;
+    case MessageKind::kCensus:
+      census_->receive_census(from, decode_census(reader));
+      break;
+    case MessageKind::kReport:
+      census_->receive(from, decode_report(reader));
+      break;
+    case MessageKind::kAbort: {
+      const Abort abort = decode_abort(reader);
+      throw Error(abort.code, abort.text);
+    }
+    case MessageKind::kBye:
+      reader.expect_end();
+      departed_[static_cast<std::size_t>(from)] = true;
+      // It waits for this side to close as well.
+      mesh_->link(from)->close_write();
+      break;
+  }
+}
+
+}  // namespace horoplug

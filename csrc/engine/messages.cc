@@ -1,0 +1,354 @@
+#include "engine/messages.h"
+
+#include <cmath>
+#include <limits>
+
+namespace horoplug {
+namespace {
+
+constexpr int kMaxRank = std::numeric_limits<std::int32_t>::max() - 1;
+// Far beyond any model; keeps a forged bit field from asking for memory.
+constexpr std::uint32_t kMaxId = 1 << 26;
+
+Writer begin(MessageKind kind, std::uint32_t set = 0) {
+  Writer writer;
+  writer.put(kind);
+  writer.put_varint(set);
+  return writer;
+}
+
+std::uint32_t get_u32(Reader& reader) {
+  const std::uint64_t value = reader.get_varint();
+  if (value > std::numeric_limits<std::uint32_t>::max()) throw WireError("number out of range");
+  return static_cast<std::uint32_t>(value);
+}
+
+bool get_bool(Reader& reader) {
+  const auto value = reader.get<std::uint8_t>();
+  if (value > 1) throw WireError("not a truth value");
+  return value == 1;
+}
+
+hp_status get_status(Reader& reader) {
+  return static_cast<hp_status>(reader.get_int(HP_INTERNAL));
+}
+
+double get_seconds(Reader& reader) {
+  const auto value = reader.get<double>();
+  if (!std::isfinite(value) || value < 0) throw WireError("not a duration");
+  return value;
+}
+
+void put_ranks(Writer& writer, const std::vector<int>& ranks) {
+  writer.put_varint(ranks.size());
+  for (const int rank : ranks) writer.put_varint(static_cast<std::uint64_t>(rank));
+}
+
+std::vector<int> get_ranks(Reader& reader) {
+  std::vector<int> ranks(reader.get_count(1));
+  for (int& rank : ranks) rank = reader.get_int(kMaxRank);
+  return ranks;
+}
+
+void put_signature(Writer& writer, const Signature& signature) {
+  writer.put(signature.op);
+  writer.put(signature.dtype);
+  writer.put(signature.reduce);
+  writer.put(signature.root);
+  writer.put(signature.device);
+  writer.put(signature.prescale);
+  writer.put(signature.postscale);
+  writer.put(static_cast<std::uint8_t>(signature.recurring));
+  writer.put_varint(signature.shapes.size());
+  for (const Shape& shape : signature.shapes) {
+    writer.put_varint(shape.size());
+    for (const std::int64_t dimension : shape) {
+      writer.put_varint(static_cast<std::uint64_t>(dimension));
+    }
+  }
+}
+
+Signature get_signature(Reader& reader) {
+  Signature signature;
+  signature.op = reader.get_enum<OpKind>(kOpKindCount);
+  signature.dtype = reader.get_enum<DType>(kDTypeCount);
+  signature.reduce = reader.get_enum<ReduceOp>(kReduceOpCount);
+  signature.root = reader.get<std::int32_t>();
+  signature.device = reader.get<std::int32_t>();
+  signature.prescale = reader.get<double>();
+  signature.postscale = reader.get<double>();
+  signature.recurring = get_bool(reader);
+  signature.shapes.resize(reader.get_count(1));
+  for (Shape& shape : signature.shapes) {
+    shape.resize(reader.get_count(1));
+    for (std::int64_t& dimension : shape) {
+      const std::uint64_t value = reader.get_varint();
+      if (value > std::numeric_limits<std::int64_t>::max()) throw WireError("dimension too large");
+      dimension = static_cast<std::int64_t>(value);
+    }
+  }
+  return signature;
+}
+
+// Numbers as a field of bits, from the byte of the smallest one on.
+void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids) {
+  if (ids.empty()) {
+    writer.put_varint(0);
+    return;
+  }
+  const std::uint32_t base = ids.front() / 8;
+  std::vector<std::uint8_t> bits(ids.back() / 8 - base + 1);
+  for (const std::uint32_t id : ids) bits[id / 8 - base] |= static_cast<std::uint8_t>(1 << id % 8);
+  writer.put_varint(bits.size());
+  writer.put_varint(base);
+  for (const std::uint8_t byte : bits) writer.put(byte);
+}
+
+std::vector<std::uint32_t> get_bits(Reader& reader) {
+  std::vector<std::uint32_t> ids;
+  const std::size_t size = reader.get_count(1);
+  if (size == 0) return ids;
+  const auto base = static_cast<std::uint32_t>(reader.get_int(kMaxId / 8));
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto byte = reader.get<std::uint8_t>();
+    for (std::uint32_t bit = 0; bit < 8; ++bit) {
+      if ((byte >> bit & 1) != 0) ids.push_back((base + static_cast<std::uint32_t>(i)) * 8 + bit);
+    }
+  }
+  return ids;
+}
+
+void put_item(Writer& writer, const DecisionItem& item) {
+  writer.put(item.kind);
+  switch (item.kind) {
+    case DecisionItem::Kind::kBatch:
+      writer.put_varint(item.batch);
+      writer.put_varint(item.members.size());
+      for (const auto& member : item.members) {
+        // Bit 0: has a number. Bit 1: has a name.
+        writer.put(
+            static_cast<std::uint8_t>((member.id ? 1 : 0) | (member.name.empty() ? 0 : 2)));
+        if (member.id) writer.put_varint(*member.id);
+        if (!member.name.empty()) writer.put_string(member.name);
+      }
+      break;
+    case DecisionItem::Kind::kError:
+      writer.put_string(item.name);
+      [[fallthrough]];
+    case DecisionItem::Kind::kFailAll:
+      writer.put_varint(item.code);
+      writer.put_string(item.text);
+      break;
+    case DecisionItem::Kind::kClose:
+      writer.put_varint(static_cast<std::uint64_t>(item.rank));
+      break;
+  }
+}
+
+DecisionItem get_item(Reader& reader) {
+  DecisionItem item;
+  item.kind = reader.get_enum<DecisionItem::Kind>(DecisionItem::kKindCount);
+  switch (item.kind) {
+    case DecisionItem::Kind::kBatch:
+      item.batch = reader.get_varint();
+      item.members.resize(reader.get_count(2));
+      for (auto& member : item.members) {
+        const auto flags = reader.get<std::uint8_t>();
+        if (flags == 0 || flags > 3) throw WireError("unknown flags");
+        if ((flags & 1) != 0) member.id = static_cast<std::uint32_t>(reader.get_int(kMaxId));
+        if ((flags & 2) != 0) {
+          member.name = reader.get_string();
+          if (member.name.empty()) throw WireError("an empty name");
+        }
+      }
+      break;
+    case DecisionItem::Kind::kError:
+      item.name = reader.get_string();
+      [[fallthrough]];
+    case DecisionItem::Kind::kFailAll:
+      item.code = get_status(reader);
+      item.text = reader.get_string();
+      break;
+    case DecisionItem::Kind::kClose:
+      item.rank = reader.get_int(kMaxRank);
+      break;
+  }
+  return item;
+}
+
+}  // namespace
+
+MessageHead read_head(Reader& reader) {
+  const auto kind = reader.get_enum<MessageKind>(kMessageKindCount);
+  return {kind, get_u32(reader)};
+}
+
+Bytes encode(const Hello& hello) {
+  Writer writer = begin(MessageKind::kHello);
+  writer.put(hello.protocol);
+  writer.put(hello.rank);
+  writer.put(hello.size);
+  writer.put(hello.segment_bytes);
+  writer.put_varint(hello.settings.size());
+  for (const auto& [name, value] : hello.settings) {
+    writer.put_string(name);
+    writer.put_string(value);
+  }
+  return writer.take();
+}
+
+Hello decode_hello(Reader& reader) {
+  Hello hello;
+  hello.protocol = reader.get<std::uint32_t>();
+  // Whatever another version of the protocol says after this is not for us to read.
+  if (hello.protocol != Hello::kProtocol) return hello;
+  hello.rank = reader.get<std::int32_t>();
+  hello.size = reader.get<std::int32_t>();
+  hello.segment_bytes = reader.get<std::uint64_t>();
+  hello.settings.resize(reader.get_count(2));
+  for (auto& [name, value] : hello.settings) {
+    name = reader.get_string();
+    value = reader.get_string();
+  }
+  reader.expect_end();
+  return hello;
+}
+
+Bytes encode(std::uint32_t set, const Ready& ready) {
+  Writer writer = begin(MessageKind::kReady, set);
+  writer.put_varint(ready.epoch);
+  put_bits(writer, ready.ids);
+  writer.put_varint(ready.requests.size());
+  for (const Request& request : ready.requests) {
+    writer.put_string(request.name);
+    writer.put_varint(request.variants.size());
+    for (const Variant& variant : request.variants) {
+      put_signature(writer, variant.signature);
+      put_ranks(writer, variant.ranks);
+    }
+  }
+  return writer.take();
+}
+
+Ready decode_ready(Reader& reader) {
+  Ready ready;
+  ready.epoch = get_u32(reader);
+  ready.ids = get_bits(reader);
+  ready.requests.resize(reader.get_count(2));
+  for (Request& request : ready.requests) {
+    request.name = reader.get_string();
+    if (request.name.empty()) throw WireError("an empty name");
+    request.variants.resize(reader.get_count(1));
+    if (request.variants.empty()) throw WireError("a request without contents");
+    for (Variant& variant : request.variants) {
+      variant.signature = get_signature(reader);
+      variant.ranks = get_ranks(reader);
+      if (variant.ranks.empty() && request.variants.size() > 1) {
+        throw WireError("a conflict without ranks");
+      }
+    }
+  }
+  reader.expect_end();
+  return ready;
+}
+
+Bytes encode(std::uint32_t set, const Decisions& decisions) {
+  Writer writer = begin(MessageKind::kDecisions, set);
+  writer.put_varint(decisions.epoch);
+  writer.put_varint(decisions.items.size());
+  for (const DecisionItem& item : decisions.items) put_item(writer, item);
+  return writer.take();
+}
+
+Decisions decode_decisions(Reader& reader) {
+  Decisions decisions;
+  decisions.epoch = get_u32(reader);
+  decisions.items.resize(reader.get_count(2));
+  for (DecisionItem& item : decisions.items) item = get_item(reader);
+  reader.expect_end();
+  return decisions;
+}
+
+Bytes encode_leave(std::uint32_t set, int rank) {
+  Writer writer = begin(MessageKind::kLeave, set);
+  writer.put_varint(static_cast<std::uint64_t>(rank));
+  return writer.take();
+}
+
+int decode_leave(Reader& reader) {
+  const int rank = reader.get_int(kMaxRank);
+  reader.expect_end();
+  return rank;
+}
+
+Bytes encode_census_request() { return begin(MessageKind::kCensusRequest).take(); }
+
+Bytes encode_census(std::uint64_t census) {
+  Writer writer = begin(MessageKind::kCensus);
+  writer.put_varint(census);
+  return writer.take();
+}
+
+std::uint64_t decode_census(Reader& reader) {
+  const std::uint64_t census = reader.get_varint();
+  reader.expect_end();
+  return census;
+}
+
+Bytes encode(const Report& report) {
+  Writer writer = begin(MessageKind::kReport);
+  writer.put_varint(report.census);
+  writer.put_varint(report.ranks.size());
+  for (const RankReport& rank : report.ranks) {
+    writer.put_varint(static_cast<std::uint64_t>(rank.rank));
+    writer.put(rank.quiet);
+    writer.put(static_cast<std::uint8_t>(rank.executing));
+    writer.put_varint(rank.pending.size());
+    for (const auto& pending : rank.pending) {
+      writer.put_varint(pending.set);
+      writer.put_string(pending.name);
+      writer.put(pending.age);
+      writer.put(static_cast<std::uint8_t>(pending.waited));
+    }
+  }
+  return writer.take();
+}
+
+Report decode_report(Reader& reader) {
+  Report report;
+  report.census = reader.get_varint();
+  report.ranks.resize(reader.get_count(11));
+  for (RankReport& rank : report.ranks) {
+    rank.rank = reader.get_int(kMaxRank);
+    rank.quiet = get_seconds(reader);
+    rank.executing = get_bool(reader);
+    rank.pending.resize(reader.get_count(11));
+    for (auto& pending : rank.pending) {
+      pending.set = get_u32(reader);
+      pending.name = reader.get_string();
+      pending.age = get_seconds(reader);
+      pending.waited = get_bool(reader);
+    }
+  }
+  reader.expect_end();
+  return report;
+}
+
+Bytes encode(const Abort& abort) {
+  Writer writer = begin(MessageKind::kAbort);
+  writer.put_varint(abort.code);
+  writer.put_string(abort.text);
+  return writer.take();
+}
+
+Abort decode_abort(Reader& reader) {
+  Abort abort;
+  abort.code = get_status(reader);
+  abort.text = reader.get_string();
+  reader.expect_end();
+  return abort;
+}
+
+Bytes encode_bye() { return begin(MessageKind::kBye).take(); }
+
+}  // namespace horoplug

@@ -1,0 +1,124 @@
+// The control messages, as structs and as bytes.
+//
+// A message is one byte that says its kind, the number of the process set, and the fields below. Decoding checks
+// everything that can be checked without knowing the state of the receiver, and throws WireError.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/wire.h"
+#include "engine/signature.h"
+
+namespace horoplug {
+
+enum class MessageKind : std::uint8_t {
+  kHello = 0,      // to everyone, first of all: who I am and how I am configured
+  kReady,          // up the tree: these operations are ready in all of my subtree
+  kDecisions,      // down the tree: what runs next, in this order
+  kLeave,          // up the tree: a rank wants to leave
+  kCensusRequest,  // up the tree: somebody has waited for long, look what is going on
+  kCensus,         // down the tree: what are you doing?
+  kReport,         // up the tree: this is what my subtree is doing
+  kAbort,          // to everyone: the job has failed
+  kBye,            // to everyone: I leave in good order
+};
+inline constexpr int kMessageKindCount = 9;
+
+struct Hello {
+  static constexpr std::uint32_t kProtocol = 1;
+  std::uint32_t protocol = kProtocol;
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+  std::uint64_t segment_bytes = 0;
+  std::vector<std::pair<std::string, std::string>> settings;  // must be equal on all ranks
+};
+
+// An operation that has no number yet, or has changed, as the subtree of the sender has it. One variant without
+// ranks: all of the subtree agree.
+struct Request {
+  std::string name;
+  std::vector<Variant> variants;
+};
+
+struct Ready {
+  std::uint32_t epoch = 0;
+  std::vector<std::uint32_t> ids;  // ascending; they travel as bits
+  std::vector<Request> requests;
+};
+
+struct DecisionItem {
+  enum class Kind : std::uint8_t { kBatch = 0, kError, kFailAll, kClose };
+  static constexpr int kKindCount = 4;
+  struct Member {
+    std::optional<std::uint32_t> id;  // its number
+    std::string name;                 // given if the number is new, or there is none
+  };
+
+  Kind kind = Kind::kBatch;
+  std::uint64_t batch = 0;       // kBatch: its number
+  std::vector<Member> members;   // kBatch
+  std::string name;              // kError: the operation that fails
+  hp_status code = HP_MISMATCH;  // kError, kFailAll
+  std::string text;              // kError, kFailAll
+  std::int32_t rank = 0;         // kClose: who has left
+};
+
+struct Decisions {
+  std::uint32_t epoch = 0;
+  std::vector<DecisionItem> items;
+};
+
+// What one rank is doing.
+struct RankReport {
+  struct Pending {
+    std::uint32_t set = 0;
+    std::string name;
+    double age = 0;       // seconds since its submission
+    bool waited = false;  // a thread is blocked on it
+  };
+  std::int32_t rank = 0;
+  double quiet = 0;        // seconds since anything was submitted or done here
+  bool executing = false;  // a batch is running
+  std::vector<Pending> pending;
+};
+
+struct Report {
+  std::uint64_t census = 0;
+  std::vector<RankReport> ranks;
+};
+
+struct Abort {
+  hp_status code = HP_ABORTED;
+  std::string text;
+};
+
+// The head that all messages have.
+struct MessageHead {
+  MessageKind kind;
+  std::uint32_t set;
+};
+MessageHead read_head(Reader& reader);
+
+Bytes encode(const Hello& hello);
+Bytes encode(std::uint32_t set, const Ready& ready);
+Bytes encode(std::uint32_t set, const Decisions& decisions);
+Bytes encode_leave(std::uint32_t set, int rank);
+Bytes encode_census_request();
+Bytes encode_census(std::uint64_t census);
+Bytes encode(const Report& report);
+Bytes encode(const Abort& abort);
+Bytes encode_bye();
+
+// The rest of a message after its head.
+Hello decode_hello(Reader& reader);
+Ready decode_ready(Reader& reader);
+Decisions decode_decisions(Reader& reader);
+int decode_leave(Reader& reader);
+std::uint64_t decode_census(Reader& reader);
+Report decode_report(Reader& reader);
+Abort decode_abort(Reader& reader);
+
+}  // namespace horoplug

@@ -1,0 +1,286 @@
+#include "engine/negotiator.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace horoplug {
+
+Negotiator::Negotiator(std::uint32_t set, TreePlace place, Options options)
+    : set_(set), place_(std::move(place)), options_(options) {}
+
+void Negotiator::submit(const std::string& name, const Signature& signature) {
+  if (!pending_.emplace(name, signature).second) throw std::logic_error("submitted twice: " + name);
+  Entry& entry = entries_[name];
+  entry.self_in = true;
+  camp_of(entry, signature).self = true;
+  complete_if_full(name);
+}
+
+void Negotiator::leave() {
+  if (closed_) return;
+  if (is_root()) {
+    DecisionItem item;
+    item.kind = DecisionItem::Kind::kClose;
+    item.rank = place_.rank;
+    urgent_.push_back(std::move(item));
+  } else {
+    outgoing_.push_back({place_.parent, encode_leave(set_, place_.rank)});
+  }
+}
+
+void Negotiator::fail_all(const Status& status) {
+  flush();  // errors and ends that were decided before come before
+  DecisionItem item;
+  item.kind = DecisionItem::Kind::kFailAll;
+  item.code = status.code;
+  item.text = status.message;
+  publish({item});
+}
+
+void Negotiator::batch_done() {
+  if (is_root()) --outstanding_;
+}
+
+std::size_t Negotiator::child_index(int from) const {
+  const auto found = std::find(place_.children.begin(), place_.children.end(), from);
+  if (found == place_.children.end()) throw WireError("it is no child of this rank");
+  return static_cast<std::size_t>(found - place_.children.begin());
+}
+
+void Negotiator::receive(int from, const Ready& ready) {
+  const std::size_t child = child_index(from);
+  if (ready.epoch > epoch_) throw WireError("an epoch of the future");
+  // Ready for what has been called off meanwhile.
+  if (ready.epoch < epoch_ || closed_) return;
+  for (const std::uint32_t id : ready.ids) {
+    const NameTable::Entry* known = table_.at(id);
+    if (known == nullptr) throw WireError("a number that was never given");
+    add_child(known->name, child, known->signature);
+  }
+  for (const Request& request : ready.requests) {
+    if (request.variants.size() == 1 && request.variants.front().ranks.empty()) {
+      add_child(request.name, child, request.variants.front().signature);
+      continue;
+    }
+    Entry& entry = entry_for_child(request.name, child);
+    for (const Variant& variant : request.variants) {
+      Camp& camp = camp_of(entry, variant.signature);
+      camp.ranks.insert(camp.ranks.end(), variant.ranks.begin(), variant.ranks.end());
+    }
+    complete_if_full(request.name);
+  }
+}
+
+Negotiator::Entry& Negotiator::entry_for_child(const std::string& name, std::size_t child) {
+  Entry& entry = entries_[name];
+  if (std::find(entry.children_in.begin(), entry.children_in.end(), child) !=
+      entry.children_in.end()) {
+    throw WireError("it was ready for '" + name + "' already");
+  }
+  entry.children_in.push_back(child);
+  return entry;
+}
+
+void Negotiator::add_child(const std::string& name, std::size_t child, const Signature& signature) {
+  Entry& entry = entry_for_child(name, child);
+  camp_of(entry, signature).children.push_back(child);
+  complete_if_full(name);
+}
+
+Negotiator::Camp& Negotiator::camp_of(Entry& entry, const Signature& signature) {
+  for (Camp& camp : entry.camps) {
+    if (compatible(camp.signature, signature)) return camp;
+  }
+  entry.camps.push_back({signature, false, {}, {}});
+  return entry.camps.back();
+}
+
+void Negotiator::complete_if_full(const std::string& name) {
+  const auto found = entries_.find(name);
+  Entry& entry = found->second;
+  if (!entry.self_in || entry.children_in.size() < place_.children.size()) return;
+  const Entry whole = std::move(entry);
+  entries_.erase(found);
+  if (is_root()) {
+    decide(name, whole);
+  } else {
+    pass_up(name, whole);
+  }
+}
+
+std::vector<Variant> Negotiator::variants_of(const Entry& entry) const {
+  std::vector<Variant> variants;
+  for (const Camp& camp : entry.camps) {
+    Variant variant{camp.signature, camp.ranks};
+    if (camp.self) variant.ranks.push_back(place_.rank);
+    for (const std::size_t child : camp.children) {
+      const auto& below = place_.subtrees[child];
+      variant.ranks.insert(variant.ranks.end(), below.begin(), below.end());
+    }
+    std::sort(variant.ranks.begin(), variant.ranks.end());
+    variants.push_back(std::move(variant));
+  }
+  return variants;
+}
+
+void Negotiator::pass_up(const std::string& name, const Entry& entry) {
+  if (entry.camps.size() > 1) {
+    up_.requests.push_back({name, variants_of(entry)});
+    return;
+  }
+  const Signature& signature = entry.camps.front().signature;
+  const auto id = table_.find(name);
+  if (id && compatible(table_.at(*id)->signature, signature)) {
+    up_.ids.push_back(*id);
+  } else {
+    up_.requests.push_back({name, {{signature, {}}}});
+  }
+}
+
+void Negotiator::decide(const std::string& name, const Entry& entry) {
+  if (entry.camps.size() == 1) {
+    ready_.push_back({name, entry.camps.front().signature});
+    return;
+  }
+  DecisionItem item;
+  item.kind = DecisionItem::Kind::kError;
+  item.name = name;
+  item.code = HP_MISMATCH;
+  item.text = describe_mismatch(name, variants_of(entry));
+  urgent_.push_back(std::move(item));
+}
+
+DecisionItem Negotiator::make_batch(const std::vector<ReadyOperation>& batch) {
+  DecisionItem item;
+  item.kind = DecisionItem::Kind::kBatch;
+  item.batch = ++batches_decided_;
+  for (const ReadyOperation& operation : batch) {
+    DecisionItem::Member member;
+    member.id = table_.find(operation.name);
+    if (member.id) {
+      if (!compatible(table_.at(*member.id)->signature, operation.signature)) {
+        member.name = operation.name;
+      }
+    } else {
+      member.name = operation.name;
+      // The first half of the numbers is given at first sight, the rest to names that have come back.
+      const bool room = next_id_ < options_.cache_capacity;
+      const bool worth = next_id_ < options_.cache_capacity / 2 ||
+                         seen_once_.contains(operation.name);
+      if (operation.signature.recurring && room) {
+        if (worth) {
+          member.id = next_id_++;
+          seen_once_.erase(operation.name);
+        } else {
+          if (seen_once_.size() >= options_.cache_capacity) seen_once_.clear();
+          seen_once_.insert(operation.name);
+        }
+      }
+    }
+    item.members.push_back(std::move(member));
+  }
+  return item;
+}
+
+void Negotiator::flush() {
+  if (!is_root()) {
+    if (!up_.ids.empty() || !up_.requests.empty()) {
+      std::sort(up_.ids.begin(), up_.ids.end());
+      up_.epoch = epoch_;
+      outgoing_.push_back({place_.parent, encode(set_, up_)});
+      up_.ids.clear();
+      up_.requests.clear();
+    }
+    return;
+  }
+  std::vector<DecisionItem> items = std::exchange(urgent_, {});
+  // What is ready when the set is closed still runs: the end comes last.
+  const auto end = std::stable_partition(items.begin(), items.end(), [](const DecisionItem& item) {
+    return item.kind != DecisionItem::Kind::kClose;
+  });
+  const std::vector<DecisionItem> closing(end, items.end());
+  items.erase(end, items.end());
+  while (!ready_.empty() && (outstanding_ < options_.max_outstanding || !closing.empty())) {
+    items.push_back(make_batch(plan_batch(ready_, options_.fusion_threshold)));
+    ++outstanding_;
+  }
+  items.insert(items.end(), closing.begin(), closing.end());
+  if (!items.empty()) publish(items);
+}
+
+void Negotiator::publish(const std::vector<DecisionItem>& items) {
+  const Decisions decisions{epoch_, items};
+  for (const int child : place_.children) outgoing_.push_back({child, encode(set_, decisions)});
+  for (const DecisionItem& item : items) apply(item);
+}
+
+void Negotiator::receive(int from, const Decisions& decisions) {
+  if (from != place_.parent) throw WireError("it is not the parent of this rank");
+  if (decisions.epoch != epoch_) throw WireError("decisions of another epoch");
+  for (const int child : place_.children) outgoing_.push_back({child, encode(set_, decisions)});
+  for (const DecisionItem& item : decisions.items) apply(item);
+}
+
+void Negotiator::receive_leave(int from, int rank) {
+  child_index(from);
+  if (closed_) return;
+  if (!is_root()) {
+    outgoing_.push_back({place_.parent, encode_leave(set_, rank)});
+    return;
+  }
+  DecisionItem item;
+  item.kind = DecisionItem::Kind::kClose;
+  item.rank = rank;
+  urgent_.push_back(std::move(item));
+}
+
+void Negotiator::apply(const DecisionItem& item) {
+  if (closed_) return;
+  Decision decision;
+  decision.kind = item.kind;
+  switch (item.kind) {
+    case DecisionItem::Kind::kBatch:
+      if (item.batch != last_batch_ + 1) throw WireError("a batch out of order");
+      last_batch_ = decision.batch = item.batch;
+      for (const auto& member : item.members) {
+        const NameTable::Entry* known = member.id ? table_.at(*member.id) : nullptr;
+        const std::string name = member.name.empty() && known ? known->name : member.name;
+        const auto pending = pending_.find(name);
+        if (pending == pending_.end()) throw WireError("a batch of what is not ready here");
+        if (member.id && !member.name.empty() &&
+            !table_.set(*member.id, member.name, pending->second)) {
+          throw WireError("a number out of order");
+        }
+        pending_.erase(pending);
+        decision.names.push_back(name);
+      }
+      break;
+    case DecisionItem::Kind::kError:
+      if (pending_.erase(item.name) == 0) throw WireError("an error for what is not ready here");
+      decision.names.push_back(item.name);
+      decision.status = {item.code, item.text};
+      break;
+    case DecisionItem::Kind::kFailAll:
+      ++epoch_;
+      pending_.clear();
+      entries_.clear();
+      ready_.clear();
+      up_ = {};
+      decision.status = {item.code, item.text};
+      break;
+    case DecisionItem::Kind::kClose:
+      closed_ = true;
+      pending_.clear();
+      entries_.clear();
+      ready_.clear();
+      up_ = {};
+      decision.status = {HP_SHUT_DOWN,
+                         "rank " + std::to_string(item.rank) +
+                             " has shut down or its program has ended; no operation can run any "
+                             "more until every rank calls init() again"};
+      break;
+  }
+  decisions_.push_back(std::move(decision));
+}
+
+}  // namespace horoplug

@@ -1,0 +1,47 @@
+// What an engine is made of and how it is tuned.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "transport/doorbell.h"
+#include "transport/fd.h"
+#include "transport/shm/segment.h"
+#include "transport/stream.h"
+
+namespace horoplug {
+
+// Times in seconds; negative means never.
+struct EngineOptions {
+  std::int64_t fusion_threshold = 128 << 20;  // bytes; 0: no fusion
+  std::size_t cache_capacity = 8192;
+  double stall_check_time = 60;
+  double stall_shutdown_time = -1;
+  double data_timeout = 30;
+  double operation_timeout = 1800;
+  double deadlock_time = 5;
+  std::string algorithm;
+};
+
+// How one rank is reached. Ranks of the same host share memory: in a memfd, or plainly if they are threads.
+struct Member {
+  int host = 0;
+  std::unique_ptr<Stream> stream;  // nullptr for the engine's own rank
+  Fd segment_file;
+  std::optional<Segment> segment;
+  std::shared_ptr<Doorbell> doorbell;
+};
+
+struct EngineConfig {
+  int rank = 0;
+  std::vector<Member> members;  // by rank
+  EngineOptions options;
+  Log log;
+
+  int size() const { return static_cast<int>(members.size()); }
+};
+
+}  // namespace horoplug

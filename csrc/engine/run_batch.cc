@@ -1,0 +1,203 @@
+// From a batch of operations to calls of collectives, and back to outcomes.
+#include <cstring>
+#include <numeric>
+
+#include "engine/executor.h"
+
+namespace horoplug {
+namespace {
+
+Allocation allocate(std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  // At least one line: an empty result still has an address.
+  const std::size_t size = (std::max<std::size_t>(bytes, 1) + kLine - 1) / kLine * kLine;
+  Allocation memory(std::aligned_alloc(kLine, size));
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+
+// The reduction and what is applied to its result, for a process set of `size` ranks.
+void set_reduction(Call& call, const Signature& signature, int size) {
+  call.reduce = kernels().reduce[static_cast<int>(signature.reduce)]
+                                [static_cast<int>(signature.dtype)];
+  call.finish.multiply = signature.postscale;
+  call.finish.divide = signature.reduce == ReduceOp::kAverage ? size : 1;
+}
+
+Task run(Comm& comm, Call& call, const char* algorithm) {
+  co_await choose_algorithm(comm, call, algorithm).run(comm, call);
+}
+
+// A number from every rank to every rank.
+Task gather_numbers(Comm& comm, std::int64_t mine, std::vector<std::int64_t>& all) {
+  all.resize(static_cast<std::size_t>(comm.size()));
+  const std::vector<std::size_t> sizes(all.size(), sizeof mine);
+  Call call;
+  call.kind = OpKind::kAllgather;
+  call.input = reinterpret_cast<const std::byte*>(&mine);
+  call.output = reinterpret_cast<std::byte*>(all.data());
+  call.receive_bytes = sizes;
+  co_await run(comm, call, nullptr);
+}
+
+// A number from every rank to each rank of its own.
+Task exchange_numbers(Comm& comm, const std::vector<std::int64_t>& mine,
+                      std::vector<std::int64_t>& theirs) {
+  theirs.resize(mine.size());
+  const std::vector<std::size_t> sizes(mine.size(), sizeof(std::int64_t));
+  Call call;
+  call.kind = OpKind::kAlltoall;
+  call.input = reinterpret_cast<const std::byte*>(mine.data());
+  call.output = reinterpret_cast<std::byte*>(theirs.data());
+  call.send_bytes = sizes;
+  call.receive_bytes = sizes;
+  co_await run(comm, call, nullptr);
+}
+
+std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows, std::size_t row_bytes) {
+  std::vector<std::size_t> bytes;
+  bytes.reserve(rows.size());
+  for (const std::int64_t count : rows) bytes.push_back(static_cast<std::size_t>(count) * row_bytes);
+  return bytes;
+}
+
+// The first rows % size ranks get one row more.
+std::vector<std::int64_t> scattered_rows(std::int64_t rows, int size) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(size), rows / size);
+  for (std::int64_t rank = 0; rank < rows % size; ++rank) ++counts[static_cast<std::size_t>(rank)];
+  return counts;
+}
+
+std::size_t row_bytes_of(const Signature& signature, std::size_t tensor) {
+  return static_cast<std::size_t>(row_elements(signature.shapes[tensor])) *
+         dtype_size(signature.dtype);
+}
+
+// Prepares an outcome of `rows` rows in the submitted output or in new memory.
+TensorOutcome make_outcome(const TensorArgument& tensor, std::int64_t rows, std::size_t row_bytes) {
+  TensorOutcome outcome;
+  outcome.rows = rows;
+  outcome.bytes = rows * static_cast<std::int64_t>(row_bytes);
+  if (tensor.output == nullptr) outcome.owned = allocate(static_cast<std::size_t>(outcome.bytes));
+  outcome.data = tensor.output != nullptr ? tensor.output : outcome.owned.get();
+  return outcome;
+}
+
+// Allreduce and broadcast: all tensors of all operations as one buffer.
+Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
+  const Signature& signature = operations.front()->signature;
+  Layout layout(signature.dtype, signature.prescale);
+  for (const OperationPtr& operation : operations) {
+    for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
+      const Shape& shape = operation->signature.shapes[i];
+      const TensorArgument& tensor = operation->tensors[i];
+      layout.add(tensor.input, tensor.output,
+                 static_cast<std::size_t>(elements_of(shape)) * dtype_size(signature.dtype));
+      operation->outcomes.push_back(
+          make_outcome(tensor, rows_of(shape), row_bytes_of(operation->signature, i)));
+    }
+  }
+  if (layout.bytes() == 0) co_return;
+  Call call;
+  call.kind = signature.op;
+  call.dtype = signature.dtype;
+  call.layout = &layout;
+  call.root = signature.root;
+  if (signature.op == OpKind::kAllreduce) set_reduction(call, signature, comm.size());
+  co_await run(comm, call, algorithm);
+}
+
+Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
+  const Shape& shape = operation.signature.shapes[index];
+  const std::size_t row_bytes = row_bytes_of(operation.signature, index);
+  std::vector<std::int64_t> rows;
+  co_await gather_numbers(comm, rows_of(shape), rows);
+  const auto bytes = bytes_of(rows, row_bytes);
+  TensorOutcome outcome = make_outcome(
+      operation.tensors[index], std::accumulate(rows.begin(), rows.end(), std::int64_t{0}),
+      row_bytes);
+  outcome.row_counts = std::move(rows);
+
+  Call call;
+  call.kind = OpKind::kAllgather;
+  call.dtype = operation.signature.dtype;
+  call.input = operation.tensors[index].input;
+  call.output = static_cast<std::byte*>(outcome.data);
+  call.receive_bytes = bytes;
+  if (outcome.bytes > 0) co_await run(comm, call, algorithm);
+  operation.outcomes.push_back(std::move(outcome));
+}
+
+Task run_alltoall(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
+  const std::size_t row_bytes = row_bytes_of(operation.signature, index);
+  std::vector<std::int64_t> rows;
+  co_await exchange_numbers(comm, operation.splits, rows);
+  const auto send_bytes = bytes_of(operation.splits, row_bytes);
+  const auto receive_bytes = bytes_of(rows, row_bytes);
+  TensorOutcome outcome = make_outcome(
+      operation.tensors[index], std::accumulate(rows.begin(), rows.end(), std::int64_t{0}),
+      row_bytes);
+  outcome.row_counts = std::move(rows);
+
+  Call call;
+  call.kind = OpKind::kAlltoall;
+  call.dtype = operation.signature.dtype;
+  call.input = operation.tensors[index].input;
+  call.output = static_cast<std::byte*>(outcome.data);
+  call.send_bytes = send_bytes;
+  call.receive_bytes = receive_bytes;
+  co_await run(comm, call, algorithm);
+  operation.outcomes.push_back(std::move(outcome));
+}
+
+Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
+  const Signature& signature = operation.signature;
+  const Shape& shape = signature.shapes[index];
+  const std::size_t row_bytes = row_bytes_of(signature, index);
+  const auto rows = scattered_rows(rows_of(shape), comm.size());
+  const auto bytes = bytes_of(rows, row_bytes);
+  TensorOutcome outcome = make_outcome(operation.tensors[index],
+                                       rows[static_cast<std::size_t>(comm.rank())], row_bytes);
+  Layout layout(signature.dtype, signature.prescale);
+  layout.add(operation.tensors[index].input, nullptr,
+             static_cast<std::size_t>(rows_of(shape)) * row_bytes);
+
+  Call call;
+  call.kind = OpKind::kReducescatter;
+  call.dtype = signature.dtype;
+  call.layout = &layout;
+  call.output = static_cast<std::byte*>(outcome.data);
+  call.receive_bytes = bytes;
+  set_reduction(call, signature, comm.size());
+  if (layout.bytes() > 0) co_await run(comm, call, algorithm);
+  operation.outcomes.push_back(std::move(outcome));
+}
+
+Task run_barrier(Comm& comm, const char* algorithm) {
+  Call call;
+  co_await run(comm, call, algorithm);
+}
+
+}  // namespace
+
+Task run_batch(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
+  const OpKind kind = operations.front()->signature.op;
+  if (kind == OpKind::kAllreduce || kind == OpKind::kBroadcast) {
+    co_await run_fused(comm, operations, algorithm);
+    co_return;
+  }
+  for (const OperationPtr& operation : operations) {
+    if (kind == OpKind::kBarrier) co_await run_barrier(comm, algorithm);
+    for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
+      if (kind == OpKind::kAllgather) {
+        co_await run_allgather(comm, *operation, i, algorithm);
+      } else if (kind == OpKind::kAlltoall) {
+        co_await run_alltoall(comm, *operation, i, algorithm);
+      } else if (kind == OpKind::kReducescatter) {
+        co_await run_reducescatter(comm, *operation, i, algorithm);
+      }
+    }
+  }
+}
+
+}  // namespace horoplug

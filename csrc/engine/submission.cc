@@ -1,0 +1,147 @@
+#include "engine/submission.h"
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "device/cpu/kernels.h"
+
+namespace horoplug {
+namespace {
+
+[[noreturn]] void reject(const std::string& text) { throw Error(HP_INVALID_ARGUMENT, text); }
+
+template <typename Enum>
+Enum checked(std::int32_t value, int count, const char* what) {
+  if (value < 0 || value >= count) {
+    reject("unknown " + std::string(what) + " " + std::to_string(value));
+  }
+  return static_cast<Enum>(value);
+}
+
+bool reduces(OpKind op) { return op == OpKind::kAllreduce || op == OpKind::kReducescatter; }
+
+Shape checked_shape(const hp_tensor& tensor, std::size_t element) {
+  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
+    reject("a tensor without a shape");
+  }
+  Shape shape(tensor.shape, tensor.shape + tensor.ndim);
+  std::int64_t left = std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(element);
+  for (const std::int64_t dimension : shape) {
+    if (dimension < 0) reject("a negative dimension in shape " + describe_shape(shape));
+    if (dimension == 0) return shape;
+    left /= dimension;
+  }
+  if (left == 0) reject("shape " + describe_shape(shape) + " has too many elements");
+  return shape;
+}
+
+void check_reduction(const Signature& s) {
+  if (s.op == OpKind::kReducescatter && s.reduce != ReduceOp::kSum &&
+      s.reduce != ReduceOp::kAverage && s.reduce != ReduceOp::kMin && s.reduce != ReduceOp::kMax &&
+      s.reduce != ReduceOp::kProduct) {
+    throw Error(HP_UNSUPPORTED, "reducescatter cannot do " + std::string(reduce_op_name(s.reduce)));
+  }
+  if (s.reduce == ReduceOp::kAverage && s.dtype == DType::kBool) {
+    throw Error(HP_UNSUPPORTED, "bool tensors have no average; use Sum (any), Product (all) or cast");
+  }
+  if (kernels().reduce[static_cast<int>(s.reduce)][static_cast<int>(s.dtype)] == nullptr) {
+    throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do " +
+                                    reduce_op_name(s.reduce) + " on " + dtype_name(s.dtype));
+  }
+}
+
+void check_splits(Operation& operation, const hp_submission& submission, int size) {
+  const std::int64_t rows = rows_of(operation.signature.shapes.front());
+  if (submission.splits == nullptr || submission.split_count == 0) {
+    if (rows % size != 0) {
+      reject("alltoall without splits needs a first dimension that is a multiple of the number of "
+             "ranks: " + std::to_string(rows) + " is not a multiple of " + std::to_string(size) +
+             "; give splits");
+    }
+    operation.splits.assign(static_cast<std::size_t>(size), rows / size);
+    return;
+  }
+  if (submission.split_count != size) {
+    reject("splits has " + std::to_string(submission.split_count) + " entries for " +
+           std::to_string(size) + " ranks; give one for each rank");
+  }
+  operation.splits.assign(submission.splits, submission.splits + size);
+  std::int64_t left = rows;
+  for (const std::int64_t split : operation.splits) {
+    if (split < 0) reject("a negative entry in splits");
+    if (split > left) {
+      reject("the entries of splits add up to more than the first dimension, " +
+             std::to_string(rows));
+    }
+    left -= split;
+  }
+  if (left != 0) {
+    reject("the entries of splits add up to " + std::to_string(rows - left) +
+           ", not to the first dimension, " + std::to_string(rows));
+  }
+}
+
+}  // namespace
+
+OperationPtr make_operation(const hp_submission& submission, int size) {
+  auto operation = std::make_shared<Operation>();
+  Signature& signature = operation->signature;
+  signature.op = checked<OpKind>(submission.op, kOpKindCount, "operation");
+  signature.dtype = checked<DType>(submission.dtype, kDTypeCount, "data type");
+  signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
+  if (!reduces(signature.op)) signature.reduce = ReduceOp::kSum;
+  signature.device = submission.device;
+  if (signature.device >= 0) {
+    throw Error(HP_UNSUPPORTED, "this build moves CPU tensors only; move the tensor to the CPU");
+  }
+  const auto factor = [](double value) { return value == 0 ? 1.0 : value; };
+  signature.prescale = factor(submission.prescale);
+  signature.postscale = factor(submission.postscale);
+  if (!std::isfinite(signature.prescale) || !std::isfinite(signature.postscale)) {
+    reject("prescale and postscale factors must be finite");
+  }
+  if (submission.name != nullptr) {
+    operation->name = submission.name;
+    if (operation->name.empty()) reject("an empty name; pass a name or none");
+  }
+  signature.recurring = submission.name != nullptr;
+
+  if (signature.op == OpKind::kBroadcast) {
+    signature.root = submission.root;
+    if (signature.root < 0 || signature.root >= size) {
+      reject("root rank " + std::to_string(signature.root) + " does not exist; there are ranks 0 to " +
+             std::to_string(size - 1));
+    }
+  }
+  if (signature.op == OpKind::kBarrier) return operation;
+
+  if (submission.tensor_count < 1 || submission.tensors == nullptr) reject("no tensor given");
+  const bool allocates = signature.op == OpKind::kAllgather || signature.op == OpKind::kAlltoall;
+  for (int i = 0; i < submission.tensor_count; ++i) {
+    const hp_tensor& tensor = submission.tensors[i];
+    Shape shape = checked_shape(tensor, dtype_size(signature.dtype));
+    const bool has_data = elements_of(shape) > 0;
+    if (has_data && tensor.input == nullptr) reject("a tensor without memory");
+    if (allocates && tensor.output != nullptr) {
+      reject("the output of this operation is allocated by the engine");
+    }
+    const bool needs_output =
+        signature.op == OpKind::kAllreduce || signature.op == OpKind::kBroadcast;
+    if (has_data && needs_output && tensor.output == nullptr) reject("a tensor without an output");
+    if (signature.op == OpKind::kReducescatter && shape.empty()) {
+      reject("reducescatter needs a tensor with at least one dimension");
+    }
+    operation->tensors.push_back({static_cast<const std::byte*>(tensor.input),
+                                  static_cast<std::byte*>(tensor.output)});
+    signature.shapes.push_back(std::move(shape));
+  }
+  if (reduces(signature.op)) check_reduction(signature);
+  if (signature.op == OpKind::kAlltoall) {
+    if (submission.tensor_count != 1) reject("alltoall takes one tensor");
+    check_splits(*operation, submission, size);
+  }
+  return operation;
+}
+
+}  // namespace horoplug

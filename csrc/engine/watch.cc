@@ -1,0 +1,185 @@
+// What the engine does about things that take too long: transfers that stand still, operations that some ranks have not
+// submitted, ranks that do not answer, and jobs in which everybody waits for somebody else.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "engine/engine.h"
+
+namespace horoplug {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+double or_never(double seconds) { return seconds < 0 ? kNever : seconds; }
+
+std::string whole_seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  return text;
+}
+
+}  // namespace
+
+double Engine::overdue_time() const {
+  return std::fmin(or_never(config_.options.stall_shutdown_time),
+                   or_never(config_.options.operation_timeout));
+}
+
+// How often a wait that goes on is looked into.
+double Engine::census_interval() const {
+  const double first = std::fmin(std::fmin(or_never(config_.options.deadlock_time),
+                                           or_never(config_.options.stall_check_time)),
+                                 overdue_time());
+  return std::clamp(first / 2, 0.05, 30.0);
+}
+
+double Engine::oldest_wait() const {
+  double oldest = kNever;
+  for (const auto& [id, set] : sets_) {
+    for (const auto& [name, operation] : set->pending) {
+      oldest = std::fmin(oldest, operation->submitted_at);
+    }
+  }
+  return std::isinf(oldest) ? 0 : now() - oldest;
+}
+
+void Engine::watch() {
+  const double time = now();
+  // A process that was stopped, or starved of its core, must not hold the lost time against its peers.
+  const double gap = time - last_watch_;
+  if (gap > 1.0) {
+    for (auto& [id, set] : sets_) set->last_progress += gap;
+    if (census_begun_ > 0) census_begun_ += gap;
+    if (state_ == State::kStarting) started_at_ += gap;
+  }
+  last_watch_ = time;
+  if (state_ == State::kStarting) {
+    watch_handshake();
+  } else {
+    watch_transfers();
+    watch_pending();
+  }
+}
+
+void Engine::watch_handshake() const {
+  const double limit = or_never(config_.options.data_timeout);
+  if (now() - started_at_ < limit) return;
+  std::vector<int> missing;
+  for (std::size_t rank = 0; rank < hellos_.size(); ++rank) {
+    if (!hellos_[rank]) missing.push_back(static_cast<int>(rank));
+  }
+  throw Error(HP_TIMEOUT, "no answer from " + describe_ranks(missing) + " within " +
+                              whole_seconds(limit) + " of the start");
+}
+
+void Engine::watch_transfers() {
+  const double time = now();
+  const bool moved = std::exchange(last_bytes_moved_, mesh_->bytes_moved()) != last_bytes_moved_;
+  const double limit = or_never(config_.options.data_timeout);
+  for (auto& [id, set] : sets_) {
+    if (set->executor.idle() || moved) set->last_progress = time;
+    if (time - set->last_progress < limit) continue;
+    std::vector<int> ranks;
+    for (const int rank : set->executor.blame()) {
+      ranks.push_back(set->members[static_cast<std::size_t>(rank)]);
+    }
+    throw Error(HP_TIMEOUT, set->executor.running()->describe() + " has made no progress for " +
+                                whole_seconds(limit) + ", waiting for " + describe_ranks(ranks) +
+                                " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+  }
+}
+
+void Engine::watch_pending() {
+  const double time = now();
+  const double wait = oldest_wait();
+  if (wait >= census_interval()) census_requested_ = true;
+  if (census_requested_ && time >= next_census_) {
+    census_requested_ = false;
+    next_census_ = time + census_interval();
+    if (sets_.at(0)->negotiator.is_root()) {
+      if (!census_->running()) census_begun_ = time;
+      census_->begin();
+    } else {
+      mesh_->send_control(sets_.at(0)->negotiator.place().parent, encode_census_request());
+    }
+  }
+  judge_silence();
+  // The root speaks for everyone; this is for when it does not.
+  if (wait >= overdue_time() + 2 * census_interval() + 5) {
+    throw Error(HP_TIMEOUT, "an operation has been waiting for " + whole_seconds(wait) +
+                                " and rank 0 does not say for whom");
+  }
+}
+
+void Engine::run_census() {
+  if (!census_) return;
+  if (census_->wants_answer()) census_->answer(report_of_this_rank());
+  for (auto& message : census_->take_outgoing()) {
+    mesh_->send_control(message.to, std::move(message.message));
+  }
+  if (auto result = census_->take_result()) {
+    census_begun_ = 0;
+    judge(*result);
+  }
+}
+
+RankReport Engine::report_of_this_rank() const {
+  const double time = now();
+  RankReport report;
+  report.rank = config_.rank;
+  report.quiet = std::fmax(0, time - last_event_);
+  for (const auto& [id, set] : sets_) {
+    report.executing |= !set->executor.idle();
+    for (const auto& [name, operation] : set->pending) {
+      report.pending.push_back({id, name, std::fmax(0, time - operation->submitted_at),
+                                handles_.waited_for(operation->handle, time)});
+    }
+  }
+  return report;
+}
+
+void Engine::judge(const Report& report) {
+  const EngineOptions& options = config_.options;
+  const double overdue = overdue_time();
+  const Diagnosis diagnosis = diagnose(report, {.size = config_.size(),
+                                                .stall_time = options.stall_check_time,
+                                                .deadlock_time = options.deadlock_time,
+                                                .overdue_time = std::isinf(overdue) ? -1 : overdue});
+  if (diagnosis.overdue) {
+    throw Error(HP_TIMEOUT, *diagnosis.overdue +
+                                "; giving up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and "
+                                "HOROPLUG_OPERATION_TIMEOUT_SECONDS set the limit)");
+  }
+  if (diagnosis.deadlock) {
+    log_(LogLevel::kError, *diagnosis.deadlock);
+    sets_.at(0)->negotiator.fail_all({HP_DEADLOCK, *diagnosis.deadlock});
+    return;
+  }
+  // One line for every operation that stalls, repeated once per check time.
+  std::map<std::string, double> warned;
+  for (const auto& stall : diagnosis.stalls) {
+    const auto last = stall_warned_.find(stall.name);
+    const bool due = last == stall_warned_.end() ||
+                     now() - last->second >= options.stall_check_time;
+    warned[stall.name] = due ? now() : last->second;
+    if (due) log_(LogLevel::kWarning, "stalled: " + stall.text);
+  }
+  stall_warned_ = std::move(warned);
+}
+
+void Engine::judge_silence() {
+  if (census_begun_ == 0 || !census_->running()) return;
+  const double silence = now() - census_begun_;
+  const std::string text = describe_ranks(census_->unanswered()) +
+                           " did not answer for " + whole_seconds(silence) +
+                           " while other ranks wait for an operation";
+  if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");
+  const double check = config_.options.stall_check_time;
+  if (check < 0 || silence < check || now() - last_silence_warning_ < check) return;
+  last_silence_warning_ = now();
+  log_(LogLevel::kWarning, "stalled: " + text);
+}
+
+}  // namespace horoplug

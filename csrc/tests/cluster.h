@@ -1,0 +1,73 @@
+// A job in one process: ranks are threads, each with an engine of its own, over any transport.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/submission.h"
+
+namespace horoplug::testing {
+
+enum class Transport {
+  kInproc,   // in-memory streams, no shared memory: the algorithms for streams
+  kThreads,  // in-memory streams and plain shared memory: the direct algorithms
+  kShm,      // Unix sockets, memfds and eventfds, as between processes of one host
+  kTcp,      // TCP sockets over loopback, as between hosts
+  kMixed,    // two hosts: even and odd ranks; TCP between them, Unix sockets within
+};
+inline constexpr Transport kTransports[] = {Transport::kInproc, Transport::kThreads,
+                                            Transport::kShm, Transport::kTcp, Transport::kMixed};
+const char* transport_name(Transport transport);
+
+// The parts of which rank r's engine is made, for tests that start engines themselves.
+std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options);
+
+// Options with short deadlines, which a correct test never meets.
+EngineOptions test_options();
+
+class Cluster {
+ public:
+  Cluster(Transport transport, int ranks, EngineOptions options = test_options());
+  ~Cluster();
+
+  int size() const { return static_cast<int>(engines_.size()); }
+  Engine& engine(int rank) { return *engines_[static_cast<std::size_t>(rank)]; }
+
+  // Runs body(rank) on a thread for each rank and rethrows the first failure.
+  void run(const std::function<void(int rank)>& body);
+
+ private:
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+// ---- operations, as a caller makes them ----
+
+struct Order {
+  OpKind op = OpKind::kAllreduce;
+  DType dtype = DType::kFloat32;
+  ReduceOp reduce = ReduceOp::kSum;
+  std::string name;
+  std::vector<std::int64_t> shape;
+  const void* input = nullptr;
+  void* output = nullptr;
+  int root = 0;
+  double prescale = 1;
+  double postscale = 1;
+  std::vector<std::int64_t> splits;
+};
+
+hp_handle submit(Engine& engine, const Order& request);
+// Waits for at most a minute; throws Error if the operation failed.
+void await(Engine& engine, hp_handle handle);
+// submit and await; returns the outcome of the first tensor as bytes.
+std::vector<std::byte> perform(Engine& engine, const Order& request);
+
+// The seed of this run, printed once; HOROPLUG_TEST_SEED repeats one.
+std::uint64_t test_seed();
+
+}  // namespace horoplug::testing

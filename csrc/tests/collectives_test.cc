@@ -1,0 +1,366 @@
+// Every operation on every transport: a grid of data types, reductions, numbers of ranks and sizes, through whole
+// engines. Inputs are small integers, so that the expected results are exact in every type.
+#include <doctest/doctest.h>
+
+#include <numeric>
+
+#include "cluster.h"
+#include "elements.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+constexpr DType kDTypes[] = {DType::kBool,    DType::kUInt8,    DType::kInt8,    DType::kUInt16,
+                             DType::kInt16,   DType::kUInt32,   DType::kInt32,   DType::kUInt64,
+                             DType::kInt64,   DType::kFloat16,  DType::kBFloat16, DType::kFloat32,
+                             DType::kFloat64};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
+                             ReduceOp::kProduct};
+// Around the sizes at which algorithms change: a slot of shared memory is 1 MiB, a chunk on a stream 256 KiB.
+constexpr std::size_t kSmallCounts[] = {0, 1, 3, 17, 2049};
+constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
+
+double input_value(ReduceOp op, int rank, std::size_t i) {
+  switch (op) {
+    case ReduceOp::kAverage:
+      return static_cast<double>(i % 5) + 2 * rank;
+    case ReduceOp::kProduct:
+      return (i + static_cast<std::size_t>(rank)) % 4 == 0 ? 2 : 1;
+    default:
+      return static_cast<double>((i * 7 + static_cast<std::size_t>(rank) * 3) % 4);
+  }
+}
+
+double expected_value(DType dtype, ReduceOp op, int ranks, std::size_t i) {
+  double result = input_value(op, 0, i);
+  if (dtype == DType::kBool) {
+    bool any = false;
+    bool all = true;
+    for (int rank = 0; rank < ranks; ++rank) {
+      any |= input_value(op, rank, i) != 0;
+      all &= input_value(op, rank, i) != 0;
+    }
+    return op == ReduceOp::kSum || op == ReduceOp::kMax ? any : all;
+  }
+  for (int rank = 1; rank < ranks; ++rank) {
+    const double value = input_value(op, rank, i);
+    if (op == ReduceOp::kMin) result = std::min(result, value);
+    if (op == ReduceOp::kMax) result = std::max(result, value);
+    if (op == ReduceOp::kProduct) result *= value;
+    if (op == ReduceOp::kSum || op == ReduceOp::kAverage) result += value;
+  }
+  return op == ReduceOp::kAverage ? result / ranks : result;
+}
+
+// The first difference, as text; empty if there is none.
+template <typename Expected>
+std::string difference(DType dtype, const std::vector<std::byte>& got, std::size_t count,
+                       Expected&& expected) {
+  const std::size_t size = dtype_size(dtype);
+  if (got.size() != count * size) return "size " + std::to_string(got.size() / size);
+  for (std::size_t i = 0; i < count; ++i) {
+    const double value = get_element(dtype, got.data() + i * size);
+    if (value != expected(i)) {
+      return "element " + std::to_string(i) + " is " + std::to_string(value) + ", not " +
+             std::to_string(expected(i));
+    }
+  }
+  return {};
+}
+
+void check(const std::string& difference, const std::string& what) {
+  if (!difference.empty()) throw std::runtime_error(what + ": " + difference);
+}
+
+void check_allreduce(Engine& engine, int rank, DType dtype, ReduceOp op, std::size_t count,
+                     bool in_place) {
+  const int ranks = engine.size();
+  auto input = make_array(dtype, count, [&](std::size_t i) { return input_value(op, rank, i); });
+  std::vector<std::byte> output(in_place ? 0 : input.size());
+  Order request;
+  request.dtype = dtype;
+  request.reduce = op;
+  request.shape = {static_cast<std::int64_t>(count)};
+  request.input = input.data();
+  request.output = in_place ? input.data() : output.data();
+  const auto result = perform(engine, request);
+  const std::string what = std::string("allreduce ") + reduce_op_name(op) + " " +
+                           dtype_name(dtype) + " x " + std::to_string(count);
+  check(difference(dtype, result, count,
+                   [&](std::size_t i) { return expected_value(dtype, op, ranks, i); }),
+        what);
+}
+
+void check_broadcast(Engine& engine, int rank, DType dtype, int root, std::size_t count) {
+  const auto value = [&](int from, std::size_t i) {
+    return static_cast<double>((i + static_cast<std::size_t>(from)) % 2);
+  };
+  auto data = make_array(dtype, count, [&](std::size_t i) { return value(rank, i); });
+  Order request;
+  request.op = OpKind::kBroadcast;
+  request.dtype = dtype;
+  request.root = root;
+  request.shape = {static_cast<std::int64_t>(count)};
+  request.input = data.data();
+  request.output = data.data();
+  const auto result = perform(engine, request);
+  check(difference(dtype, result, count, [&](std::size_t i) { return value(root, i); }),
+        std::string("broadcast ") + dtype_name(dtype) + " x " + std::to_string(count) + " from " +
+            std::to_string(root));
+}
+
+// Rank r contributes (r * 5 + salt) % 7 times `unit` rows of two columns.
+void check_allgather(Engine& engine, int rank, DType dtype, std::size_t salt, std::size_t unit) {
+  const auto rows_of_rank = [&](int r) { return (static_cast<std::size_t>(r) * 5 + salt) % 7 * unit; };
+  const auto value = [](int r, std::size_t i) {
+    return static_cast<double>((i + static_cast<std::size_t>(r) * 11) % 2);
+  };
+  const std::size_t rows = rows_of_rank(rank);
+  const auto input =
+      make_array(dtype, rows * 2, [&](std::size_t i) { return value(rank, i); });
+  Order request;
+  request.op = OpKind::kAllgather;
+  request.dtype = dtype;
+  request.shape = {static_cast<std::int64_t>(rows), 2};
+  request.input = input.data();
+  const auto result = perform(engine, request);
+  std::vector<double> expected;
+  for (int r = 0; r < engine.size(); ++r) {
+    for (std::size_t i = 0; i < rows_of_rank(r) * 2; ++i) expected.push_back(value(r, i));
+  }
+  check(difference(dtype, result, expected.size(), [&](std::size_t i) { return expected[i]; }),
+        std::string("allgather ") + dtype_name(dtype));
+}
+
+// Rank a sends (a * 3 + b * 5 + salt) % 6 times `unit` rows to rank b.
+void check_alltoall(Engine& engine, int rank, DType dtype, std::size_t salt, std::size_t unit) {
+  const auto rows_between = [&](int a, int b) {
+    return (static_cast<std::size_t>(a) * 3 + static_cast<std::size_t>(b) * 5 + salt) % 6 * unit;
+  };
+  const auto value = [](int a, int b, std::size_t i) {
+    return static_cast<double>((i + static_cast<std::size_t>(a) + static_cast<std::size_t>(b)) % 2);
+  };
+  Order request;
+  std::vector<double> sent;
+  std::vector<double> expected;
+  for (int peer = 0; peer < engine.size(); ++peer) {
+    request.splits.push_back(static_cast<std::int64_t>(rows_between(rank, peer)));
+    for (std::size_t i = 0; i < rows_between(rank, peer); ++i) sent.push_back(value(rank, peer, i));
+    for (std::size_t i = 0; i < rows_between(peer, rank); ++i) {
+      expected.push_back(value(peer, rank, i));
+    }
+  }
+  const auto input = make_array(dtype, sent.size(), [&](std::size_t i) { return sent[i]; });
+  request.op = OpKind::kAlltoall;
+  request.dtype = dtype;
+  request.shape = {static_cast<std::int64_t>(sent.size())};
+  request.input = input.data();
+  const auto result = perform(engine, request);
+  check(difference(dtype, result, expected.size(), [&](std::size_t i) { return expected[i]; }),
+        std::string("alltoall ") + dtype_name(dtype));
+}
+
+void check_reducescatter(Engine& engine, int rank, DType dtype, ReduceOp op, std::size_t rows,
+                         std::size_t columns) {
+  const auto ranks = static_cast<std::size_t>(engine.size());
+  const auto me = static_cast<std::size_t>(rank);
+  const auto input = make_array(dtype, rows * columns,
+                                [&](std::size_t i) { return input_value(op, rank, i); });
+  Order request;
+  request.op = OpKind::kReducescatter;
+  request.dtype = dtype;
+  request.reduce = op;
+  request.shape = {static_cast<std::int64_t>(rows), static_cast<std::int64_t>(columns)};
+  request.input = input.data();
+  const auto result = perform(engine, request);
+  const std::size_t mine = rows / ranks + (me < rows % ranks ? 1 : 0);
+  const std::size_t before = me * (rows / ranks) + std::min(me, rows % ranks);
+  check(difference(dtype, result, mine * columns,
+                   [&](std::size_t i) {
+                     return expected_value(dtype, op, engine.size(), before * columns + i);
+                   }),
+        std::string("reducescatter ") + reduce_op_name(op) + " " + dtype_name(dtype) + " rows " +
+            std::to_string(rows));
+}
+
+void run_grid(Cluster& cluster) {
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    for (const DType dtype : kDTypes) {
+      for (const ReduceOp op : kOps) {
+        if (dtype == DType::kBool && op == ReduceOp::kAverage) continue;
+        for (const std::size_t count : kSmallCounts) {
+          check_allreduce(engine, rank, dtype, op, count, count % 2 == 0);
+        }
+        for (const std::size_t rows : {0, 1, 13}) {
+          check_reducescatter(engine, rank, dtype, op, rows, 3);
+        }
+      }
+      for (int root = 0; root < engine.size(); root += 2) {
+        for (const std::size_t count : {0, 1, 1025}) {
+          check_broadcast(engine, rank, dtype, root, count);
+        }
+      }
+      for (const std::size_t salt : {0, 1, 4}) {
+        check_allgather(engine, rank, dtype, salt, 3);
+        check_alltoall(engine, rank, dtype, salt, 5);
+      }
+    }
+    Order barrier;
+    barrier.op = OpKind::kBarrier;
+    perform(engine, barrier);
+  });
+}
+
+void run_large(Cluster& cluster) {
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    for (const DType dtype : {DType::kUInt8, DType::kFloat16, DType::kFloat32, DType::kFloat64}) {
+      for (const std::size_t count : kLargeCounts) {
+        check_allreduce(engine, rank, dtype, ReduceOp::kSum, count, true);
+        check_allreduce(engine, rank, dtype, ReduceOp::kAverage, count, false);
+        check_broadcast(engine, rank, dtype, engine.size() - 1, count);
+      }
+      check_allgather(engine, rank, dtype, 2, 40'001);
+      check_alltoall(engine, rank, dtype, 1, 70'001);
+      check_reducescatter(engine, rank, dtype, ReduceOp::kSum, 50'003, 7);
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("all operations, types and reductions on 1 to 8 ranks") {
+  for (const Transport transport : kTransports) {
+    for (int ranks = 1; ranks <= 8; ++ranks) {
+      CAPTURE(transport_name(transport));
+      CAPTURE(ranks);
+      Cluster cluster(transport, ranks);
+      CHECK_NOTHROW(run_grid(cluster));
+    }
+  }
+}
+
+TEST_CASE("large tensors") {
+  for (const Transport transport : kTransports) {
+    for (const int ranks : {2, 3, 5}) {
+      CAPTURE(transport_name(transport));
+      CAPTURE(ranks);
+      Cluster cluster(transport, ranks);
+      CHECK_NOTHROW(run_large(cluster));
+    }
+  }
+}
+
+TEST_CASE("every algorithm that can be forced") {
+  for (const char* algorithm : {"ring", "doubling", "tree", "chain"}) {
+    for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
+      for (const int ranks : {2, 3, 6, 7}) {
+        CAPTURE(algorithm);
+        CAPTURE(transport_name(transport));
+        CAPTURE(ranks);
+        EngineOptions options = test_options();
+        options.algorithm = algorithm;
+        Cluster cluster(transport, ranks, options);
+        CHECK_NOTHROW(cluster.run([&](int rank) {
+          Engine& engine = cluster.engine(rank);
+          for (const std::size_t count : {std::size_t{1}, std::size_t{999}, std::size_t{300'007}}) {
+            check_allreduce(engine, rank, DType::kFloat32, ReduceOp::kSum, count, true);
+            check_broadcast(engine, rank, DType::kInt32, 1, count);
+          }
+        }));
+      }
+    }
+  }
+}
+
+TEST_CASE("results have the same bits on every rank and in every run") {
+  for (const Transport transport : kTransports) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+      for (const std::size_t count : {std::size_t{5}, std::size_t{3001}, std::size_t{400'001}}) {
+        constexpr int kRanks = 5;
+        CAPTURE(transport_name(transport));
+        CAPTURE(dtype_name(dtype));
+        CAPTURE(count);
+        std::vector<std::vector<std::byte>> results;
+        std::vector<double> exact(count, 0);
+        std::mt19937_64 random(test_seed());
+        std::normal_distribution<double> normal;
+        std::vector<std::vector<std::byte>> inputs;
+        for (int rank = 0; rank < kRanks; ++rank) {
+          inputs.push_back(make_array(dtype, count, [&](std::size_t) { return normal(random); }));
+          for (std::size_t i = 0; i < count; ++i) {
+            exact[i] += get_element(dtype, inputs.back().data() + i * dtype_size(dtype));
+          }
+        }
+        for (int run = 0; run < 2; ++run) {
+          std::vector<std::vector<std::byte>> of_run(kRanks);
+          Cluster cluster(transport, kRanks);
+          cluster.run([&](int rank) {
+            const auto me = static_cast<std::size_t>(rank);
+            std::vector<std::byte> output(inputs[me].size());
+            Order request;
+            request.dtype = dtype;
+            request.shape = {static_cast<std::int64_t>(count)};
+            request.input = inputs[me].data();
+            request.output = output.data();
+            of_run[me] = perform(cluster.engine(rank), request);
+          });
+          results.insert(results.end(), of_run.begin(), of_run.end());
+        }
+        for (const auto& result : results) CHECK(result == results.front());
+        const double tolerance = dtype == DType::kFloat64    ? 1e-13
+                                 : dtype == DType::kFloat32  ? 1e-5
+                                 : dtype == DType::kFloat16  ? 2e-2
+                                                             : 2e-1;
+        double worst = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+          const double got = get_element(dtype, results.front().data() + i * dtype_size(dtype));
+          worst = std::max(worst, std::abs(got - exact[i]));
+        }
+        CHECK(worst < tolerance);
+      }
+    }
+  }
+}
+
+TEST_CASE("16-bit floats are summed in float32 within a host") {
+  // 2048 + 1 is not a float16: adding ones to it one by one in float16 would lose every one of them.
+  for (const Transport transport : {Transport::kThreads, Transport::kShm}) {
+    for (const std::size_t count : {std::size_t{8}, std::size_t{100'000}}) {
+      Cluster cluster(transport, 5);
+      cluster.run([&](int rank) {
+        auto data = make_array(DType::kFloat16, count, [&](std::size_t) { return rank == 0 ? 2048 : 1; });
+        Order request;
+        request.dtype = DType::kFloat16;
+        request.shape = {static_cast<std::int64_t>(count)};
+        request.input = request.output = data.data();
+        const auto result = perform(cluster.engine(rank), request);
+        check(difference(DType::kFloat16, result, count, [](std::size_t) { return 2052; }), "sum");
+      });
+    }
+  }
+}
+
+TEST_CASE("scale factors are applied before and after the reduction") {
+  for (const Transport transport : kTransports) {
+    Cluster cluster(transport, 3);
+    cluster.run([&](int rank) {
+      for (const std::size_t count : {std::size_t{3}, std::size_t{5000}}) {
+        auto data = make_array(DType::kFloat32, count, [&](std::size_t i) { return i % 9 + rank; });
+        Order request;
+        request.dtype = DType::kFloat32;
+        request.shape = {static_cast<std::int64_t>(count)};
+        request.input = request.output = data.data();
+        request.prescale = 0.5;
+        request.postscale = 4;
+        const auto result = perform(cluster.engine(rank), request);
+        check(difference(DType::kFloat32, result, count,
+                         [](std::size_t i) { return 4 * 0.5 * (3 * (i % 9) + 3); }),
+              "scaled sum");
+      }
+    });
+  }
+}

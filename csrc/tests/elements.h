@@ -1,0 +1,75 @@
+// Elements of any data type, seen as doubles.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "device/cpu/kernels.h"
+
+namespace horoplug::testing {
+
+template <typename Visit>
+auto with_type(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::kInt8:
+      return visit(std::int8_t{});
+    case DType::kUInt16:
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return visit(std::uint16_t{});
+    case DType::kInt16:
+      return visit(std::int16_t{});
+    case DType::kInt32:
+      return visit(std::int32_t{});
+    case DType::kUInt32:
+      return visit(std::uint32_t{});
+    case DType::kInt64:
+      return visit(std::int64_t{});
+    case DType::kUInt64:
+      return visit(std::uint64_t{});
+    case DType::kFloat32:
+      return visit(float{});
+    case DType::kFloat64:
+      return visit(double{});
+    default:
+      return visit(std::uint8_t{});
+  }
+}
+
+inline void put_element(DType dtype, std::byte* at, double value) {
+  const auto single = static_cast<float>(value);
+  if (dtype == DType::kFloat16) return kernels().f32_to_f16(at, &single, 1);
+  if (dtype == DType::kBFloat16) return kernels().f32_to_bf16(at, &single, 1);
+  if (dtype == DType::kBool) value = value != 0;
+  with_type(dtype, [&](auto zero) {
+    const auto converted = static_cast<decltype(zero)>(value);
+    std::memcpy(at, &converted, sizeof converted);
+  });
+}
+
+inline double get_element(DType dtype, const std::byte* at) {
+  float single = 0;
+  if (dtype == DType::kFloat16) {
+    kernels().f16_to_f32(&single, at, 1);
+    return single;
+  }
+  if (dtype == DType::kBFloat16) {
+    kernels().bf16_to_f32(&single, at, 1);
+    return single;
+  }
+  return with_type(dtype, [&](auto value) {
+    std::memcpy(&value, at, sizeof value);
+    return static_cast<double>(value);
+  });
+}
+
+// An array of `count` elements whose values are value(i).
+template <typename Value>
+std::vector<std::byte> make_array(DType dtype, std::size_t count, Value&& value) {
+  const std::size_t size = dtype_size(dtype);
+  std::vector<std::byte> bytes(count * size);
+  for (std::size_t i = 0; i < count; ++i) put_element(dtype, bytes.data() + i * size, value(i));
+  return bytes;
+}
+
+}  // namespace horoplug::testing

@@ -1,0 +1,27 @@
+#include "transport/doorbell.h"
+
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace horoplug {
+
+Doorbell::Doorbell() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!event_) throw std::system_error(errno, std::generic_category(), "eventfd");
+}
+
+void Doorbell::ring() {
+  if (word_->load() == 0 || word_->exchange(0) == 0) return;
+  const std::uint64_t one = 1;
+  // Fails only when the counter is full, and then the owner is being woken already.
+  [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof one);
+}
+
+void Doorbell::finish_sleep() {
+  if (word_->exchange(0) != 0) return;  // nobody rang: the eventfd is empty
+  std::uint64_t count;
+  [[maybe_unused]] const auto read = ::read(event_.get(), &count, sizeof count);
+}
+
+}  // namespace horoplug

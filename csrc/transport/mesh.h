@@ -1,0 +1,58 @@
+// All links of one rank, and the sleep of its progress thread between their events.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "transport/doorbell.h"
+#include "transport/link.h"
+#include "transport/poller.h"
+
+namespace horoplug {
+
+class Mesh {
+ public:
+  // streams[r]: the connection to rank r; nullptr for this rank itself.
+  Mesh(std::vector<std::unique_ptr<Stream>> streams, std::shared_ptr<Doorbell> doorbell,
+       Link::ControlHandler on_control);
+  ~Mesh();
+
+  int size() const { return static_cast<int>(links_.size()); }
+  // nullptr for this rank itself.
+  Link* link(int rank) const { return links_[static_cast<std::size_t>(rank)].get(); }
+
+  void send_control(int rank, Bytes message);
+  void send_control_to_all(const Bytes& message);
+
+  // Reads what has come and writes what can go, without waiting. True if anything moved.
+  bool pump();
+  bool pump_writes();
+
+  // Sleeps until something comes in, someone rings, or `seconds` have passed (negative: for ever). `work_left` is asked
+  // once more after others can see that this thread is about to sleep.
+  template <typename WorkLeft>
+  void sleep(double seconds, WorkLeft&& work_left) {
+    doorbell_->prepare_sleep();
+    if (!work_left()) poller_.wait(seconds, readable_);
+    doorbell_->finish_sleep();
+  }
+
+  // Closes every connection for writing once it has said what is queued.
+  void close_writes();
+  bool all_closed_by_peers() const;
+
+  std::uint64_t control_messages() const;
+  std::uint64_t control_bytes() const;
+  std::uint64_t bytes_moved() const;
+
+ private:
+  bool read(Link& link);
+
+  std::shared_ptr<Doorbell> doorbell_;
+  Poller poller_;
+  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<Link*> without_fd_;  // their peers ring the doorbell
+  std::vector<int> readable_;
+};
+
+}  // namespace horoplug

@@ -1,0 +1,53 @@
+#include "transport/shm/segment.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace horoplug {
+namespace {
+
+[[noreturn]] void fail(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+}  // namespace
+
+Segment Segment::create(const Fd& memfd, std::size_t bytes) {
+  if (::ftruncate(memfd.get(), static_cast<off_t>(bytes)) != 0) {
+    fail("cannot size a shared memory segment");
+  }
+  return map_file(memfd.get(), bytes);
+}
+
+Segment Segment::map(const Fd& memfd, std::size_t bytes) {
+  struct stat status {};
+  if (::fstat(memfd.get(), &status) != 0) fail("cannot look at a peer's shared memory segment");
+  if (static_cast<std::size_t>(status.st_size) < bytes) {
+    // Touching what lies beyond the end would be a SIGBUS.
+    errno = EINVAL;
+    fail("a peer's shared memory segment is too small");
+  }
+  return map_file(memfd.get(), bytes);
+}
+
+Segment Segment::map_file(int fd, std::size_t bytes) {
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) fail("cannot map a shared memory segment");
+  return {std::shared_ptr<std::byte>(static_cast<std::byte*>(address),
+                                     [bytes](std::byte* data) { ::munmap(data, bytes); }),
+          bytes};
+}
+
+Segment Segment::allocate(std::size_t bytes) {
+  void* address =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (address == MAP_FAILED) fail("cannot allocate memory");
+  return {std::shared_ptr<std::byte>(static_cast<std::byte*>(address),
+                                     [bytes](std::byte* data) { ::munmap(data, bytes); }),
+          bytes};
+}
+
+}  // namespace horoplug

@@ -1,0 +1,41 @@
+"""Data-parallel training for any framework: ``import horoplug as hvd`` for NumPy, ``import horoplug.torch as hvd`` for
+PyTorch.
+
+Importing the package itself loads nothing: the NumPy functions (``hvd.init``, ``hvd.allreduce`` …) are looked up in
+:mod:`horoplug.numpy` on first use, so that the launcher starts fast and works where NumPy or the core is missing.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from horoplug.numpy import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("horoplug")
+        except PackageNotFoundError:  # run from a checkout
+            return import_module("horoplug._native").version()
+    if name == "__all__":
+        return _functions()
+    if name.startswith("_"):
+        raise AttributeError(f"module 'horoplug' has no attribute {name!r}")
+    return getattr(import_module("horoplug.numpy"), name)
+
+
+def _functions() -> list[str]:
+    public = vars(import_module("horoplug.numpy")).items()
+    return [
+        name
+        for name, value in public
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_functions(), "__version__"})

@@ -1,0 +1,103 @@
+"""The C core as Python sees it: a thin pybind11 layer over the C ABI (``csrc/include/horoplug/horoplug.h``)."""
+
+from collections.abc import Callable, Sequence
+
+ABI_VERSION: int
+
+class Error(Exception):
+    """A failed call. ``args`` is ``(status, message)``; ``status`` is one of the ``HP_*`` numbers of the C ABI."""
+
+    status: int
+
+class Memory:
+    """Memory the core allocated for a result; frees it when garbage collected. Supports the buffer protocol (bytes)."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Result:
+    """What one tensor of a finished operation has produced."""
+
+    @property
+    def rows(self) -> int:
+        """First dimension of the output."""
+
+    @property
+    def row_counts(self) -> list[int]:
+        """Rows that came from each rank (allgather, alltoall); empty otherwise."""
+
+    @property
+    def memory(self) -> Memory | None:
+        """The output, where the core allocated it (submitted with output address 0)."""
+
+class Engine:
+    """One rank's engine. Methods release the GIL while they block."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        host: int,
+        peers: Sequence[tuple[int, int, int, int, int]],
+        segment_fd: int = -1,
+        doorbell_fd: int = -1,
+        fusion_threshold: int = 0,
+        cache_capacity: int = 0,
+        stall_check_time: float = 0.0,
+        stall_shutdown_time: float = 0.0,
+        data_timeout: float = 0.0,
+        operation_timeout: float = 0.0,
+        deadlock_time: float = 0.0,
+        algorithm: str | None = None,
+        log_level: int = 0,
+        log: Callable[[int, str], None] | None = None,
+    ) -> None:
+        """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; the engine takes
+        ownership of every descriptor, also on failure. Units and defaults are those of ``hp_config``."""
+
+    def submit(
+        self,
+        op: int,
+        dtype: int,
+        tensors: Sequence[tuple[int, int, Sequence[int]]],
+        name: str | None = None,
+        reduce_op: int = 0,
+        root: int = 0,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        splits: Sequence[int] | None = None,
+        process_set: int = 0,
+        device: int = -1,
+    ) -> int:
+        """Submit an operation on ``tensors``, each ``(input address, output address or 0, shape)``; returns its handle.
+
+        The caller keeps the memory alive until the handle is done. Raises :class:`Error` at once for invalid
+        arguments, a duplicate name, or an engine that has been shut down or aborted."""
+
+    def poll(self, handle: int) -> bool:
+        """True when the operation is done, well or badly. Never raises for a failed operation."""
+
+    def wait(self, handle: int) -> None:
+        """Block until done. Raises :class:`Error` if the operation failed; KeyboardInterrupt gets through."""
+
+    def result(self, handle: int, index: int = 0) -> Result:
+        """Result of tensor ``index``; ``memory`` is handed over (once)."""
+
+    def release(self, handle: int) -> None:
+        """Forget a handle. A handle still in flight is forgotten when it is done."""
+
+    def shutdown(self) -> None: ...
+    def abort(self, reason: str) -> None: ...
+    def stats(self) -> dict[str, int]:
+        """Counters: batches, tensors, bytes, control_messages, control_bytes, cached_names, wakeups."""
+
+def version() -> str: ...
+def cpu_kernels() -> str: ...
+def algorithms() -> str:
+    """One line per algorithm: ``op name medium``."""
+
+def dtype_size(dtype: int) -> int: ...

@@ -1,0 +1,125 @@
+"""The process in the job: ``init``, ``shutdown``, ranks and sizes, and what this build can do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from horoplug.common.context import context
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the job; does nothing if this process is in it already.
+
+    Under ``horovodrun`` (or with ``HOROVOD_RANK``, ``HOROVOD_SIZE`` … set) this blocks until every rank is here, else
+    the process is a job of its own: rank 0 of 1. May be called again after :func:`shutdown`, any number of times.
+
+    ``comm`` (ranks, or an MPI communicator) and ``process_sets`` are Horovod's; this version knows only their defaults.
+
+    Raises ValueError for an environment variable that makes no sense, HorovodInternalError or
+    horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other in time."""
+    if comm is not None and not (isinstance(comm, Sequence) and not comm):
+        raise ValueError("init(comm=...) is not supported yet: leave it out to use all ranks.")
+    if process_sets is not None and not (isinstance(process_sets, Sequence) and not process_sets):
+        raise ValueError("init(process_sets=...) is not supported yet: leave it out.")
+    context.init()
+
+
+def shutdown() -> None:
+    """Leave the job; operations that are in flight fail on every rank. Also done when the process exits."""
+    context.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether :func:`init` was called, and :func:`shutdown` was not."""
+    return context.initialized
+
+
+# Everything below raises NotInitializedError, a ValueError, outside of init ... shutdown.
+
+
+def rank() -> int:
+    """This process's number in the job, from 0."""
+    return context.mesh().rank
+
+
+def size() -> int:
+    """Number of processes in the job."""
+    return context.mesh().size
+
+
+def local_rank() -> int:
+    """This process's number among those on its host."""
+    return context.mesh().local_rank
+
+
+def local_size() -> int:
+    """Number of processes on this host."""
+    return context.mesh().local_size
+
+
+def cross_rank() -> int:
+    """This host's number among those that have a process of this local_rank."""
+    return context.mesh().cross_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have a process of this local_rank."""
+    return context.mesh().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of processes."""
+    return context.mesh().is_homogeneous
+
+
+# ---- what this build has; the names are Horovod's -------------------------------------------------------------------
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads beside the job; False without MPI."""
+    context.mesh()
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI connects the ranks."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Whether MPI could connect the ranks."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether the ranks are connected without MPI."""
+    return True
+
+
+def gloo_built() -> bool:
+    """Whether the ranks could be connected without MPI: always."""
+    return True
+
+
+def nccl_built() -> int:
+    """NCCL's version number, or 0 without it."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """IBM's DDL: never."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Intel's oneCCL: never."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether tensors in the memory of CUDA devices can be used."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether tensors in the memory of ROCm devices can be used."""
+    return False

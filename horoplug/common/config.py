@@ -1,0 +1,372 @@
+"""Every environment variable that horoplug reads, in one table, and the frozen result of reading it.
+
+``HOROPLUG_X`` wins over ``HOROVOD_X``. An empty value counts as unset. A wrong value is a ValueError of one line that
+names the variable, the value and what is allowed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .log import LEVELS
+
+MIB = 1024 * 1024
+SECRET_BYTES = 32
+
+
+# ---- parsers: text -> value; a ValueError says what is allowed -------------------------------------------------------
+
+
+def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    allowed = f"a whole number from {low}" + ("" if high is None else f" to {high}")
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if value < low or (high is not None and value > high):
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def _number(text: str, allowed: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if not math.isfinite(value):
+        raise ValueError(allowed)
+    return value
+
+
+def _seconds(text: str) -> float:
+    allowed = "a positive number of seconds"
+    value = _number(text, allowed)
+    if value <= 0:
+        raise ValueError(allowed)
+    return value
+
+
+def _seconds_or_never(text: str) -> float:
+    """0 and negative numbers mean never, which the core calls -1."""
+    value = _number(text, "a number of seconds (0: never)")
+    return value if value > 0 else -1.0
+
+
+def _seconds_or_zero(text: str) -> float:
+    allowed = "a number of seconds (0: never)"
+    value = _number(text, allowed)
+    if value < 0:
+        raise ValueError(allowed)
+    return value
+
+
+def _size_or_off(text: str) -> int:
+    """0 means off to Horovod; the core says off with -1, because 0 is its default."""
+    return _integer(0, 2**62)(text) or -1
+
+
+def _flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("0 or 1")
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in allowed:
+            raise ValueError("one of " + ", ".join(allowed))
+        return text.strip().lower()
+
+    return parse
+
+
+def _text(text: str) -> str:
+    return text.strip()
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(_integer(0)(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError("CPU numbers separated by commas") from None
+
+
+def parse_secret(text: str) -> bytes:
+    """The 32 bytes of a job's secret from 64 hex digits or from base64. Errors: ValueError, without the value."""
+    text = text.strip()
+    if len(text) == 2 * SECRET_BYTES:
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            pass
+    try:
+        secret = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError("32 bytes as hex or base64")
+    return secret
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """One variable: ``name`` without prefix, the field of :class:`Config` that it fills, how, and why."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    default: Any
+    doc: str
+    aliases: tuple[str, ...] = ()  # further full names, weaker than the two prefixed ones
+    private: bool = False  # the value must not appear in any message
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Full names, strongest first."""
+        return (f"HOROPLUG_{self.name}", f"HOROVOD_{self.name}", *self.aliases)
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "FUSION_THRESHOLD",
+        "fusion_threshold",
+        _size_or_off,
+        128 * MIB,
+        "bytes of a fusion buffer; 0: no fusion",
+    ),
+    Variable(
+        "CACHE_CAPACITY", "cache_capacity", _size_or_off, 8192, "names that are remembered; 0: none"
+    ),
+    Variable(
+        "STALL_CHECK_DISABLE", "stall_check_disable", _flag, False, "1: never report stalled ranks"
+    ),
+    Variable(
+        "STALL_CHECK_TIME_SECONDS",
+        "stall_check_time_seconds",
+        _seconds,
+        60.0,
+        "seconds until a tensor that some ranks wait for is reported",
+    ),
+    Variable(
+        "STALL_SHUTDOWN_TIME_SECONDS",
+        "stall_shutdown_time_seconds",
+        _seconds_or_zero,
+        0.0,
+        "seconds until such a tensor aborts the job; 0: never",
+    ),
+    Variable(
+        "GLOO_TIMEOUT_SECONDS",
+        "gloo_timeout_seconds",
+        _seconds,
+        30.0,
+        "seconds without progress until a transfer or a connection fails",
+    ),
+    Variable(
+        "OPERATION_TIMEOUT_SECONDS",
+        "operation_timeout_seconds",
+        _seconds_or_never,
+        1800.0,
+        "seconds from submission until an operation that is not done aborts the job; 0: never",
+    ),
+    Variable(
+        "DEADLOCK_TIME_SECONDS",
+        "deadlock_time_seconds",
+        _seconds_or_never,
+        5.0,
+        "seconds that all ranks wait for different operations until it is an error; 0: never",
+    ),
+    Variable(
+        "START_TIMEOUT",
+        "start_timeout",
+        _seconds,
+        30.0,
+        "seconds that ranks wait for each other at the start",
+    ),
+    Variable("LOG_LEVEL", "log_level", _one_of(*LEVELS), "warning", "least level that is logged"),
+    Variable("LOG_HIDE_TIME", "log_hide_time", _flag, False, "1: no time in log lines"),
+    Variable("ALGORITHM", "algorithm", _text, None, "forces an algorithm by name where it can run"),
+    Variable("RANK", "rank", _integer(0, 2**31 - 2), 0, "number of this process"),
+    Variable("SIZE", "size", _integer(1, 2**31 - 1), 1, "processes in the job"),
+    Variable("LOCAL_RANK", "local_rank", _integer(0), 0, "number of this process on its host"),
+    Variable("LOCAL_SIZE", "local_size", _integer(1), 1, "processes on this host"),
+    Variable(
+        "CROSS_RANK",
+        "cross_rank",
+        _integer(0),
+        0,
+        "number of this host among those with local_rank",
+    ),
+    Variable("CROSS_SIZE", "cross_size", _integer(1), 1, "hosts that have this local_rank"),
+    Variable(
+        "HOST_KEY",
+        "hostname",
+        _text,
+        None,
+        "ranks share memory only with ranks of the same key",
+        aliases=("HOROPLUG_HOSTNAME", "HOROVOD_HOSTNAME"),
+    ),
+    Variable(
+        "GLOO_RENDEZVOUS_ADDR", "rendezvous_addr", _text, None, "address of the rendezvous server"
+    ),
+    Variable(
+        "GLOO_RENDEZVOUS_PORT", "rendezvous_port", _integer(1, 65535), None, "and its TCP port"
+    ),
+    Variable(
+        "RENDEZVOUS_SERVER",
+        "rendezvous_server",
+        _one_of("launcher", "rank0"),
+        "launcher",
+        "rank0: rank 0 itself serves the rendezvous at that address",
+    ),
+    Variable(
+        "SECRET_KEY",
+        "secret_key",
+        parse_secret,
+        None,
+        "32 bytes as hex or base64",
+        aliases=("_HOROVOD_SECRET_KEY",),
+        private=True,
+    ),
+    Variable("GLOO_IFACE", "gloo_iface", _text, None, "network interface to listen on"),
+    Variable(
+        "THREAD_AFFINITY",
+        "thread_affinity",
+        _cores,
+        (),
+        "CPU numbers; the one at local_rank is for the progress thread",
+    ),
+)
+
+# Horovod's knobs that have no counterpart here. Setting them must not break a job.
+IGNORED: tuple[str, ...] = (
+    "ADASUM_MPI_CHUNK_SIZE",
+    "BATCH_D2D_MEMCOPIES",
+    "CCL_CACHE",
+    "CONTROLLER",
+    "CPU_OPERATIONS",
+    "CYCLE_TIME",
+    "DISABLE_NVTX_RANGES",
+    "ENABLE_ASYNC_COMPLETION",
+    "ENABLE_XLA_OPS",
+    "HIERARCHICAL_ALLGATHER",
+    "HIERARCHICAL_ALLREDUCE",
+    "MPI_THREADS_DISABLE",
+    "NUM_NCCL_STREAMS",
+    "TORUS_ALLREDUCE",
+)
+# The launcher sets these for scripts that look at them; they say what is true anyway.
+_EXPECTED = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What the environment says. Times are seconds, sizes bytes; -1 is the core's "off" or "never"."""
+
+    fusion_threshold: int = 128 * MIB
+    cache_capacity: int = 8192
+    stall_check_time_seconds: float = 60.0
+    stall_shutdown_time_seconds: float = 0.0
+    gloo_timeout_seconds: float = 30.0
+    operation_timeout_seconds: float = 1800.0
+    deadlock_time_seconds: float = 5.0
+    start_timeout: float = 30.0
+    log_level: str = "warning"
+    log_hide_time: bool = False
+    algorithm: str | None = None
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    hostname: str | None = None
+    rendezvous_addr: str | None = None
+    rendezvous_port: int | None = None
+    rendezvous_server: str = "launcher"
+    secret_key: bytes | None = dataclasses.field(default=None, repr=False)
+    gloo_iface: str | None = None
+    thread_affinity: tuple[int, ...] = ()
+    notes: tuple[tuple[int, str], ...] = ()
+    """Remarks about the environment, (logging level, text), for :meth:`log_notes`."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
+        """Read ``env`` (default: the process's environment). Errors: ValueError of one line."""
+        env = os.environ if env is None else env
+        values = {variable.field: _read(variable, env) for variable in VARIABLES}
+        notes: list[tuple[int, str]] = []
+        ignored = [name for name in map(_ignored(env), IGNORED) if name]
+        if ignored:
+            notes.append((logging.INFO, "without effect in horoplug: " + ", ".join(ignored)))
+        check = values["stall_check_time_seconds"]
+        if values.pop("stall_check_disable"):
+            values["stall_check_time_seconds"] = check = -1.0
+        if 0 < values["stall_shutdown_time_seconds"] < check:
+            notes.append(
+                (
+                    logging.WARNING,
+                    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is ignored, because it is smaller than "
+                    "HOROVOD_STALL_CHECK_TIME_SECONDS",
+                )
+            )
+            values["stall_shutdown_time_seconds"] = 0.0
+        for kind in ("", "local_", "cross_"):
+            number, count = values[kind + "rank"], values[kind + "size"]
+            if number >= count:
+                upper = kind.upper()
+                raise ValueError(
+                    f"HOROVOD_{upper}RANK={number} is wrong: with HOROVOD_{upper}SIZE={count} "
+                    f"it must be less than {count}"
+                )
+        return cls(**values, notes=tuple(notes))
+
+    @property
+    def core_log_level(self) -> int:
+        """The level for the core. It has no number for trace, since 0 is its default."""
+        return max(1, LEVELS.index(self.log_level))
+
+    def log_notes(self, logger: logging.Logger) -> None:
+        """Log the remarks, each on one line; done after the logger has its level."""
+        for level, text in self.notes:
+            logger.log(level, "%s", text)
+
+
+def _read(variable: Variable, env: Mapping[str, str]) -> Any:
+    for name in variable.names:
+        text = env.get(name, "")
+        if not text.strip():
+            continue
+        try:
+            return variable.parse(text)
+        except ValueError as error:
+            shown = "(not shown)" if variable.private else repr(text)
+            raise ValueError(f"{name}={shown} is wrong: it must be {error}") from None
+    return variable.default
+
+
+def _ignored(env: Mapping[str, str]) -> Callable[[str], str]:
+    """A function from a bare name to the full name that is set to something without effect, or ''."""
+
+    def find(name: str) -> str:
+        for full in (f"HOROPLUG_{name}", f"HOROVOD_{name}"):
+            if env.get(full, "").strip() and env[full].strip().lower() != _EXPECTED.get(name):
+                return full
+        return ""
+
+    return find

@@ -1,0 +1,188 @@
+"""The process's place in the job: its engine, its mesh, and the operations that are in flight.
+
+:data:`context` is the only global of the package; everything else is reached through it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import os
+import threading
+from typing import Any, Protocol
+
+from horoplug._native import Engine, Error
+from horoplug.common import log
+from horoplug.common.config import Config
+from horoplug.common.errors import HorovodInternalError, NotInitializedError
+from horoplug.common.status import exception
+from horoplug.rendezvous.fork import close_in_children
+from horoplug.rendezvous.mesh import Mesh
+from horoplug.rendezvous.session import Rendezvous
+
+
+class InFlight(Protocol):
+    """An operation that has been submitted (see :mod:`horoplug.common.ops`)."""
+
+    def done(self) -> bool: ...
+    def wait(self) -> Any: ...
+
+
+class Context:
+    """What ``init`` makes and ``shutdown`` ends; both can be repeated any number of times."""
+
+    def __init__(self) -> None:
+        self.operations: dict[int, InFlight] = {}
+        """By the handle that the user holds. An entry keeps the operation's tensors alive."""
+        self._engine: Engine | None = None
+        self._mesh: Mesh | None = None
+        self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
+        self._lock = threading.Lock()
+        self._rendezvous: Rendezvous | None = None  # stays over shutdowns
+        self._identity: tuple[object, ...] = ()  # what the rendezvous was made for
+        self._generation = 0  # how often it was used
+        # Handles count on over re-initialisations, so that a stale one can be told from a valid one.
+        self._numbers = itertools.count(1)
+        self._first_number = 1
+        self._hooked = False
+
+    @property
+    def initialized(self) -> bool:
+        return self._engine is not None
+
+    def engine(self) -> Engine:
+        """The running engine. Raises NotInitializedError if there is none."""
+        engine = self._engine
+        if engine is None:
+            raise NotInitializedError
+        return engine
+
+    def mesh(self) -> Mesh:
+        """Ranks and sizes. Raises NotInitializedError before init and after shutdown."""
+        mesh = self._mesh
+        if mesh is None:
+            raise NotInitializedError
+        return mesh
+
+    def init(self) -> None:
+        """Find the other ranks and start the engine; does nothing if it is running.
+
+        The n-th call on one rank meets the n-th call on every other one."""
+        with self._lock:
+            if self._engine is not None:
+                return
+            self._hook_process()
+            self._forget_stale()
+            config = Config.from_env()
+            logger = log.configure(
+                config.log_level, hide_time=config.log_hide_time, rank=config.rank
+            )
+            config.log_notes(logger)
+            mesh = self._connect(config)
+            streams = [(peer[2], os.fstat(peer[2])) for peer in mesh.peers]
+            try:
+                self._engine = _start_engine(config, mesh)
+            except Error as error:
+                raise exception(error) from None
+            self._mesh, self._streams = mesh, streams
+
+    def _connect(self, config: Config) -> Mesh:
+        identity = (
+            config.rank,
+            config.size,
+            config.rendezvous_addr,
+            config.rendezvous_port,
+            config.secret_key,
+        )
+        if self._rendezvous is None or self._identity != identity:
+            if self._rendezvous is not None:
+                self._rendezvous.close()
+                self._rendezvous = None
+            self._rendezvous = Rendezvous(config)
+            self._identity = identity
+            self._generation = 0
+        generation = self._generation
+        self._generation += 1  # also if it fails: it fails everywhere
+        return self._rendezvous.mesh(generation)
+
+    def shutdown(self) -> None:
+        """Leave the job in good order; does nothing if there is none. Operations in flight fail, here and elsewhere."""
+        with self._lock:
+            engine, self._engine, self._mesh = self._engine, None, None
+            self._streams = []
+            if engine is not None:
+                engine.shutdown()
+
+    def track(self, operation: InFlight) -> int:
+        """Keep an operation and its tensors until it is done; returns the handle for the user."""
+        number = next(self._numbers)
+        self.operations[number] = operation
+        return number
+
+    def find(self, number: int) -> InFlight | None:
+        """The operation of a handle; None if it is unknown or was waited for.
+
+        Raises HorovodInternalError for a handle from before the last init, TypeError for what is no integer."""
+        operation = self.operations.get(number)
+        if operation is None and isinstance(number, int) and 0 < number < self._first_number:
+            raise HorovodInternalError(
+                f"handle {number} belongs to a job that was shut down before its result was asked for"
+            )
+        return operation
+
+    def _forget_stale(self) -> None:
+        """Drop what was never waited for before a shutdown: nobody writes to those tensors any more."""
+        self.operations.clear()
+        self._first_number = next(self._numbers)
+
+    def _hook_process(self) -> None:
+        if not self._hooked:
+            self._hooked = True
+            atexit.register(self._at_exit)
+            close_in_children(self)
+
+    def _at_exit(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.close()  # before the engine: see there
+        self.shutdown()
+
+    def forget(self) -> None:
+        """In a forked child (a data loader's worker), which is no rank: start afresh, and leave the parent's engine
+        alone."""
+        self._leak(self._engine, self.operations.copy())
+        self.operations.clear()
+        self._engine = self._mesh = self._rendezvous = None
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        # The child's copies would keep the connections open after the parent has died, and hide that from its peers.
+        for fd, stat in self._streams:
+            with contextlib.suppress(OSError):  # the engine had closed it
+                if os.path.samestat(os.fstat(fd), stat):
+                    os.close(fd)
+        self._streams = []
+
+    @staticmethod
+    def _leak(*objects: object) -> None:
+        """Never destroy these: their destructors would join threads that do not exist in this process."""
+        for thing in objects:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _start_engine(config: Config, mesh: Mesh) -> Engine:
+    return Engine(
+        **mesh.release(),
+        fusion_threshold=config.fusion_threshold,
+        cache_capacity=config.cache_capacity,
+        stall_check_time=config.stall_check_time_seconds,
+        stall_shutdown_time=config.stall_shutdown_time_seconds,
+        data_timeout=config.gloo_timeout_seconds,
+        operation_timeout=config.operation_timeout_seconds,
+        deadlock_time=config.deadlock_time_seconds,
+        algorithm=config.algorithm,
+        log_level=config.core_log_level,
+        log=log.from_core,
+    )
+
+
+context = Context()

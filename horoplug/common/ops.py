@@ -1,0 +1,236 @@
+"""Operations in flight: from a framework's tensors to the core and back.
+
+The way of a call: a function made by :mod:`horoplug.common.variants` -> :func:`submit` -> ``Engine.submit`` of the
+core. What is particular to a framework is behind :class:`Adapter`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from horoplug._native import Engine, Error, Memory
+from horoplug.common import dtypes
+from horoplug.common.context import context
+from horoplug.common.errors import HorovodInternalError
+from horoplug.common.opspec import Call, OpSpec, Output
+from horoplug.common.reduce_ops import Average
+from horoplug.common.status import exception
+
+Tensor = Any
+Described = tuple[Tensor, int, int, Sequence[int]]
+
+
+class Adapter(Protocol):
+    """What the operations need to know of a framework's tensors."""
+
+    tensor_type: Any  # the class, for signatures
+    compression: Any  # the default of `compression=`; None: the framework has no such argument
+
+    def describe(self, tensor: Tensor, in_place: bool) -> Described:
+        """``(tensor, dtype code, address, shape)`` with the tensor dense and in row-major order: a copy if need be, a
+        ValueError if it must be the very same (``in_place``). TypeError for what is no tensor."""
+
+    def empty_like(self, tensor: Tensor) -> tuple[Tensor, int]:
+        """A tensor to put a result in, and its address."""
+
+    def from_memory(self, memory: Memory | None, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """A tensor around memory of the core, without a copy; None: a tensor without elements."""
+
+    def to_counts(self, splits: Any) -> list[int]:
+        """`splits` as integers. TypeError for anything else."""
+
+    def from_counts(self, counts: Sequence[int]) -> Tensor:
+        """Row counts as an int32 tensor."""
+
+    def run(self, spec: OpSpec, tensors: Sequence[Tensor], call: Call, grouped: bool) -> Any:
+        """A blocking, out-of-place operation: ``submit(...).wait()``, made differentiable where that has a meaning."""
+
+
+class Operation:
+    """One submission. It keeps its tensors alive until the core is done with them."""
+
+    __slots__ = (
+        "adapter",
+        "engine",
+        "grouped",
+        "handle",
+        "inputs",
+        "number",
+        "outputs",
+        "row_counts",
+        "spec",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        adapter: Adapter,
+        spec: OpSpec,
+        inputs: list[Tensor],
+        outputs: list[Tensor] | None,
+        grouped: bool,
+    ) -> None:
+        self.engine = engine
+        self.adapter = adapter
+        self.spec = spec
+        self.inputs = inputs
+        self.outputs = outputs
+        self.grouped = grouped
+        self.row_counts: list[list[int]] = []  # per tensor, once it is done: rows from each rank
+        self.handle = 0
+        # From here on the context holds the tensors: an interrupt between any two lines cannot free them.
+        self.number = context.track(self)
+
+    def done(self) -> bool:
+        return self.engine.poll(self.handle)
+
+    def wait(self) -> Any:
+        """Block until done; return the output, or for a group the list of outputs (with received splits if the
+        operation has them).
+
+        Raises the exception that belongs to the failure. After a KeyboardInterrupt the operation is still in flight and
+        can be waited for again."""
+        try:
+            self.engine.wait(self.handle)
+            outputs = self._collect() if self.outputs is None else self.outputs
+        except Error as error:
+            self.forget()
+            raise exception(error) from None
+        self.forget()
+        return outputs if self.grouped else outputs[0]
+
+    def _collect(self) -> list[Any]:
+        outputs = []
+        for index, tensor in enumerate(self.inputs):
+            result = self.engine.result(self.handle, index)
+            shape = (result.rows, *tensor.shape[1:])
+            output = self.adapter.from_memory(result.memory, tensor, shape)
+            self.row_counts.append(result.row_counts)
+            if self.spec.received_splits:
+                output = output, self.adapter.from_counts(result.row_counts)
+            outputs.append(output)
+        return outputs
+
+    def forget(self) -> None:
+        """Let go of the tensors and of the core's handle."""
+        context.operations.pop(self.number, None)
+        self.engine.release(self.handle)
+
+
+class Parts:
+    """A group of several dtypes: one operation for each of them, since a group of the core has one."""
+
+    def __init__(self, parts: list[tuple[list[int], Operation]]) -> None:
+        self.parts = parts
+        self.number = context.track(self)
+
+    def done(self) -> bool:
+        return all(operation.done() for _, operation in self.parts)
+
+    def wait(self) -> Any:
+        """The outputs in the order of the group. Every part is waited for, even if one has failed."""
+        outputs: dict[int, Any] = {}
+        failure: HorovodInternalError | None = None
+        for places, operation in self.parts:
+            try:
+                outputs.update(zip(places, operation.wait(), strict=True))
+            except HorovodInternalError as error:
+                failure = failure or error
+        context.operations.pop(self.number, None)
+        if failure is not None:
+            raise failure
+        return [outputs[place] for place in range(len(outputs))]
+
+    @property
+    def row_counts(self) -> list[list[int]]:
+        """Per tensor, once it is done: rows from each rank."""
+        counts: dict[int, list[int]] = {}
+        for places, operation in self.parts:
+            counts.update(zip(places, operation.row_counts, strict=True))
+        return [counts[place] for place in range(len(counts))]
+
+
+def submit(
+    adapter: Adapter,
+    spec: OpSpec,
+    tensors: Sequence[Tensor],
+    call: Call,
+    grouped: bool = False,
+    in_place: bool = False,
+) -> Operation | Parts:
+    """Hand an operation to the core and return at once.
+
+    Raises TypeError and ValueError for what this rank alone can see to be wrong (dtype, device, layout, arguments, a
+    name that is in flight), NotInitializedError, and HorovodInternalError if the job is over."""
+    engine = context.engine()
+    described = [adapter.describe(tensor, in_place) for tensor in tensors]
+    if grouped and len({code for _, code, _, _ in described}) != 1:
+        return _submit_parts(engine, adapter, spec, described, call, in_place)
+    return _submit(engine, adapter, spec, described, call, grouped, in_place)
+
+
+def _submit(
+    engine: Engine,
+    adapter: Adapter,
+    spec: OpSpec,
+    described: Sequence[Described],
+    call: Call,
+    grouped: bool,
+    in_place: bool,
+) -> Operation:
+    code = described[0][1]
+    if spec.reduces and code == dtypes.BOOL and call.reduce_op == Average:
+        raise ValueError(f"{spec.name} of bool has no average; use op=Max (or) or op=Min (and).")
+    if spec.least_ndim and any(len(shape) < spec.least_ndim for _, _, _, shape in described):
+        raise ValueError(f"{spec.name} needs a first dimension to divide; a scalar has none.")
+    if call.splits is not None:
+        call = call._replace(splits=adapter.to_counts(call.splits))
+
+    inputs = [tensor for tensor, _, _, _ in described]
+    outputs: list[Tensor] | None
+    if spec.output is Output.ROWS:
+        outputs = None
+        rows = [(address, 0, shape) for _, _, address, shape in described]
+    elif in_place:
+        outputs = inputs
+        rows = [(address, address, shape) for _, _, address, shape in described]
+    else:
+        made = [adapter.empty_like(tensor) for tensor in inputs]
+        outputs = [tensor for tensor, _ in made]
+        rows = [
+            (address, target, shape)
+            for (_, _, address, shape), (_, target) in zip(described, made, strict=True)
+        ]
+
+    operation = Operation(engine, adapter, spec, inputs, outputs, grouped)
+    name = f"{spec.name}.{call.name}" if call.name else None
+    try:
+        operation.handle = engine.submit(spec.code, code, rows, name, *call[1:])
+    except Error as error:
+        context.operations.pop(operation.number, None)
+        raise exception(error) from None
+    except Exception:  # an argument of a wrong type
+        context.operations.pop(operation.number, None)
+        raise
+    return operation
+
+
+def _submit_parts(
+    engine: Engine,
+    adapter: Adapter,
+    spec: OpSpec,
+    described: list[Described],
+    call: Call,
+    in_place: bool,
+) -> Parts:
+    if not described:
+        raise ValueError(f"grouped_{spec.name} needs at least one tensor.")
+    places: dict[int, list[int]] = {}
+    for place, (_, code, _, _) in enumerate(described):
+        places.setdefault(code, []).append(place)
+    parts = []
+    for code, of_code in places.items():
+        name = f"{call.name}.{dtypes.NAMES[code]}" if call.name else None
+        of_part = [described[place] for place in of_code]
+        part = call._replace(name=name)
+        parts.append((of_code, _submit(engine, adapter, spec, of_part, part, True, in_place)))
+    return Parts(parts)

@@ -1,0 +1,31 @@
+"""How values of different ranks become one: the ``op`` argument, with Horovod's numbers."""
+
+import warnings
+from typing import Final
+
+Average: Final = 0
+Sum: Final = 1
+Adasum: Final = 2
+Min: Final = 3
+Max: Final = 4
+Product: Final = 5
+
+NAMES: Final = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+
+def resolve(op: int | None, average: bool | None = None) -> int:
+    """The reduction that ``op`` and its deprecated predecessor ``average`` ask for; neither: Average.
+
+    Raises ValueError if both are given or ``op`` is none of the six."""
+    if op is None:
+        if average is None:
+            return Average
+        warnings.warn(
+            "average= is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4
+        )
+        return Average if average else Sum
+    if average is not None:
+        raise ValueError("op= supersedes average=: give only one of them.")
+    if op not in (Average, Sum, Adasum, Min, Max, Product):
+        raise ValueError(f"op={op!r} is no reduction; use one of {', '.join(NAMES)}.")
+    return op

@@ -1,0 +1,76 @@
+"""NumPy arrays for the table of operations."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from horoplug._native import Memory
+from horoplug.common import dtypes
+from horoplug.common.ops import submit
+from horoplug.common.opspec import Call, OpSpec
+
+_CODES = {np.dtype(name): code for name, code in dtypes.CODES.items() if name != "bfloat16"}
+_SCALARS = (np.generic, bool, int, float, list, tuple)
+
+
+def _code(dtype: np.dtype[Any]) -> int:
+    code = _CODES.get(dtype)
+    if code is None:
+        # NumPy's bfloat16 is whichever type a package (ml_dtypes) has registered under that name.
+        if dtype.name != "bfloat16" or dtype.itemsize != 2 or not dtype.isnative:
+            raise dtypes.unsupported(dtype, dtypes.NAMES)
+        code = dtypes.CODES["bfloat16"]
+    return code
+
+
+class NumpyAdapter:
+    """See :class:`horoplug.common.ops.Adapter`. Numbers and lists of them are taken as arrays, too."""
+
+    tensor_type = np.ndarray
+    compression = None
+
+    def describe(
+        self, tensor: Any, in_place: bool
+    ) -> tuple[np.ndarray[Any, Any], int, int, tuple[int, ...]]:
+        if not isinstance(tensor, np.ndarray):
+            if in_place or not isinstance(tensor, _SCALARS):
+                raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
+            tensor = np.asarray(tensor)
+        code = _code(tensor.dtype)
+        if not tensor.flags.c_contiguous:
+            if in_place:
+                raise ValueError(
+                    "Tensor is required to be contiguous. Pass an array in C order "
+                    "(np.ascontiguousarray(x)), or use the variant that returns a new array."
+                )
+            tensor = np.ascontiguousarray(tensor)
+        if in_place and not tensor.flags.writeable:
+            raise ValueError(
+                "the array is read-only; pass a copy, or use the variant that returns one."
+            )
+        return tensor, code, tensor.__array_interface__["data"][0], tensor.shape
+
+    def empty_like(self, tensor: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+        made = np.empty(tensor.shape, tensor.dtype)
+        return made, made.__array_interface__["data"][0]
+
+    def from_memory(
+        self, memory: Memory | None, like: np.ndarray[Any, Any], shape: Sequence[int]
+    ) -> np.ndarray[Any, Any]:
+        if memory is None:
+            return np.empty(shape, like.dtype)
+        array: np.ndarray[Any, Any] = np.frombuffer(cast(memoryview, memory), like.dtype)
+        return array.reshape(shape)
+
+    def to_counts(self, splits: Any) -> list[int]:
+        counts = np.asarray(splits)
+        if counts.ndim != 1 or counts.dtype.kind not in "iu":
+            raise TypeError("splits= takes one integer for each rank.")
+        return [int(count) for count in counts]
+
+    def from_counts(self, counts: Sequence[int]) -> np.ndarray[Any, Any]:
+        return np.array(counts, np.int32)
+
+    def run(self, spec: OpSpec, tensors: Sequence[Any], call: Call, grouped: bool) -> Any:
+        return submit(self, spec, tensors, call, grouped).wait()

@@ -1,0 +1,185 @@
+"""Mutual proof of the job's secret over a connected stream socket.
+
+    client                                   server
+    HELLO  nonce_c              ->
+                                <-           HELLO  nonce_s
+    PROOF  mac("client proof")  ->           checked; on failure: REJECT, close
+                                <-           PROOF  mac("server proof")
+    ACCEPT mac("accept")        ->           (or REJECT, close)
+
+    mac(label) = HMAC-SHA256(secret, label, context, nonce_c, nonce_s), each part preceded by its length
+
+Every frame has the same 40 bytes: magic, version, kind, two zero bytes, 32 bytes of body. Both nonces are fresh and the
+label binds the role, so that nothing one side sent can be used as the other side's answer (reflection), now or later
+(replay). The context (what is connected: the store, or the mesh listener of rank 3) keeps a proof made for one kind of
+connection from being relayed to another. The server proves itself only to a client that has proved itself. This
+authenticates and does not encrypt: who can rewrite packets on the network can still take over an established
+connection.
+
+:class:`Handshake` does no I/O, so that one event loop can run many; :func:`authenticate` runs one on a blocking socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import time
+
+from .errors import AuthenticationError
+
+SECRET_BYTES = 32
+_FRAME = struct.Struct("!4sBBH32s")
+FRAME_BYTES = _FRAME.size
+_MAGIC = b"HPau"
+_VERSION = 1
+_EMPTY = bytes(32)
+
+
+class Role(enum.Enum):
+    """Who connected (client) and who was listening (server)."""
+
+    CLIENT = b"client proof"
+    SERVER = b"server proof"
+
+
+class _Kind(enum.IntEnum):
+    HELLO = 1
+    PROOF = 2
+    ACCEPT = 3
+    REJECT = 4
+
+
+class Handshake:
+    """One side of the exchange as a state machine: frames in, frames out, no clock."""
+
+    def __init__(self, secret: bytes, role: Role, context: bytes, peer: str) -> None:
+        """``peer`` names the other side in messages. Errors: ValueError for a secret that is not 32 bytes."""
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"a job's secret has {SECRET_BYTES} bytes, not {len(secret)}")
+        self._secret = secret
+        self._role = role
+        self._context = context
+        self._peer = peer
+        self._nonce = secrets.token_bytes(32)
+        self._client_nonce = self._server_nonce = b""
+        self._expected = _Kind.HELLO
+        self.done = False
+        self.farewell = b""
+        """After an error: what to send before closing, so that the other side learns why."""
+
+    def start(self) -> bytes:
+        """What to send first."""
+        return _pack(_Kind.HELLO, self._nonce) if self._role is Role.CLIENT else b""
+
+    def feed(self, frame: bytes) -> bytes:
+        """Take one frame of FRAME_BYTES, return the answer. Errors: AuthenticationError, once and for all."""
+        magic, version, kind, zero, body = _FRAME.unpack(frame)
+        if magic != _MAGIC or zero != 0:
+            raise self._fail(f"{self._peer} does not speak horoplug's protocol")
+        if version != _VERSION:
+            raise self._fail(
+                f"{self._peer} speaks version {version} of horoplug's handshake, this process "
+                f"{_VERSION}: all ranks need the same horoplug"
+            )
+        if kind == _Kind.REJECT:
+            raise AuthenticationError(
+                f"{self._peer} refused the connection: this process does not know this job's "
+                "secret (its HOROVOD_SECRET_KEY differs)"
+            )
+        if self.done or kind != self._expected:
+            raise self._fail(f"{self._peer} sent authentication frames out of order")
+        return self._client(body) if self._role is Role.CLIENT else self._server(body)
+
+    def _client(self, body: bytes) -> bytes:
+        if self._expected is _Kind.HELLO:
+            self._take_nonces(client=self._nonce, server=body)
+            self._expected = _Kind.PROOF
+            return _pack(_Kind.PROOF, self._mac(Role.CLIENT.value))
+        self._check(body, Role.SERVER.value)
+        self.done = True
+        return _pack(_Kind.ACCEPT, self._mac(b"accept"))
+
+    def _server(self, body: bytes) -> bytes:
+        if self._expected is _Kind.HELLO:
+            self._take_nonces(client=body, server=self._nonce)
+            self._expected = _Kind.PROOF
+            return _pack(_Kind.HELLO, self._nonce)
+        if self._expected is _Kind.PROOF:
+            self._check(body, Role.CLIENT.value)
+            self._expected = _Kind.ACCEPT
+            return _pack(_Kind.PROOF, self._mac(Role.SERVER.value))
+        self._check(body, b"accept")
+        self.done = True
+        return b""
+
+    def _take_nonces(self, client: bytes, server: bytes) -> None:
+        if hmac.compare_digest(client, server):
+            raise self._fail(f"{self._peer} only echoes what it is sent")
+        self._client_nonce, self._server_nonce = client, server
+
+    def _mac(self, label: bytes) -> bytes:
+        mac = hmac.new(self._secret, b"horoplug 1", hashlib.sha256)
+        for part in (label, self._context, self._client_nonce, self._server_nonce):
+            mac.update(len(part).to_bytes(4, "big") + part)
+        return mac.digest()
+
+    def _check(self, body: bytes, label: bytes) -> None:
+        if not hmac.compare_digest(body, self._mac(label)):
+            raise self._fail(
+                f"{self._peer} does not know this job's secret; the connection was closed"
+            )
+
+    def _fail(self, message: str) -> AuthenticationError:
+        self.farewell = _pack(_Kind.REJECT, _EMPTY)
+        return AuthenticationError(message)
+
+
+def _pack(kind: _Kind, body: bytes) -> bytes:
+    return _FRAME.pack(_MAGIC, _VERSION, kind, 0, body)
+
+
+def authenticate(
+    sock: socket.socket, secret: bytes, role: Role, context: bytes, timeout: float, peer: str
+) -> None:
+    """Run a handshake on a connected socket, within ``timeout`` seconds; the socket's timeout is put back.
+
+    Errors: AuthenticationError; the socket is then of no more use, but closing it is left to the caller."""
+    deadline = time.monotonic() + timeout
+    before = sock.gettimeout()
+    handshake = Handshake(secret, role, context, peer)
+    try:
+        _send(sock, handshake.start(), deadline)
+        while not handshake.done:
+            frame = b""
+            while len(frame) < FRAME_BYTES:
+                sock.settimeout(max(deadline - time.monotonic(), 0.001))
+                piece = sock.recv(FRAME_BYTES - len(frame))
+                if not piece:
+                    raise AuthenticationError(f"{peer} closed the connection while authenticating")
+                frame += piece
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+            _send(sock, handshake.feed(frame), deadline)
+    except AuthenticationError:
+        with contextlib.suppress(OSError):
+            _send(sock, handshake.farewell, time.monotonic() + 1.0)
+        raise
+    except TimeoutError:
+        raise AuthenticationError(f"{peer} did not authenticate within {timeout:g} s") from None
+    except OSError as error:
+        raise AuthenticationError(
+            f"{peer} broke the connection while authenticating: {error.strerror}"
+        ) from None
+    finally:
+        sock.settimeout(before)
+
+
+def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
+    if data:
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.sendall(data)

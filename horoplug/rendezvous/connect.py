@@ -1,0 +1,313 @@
+"""The event loop in which one rank connects to the ranks below it and accepts the ranks above it.
+
+What a stranger does on a listener costs at most its own connection: each has a short deadline of its own, their number
+is limited, and all of them advance side by side. A connection that this rank makes itself is tried again for a moment
+when it breaks, since the other side may have been too busy, and is then an error that names the rank."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import selectors
+import socket
+import time
+
+from .errors import AuthenticationError, PeerLostError, ProtocolError
+from .links import Identity, Link, Refusal, Stage
+from .store import StoreClient
+
+_INCOMING_SECONDS = 5.0  # an accepted connection must be ready after this long
+_SPARE_INCOMING = 64  # connections in the making beyond one per rank
+_RETRY_PAUSE = 0.02
+_RETRY_SECONDS = 1.0
+_LOGGED = 10
+_BUFFER_BYTES = 4 << 20
+
+_log = logging.getLogger("horoplug")
+
+
+def unix_listener(size: int) -> tuple[str, socket.socket]:
+    """A listener on a fresh name in the abstract namespace, and the name (without its leading zero byte)."""
+    name = f"horoplug-{secrets.token_hex(12)}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind("\0" + name)
+        sock.listen(size + _SPARE_INCOMING)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return name, sock
+
+
+def tcp_listener(address: str, size: int) -> socket.socket:
+    """A listener on a free port of ``address`` and of no other interface."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.create_server((address, 0), family=family, backlog=size + _SPARE_INCOMING)
+    sock.setblocking(False)
+    return sock
+
+
+def tune_tcp(sock: socket.socket, data_timeout: float) -> None:
+    """Options of a connection between ranks. ``data_timeout``: seconds without an acknowledgement until it breaks."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # A host that vanished without a word is noticed after data_timeout, whether or not there is something to send.
+    seconds = max(int(data_timeout), 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(seconds // 3, 1))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(seconds // 6, 1))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
+    # A fixed size switches the kernel's own tuning off, so it has to be larger than what is tuned to, or it does harm.
+    for option, name in ((socket.SO_SNDBUF, "wmem_max"), (socket.SO_RCVBUF, "rmem_max")):
+        if _limit(name) >= _BUFFER_BYTES:
+            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+
+
+def _limit(name: str) -> int:
+    try:
+        with open(f"/proc/sys/net/core/{name}", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
+
+
+class Connector:
+    """Makes the connections of one rank. Owns all its sockets until :meth:`detach`."""
+
+    def __init__(self, me: Identity, deadline: float) -> None:
+        self._me = me
+        self._deadline = deadline
+        self._data_timeout = 30.0
+        self._selector = selectors.DefaultSelector()
+        self._listeners: list[socket.socket] = []
+        self._links: dict[Link, None] = {}  # in the making, oldest first
+        self._ready: dict[int, Link] = {}
+        self._addresses: dict[int, tuple[str, int] | str] = {}
+        self._local: set[int] = set()
+        self._retries: dict[int, float] = {}  # rank: when to try again
+        self._failing: dict[int, float] = {}  # rank: when it first failed
+        self._complaints = 0
+        self._store_watched = False
+
+    def listen(self, listener: socket.socket, data_timeout: float = 30.0) -> None:
+        """Take over a listener; connections are accepted from the first :meth:`turn` on."""
+        self._listeners.append(listener)
+        self._data_timeout = data_timeout
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def expect(self, addresses: dict[int, tuple[str, int] | str], local: set[int]) -> None:
+        """Where all other ranks listen, and which of them are on this host; starts connecting."""
+        self._addresses = addresses
+        self._local = local
+        for rank in sorted(addresses):
+            if rank < self._me.rank:
+                self._dial(rank)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that are not connected yet."""
+        return sorted(rank for rank in self._addresses if rank not in self._ready)
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks are connected."""
+        return len(self._ready) == len(self._addresses)
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    def turn(self, store: StoreClient) -> None:
+        """Wait until something happens, here or in the store, and deal with it.
+
+        Errors: PeerLostError, AuthenticationError or ProtocolError about a rank that this one connects to."""
+        if not self._store_watched:
+            self._store_watched = True
+            self._selector.register(store, selectors.EVENT_READ)
+        for key, _ in self._selector.select(self._patience()):
+            if isinstance(key.data, Link):
+                self._advance(key.data)
+            elif key.fileobj is not store and isinstance(key.fileobj, socket.socket):
+                self._accept(key.fileobj)
+        now = time.monotonic()
+        for link in [link for link in self._links if link.deadline <= now]:
+            if link.target is None:
+                self._complain(f"{link.label} was too slow to identify itself")
+                self._drop(link)
+        for rank in [rank for rank, when in self._retries.items() if when <= now]:
+            del self._retries[rank]
+            self._dial(rank)
+
+    def _patience(self) -> float:
+        """Seconds until the next deadline; the loop's owner checks the whole mesh's, too."""
+        due = [self._deadline + 1.0, *self._retries.values()]
+        due += [link.deadline for link in self._links if link.target is None][:1]
+        return max(min(due) - time.monotonic(), 0.0) + 0.001
+
+    def _dial(self, rank: int) -> None:
+        """Start to connect to a rank below."""
+        address = self._addresses[rank]
+        local = isinstance(address, str)
+        family = socket.AF_UNIX
+        if not isinstance(address, str):
+            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        link = Link(
+            sock,
+            self._me,
+            target=rank,
+            deadline=self._deadline,
+            admit=self._admit,
+            label=f"rank {rank}",
+        )
+        try:
+            if not local:
+                tune_tcp(sock, self._data_timeout)
+            error = sock.connect_ex("\0" + address if isinstance(address, str) else address)
+            if error == errno.EAGAIN:  # a Unix listener's backlog is full
+                sock.close()
+                self._retries[rank] = time.monotonic() + _RETRY_PAUSE
+                return
+            if error not in (0, errno.EINPROGRESS):
+                raise OSError(error, os.strerror(error))
+            if error == 0:
+                link.connected()
+        except OSError as error:
+            sock.close()
+            self._failed(rank, error)
+            return
+        self._watch(link)
+        self._advance(link)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(64):
+            try:
+                sock, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._complain(f"cannot accept connections: {error.strerror}")
+                time.sleep(0.01)
+                return
+            sock.setblocking(False)
+            if sock.family == socket.AF_UNIX:
+                label = "a process on this host"
+            else:
+                label = f"{address[0]}:{address[1]}"
+                tune_tcp(sock, self._data_timeout)
+            link = Link(
+                sock,
+                self._me,
+                target=None,
+                deadline=time.monotonic() + _INCOMING_SECONDS,
+                admit=self._admit,
+                label=label,
+            )
+            self._watch(link)
+            incoming = [other for other in self._links if other.target is None]
+            if len(incoming) > self._me.size + _SPARE_INCOMING:
+                self._complain(f"{incoming[0].label} made way: too many connections at once")
+                self._drop(incoming[0])
+
+    def _advance(self, link: Link) -> None:
+        if link not in self._links:
+            return  # dropped earlier in this turn
+        try:
+            if link.stage is Stage.CONNECTING and not self._is_connected(link):
+                return
+            link.advance()
+        except (AuthenticationError, ProtocolError) as error:
+            self._drop(link)
+            if link.target is not None:
+                raise
+            self._complain(str(error))
+        except OSError as error:
+            self._drop(link)
+            if link.target is not None:
+                self._failed(link.target, error)
+        else:
+            if link.stage is Stage.READY:
+                self._complete(link)
+            else:
+                self._selector.modify(link.sock, _events(link), link)
+
+    @staticmethod
+    def _is_connected(link: Link) -> bool:
+        """Whether a connection in progress has been decided, well or badly."""
+        try:
+            link.sock.getpeername()
+        except OSError:
+            return link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        return True
+
+    def _complete(self, link: Link) -> None:
+        self._selector.unregister(link.sock)
+        del self._links[link]
+        assert link.rank is not None
+        self._ready[link.rank] = link
+        self._failing.pop(link.rank, None)
+
+    def _admit(self, rank: int, local: bool) -> Refusal | None:
+        """Judge a rank that has connected to this one."""
+        if rank <= self._me.rank or rank not in self._addresses or local != (rank in self._local):
+            return Refusal.RANK
+        return Refusal.DUPLICATE if rank in self._ready else None
+
+    def _failed(self, rank: int, error: OSError) -> None:
+        """A connection to a rank below did not come about: try again, for a moment."""
+        now = time.monotonic()
+        if now - self._failing.setdefault(rank, now) > _RETRY_SECONDS:
+            raise PeerLostError(
+                rank,
+                f"rank {rank} cannot be connected to: {error.strerror}; it has ended or failed",
+            )
+        self._retries[rank] = now + _RETRY_PAUSE
+
+    def _watch(self, link: Link) -> None:
+        self._links[link] = None
+        self._selector.register(link.sock, _events(link), link)
+
+    def _drop(self, link: Link) -> None:
+        self._selector.unregister(link.sock)
+        del self._links[link]
+        link.close()
+
+    def _complain(self, text: str) -> None:
+        self._complaints += 1
+        if self._complaints <= _LOGGED:
+            more = "; further ones are not logged" if self._complaints == _LOGGED else ""
+            _log.warning("rank %d: a connection was rejected: %s%s", self._me.rank, text, more)
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def stop_listening(self) -> None:
+        """Close the listeners and whatever is only half connected."""
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners.clear()
+        for link in list(self._links):
+            self._drop(link)
+
+    def detach(self) -> dict[int, tuple[int, int, int]]:
+        """(stream, segment, doorbell) descriptors by rank; from now on the caller's."""
+        detached = {rank: link.detach() for rank, link in self._ready.items()}
+        self._ready.clear()
+        return detached
+
+    def close(self) -> None:
+        """Close everything that was not detached. Idempotent."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for link in (*self._links, *self._ready.values()):
+            link.close()
+        self._links.clear()
+        self._ready.clear()
+        self._selector.close()
+
+
+def _events(link: Link) -> int:
+    return selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0)

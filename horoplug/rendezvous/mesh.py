@@ -1,0 +1,295 @@
+"""Connects every rank with every other and hands the connections over as open descriptors.
+
+1. Every rank publishes a *record* in the store (host key, size, name of its Unix listener) and waits for all others'.
+2. Only if they are not all on one host, every rank opens a TCP listener and publishes its address.
+3. Rank j connects to every i < j: by an abstract Unix socket on the same host (nothing in the file system; it carries
+   each side's memfd and eventfd), by TCP otherwise. Both ends authenticate before anything else (links.py).
+4. A rank that has all its connections says so in the store and waits until all have: success is everyone's.
+
+While it connects, a rank keeps a get of the others' step 4 pending, so that a rank that dies or gives up is reported
+at once and by number. All keys begin with the generation (how often the job has initialised), so that nothing of an
+earlier round is taken for this one's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import time
+from typing import Any
+
+from .connect import Connector, tcp_listener, unix_listener
+from .errors import (
+    MissingRanksError,
+    PeerLostError,
+    ProtocolError,
+    RankTakenError,
+    RendezvousError,
+    StoreTimeoutError,
+)
+from .hosts import Topology, host_key, interface_address, topology
+from .links import Identity
+from .store import StoreClient
+
+_log = logging.getLogger("horoplug")
+
+
+@dataclasses.dataclass
+class Mesh:
+    """All connections of one rank, made and authenticated. Owns its descriptors until :meth:`release`."""
+
+    rank: int
+    size: int
+    host: int
+    """Index of this rank's host."""
+    peers: list[tuple[int, int, int, int, int]]
+    """(rank, host, stream_fd, segment_fd, doorbell_fd) of each other rank; the last two -1 on other hosts. Streams do
+    not block (O_NONBLOCK)."""
+    segment_fd: int
+    """This rank's memfd, empty; -1 if no peer is on this host."""
+    doorbell_fd: int
+    """This rank's eventfd; -1 likewise."""
+    hosts: list[int]
+    """Host index of every rank."""
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    is_homogeneous: bool
+    owned: bool = True
+
+    def release(self) -> dict[str, Any]:
+        """The arguments of ``_native.Engine`` that describe the mesh; the descriptors are the engine's from now on."""
+        self.owned = False
+        return {
+            "rank": self.rank,
+            "size": self.size,
+            "host": self.host,
+            "peers": self.peers,
+            "segment_fd": self.segment_fd,
+            "doorbell_fd": self.doorbell_fd,
+        }
+
+    def close(self) -> None:
+        """Close the descriptors, unless they were released. Idempotent."""
+        if self.owned:
+            self.owned = False
+            for fd in (self.segment_fd, self.doorbell_fd, *(f for p in self.peers for f in p[2:])):
+                if fd >= 0:
+                    os.close(fd)
+
+
+def build_mesh(
+    *,
+    rank: int,
+    size: int,
+    store: StoreClient | None,
+    secret: bytes | None,
+    generation: int = 0,
+    key: str | None = None,
+    timeout: float = 30.0,
+    data_timeout: float = 30.0,
+    interface: str | None = None,
+) -> Mesh:
+    """Connect this rank with all others, within ``timeout`` seconds.
+
+    ``generation``: how often the job has initialised before, the same on all ranks. ``key``: the host key, by default
+    :func:`host_key`. ``data_timeout``: seconds after which the kernel gives up a TCP connection whose peer does not
+    acknowledge. ``interface``: name of the network interface to listen on. A job of one rank needs neither store nor
+    secret, and opens nothing.
+
+    Errors: MissingRanksError names ranks that did not come; PeerLostError a rank that ended or gave up; RankTakenError
+    if another process has this rank; AuthenticationError; ProtocolError if the ranks disagree about the job; ValueError
+    for an unknown interface. Nothing stays open."""
+    key = host_key() if key is None else key
+    if size == 1:
+        return _assemble(rank, size, topology(0, [key]), [], (-1, -1))
+    if store is None or secret is None:
+        raise ValueError(f"a job of {size} ranks needs a rendezvous server and a secret")
+    store.register(rank)
+    if rank == 0 and generation >= 2:
+        # Everyone was connected to this rank in the generation before, so the one before that is over for all.
+        store.delete(f"{generation - 2}/")
+    builder = _Builder(rank, size, store, secret, generation, timeout)
+    try:
+        return builder.build(key, data_timeout, interface)
+    except PeerLostError:
+        raise
+    except BaseException as error:
+        builder.give_up(error)
+        raise
+    finally:
+        builder.close()
+
+
+class _Builder:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: StoreClient,
+        secret: bytes,
+        generation: int,
+        timeout: float,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.store = store
+        self.prefix = f"{generation}/"
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self.me = Identity(rank, size, generation, secret)
+        self.connector = Connector(self.me, self.deadline)
+        self.own_fds: list[int] = []
+        self.published = False
+
+    def build(self, key: str, data_timeout: float, interface: str | None) -> Mesh:
+        others = [r for r in range(self.size) if r != self.rank]
+        name, listener = unix_listener(self.size)
+        self.connector.listen(listener)
+        record = {"size": self.size, "host": key, "unix": name, "pid": os.getpid()}
+        self._publish("rank", record)
+        records = self._collect("rank", others)
+        records[self.rank] = record
+        self._check_sizes(records)
+        where = topology(self.rank, [str(records[r]["host"]) for r in range(self.size)])
+        local = {r for r in others if where.hosts[r] == where.hosts[self.rank]}
+        addresses: dict[int, tuple[str, int] | str] = {r: str(records[r]["unix"]) for r in local}
+        if len(local) < len(others):
+            addresses |= self._exchange_tcp(interface, others, local, data_timeout)
+        if local:
+            self._make_shared()
+        self.connector.expect(addresses, local)
+        self._connect(others)
+        links = self.connector.detach()
+        peers = [(r, where.hosts[r], *links[r]) for r in others]
+        segment, doorbell = self.own_fds or (-1, -1)
+        self.own_fds = []
+        return _assemble(self.rank, self.size, where, peers, (segment, doorbell))
+
+    def _exchange_tcp(
+        self, interface: str | None, others: list[int], local: set[int], data_timeout: float
+    ) -> dict[int, tuple[str, int] | str]:
+        """Listen on TCP, and learn where the ranks on other hosts do."""
+        address = interface_address(interface) if interface else self.store.local_address
+        listener = tcp_listener(address, self.size)
+        self.connector.listen(listener, data_timeout)
+        self._publish("tcp", {"address": address, "port": listener.getsockname()[1]})
+        found = self._collect("tcp", [r for r in others if r not in local])
+        return {r: (str(tcp["address"]), int(tcp["port"])) for r, tcp in found.items()}
+
+    def _make_shared(self) -> None:
+        """Create what peers on this host are given: an empty memfd and an eventfd."""
+        self.own_fds.append(os.memfd_create(f"horoplug-{self.rank}", os.MFD_CLOEXEC))
+        self.own_fds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self.me.fds = (self.own_fds[0], self.own_fds[1])
+
+    # ---- the store ---------------------------------------------------------------------------------------------------
+
+    def _publish(self, kind: str, record: dict[str, Any]) -> None:
+        key = f"{self.prefix}{kind}/{self.rank}"
+        if not self.store.claim(key, json.dumps(record).encode()):
+            raise RankTakenError(
+                f"rank {self.rank} of this job is already taken by another process"
+            )
+        self.published = True
+
+    def _collect(self, kind: str, ranks: list[int]) -> dict[int, dict[str, Any]]:
+        keys = [f"{self.prefix}{kind}/{r}" for r in ranks]
+        try:
+            values = self.store.get(keys, max(self.deadline - time.monotonic(), 0), ranks)
+        except StoreTimeoutError as error:
+            raise self._missing([ranks[i] for i in error.missing]) from None
+        return {r: _parse(r, value) for r, value in zip(ranks, values, strict=True)}
+
+    def _missing(self, ranks: list[int]) -> MissingRanksError:
+        which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
+        return MissingRanksError(
+            ranks,
+            f"{which} did not connect within {self.timeout:g} s (rank {self.rank} has waited; "
+            "HOROVOD_START_TIMEOUT and HOROVOD_GLOO_TIMEOUT_SECONDS set how long)",
+        )
+
+    def _check_sizes(self, records: dict[int, dict[str, Any]]) -> None:
+        for r, record in sorted(records.items()):
+            if record.get("size") != self.size:
+                raise ProtocolError(
+                    f"rank {r} was started with a size of {record.get('size')}, "
+                    f"rank {self.rank} with {self.size}"
+                )
+
+    # ---- connecting --------------------------------------------------------------------------------------------------
+
+    def _connect(self, others: list[int]) -> None:
+        """Run the connector until it is done, then wait for everyone; a lost rank is reported at once."""
+        remaining = max(self.deadline - time.monotonic(), 0)
+        everyone = self.store.begin_get([f"{self.prefix}up/{r}" for r in others], remaining, others)
+        try:
+            announced = all_up = False
+            while not (announced and all_up):
+                if not announced and self.connector.done:
+                    announced = True
+                    self.connector.stop_listening()
+                    self.store.set(f"{self.prefix}up/{self.rank}", b"")
+                all_up = all_up or self.store.poll_get(everyone) is not None
+                if not (announced and all_up):
+                    if time.monotonic() > self.deadline + 1.0:
+                        raise self._missing(self.connector.missing or others)
+                    self.connector.turn(self.store)
+        except StoreTimeoutError as error:
+            raise self._missing(
+                self.connector.missing or [others[i] for i in error.missing]
+            ) from None
+        finally:
+            self.store.abandon(everyone)
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the others that this rank will not make it, unless they never heard of it."""
+        if not self.published or isinstance(error, RankTakenError):
+            return
+        text = str(error) if isinstance(error, (RendezvousError, OSError)) else repr(error)
+        with contextlib.suppress(
+            RendezvousError, OSError
+        ):  # else they will notice in their own time
+            self.store.abort(self.prefix, self.rank, f"rank {self.rank} gave up: {text}")
+
+    def close(self) -> None:
+        self.connector.close()
+        for fd in self.own_fds:
+            os.close(fd)
+        self.own_fds = []
+
+
+def _parse(rank: int, value: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(value)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise ProtocolError(f"rank {rank} has published something unreadable")
+    return record
+
+
+def _assemble(
+    rank: int,
+    size: int,
+    where: Topology,
+    peers: list[tuple[int, int, int, int, int]],
+    own: tuple[int, int],
+) -> Mesh:
+    return Mesh(
+        rank=rank,
+        size=size,
+        host=where.hosts[rank],
+        peers=peers,
+        segment_fd=own[0],
+        doorbell_fd=own[1],
+        hosts=where.hosts,
+        local_rank=where.local_rank,
+        local_size=where.local_size,
+        cross_rank=where.cross_rank,
+        cross_size=where.cross_size,
+        is_homogeneous=where.is_homogeneous,
+    )

@@ -1,0 +1,283 @@
+"""The store's server: one thread, one selector, any number of clients.
+
+Whatever a client does ends at most its own connection: nothing is parsed before it has authenticated, every buffer has
+a limit, and whoever does not authenticate in time or does not read its answers is dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Hashable
+
+from . import wire
+from .auth import FRAME_BYTES, Handshake, Role
+from .errors import AuthenticationError, ProtocolError
+from .fork import close_in_children
+from .state import StoreState
+
+AUTH_SECONDS = 10.0
+MAX_UNAUTHENTICATED = 256  # beyond it the oldest is dropped
+MAX_OUTPUT = 2 * wire.MAX_REPLY  # bytes that wait for a client that does not read
+_LOGGED = 20  # complaints about clients that are logged; a flood of garbage must not fill a disk
+
+_log = logging.getLogger("horoplug")
+
+
+@dataclasses.dataclass(eq=False)
+class _Connection:
+    sock: socket.socket
+    peer: str
+    handshake: Handshake | None  # None: authenticated
+    deadline: float  # until which it must have authenticated
+    inbox: bytearray = dataclasses.field(default_factory=bytearray)
+    outbox: bytearray = dataclasses.field(default_factory=bytearray)
+    events: int = selectors.EVENT_READ
+    open: bool = True
+
+
+class StoreServer:
+    """Serves a store on one address until closed. Usable as a context manager."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        auth_seconds: float = AUTH_SECONDS,
+    ) -> None:
+        """Bind ``address`` (never all interfaces unless it says so) and serve; port 0 takes a free one.
+
+        Errors: OSError when the address cannot be bound."""
+        self._secret = secret
+        self._auth_seconds = auth_seconds
+        self._complaints = 0
+        self._connections: dict[_Connection, None] = {}
+        self._unauthenticated: dict[_Connection, None] = {}  # oldest first
+        self._state = StoreState(self._reply)
+        self._lost: list[tuple[int, str]] = []  # from mark_lost, on its way to the thread
+        self._stop = False
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server(
+            (address, port), family=family, backlog=1024, reuse_port=False
+        )
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_in, selectors.EVENT_READ)
+        self._owner = os.getpid()
+        close_in_children(self)
+        self._thread = threading.Thread(target=self._run, name="horoplug-store", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> StoreServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop serving and close every connection. Idempotent."""
+        if self._stop or os.getpid() != self._owner:
+            return
+        self._stop = True
+        self._wake()
+        self._thread.join()
+        self.forget()
+
+    def forget(self) -> None:
+        """Close this process's descriptors without a word (for a forked child, see fork.py)."""
+        self._stop = True
+        for sock in [c.sock for c in self._connections]:
+            sock.close()
+        self._selector.close()
+        for sock in (self._listener, self._wake_in, self._wake_out):
+            sock.close()
+
+    def mark_lost(self, rank: int, text: str) -> None:
+        """Tell everyone who waits for this rank that it will not come; for whoever sees it die first."""
+        self._lost.append((rank, text))
+        self._wake()
+
+    def departures(self) -> list[int]:
+        """Ranks in the order in which their connections ended."""
+        return list(self._state.departures)
+
+    def _wake(self) -> None:
+        try:
+            self._wake_out.send(b"w")
+        except BlockingIOError:
+            pass  # it has plenty to wake up for
+        except OSError:
+            pass  # closed
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stop:
+            try:
+                self._turn()
+            except Exception:
+                # A defect of ours must not take the whole job's rendezvous with it.
+                _log.exception("rendezvous server: unexpected error")
+                time.sleep(0.1)
+
+    def _turn(self) -> None:
+        for key, events in self._selector.select(self._patience()):
+            if isinstance(key.data, _Connection):
+                self._serve(key.data, events)
+            elif key.data is not None:
+                self._accept()
+            else:
+                self._wake_in.recv(4096)
+        while self._lost:
+            self._state.lost(*self._lost.pop(0))
+        now = time.monotonic()
+        self._state.expire(now)
+        for connection in list(self._unauthenticated):
+            if connection.deadline > now:
+                break
+            self._complain(
+                connection, f"did not authenticate within {self._auth_seconds:g} s", close=True
+            )
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due."""
+        now = time.monotonic()
+        deadlines = [self._state.expire(now)]
+        deadlines += [c.deadline for c in list(self._unauthenticated)[:1]]
+        due = [deadline for deadline in deadlines if deadline is not None]
+        return max(min(due) - now, 0.0) + 0.001 if due else None
+
+    def _accept(self) -> None:
+        for _ in range(64):  # others want their turn, too
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors, most likely: what waits in the backlog stays there.
+                self._complain(None, f"cannot accept connections: {error.strerror}")
+                time.sleep(0.05)
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            peer = f"{address[0]}:{address[1]}"
+            handshake = Handshake(self._secret, Role.SERVER, wire.AUTH_CONTEXT, peer)
+            deadline = time.monotonic() + self._auth_seconds
+            connection = _Connection(sock, peer, handshake, deadline)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+            self._connections[connection] = None
+            self._unauthenticated[connection] = None
+            if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                self._complain(oldest, "made way: too many connections at once", close=True)
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        if not connection.open:
+            return  # closed while an earlier event of this turn was handled
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._flush(connection)
+            if events & selectors.EVENT_READ and connection.open:
+                data = connection.sock.recv(1 << 16)
+                if not data:
+                    self._close(connection)
+                    return
+                connection.inbox += data
+                self._parse(connection)
+        except AuthenticationError as error:
+            if connection.handshake is not None and connection.handshake.farewell:
+                self._send_last(connection, connection.handshake.farewell)
+            self._complain(None, str(error))
+            self._close(connection)
+        except ProtocolError as error:
+            self._complain(connection, f"was disconnected: {error}", close=True)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close(connection)
+
+    def _parse(self, connection: _Connection) -> None:
+        inbox = connection.inbox
+        while connection.open:
+            if connection.handshake is not None:
+                if len(inbox) < FRAME_BYTES:
+                    return
+                answer = connection.handshake.feed(bytes(inbox[:FRAME_BYTES]))
+                del inbox[:FRAME_BYTES]
+                self._reply(connection, answer)
+                if connection.handshake.done:
+                    connection.handshake = None
+                    self._unauthenticated.pop(connection, None)
+                continue
+            if len(inbox) < wire.HEADER.size:
+                return
+            kind, tag, length = wire.parse_header(inbox, wire.MAX_REQUEST)
+            end = wire.HEADER.size + length
+            if len(inbox) < end:
+                return
+            payload = bytes(inbox[wire.HEADER.size : end])
+            del inbox[:end]
+            self._state.request(connection, kind, tag, payload, time.monotonic())
+
+    # ---- output ------------------------------------------------------------------------------------------------------
+
+    def _reply(self, session: Hashable, data: bytes) -> None:
+        assert isinstance(session, _Connection)
+        if not session.open or not data:
+            return
+        session.outbox += data
+        if len(session.outbox) > MAX_OUTPUT:
+            self._complain(session, "was disconnected: it does not read its answers", close=True)
+            return
+        try:
+            self._flush(session)
+        except OSError:
+            # Its end is noticed when it is read from; closing here could be in the middle of a
+            # loop over the very sessions that wait.
+            session.outbox.clear()
+
+    def _flush(self, connection: _Connection) -> None:
+        try:
+            while connection.outbox:
+                del connection.outbox[: connection.sock.send(connection.outbox)]
+        except BlockingIOError:
+            pass
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
+        if wanted != connection.events:
+            connection.events = wanted
+            self._selector.modify(connection.sock, wanted, connection)
+
+    def _send_last(self, connection: _Connection, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            connection.sock.send(data)
+
+    def _complain(self, connection: _Connection | None, text: str, close: bool = False) -> None:
+        self._complaints += 1
+        if self._complaints <= _LOGGED:
+            who = f"{connection.peer} " if connection is not None else ""
+            more = "; further ones are not logged" if self._complaints == _LOGGED else ""
+            _log.warning("rendezvous server: %s%s%s", who, text, more)
+        if close and connection is not None:
+            self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        if not connection.open:
+            return
+        connection.open = False
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        self._connections.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
+        self._state.closed(connection)

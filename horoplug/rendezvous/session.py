@@ -1,0 +1,85 @@
+"""A process's way to the other ranks, from its configuration: the store's connection, and a mesh whenever it is asked.
+
+Keep one Rendezvous from the first ``init()`` until the process ends, across shutdowns: the connection is how the others
+learn that this rank has died, and in rank-0 mode rank 0 serves everybody."""
+
+from __future__ import annotations
+
+from horoplug.common.config import Config
+
+from .hosts import host_key, interface_address
+from .mesh import Mesh, build_mesh
+from .server import StoreServer
+from .store import StoreClient
+
+
+class Rendezvous:
+    """The store's client of this process, and its server if this is where it runs. A context manager."""
+
+    def __init__(self, config: Config) -> None:
+        """Connect to the store, within ``config.start_timeout``; a job of one rank connects to nothing.
+
+        Errors: ValueError if variables are missing, else RendezvousError or AuthenticationError."""
+        self._config = config
+        self._server: StoreServer | None = None
+        self._client: StoreClient | None = None
+        if config.size == 1:
+            return
+        if config.rendezvous_addr is None or config.rendezvous_port is None:
+            raise ValueError(
+                f"HOROVOD_SIZE={config.size} needs HOROVOD_GLOO_RENDEZVOUS_ADDR and "
+                "HOROVOD_GLOO_RENDEZVOUS_PORT; start the job with horovodrun"
+            )
+        if config.secret_key is None:
+            raise ValueError(
+                f"HOROVOD_SIZE={config.size} needs HOROPLUG_SECRET_KEY, 32 bytes as hex or base64, "
+                "the same on all ranks; start the job with horovodrun"
+            )
+        if config.gloo_iface:
+            interface_address(config.gloo_iface)  # a wrong name is best found before others wait
+        address, port = config.rendezvous_addr, config.rendezvous_port
+        if config.rendezvous_server == "rank0" and config.rank == 0:
+            try:
+                self._server = StoreServer(config.secret_key, address, port)
+            except OSError as error:
+                raise ValueError(
+                    f"rank 0 cannot serve the rendezvous at {address}:{port}: {error.strerror}"
+                ) from None
+        try:
+            self._client = StoreClient.connect(
+                address, port, config.secret_key, config.start_timeout
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Rendezvous:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def mesh(self, generation: int) -> Mesh:
+        """Connect with all ranks. ``generation`` counts from 0, one more for every call, the same on all ranks.
+
+        Errors: those of :func:`horoplug.rendezvous.mesh.build_mesh`."""
+        config = self._config
+        return build_mesh(
+            rank=config.rank,
+            size=config.size,
+            store=self._client,
+            secret=config.secret_key,
+            generation=generation,
+            key=host_key(config.hostname),
+            timeout=config.start_timeout,
+            data_timeout=config.gloo_timeout_seconds,
+            interface=config.gloo_iface,
+        )
+
+    def close(self) -> None:
+        """Say goodbye; on rank 0, stop serving. At exit, call this *before* the engine shuts down: the launcher takes
+        the order of goodbyes for the order of failures. Idempotent."""
+        if self._client is not None:
+            self._client.close()
+        if self._server is not None:
+            self._server.close()

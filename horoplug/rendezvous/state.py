@@ -1,0 +1,239 @@
+"""What the store knows and decides, without sockets and without a clock of its own.
+
+A *session* is one authenticated connection, for this module an opaque object. Every request is answered through
+``reply(session, frame)``, at once or, for a GET that has to wait, when its last key is set, its deadline passes, or a
+rank that owns one of its keys is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Hashable
+
+from . import wire
+from .errors import ProtocolError
+from .wire import Op, Reader, Reply
+
+MAX_TOTAL = 256 << 20  # bytes of keys and values together
+_ENTRY_COST = 100  # counted per key beside its bytes, so that many tiny ones are bounded, too
+
+
+@dataclasses.dataclass(eq=False)
+class _Get:
+    session: Hashable
+    tag: int
+    keys: list[bytes]
+    owners: list[int]
+    missing: set[int]  # positions in keys
+    deadline: float
+
+
+class StoreState:
+    """All keys, the ranks that take part, and the GETs that wait."""
+
+    def __init__(self, reply: Callable[[Hashable, bytes], None]) -> None:
+        self._reply = reply
+        self._values: dict[bytes, bytes] = {}
+        self._total = 0
+        self._waiting: dict[bytes, dict[_Get, None]] = {}  # by missing key; in order of arrival
+        self._of_session: dict[Hashable, dict[_Get, None]] = {}
+        self._deadlines: list[tuple[float, int, _Get]] = []
+        self._count = itertools.count()
+        self._sessions: dict[int, tuple[Hashable, str]] = {}  # live ranks: session, description
+        self._rank_of: dict[Hashable, int] = {}
+        self._lost: dict[int, str] = {}
+        self._aborted: dict[bytes, tuple[int, str]] = {}
+        self.departures: list[int] = []
+        """Ranks in the order in which they left or were lost; a rank that comes back is taken out."""
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def request(self, session: Hashable, kind: int, tag: int, payload: bytes, now: float) -> None:
+        """Carry out one message. Errors: ProtocolError, after which the session is to be closed."""
+        reader = Reader(payload)
+        if kind == Op.GET:
+            self._get(session, tag, reader, now)
+        elif kind in (Op.SET, Op.CLAIM):
+            self._set(session, tag, reader, claim=kind == Op.CLAIM)
+        elif kind == Op.REGISTER:
+            self._register(session, tag, reader)
+        elif kind == Op.DELETE:
+            prefix = reader.key()
+            reader.end()
+            self._delete(prefix)
+            self._answer(session, Reply.OK, tag)
+        elif kind == Op.ABORT:
+            rank, text, prefix = reader.rank(), reader.text(), reader.key()
+            reader.end()
+            self._abort(prefix, rank, text)
+            self._answer(session, Reply.OK, tag)
+        elif kind == Op.LEAVE:
+            reader.end()
+            self._leave(session)
+            self._answer(session, Reply.OK, tag)
+        else:
+            raise ProtocolError(f"there is no request {kind}")
+
+    def _register(self, session: Hashable, tag: int, reader: Reader) -> None:
+        rank, description = reader.rank(), reader.text()
+        reader.end()
+        if rank < 0 or self._rank_of.get(session, rank) != rank:
+            raise ProtocolError(f"a connection cannot become rank {rank}")
+        holder = self._sessions.get(rank)
+        if holder is not None and holder[0] != session:
+            self._answer(session, Reply.TAKEN, tag, wire.pack_text(holder[1]))
+            return
+        self._sessions[rank] = session, description
+        self._rank_of[session] = rank
+        self._lost.pop(rank, None)
+        if rank in self.departures:
+            self.departures.remove(rank)
+        self._answer(session, Reply.OK, tag)
+
+    def _set(self, session: Hashable, tag: int, reader: Reader, claim: bool) -> None:
+        key, value = reader.key(), reader.value()
+        reader.end()
+        before = self._values.get(key)
+        if claim and before is not None:
+            self._answer(session, Reply.TAKEN, tag, wire.pack_value(before))
+            return
+        total = self._total + len(value)
+        total += len(key) + _ENTRY_COST if before is None else -len(before)
+        if total > MAX_TOTAL:
+            raise ProtocolError(f"more than {MAX_TOTAL} bytes in the store")
+        self._total = total
+        self._values[key] = value
+        self._answer(session, Reply.OK, tag)
+        for get in list(self._waiting.pop(key, ())):
+            get.missing -= {i for i in get.missing if get.keys[i] == key}
+            if not get.missing:
+                self._answer_values(get)
+
+    def _get(self, session: Hashable, tag: int, reader: Reader, now: float) -> None:
+        timeout, count = reader.u32() / 1000, reader.u32()
+        if count > wire.MAX_KEYS:
+            raise ProtocolError(f"{count} keys at once; the limit is {wire.MAX_KEYS}")
+        pairs = [(reader.rank(), reader.key()) for _ in range(count)]
+        reader.end()
+        keys = [key for _, key in pairs]
+        missing = {i for i, key in enumerate(keys) if key not in self._values}
+        get = _Get(session, tag, keys, [owner for owner, _ in pairs], missing, now + timeout)
+        if not missing:
+            self._answer_values(get)
+            return
+        loss = self._loss(get)
+        if loss is not None:
+            self._finish(get, Reply.LOST, wire.pack_rank(loss[0]) + wire.pack_text(loss[1]))
+            return
+        own = self._of_session.setdefault(session, {})
+        if len(own) >= wire.MAX_WAITING:
+            raise ProtocolError(f"more than {wire.MAX_WAITING} waits at once")
+        own[get] = None
+        for i in missing:
+            self._waiting.setdefault(keys[i], {})[get] = None
+        heapq.heappush(self._deadlines, (get.deadline, next(self._count), get))
+
+    def _loss(self, get: _Get) -> tuple[int, str] | None:
+        """A rank because of which waiting is pointless, and what happened to it.
+
+        An owner whose key is there counts, too: who waits for several ranks needs all of them alive."""
+        for owner in get.owners:
+            if owner in self._lost:
+                return owner, self._lost[owner]
+        for i in sorted(get.missing):
+            for prefix, abort in self._aborted.items():
+                if get.keys[i].startswith(prefix):
+                    return abort
+        return None
+
+    def _delete(self, prefix: bytes) -> None:
+        for key in [key for key in self._values if key.startswith(prefix)]:
+            self._total -= len(key) + len(self._values.pop(key)) + _ENTRY_COST
+        for key in [key for key in self._aborted if key.startswith(prefix)]:
+            del self._aborted[key]
+
+    def _abort(self, prefix: bytes, rank: int, text: str) -> None:
+        if len(self._aborted) >= 10000:
+            raise ProtocolError("too many aborted prefixes")
+        # The first reason is the cause; what follows from it is not interesting.
+        self._aborted.setdefault(prefix, (rank, text))
+        self._fail_hopeless()
+
+    def _leave(self, session: Hashable) -> None:
+        rank = self._rank_of.pop(session, None)
+        if rank is not None:
+            del self._sessions[rank]
+            self._departed(rank)
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+
+    def closed(self, session: Hashable) -> None:
+        """A connection has ended. If it was a rank that did not say LEAVE, the rank is lost."""
+        for get in list(self._of_session.get(session, ())):
+            self._forget(get)
+        rank = self._rank_of.get(session)
+        if rank is not None:
+            description = self._sessions[rank][1]
+            self._leave(session)
+            self.lost(rank, f"rank {rank} ({description}) ended without saying goodbye")
+
+    def lost(self, rank: int, text: str) -> None:
+        """This rank will set no more keys. What is known first about a rank is kept."""
+        self._departed(rank)
+        self._lost.setdefault(rank, text)
+        self._fail_hopeless()
+
+    def expire(self, now: float) -> float | None:
+        """Answer the GETs whose time is over; returns the next deadline, if there is one."""
+        while self._deadlines:
+            deadline, _, get = self._deadlines[0]
+            if get in self._of_session.get(get.session, ()):
+                if deadline > now:
+                    return deadline
+                self._finish(get, Reply.TIMED_OUT, wire.pack_numbers(sorted(get.missing)))
+            heapq.heappop(self._deadlines)
+        return None
+
+    # ---- helpers -----------------------------------------------------------------------------------------------------
+
+    def _departed(self, rank: int) -> None:
+        if rank not in self.departures:
+            self.departures.append(rank)
+
+    def _fail_hopeless(self) -> None:
+        for gets in list(self._of_session.values()):
+            for get in list(gets):
+                loss = self._loss(get)
+                if loss is not None:
+                    payload = wire.pack_rank(loss[0]) + wire.pack_text(loss[1])
+                    self._finish(get, Reply.LOST, payload)
+
+    def _answer_values(self, get: _Get) -> None:
+        size = sum(len(self._values[key]) + 4 for key in get.keys)
+        if size > wire.MAX_REPLY:
+            text = f"the values asked for have {size} bytes; the limit is {wire.MAX_REPLY}"
+            self._finish(get, Reply.REFUSED, wire.pack_text(text))
+            return
+        values = b"".join(wire.pack_value(self._values[key]) for key in get.keys)
+        self._finish(get, Reply.VALUES, values)
+
+    def _finish(self, get: _Get, kind: Reply, payload: bytes) -> None:
+        self._forget(get)
+        self._answer(get.session, kind, get.tag, payload)
+
+    def _forget(self, get: _Get) -> None:
+        own = self._of_session.get(get.session)
+        if own is not None:
+            own.pop(get, None)
+            if not own:
+                del self._of_session[get.session]
+        for i in get.missing:
+            gets = self._waiting.get(get.keys[i])
+            if gets is not None:
+                gets.pop(get, None)
+                if not gets:
+                    del self._waiting[get.keys[i]]
+
+    def _answer(self, session: Hashable, kind: Reply, tag: int, payload: bytes = b"") -> None:
+        self._reply(session, wire.frame(kind, tag, payload))

@@ -1,0 +1,282 @@
+"""The store's client: one authenticated connection of one process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from . import wire
+from .auth import Role, authenticate
+from .errors import (
+    PeerLostError,
+    ProtocolError,
+    RankTakenError,
+    RendezvousError,
+    StoreTimeoutError,
+)
+from .fork import close_in_children
+from .wire import Op, Reader, Reply
+
+_GRACE = 5.0  # seconds beyond its deadline that an answer may take
+
+
+class PendingGet:
+    """A GET under way; see :meth:`StoreClient.begin_get`."""
+
+    def __init__(self, tag: int, keys: Sequence[str], timeout: float) -> None:
+        self.tag = tag
+        self.keys = tuple(keys)
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self.over = False
+
+
+class StoreClient:
+    """A connection to the store. Thread-safe, but a blocking call holds up the others. A context manager."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        """For :meth:`connect`; ``sock`` is connected and authenticated."""
+        self._sock = sock
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._tags = itertools.count(1)
+        self._inbox = bytearray()
+        self._answers: dict[int, tuple[int, bytes]] = {}
+        self._abandoned: set[int] = set()  # tags whose answers nobody waits for any more
+        self._owner = os.getpid()
+        self._registered = False
+        self._end: RendezvousError | None = None  # why nothing more will arrive
+        close_in_children(self)
+
+    @classmethod
+    def connect(cls, address: str, port: int, secret: bytes, timeout: float) -> StoreClient:
+        """Connect and authenticate; a server that is not there yet is tried again for ``timeout`` seconds.
+
+        Errors: AuthenticationError at once when the secrets differ; RendezvousError when nobody answers."""
+        deadline = time.monotonic() + timeout
+        peer = f"the rendezvous server at {address}:{port}"
+        pause = 0.01
+        while True:
+            remaining = max(deadline - time.monotonic(), 0.001)
+            try:
+                sock = socket.create_connection((address, port), timeout=remaining)
+                break
+            except OSError as error:
+                if time.monotonic() + pause >= deadline:
+                    raise RendezvousError(
+                        f"{peer} cannot be reached within {timeout:g} s: {error.strerror or error}"
+                    ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.25)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            remaining = max(deadline - time.monotonic(), 0.5)
+            authenticate(sock, secret, Role.CLIENT, wire.AUTH_CONTEXT, remaining, peer)
+            sock.setblocking(False)
+            return cls(sock, peer)
+        except BaseException:
+            sock.close()
+            raise
+
+    def __enter__(self) -> StoreClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """For a selector: readable when an answer may be there."""
+        return self._sock.fileno()
+
+    @property
+    def local_address(self) -> str:
+        """The address of this process on the network that leads to the server."""
+        return str(self._sock.getsockname()[0])
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def register(self, rank: int) -> None:
+        """Take part as this rank: if this connection ends without :meth:`close`, the rank counts as lost.
+
+        May be repeated. Errors: RankTakenError when another live process has the rank."""
+        description = f"pid {os.getpid()} on {socket.gethostname()}"
+        payload = wire.pack_rank(rank) + wire.pack_text(description)
+        kind, reader = self._call(Op.REGISTER, payload)
+        if kind == Reply.TAKEN:
+            raise RankTakenError(
+                f"rank {rank} of this job is already taken by another process ({reader.text()})"
+            )
+        self._registered = True
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a key; whatever it was before is replaced."""
+        self._call(Op.SET, wire.pack_key(key.encode()) + wire.pack_value(value))
+
+    def claim(self, key: str, value: bytes) -> bool:
+        """Set a key if nobody has; False if somebody has."""
+        kind, _ = self._call(Op.CLAIM, wire.pack_key(key.encode()) + wire.pack_value(value))
+        return kind == Reply.OK
+
+    def get(
+        self, keys: Sequence[str], timeout: float, owners: Sequence[int] | None = None
+    ) -> list[bytes]:
+        """Values of ``keys``, as soon as all of them are set. ``owners``: the rank that sets each key (-1: unknown).
+
+        Errors: StoreTimeoutError after ``timeout`` seconds; PeerLostError as soon as an owner is lost, even one whose
+        key is there, while any key is missing."""
+        pending = self.begin_get(keys, timeout, owners)
+        try:
+            while True:
+                values = self.poll_get(pending)
+                if values is not None:
+                    return values
+                self._wait_readable(pending.deadline + _GRACE)
+        except BaseException:
+            self.abandon(pending)
+            raise
+
+    def begin_get(
+        self, keys: Sequence[str], timeout: float, owners: Sequence[int] | None = None
+    ) -> PendingGet:
+        """Start a get without waiting; :meth:`poll_get` when :meth:`fileno` is readable, or :meth:`abandon`."""
+        who = owners if owners is not None else [-1] * len(keys)
+        pending = PendingGet(next(self._tags), keys, timeout)
+        payload = wire.pack_get(timeout, [key.encode() for key in keys], who)
+        with self._lock:
+            self._send(wire.frame(Op.GET, pending.tag, payload))
+        return pending
+
+    def poll_get(self, pending: PendingGet) -> list[bytes] | None:
+        """The values, or None as long as they are not there. Errors: those of :meth:`get`."""
+        with self._lock:
+            self._receive()
+            answer = self._answers.pop(pending.tag, None)
+            if answer is None and self._end is not None:
+                raise self._end
+        if answer is None:
+            return None
+        pending.over = True
+        kind, reader = self._judge(answer)
+        if kind == Reply.TIMED_OUT:
+            missing = [reader.u32() for _ in range(reader.u32())]
+            reader.end()
+            names = ", ".join(pending.keys[i] for i in missing if i < len(pending.keys))
+            raise StoreTimeoutError(missing, f"not set within {pending.timeout:g} s: {names}")
+        if kind != Reply.VALUES:
+            raise ProtocolError(f"{self._peer} sent an answer that does not fit")
+        values = [reader.value() for _ in pending.keys]
+        reader.end()
+        return values
+
+    def abandon(self, pending: PendingGet) -> None:
+        """Forget a get; its answer will be thrown away. Idempotent, and nothing if it has been answered."""
+        with self._lock:
+            if pending.over:
+                return
+            pending.over = True
+            if self._answers.pop(pending.tag, None) is None:
+                self._abandoned.add(pending.tag)
+
+    def delete(self, prefix: str) -> None:
+        """Remove all keys that begin with ``prefix``, and its aborts."""
+        self._call(Op.DELETE, wire.pack_key(prefix.encode()))
+
+    def abort(self, prefix: str, rank: int, reason: str) -> None:
+        """Let every get of a missing key with this prefix fail with PeerLostError(rank, reason), now and later."""
+        payload = wire.pack_rank(rank) + wire.pack_text(reason) + wire.pack_key(prefix.encode())
+        self._call(Op.ABORT, payload)
+
+    def close(self) -> None:
+        """Say goodbye and close. Idempotent; never fails."""
+        if self._sock.fileno() < 0:
+            return
+        try:
+            if self._registered and os.getpid() == self._owner:
+                self._call(Op.LEAVE, b"", timeout=1.0)
+        except (OSError, RendezvousError):
+            pass  # whoever is not there any more need not be told
+        self._sock.close()
+
+    def forget(self) -> None:
+        """Close this process's descriptor without a word (for a forked child, see fork.py)."""
+        self._sock.close()
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def _call(self, op: Op, payload: bytes, timeout: float = 30.0) -> tuple[int, Reader]:
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            tag = next(self._tags)
+            self._send(wire.frame(op, tag, payload))
+            self._receive()
+            while tag not in self._answers:
+                if self._end is not None:
+                    raise self._end
+                self._wait_readable(deadline)
+                self._receive()
+            return self._judge(self._answers.pop(tag))
+
+    def _judge(self, answer: tuple[int, bytes]) -> tuple[int, Reader]:
+        kind, reader = answer[0], Reader(answer[1])
+        if kind == Reply.LOST:
+            rank, text = reader.rank(), reader.text()
+            raise PeerLostError(rank, text)
+        if kind == Reply.REFUSED:
+            raise RendezvousError(f"{self._peer} refused: {reader.text()}")
+        return kind, reader
+
+    def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        deadline = time.monotonic() + 30.0
+        while view:
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline)
+            except OSError as error:
+                raise self._gone(error) from None
+
+    def _receive(self) -> None:
+        """Take in what has arrived, without waiting. What came before the end of the connection still counts."""
+        while self._end is None:
+            try:
+                data = self._sock.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._end = self._gone(error)
+                break
+            if not data:
+                self._end = self._gone(None)
+            self._inbox += data
+        while len(self._inbox) >= wire.HEADER.size:
+            kind, tag, length = wire.parse_header(self._inbox, wire.MAX_REPLY)
+            end = wire.HEADER.size + length
+            if len(self._inbox) < end:
+                break
+            if tag in self._abandoned:
+                self._abandoned.remove(tag)
+            else:
+                self._answers[tag] = kind, bytes(self._inbox[wire.HEADER.size : end])
+            del self._inbox[:end]
+
+    def _wait_readable(self, deadline: float) -> None:
+        self._wait(select.POLLIN, deadline)
+
+    def _wait(self, events: int, deadline: float) -> None:
+        if self._sock.fileno() < 0:
+            raise RendezvousError(f"the connection to {self._peer} is closed")
+        poll = select.poll()
+        poll.register(self._sock, events)
+        if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
+            raise RendezvousError(f"{self._peer} does not answer")
+
+    def _gone(self, error: OSError | None) -> RendezvousError:
+        why = f" ({error.strerror})" if error is not None and error.strerror else ""
+        return RendezvousError(f"{self._peer} has closed the connection{why}; did the job end?")

@@ -1,0 +1,152 @@
+"""The store's messages: a 12-byte header and a strictly parsed binary payload, with a limit on everything.
+
+Header, both ways: kind u8, three zero bytes, tag u32, payload length u32, big-endian. A reply carries the tag of its
+request; only GET may be answered later, so that a client can do other things while it waits. Keys are length u16 and
+bytes, values length u32 and bytes; a rank is i32, -1 for nobody."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable, Sequence
+
+from .errors import ProtocolError
+
+HEADER = struct.Struct("!BHBII")
+MAX_KEY = 512
+MAX_VALUE = 1 << 20
+MAX_TEXT = 1024
+MAX_KEYS = 1 << 17  # of one GET: every rank of the largest job
+MAX_REQUEST = 8 << 20
+MAX_REPLY = 64 << 20
+MAX_WAITING = 8  # GETs of one connection at the same time
+
+AUTH_CONTEXT = b"store"
+
+
+class Op(enum.IntEnum):
+    """What a client asks. The payload follows each name."""
+
+    REGISTER = 1  # rank, description of the process: take part as this rank
+    SET = 2  # key, value
+    CLAIM = 3  # key, value: set if absent
+    GET = 4  # timeout in ms u32, count u32, (rank, key) …: wait until all of them are there
+    DELETE = 5  # prefix
+    ABORT = 6  # rank, text, prefix: every GET of a missing key with this prefix fails from now on
+    LEAVE = 7  # nothing: the end of this connection will be no loss
+
+
+class Reply(enum.IntEnum):
+    """What the server answers."""
+
+    OK = 1  # nothing
+    VALUES = 2  # value …, in the order of the request
+    TIMED_OUT = 3  # count u32, position u32 …: what is missing
+    LOST = 4  # rank, text
+    TAKEN = 5  # description of who has it
+    REFUSED = 6  # text
+
+
+class Reader:
+    """Takes fields off a payload; ProtocolError for anything that is not exactly as it should be."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        """The next ``count`` bytes."""
+        end = self._at + count
+        if end > len(self._payload):
+            raise ProtocolError("a message ends too early")
+        piece = self._payload[self._at : end]
+        self._at = end
+        return piece
+
+    def u32(self) -> int:
+        """An unsigned number."""
+        return int.from_bytes(self.take(4), "big")
+
+    def rank(self) -> int:
+        """A rank, or -1."""
+        value = int.from_bytes(self.take(4), "big", signed=True)
+        if value < -1:
+            raise ProtocolError(f"{value} is not a rank")
+        return value
+
+    def key(self) -> bytes:
+        """A key or a prefix."""
+        length = int.from_bytes(self.take(2), "big")
+        if length > MAX_KEY:
+            raise ProtocolError(f"a key of {length} bytes; the limit is {MAX_KEY}")
+        return self.take(length)
+
+    def value(self, limit: int = MAX_VALUE) -> bytes:
+        """A value."""
+        length = self.u32()
+        if length > limit:
+            raise ProtocolError(f"a value of {length} bytes; the limit is {limit}")
+        return self.take(length)
+
+    def text(self) -> str:
+        """A short text; what is not printable is replaced, because it ends up in logs."""
+        decoded = self.value(MAX_TEXT).decode("utf-8", "replace")
+        return "".join(c if c.isprintable() else "?" for c in decoded)
+
+    def end(self) -> None:
+        """Nothing may be left."""
+        if self._at != len(self._payload):
+            raise ProtocolError("a message is longer than its contents")
+
+
+def pack_rank(rank: int) -> bytes:
+    """A rank, or -1."""
+    return rank.to_bytes(4, "big", signed=True)
+
+
+def pack_key(key: bytes) -> bytes:
+    """A key. Errors: ValueError if it is too long."""
+    if len(key) > MAX_KEY:
+        raise ValueError(f"a key of {len(key)} bytes; the limit is {MAX_KEY}")
+    return len(key).to_bytes(2, "big") + key
+
+
+def pack_value(value: bytes) -> bytes:
+    """A value. Errors: ValueError if it is too long."""
+    if len(value) > MAX_VALUE:
+        raise ValueError(f"a value of {len(value)} bytes; the limit is {MAX_VALUE}")
+    return len(value).to_bytes(4, "big") + value
+
+
+def pack_text(text: str) -> bytes:
+    """A text, cut off where it is too long."""
+    return pack_value(text.encode("utf-8", "replace")[:MAX_TEXT])
+
+
+def pack_numbers(numbers: Sequence[int]) -> bytes:
+    """A count and that many u32."""
+    return struct.pack(f"!I{len(numbers)}I", len(numbers), *numbers)
+
+
+def pack_get(timeout: float, keys: Sequence[bytes], owners: Iterable[int]) -> bytes:
+    """The payload of a GET; ``timeout`` in seconds."""
+    if len(keys) > MAX_KEYS:
+        raise ValueError(f"{len(keys)} keys at once; the limit is {MAX_KEYS}")
+    parts = [struct.pack("!II", min(int(timeout * 1000), 2**32 - 1), len(keys))]
+    parts += [pack_rank(owner) + pack_key(key) for owner, key in zip(owners, keys, strict=True)]
+    return b"".join(parts)
+
+
+def frame(kind: int, tag: int, payload: bytes = b"") -> bytes:
+    """A whole message."""
+    return HEADER.pack(kind, 0, 0, tag, len(payload)) + payload
+
+
+def parse_header(data: bytes | bytearray, limit: int) -> tuple[int, int, int]:
+    """(kind, tag, payload length) of a message that begins with ``data``."""
+    kind, zero, zero_too, tag, length = HEADER.unpack_from(data)
+    if zero or zero_too:
+        raise ProtocolError("a message has no valid header")
+    if length > limit:
+        raise ProtocolError(f"a message of {length} bytes; the limit is {limit}")
+    return kind, tag, length

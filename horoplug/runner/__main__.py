@@ -1,0 +1,8 @@
+"""``python -m horoplug.runner`` is ``horovodrun``."""
+
+import sys
+
+from horoplug.runner.launch import main
+
+if __name__ == "__main__":
+    sys.exit(main())

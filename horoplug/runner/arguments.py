@@ -1,0 +1,180 @@
+"""The flags of ``horovodrun``: Horovod's names and meanings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .checks import UsageError
+
+_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (horovodrun --help lists the flags)")
+
+
+def _whole(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"a whole number is wanted, not {text!r}") from None
+        if value < low:
+            raise argparse.ArgumentTypeError(f"at least {low} is wanted, not {value}")
+        return value
+
+    return parse
+
+
+def _seconds(zero: bool) -> Callable[[str], str]:
+    """A number of seconds, kept as text, because it is only passed on."""
+
+    def parse(text: str) -> str:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+            kind = "not negative" if zero else "positive"
+            raise argparse.ArgumentTypeError(f"a {kind} number of seconds is wanted, not {text!r}")
+        return text
+
+    return parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    processes: int | None
+    hosts: str | None
+    command: list[str]
+    verbose: bool
+    version: bool
+    check_build: bool
+    output_folder: Path | None
+    timestamps: bool
+    settings: dict[str, str]
+    """Environment variables for the ranks, without prefix."""
+
+
+def _build() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="horovodrun",
+        description="Run a program as N ranks of one job.",
+        usage="horovodrun -np N [flags] command [arguments]",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-v", "--version", action="store_true", help="print the version")
+    add("-np", "--num-proc", type=_whole(1), metavar="N", help="number of processes")
+    add("-cb", "--check-build", action="store_true", help="show what this installation can do")
+    add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their slots; this host only")
+    add("--verbose", action="store_true", help="say what the launcher does")
+    add("--gloo", action="store_true", help="accepted: what is used anyway")
+    add(
+        "--output-filename",
+        type=Path,
+        metavar="DIR",
+        help="also write the output to DIR/rank.N/stdout and stderr",
+    )
+    add(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        action="store_true",
+        help="print the time before every line",
+    )
+    add(
+        "--start-timeout",
+        type=_seconds(zero=False),
+        metavar="S",
+        help="seconds until all ranks must have found each other (30)",
+    )
+    add(
+        "--gloo-timeout-seconds",
+        type=_seconds(zero=False),
+        metavar="S",
+        help="seconds without progress until a transfer fails (30)",
+    )
+    tuning = parser.add_argument_group("tuning")
+    tuning.add_argument(
+        "--fusion-threshold-mb",
+        type=_whole(0),
+        metavar="MB",
+        help="size of the fusion buffer in MiB (128); 0: no fusion",
+    )
+    tuning.add_argument(
+        "--cache-capacity",
+        type=_whole(0),
+        metavar="N",
+        help="tensor names that are remembered; 0: none",
+    )
+    stall = parser.add_argument_group("stall check")
+    either = stall.add_mutually_exclusive_group()
+    either.add_argument("--no-stall-check", action="store_true", help="do not report stalled ranks")
+    either.add_argument("--stall-check", action="store_true", help="report them (the default)")
+    stall.add_argument(
+        "--stall-check-warning-time-seconds",
+        type=_seconds(zero=False),
+        metavar="S",
+        help="seconds until ranks that are waited for are reported (60)",
+    )
+    stall.add_argument(
+        "--stall-check-shutdown-time-seconds",
+        type=_seconds(zero=True),
+        metavar="S",
+        help="seconds until that aborts the job (0: never)",
+    )
+    logging = parser.add_argument_group("logging")
+    logging.add_argument(
+        "--log-level",
+        type=str.upper,
+        choices=_LEVELS,
+        metavar="LEVEL",
+        help="least level that is logged: " + ", ".join(_LEVELS),
+    )
+    times = logging.add_mutually_exclusive_group()
+    times.add_argument("--log-with-timestamp", action="store_true", help="times in log lines")
+    times.add_argument("--log-without-timestamp", action="store_true", help="no times in log lines")
+    add("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Read the command line. Errors: UsageError. ``--help`` prints and exits."""
+    found = _build().parse_args(arguments)
+    settings: dict[str, str] = {}
+    for name, value in (
+        ("START_TIMEOUT", found.start_timeout),
+        ("GLOO_TIMEOUT_SECONDS", found.gloo_timeout_seconds),
+        ("CACHE_CAPACITY", found.cache_capacity),
+        ("STALL_CHECK_TIME_SECONDS", found.stall_check_warning_time_seconds),
+        ("STALL_SHUTDOWN_TIME_SECONDS", found.stall_check_shutdown_time_seconds),
+        ("LOG_LEVEL", found.log_level and found.log_level.lower()),
+    ):
+        if value is not None:
+            settings[name] = str(value)
+    if found.fusion_threshold_mb is not None:
+        settings["FUSION_THRESHOLD"] = str(found.fusion_threshold_mb << 20)
+    if found.no_stall_check or found.stall_check:
+        settings["STALL_CHECK_DISABLE"] = "1" if found.no_stall_check else "0"
+    if found.log_with_timestamp or found.log_without_timestamp:
+        settings["LOG_HIDE_TIME"] = "1" if found.log_without_timestamp else "0"
+    command = found.command[1:] if found.command[:1] == ["--"] else found.command
+    return Options(
+        processes=found.num_proc,
+        hosts=found.hosts,
+        command=command,
+        verbose=found.verbose,
+        version=found.version,
+        check_build=found.check_build,
+        output_folder=found.output_filename,
+        timestamps=found.prefix_output_with_timestamp,
+        settings=settings,
+    )

@@ -1,0 +1,155 @@
+"""Merges what all ranks print into the launcher's own output, line by line, with the rank before every line.
+
+``[1]<stdout>:text``. A line is written as a whole, so that ranks never tear each other's; a last line without an end is
+given one. Progress bars redraw a line with a carriage return:
+- on a terminal, the bar of one rank at a time stays where it is, below the other output; others only show their end;
+- in a file or pipe, a bar's states become lines, at most one a second of each stream, and always the last one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+STREAMS = ("stdout", "stderr")
+MAX_LINE = 1 << 20  # a longer line is broken, so that a rank cannot fill the launcher's memory
+BAR_SECONDS = 1.0
+_CLEAR = b"\r\x1b[K"
+
+
+class Writer(Protocol):
+    """Where a stream of the launcher goes."""
+
+    terminal: bool
+
+    def write(self, data: bytes) -> None:
+        """Write all of ``data``. Errors: OSError, BrokenPipeError in particular."""
+
+
+class Descriptor:
+    """A file descriptor as a :class:`Writer`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.terminal = os.isatty(fd)
+
+    def write(self, data: bytes) -> None:
+        """Write all of ``data``."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+
+@dataclasses.dataclass
+class _Stream:
+    prefix: str
+    writer: Writer
+    file: BinaryIO | None
+    partial: bytes = b""
+    bar: bytes | None = None  # the newest state of a progress bar that has not been shown
+    shown: float = float("-inf")  # when a state was shown last
+
+
+class Output:
+    """The output of all ranks. ``writers``: the launcher's stdout and stderr."""
+
+    def __init__(
+        self,
+        size: int,
+        writers: tuple[Writer, Writer],
+        *,
+        folder: Path | None = None,
+        timestamps: bool = False,
+    ) -> None:
+        """``folder``: also write each rank's raw output to ``folder/rank.<zero-padded>/stdout`` and ``stderr``.
+
+        Errors: OSError if those files cannot be made."""
+        self._timestamps = timestamps
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._live: tuple[_Stream, bytes] | None = None  # the bar that stands on the terminal
+        width = len(str(size - 1))
+        for rank in range(size):
+            for number, name in enumerate(STREAMS):
+                file: BinaryIO | None = None
+                if folder is not None:
+                    place = folder / f"rank.{rank:0{width}d}"
+                    place.mkdir(parents=True, exist_ok=True)
+                    file = (place / name).open("wb", buffering=0)
+                stream = _Stream(f"[{rank}]<{name}>:", writers[number], file)
+                self._streams[rank, number] = stream
+
+    def feed(self, rank: int, number: int, data: bytes) -> None:
+        """Take what ``rank`` has printed on its stdout (0) or stderr (1)."""
+        stream = self._streams[rank, number]
+        if stream.file is not None:
+            stream.file.write(data)
+        lines = (stream.partial + data).split(b"\n")
+        stream.partial = lines.pop()
+        ready = b"".join([self._line(stream, line) for line in lines])
+        if len(stream.partial) > MAX_LINE:
+            ready += self._line(stream, stream.partial)
+            stream.partial = b""
+        if ready:
+            self._end_bar(stream)
+            self._write(stream, ready)
+        if b"\r" in stream.partial:
+            self._redraw(stream)
+
+    def close(self) -> None:
+        """Write out lines without an end, and close the files."""
+        for stream in self._streams.values():
+            if stream.partial.strip(b"\r"):
+                self._end_bar(stream)
+                self._write(stream, self._line(stream, stream.partial))
+            stream.partial = b""
+            if stream.file is not None:
+                stream.file.close()
+
+    def notice(self, text: str) -> None:
+        """A line of the launcher's own, on stderr."""
+        for (_, number), stream in self._streams.items():
+            if number == 1:
+                self._write(stream, text.encode("utf-8", "backslashreplace") + b"\n")
+                return
+
+    # ---- lines and bars ----------------------------------------------------------------------------------------------
+
+    def _line(self, stream: _Stream, line: bytes) -> bytes:
+        """One line as it is shown: of a line that was drawn several times over, the last state."""
+        states = [state for state in line.split(b"\r") if state]
+        return self._prefix(stream) + (states[-1] if states else b"") + b"\n"
+
+    def _redraw(self, stream: _Stream) -> None:
+        """Show the newest state of the bar that ``stream`` is drawing, if it is its turn."""
+        states = [state for state in stream.partial.split(b"\r") if state.strip()]
+        if not states:
+            return
+        # Only the newest state matters any more. What follows the last carriage return may not be complete yet.
+        stream.partial = b"\r" + states[-1] + (b"\r" if stream.partial.endswith(b"\r") else b"")
+        if stream.writer.terminal:
+            if self._live is None or self._live[0] is stream:
+                self._live = stream, self._prefix(stream) + states[-1]
+                stream.writer.write(_CLEAR + self._live[1])
+        elif time.monotonic() - stream.shown >= BAR_SECONDS:
+            stream.shown = time.monotonic()
+            stream.writer.write(self._prefix(stream) + states[-1] + b"\n")
+
+    def _end_bar(self, stream: _Stream) -> None:
+        if self._live is not None and self._live[0] is stream:
+            self._live = None
+            stream.writer.write(_CLEAR)
+
+    def _write(self, stream: _Stream, data: bytes) -> None:
+        """Write whole lines; a bar on the terminal moves down."""
+        if self._live is None or not stream.writer.terminal:
+            stream.writer.write(data)
+            return
+        self._live[0].writer.write(_CLEAR)
+        stream.writer.write(data)
+        self._live[0].writer.write(self._live[1])
+
+    def _prefix(self, stream: _Stream) -> bytes:
+        when = time.strftime("%a %b %d %H:%M:%S %Y") if self._timestamps else ""
+        return (when + stream.prefix).encode()

@@ -1,0 +1,74 @@
+"""PyTorch tensors for the table of operations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horoplug._native import Memory
+from horoplug.common import dtypes
+from horoplug.common.ops import submit
+from horoplug.common.opspec import Call, OpSpec
+from horoplug.torch.autograd import Collective
+from horoplug.torch.compression import Compression
+
+# uint16, uint32 and uint64 exist from PyTorch 2.3 on.
+_CODES = {getattr(torch, name): code for name, code in dtypes.CODES.items() if hasattr(torch, name)}
+
+
+class TorchAdapter:
+    """See :class:`horoplug.common.ops.Adapter`."""
+
+    tensor_type = torch.Tensor
+    compression = Compression.none
+
+    def describe(
+        self, tensor: torch.Tensor, in_place: bool
+    ) -> tuple[torch.Tensor, int, int, Sequence[int]]:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}.")
+        code = _CODES.get(tensor.dtype)
+        if code is None:
+            raise dtypes.unsupported(tensor.dtype, _CODES)
+        if not tensor.is_cpu:
+            raise ValueError(
+                f"the tensor is on {tensor.device}, and this build of horoplug has no GPU support; "
+                "move it with .cpu() first."
+            )
+        if tensor.layout is not torch.strided:
+            raise ValueError(
+                f"the tensor's layout is {tensor.layout}; use .to_dense(), or sparse_allreduce_async."
+            )
+        if not tensor.is_contiguous():
+            if in_place:
+                raise ValueError(
+                    "Tensor is required to be contiguous. Pass x.contiguous(), or use the variant "
+                    "that returns a new tensor."
+                )
+            tensor = tensor.contiguous()
+        return tensor, code, tensor.data_ptr(), tensor.shape
+
+    def empty_like(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        made = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return made, made.data_ptr()
+
+    def from_memory(
+        self, memory: Memory | None, like: torch.Tensor, shape: Sequence[int]
+    ) -> torch.Tensor:
+        if memory is None or memory.nbytes == 0:  # frombuffer refuses it
+            return torch.empty(shape, dtype=like.dtype)
+        return torch.frombuffer(memory, dtype=like.dtype).view(shape)
+
+    def to_counts(self, splits: Any) -> list[int]:
+        counts = torch.as_tensor(splits)
+        if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
+            raise TypeError("splits= takes one integer for each rank.")
+        return counts.tolist()
+
+    def from_counts(self, counts: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(counts, dtype=torch.int32)
+
+    def run(self, spec: OpSpec, tensors: Sequence[torch.Tensor], call: Call, grouped: bool) -> Any:
+        if torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors):
+            return Collective.run(self, spec, tensors, call, grouped)
+        return submit(self, spec, tensors, call, grouped).wait()

@@ -1,0 +1,131 @@
+"""Gradients of the operations: one autograd function for all of them, and one rule for each in :data:`GRADIENTS`.
+
+The rules are Horovod's. They take the ranks' losses to be averaged, as the optimizer does: the gradient of an operation
+whose result every rank uses is the *average* of what the ranks send back.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from horoplug.common.context import context
+from horoplug.common.ops import submit
+from horoplug.common.opspec import BY_NAME, Call, OpSpec
+from horoplug.common.reduce_ops import NAMES, Average, Sum
+
+if TYPE_CHECKING:
+    from horoplug.torch.adapter import TorchAdapter
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a gradient needs to know of the operation that it belongs to."""
+
+    adapter: "TorchAdapter"
+    spec: OpSpec
+    call: Call
+    shapes: list[torch.Size]
+    row_counts: list[list[int]]
+
+    def again(self, name: str, tensors: Sequence[torch.Tensor], **changes: Any) -> Any:
+        """Run operation ``name`` on the gradients, with this operation's options but for ``changes``."""
+        called = self.call.name
+        call = self.call._replace(name=called and f"{called}.gradient", **changes)
+        return self.adapter.run(BY_NAME[name], tensors, call, grouped=name != "alltoall")
+
+    def average(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self.again("allreduce", grads, reduce_op=Average, root=0)
+
+
+class Collective(torch.autograd.Function):
+    """Any out-of-place operation, on one tensor or on a group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        adapter: "TorchAdapter",
+        spec: OpSpec,
+        call: Call,
+        grouped: bool,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        operation = submit(adapter, spec, tensors, call, grouped)
+        result = operation.wait()
+        shapes = [tensor.shape for tensor in tensors]
+        ctx.past = Forward(adapter, spec, call, shapes, operation.row_counts)
+        if spec.received_splits:
+            ctx.mark_non_differentiable(result[1])
+            return tuple(result)
+        return tuple(result) if grouped else (result,)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs = GRADIENTS[ctx.past.spec.name](ctx.past, grads)
+        return None, None, None, None, *inputs
+
+    @classmethod
+    def run(
+        cls,
+        adapter: "TorchAdapter",
+        spec: OpSpec,
+        tensors: Sequence[torch.Tensor],
+        call: Call,
+        grouped: bool,
+    ) -> Any:
+        """Apply it; the result is that of ``Operation.wait``."""
+        results = cls.apply(adapter, spec, call, grouped, *tensors)
+        if grouped:
+            return list(results)
+        return results if spec.received_splits else results[0]
+
+
+def _allreduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    if past.call.reduce_op not in (Average, Sum):
+        raise RuntimeError(
+            f"allreduce with op={NAMES[past.call.reduce_op]} has no gradient; detach its input."
+        )
+    return past.again("allreduce", grads)
+
+
+def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """This rank's rows of the average."""
+    rank = context.mesh().rank
+    return [
+        grad.narrow(0, sum(rows[:rank]), rows[rank]).reshape(shape)
+        for grad, rows, shape in zip(past.average(grads), past.row_counts, past.shapes, strict=True)
+    ]
+
+
+def _broadcast(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Only the root's tensor had an effect."""
+    average = past.average(grads)
+    return average if context.mesh().rank == past.call.root else [g * 0 for g in average]
+
+
+def _alltoall(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Every row goes back where it came from."""
+    return past.again("alltoall", grads[:1], splits=past.row_counts[0])[:1]
+
+
+def _reducescatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """All rows of the gradient; times the ranks for Sum, as if each rank's loss were the sum of theirs."""
+    call = past.call
+    factor = call.prescale * call.postscale
+    if call.reduce_op == Sum:
+        factor *= context.mesh().size
+    gathered = past.again("allgather", grads, reduce_op=Average, prescale=1.0, postscale=1.0)
+    return [grad * factor for grad in gathered]
+
+
+Rule = Callable[[Forward, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+# By the name of the operation: from the gradients of its outputs to those of its inputs.
+GRADIENTS: dict[str, Rule] = {
+    "allreduce": _allreduce,
+    "allgather": _allgather,
+    "broadcast": _broadcast,
+    "alltoall": _alltoall,
+    "reducescatter": _reducescatter,
+}

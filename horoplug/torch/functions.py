@@ -1,0 +1,133 @@
+"""Start from the same state everywhere: parameters and optimizer state from one rank to all."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from horoplug.common.basics import rank
+from horoplug.common.objects import broadcast_object
+from horoplug.common.variants import synchronize
+from horoplug.torch.operations import broadcast_async_
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor], root_rank: int
+) -> None:
+    """Overwrite parameters with those of rank `root_rank`.
+
+    ``params``: ``model.state_dict()``, ``model.named_parameters()``, or an iterable of tensors. What is no tensor is
+    left alone. Raises ValueError for anything else."""
+    if isinstance(params, Mapping):
+        items = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
+        items = [item if isinstance(item, tuple) else (None, item) for item in params]
+    else:
+        raise ValueError(
+            "broadcast_parameters takes a state_dict, named_parameters or a list of tensors, got "
+            f"{type(params).__name__}."
+        )
+    tensors = [(name, tensor) for name, tensor in items if isinstance(tensor, torch.Tensor)]
+    _broadcast_in_place(tensors, root_rank)
+
+
+def _broadcast_in_place(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
+    pending = []
+    with torch.no_grad():
+        for name, tensor in named:
+            # Weights in channels_last order go through a copy; their order may differ between ranks.
+            dense = tensor.detach().contiguous()
+            pending.append((tensor, dense, broadcast_async_(dense, root_rank, name)))
+        for tensor, dense, handle in pending:
+            synchronize(handle)
+            if dense.data_ptr() != tensor.data_ptr():
+                tensor.copy_(dense)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """In place of a tensor in the description of an optimizer's state; the tensor itself is sent after it."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_cpu: bool
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Give every rank the optimizer state (momenta, step counts …) and options (learning rate …) of rank `root_rank`.
+
+    State that only the root has is created, and what only others have is dropped; parameters are not touched. ``model``
+    is accepted for Horovod's sake. Raises ValueError for LBFGS, whose state cannot be shared."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("broadcast_optimizer_state cannot share the state of torch.optim.LBFGS.")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors: list[torch.Tensor] = []
+    described = None
+    if rank() == root_rank:
+
+        def describe(tensor: torch.Tensor) -> _Slot:
+            tensors.append(tensor)
+            return _Slot(len(tensors) - 1, tuple(tensor.shape), tensor.dtype, tensor.is_cpu)
+
+        options = [
+            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+        ]
+        state = [optimizer.state.get(p) for p in parameters]
+        described = _map(torch.Tensor, describe, (len(parameters), options, state)), len(tensors)
+    (count, options, state), sent = broadcast_object(described, root_rank, "optimizer_state")
+
+    if rank() != root_rank:
+        tensors = [torch.empty(0)] * sent
+
+        def make(slot: _Slot) -> torch.Tensor:
+            tensors[slot.number] = torch.empty(slot.shape, dtype=slot.dtype)
+            return tensors[slot.number]
+
+        options, state = _map(_Slot, make, (options, state))
+    _broadcast_in_place(
+        ((f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors)), root_rank
+    )
+    if rank() != root_rank:
+        # Only now, so that the other ranks are not left waiting.
+        if count != len(parameters) or len(options) != len(optimizer.param_groups):
+            raise ValueError(
+                f"the optimizer of rank {root_rank} has {count} parameters in {len(options)} groups, "
+                f"this one {len(parameters)} in {len(optimizer.param_groups)}: build the same one on "
+                "every rank."
+            )
+        _take_over(optimizer, parameters, options, state)
+
+
+def _take_over(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[torch.Tensor],
+    options: list[dict[str, Any]],
+    state: list[dict[str, Any] | None],
+) -> None:
+    # In place, since schedulers and wrappers hold the same groups.
+    for group, received in zip(optimizer.param_groups, options, strict=True):
+        for key, value in received.items():
+            if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
+    for parameter, entry in zip(parameters, state, strict=True):
+        if entry is None:
+            optimizer.state.pop(parameter, None)
+        else:
+            optimizer.state[parameter] = entry
+
+
+def _map(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same dicts, lists and tuples with ``function`` applied to what is of ``kind``."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _map(kind, function, value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_map(kind, function, value) for value in tree)
+    return tree

@@ -1,0 +1,40 @@
+"""All operations on PyTorch tensors, and what does not depend on a framework. (The module's name is Horovod's; there is
+no MPI in it.)"""
+
+from collections.abc import Callable
+
+import torch
+
+from horoplug.common.api import *  # noqa: F403
+from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.common.reduce_ops import Average
+from horoplug.common.variants import synchronize
+from horoplug.torch.operations import *  # noqa: F403
+from horoplug.torch.operations import allgather_async
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: int,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Sum sparse COO tensors over the ranks, by gathering their indices and values.
+
+    Returns a function (not a handle, as Horovod): call it to get the sum, or with ``op=Average`` the average, as a
+    sparse tensor that is not coalesced."""
+    coalesced = tensor.coalesce()
+    indices = coalesced.indices().t().contiguous()
+    values = coalesced.values()
+    handles = [
+        allgather_async(part, name and f"{name}.{suffix}", process_set)
+        for part, suffix in ((indices, "indices"), (values, "values"))
+    ]
+
+    def finish() -> torch.Tensor:
+        indices, values = (synchronize(handle) for handle in handles)
+        if op == Average:
+            values = values / process_set.size()
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.size())
+
+    return finish

@@ -1,0 +1,77 @@
+"""Builds the core and its Python module with CMake; everything else about the package is in pyproject.toml.
+
+Both libraries come from one CMake build directory, ``build/release``, which ``make`` and CMake users share: building
+for another interpreter, or once more, does not compile the core again. What a directory was configured with stays
+(options such as ``HOROPLUG_WERROR``); only what belongs to the interpreter is set anew each time.
+"""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+def tool(name: str, folder_attribute: str) -> str:
+    """Path of a build tool: the PyPI package this interpreter sees, else what the system has."""
+    try:
+        folder = getattr(importlib.import_module(name), folder_attribute)
+    except (ImportError, AttributeError):
+        folder = None
+    found = shutil.which(name, path=folder) or shutil.which(name)
+    if not found:
+        raise SystemExit(f"{name} not found: pip install {name}")
+    return found
+
+
+class Build(build):
+    """Start from an empty folder: setuptools would pack modules that have since been deleted."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class BuildExt(build_ext):
+    """Runs CMake and installs libhoroplug.so and the module side by side."""
+
+    def run(self) -> None:
+        folder = Path(os.environ.get("HOROPLUG_BUILD_DIR", ROOT / "build" / "release"))
+        package = (ROOT if self.inplace else Path(self.build_lib).resolve()) / "horoplug"
+        cmake = tool("cmake", "CMAKE_BIN_DIR")
+        configure = [cmake, "-S", str(ROOT), "-B", str(folder), "--log-level=WARNING"]
+        if not (folder / "CMakeCache.txt").exists():
+            configure += ["-G", "Ninja", "-DHOROPLUG_TESTS=OFF"]
+        configure += [
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja', 'BIN_DIR')}",
+            "-DHOROPLUG_PYTHON=ON",
+            f"-DHOROPLUG_PYTHON_EXECUTABLE={sys.executable}",
+        ]
+        subprocess.run(configure, check=True)
+        subprocess.run(
+            [cmake, "--build", str(folder), "--target", "horoplug", "_native"], check=True
+        )
+        subprocess.run(
+            [cmake, "--install", str(folder), "--prefix", str(package), "--component", "python"],
+            check=True,
+        )
+
+    def get_outputs(self) -> list[str]:
+        return [str(path) for path in Path(self.build_lib, "horoplug").glob("*.so")]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+# The extension has no sources of its own; naming it makes the wheel one for this platform and interpreter.
+setup(
+    ext_modules=[Extension("horoplug._native", sources=[])],
+    cmdclass={"build": Build, "build_ext": BuildExt},
+)

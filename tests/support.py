@@ -1,0 +1,332 @@
+"""Real ranks for tests: a pool of processes that jobs of any size are started in, again and again.
+
+    def test_sum(pool):
+        with pool.ranks(3) as ranks:
+            assert ranks.run(lambda: hvd.allreduce(np.ones(2), op=hvd.Sum)[0]) == [3, 3, 3]
+
+A function is pickled by value and run on every rank at once. Every wait has a limit, at which the processes' stacks are
+printed and they are killed. A pool belongs to a test module, because a process takes a second or two to import PyTorch.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import faulthandler
+import os
+import pickle
+import random
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from horoplug.rendezvous.server import StoreServer
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 60.0  # seconds for a function on all ranks, unless the test says otherwise
+
+
+def seed() -> int:
+    """A seed for a randomised test, printed so that a failure can be repeated with HOROPLUG_TEST_SEED."""
+    number = int(os.environ.get("HOROPLUG_TEST_SEED") or random.randrange(2**31))
+    print(f"HOROPLUG_TEST_SEED={number}")
+    return number
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a function on one rank: a value, an exception, or (neither) the end of the process."""
+
+    value: Any = None
+    kind: str = ""  # the exception's class
+    bases: tuple[str, ...] = ()  # and those it is derived from
+    message: str = ""
+    trace: str = ""
+    died: bool = False
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return self.died or bool(self.kind)
+
+    def __str__(self) -> str:
+        return "the process died" if self.died else self.trace or repr(self.value)
+
+
+class _Worker:
+    """One process of a pool."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        self.connection = Connection(ours.detach())
+
+    def send(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
+        with contextlib.suppress(OSError):  # it has died: collecting its answer will show that
+            self.connection.send_bytes(cloudpickle.dumps((function, tuple(args))))
+
+    def receive(self) -> Outcome:
+        try:
+            return pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            self.process.wait(10)
+            return Outcome(died=True)
+
+    def end(self) -> None:
+        """Let it finish by itself, kill it if it does not, and wait for its end."""
+        self.connection.close()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+            pytest.fail(f"process {self.process.pid} did not end by itself")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        self.connection.close()
+
+
+class Ranks:
+    """A running job. ``hvd.init()`` has been called on every rank."""
+
+    def __init__(self, workers: list[_Worker]) -> None:
+        self.workers = workers
+
+    @property
+    def size(self) -> int:
+        return len(self.workers)
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> list[Any]:
+        """The function's results by rank. If any rank fails, so does the test, with all tracebacks."""
+        outcomes = self.outcomes(function, *args, timeout=timeout)
+        if any(outcome.failed for outcome in outcomes):
+            texts = [f"--- rank {r}: {o}" for r, o in enumerate(outcomes)]
+            pytest.fail("\n".join(texts), pytrace=False)
+        return [outcome.value for outcome in outcomes]
+
+    def outcomes(
+        self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT
+    ) -> list[Outcome]:
+        """What became of the function on each rank, failures included."""
+        self.start(function, *args)
+        return self.collect(timeout)
+
+    def start(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have every rank begin; :meth:`collect` waits for them."""
+        for worker in self.workers:
+            worker.send(function, args)
+
+    def collect(self, timeout: float = TIMEOUT) -> list[Outcome]:
+        deadline = time.monotonic() + timeout
+        started = time.monotonic()
+        outcomes: dict[int, Outcome] = {}
+        while len(outcomes) < self.size:
+            waiting = {w.connection: r for r, w in enumerate(self.workers) if r not in outcomes}
+            ready = wait(list(waiting), timeout=max(deadline - time.monotonic(), 0))
+            if not ready:
+                self._give_up(list(waiting.values()), timeout)
+            for connection in ready:
+                rank = waiting[connection]
+                outcomes[rank] = self.workers[rank].receive()
+                outcomes[rank].seconds = time.monotonic() - started
+        return [outcomes[rank] for rank in range(self.size)]
+
+    def kill(self, rank: int) -> None:
+        """kill -9."""
+        os.kill(self.workers[rank].process.pid, signal.SIGKILL)
+
+    def _give_up(self, late: list[int], timeout: float) -> None:
+        for rank in late:  # their stacks go to stderr
+            print(f"--- stacks of rank {rank} follow", file=sys.stderr, flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
+            time.sleep(0.5)  # for the stacks to be written
+        for worker in self.workers:
+            worker.kill()
+        pytest.fail(f"ranks {late} were not done after {timeout:g} s", pytrace=False)
+
+
+class Pool:
+    """Processes that are used for one job after the other."""
+
+    def __init__(self) -> None:
+        self.workers: list[_Worker] = []
+
+    @contextlib.contextmanager
+    def ranks(
+        self, size: int, hosts: str = "", env: dict[str, str] | None = None, init: bool = True
+    ) -> Iterator[Ranks]:
+        """A job of ``size`` ranks. ``hosts``: one letter for each rank; different letters share no memory. ``env``: for
+        all ranks. ``init=False``: leave ``hvd.init()`` to the test."""
+        self.workers = [
+            w for w in self.workers if w.process.poll() is None and not w.connection.closed
+        ]
+        while len(self.workers) < size:
+            self.workers.append(_Worker())
+        key = secrets.token_bytes(32)
+        with StoreServer(key, "127.0.0.1", 0) as server:
+            ranks = Ranks(self.workers[:size])
+            for rank, worker in enumerate(ranks.workers):
+                variables = {
+                    "HOROVOD_RANK": str(rank),
+                    "HOROVOD_SIZE": str(size),
+                    "HOROVOD_GLOO_RENDEZVOUS_ADDR": server.address[0],
+                    "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.address[1]),
+                    "HOROPLUG_SECRET_KEY": key.hex(),
+                    **({"HOROVOD_HOSTNAME": hosts[rank]} if hosts else {}),
+                    **(env or {}),
+                }
+                worker.send(_begin, (variables, init))
+            failures = [o for o in ranks.collect() if o.failed]
+            if failures:
+                pytest.fail(f"init failed: {failures[0]}", pytrace=False)
+            try:
+                yield ranks
+            finally:
+                alive = [
+                    w for w in ranks.workers if w.process.poll() is None and not w.connection.closed
+                ]
+                if alive:
+                    Ranks(alive).outcomes(_finish)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if not worker.connection.closed:
+                worker.end()
+
+
+def run_script(
+    script: str | Path,
+    *args: str,
+    size: int = 1,
+    timeout: float = 100,
+    env: dict[str, str] | None = None,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script on ``size`` ranks (1: alone, without a launcher's variables) and return what each has printed."""
+    command = [sys.executable, str(script), *args]
+    with contextlib.ExitStack() as stack:
+        key = secrets.token_bytes(32)
+        server = stack.enter_context(StoreServer(key, "127.0.0.1", 0))
+        processes = []
+        for rank in range(size):
+            variables = _environment() | (env or {})
+            if size > 1:
+                variables |= {
+                    "HOROVOD_RANK": str(rank),
+                    "HOROVOD_SIZE": str(size),
+                    "HOROVOD_GLOO_RENDEZVOUS_ADDR": server.address[0],
+                    "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.address[1]),
+                    "HOROPLUG_SECRET_KEY": key.hex(),
+                }
+            process = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(_put_down, process)
+            processes.append(process)
+        deadline = time.monotonic() + timeout
+        done = []
+        for process in processes:
+            out, err = process.communicate(timeout=max(deadline - time.monotonic(), 1))
+            done.append(subprocess.CompletedProcess(command, process.returncode, out, err))
+    return done
+
+
+def _put_down(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait(10)
+    for stream in (process.stdout, process.stderr):
+        if stream:
+            stream.close()
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without anything that would make a rank of it."""
+    kept = {k: v for k, v in os.environ.items() if "HOROVOD_" not in k and "HOROPLUG_" not in k}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # One thread each: the ranks share the machine's cores.
+    return kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+# ---- in the workers -------------------------------------------------------------------------------------------------
+
+
+def _begin(variables: dict[str, str], init: bool) -> None:
+    import horoplug as hvd
+
+    hvd.shutdown()
+    for name in [n for n in os.environ if "HOROVOD_" in n or "HOROPLUG_" in n]:
+        del os.environ[name]
+    os.environ.update(variables)
+    if init:
+        hvd.init()
+
+
+def _finish() -> None:
+    import horoplug as hvd
+
+    hvd.shutdown()
+
+
+def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
+    try:
+        return Outcome(value=function(*args))
+    except BaseException as error:
+        kind = type(error)
+        bases = tuple(base.__name__ for base in kind.__mro__)
+        return Outcome(None, kind.__name__, bases, str(error), traceback.format_exc())
+
+
+def _serve() -> None:
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: die with the tests
+    if os.getppid() != parent:
+        sys.exit(1)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    connection = Connection(fd)
+    os.set_inheritable(fd, False)
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            function, args = pickle.loads(request)
+        except BaseException:
+            connection.send_bytes(
+                cloudpickle.dumps(Outcome(kind="Unpickling", trace=traceback.format_exc()))
+            )
+            continue
+        connection.send_bytes(cloudpickle.dumps(_outcome(function, args)))
+
+
+if __name__ == "__main__":
+    # Under its own name, so that what it sends is what the tests know.
+    sys.path.insert(0, str(ROOT / "tests"))
+    import support
+
+    support._serve()

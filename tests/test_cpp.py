@@ -1,0 +1,86 @@
+"""Runs the C++ tests, plain and under the sanitizers, and the fuzz targets, so that one summary covers everything.
+
+``make cpp`` builds them; a binary that is missing is a failure, not a skip."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "csrc" / "tests"
+TESTS = sorted(path.stem for path in SOURCES.rglob("*_test.cc"))
+FUZZERS = sorted(path.stem for path in (SOURCES / "fuzz").glob("*_fuzz.cc"))
+FUZZ_SECONDS = int(os.environ.get("HOROPLUG_FUZZ_SECONDS", "30"))
+
+# Seconds a binary may take. The sanitizers slow code down five to fifteen times.
+LIMITS = {"release": 120, "tsan": 600, "asan": 600}
+OPTIONS = {
+    "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
+    "ASAN_OPTIONS": "detect_leaks=1 detect_stack_use_after_return=1 strict_string_checks=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+
+
+def binary(config: str, name: str) -> Path:
+    path = ROOT / "build" / config / "bin" / name
+    if not path.exists():
+        pytest.fail(f"{path} is not built: run make cpp", pytrace=False)
+    return path
+
+
+def run(command: list[str], limit: float) -> tuple[int, str]:
+    """Exit status and output; at the limit the whole process group is killed and the status is that of the kill."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **OPTIONS},
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output = process.communicate()[0] + f"\nkilled after {limit} s"
+    return process.returncode, output
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("config", LIMITS)
+@pytest.mark.parametrize("name", TESTS)
+def test_binary(name, config):
+    command = [str(binary(config, name)), "--no-colors"]
+    status, output = run(command, LIMITS[config])
+    if status != 0 and "unexpected memory mapping" in output:
+        # This kernel randomises addresses more than the sanitizer's runtime can follow.
+        status, output = run(["setarch", "-R", *command], LIMITS[config])
+    assert status == 0, output
+
+
+@pytest.mark.timeout(FUZZ_SECONDS + 120)
+@pytest.mark.parametrize("name", FUZZERS)
+def test_fuzz(name, tmp_path):
+    """The seeds in corpus/<target>, then mutations of them for HOROPLUG_FUZZ_SECONDS."""
+    corpus, artifacts = tmp_path / "corpus", tmp_path / "artifacts"
+    corpus.mkdir()
+    artifacts.mkdir()
+    seeds = SOURCES / "fuzz" / "corpus" / name
+    status, output = run(
+        [
+            str(binary("fuzz", name)),
+            f"-max_total_time={FUZZ_SECONDS}" if FUZZ_SECONDS > 0 else "-runs=0",
+            "-timeout=10",
+            "-rss_limit_mb=2048",
+            f"-artifact_prefix={artifacts}/",
+            str(corpus),
+            *([str(seeds)] if seeds.is_dir() else []),
+        ],
+        FUZZ_SECONDS + 90,
+    )
+    assert status == 0, output[-20000:]

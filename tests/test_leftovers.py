@@ -1,0 +1,48 @@
+"""Runs after all other tests: they, and what they tested, must have cleaned up."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import FILES_BEFORE, SESSION_VARIABLE, leftover_files
+
+GRACE = 10.0  # seconds for what is ending already
+
+
+def processes() -> dict[int, str]:
+    """Processes that this session started and that still run, with their command lines."""
+    mark = f"{SESSION_VARIABLE}={os.environ[SESSION_VARIABLE]}".encode()
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = mark in (folder / "environ").read_bytes().split(b"\0")
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+        except OSError:  # ended meanwhile, or someone else's
+            continue
+        # Python's own helper of multiprocessing lives as long as pytest.
+        if marked and "multiprocessing.resource_tracker" not in command:
+            found[int(folder.name)] = command
+    return found
+
+
+def wait_until_empty(look):
+    deadline = time.monotonic() + GRACE
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def test_no_process_is_left():
+    assert not wait_until_empty(processes)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("HOROPLUG_CHECK_LEFTOVERS"),
+    reason="only where nothing else runs: other sessions' files look the same",
+)
+def test_no_file_is_left(pytestconfig):
+    assert not wait_until_empty(lambda: leftover_files() - pytestconfig.stash[FILES_BEFORE])

@@ -1,0 +1,312 @@
+"""The Python module over the C ABI, at one rank and at two ranks that are threads of this process."""
+
+import ast
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from horoplug import _native
+from horoplug._native import Engine, Error
+
+ALLREDUCE, ALLGATHER = 0, 1
+FLOAT32 = 7
+SUM = 1
+INVALID_ARGUMENT, DUPLICATE_NAME, MISMATCH, ABORTED, SHUT_DOWN = 2, 3, 5, 8, 9
+
+
+def tensor(array, output=None):
+    return (array.ctypes.data, 0 if output is None else output.ctypes.data, array.shape)
+
+
+@pytest.fixture
+def engine():
+    made = Engine(rank=0, size=1, host=0, peers=[])
+    yield made
+    made.shutdown()
+
+
+@contextlib.contextmanager
+def two_engines(**options):
+    """Ranks 0 and 1, as if on two hosts."""
+    ends = socket.socketpair()
+
+    def start(rank):
+        peer = (1 - rank, 1 - rank, ends[rank].detach(), -1, -1)
+        return Engine(rank=rank, size=2, host=rank, peers=[peer], **options)
+
+    with ThreadPoolExecutor(2) as pool:
+        engines = list(pool.map(start, range(2)))
+        yield engines
+        list(pool.map(Engine.shutdown, engines))
+
+
+def test_stub_and_module_have_the_same_names():
+    """The .pyi is the contract: nothing is missing, nothing is extra, and arguments have the same names."""
+    stub = ast.parse(Path(_native.__file__).with_name("_native.pyi").read_text())
+    declared = {}
+    for node in stub.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            declared[node.name] = node
+        elif isinstance(node, ast.AnnAssign):
+            declared[node.target.id] = node
+    assert {name for name in vars(_native) if not name.startswith("__")} == set(declared)
+    for name in "Memory", "Result", "Engine":
+        members = {item.name for item in declared[name].body if isinstance(item, ast.FunctionDef)}
+        present = {item for item in vars(getattr(_native, name)) if not item.startswith("_")}
+        assert present == {member for member in members if not member.startswith("_")}
+    for method in declared["Engine"].body:
+        if isinstance(method, ast.FunctionDef):
+            arguments = [a.arg for a in method.args.args[1:] + method.args.kwonlyargs]
+            text = getattr(Engine, method.name).__doc__
+            assert [a for a in arguments if f"{a}:" not in text] == []
+
+
+def test_constants():
+    assert _native.ABI_VERSION == 1
+    assert _native.cpu_kernels() in ("baseline", "avx2", "avx512")
+    assert _native.dtype_size(FLOAT32) == 4
+    assert _native.dtype_size(99) == 0
+    for line in _native.algorithms().splitlines():
+        assert len(line.split()) == 3
+
+
+def test_one_rank(engine):
+    source, target = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 3), np.float32)
+    handle = engine.submit(ALLREDUCE, FLOAT32, [tensor(source, target)], "sum", SUM, prescale=2.0)
+    engine.wait(handle)
+    assert engine.poll(handle)
+    assert (target == 2 * source).all()
+    assert engine.result(handle).memory is None
+    engine.release(handle)
+
+
+def test_memory_of_a_result(engine):
+    source = np.arange(6, dtype=np.float32).reshape(3, 2)
+    handle = engine.submit(ALLGATHER, FLOAT32, ((tensor(source)),), name="gather")
+    engine.wait(handle)
+    result = engine.result(handle)
+    assert (result.rows, result.row_counts) == (3, [3])
+    assert engine.result(handle).memory is None  # handed over once
+    engine.release(handle)
+    view = memoryview(result.memory)
+    assert (view.format, view.nbytes, view.readonly) == ("B", 24, False)
+    assert result.memory.nbytes == 24
+    array = np.frombuffer(result.memory, np.float32)
+    assert array.ctypes.data == result.memory.address
+    del result, view
+    gc.collect()
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]  # the array keeps the memory
+
+
+def test_errors(engine):
+    with pytest.raises(Error) as caught:
+        engine.submit(99, FLOAT32, [])
+    assert caught.value.status == INVALID_ARGUMENT
+    assert caught.value.args == (INVALID_ARGUMENT, caught.value.args[1])
+    assert caught.value.args[1]
+    with pytest.raises(Error):
+        engine.wait(10**6)
+    assert pickle.loads(pickle.dumps(Error(MISMATCH, "text"))).status == MISMATCH
+
+
+@pytest.mark.parametrize(
+    "tensors", [5, [(1, 2)], [(1, 2, 3)], [("address", 0, [1])], [(0, 0, ["1"])]]
+)
+def test_wrong_types_are_no_crash(engine, tensors):
+    with pytest.raises((TypeError, ValueError)):
+        engine.submit(ALLREDUCE, FLOAT32, tensors)
+
+
+def test_peers_must_match_size():
+    with pytest.raises(Error) as caught:
+        Engine(rank=0, size=2, host=0, peers=[])
+    assert caught.value.status == INVALID_ARGUMENT
+
+
+def test_after_shutdown(engine):
+    engine.shutdown()
+    engine.shutdown()
+    array = np.ones(1, np.float32)
+    with pytest.raises(Error) as caught:
+        engine.submit(ALLREDUCE, FLOAT32, [tensor(array, array)])
+    assert caught.value.status == SHUT_DOWN
+
+
+def test_two_ranks_and_stats():
+    arrays = [np.full(1000, rank + 1, np.float32) for rank in range(2)]
+    with two_engines() as engines:
+        handles = [
+            engine.submit(ALLREDUCE, FLOAT32, [tensor(array, array)], "x", SUM)
+            for engine, array in zip(engines, arrays, strict=True)
+        ]
+        for engine, handle in zip(engines, handles, strict=True):
+            engine.wait(handle)
+        assert all((array == 3).all() for array in arrays)
+        stats = engines[0].stats()
+    assert set(stats) == {
+        "batches",
+        "tensors",
+        "bytes",
+        "control_messages",
+        "control_bytes",
+        "cached_names",
+        "wakeups",
+    }
+    assert (stats["tensors"], stats["bytes"]) == (1, 4000)
+
+
+def test_a_name_in_flight_is_refused():
+    arrays = [np.ones(4, np.float32) for _ in range(2)]
+    with two_engines() as engines:
+        handle = engines[0].submit(ALLREDUCE, FLOAT32, [tensor(arrays[0], arrays[0])], "x", SUM)
+        assert not engines[0].poll(handle)
+        with pytest.raises(Error) as caught:
+            engines[0].submit(ALLREDUCE, FLOAT32, [tensor(arrays[0], arrays[0])], "x", SUM)
+        assert caught.value.status == DUPLICATE_NAME
+        engines[1].submit(ALLREDUCE, FLOAT32, [tensor(arrays[1], arrays[1])], "x", SUM)
+        engines[0].wait(handle)
+
+
+def test_abort_reaches_a_waiting_thread():
+    array = np.ones(4, np.float32)
+    with two_engines() as engines:
+        handle = engines[0].submit(ALLREDUCE, FLOAT32, [tensor(array, array)], "x", SUM)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(engines[0].wait, handle)
+            engines[1].abort("the reason")
+            with pytest.raises(Error, match="the reason") as caught:
+                waiting.result(timeout=20)
+        assert caught.value.status == ABORTED
+
+
+def test_keyboard_interrupt_ends_a_wait():
+    array = np.ones(4, np.float32)
+    with two_engines() as engines:
+        handle = engines[0].submit(ALLREDUCE, FLOAT32, [tensor(array, array)], "x", SUM)
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            engines[0].wait(handle)
+        timer.join()
+
+
+def test_log_callback():
+    seen = []
+    logged = threading.Event()
+
+    def log(level, text):
+        seen.append((level, text))
+        logged.set()
+
+    with two_engines(log=log, log_level=1) as engines:
+        engines[0].abort("the reason")
+        assert logged.wait(20)
+    for level, text in seen:
+        assert 1 <= level <= 5
+        assert isinstance(text, str)
+
+
+def test_a_log_callback_that_fails_is_reported(monkeypatch):
+    reported = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda report: reported.append(str(report.exc_value))
+    )
+
+    def log(level, text):
+        raise RuntimeError("from the callback")
+
+    with two_engines(log=log, log_level=1) as engines:
+        engines[0].abort("the reason")
+        del engines[:]
+        gc.collect()  # the engines' end delivers what was logged
+    assert "from the callback" in reported
+
+
+def run_script(code):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_exit_with_an_engine_that_logs_and_a_thread_that_waits():
+    """Interpreter exit neither hangs nor crashes, whatever was left running."""
+    run_script(
+        """
+        import socket, threading, time
+        from horoplug._native import Engine
+
+        ends = [end.detach() for end in socket.socketpair()]
+        engines = [None, None]
+
+        def start(rank):
+            peers = [(1 - rank, 1 - rank, ends[rank], -1, -1)]
+            engines[rank] = Engine(
+                rank=rank, size=2, host=rank, peers=peers, log_level=1, log=lambda level, text: None
+            )
+
+        threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        data = bytearray(4)
+        import ctypes
+        address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        handle = engines[0].submit(0, 7, [(address, address, (1,))], "x", 1)
+        threading.Thread(target=engines[0].wait, args=(handle,), daemon=True).start()
+        time.sleep(0.2)
+        """
+    )
+
+
+def test_a_forked_child_cannot_use_the_engine_and_ends():
+    text = run_script(
+        """
+        import os, sys
+        from horoplug._native import Engine, Error
+
+        engine = Engine(rank=0, size=1, host=0, peers=[], log=print)
+        child = os.fork()
+        if not child:
+            try:
+                engine.stats()
+            except Error as error:
+                print(error.args[1], flush=True)
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        engine.shutdown()
+        """
+    )
+    assert "parent process" in text
+
+
+def test_hundreds_of_engines_leak_nothing():
+    def descriptors_and_threads():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    def once():
+        with two_engines(log=print):
+            pass
+        gc.collect()
+
+    once()
+    before = descriptors_and_threads()
+    for _ in range(100):
+        once()
+    deadline = time.monotonic() + 10
+    while descriptors_and_threads() != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert descriptors_and_threads() == before

@@ -1,0 +1,310 @@
+"""When ranks disagree, wait for different things, or die: every rank gets an error with names in it, in time."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from support import seed
+
+import horoplug as hvd
+
+pytest_plugins = ["jobs"]
+
+PLACES = ["aa", "ab", "aab", "abcd"]
+QUICK = {"HOROVOD_DEADLOCK_TIME_SECONDS": "1"}
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def ranks(request, pool):
+    with pool.ranks(len(request.param), hosts=request.param, env=QUICK) as job:
+        yield job
+
+
+def healthy():
+    """The job still works, named and unnamed, with every operation."""
+    size, rank = hvd.size(), hvd.rank()
+    for name in (None, "after"):
+        assert hvd.allreduce(np.array([rank]), op=hvd.Sum, name=name) == size * (size - 1) // 2
+        assert hvd.allgather(np.array([rank]), name=name).tolist() == list(range(size))
+        assert hvd.broadcast(np.array([rank]), size - 1, name=name) == size - 1
+        assert hvd.alltoall(np.full(size, rank), name=name).tolist() == list(range(size))
+        assert hvd.reducescatter(np.ones(size), name=name) == 1
+    hvd.barrier()
+
+
+def internal(outcomes, *words):
+    """Every outcome is a HorovodInternalError of one line that has these words."""
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.kind == "HorovodInternalError", f"rank {rank}: {outcome}"
+        assert "RuntimeError" in outcome.bases
+        assert "\n" not in outcome.message
+        for word in words:
+            assert word in outcome.message, (
+                f"rank {rank}: {outcome.message!r} does not say {word!r}"
+            )
+
+
+def both(first, others):
+    """A call that differs on rank 0."""
+    return lambda name: first(name) if hvd.rank() == 0 else others(name)
+
+
+ONES = np.ones((4, 3), np.float32)
+# What differs: (word that the message must have, calls)
+MISMATCHES = {
+    "reduction": both(
+        lambda n: hvd.allreduce(ONES, op=hvd.Sum, name=n),
+        lambda n: hvd.allreduce(ONES, op=hvd.Max, name=n),
+    ),
+    "dtype": both(
+        lambda n: hvd.allreduce(ONES, name=n), lambda n: hvd.allreduce(ONES.astype("f8"), name=n)
+    ),
+    "shape": both(lambda n: hvd.allreduce(ONES, name=n), lambda n: hvd.allreduce(ONES[:2], name=n)),
+    "dimensions": both(
+        lambda n: hvd.allreduce(ONES, name=n), lambda n: hvd.allreduce(ONES.ravel(), name=n)
+    ),
+    "prescale": both(
+        lambda n: hvd.allreduce(ONES, name=n, prescale_factor=2.0),
+        lambda n: hvd.allreduce(ONES, name=n),
+    ),
+    "group": both(
+        lambda n: hvd.grouped_allreduce([ONES, ONES], name=n),
+        lambda n: hvd.grouped_allreduce([ONES], name=n),
+    ),
+    "shape in group": both(
+        lambda n: hvd.grouped_allreduce([ONES, ONES], name=n),
+        lambda n: hvd.grouped_allreduce([ONES, ONES[1:]], name=n),
+    ),
+    "root": both(
+        lambda n: hvd.broadcast(ONES, 0, name=n), lambda n: hvd.broadcast(ONES, 1, name=n)
+    ),
+    "shape of broadcast": both(
+        lambda n: hvd.broadcast(ONES, 0, name=n), lambda n: hvd.broadcast(ONES[1:], 0, name=n)
+    ),
+    "row of allgather": both(
+        lambda n: hvd.allgather(ONES, name=n), lambda n: hvd.allgather(ONES[:, 1:], name=n)
+    ),
+    "dtype of allgather": both(
+        lambda n: hvd.allgather(ONES, name=n), lambda n: hvd.allgather(ONES.astype("i4"), name=n)
+    ),
+    "row of alltoall": both(
+        lambda n: hvd.alltoall(np.ones((8, 3)), [1] * hvd.size(), name=n),
+        lambda n: hvd.alltoall(np.ones((8, 2)), [1] * hvd.size(), name=n),
+    ),
+    "shape of reducescatter": both(
+        lambda n: hvd.reducescatter(ONES, name=n), lambda n: hvd.reducescatter(ONES[1:], name=n)
+    ),
+}
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_mismatch(ranks, what, named):
+    name = f"x {what}" if named else None
+    outcomes = ranks.outcomes(lambda: MISMATCHES[what](name))
+    internal(outcomes, f".{name}" if named else ".noname.", "rank")
+    ranks.run(healthy)
+
+
+def check_mismatch_among_good(key):
+    """One bad operation between good ones in flight: only that one fails."""
+    draw = random.Random(key)
+    bad = draw.randrange(20)
+    for _ in range(3):
+        handles = []
+        for n in range(20):
+            x = np.full(n + 1 + (n == bad and hvd.rank() == 0), 1.0)
+            handles.append(hvd.allreduce_async(x, op=hvd.Sum, name=f"n{n}"))
+        for n, handle in enumerate(handles):
+            if n == bad:
+                with pytest.raises(hvd.HorovodInternalError, match=f"n{bad}"):
+                    hvd.synchronize(handle)
+            else:
+                assert (hvd.synchronize(handle) == hvd.size()).all()
+
+
+def test_mismatch_among_good_ones(ranks):
+    ranks.run(check_mismatch_among_good, seed())
+    ranks.run(healthy)
+
+
+DEADLOCKS = {
+    "different operations": both(lambda n: hvd.allreduce(ONES), lambda n: hvd.allgather(ONES)),
+    "different names": both(
+        lambda n: hvd.allreduce(ONES, name="here"), lambda n: hvd.allreduce(ONES, name="there")
+    ),
+    "barrier": both(lambda n: hvd.barrier(), lambda n: hvd.allreduce(ONES, name="there")),
+}
+
+
+@pytest.mark.parametrize("what", DEADLOCKS)
+def test_deadlock(ranks, what):
+    for _ in range(2):
+        outcomes = ranks.outcomes(lambda: DEADLOCKS[what](None))
+        internal(outcomes, "rank")
+        if what == "different names":
+            internal(outcomes, "here", "there")
+        assert max(o.seconds for o in outcomes) < 10
+        ranks.run(healthy)
+
+
+def test_deadlock_in_time_by_default(pool):
+    with pool.ranks(2) as job:
+        outcomes = job.outcomes(lambda: DEADLOCKS["different operations"](None))
+        internal(outcomes, "allreduce", "allgather")
+        assert max(o.seconds for o in outcomes) < 10
+        job.run(healthy)
+
+
+def check_slow_is_no_deadlock():
+    """A rank that computes for longer than the deadlock time while the others wait."""
+    if hvd.rank() == 0:
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            pass
+    return hvd.allreduce(np.ones(3), op=hvd.Sum, name="slow")[0]
+
+
+def test_a_slow_rank_is_no_deadlock(ranks):
+    assert ranks.run(check_slow_is_no_deadlock) == [ranks.size] * ranks.size
+
+
+# ---- kill -9 --------------------------------------------------------------------------------------------------------
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_idle(victim, _):
+    if hvd.rank() == victim:
+        die()
+    hvd.allreduce(np.ones(10), name="waiting")
+
+
+def die_after_submitting(victim, _):
+    handle = hvd.allreduce_async(np.ones(100_000), name="waiting")
+    if hvd.rank() == victim:
+        die()
+    while True:
+        hvd.synchronize(handle)
+        handle = hvd.allreduce_async(np.ones(100_000), name="waiting")
+
+
+def die_under_load(victim, key):
+    """At any moment of a stream of large transfers."""
+    if hvd.rank() == victim:
+        threading.Timer(random.Random(key).uniform(0.0, 0.3), die).start()
+    data = np.ones(2_000_000, np.float32)
+    while True:
+        hvd.allreduce(data, name="waiting")
+
+
+def die_during_small_ones(victim, key):
+    if hvd.rank() == victim:
+        threading.Timer(random.Random(key).uniform(0.0, 0.2), die).start()
+    while True:
+        hvd.synchronize(hvd.allgather_async(np.ones(3), name="waiting"))
+
+
+def die_before_barrier(victim, _):
+    if hvd.rank() == victim:
+        die()
+    hvd.barrier()
+
+
+def die_while_others_compute(victim, _):
+    """Nobody is waiting for anything: the next operation tells."""
+    if hvd.rank() == victim:
+        die()
+    while not _gone(victim):
+        pass
+    hvd.broadcast(np.ones(3), 0, name="waiting")
+
+
+def _gone(victim):
+    try:
+        hvd.allreduce(np.ones(1), name="probe")
+    except hvd.HorovodInternalError:
+        return True
+    return False
+
+
+PHASES = [
+    die_idle,
+    die_after_submitting,
+    die_under_load,
+    die_during_small_ones,
+    die_before_barrier,
+    die_while_others_compute,
+]
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aaa", "aab", "abc"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_kill(pool, phase, hosts):
+    key = seed()
+    victim = random.Random(key).randrange(len(hosts))
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        outcomes = job.outcomes(phase, victim, key)
+        assert outcomes[victim].died
+        others = [o for rank, o in enumerate(outcomes) if rank != victim]
+        internal(others, f"rank {victim}")
+        assert max(o.seconds for o in others) < 10
+        # What comes after fails at once, with the same culprit.
+        survivors = type(job)([w for r, w in enumerate(job.workers) if r != victim])
+        internal(survivors.outcomes(lambda: hvd.allreduce(np.ones(2))), f"rank {victim}")
+        survivors.run(hvd.shutdown)
+
+
+def linger(victim, folder):
+    """A child that was forked from the victim outlives it, with copies of all its descriptors."""
+    if hvd.rank() == victim:
+        child = os.fork()
+        if child == 0:
+            deadline = time.monotonic() + 20
+            while not (folder / "over").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            os._exit(0)
+        die()
+    hvd.allreduce(np.ones(10), name="waiting")
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+def test_kill_with_a_child_left(pool, hosts, tmp_path):
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        outcomes = job.outcomes(linger, 1, tmp_path)
+        (tmp_path / "over").touch()
+        others = [o for rank, o in enumerate(outcomes) if rank != 1]
+        internal(others, "rank 1")
+        assert max(o.seconds for o in others) < 10
+
+
+def test_stopped_rank(pool):
+    """SIGSTOP is not death: the others wait until it goes on."""
+    with pool.ranks(2) as job:
+        os.kill(job.workers[1].process.pid, signal.SIGSTOP)
+        job.start(lambda: hvd.allreduce(np.ones(2), op=hvd.Sum, name="stopped")[0])
+        threading.Timer(1.5, os.kill, (job.workers[1].process.pid, signal.SIGCONT)).start()
+        assert [o.value for o in job.collect()] == [2, 2]
+
+
+def leave_early():
+    if hvd.rank() == 0:
+        hvd.shutdown()
+        return
+    hvd.allreduce(np.ones(3), name="waiting")
+
+
+def test_a_rank_that_leaves(ranks):
+    """shutdown() in good order on one rank ends what the others wait for, and says so."""
+    outcomes = ranks.outcomes(leave_early)
+    assert not outcomes[0].failed
+    internal(outcomes[1:], "rank 0")
+    ranks.run(hvd.shutdown)
+    ranks.run(hvd.init)
+    ranks.run(healthy)

@@ -1,0 +1,319 @@
+"""init and shutdown, again and again; processes without a launcher; forked children; interrupted waits."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import ROOT, _environment
+
+import horoplug as hvd
+
+pytest_plugins = ["jobs"]
+
+PER_RANK = [
+    hvd.rank,
+    hvd.size,
+    hvd.local_rank,
+    hvd.local_size,
+    hvd.cross_rank,
+    hvd.cross_size,
+    hvd.is_homogeneous,
+    hvd.barrier,
+    lambda: hvd.allreduce(np.ones(2)),
+    lambda: hvd.allgather_async(np.ones(2)),
+    lambda: hvd.grouped_allreduce([np.ones(2)]),
+    lambda: hvd.broadcast_object(1),
+]
+
+
+def check_not_initialized():
+    assert not hvd.is_initialized()
+    for call in PER_RANK:
+        with pytest.raises(hvd.NotInitializedError, match=r"use hvd.init\(\)"):
+            call()
+    with pytest.raises(ValueError, match="not been initialized"):
+        hvd.rank()
+    everyone = hvd.global_process_set
+    assert (everyone.process_set_id, everyone.size(), everyone.included()) == (0, None, None)
+
+
+def check_life():
+    check_not_initialized()
+    hvd.shutdown()
+    hvd.init()
+    hvd.init()
+    assert hvd.is_initialized()
+    assert hvd.allreduce(np.ones(2), op=hvd.Sum)[0] == hvd.size()
+    handle = hvd.allreduce_async(np.ones(2))
+    hvd.synchronize(handle)
+    hvd.barrier()
+    late = hvd.allreduce_async(np.ones(2), name=f"only {hvd.rank()}")
+    hvd.shutdown()
+    hvd.shutdown()
+    if hvd_size() > 1:
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.synchronize(late)
+    check_not_initialized()
+    hvd.init(comm=[], process_sets=[])
+    with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+        hvd.synchronize(late)
+    fresh = hvd.allreduce_async(np.ones(2))
+    assert fresh > late
+    hvd.synchronize(fresh)
+    hvd.shutdown()
+    for wrong in ({"comm": [0]}, {"process_sets": "dynamic"}, {"process_sets": [[0]]}):
+        with pytest.raises(ValueError, match="not supported yet"):
+            hvd.init(**wrong)
+
+
+def hvd_size():
+    return int(os.environ["HOROVOD_SIZE"])
+
+
+@pytest.mark.parametrize("hosts", ["a", "aa", "ab"])
+def test_life(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
+        job.run(check_life)
+
+
+def resources():
+    """What a process holds: descriptors, threads, mapped segments, and KiB of memory that only it uses."""
+    status = Path("/proc/self/status").read_text()
+    threads = int(re.search(r"Threads:\s+(\d+)", status).group(1))
+    segments = Path("/proc/self/maps").read_text().count("memfd")
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    private = sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", rollup)))
+    return len(os.listdir("/proc/self/fd")), threads, segments, private
+
+
+def check_cycles(count):
+    def cycle():
+        hvd.init()
+        x = np.full(10_000, hvd.rank() + 1.0)
+        assert hvd.allreduce(x, op=hvd.Sum)[0] == hvd.size() * (hvd.size() + 1) / 2
+        hvd.allreduce_async(x, name="never waited for")
+        assert hvd.allgather(x).shape == (10_000 * hvd.size(),)
+        hvd.shutdown()
+
+    for _ in range(count // 3):  # until allocators and caches have what they need
+        cycle()
+    before = resources()
+    started = time.monotonic()
+    for _ in range(count - count // 3):
+        cycle()
+    after = resources()
+    print(f"{(time.monotonic() - started) / (count - count // 3) * 1e3:.2f} ms per cycle")
+    assert after[:3] == before[:3], "descriptors, threads, segments"
+    assert after[3] - before[3] < 4 * 1024, f"{after[3] - before[3]} KiB more after {count} cycles"
+
+
+@pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aab"])
+def test_cycles_leak_nothing(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
+        job.run(check_cycles, 300, timeout=100)
+
+
+# ---- processes of their own -----------------------------------------------------------------------------------------
+
+
+def python(code, **variables):
+    """Run code in a new process and return what it has printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=_environment() | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_without_a_launcher():
+    out = python(
+        "import horoplug as hvd, numpy as np; hvd.init();"
+        "print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),"
+        " hvd.is_homogeneous(), hvd.allreduce(np.ones(2)), hvd.allgather(np.ones(1)), hvd.allgather_object('x'))"
+    )
+    assert out == "0 1 0 1 0 1 True [1. 1.] [1.] ['x']\n"
+
+
+def test_exit_without_shutdown():
+    """The process ends, with operations in flight or not, and says nothing."""
+    python("import horoplug as hvd, numpy as np; hvd.init(); hvd.allreduce_async(np.ones(9))")
+
+
+def test_no_framework_is_loaded():
+    python(
+        "import sys; sys.modules.update(torch=None, tensorflow=None, jax=None)\n"
+        "import horoplug as hvd\n"
+        "assert 'numpy' not in sys.modules and 'horoplug._native' not in sys.modules\n"
+        "hvd.init(); hvd.allreduce([1.0]); hvd.__version__, dir(hvd)\n"
+        "from horoplug import *\n"
+        "assert size() == 1 and allreduce is hvd.allreduce\n"
+    )
+    python(
+        "import horoplug\n"
+        "try: horoplug.nothing\n"
+        "except AttributeError as error: assert 'nothing' in str(error)\n"
+        "else: raise SystemExit(1)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "2"}, "HOROVOD_RANK=2"),
+        ({"HOROVOD_SIZE": "two"}, "HOROVOD_SIZE='two'"),
+    ],
+)
+def test_wrong_environment(variables, text):
+    code = (
+        "import horoplug as hvd\n"
+        "try: hvd.init()\n"
+        "except ValueError as error: print(error)\n"
+        "assert not hvd.is_initialized()\n"
+    )
+    assert text in python(code, **variables)
+
+
+# ---- forked children ------------------------------------------------------------------------------------------------
+
+
+def in_child(function):
+    """Run a function in a forked child, and return what it has printed; it must end in good order."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(read)
+            os.write(write, repr(function()).encode())
+            status = 0
+        except BaseException as error:
+            os.write(write, repr(error).encode())
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        text = stream.read().decode()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, text
+    return text
+
+
+def check_fork():
+    handle = hvd.allreduce_async(np.ones(100), name=f"early{hvd.rank()}")
+
+    def child():
+        check_not_initialized()
+        hvd.shutdown()
+        import gc
+
+        gc.collect()
+        for name in [n for n in os.environ if n.startswith(("HOROVOD_", "HOROPLUG_"))]:
+            del os.environ[name]
+        hvd.init()  # a job of its own
+        alone = hvd.size(), float(hvd.allreduce(np.full(2, 3.0))[0])
+        hvd.shutdown()
+        return alone
+
+    assert in_child(child) == "(1, 3.0)"
+    # The parent is as it was.
+    for rank in range(hvd.size()):
+        if rank != hvd.rank():
+            hvd.allreduce_async(np.ones(100), name=f"early{rank}")
+    assert (hvd.synchronize(handle) == 1).all()
+    assert hvd.allreduce(np.ones(2), op=hvd.Sum)[0] == hvd.size()
+    # Ordinary exit of a child, with destructors and exit handlers.
+    child = os.fork()
+    if child == 0:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        os.execv(sys.executable, [sys.executable, "-c", "pass"])
+    assert os.waitpid(child, 0)[1] == 0
+    hvd.barrier()
+
+
+@pytest.mark.parametrize("hosts", ["a", "aa", "ab"])
+def test_fork(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        job.run(check_fork)
+
+
+def test_fork_and_exit():
+    """A child that ends like any program (exit handlers, destructors) does not end the parent's job."""
+    out = python(
+        "import os, horoplug as hvd, numpy as np\n"
+        "hvd.init()\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    print(hvd.size(), hvd.allreduce(np.ones(1)))\n"
+    )
+    assert out == "1 [1.]\n"
+
+
+# ---- interrupts -----------------------------------------------------------------------------------------------------
+
+
+def check_interrupt():
+    """Ctrl-C while waiting: the operation stays in flight with its tensors, and can be waited for again."""
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(np.full(50_000, 1.0), op=hvd.Sum, name="late")
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            hvd.synchronize(handle)
+        assert not hvd.poll(handle)
+        # A blocking call: nobody has its handle, but its buffers are still being written to.
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            hvd.allreduce(np.full(50_000, 2.0), op=hvd.Sum, name="lost")
+        hvd.allgather_object("go")
+        assert (hvd.synchronize(handle) == hvd.size()).all()
+    else:
+        hvd.allgather_object("go")
+        handle = hvd.allreduce_async(np.full(50_000, 2.0), op=hvd.Sum, name="lost")
+        hvd.allreduce(np.full(50_000, 1.0), op=hvd.Sum, name="late")
+        assert (hvd.synchronize(handle) == 2 * hvd.size()).all()
+    hvd.barrier()
+
+
+def test_interrupt(pool):
+    with pool.ranks(2) as job:
+        job.run(check_interrupt)
+
+
+def check_threads():
+    """Many threads wait at once."""
+    failures = []
+
+    def work(number):
+        try:
+            for n in range(30):
+                y = hvd.allreduce(np.full(10 * number + 1, 1.0), op=hvd.Sum, name=f"{number}.{n}")
+                assert (y == hvd.size()).all()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not failures
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_threads(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        job.run(check_threads)

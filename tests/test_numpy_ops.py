@@ -1,0 +1,540 @@
+"""Every operation on NumPy arrays: the grid of dtypes and ranks, names and handles, and what is refused."""
+
+import inspect
+import math
+import random
+
+import numpy as np
+import pytest
+from support import seed
+
+import horoplug as hvd
+
+pytest_plugins = ["jobs"]
+
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+]
+REDUCTIONS = {
+    "Average": hvd.Average,
+    "Sum": hvd.Sum,
+    "Min": hvd.Min,
+    "Max": hvd.Max,
+    "Product": hvd.Product,
+}
+# Ranks with the same letter share memory; others are connected by TCP.
+PLACES = ["a", "aa", "ab", "aaa", "aab", "aaaa", "abab", "abcd"]
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def ranks(request, pool):
+    with pool.ranks(len(request.param), hosts=request.param) as job:
+        yield job
+
+
+def arrays(dtype, shape, key, size):
+    """The array of every rank: small values, so that no integer wraps around."""
+    made = []
+    for rank in range(size):
+        values = np.random.default_rng([key, rank])
+        if dtype == "bool":
+            made.append(values.integers(0, 2, shape).astype(bool))
+        elif dtype.startswith("float"):
+            made.append(values.uniform(0.5, 2.0, shape).astype(dtype))
+        else:
+            low = 1 if dtype.startswith("u") else -3
+            made.append(values.integers(low, 4, shape).astype(dtype))
+    return made
+
+
+def reduced(inputs, op, dtype):
+    """What the reduction must give, computed in the widest type."""
+    if dtype == "bool":
+        both = np.logical_and if op in (hvd.Min, hvd.Product) else np.logical_or
+        return both.reduce(inputs)
+    wide = [a.astype("float64" if dtype.startswith("float") else "int64") for a in inputs]
+    if op == hvd.Average:
+        total = np.sum(wide, axis=0)
+        return total / len(wide) if dtype.startswith("float") else np.trunc(total / len(wide))
+    function = {hvd.Sum: np.sum, hvd.Min: np.min, hvd.Max: np.max, hvd.Product: np.prod}[op]
+    return function(wide, axis=0)
+
+
+def same(actual, expected, dtype, shape=None):
+    expected = np.asarray(expected)
+    assert isinstance(actual, np.ndarray)
+    assert actual.dtype == np.dtype(dtype)
+    assert actual.shape == (expected.shape if shape is None else shape)
+    tolerance = {"float16": 4e-3, "float32": 1e-6, "float64": 1e-14}.get(dtype, 0)
+    np.testing.assert_allclose(actual.astype("float64"), expected.astype("float64"), tolerance)
+    return actual.tobytes()
+
+
+def shapes(key):
+    """Nothing, one number, an odd count, and enough for several chunks and the fusion buffer's alignment."""
+    draw = random.Random(key)
+    return [
+        (),
+        (0,),
+        (3, 0, 2),
+        (1,),
+        (draw.randrange(2, 40),),
+        (7, draw.randrange(1, 5), 3),
+        (50021,),
+    ]
+
+
+def check_allreduce(dtype, op, key):
+    size, rank = hvd.size(), hvd.rank()
+    bits = []
+    for shape in shapes(key):
+        inputs = arrays(dtype, shape, key, size)
+        mine = inputs[rank].copy()
+        expected = reduced(inputs, op, dtype)
+        bits.append(same(hvd.allreduce(mine, op=op), expected, dtype))
+        assert (mine == inputs[rank]).all(), "the input was changed"
+        result = hvd.allreduce_(mine, op=op)
+        assert result is mine
+        bits.append(same(mine, expected, dtype))
+    return bits
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_allreduce(ranks, dtype, op):
+    if (dtype, op) == ("bool", "Average"):
+        pytest.skip("refused: see test_bool_average")
+    bits = ranks.run(check_allreduce, dtype, REDUCTIONS[op], seed())
+    assert all(b == bits[0] for b in bits), "ranks have different bits"
+
+
+def check_grouped_allreduce(dtype, key):
+    size, rank = hvd.size(), hvd.rank()
+    groups = [arrays(dtype, shape, key + n, size) for n, shape in enumerate(shapes(key))]
+    expected = [reduced(inputs, hvd.Sum, dtype) for inputs in groups]
+    mine = [inputs[rank].copy() for inputs in groups]
+    for outputs in (
+        hvd.grouped_allreduce(mine, op=hvd.Sum),
+        hvd.synchronize(hvd.grouped_allreduce_async(mine, op=hvd.Sum, name="group")),
+        hvd.grouped_allreduce_(mine, op=hvd.Sum),
+    ):
+        assert isinstance(outputs, list)
+        for actual, right in zip(outputs, expected, strict=True):
+            same(actual, right, dtype)
+    assert all(a is b for a, b in zip(outputs, mine, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_grouped_allreduce(ranks, dtype):
+    ranks.run(check_grouped_allreduce, dtype, seed())
+
+
+def check_mixed_group():
+    """One group with several dtypes."""
+    rank, size = hvd.rank(), hvd.size()
+    group = [np.full(n + 1, rank, dtype) for n, dtype in enumerate(["f4", "i8", "f4", "f8"])]
+    total = size * (size - 1) / 2
+    for outputs in (
+        hvd.grouped_allreduce(group, op=hvd.Sum),
+        hvd.grouped_allreduce(group, op=hvd.Sum, name="mixed"),
+    ):
+        for a, b in zip(outputs, group, strict=True):
+            same(a, np.full(b.shape, total), b.dtype.name)
+    gathered = hvd.grouped_allgather(group)
+    assert [g.shape[0] for g in gathered] == [size * (n + 1) for n in range(4)]
+    assert [g.dtype for g in gathered] == [b.dtype for b in group]
+
+
+def test_mixed_group(ranks):
+    ranks.run(check_mixed_group)
+
+
+def check_allgather(dtype, key):
+    size, rank = hvd.size(), hvd.rank()
+    draw = random.Random(key)
+    for tail in [(), (3,), (2, 5)]:
+        counts = [draw.randrange(0, 6) for _ in range(size)]
+        inputs = [arrays(dtype, (n, *tail), key, size)[r] for r, n in enumerate(counts)]
+        same(hvd.allgather(inputs[rank]), np.concatenate(inputs), dtype)
+        pair = hvd.grouped_allgather([inputs[rank], inputs[rank][:1]])
+        same(pair[0], np.concatenate(inputs), dtype)
+        same(pair[1], np.concatenate([a[:1] for a in inputs]), dtype)
+    scalars = arrays(dtype, (), key, size)
+    same(hvd.allgather(scalars[rank]), np.stack(scalars), dtype)
+    same(hvd.allgather(np.zeros((0, 4), dtype)), np.zeros((0, 4)), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_allgather(ranks, dtype):
+    ranks.run(check_allgather, dtype, seed())
+
+
+def check_broadcast(dtype, key):
+    size, rank = hvd.size(), hvd.rank()
+    for root in range(size):
+        for shape in shapes(key):
+            inputs = arrays(dtype, shape, key + root, size)
+            mine = inputs[rank].copy()
+            same(hvd.broadcast(mine, root), inputs[root], dtype)
+            assert (mine == inputs[rank]).all(), "the input was changed"
+            assert hvd.broadcast_(mine, root_rank=root, name=f"b{root}") is mine
+            same(mine, inputs[root], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_broadcast(ranks, dtype):
+    ranks.run(check_broadcast, dtype, seed())
+
+
+def check_alltoall(dtype, key):
+    size, rank = hvd.size(), hvd.rank()
+    draw = random.Random(key)
+    for tail in [(), (3,)]:
+        table = [[draw.randrange(0, 4) for _ in range(size)] for _ in range(size)]
+        inputs = [arrays(dtype, (sum(row), *tail), key, size)[r] for r, row in enumerate(table)]
+        parts = [inputs[r][sum(table[r][:rank]) : sum(table[r][: rank + 1])] for r in range(size)]
+        received = [table[r][rank] for r in range(size)]
+        for splits in (table[rank], np.array(table[rank], np.int32)):
+            output, counts = hvd.alltoall(inputs[rank], splits)
+            same(output, np.concatenate(parts), dtype)
+            assert counts.dtype == np.int32
+            assert counts.tolist() == received
+    even = arrays(dtype, (2 * size, 3), key, size)
+    expected = np.concatenate([a[2 * rank : 2 * rank + 2] for a in even])
+    same(hvd.alltoall(even[rank]), expected, dtype)
+    output, counts = hvd.synchronize(hvd.alltoall_async(even[rank], name="even"))
+    same(output, expected, dtype)
+    assert counts.tolist() == [2] * size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_alltoall(ranks, dtype):
+    ranks.run(check_alltoall, dtype, seed())
+
+
+def check_reducescatter(dtype, op, key):
+    size, rank = hvd.size(), hvd.rank()
+    for shape in [(size,), (size * 3 + 1, 4), (size - 1, 5), (10007,), (0, 3)]:
+        inputs = arrays(dtype, shape, key, size)
+        sizes = [shape[0] // size + (r < shape[0] % size) for r in range(size)]
+        start = sum(sizes[:rank])
+        expected = reduced(inputs, op, dtype)[start : start + sizes[rank]]
+        same(hvd.reducescatter(inputs[rank], op=op), expected, dtype)
+        one, two = hvd.grouped_reducescatter([inputs[rank], inputs[rank]], op=op)
+        same(one, expected, dtype)
+        same(two, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != "bool"])
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_reducescatter(ranks, dtype, op):
+    ranks.run(check_reducescatter, dtype, REDUCTIONS[op], seed())
+
+
+def check_factors(dtype):
+    size, rank = hvd.size(), hvd.rank()
+    total = size * (size + 1) // 2
+    x = np.full(5, rank + 1, dtype)
+    exact = {"prescale_factor": 2.0, "postscale_factor": 3.0}
+    same(hvd.allreduce(x, op=hvd.Sum, **exact), np.full(5, 6 * total), dtype)
+    shares = hvd.reducescatter(np.full((size, 2), rank + 1, dtype), op=hvd.Sum, **exact)
+    same(shares, np.full((1, 2), 6 * total), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float16", "float32", "float64"])
+def test_prescale_and_postscale(ranks, dtype):
+    ranks.run(check_factors, dtype)
+
+
+def check_integer_wraps():
+    size = hvd.size()
+    largest = np.full(3, 255, np.uint8)
+    assert (hvd.allreduce(largest, op=hvd.Sum) == 255 * size % 256).all()
+    # Negative sums are truncated towards zero, not rounded down.
+    x = np.full(3, -1 - (hvd.rank() == 0), np.int32)
+    assert (hvd.allreduce(x) == math.trunc((-1 - size) / size)).all()
+
+
+def test_integers_wrap_and_truncate(ranks):
+    ranks.run(check_integer_wraps)
+
+
+def check_nan():
+    x = np.array([1.0, math.nan if hvd.rank() == 0 else 1.0, math.inf], np.float32)
+    for op in REDUCTIONS.values():
+        y = hvd.allreduce(x, op=op)
+        assert np.isnan(y).tolist() == [False, True, False]
+        assert y[2] == math.inf
+
+
+def test_nan_and_infinity(ranks):
+    ranks.run(check_nan)
+
+
+def check_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.full(9, hvd.rank() + 1, ml_dtypes.bfloat16)
+    total = hvd.size() * (hvd.size() + 1) / 2
+    y = hvd.allreduce(x, op=hvd.Sum)
+    assert y.dtype == ml_dtypes.bfloat16
+    assert (y.astype("f4") == total).all()
+
+
+def test_bfloat16(ranks):
+    pytest.importorskip("ml_dtypes")
+    ranks.run(check_bfloat16)
+
+
+def check_async(key):
+    """Many operations of all kinds in flight, submitted in another order on every rank."""
+    size, rank = hvd.size(), hvd.rank()
+    draw = random.Random(key + rank)
+    jobs = [
+        (kind, n) for kind in ("reduce", "gather", "root", "exchange", "scatter") for n in range(20)
+    ]
+    draw.shuffle(jobs)
+    handles = {}
+    for kind, n in jobs:
+        x = np.full((size, n + 1), rank + n, np.float32)
+        handles[kind, n] = {
+            "reduce": lambda x=x, n=n: hvd.allreduce_async(x, name=f"n{n}", op=hvd.Max),
+            "gather": lambda x=x, n=n: hvd.allgather_async(x[:1], name=f"n{n}"),
+            "root": lambda x=x, n=n: hvd.broadcast_async(x, n % size, name=f"n{n}"),
+            "exchange": lambda x=x, n=n: hvd.alltoall_async(x, name=f"n{n}"),
+            "scatter": lambda x=x, n=n: hvd.reducescatter_async(x, name=f"n{n}"),
+        }[kind]()
+    draw.shuffle(jobs)
+    for kind, n in jobs:
+        handle = handles[kind, n]
+        assert isinstance(handle, int)
+        output = hvd.synchronize(handle)
+        assert hvd.poll(handle)
+        assert hvd.synchronize(handle) is None, "a handle is freed by synchronize"
+        every = np.arange(size, dtype=np.float32)[:, None] + n + np.zeros((1, n + 1), np.float32)
+        expected = {
+            "reduce": every[-1:].repeat(size, 0),
+            "gather": every,
+            "root": every[n % size][None].repeat(size, 0),
+            "exchange": every,
+            "scatter": every.mean(0, keepdims=True),
+        }[kind]
+        same(output[0] if kind == "exchange" else output, expected, "float32")
+    assert hvd.synchronize(10**9) is None
+
+
+def test_many_in_flight(ranks):
+    ranks.run(check_async, seed())
+
+
+def check_poll():
+    handle = hvd.allreduce_async(np.ones(1000))
+    while not hvd.poll(handle):
+        pass
+    return hvd.synchronize(handle)[0]
+
+
+def test_poll(ranks):
+    assert ranks.run(check_poll) == [1.0] * ranks.size
+
+
+def check_layouts():
+    rank, size = hvd.rank(), hvd.size()
+    x = np.arange(24.0).reshape(2, 3, 4) + rank
+    mean = np.arange(24.0).reshape(2, 3, 4) + (size - 1) / 2
+    for view in (np.s_[:], np.s_[:, :, ::2], np.s_[::-1], np.s_[:, 1]):
+        same(hvd.allreduce(x[view]), mean[view], "float64")
+    same(hvd.allreduce(x.T), mean.T, "float64")
+    same(hvd.allreduce(np.asfortranarray(x)), mean, "float64")
+    # Numbers and lists are arrays, too.
+    assert hvd.allreduce(float(rank), op=hvd.Sum) == size * (size - 1) / 2
+    assert hvd.allgather([rank, rank]).tolist() == [r for r in range(size) for _ in range(2)]
+    assert hvd.allreduce(np.float32(3)).dtype == np.float32
+
+
+def test_layouts(ranks):
+    ranks.run(check_layouts)
+
+
+def check_objects():
+    rank, size = hvd.rank(), hvd.size()
+    mine = {"rank": rank, "text": "x" * rank * 1000, "function": lambda v: v + rank}
+    for n, each in enumerate(hvd.allgather_object(mine, name="mine")):
+        assert (each["rank"], len(each["text"]), each["function"](1)) == (n, n * 1000, n + 1)
+    for root in range(size):
+        got = hvd.broadcast_object(mine if rank == root else None, root)
+        assert got["rank"] == root
+    assert hvd.broadcast_object({1, 2}, name="set") == {1, 2}
+
+
+def test_objects(ranks):
+    ranks.run(check_objects)
+
+
+def check_barrier(folder):
+    """Nobody leaves a barrier before the last has come."""
+    for number in range(20):
+        (folder / f"{number}.{hvd.rank()}").touch()
+        hvd.barrier()
+        assert len(list(folder.glob(f"{number}.*"))) == hvd.size()
+    hvd.barrier(process_set=hvd.global_process_set)
+
+
+def test_barrier(ranks, tmp_path):
+    ranks.run(check_barrier, tmp_path)
+
+
+def check_place(hosts):
+    rank, size = hvd.rank(), hvd.size()
+    assert size == len(hosts)
+    mine = [r for r in range(size) if hosts[r] == hosts[rank]]
+    assert (hvd.local_rank(), hvd.local_size()) == (mine.index(rank), len(mine))
+    peers = [h for h in dict.fromkeys(hosts) if hosts.count(h) > hvd.local_rank()]
+    assert (hvd.cross_rank(), hvd.cross_size()) == (peers.index(hosts[rank]), len(peers))
+    assert hvd.is_homogeneous() == (len({hosts.count(h) for h in hosts}) == 1)
+    everyone = hvd.global_process_set
+    assert everyone.process_set_id == 0
+    assert (everyone.rank(), everyone.size(), everyone.included()) == (rank, size, True)
+    assert everyone.ranks == list(range(size))
+    return rank
+
+
+@pytest.mark.parametrize("hosts", PLACES)
+def test_ranks_and_sizes(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        assert job.run(check_place, hosts) == list(range(len(hosts)))
+
+
+# ---- what is refused, before anything is sent ------------------------------------------------------------------------
+
+
+def refused(error, text, call):
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def check_refusals():
+    x = np.ones((4, 3), np.float32)
+    refused(
+        ValueError, "complex64 is not supported.*float32", lambda: hvd.allreduce(x.astype("c8"))
+    )
+    refused(ValueError, "is not supported", lambda: hvd.allreduce(x.astype(">f4")))
+    refused(ValueError, "is not supported", lambda: hvd.allgather(np.array(["text"])))
+    refused(TypeError, "expected a NumPy array, got dict", lambda: hvd.allreduce({}))
+    refused(TypeError, "expected a NumPy array, got float", lambda: hvd.allreduce_(1.0))
+    refused(ValueError, "contiguous.*C order", lambda: hvd.allreduce_(x.T))
+    refused(ValueError, "contiguous", lambda: hvd.broadcast_(x[:, ::2], 0))
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    refused(ValueError, "read-only", lambda: hvd.allreduce_(frozen))
+    refused(ValueError, "bool has no average", lambda: hvd.allreduce(x > 0))
+    refused(ValueError, "bool has no average", lambda: hvd.reducescatter(x > 0))
+    refused(ValueError, "only one|supersedes", lambda: hvd.allreduce(x, average=True, op=hvd.Sum))
+    refused(ValueError, "op=9 is no reduction", lambda: hvd.allreduce(x, op=9))
+    refused(ValueError, "Average and op=Sum, not Max", lambda: hvd.reducescatter(x, op=hvd.Max))
+    refused(ValueError, "scalar", lambda: hvd.reducescatter(np.float32(1)))
+    refused(ValueError, "scalar", lambda: hvd.alltoall(np.float32(1)))
+    refused(
+        TypeError, "one integer for each rank", lambda: hvd.alltoall(x, splits=[1.5] * hvd.size())
+    )
+    refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[1] * (hvd.size() + 1)))
+    refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[99] * hvd.size()))
+    refused(ValueError, ".", lambda: hvd.broadcast(x, hvd.size()))
+    refused(ValueError, ".", lambda: hvd.broadcast(x, -1))
+    refused(ValueError, "dasum", lambda: hvd.allreduce(x, op=hvd.Adasum))
+    refused(ValueError, "at least one", lambda: hvd.grouped_allreduce([]))
+    refused(TypeError, "takes a list", lambda: hvd.grouped_allreduce(x))
+    refused(TypeError, "unexpected keyword", lambda: hvd.allreduce(x, colour=1))
+    refused(TypeError, "root_rank", lambda: hvd.broadcast(x))
+    refused(TypeError, "ProcessSet", lambda: hvd.allreduce(x, process_set=3))
+    refused(ValueError, "not registered", lambda: hvd.barrier(hvd.ProcessSet([0])))
+    # None of that has upset the job.
+    assert (hvd.allreduce(x) == 1).all()
+
+
+def test_refusals(ranks):
+    ranks.run(check_refusals)
+
+
+def check_duplicate_name():
+    if hvd.size() == 1:
+        return
+    x = np.ones(4)
+    if hvd.rank() == 0:
+        first = hvd.allreduce_async(x, name="twice")
+        refused(ValueError, "twice", lambda: hvd.allreduce_async(x, name="twice"))
+        hvd.barrier()
+        hvd.synchronize(first)
+    else:
+        hvd.barrier()
+        hvd.allreduce(x, name="twice")
+    hvd.allreduce(x, name="twice")
+
+
+def test_duplicate_name(pool):
+    with pool.ranks(2) as job:
+        job.run(check_duplicate_name)
+
+
+def check_average_argument():
+    x = np.full(2, hvd.rank() + 1.0)
+    with pytest.warns(DeprecationWarning, match="op=Average"):
+        mean = hvd.allreduce(x, True)
+    with pytest.warns(DeprecationWarning, match="op=Sum"):
+        total = hvd.allreduce(x, average=False)
+    assert (mean * hvd.size() == total).all()
+
+
+def test_average_argument(ranks):
+    ranks.run(check_average_argument)
+
+
+# ---- the functions themselves ---------------------------------------------------------------------------------------
+
+TENSOR_ARGUMENTS = {
+    "allreduce": "average name op prescale_factor postscale_factor process_set",
+    "allgather": "name process_set",
+    "broadcast": "root_rank name process_set",
+    "alltoall": "splits name process_set",
+    "reducescatter": "name op process_set prescale_factor postscale_factor",
+}
+
+
+def test_signatures():
+    """One signature per operation, shared by its variants; names, documentation and module are the function's own."""
+    variants = {
+        "allreduce": "{} {}_async {}_ {}_async_ grouped_{} grouped_{}_async grouped_{}_ grouped_{}_async_",
+        "allgather": "{} {}_async grouped_{} grouped_{}_async",
+        "broadcast": "{} {}_async {}_ {}_async_",
+        "alltoall": "{} {}_async",
+        "reducescatter": "{} {}_async grouped_{} grouped_{}_async",
+    }
+    for operation, names in variants.items():
+        for name in names.replace("{}", operation).split():
+            function = getattr(hvd, name)
+            assert (function.__name__, function.__module__) == (name, "horoplug.numpy.operations")
+            assert "HorovodInternalError" in function.__doc__
+            first, *rest = inspect.signature(function).parameters
+            assert first == ("tensors" if name.startswith("grouped") else "tensor")
+            assert rest == TENSOR_ARGUMENTS[operation].split()
+            assert name in dir(hvd)
+
+
+def test_what_is_built():
+    assert hvd.gloo_built() is True
+    assert hvd.nccl_built() == 0
+    assert not any(
+        (hvd.mpi_built(), hvd.cuda_built(), hvd.rocm_built(), hvd.ddl_built(), hvd.ccl_built())
+    )
+    assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == tuple(range(6))

@@ -1,0 +1,180 @@
+"""The wheel: what is in it, what its libraries need and show, and that it works where nothing can be compiled."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from horoplug import _native
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
+# glibc is libc, libm, libpthread and the loader; which of them are named depends on its version.
+ALLOWED = {
+    "libc.so.6",
+    "libm.so.6",
+    "libpthread.so.0",
+    "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
+    "libstdc++.so.6",
+    "libgcc_s.so.1",
+}
+
+
+def run(command, **options):
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=900, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(source, folder, *options, **more):
+    """Wheel of a source tree or archive."""
+    run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, *options, source],
+        **more,
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built with this environment's tools on the objects that make has compiled."""
+    return build(ROOT, tmp_path_factory.mktemp("wheel"), "--no-build-isolation")
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdist")
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    run([sys.executable, "-c", code], cwd=ROOT)
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
+
+
+def libraries(folder):
+    found = sorted((folder / "horoplug").glob("*.so"))
+    assert [path.name.split(".")[0] for path in found] == ["_native", "libhoroplug"]
+    return found
+
+
+def test_one_version():
+    assert VERSION == _native.version() == metadata.version("horoplug")
+
+
+@pytest.mark.timeout(600)
+def test_contents(unpacked):
+    packed = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
+    modules = {
+        path.relative_to(ROOT)
+        for kind in ("*.py", "*.pyi", "py.typed")
+        for path in (ROOT / "horoplug").rglob(kind)
+    }
+    assert modules <= packed
+    assert {path.parts[0] for path in packed} == {"horoplug", f"horoplug-{VERSION}.dist-info"}
+    scripts = (unpacked / f"horoplug-{VERSION}.dist-info" / "entry_points.txt").read_text()
+    for name in ("horovodrun", "horoplugrun"):
+        assert f"{name} = horoplug.runner.launch:main" in scripts
+
+
+@pytest.mark.timeout(600)
+def test_libraries_need_only_the_language_runtime(unpacked):
+    native, core = libraries(unpacked)
+    for library in native, core:
+        needed = set(re.findall(r"NEEDED.*\[(.+)\]", run(["readelf", "-dW", library])))
+        assert needed - ({core.name} if library == native else set()) <= ALLOWED
+    assert "[$ORIGIN]" in run(["readelf", "-dW", native])
+
+
+def exported(library):
+    names = set()
+    for line in run(["readelf", "-W", "--dyn-syms", library]).splitlines():
+        fields = line.split()
+        if len(fields) >= 8 and fields[0][:-1].isdigit() and fields[6] != "UND":
+            names.add(fields[7].split("@")[0])
+    return names
+
+
+@pytest.mark.timeout(600)
+def test_only_the_c_abi_is_exported(unpacked):
+    native, core = libraries(unpacked)
+    header = (ROOT / "csrc" / "include" / "horoplug" / "horoplug.h").read_text()
+    declared = set(re.findall(r"^HP_API .*?\b(hp_\w+)\(", header, re.M))
+    assert "hp_submit" in declared
+    assert exported(core) == declared
+    assert exported(native) == {"PyInit__native"}
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """bin folder of a fresh virtual environment with the wheel in it, and an environment without a compiler."""
+    folder = tmp_path_factory.mktemp("venv")
+    run([sys.executable, "-m", "venv", folder])
+    bare = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOROVOD_", "HOROPLUG_", "PYTHON"))
+    }
+    bare |= {"PATH": str(folder / "bin"), "CC": "/bin/false", "CXX": "/bin/false"}
+    run([folder / "bin" / "pip", "install", "-q", "--only-binary", ":all:", wheel], env=bare)
+    return folder / "bin", bare
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+class TestInstalled:
+    def test_numpy_is_all_it_brings(self, installed):
+        bin_folder, env = installed
+        listed = run([bin_folder / "pip", "list", "--format=freeze"], env=env)
+        names = {line.split("==")[0] for line in listed.split()}
+        assert names - {"pip", "setuptools", "wheel"} == {"horoplug", "numpy"}
+
+    def test_one_rank(self, installed, tmp_path):
+        bin_folder, env = installed
+        code = (
+            "import numpy as np, horoplug as hvd; hvd.init(); "
+            "x = hvd.allreduce(np.arange(5, dtype=np.float32), op=hvd.Sum); "
+            "assert x.tolist() == [0, 1, 2, 3, 4] and hvd.size() == 1; hvd.shutdown(); "
+            "print(hvd.__version__, hvd.__file__)"
+        )
+        version, path = run([bin_folder / "python", "-c", code], env=env, cwd=tmp_path).split()
+        assert version == VERSION
+        assert Path(path).is_relative_to(bin_folder.parent)
+
+    @pytest.mark.parametrize("script", ["horovodrun", "horoplugrun"])
+    def test_launcher(self, installed, tmp_path, script):
+        bin_folder, env = installed
+        assert VERSION in run([bin_folder / script, "--version"], env=env, cwd=tmp_path)
+        assert "numpy" in run([bin_folder / script, "--check-build"], env=env, cwd=tmp_path).lower()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_source_archive_builds_with_a_compiler_and_nothing_else(sdist, tmp_path):
+    """As ``pip install horoplug`` does without a wheel: CMake and the rest come from pip alone."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("c++", "g++", "cc", "gcc", "as", "ld", "ar", "ranlib", "uname", "sh"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    folder = tmp_path / "wheel"
+    folder.mkdir()
+    wheel = build(sdist, folder, env={**os.environ, "PATH": str(tools)}, cwd=tmp_path)
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "horoplug/libhoroplug.so" in names

@@ -1,0 +1,162 @@
+"""The environment: defaults, precedence, errors of one line, and a job set up from nothing but variables."""
+
+import base64
+import logging
+import re
+
+import pytest
+
+from horoplug.common import log
+from horoplug.common.config import IGNORED, VARIABLES, Config
+from horoplug.common.errors import (
+    HorovodInternalError,
+    HorovodVersionMismatchError,
+    HostsUpdatedInterrupt,
+    NotInitializedError,
+)
+from horoplug.rendezvous.session import Rendezvous
+
+
+def test_defaults_and_empty_values():
+    assert Config.from_env({}) == Config()
+    assert Config.from_env({name: " " for v in VARIABLES for name in v.names}) == Config()
+
+
+def test_precedence():
+    env = {"HOROVOD_FUSION_THRESHOLD": "1", "HOROPLUG_FUSION_THRESHOLD": "2"}
+    assert Config.from_env(env).fusion_threshold == 2
+    assert Config.from_env({"HOROVOD_FUSION_THRESHOLD": "1"}).fusion_threshold == 1
+    assert Config.from_env({"HOROVOD_HOSTNAME": "a", "HOROPLUG_HOST_KEY": "b"}).hostname == "b"
+    assert Config.from_env({"HOROVOD_HOSTNAME": "a"}).hostname == "a"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field", "expected"),
+    [
+        ("FUSION_THRESHOLD", "0", "fusion_threshold", -1),
+        ("CACHE_CAPACITY", "0", "cache_capacity", -1),
+        ("STALL_CHECK_DISABLE", "1", "stall_check_time_seconds", -1.0),
+        ("STALL_CHECK_TIME_SECONDS", "2.5", "stall_check_time_seconds", 2.5),
+        ("STALL_SHUTDOWN_TIME_SECONDS", "90", "stall_shutdown_time_seconds", 90.0),
+        ("OPERATION_TIMEOUT_SECONDS", "0", "operation_timeout_seconds", -1.0),
+        ("DEADLOCK_TIME_SECONDS", "1", "deadlock_time_seconds", 1.0),
+        ("LOG_LEVEL", "DEBUG", "log_level", "debug"),
+        ("LOG_HIDE_TIME", "true", "log_hide_time", True),
+        ("THREAD_AFFINITY", "3,1", "thread_affinity", (3, 1)),
+        ("ALGORITHM", "ring", "algorithm", "ring"),
+        ("RENDEZVOUS_SERVER", "rank0", "rendezvous_server", "rank0"),
+    ],
+)
+def test_values(variable, value, field, expected):
+    assert getattr(Config.from_env({f"HOROVOD_{variable}": value}), field) == expected
+
+
+def test_secret():
+    secret = bytes(range(32))
+    for text in (secret.hex(), base64.b64encode(secret).decode()):
+        for name in ("_HOROVOD_SECRET_KEY", "HOROPLUG_SECRET_KEY"):
+            config = Config.from_env({name: text})
+            assert config.secret_key == secret
+            assert text not in repr(config)
+            assert repr(secret) not in repr(config)
+    for wrong in ("00" * 31, "zz" * 32, "hello", secret.hex() + "00"):
+        with pytest.raises(ValueError, match=r"HOROPLUG_SECRET_KEY=.* 32 bytes as hex") as caught:
+            Config.from_env({"HOROPLUG_SECRET_KEY": wrong})
+        assert wrong not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"HOROVOD_RANK": "x"}, "HOROVOD_RANK='x' is wrong: it must be a whole number from 0"),
+        ({"HOROPLUG_SIZE": "0"}, "HOROPLUG_SIZE='0' is wrong"),
+        (
+            {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "2"},
+            "HOROVOD_RANK=2 is wrong: with HOROVOD_SIZE=2",
+        ),
+        ({"HOROVOD_LOCAL_RANK": "1"}, "HOROVOD_LOCAL_RANK=1 is wrong"),
+        ({"HOROVOD_FUSION_THRESHOLD": "64MB"}, "HOROVOD_FUSION_THRESHOLD='64MB' is wrong"),
+        ({"HOROVOD_LOG_LEVEL": "loud"}, "trace, debug, info, warning, error, fatal"),
+        ({"HOROVOD_GLOO_TIMEOUT_SECONDS": "nan"}, "a positive number of seconds"),
+        ({"HOROVOD_START_TIMEOUT": "-3"}, "a positive number of seconds"),
+        ({"HOROVOD_STALL_CHECK_DISABLE": "2"}, "0 or 1"),
+        ({"HOROVOD_GLOO_RENDEZVOUS_PORT": "70000"}, "a whole number from 1 to 65535"),
+        ({"HOROVOD_THREAD_AFFINITY": "1;2"}, "CPU numbers separated by commas"),
+    ],
+)
+def test_wrong_values(env, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        Config.from_env(env)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_means_nothing_here_is_one_line(caplog):
+    env = {f"HOROVOD_{name}": "1" for name in IGNORED}
+    config = Config.from_env(env)
+    logger = logging.getLogger("test")
+    with caplog.at_level(logging.INFO, "test"):
+        config.log_notes(logger)
+    assert len(caplog.records) == 1
+    assert all(name in caplog.text for name in env)
+    # What the launcher sets for everyone is no news.
+    quiet = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    assert Config.from_env(quiet).notes == ()
+
+
+def test_stall_shutdown_before_the_warning_is_ignored():
+    config = Config.from_env({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10"})
+    assert config.stall_shutdown_time_seconds == 0
+    assert config.notes[0][0] == logging.WARNING
+
+
+def test_log(capsys):
+    logger = logging.getLogger("horoplug")
+    before = logger.handlers, logger.level, logger.propagate
+    try:
+        log.configure("info", hide_time=True, rank=3)
+        log.configure("info", hide_time=True, rank=3)
+        logger.info("one %s", "line")
+        log.from_core(4, "100 % from the core")
+        log.from_core(1, "hidden")
+        assert capsys.readouterr().err == (
+            "[I horoplug] [3]: one line\n[E horoplug] [3]: 100 % from the core\n"
+        )
+        log.configure("trace")
+        log.from_core(0, "traced")
+        assert re.fullmatch(
+            r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}: T horoplug\]: traced\n",
+            capsys.readouterr().err,
+        )
+    finally:
+        logger.handlers, logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+
+
+def test_errors():
+    assert issubclass(HorovodInternalError, RuntimeError)
+    assert HostsUpdatedInterrupt(True).skip_sync
+    assert not HostsUpdatedInterrupt().skip_sync
+    assert issubclass(HorovodVersionMismatchError, ImportError)
+    assert issubclass(NotInitializedError, ValueError)
+    assert str(NotInitializedError()) == "Horovod has not been initialized; use hvd.init()."
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({}, "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+        (
+            {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1"},
+            "SECRET_KEY",
+        ),
+    ],
+)
+def test_a_job_without_a_launcher_is_told_what_is_missing(env, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        Rendezvous(Config.from_env({"HOROVOD_SIZE": "2", **env}))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_single_process_needs_no_launcher():
+    with Rendezvous(Config.from_env({})) as rendezvous:
+        assert rendezvous.mesh(0).size == 1

@@ -1,0 +1,556 @@
+"""The mesh: everyone is connected with everyone, or everyone gets an error that says who is to blame."""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from horoplug.common.errors import HorovodInternalError
+from horoplug.rendezvous import connect as connect_module
+from horoplug.rendezvous.errors import (
+    AuthenticationError,
+    MissingRanksError,
+    PeerLostError,
+    ProtocolError,
+    RankTakenError,
+    RendezvousError,
+)
+from horoplug.rendezvous.hosts import host_key, interface_address, topology
+from horoplug.rendezvous.mesh import build_mesh
+from horoplug.rendezvous.server import StoreServer
+from horoplug.rendezvous.store import StoreClient
+
+ROOT = Path(__file__).resolve().parent.parent
+SECRET = secrets.token_bytes(32)
+
+
+@pytest.fixture(autouse=True)
+def _heard_by_caplog(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("horoplug"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("horoplug"), "level", logging.NOTSET)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def server():
+    with StoreServer(SECRET) as running:
+        yield running
+
+
+@pytest.fixture
+def stores(server):
+    with contextlib.ExitStack() as stack:
+        yield lambda count: [
+            stack.enter_context(StoreClient.connect(*server.address, SECRET, 5.0))
+            for _ in range(count)
+        ]
+
+
+def build_all(clients, ranks=None, **changes):
+    """Build the meshes of some ranks in threads; by rank a mesh or an exception. ``changes`` by name: value or
+    {rank: value}."""
+    ranks = list(range(len(clients))) if ranks is None else ranks
+    outcome = {}
+
+    def one(rank, client):
+        arguments = {"rank": rank, "size": len(clients), "store": client, "secret": SECRET}
+        for name, value in changes.items():
+            if not isinstance(value, dict):
+                arguments[name] = value
+            elif rank in value:
+                arguments[name] = value[rank]
+        try:
+            outcome[rank] = build_mesh(**arguments)
+        except BaseException as error:
+            outcome[rank] = error
+
+    threads = [threading.Thread(target=one, args=pair) for pair in zip(ranks, clients, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return outcome
+
+
+def close_all(outcome):
+    for mesh in outcome.values():
+        if not isinstance(mesh, BaseException):
+            mesh.close()
+
+
+def check(meshes):
+    """Every pair is connected, by the right kind of socket, and has each other's memory and doorbell."""
+    for rank, mesh in meshes.items():
+        assert [peer[0] for peer in mesh.peers] == [r for r in meshes if r != rank]
+        for other, host, stream, segment, doorbell in mesh.peers:
+            assert host == mesh.hosts[other]
+            assert not os.get_blocking(stream)
+            same = host == mesh.host
+            assert (segment >= 0) == (doorbell >= 0) == same
+            with socket.socket(fileno=os.dup(stream)) as sock:
+                assert (sock.family == socket.AF_UNIX) == same
+                sock.sendall(f"{rank} to {other}".encode())
+            if same:
+                theirs = meshes[other]
+                assert os.path.sameopenfile(segment, theirs.segment_fd)
+                assert os.fstat(segment).st_size == 0
+                os.eventfd_write(doorbell, 1)
+            for fd in (stream, segment, doorbell):
+                assert fd < 0 or not os.get_inheritable(fd)
+    for rank, mesh in meshes.items():
+        local = sum(host == mesh.host for host in mesh.hosts)
+        assert mesh.local_size == local
+        if local > 1:
+            assert os.eventfd_read(mesh.doorbell_fd) == local - 1
+            assert not os.get_inheritable(mesh.segment_fd)
+        else:
+            assert (mesh.segment_fd, mesh.doorbell_fd) == (-1, -1)
+        for other, _, stream, _, _ in mesh.peers:
+            with socket.socket(fileno=os.dup(stream)) as sock:
+                sock.settimeout(5)
+                assert sock.recv(100) == f"{other} to {rank}".encode()
+                os.set_blocking(stream, False)
+
+
+# ---- good ones -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("hosts", [1, 2, 3, 8])
+def test_all_pairs(stores, size, hosts):
+    before = descriptors()
+    clients = stores(size)
+    opened = descriptors()
+    meshes = build_all(clients, key={rank: f"h{rank % hosts}" for rank in range(size)})
+    check(dict(sorted(meshes.items())))
+    for rank, mesh in meshes.items():
+        assert mesh.hosts == [r % hosts for r in range(size)]
+        assert (mesh.rank, mesh.size) == (rank, size)
+    if size == 1:
+        assert descriptors() == opened
+    close_all(meshes)
+    assert descriptors() == opened > before
+
+
+def test_one_rank_needs_nothing():
+    before = descriptors()
+    mesh = build_mesh(rank=0, size=1, store=None, secret=None)
+    assert descriptors() == before
+    assert mesh.peers == []
+    assert (mesh.segment_fd, mesh.doorbell_fd) == (-1, -1)
+    assert (mesh.local_rank, mesh.local_size, mesh.cross_rank, mesh.cross_size) == (0, 1, 0, 1)
+    assert mesh.is_homogeneous
+
+
+def test_topology():
+    keys = ["b", "a", "b", "c", "a", "b"]
+    views = [topology(rank, keys) for rank in range(6)]
+    assert all(view.hosts == [0, 1, 0, 2, 1, 0] for view in views)
+    assert [v.local_rank for v in views] == [0, 0, 1, 0, 1, 2]
+    assert [v.local_size for v in views] == [3, 2, 3, 1, 2, 3]
+    assert [v.cross_rank for v in views] == [0, 1, 0, 2, 1, 0]
+    assert [v.cross_size for v in views] == [3, 3, 2, 3, 2, 1]
+    assert not views[0].is_homogeneous
+    assert topology(1, ["x", "y"]).is_homogeneous
+
+
+def test_host_key():
+    assert host_key() == host_key(None) == host_key("")
+    assert host_key("a") != host_key("b")
+
+
+def test_interface():
+    assert interface_address("lo") == "127.0.0.1"
+    with pytest.raises(ValueError, match=r"HOROVOD_GLOO_IFACE='nonesuch0' .*there are .*lo"):
+        interface_address("nonesuch0")
+
+
+def test_no_tcp_listener_on_one_host(stores, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a TCP listener on a job of one host")
+
+    monkeypatch.setattr("horoplug.rendezvous.mesh.tcp_listener", refuse)
+    meshes = build_all(stores(3))
+    check(dict(sorted(meshes.items())))
+    close_all(meshes)
+
+
+def test_tcp_listeners_and_options(stores, monkeypatch):
+    addresses = []
+    original = connect_module.tcp_listener
+
+    def spy(address, size):
+        addresses.append(address)
+        return original(address, size)
+
+    monkeypatch.setattr("horoplug.rendezvous.mesh.tcp_listener", spy)
+    meshes = build_all(stores(2), key={0: "a", 1: "b"}, interface={0: "lo"}, data_timeout=12.0)
+    assert addresses == ["127.0.0.1"] * 2
+    for mesh in meshes.values():
+        with socket.socket(fileno=os.dup(mesh.peers[0][2])) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 12000
+    close_all(meshes)
+
+
+def test_released_descriptors_are_not_closed(stores):
+    meshes = build_all(stores(2))
+    arguments = meshes[0].release()
+    assert set(arguments) == {"rank", "size", "host", "peers", "segment_fd", "doorbell_fd"}
+    meshes[0].close()
+    fds = [arguments["segment_fd"], arguments["doorbell_fd"], *arguments["peers"][0][2:]]
+    for fd in fds:
+        os.fstat(fd)
+        os.close(fd)
+    meshes[1].close()
+    meshes[1].close()
+
+
+def test_many_generations_leak_nothing(server, stores):
+    clients = stores(3)
+    before, threads = descriptors(), threading.active_count()
+    for generation in range(100):
+        keys = {0: "a", 1: "a", 2: "b" if generation % 10 == 0 else "a"}
+        meshes = build_all(clients, generation=generation, key=keys)
+        assert all(not isinstance(mesh, BaseException) for mesh in meshes.values()), meshes
+        close_all(meshes)
+    assert descriptors() == before
+    assert threading.active_count() == threads
+    generations = {key.split(b"/")[0] for key in server._state._values}
+    assert len(generations) <= 3  # old keys are removed
+
+
+WORKER = """
+import json, os, socket, sys, time
+from horoplug.common.config import Config
+from horoplug.rendezvous.session import Rendezvous
+config = Config.from_env()
+with Rendezvous(config) as rendezvous:
+    for generation in range(int(sys.argv[1])):
+        start = time.perf_counter()
+        mesh = rendezvous.mesh(generation)
+        seconds = time.perf_counter() - start
+        said = {}
+        for rank, _, stream, _, doorbell in mesh.peers:
+            sock = socket.socket(fileno=stream)
+            sock.settimeout(20)
+            sock.sendall(str(config.rank).encode())
+            if doorbell >= 0:
+                os.eventfd_write(doorbell, 1)
+            said[rank] = sock
+        heard = {rank: sock.recv(10).decode() for rank, sock in said.items()}
+        assert all(str(rank) == text for rank, text in heard.items()), heard
+        for sock in said.values():
+            sock.detach()
+        last = mesh
+        mesh.close()
+print(json.dumps({"rank": last.rank, "hosts": last.hosts, "local": [last.local_rank, last.local_size],
+    "fds": len(os.listdir("/proc/self/fd")), "seconds": seconds}))
+"""
+
+
+def start_worker(server_address, rank, size, generations=1, **env):
+    full = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": server_address[0],
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server_address[1]),
+        "HOROPLUG_SECRET_KEY": SECRET.hex(),
+        **env,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(generations)],
+        env=full,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@contextlib.contextmanager
+def workers(processes):
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def finish(process):
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("mode", ["launcher", "rank0"])
+@pytest.mark.parametrize(("size", "hosts"), [(1, 1), (2, 1), (4, 2), (8, 1)])
+def test_processes(server, mode, size, hosts):
+    address = server.address
+    env = {}
+    if mode == "rank0":
+        with socket.create_server(("127.0.0.1", 0)) as placeholder:
+            address = placeholder.getsockname()
+        env = {"HOROPLUG_RENDEZVOUS_SERVER": "rank0"}
+    started = [
+        start_worker(address, rank, size, 3, HOROPLUG_HOST_KEY=f"h{rank % hosts}", **env)
+        for rank in reversed(range(size))
+    ]
+    with workers(started):
+        # In the rank-0 mode, rank 0 may end first: the others have their mesh, and their goodbye is not needed.
+        results = [finish(process) for process in started]
+    assert sorted(r["rank"] for r in results) == list(range(size))
+    assert all(r["hosts"] == [x % min(hosts, size) for x in range(size)] for r in results)
+    assert max(r["fds"] for r in results) <= 5  # stdin, stdout, stderr, /proc/self/fd; one to spare
+
+
+# ---- bad ones --------------------------------------------------------------------------------------------------------
+
+
+def test_missing_ranks_are_named(stores):
+    before = descriptors()
+    clients = stores(2)
+    opened = descriptors()
+    outcome = build_all(clients, [0, 3], size=5, timeout=0.3)
+    for error in outcome.values():
+        # Whoever times out first tells the other, which may be told before its own time is over.
+        assert isinstance(error, (MissingRanksError, PeerLostError))
+        assert "ranks [1, 2, 4] did not connect within 0.3 s" in str(error)
+    assert descriptors() == opened > before
+
+
+def test_missing_rank_singular(stores):
+    (error,) = build_all(stores(1), [1], size=2, timeout=0.05).values()
+    assert isinstance(error, MissingRanksError)
+    assert isinstance(error, TimeoutError)
+    assert str(error).startswith("rank 0 did not connect within 0.05 s")
+    assert error.ranks == (0,)
+
+
+def test_a_rank_that_dies_before_it_connects_is_named_at_once(server):
+    start = time.monotonic()
+    with workers([start_worker(server.address, rank, 3) for rank in (0, 1)]) as (first, second):
+        while 1 not in server._state._sessions:
+            assert time.monotonic() - start < 30
+            time.sleep(0.005)
+        second.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        _, err = first.communicate(timeout=20)
+        assert time.monotonic() - killed < 10  # and not the 30 s of the start timeout
+    assert "PeerLostError: rank 1 (pid" in err
+
+
+def test_a_rank_that_dies_while_it_connects_is_named_at_once(stores):
+    """Rank 1 publishes its record, is then waited for on rank 0's listener, and never comes."""
+    zero, one = stores(2)
+    before = descriptors()
+    one.register(1)
+    record = {"size": 2, "host": "h", "unix": "nobody-listens-here", "pid": 1}
+    assert one.claim("0/rank/1", json.dumps(record).encode())
+    timer = threading.Timer(0.2, one._sock.close)
+    timer.start()
+    start = time.monotonic()
+    (error,) = build_all([zero], [0], size=2, key="h").values()
+    timer.join()
+    assert isinstance(error, PeerLostError)
+    assert isinstance(error, HorovodInternalError)
+    assert error.rank == 1
+    assert time.monotonic() - start < 5
+    assert descriptors() == before - 2  # rank 1's socket, and the server's end of it
+
+
+def test_a_rank_that_cannot_be_connected_to_is_named(stores):
+    zero, one = stores(2)
+    zero.register(0)
+    record = {"size": 2, "host": "h", "unix": "nobody-listens-here", "pid": 1}
+    zero.set("0/rank/0", json.dumps(record).encode())
+    (error,) = build_all([one], [1], size=2, key="h").values()
+    assert isinstance(error, PeerLostError)
+    assert "rank 0 cannot be connected to: Connection refused" in str(error)
+
+
+def test_a_failure_is_everyones(stores):
+    """One rank has a wrong interface: the others do not wait for it."""
+    start = time.monotonic()
+    keys = {0: "a", 1: "b", 2: "b"}
+    outcome = build_all(stores(3), key=keys, interface={2: "nonesuch0"})
+    assert isinstance(outcome[2], ValueError)
+    for rank in (0, 1):
+        assert isinstance(outcome[rank], PeerLostError)
+        assert "rank 2 gave up: ValueError" in str(outcome[rank])
+    assert time.monotonic() - start < 10
+
+
+def test_the_same_rank_twice(stores):
+    first, second, third = stores(3)
+    first.register(1)
+    start = time.monotonic()
+    (error,) = build_all([second], [1], size=3).values()
+    assert isinstance(error, RankTakenError)
+    assert f"rank 1 of this job is already taken by another process (pid {os.getpid()}" in str(
+        error
+    )
+    assert time.monotonic() - start < 2
+    # The rank's rightful owner is not disturbed by that.
+    outcome = build_all([third, first], [0, 1], size=2)
+    check(outcome)
+    close_all(outcome)
+
+
+def test_different_sizes(stores):
+    start = time.monotonic()
+    outcome = build_all(stores(3), size={0: 2, 1: 3, 2: 3})
+    assert all(isinstance(error, RendezvousError) for error in outcome.values())
+    assert "rank 1 was started with a size of 3, rank 0 with 2" in str(outcome[0])
+    assert all("was started with a size of" in str(error) for error in outcome.values())
+    assert time.monotonic() - start < 10
+
+
+def test_wrong_secret_connects_nothing(stores):
+    """Even with the store's help, a rank with one bit wrong is connected with nobody."""
+    before = descriptors()
+    clients = stores(3)
+    opened = descriptors()
+    wrong = SECRET[:31] + bytes([SECRET[31] ^ 1])
+    start = time.monotonic()
+    outcome = build_all(clients, secret={2: wrong, 0: SECRET, 1: SECRET}, timeout=20)
+    assert isinstance(outcome[2], AuthenticationError)
+    assert "does not know this job's secret" in str(outcome[2])
+    assert all(isinstance(outcome[rank], PeerLostError) for rank in (0, 1))
+    assert "secret" in str(outcome[0])
+    assert time.monotonic() - start < 10
+    assert descriptors() == opened > before
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
+    """Garbage, silence, half a frame, unasked-for descriptors: the good ones' mesh comes about all the same."""
+    strangers = []
+    original = connect_module.Connector.expect
+
+    def attack_first(connector, addresses, local):
+        for listener in connector._listeners:
+            for i in range(12):
+                sock = socket.socket(listener.family, socket.SOCK_STREAM)
+                sock.settimeout(10)
+                sock.connect(listener.getsockname())
+                strangers.append(sock)
+                if i % 4 == 0:
+                    sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + secrets.token_bytes(100))
+                elif i % 4 == 1:
+                    sock.sendall(b"HPau\x01\x01")
+                elif i % 4 == 2 and listener.family == socket.AF_UNIX:
+                    socket.send_fds(sock, [b"HPau\x01\x01\0\0" + bytes(32)], [0, 1, 2])
+        original(connector, addresses, local)
+
+    monkeypatch.setattr(connect_module.Connector, "expect", attack_first)
+    clients = stores(3)
+    before = descriptors()
+    start = time.monotonic()
+    meshes = build_all(clients, key={rank: f"h{rank if tcp else 0}" for rank in range(3)})
+    assert time.monotonic() - start < 4  # less than one stranger's deadline
+    check(dict(sorted(meshes.items())))
+    close_all(meshes)
+    assert strangers
+    for stranger in strangers:  # all were shown the door, at the latest with the listener
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
+        stranger.close()
+    assert descriptors() == before
+    assert "does not speak horoplug's protocol" in caplog.text
+
+
+def test_a_silent_stranger_is_dropped_while_the_others_are_waited_for(stores, monkeypatch):
+    monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", 0.1)
+    zero, one = stores(2)
+    one.register(1)
+    one.set("0/rank/1", json.dumps({"size": 2, "host": "h", "unix": "x", "pid": 1}).encode())
+    outcome = {}
+    rank0 = threading.Thread(
+        target=lambda: outcome.update(build_all([zero], [0], size=2, key="h", timeout=3))
+    )
+    rank0.start()
+    record = json.loads(one.get(["0/rank/0"], 5)[0])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.settimeout(10)
+        stranger.connect("\0" + record["unix"])
+        start = time.monotonic()
+        assert stranger.recv(1) == b""
+        assert time.monotonic() - start < 2  # and not when rank 0 gives up
+    rank0.join(20)
+    assert "rank 1 did not connect within 3 s" in str(outcome[0])
+
+
+@pytest.mark.parametrize("what", ["generation", "size", "rank", "duplicate"])
+def test_a_peer_that_knows_the_secret_but_does_not_fit_is_refused(
+    stores, what, monkeypatch, caplog
+):
+    from horoplug.rendezvous.links import Identity, Link, Stage
+
+    original = connect_module.Connector.turn
+    errors = []
+
+    def intrude(connector, store):
+        if connector._listeners and connector._me.rank == 0 and not errors:
+            if what == "duplicate" and 1 not in connector._ready:
+                return original(connector, store)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.connect(connector._listeners[0].getsockname())
+            sock.setblocking(False)
+            me = Identity(
+                9 if what == "rank" else 1,
+                4 if what == "size" else 3,
+                7 if what == "generation" else 0,
+                SECRET,
+            )
+            with open("/dev/null") as null:
+                me.fds = (null.fileno(), null.fileno())
+                link = Link(sock, me, target=0, deadline=0, admit=lambda *_: None, label="rank 0")
+                link.connected()
+                deadline = time.monotonic() + 5
+                try:
+                    while link.stage is not Stage.READY and time.monotonic() < deadline:
+                        link.advance()
+                        original(connector, store)
+                except ProtocolError as error:
+                    errors.append(error)
+                finally:
+                    link.close()
+            return None
+        return original(connector, store)
+
+    monkeypatch.setattr(connect_module.Connector, "turn", intrude)
+    clients = stores(3)
+    before = descriptors()
+    outcome = {}
+    builder = threading.Thread(
+        target=lambda: outcome.update(build_all(clients[:2], [0, 1], size=3))
+    )
+    builder.start()
+    outcome.update(build_all(clients[2:], [2], size=3))
+    builder.join(30)
+    if errors:  # for a duplicate the mesh may be complete before the intruder comes
+        assert "rank 0 refused the connection" in str(errors[0])
+        assert f"was refused: {what}" in caplog.text
+    else:
+        assert what == "duplicate"
+    check(dict(sorted(outcome.items())))
+    close_all(outcome)
+    assert descriptors() == before

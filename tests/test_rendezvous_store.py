@@ -1,0 +1,438 @@
+"""The key-value store: what it promises to clients, and that no client can harm another."""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+
+import pytest
+
+from horoplug.rendezvous import server as server_module
+from horoplug.rendezvous import wire
+from horoplug.rendezvous.auth import FRAME_BYTES, Role, authenticate
+from horoplug.rendezvous.errors import (
+    AuthenticationError,
+    PeerLostError,
+    ProtocolError,
+    RankTakenError,
+    RendezvousError,
+    StoreTimeoutError,
+)
+from horoplug.rendezvous.server import StoreServer
+from horoplug.rendezvous.state import StoreState
+from horoplug.rendezvous.store import StoreClient
+
+SECRET = secrets.token_bytes(32)
+
+
+@pytest.fixture(autouse=True)
+def _heard_by_caplog(monkeypatch):
+    """An init() elsewhere in this process takes the logger away from the root."""
+    monkeypatch.setattr(logging.getLogger("horoplug"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("horoplug"), "level", logging.NOTSET)
+
+
+@pytest.fixture
+def server():
+    with StoreServer(SECRET) as running:
+        yield running
+
+
+@pytest.fixture
+def connect(server):
+    clients = []
+
+    def make():
+        clients.append(StoreClient.connect(*server.address, SECRET, 5.0))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+class Background:
+    """Runs a function in a thread; ``result()`` waits for it and returns or raises what it did."""
+
+    def __init__(self, function, *args, **kwargs):
+        self._outcome = None
+        self._thread = threading.Thread(target=self._run, args=(function, args, kwargs))
+        self._thread.start()
+
+    def _run(self, function, args, kwargs):
+        try:
+            self._outcome = True, function(*args, **kwargs)
+        except BaseException as error:
+            self._outcome = False, error
+
+    def result(self, timeout=20):
+        self._thread.join(timeout)
+        assert self._outcome is not None, "still running"
+        good, value = self._outcome
+        if good:
+            return value
+        raise value
+
+
+def raw(server):
+    """An authenticated connection without a client's manners."""
+    sock = socket.create_connection(server.address, timeout=10)
+    authenticate(sock, SECRET, Role.CLIENT, wire.AUTH_CONTEXT, 5.0, "server")
+    return sock
+
+
+def until_closed(sock):
+    """Read until the server hangs up; False if it does not."""
+    try:
+        while sock.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+# ---- what it does ----------------------------------------------------------------------------------------------------
+
+
+def test_set_get_claim_delete(connect):
+    a, b = connect(), connect()
+    a.set("k", b"1")
+    assert b.get(["k"], 5) == [b"1"]
+    a.set("k", b"")
+    assert b.get(["k", "k"], 5) == [b"", b""]
+    assert a.claim("c", b"a's")
+    assert not b.claim("c", b"b's")
+    assert a.get(["c"], 5) == [b"a's"]
+    a.set("x/1", b"")
+    a.delete("x/")
+    with pytest.raises(StoreTimeoutError):
+        a.get(["x/1"], 0)
+    assert a.get([], 5) == []
+
+
+def test_get_waits_for_all(connect):
+    a, b = connect(), connect()
+    waiting = Background(a.get, ["x", "y"], 10)
+    b.set("y", b"2")
+    b.set("x", b"1")
+    assert waiting.result() == [b"1", b"2"]
+
+
+def test_get_times_out_and_says_what_is_missing(connect):
+    a = connect()
+    a.set("b", b"")
+    with pytest.raises(StoreTimeoutError, match=r"0.05 s: a, c") as caught:
+        a.get(["a", "b", "c"], 0.05)
+    assert caught.value.missing == (0, 2)
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_requests_while_a_get_waits(connect):
+    a, b = connect(), connect()
+    pending = a.begin_get(["later"], 10)
+    a.set("now", b"1")
+    assert a.get(["now"], 5) == [b"1"]
+    assert a.poll_get(pending) is None
+    b.set("later", b"2")
+    while (values := a.poll_get(pending)) is None:
+        a._wait_readable(time.monotonic() + 5)
+    assert values == [b"2"]
+    a.abandon(pending)  # nothing to abandon any more
+    other = a.begin_get(["never"], 10)
+    a.abandon(other)
+    b.set("never", b"")
+    assert a.get(["never"], 5) == [b""]
+    assert not a._abandoned
+    assert not a._answers
+
+
+def test_large_values_and_many_keys(connect):
+    a = connect()
+    big = secrets.token_bytes(wire.MAX_VALUE)
+    a.set("big", big)
+    assert a.get(["big"] * 20, 10) == [big] * 20
+    with pytest.raises(ValueError, match="limit"):
+        a.set("big", big + b"x")
+    with pytest.raises(ValueError, match="limit"):
+        a.set("k" * (wire.MAX_KEY + 1), b"")
+    with pytest.raises(RendezvousError, match="limit"):
+        a.get(["big"] * 65, 10)
+    for i in range(1000):
+        a.set(f"many/{i}", str(i).encode())
+    assert a.get([f"many/{i}" for i in range(1000)], 5)[999] == b"999"
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_rank_ends_the_waiting(connect):
+    a, b, c = connect(), connect(), connect()
+    b.register(1)
+    waiting = Background(a.get, ["from 1"], 30, [1])
+    patient = Background(c.get, ["from 2"], 30, [2])
+    start = time.monotonic()
+    b._sock.close()  # as when it is killed
+    with pytest.raises(PeerLostError, match=rf"rank 1 \(pid {os.getpid()} .*\) ended") as caught:
+        waiting.result()
+    assert caught.value.rank == 1
+    assert time.monotonic() - start < 5
+    with pytest.raises(PeerLostError):  # who asks later learns at once, too
+        a.get(["from 1"], 30, [1])
+    a.set("was set by 1", b"")
+    assert a.get(["was set by 1"], 30, [1]) == [b""]
+    with pytest.raises(PeerLostError):  # there, but of no use without the other
+        a.get(["was set by 1", "from 9"], 30, [1, 9])
+    a.set("from 2", b"ok")
+    assert patient.result() == [b"ok"]
+    d = connect()
+    d.register(1)  # a new process may take its place
+    with pytest.raises(StoreTimeoutError):
+        a.get(["from 1"], 0.01, [1])
+
+
+def test_goodbye_is_no_loss(server, connect):
+    a, b = connect(), connect()
+    b.register(1)
+    b.close()
+    b.close()
+    with pytest.raises(StoreTimeoutError):
+        a.get(["from 1"], 0.05, [1])
+    assert server.departures() == [1]
+
+
+def test_a_rank_can_be_marked_lost(server, connect):
+    a = connect()
+    waiting = Background(a.get, ["k"], 30, [3])
+    server.mark_lost(3, "rank 3 exited with code 7")
+    with pytest.raises(PeerLostError, match="exited with code 7"):
+        waiting.result()
+
+
+def test_a_rank_has_one_owner(connect):
+    a, b = connect(), connect()
+    a.register(0)
+    a.register(0)
+    with pytest.raises(RankTakenError, match=rf"rank 0 .* taken .*pid {os.getpid()}"):
+        b.register(0)
+    a.close()
+    b.register(0)
+
+
+def test_abort(connect):
+    a, b = connect(), connect()
+    waiting = Background(a.get, ["7/x"], 30)
+    other = Background(connect().get, ["8/x"], 30)
+    b.abort("7/", 2, "rank 2 gave up: no luck")
+    with pytest.raises(PeerLostError, match="no luck") as caught:
+        waiting.result()
+    assert caught.value.rank == 2
+    with pytest.raises(PeerLostError):
+        b.get(["7/y"], 30)
+    b.set("8/x", b"")
+    assert other.result() == [b""]
+    b.delete("7/")
+    with pytest.raises(StoreTimeoutError):
+        b.get(["7/y"], 0)
+
+
+def test_a_fork_does_not_hide_a_death(connect, server):
+    """A child forked by a rank (a data loader's worker) must not keep the rank's connection open."""
+    a, b = connect(), connect()
+    b.register(1)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # stays alive until the test is over
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    try:
+        b._sock.close()
+        with pytest.raises(PeerLostError):
+            a.get(["x"], 10, [1])
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+    a.set("x", b"")  # and the server was not disturbed
+    assert a.get(["x"], 5) == [b""]
+
+
+# ---- connecting ------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_secret(server, connect, caplog):
+    wrong = bytes([SECRET[0]]) + bytes([SECRET[1] ^ 128]) + SECRET[2:]
+    start = time.monotonic()
+    with pytest.raises(AuthenticationError, match="does not know this job's secret") as caught:
+        StoreClient.connect(*server.address, wrong, 30.0)
+    assert time.monotonic() - start < 5
+    assert f"the rendezvous server at 127.0.0.1:{server.address[1]}" in str(caught.value)
+    connect().set("still", b"works")
+
+
+def test_nobody_there():
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        port = placeholder.getsockname()[1]
+    with pytest.raises(RendezvousError, match=rf"127.0.0.1:{port} cannot be reached within 0.3 s"):
+        StoreClient.connect("127.0.0.1", port, SECRET, 0.3)
+
+
+def test_client_waits_for_the_server_to_start():
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        port = placeholder.getsockname()[1]
+    client = Background(StoreClient.connect, "127.0.0.1", port, SECRET, 20.0)
+    with StoreServer(SECRET, "127.0.0.1", port), client.result() as connected:
+        connected.set("k", b"")
+
+
+def test_the_server_goes_away():
+    server = StoreServer(SECRET)
+    client = StoreClient.connect(*server.address, SECRET, 5.0)
+    waiting = Background(client.get, ["k"], 30)
+    while not server._state._waiting:  # bounded by the test's time limit
+        time.sleep(0.001)
+    server.close()
+    server.close()
+    with pytest.raises(RendezvousError, match=r"closed the connection.*did the job end"):
+        waiting.result()
+    with pytest.raises(RendezvousError):
+        client.set("k", b"")
+    client.close()
+
+
+def test_it_listens_on_one_interface_only(server):
+    assert server.address[0] == "127.0.0.1"
+
+
+# ---- bad clients -----------------------------------------------------------------------------------------------------
+
+BAD_MESSAGES = {
+    "unknown request": wire.frame(99, 1),
+    "reply as a request": wire.frame(0, 1),
+    "oversized": wire.HEADER.pack(wire.Op.SET, 0, 0, 1, 1 << 31),
+    "padding": wire.HEADER.pack(wire.Op.LEAVE, 1, 0, 1, 0),
+    "trailing": wire.frame(wire.Op.LEAVE, 1, b"x"),
+    "short": wire.frame(wire.Op.SET, 1, b"\0"),
+    "key too long": wire.frame(wire.Op.DELETE, 1, b"\xff\xff" + b"k" * 65535),
+    "value shorter than it says": wire.frame(wire.Op.SET, 1, b"\0\1k\0\0\0\5v"),
+    "too many keys": wire.frame(wire.Op.GET, 1, bytes(4) + b"\xff\xff\xff\xff"),
+    "negative rank": wire.frame(wire.Op.REGISTER, 1, wire.pack_rank(-1) + wire.pack_text("")),
+    "rank below -1": wire.frame(wire.Op.REGISTER, 1, b"\x80\0\0\0" + wire.pack_text("")),
+    "two ranks": b"".join(
+        wire.frame(wire.Op.REGISTER, i, wire.pack_rank(i) + wire.pack_text("")) for i in (50, 51)
+    ),
+    "too many waits": b"".join(
+        wire.frame(wire.Op.GET, i, wire.pack_get(60, [b"no"], [-1])) for i in range(9)
+    ),
+}
+
+
+@pytest.mark.parametrize("data", BAD_MESSAGES.values(), ids=BAD_MESSAGES)
+def test_a_malformed_message_ends_only_its_connection(server, connect, data):
+    good = connect()
+    waiting = Background(connect().get, ["k"], 30)
+    with raw(server) as bad:
+        bad.sendall(data)
+        assert until_closed(bad)
+    good.set("k", b"fine")
+    assert waiting.result() == [b"fine"]
+
+
+def test_strangers(server, connect, caplog):
+    """Garbage, oversized, slow and silent connections; the good client's requests take no longer than they should."""
+    good = connect()
+    strangers = [socket.create_connection(server.address) for _ in range(50)]
+    for i, stranger in enumerate(strangers):
+        stranger.settimeout(10)
+        if i % 3 == 0:
+            stranger.sendall(b"\x16\x03\x01" + secrets.token_bytes(200))
+        elif i % 3 == 1:
+            stranger.sendall(b"HPau")  # and no more
+    start = time.monotonic()
+    good.set("k", b"v")
+    assert good.get(["k"], 5) == [b"v"]
+    assert time.monotonic() - start < 5
+    assert all(until_closed(s) for s in strangers[::3])
+    for stranger in strangers:
+        stranger.close()
+    lines = [r.getMessage() for r in caplog.records]
+    assert 0 < len(lines) <= server_module._LOGGED
+    assert all("\n" not in line for line in lines)
+
+
+def test_slow_strangers_are_dropped():
+    with StoreServer(SECRET, auth_seconds=0.2) as server:
+        silent, partial = (socket.create_connection(server.address, timeout=10) for _ in range(2))
+        partial.sendall(bytes(FRAME_BYTES - 1))
+        good = StoreClient.connect(*server.address, SECRET, 5.0)
+        with silent, partial, good:
+            assert until_closed(silent)
+            assert until_closed(partial)
+            good.set("k", b"")
+
+
+def test_a_flood_of_connections_makes_way(server, connect, monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_UNAUTHENTICATED", 8)
+    good = connect()
+    strangers = [socket.create_connection(server.address, timeout=10) for _ in range(40)]
+    assert all(until_closed(stranger) for stranger in strangers[:30])
+    connect().set("k", b"")  # new clients still get in
+    assert good.get(["k"], 5) == [b""]
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_OUTPUT", 4 << 20)
+    good = connect()
+    good.set("big", bytes(wire.MAX_VALUE))
+    with raw(server) as bad:
+        request = b"".join(
+            wire.frame(wire.Op.GET, i, wire.pack_get(5, [b"big"], [-1])) for i in range(40)
+        )
+        bad.sendall(request)
+        good.set("after", b"")  # the server has read at least some of it, and lives
+        assert until_closed(bad)
+    assert good.get(["after"], 5) == [b""]
+
+
+def test_nothing_is_left_open():
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(20):
+        with StoreServer(SECRET) as server:
+            client = StoreClient.connect(*server.address, SECRET, 5.0)
+            client.register(0)
+            with pytest.raises(AuthenticationError):
+                StoreClient.connect(*server.address, bytes(32), 5.0)
+            stranger = socket.create_connection(server.address)
+            client.set("k", b"")
+            client.close()
+            stranger.close()
+    assert descriptors() == before
+    assert threading.active_count() == threads
+
+
+def test_random_requests_only_ever_raise_protocol_errors():
+    answers = []
+    state = StoreState(lambda session, data: answers.append((session, data)))
+    good = b"\0\1k\0\0\0\1v"
+    for i in range(5000):
+        junk = secrets.token_bytes(secrets.randbelow(40))
+        payload = good[: secrets.randbelow(9)] + junk if i % 2 else junk
+        session = i % 7
+        try:
+            state.request(session, secrets.randbelow(10), i, payload, now=float(i))
+        except ProtocolError:
+            state.closed(session)
+        state.expire(float(i))
+    for session in range(7):
+        state.closed(session)
+    assert not state._waiting
+    assert not state._of_session

@@ -1,0 +1,460 @@
+"""Every operation on PyTorch tensors: dtypes and ranks, gradients, compression, sparse tensors, refusals."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from support import seed
+from test_numpy_ops import REDUCTIONS, arrays, reduced, refused, shapes
+
+import horoplug.torch as hvd
+from horoplug.common import stubs
+
+pytest_plugins = ["jobs"]
+
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "uint16",
+    "uint32",
+    "uint64",
+]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-6, "float64": 1e-14}
+PLACES = ["a", "aa", "ab", "aab", "aaaa", "abab"]
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def ranks(request, pool):
+    with pool.ranks(len(request.param), hosts=request.param) as job:
+        yield job
+
+
+def tensors(dtype, shape, key, size):
+    """The tensor of every rank, and the same values as arrays."""
+    made = arrays("float32" if dtype == "bfloat16" else dtype, shape, key, size)
+    made = [torch.from_numpy(a).to(getattr(torch, dtype)) for a in made]
+    return made, [t.float().numpy() if dtype == "bfloat16" else t.numpy() for t in made]
+
+
+def same(actual, expected, dtype):
+    assert type(actual) is torch.Tensor
+    assert actual.dtype == getattr(torch, dtype)
+    assert actual.shape == np.shape(expected)
+    assert not actual.requires_grad
+    actual = actual.double() if dtype in FLOATS else actual
+    np.testing.assert_allclose(
+        actual.numpy().astype("float64"),
+        np.asarray(expected).astype("float64"),
+        TOLERANCE.get(dtype, 0),
+    )
+
+
+def bits(tensor):
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def check_allreduce(dtype, op, key):
+    size, rank = hvd.size(), hvd.rank()
+    seen = []
+    for shape in shapes(key):
+        inputs, values = tensors(dtype, shape, key, size)
+        kind = "float64" if dtype == "bfloat16" else dtype
+        expected = reduced(values, op, kind)
+        mine = inputs[rank].clone()
+        output = hvd.allreduce(mine, op=op)
+        same(output, expected, dtype)
+        assert torch.equal(mine, inputs[rank]), "the input was changed"
+        assert hvd.allreduce_(mine, op=op) is mine
+        same(mine, expected, dtype)
+        handle = hvd.allreduce_async(inputs[rank], op=op, name=f"a{shape}")
+        assert isinstance(handle, int)
+        same(hvd.synchronize(handle), expected, dtype)
+        mine = inputs[rank].clone()
+        assert hvd.synchronize(hvd.allreduce_async_(mine, op=op)) is mine
+        same(mine, expected, dtype)
+        seen += [bits(output), bits(mine)]
+    return seen
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_allreduce(ranks, dtype, op):
+    if (dtype, op) == ("bool", "Average"):
+        pytest.skip("refused: see test_refusals")
+    seen = ranks.run(check_allreduce, dtype, REDUCTIONS[op], seed())
+    assert all(b == seen[0] for b in seen), "ranks have different bits"
+
+
+def check_others(dtype, key):
+    size, rank = hvd.size(), hvd.rank()
+    kind = "float64" if dtype == "bfloat16" else dtype
+
+    rows, values = tensors(dtype, (size + 1, 3), key, size)
+    same(
+        hvd.allgather(rows[rank][: rank + 1]),
+        np.concatenate([v[: r + 1] for r, v in enumerate(values)]),
+        dtype,
+    )
+    same(hvd.allgather(rows[rank][0, 0]), np.stack([v[0, 0] for v in values]), dtype)
+    group = hvd.grouped_allgather([rows[rank], rows[rank][:0], rows[rank][:, 0]])
+    for output, cut in zip(group, (np.s_[:], np.s_[:0], np.s_[:, 0]), strict=True):
+        same(output, np.concatenate([v[cut] for v in values]), dtype)
+
+    for root in range(size):
+        mine = rows[rank].clone()
+        same(hvd.broadcast(mine, root), values[root], dtype)
+        assert torch.equal(mine, rows[rank]), "the input was changed"
+        assert hvd.broadcast_(mine, root) is mine
+        same(mine, values[root], dtype)
+
+    splits = [(rank + r) % 2 for r in range(size)]
+    mine = rows[rank][: sum(splits)]
+    parts = []
+    for r in range(size):
+        theirs = [(r + s) % 2 for s in range(size)]
+        parts.append(values[r][sum(theirs[:rank]) : sum(theirs[: rank + 1])])
+    for given in (splits, torch.tensor(splits, dtype=torch.int32), torch.tensor(splits)):
+        output, received = hvd.alltoall(mine, given)
+        same(output, np.concatenate(parts), dtype)
+        assert received.dtype == torch.int32
+        assert received.tolist() == splits
+    even = rows[rank][:size]
+    expected = np.stack([v[rank] for v in values])
+    same(hvd.alltoall(even), expected, dtype)
+    output, received = hvd.synchronize(hvd.alltoall_async(even))
+    same(output, expected, dtype)
+    assert received.tolist() == [1] * size
+
+    if dtype != "bool":
+        cut = np.s_[:2] if rank == 0 else np.s_[rank + 1 : rank + 2]
+        for op in (hvd.Average, hvd.Sum):
+            expected = reduced(values, op, kind)[cut]
+            same(hvd.reducescatter(rows[rank], op=op), expected, dtype)
+            same(hvd.synchronize(hvd.reducescatter_async(rows[rank], op=op)), expected, dtype)
+            for output in hvd.grouped_reducescatter([rows[rank]] * 2, op=op):
+                same(output, expected, dtype)
+
+    for grouped, args in (
+        (hvd.grouped_allreduce, ()),
+        (lambda x, **k: hvd.synchronize(hvd.grouped_allreduce_async(x, **k)), ()),
+        (hvd.grouped_allreduce_, ()),
+    ):
+        group = [rows[rank].clone(), rows[rank][:1].clone(), rows[rank][:0].clone()]
+        outputs = grouped(group, *args, op=hvd.Sum)
+        for output, count in zip(outputs, (size + 1, 1, 0), strict=True):
+            same(output, reduced(values, hvd.Sum, kind)[:count], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_operations(ranks, dtype):
+    ranks.run(check_others, dtype, seed())
+
+
+# ---- gradients: each rule of horoplug/torch/autograd.py, written out ------------------------------------------------
+
+
+def check_allreduce_gradient(key):
+    size, rank = hvd.size(), hvd.rank()
+    torch.manual_seed(key)
+    weights = torch.randn(size, 5, 3)  # the output's gradient on each rank
+    for op, grouped in [(o, g) for o in (hvd.Average, hvd.Sum) for g in (False, True)]:
+        x = torch.randn(5, 3, requires_grad=True)
+        if grouped:
+            y, _ = hvd.grouped_allreduce([x, x.detach()], op=op, prescale_factor=2.0)
+        else:
+            y = hvd.allreduce(x, op=op, prescale_factor=2.0)
+        assert y.grad_fn is not None
+        (y * weights[rank]).sum().backward()
+        expected = 2 * (weights.mean(0) if op == hvd.Average else weights.sum(0))
+        torch.testing.assert_close(x.grad, expected)
+    x = torch.randn(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="op=Max has no gradient"):
+        hvd.allreduce(x, op=hvd.Max).sum().backward()
+
+
+def check_allgather_gradient(key):
+    size, rank = hvd.size(), hvd.rank()
+    torch.manual_seed(key)
+    total = size * (size + 1) // 2
+    weights = torch.randn(size, total, 3)
+    start = rank * (rank + 1) // 2
+    for grouped in (False, True):
+        x = torch.randn(rank + 1, 3, requires_grad=True)
+        y = hvd.grouped_allgather([x])[0] if grouped else hvd.allgather(x, name="g")
+        (y * weights[rank]).sum().backward()
+        torch.testing.assert_close(x.grad, weights.mean(0)[start : start + rank + 1])
+    x = torch.tensor(1.0, requires_grad=True)
+    (hvd.allgather(x) * torch.arange(size)).sum().backward()
+    assert x.grad.shape == ()
+    assert x.grad == rank
+
+
+def check_broadcast_gradient(key):
+    size, rank = hvd.size(), hvd.rank()
+    torch.manual_seed(key)
+    weights = torch.randn(size, 4)
+    for root in range(size):
+        x = torch.randn(4, requires_grad=True)
+        (hvd.broadcast(x, root) * weights[rank]).sum().backward()
+        torch.testing.assert_close(x.grad, weights.mean(0) if rank == root else torch.zeros(4))
+
+
+def check_alltoall_gradient(key):
+    """A row's gradient is what came of it where it went."""
+    size, rank = hvd.size(), hvd.rank()
+    splits = [(rank + r) % 3 for r in range(size)]
+    x = torch.randn(sum(splits), 2, requires_grad=True)
+    y, received = hvd.alltoall(x, splits=torch.tensor(splits))
+    assert not received.requires_grad
+    (y * (rank + 1)).sum().backward()
+    where = torch.tensor([r + 1.0 for r, n in enumerate(splits) for _ in range(n)])
+    torch.testing.assert_close(x.grad, where[:, None].expand(-1, 2))
+    x = torch.randn(size, requires_grad=True)
+    (hvd.alltoall(x) * (rank + 1)).sum().backward()
+    torch.testing.assert_close(x.grad, torch.arange(size) + 1.0)
+
+
+def check_reducescatter_gradient(key):
+    size, rank = hvd.size(), hvd.rank()
+    for op, grouped in [(o, g) for o in (hvd.Average, hvd.Sum) for g in (False, True)]:
+        x = torch.randn(size + 1, 2, requires_grad=True)
+        factors = {"op": op, "prescale_factor": 2.0, "postscale_factor": 3.0}
+        scatter = hvd.grouped_reducescatter if grouped else hvd.reducescatter
+        y = scatter([x], **factors)[0] if grouped else scatter(x, **factors)
+        (y * (rank + 1)).sum().backward()
+        owner = torch.tensor([1.0, *range(1, size + 1)])
+        factor = 6.0 * (size if op == hvd.Sum else 1)
+        torch.testing.assert_close(x.grad, (owner * factor)[:, None].expand(-1, 2))
+
+
+def check_second_gradient():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = hvd.allreduce(x, op=hvd.Average) ** 3
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    first.sum().backward()
+    torch.testing.assert_close(x.grad, 6 * x.detach())
+
+
+def check_no_gradient():
+    x = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        assert hvd.allreduce(x).grad_fn is None
+    for handle in (hvd.allreduce_async(x), hvd.allgather_async(x)):
+        assert hvd.synchronize(handle).grad_fn is None
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_allreduce_gradient,
+        check_allgather_gradient,
+        check_broadcast_gradient,
+        check_alltoall_gradient,
+        check_reducescatter_gradient,
+    ],
+)
+def test_gradient(ranks, check):
+    ranks.run(check, seed())
+
+
+def test_second_gradient(ranks):
+    ranks.run(check_second_gradient)
+
+
+def test_no_gradient(ranks):
+    ranks.run(check_no_gradient)
+
+
+# ---- compression, sparse tensors, layouts, refusals -----------------------------------------------------------------
+
+
+def check_compression():
+    size, rank = hvd.size(), hvd.rank()
+
+    class Halved:
+        """Not even derived from the interface."""
+
+        @staticmethod
+        def compress(tensor):
+            return tensor / 2, "kept"
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            assert ctx == "kept"
+            return tensor * 2
+
+    x = torch.full((9,), rank + 1.0, requires_grad=True)
+    whole = torch.arange(9)
+    for compression in (
+        hvd.Compression.none,
+        hvd.Compression.fp16,
+        hvd.Compression.bf16,
+        Halved,
+    ):
+        y = hvd.allreduce(x, compression=compression)
+        assert y.dtype == torch.float32
+        assert torch.equal(y, torch.full((9,), (size + 1) / 2))
+        x.grad = None
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.ones(9))
+        assert hvd.allreduce(whole, None, None, compression).dtype == (
+            torch.float32 if compression is Halved else torch.int64
+        )
+        (y,) = hvd.grouped_allreduce([x], compression=compression, op=hvd.Sum)
+        assert torch.equal(y, torch.full((9,), size * (size + 1) / 2))
+        y = hvd.reducescatter(x.repeat(size), None, compression, hvd.Sum)
+        assert torch.equal(y, torch.full((9,), size * (size + 1) / 2))
+        (y,) = hvd.grouped_reducescatter([x.repeat(size)], compression=compression)
+        assert torch.equal(y, torch.full((9,), (size + 1) / 2))
+
+
+def test_compression(ranks):
+    ranks.run(check_compression)
+
+
+def check_sparse():
+    size, rank = hvd.size(), hvd.rank()
+    indices = torch.tensor([[rank, 5, 5]])
+    values = torch.tensor([[1.0, 2.0], [rank, rank], [1, 1]])
+    x = torch.sparse_coo_tensor(indices, values, (6, 2))
+    dense = torch.zeros(6, 2)
+    for r in range(size):
+        dense[r] += torch.tensor([1.0, 2.0])
+        dense[5] += r + 1
+    finish = hvd.sparse_allreduce_async(x, name="sparse", op=hvd.Sum)
+    assert hvd.synchronize(finish) is None
+    assert torch.equal(finish().to_dense(), dense)
+    finish = hvd.sparse_allreduce_async(x, None, hvd.Average)
+    torch.testing.assert_close(finish().to_dense(), dense / size)
+
+
+def test_sparse(ranks):
+    ranks.run(check_sparse)
+
+
+def check_layouts():
+    rank, size = hvd.rank(), hvd.size()
+    x = torch.arange(48.0).reshape(2, 3, 2, 4) + rank
+    mean = torch.arange(48.0).reshape(2, 3, 2, 4) + (size - 1) / 2
+    for view in (lambda t: t.transpose(1, 3), lambda t: t[..., ::2], lambda t: t[1]):
+        assert torch.equal(hvd.allreduce(view(x)), view(mean))
+    assert torch.equal(hvd.allreduce(x.to(memory_format=torch.channels_last)), mean)
+    assert torch.equal(hvd.allreduce(torch.ones(1).expand(5)), torch.ones(5))
+    whole = torch.zeros(4, 3)
+    hvd.allreduce_(whole[1:3].fill_(rank), op=hvd.Sum)  # part of a tensor
+    assert whole.sum() == 6 * sum(range(size))
+    parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
+    assert hvd.broadcast_(parameter, size - 1) is parameter
+    assert (parameter == size - 1).all()
+
+
+def test_layouts(ranks):
+    ranks.run(check_layouts)
+
+
+def check_refusals():
+    x = torch.ones(4, 3)
+    refused(ValueError, "complex64 is not supported.*float32", lambda: hvd.allreduce(x.cfloat()))
+    refused(TypeError, "expected a torch.Tensor, got ndarray", lambda: hvd.allreduce(x.numpy()))
+    refused(TypeError, "expected a torch.Tensor, got float", lambda: hvd.allreduce_async(1.0))
+    refused(ValueError, "Tensor is required to be contiguous", lambda: hvd.allreduce_(x.t()))
+    refused(ValueError, "contiguous", lambda: hvd.broadcast_async_(x.t(), 0))
+    refused(ValueError, "on meta.*no GPU support", lambda: hvd.allreduce(x.to("meta")))
+    refused(ValueError, "sparse_coo.*to_dense", lambda: hvd.allreduce(x.to_sparse()))
+    refused(ValueError, "bool has no average", lambda: hvd.allreduce(x > 0))
+    refused(ValueError, "scalar", lambda: hvd.reducescatter(x.sum()))
+    refused(ValueError, "not Product", lambda: hvd.reducescatter(x, op=hvd.Product))
+    refused(
+        TypeError, "one integer for each", lambda: hvd.alltoall(x, splits=torch.ones(hvd.size()))
+    )
+    refused(TypeError, "takes a list", lambda: hvd.grouped_allreduce(x))
+    refused(TypeError, "compression", lambda: hvd.allreduce_(x, compression=hvd.Compression.fp16))
+    refused(ValueError, "supersedes", lambda: hvd.allreduce(x, average=False, op=hvd.Sum))
+    assert (hvd.allreduce(x) == 1).all()
+
+
+def test_refusals(ranks):
+    ranks.run(check_refusals)
+
+
+def check_kept_alive(key):
+    """Tensors that the caller has dropped stay until the core is done with them."""
+    size = hvd.size()
+    handles = []
+    for n in range(50):
+        x = torch.full((3000,), float(n))
+        handles.append(hvd.allreduce_async(x, op=hvd.Sum, name=f"kept{n}"))
+        handles.append(hvd.allgather_async(x + 1, name=f"kept{n}"))
+        del x
+        torch.full((3000,), -1.0)  # would take the place of a freed one
+    for n in range(50):
+        assert (hvd.synchronize(handles[2 * n]) == n * size).all()
+        assert (hvd.synchronize(handles[2 * n + 1]) == n + 1).all()
+    from horoplug.common.context import context
+
+    assert not context.operations, "finished operations keep nothing"
+    outputs = [hvd.allgather(torch.full((100,), float(n))) for n in range(20)]
+    assert [o[0].item() for o in outputs] == list(range(20)), "outputs own their memory"
+
+
+def test_tensors_are_kept_alive(ranks):
+    ranks.run(check_kept_alive, 0)
+
+
+def test_signatures():
+    """Horovod's, argument by argument."""
+    expected = {
+        "allreduce": "tensor average=None name=None compression=C op=None prescale_factor=1.0 postscale_factor=1.0 ps",
+        "allreduce_async": "tensor average=None name=None op=None prescale_factor=1.0 postscale_factor=1.0 ps",
+        "allreduce_": "tensor average=None name=None op=None prescale_factor=1.0 postscale_factor=1.0 ps",
+        "grouped_allreduce": "tensors average=None name=None compression=C op=None prescale_factor=1.0 "
+        "postscale_factor=1.0 ps",
+        "grouped_allreduce_async_": "tensors average=None name=None op=None prescale_factor=1.0 "
+        "postscale_factor=1.0 ps",
+        "allgather": "tensor name=None ps",
+        "grouped_allgather_async": "tensors name=None ps",
+        "broadcast": "tensor root_rank name=None ps",
+        "broadcast_async_": "tensor root_rank name=None ps",
+        "alltoall": "tensor splits=None name=None ps",
+        "reducescatter": "tensor name=None compression=C op=0 ps prescale_factor=1.0 postscale_factor=1.0",
+        "reducescatter_async": "tensor name=None op=0 ps prescale_factor=1.0 postscale_factor=1.0",
+        "grouped_reducescatter": "tensors name=None compression=C op=0 ps prescale_factor=1.0 "
+        "postscale_factor=1.0",
+        "sparse_allreduce_async": "tensor name op ps",
+        "broadcast_object": "obj root_rank=0 name=None ps",
+        "allgather_object": "obj name=None",
+        "broadcast_parameters": "params root_rank",
+        "broadcast_optimizer_state": "optimizer root_rank model=None",
+        "DistributedOptimizer": "optimizer named_parameters=None compression=C backward_passes_per_step=1 op=0 "
+        "gradient_predivide_factor=1.0 num_groups=0 groups=None sparse_as_dense=False ps",
+        "init": "comm=None process_sets=None",
+    }
+    short = {id(hvd.global_process_set): "ps", id(hvd.Compression.none): "C"}
+    for name, text in expected.items():
+        shown = []
+        for p in inspect.signature(getattr(hvd, name)).parameters.values():
+            default = short.get(id(p.default), repr(p.default))
+            if p.default is p.empty:
+                shown.append(p.name)
+            else:
+                shown.append("ps" if default == "ps" else f"{p.name}={default}")
+        assert " ".join(shown) == text, name
+    assert hvd.mpi_ops.allreduce is hvd.allreduce
+    assert hvd.allreduce.__module__ == "horoplug.torch.operations"
+
+
+def test_stubs_are_up_to_date():
+    """What editors know of the generated functions."""
+    for framework in stubs.FRAMEWORKS:
+        path, text = stubs.stubs(framework)
+        assert path.read_text() == text, "run: python -m horoplug.common.stubs"

@@ -1,0 +1,167 @@
+"""Training on N processes is training on one with the joined batch; and the example does what it says."""
+
+import gzip
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from support import ROOT, run_script, seed
+from torch import nn
+from torch.nn import functional as F
+
+import horoplug.torch as hvd
+
+pytest_plugins = ["jobs"]
+
+TRAIN = ROOT / "examples" / "pytorch" / "train.py"
+STEPS, BATCH = 12, 24  # a batch divides by 2, 3 and 4
+
+
+def network(key):
+    torch.manual_seed(key)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6 * 5 * 5, 20),
+        nn.Tanh(),
+        nn.Linear(20, 4),
+    )
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.003),
+}
+OPTIONS = {
+    "plain": {},
+    "groups": {"groups": 2},
+    "predivide": {"gradient_predivide_factor": 2.0},
+    "two passes": {"backward_passes_per_step": 2, "gradient_predivide_factor": 2.0},
+}
+
+
+def data(key):
+    made = torch.Generator().manual_seed(key)
+    images = torch.randn(STEPS, BATCH, 1, 12, 12, generator=made)
+    return images, torch.randint(0, 4, (STEPS, BATCH), generator=made)
+
+
+def alone(kind, key):
+    """Parameters after training in one process, without horoplug."""
+    model = network(key)
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    for images, labels in zip(*data(key), strict=True):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def distributed(kind, options, key):
+    """The same on this rank's part of every batch; parameters and the bits of all of them."""
+    size, rank = hvd.size(), hvd.rank()
+    model = network(key + rank)  # different: the broadcast makes them the same
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    passes = options.get("backward_passes_per_step", 1)
+    for images, labels in zip(*data(key), strict=True):
+        optimizer.zero_grad()
+        mine = images[rank::size].chunk(passes), labels[rank::size].chunk(passes)
+        for x, y in zip(*mine, strict=True):
+            (F.cross_entropy(model(x), y) / passes).backward()
+        optimizer.step()
+    parameters = [p.detach() for p in model.parameters()]
+    return parameters, b"".join(p.numpy().tobytes() for p in parameters)
+
+
+@pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aaa", "aab", "aaaa", "abab"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_same_as_one_process(pool, hosts, kind):
+    key = seed()
+    expected = alone(kind, key)
+    with pool.ranks(len(hosts), hosts=hosts) as ranks:
+        for options in OPTIONS.values():
+            results = ranks.run(distributed, kind, options, key)
+            assert len({bits for _, bits in results}) == 1, "ranks have different parameters"
+            for actual, right in zip(results[0][0], expected, strict=True):
+                torch.testing.assert_close(actual, right, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("hosts", ["aa", "aab"])
+def test_same_bits_in_every_run(pool, hosts):
+    key = seed()
+    with pool.ranks(len(hosts), hosts=hosts) as ranks:
+        first, second = (ranks.run(distributed, "adam", {}, key)[0][1] for _ in range(2))
+        assert first == second
+
+
+# ---- examples/pytorch/train.py --------------------------------------------------------------------------------------
+
+
+def write_fashion_mnist(folder, count=300):
+    """Files in Fashion-MNIST's format; a class is a bright row of its own."""
+    draw = np.random.default_rng(0)
+    for prefix in ("train", "t10k"):
+        labels = draw.integers(0, 10, count, dtype=np.uint8)
+        images = draw.integers(0, 60, (count, 28, 28), dtype=np.uint8)
+        images[np.arange(count), 2 * labels + 3] = 255
+        for array, name in ((images, "images-idx3"), (labels, "labels-idx1")):
+            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            content = gzip.compress(header + array.tobytes(), 1)
+            (folder / f"{prefix}-{name}-ubyte.gz").write_bytes(content)
+
+
+def summary(done):
+    """The line of JSON that rank 0 ends with; the other ranks print nothing."""
+    for process in done:
+        assert process.returncode == 0, process.stdout + process.stderr
+    assert not any(process.stdout for process in done[1:])
+    return json.loads(done[0].stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_example(tmp_path, size):
+    write_fashion_mnist(tmp_path)
+    options = ["--epochs", "4", "--batch-size", str(16 // size), "--lr", str(0.05 / size)]
+    done = run_script(TRAIN, "--data-dir", str(tmp_path), "--json", *options, size=size)
+    result = summary(done)
+    assert (result["data"], result["processes"], len(result["epochs"])) == (
+        "Fashion-MNIST",
+        size,
+        4,
+    )
+    last = result["epochs"][-1]
+    assert last["accuracy"] > 0.9, "it has not learned"
+    assert last["loss"] < result["epochs"][0]["loss"] / 2
+    assert last["images_per_second"] == pytest.approx(size * last["images_per_second_per_process"])
+    assert "images/s per process" in done[0].stdout
+
+
+def test_example_refuses_other_files(tmp_path):
+    write_fashion_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"something else"))
+    (done,) = run_script(TRAIN, "--data-dir", str(tmp_path))
+    assert done.returncode != 0
+    assert "no IDX file" in done.stderr
+
+
+def test_example_on_digits(monkeypatch):
+    """Without Fashion-MNIST: what comes with scikit-learn."""
+    pytest.importorskip("sklearn")
+    import importlib.util
+
+    specification = importlib.util.spec_from_file_location("train", TRAIN)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    monkeypatch.setattr(module, "DEBIAN", ROOT / "no such folder")
+    found = module.load(None, 100)
+    assert found.name == "digits"
+    assert found.images.shape == (100, 1, 8, 8)
+    assert found.test_images.shape == (360, 1, 8, 8)
+    assert module.Network()(found.images).shape == (100, 10)
