@@ -63,14 +63,14 @@ bench: build .venv/.bench
 # --- C++ tests: one build directory per configuration; the release one is also the package's -------------------------
 
 CONFIGURE = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHOROPLUG_TESTS=ON \
-  $(if $(WERROR),-DHOROPLUG_WERROR=$(WERROR)) --log-level=WARNING
+  $(if $(WERROR),-DHOROPLUG_WERROR=$(WERROR))
 OPTIONS_release :=
 OPTIONS_tsan := -DHOROPLUG_SANITIZE=thread
 OPTIONS_asan := -DHOROPLUG_SANITIZE=address
 OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer -DCMAKE_CXX_COMPILER=clang++-14
 
 cpp-%: build/.system-test .venv/.test
-	@$(CONFIGURE) -B build/$* $(OPTIONS_$*)
+	@$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null
 	@$(CMAKE) --build build/$*
 
 cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz

@@ -40,13 +40,13 @@ class Build(build):
 
 
 class BuildExt(build_ext):
-    """Runs CMake and installs libhoroplug.so and the module side by side."""
+    """Runs CMake and installs libhoroplug.so and the module side by side; errors and progress are shown."""
 
     def run(self) -> None:
         folder = Path(os.environ.get("HOROPLUG_BUILD_DIR", ROOT / "build" / "release"))
         package = (ROOT if self.inplace else Path(self.build_lib).resolve()) / "horoplug"
         cmake = tool("cmake", "CMAKE_BIN_DIR")
-        configure = [cmake, "-S", str(ROOT), "-B", str(folder), "--log-level=WARNING"]
+        configure = [cmake, "-S", str(ROOT), "-B", str(folder)]
         if not (folder / "CMakeCache.txt").exists():
             configure += ["-G", "Ninja", "-DHOROPLUG_TESTS=OFF"]
         configure += [
@@ -54,13 +54,14 @@ class BuildExt(build_ext):
             "-DHOROPLUG_PYTHON=ON",
             f"-DHOROPLUG_PYTHON_EXECUTABLE={sys.executable}",
         ]
-        subprocess.run(configure, check=True)
+        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(
             [cmake, "--build", str(folder), "--target", "horoplug", "_native"], check=True
         )
         subprocess.run(
             [cmake, "--install", str(folder), "--prefix", str(package), "--component", "python"],
             check=True,
+            stdout=subprocess.DEVNULL,
         )
 
     def get_outputs(self) -> list[str]:

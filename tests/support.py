@@ -73,7 +73,7 @@ class _Worker:
                 [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                env=environment(),
             )
         self.connection = Connection(ours.detach())
 
@@ -89,8 +89,7 @@ class _Worker:
             return Outcome(died=True)
 
     def end(self) -> None:
-        """Let it finish by itself, kill it if it does not, and wait for its end."""
-        self.connection.close()
+        """Wait for its end after its connection was closed; kill it if it does not come."""
         try:
             self.process.wait(15)
         except subprocess.TimeoutExpired:
@@ -208,9 +207,11 @@ class Pool:
                     Ranks(alive).outcomes(_finish)
 
     def close(self) -> None:
-        for worker in self.workers:
-            if not worker.connection.closed:
-                worker.end()
+        workers = [w for w in self.workers if not w.connection.closed]
+        for worker in workers:
+            worker.connection.close()  # which ends it
+        for worker in workers:
+            worker.end()
 
 
 def run_script(
@@ -227,7 +228,7 @@ def run_script(
         server = stack.enter_context(StoreServer(key, "127.0.0.1", 0))
         processes = []
         for rank in range(size):
-            variables = _environment() | (env or {})
+            variables = environment() | (env or {})
             if size > 1:
                 variables |= {
                     "HOROVOD_RANK": str(rank),
@@ -263,7 +264,7 @@ def _put_down(process: subprocess.Popen[str]) -> None:
             stream.close()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's, without anything that would make a rank of it."""
     kept = {k: v for k, v in os.environ.items() if "HOROVOD_" not in k and "HOROPLUG_" not in k}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -174,7 +174,7 @@ def test_the_rank_that_left_first_is_the_cause(run):
         "select.select([stream], [], [])",
         "os._exit(1)",
     )
-    code, _, err = run("-np", 3, *command).finish()
+    code, _, err = run("-np", 5, *command).finish()
     assert code == 9
     assert "rank 1 exited with code 9" in last_line(err)
 

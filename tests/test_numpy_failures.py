@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 import threading
 import time
 
@@ -261,11 +262,52 @@ def test_kill(pool, phase, hosts):
         survivors.run(hvd.shutdown)
 
 
+def die_while_joining(victim, key):
+    """At any moment of init, or of shutdown."""
+    if hvd.rank() == victim:
+        threading.Timer(random.Random(key).uniform(0.0, 0.1), die).start()
+    while True:
+        hvd.shutdown()
+        hvd.init()
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+@pytest.mark.parametrize("number", range(4))
+def test_kill_during_init(pool, hosts, number):
+    key = seed()
+    victim = random.Random(key).randrange(len(hosts))
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        outcomes = job.outcomes(die_while_joining, victim, key)
+        assert outcomes[victim].died
+        for rank, outcome in enumerate(outcomes):
+            if rank != victim:
+                assert "HorovodInternalError" in outcome.bases, f"rank {rank}: {outcome}"
+                assert f"rank {victim}" in outcome.message
+                assert outcome.seconds < 15
+
+
+def die_before_init(victim):
+    if int(os.environ["HOROVOD_RANK"]) == victim:
+        die()
+    hvd.init()
+
+
+def test_kill_before_init(pool):
+    """Nobody knows of a rank that never came, but for its number."""
+    with pool.ranks(3, env={"HOROVOD_START_TIMEOUT": "1"}, init=False) as job:
+        outcomes = job.outcomes(die_before_init, 1)
+        for outcome in (outcomes[0], outcomes[2]):
+            assert "rank 1" in outcome.message, str(outcome)
+            assert "RendezvousError" in outcome.bases
+            assert outcome.seconds < 10
+
+
 def linger(victim, folder):
     """A child that was forked from the victim outlives it, with copies of all its descriptors."""
     if hvd.rank() == victim:
         child = os.fork()
         if child == 0:
+            os.close(int(sys.argv[1]))  # the connection to the test, which is to see the death
             deadline = time.monotonic() + 20
             while not (folder / "over").exists() and time.monotonic() < deadline:
                 time.sleep(0.05)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import ROOT, _environment
+from support import ROOT, environment, run_script
 
 import horoplug as hvd
 
@@ -53,8 +53,8 @@ def check_life():
     assert hvd.allreduce(np.ones(2), op=hvd.Sum)[0] == hvd.size()
     handle = hvd.allreduce_async(np.ones(2))
     hvd.synchronize(handle)
-    hvd.barrier()
     late = hvd.allreduce_async(np.ones(2), name=f"only {hvd.rank()}")
+    hvd.barrier()
     hvd.shutdown()
     hvd.shutdown()
     if hvd_size() > 1:
@@ -108,9 +108,13 @@ def check_cycles(count):
     started = time.monotonic()
     for _ in range(count - count // 3):
         cycle()
-    after = resources()
+    deadline = time.monotonic() + 5
+    # The kernel counts a thread for a moment after it was joined.
+    while (after := resources())[1] > before[1] and time.monotonic() < deadline:
+        pass
     print(f"{(time.monotonic() - started) / (count - count // 3) * 1e3:.2f} ms per cycle")
-    assert after[:3] == before[:3], "descriptors, threads, segments"
+    more = [a > b for a, b in zip(after[:3], before[:3], strict=True)]
+    assert not any(more), f"descriptors, threads, segments: {before[:3]} -> {after[:3]}"
     assert after[3] - before[3] < 4 * 1024, f"{after[3] - before[3]} KiB more after {count} cycles"
 
 
@@ -127,7 +131,7 @@ def python(code, **variables):
     """Run code in a new process and return what it has printed."""
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=_environment() | variables,
+        env=environment() | variables,
         capture_output=True,
         text=True,
         timeout=60,
@@ -149,6 +153,37 @@ def test_without_a_launcher():
 def test_exit_without_shutdown():
     """The process ends, with operations in flight or not, and says nothing."""
     python("import horoplug as hvd, numpy as np; hvd.init(); hvd.allreduce_async(np.ones(9))")
+
+
+def test_exit_of_many(tmp_path):
+    """All ranks end with operations in flight, in good order: nobody complains, nobody waits."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import horoplug as hvd, numpy as np\n"
+        "hvd.init()\n"
+        "hvd.allreduce_async(np.ones(9), name=f'only {hvd.rank()}')\n"
+        "hvd.barrier()\n"
+    )
+    started = time.monotonic()
+    for done in run_script(script, size=3):
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert time.monotonic() - started < 15
+
+
+def test_an_exception_on_one_rank_ends_the_others(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import horoplug as hvd, numpy as np\n"
+        "hvd.init()\n"
+        "if hvd.rank() == 1: raise KeyError('mistake')\n"
+        "hvd.allreduce(np.ones(9))\n"
+    )
+    done = run_script(script, size=3)
+    assert all(process.returncode == 1 for process in done)
+    assert "KeyError: 'mistake'" in done[1].stderr
+    for process in (done[0], done[2]):
+        assert "HorovodInternalError" in process.stderr
+        assert "rank 1" in process.stderr
 
 
 def test_no_framework_is_loaded():

@@ -213,6 +213,8 @@ def check_alltoall(dtype, key):
     even = arrays(dtype, (2 * size, 3), key, size)
     expected = np.concatenate([a[2 * rank : 2 * rank + 2] for a in even])
     same(hvd.alltoall(even[rank]), expected, dtype)
+    output, counts = hvd.alltoall(even[rank], splits=[1] * size)  # rows beyond that stay
+    same(output, np.stack([a[rank] for a in even]), dtype)
     output, counts = hvd.synchronize(hvd.alltoall_async(even[rank], name="even"))
     same(output, expected, dtype)
     assert counts.tolist() == [2] * size

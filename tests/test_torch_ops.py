@@ -60,7 +60,7 @@ def same(actual, expected, dtype):
 
 
 def bits(tensor):
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return tensor.clone().reshape(-1, 1).view(torch.uint8).numpy().tobytes()
 
 
 def check_allreduce(dtype, op, key):
@@ -219,6 +219,9 @@ def check_alltoall_gradient(key):
     (y * (rank + 1)).sum().backward()
     where = torch.tensor([r + 1.0 for r, n in enumerate(splits) for _ in range(n)])
     torch.testing.assert_close(x.grad, where[:, None].expand(-1, 2))
+    x = torch.randn(size + 2, requires_grad=True)
+    (hvd.alltoall(x, [1] * size)[0] * (rank + 1)).sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([*range(1, size + 1), 0, 0]).float())
     x = torch.randn(size, requires_grad=True)
     (hvd.alltoall(x) * (rank + 1)).sum().backward()
     torch.testing.assert_close(x.grad, torch.arange(size) + 1.0)

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import signal
 import struct
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from support import ROOT, run_script, seed
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import horoplug.torch as hvd
 
@@ -99,6 +102,45 @@ def test_same_bits_in_every_run(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as ranks:
         first, second = (ranks.run(distributed, "adam", {}, key)[0][1] for _ in range(2))
         assert first == second
+
+
+def die_in_backward(victim, step_of_death):
+    model = network(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    for step, (images, labels) in enumerate(zip(*data(0), strict=True)):
+        if step == step_of_death and hvd.rank() == victim:
+            model[4].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+def test_kill_in_the_middle_of_a_step(pool, hosts):
+    """The others get the error out of backward() or step()."""
+    with pool.ranks(len(hosts), hosts=hosts) as ranks:
+        outcomes = ranks.outcomes(die_in_backward, 1, 3)
+        assert outcomes[1].died
+        for outcome in [outcomes[0], *outcomes[2:]]:
+            assert outcome.kind == "HorovodInternalError", str(outcome)
+            assert "rank 1" in outcome.message
+            assert outcome.seconds < 15
+
+
+def with_data_loader():
+    """Forked workers beside the engine."""
+    dataset = TensorDataset(torch.arange(40.0))
+    total = 0.0
+    for (part,) in DataLoader(dataset, batch_size=4, num_workers=2):
+        total += hvd.allreduce(part, op=hvd.Sum).sum().item()
+    return total
+
+
+@pytest.mark.parametrize("hosts", ["a", "aa", "ab"])
+def test_data_loader_with_workers(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts) as ranks:
+        assert ranks.run(with_data_loader) == [780.0 * len(hosts)] * len(hosts)
 
 
 # ---- examples/pytorch/train.py --------------------------------------------------------------------------------------

@@ -12,10 +12,17 @@ using namespace horoplug::testing;
 
 namespace {
 
+// The whole grid takes minutes under a sanitizer; what they look for does not depend on the type of an element.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr DType kDTypes[] = {DType::kBool, DType::kInt8, DType::kFloat16, DType::kFloat64};
+constexpr int kRanks[] = {1, 2, 3, 8};
+#else
 constexpr DType kDTypes[] = {DType::kBool,    DType::kUInt8,    DType::kInt8,    DType::kUInt16,
                              DType::kInt16,   DType::kUInt32,   DType::kInt32,   DType::kUInt64,
                              DType::kInt64,   DType::kFloat16,  DType::kBFloat16, DType::kFloat32,
                              DType::kFloat64};
+constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8};
+#endif
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
 // Around the sizes at which algorithms change: a slot of shared memory is 1 MiB, a chunk on a stream 256 KiB.
@@ -234,7 +241,7 @@ void run_large(Cluster& cluster) {
 
 TEST_CASE("all operations, types and reductions on 1 to 8 ranks") {
   for (const Transport transport : kTransports) {
-    for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (const int ranks : kRanks) {
       CAPTURE(transport_name(transport));
       CAPTURE(ranks);
       Cluster cluster(transport, ranks);
@@ -280,7 +287,7 @@ TEST_CASE("results have the same bits on every rank and in every run") {
   for (const Transport transport : kTransports) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
       for (const std::size_t count : {std::size_t{5}, std::size_t{3001}, std::size_t{400'001}}) {
-        constexpr int kRanks = 5;
+        constexpr int kFive = 5;
         CAPTURE(transport_name(transport));
         CAPTURE(dtype_name(dtype));
         CAPTURE(count);
@@ -289,15 +296,15 @@ TEST_CASE("results have the same bits on every rank and in every run") {
         std::mt19937_64 random(test_seed());
         std::normal_distribution<double> normal;
         std::vector<std::vector<std::byte>> inputs;
-        for (int rank = 0; rank < kRanks; ++rank) {
+        for (int rank = 0; rank < kFive; ++rank) {
           inputs.push_back(make_array(dtype, count, [&](std::size_t) { return normal(random); }));
           for (std::size_t i = 0; i < count; ++i) {
             exact[i] += get_element(dtype, inputs.back().data() + i * dtype_size(dtype));
           }
         }
         for (int run = 0; run < 2; ++run) {
-          std::vector<std::vector<std::byte>> of_run(kRanks);
-          Cluster cluster(transport, kRanks);
+          std::vector<std::vector<std::byte>> of_run(kFive);
+          Cluster cluster(transport, kFive);
           cluster.run([&](int rank) {
             const auto me = static_cast<std::size_t>(rank);
             std::vector<std::byte> output(inputs[me].size());

@@ -111,9 +111,9 @@ class Operation:
         return outputs
 
     def forget(self) -> None:
-        """Let go of the tensors and of the core's handle."""
-        context.operations.pop(self.number, None)
-        self.engine.release(self.handle)
+        """Let go of the tensors and of the core's handle. Idempotent."""
+        if context.operations.pop(self.number, None) is not None:
+            self.engine.release(self.handle)
 
 
 class Parts:
@@ -183,7 +183,13 @@ def _submit(
     if spec.least_ndim and any(len(shape) < spec.least_ndim for _, _, _, shape in described):
         raise ValueError(f"{spec.name} needs a first dimension to divide; a scalar has none.")
     if call.splits is not None:
-        call = call._replace(splits=adapter.to_counts(call.splits))
+        counts = adapter.to_counts(call.splits)
+        call = call._replace(splits=counts)
+        # As in Horovod, rows beyond the splits are sent nowhere.
+        described = [
+            (tensor, code, address, (min(sum(counts), shape[0]), *shape[1:]))
+            for tensor, code, address, shape in described
+        ]
 
     inputs = [tensor for tensor, _, _, _ in described]
     outputs: list[Tensor] | None

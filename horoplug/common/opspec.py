@@ -128,7 +128,8 @@ OPERATIONS: Final = (
         alltoall,
         Output.ROWS,
         "Send `splits[i]` rows (first dimension) to rank i, taken in order, and join what arrives in rank order; "
-        "without `splits`, equal parts. Given `splits`, the result is (output, rows received from each rank); "
+        "rows beyond the splits stay here. Without `splits`, equal parts. Given `splits`, the result is "
+        "(output, rows received from each rank); "
         "synchronize(alltoall_async(...)) always returns both.",
         least_ndim=1,
         received_splits=True,

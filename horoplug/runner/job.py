@@ -27,7 +27,7 @@ from .environment import job_environment, rank_environment
 from .output import Descriptor, Output
 
 GRACE_SECONDS = 5.0
-_CAUSE_SECONDS = 1.0  # how long to wait for a rank that left before the one that failed first
+_CAUSE_SECONDS = 2.0  # how long to wait for a rank that left before the one that failed first
 
 
 class Job:
@@ -55,10 +55,9 @@ class Job:
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}  # return codes in the order of death
         self._cause: tuple[str, int] | None = None  # last line and exit code
-        self._suspects: set[int] = (
-            set()
-        )  # may be the cause, although another rank's end was seen first
-        self._first: int | None = None  # the first rank that failed, while there are suspects
+        self._first: int | None = None  # the rank that is the cause, as far as is known
+        # Ranks that left the job before that one and have not ended yet, in that order.
+        self._suspects: list[int] = []
         self._decide_at: float | None = None
         self._done = False
         self._interrupts = 0
@@ -176,13 +175,17 @@ class Job:
             # the one that ended first is the more likely cause.
             if code > 0:
                 earlier = [*server.departures(), rank]
-                self._suspects = set(earlier[: earlier.index(rank)]) & self._running
+                self._suspects = [
+                    other for other in earlier[: earlier.index(rank)] if other in self._running
+                ]
             self._decide_at = time.monotonic() + _CAUSE_SECONDS
         if self._first is not None:
-            if rank in self._suspects and code not in (0, -signal.SIGTERM):
-                self._first = rank
-                self._suspects.clear()
-            self._suspects.discard(rank)
+            if rank in self._suspects:
+                position = self._suspects.index(rank)
+                del self._suspects[position]
+                if code not in (0, -signal.SIGTERM):
+                    self._first = rank
+                    del self._suspects[position:]  # they left after it
             if not self._suspects:
                 self._decide()
 

@@ -105,8 +105,12 @@ def _broadcast(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
 
 
 def _alltoall(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Every row goes back where it came from."""
-    return past.again("alltoall", grads[:1], splits=past.row_counts[0])[:1]
+    """Every row goes back where it came from; rows that were sent nowhere had no effect."""
+    returned, _ = past.again("alltoall", grads[:1], splits=past.row_counts[0])
+    missing = past.shapes[0][0] - len(returned)
+    if missing:
+        returned = torch.cat([returned, returned.new_zeros(missing, *returned.shape[1:])])
+    return [returned]
 
 
 def _reducescatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -96,6 +96,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self.process_set = process_set
         self.backward_passes_per_step = backward_passes_per_step
         self._compression = compression
+        self._casts = isinstance(compression, type) and issubclass(compression, CastCompressor)
         self._sparse_as_dense = sparse_as_dense
         self._options: dict[str, Any] = {
             "op": op,
@@ -253,11 +254,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if output.is_sparse or grad is None:
             parameter.grad = output
             return
-        casts = isinstance(self._compression, type) and issubclass(
-            self._compression, CastCompressor
-        )
         # Copying casts on its own.
-        result = output if casts else self._compression.decompress(output, kept)
+        result = output if self._casts else self._compression.decompress(output, kept)
         if grad.is_sparse:
             parameter.grad = result.to(grad.dtype).to_sparse(grad.sparse_dim())
         else:

@@ -1,0 +1,149 @@
+// Control messages survive the journey, and everything else is refused.
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "cluster.h"
+#include "engine/messages.h"
+
+using namespace horoplug;
+
+namespace {
+
+Signature some_signature() {
+  Signature signature;
+  signature.op = OpKind::kReducescatter;
+  signature.dtype = DType::kBFloat16;
+  signature.reduce = ReduceOp::kMax;
+  signature.root = -3;
+  signature.prescale = 0.25;
+  signature.shapes = {{3, 0, std::int64_t{1} << 40}, {}, {7}};
+  return signature;
+}
+
+Ready some_ready() {
+  Ready ready;
+  ready.epoch = 5;
+  ready.ids = {9, 10, 300};
+  ready.requests = {{"one", {{some_signature(), {}}}},
+                    {"two", {{some_signature(), {1, 2}}, {Signature{}, {4}}}}};
+  return ready;
+}
+
+std::vector<Bytes> valid_messages() {
+  DecisionItem batch;
+  batch.batch = 12;
+  batch.members = {{3, ""}, {4, "new"}, {std::nullopt, "unnumbered"}};
+  DecisionItem error;
+  error.kind = DecisionItem::Kind::kError;
+  error.name = "x";
+  error.text = "mismatch";
+  DecisionItem close;
+  close.kind = DecisionItem::Kind::kClose;
+  close.rank = 2;
+  Report report;
+  report.census = 3;
+  report.ranks = {{1, 2.5, true, {{0, "a", 1.5, true}}}, {2, 0, false, {}}};
+  Hello hello;
+  hello.rank = 1;
+  hello.size = 4;
+  hello.settings = {{"a", "b"}};
+  return {encode(hello),    encode(7, some_ready()),          encode(7, Decisions{2, {batch, error, close}}),
+          encode_leave(0, 3), encode_census_request(), encode_census(9), encode(report),
+          encode(Abort{HP_TIMEOUT, "why"}), encode_bye()};
+}
+
+// Decodes any message; throws WireError.
+void decode(std::span<const std::byte> message) {
+  Reader reader(message);
+  switch (read_head(reader).kind) {
+    case MessageKind::kHello:
+      decode_hello(reader);
+      break;
+    case MessageKind::kReady:
+      decode_ready(reader);
+      break;
+    case MessageKind::kDecisions:
+      decode_decisions(reader);
+      break;
+    case MessageKind::kLeave:
+      decode_leave(reader);
+      break;
+    case MessageKind::kCensus:
+      decode_census(reader);
+      break;
+    case MessageKind::kReport:
+      decode_report(reader);
+      break;
+    case MessageKind::kAbort:
+      decode_abort(reader);
+      break;
+    case MessageKind::kCensusRequest:
+    case MessageKind::kBye:
+      reader.expect_end();
+      break;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("readiness comes back as it was sent") {
+  const Bytes bytes = encode(7, some_ready());
+  Reader reader(bytes);
+  const MessageHead head = read_head(reader);
+  CHECK(head.kind == MessageKind::kReady);
+  CHECK(head.set == 7);
+  const Ready got = decode_ready(reader);
+  const Ready sent = some_ready();
+  CHECK(got.epoch == sent.epoch);
+  CHECK(got.ids == sent.ids);
+  REQUIRE(got.requests.size() == 2);
+  CHECK(got.requests[1].name == "two");
+  REQUIRE(got.requests[1].variants.size() == 2);
+  CHECK(got.requests[1].variants[0].signature == some_signature());
+  CHECK(got.requests[1].variants[0].ranks == std::vector<int>{1, 2});
+}
+
+TEST_CASE("decisions come back as they were sent") {
+  DecisionItem batch;
+  batch.batch = 12;
+  batch.members = {{3, ""}, {4, "new"}, {std::nullopt, "unnumbered"}};
+  const Bytes bytes = encode(1, Decisions{2, {batch}});
+  Reader reader(bytes);
+  read_head(reader);
+  const Decisions got = decode_decisions(reader);
+  REQUIRE(got.items.size() == 1);
+  CHECK(got.items[0].batch == 12);
+  REQUIRE(got.items[0].members.size() == 3);
+  CHECK(got.items[0].members[0].id == 3);
+  CHECK(got.items[0].members[1].name == "new");
+  CHECK(!got.items[0].members[2].id);
+}
+
+TEST_CASE("a message cut short anywhere is refused") {
+  for (const Bytes& message : valid_messages()) {
+    CHECK_NOTHROW(decode(message));
+    for (std::size_t length = 0; length < message.size(); ++length) {
+      CHECK_THROWS_AS(decode(std::span(message).first(length)), WireError);
+    }
+    Bytes longer = message;
+    longer.push_back(std::byte{0});
+    CHECK_THROWS_AS(decode(longer), WireError);
+  }
+}
+
+TEST_CASE("damaged messages are refused or read as something valid, and never crash") {
+  std::mt19937_64 random(horoplug::testing::test_seed());
+  for (const Bytes& message : valid_messages()) {
+    for (int i = 0; i < 20'000; ++i) {
+      Bytes damaged = message;
+      for (int hits = 1 + static_cast<int>(random() % 4); hits > 0; --hits) {
+        damaged[random() % damaged.size()] = static_cast<std::byte>(random());
+      }
+      try {
+        decode(damaged);
+      } catch (const WireError&) {
+      }
+    }
+  }
+}
