@@ -4,7 +4,7 @@ FROM debian:12
 
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
-      binutils ca-certificates clang-14 dataset-fashion-mnist doctest-dev g++ libclang-rt-14-dev make \
+      binutils ca-certificates clang-16 dataset-fashion-mnist doctest-dev g++ libclang-rt-16-dev make \
       python3 python3-dev python3-venv \
  && rm -rf /var/lib/apt/lists/*
 

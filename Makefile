@@ -30,7 +30,7 @@ build/.system-demo: scripts/system-packages
 	@mkdir -p build && touch $@
 
 build/.system-test: scripts/system-packages build/.system-demo
-	@scripts/system-packages $(PYTHON) binutils clang-14 doctest-dev libclang-rt-14-dev
+	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev libclang-rt-16-dev
 	@touch $@
 
 .venv/.created: | build/.system-demo
@@ -67,7 +67,7 @@ CONFIGURE = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -
 OPTIONS_release :=
 OPTIONS_tsan := -DHOROPLUG_SANITIZE=thread
 OPTIONS_asan := -DHOROPLUG_SANITIZE=address
-OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer -DCMAKE_CXX_COMPILER=clang++-14
+OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer -DCMAKE_CXX_COMPILER=clang++-16
 
 cpp-%: build/.system-test .venv/.test
 	@$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null

@@ -214,6 +214,17 @@ class Pool:
             worker.end()
 
 
+def ranks_fixture(*places: str, env: dict[str, str] | None = None) -> Any:
+    """The fixture ``ranks`` of a module: a job for each of the places (see ``hosts`` of :meth:`Pool.ranks`)."""
+
+    @pytest.fixture(scope="module", params=places)
+    def ranks(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Ranks]:
+        with pool.ranks(len(request.param), hosts=request.param, env=env) as job:
+            yield job
+
+    return ranks
+
+
 def run_script(
     script: str | Path,
     *args: str,

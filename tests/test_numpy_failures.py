@@ -3,26 +3,19 @@
 import os
 import random
 import signal
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from support import seed
+from support import ranks_fixture, seed
 
 import horoplug as hvd
 
 pytest_plugins = ["jobs"]
 
-PLACES = ["aa", "ab", "aab", "abcd"]
 QUICK = {"HOROVOD_DEADLOCK_TIME_SECONDS": "1"}
-
-
-@pytest.fixture(scope="module", params=PLACES)
-def ranks(request, pool):
-    with pool.ranks(len(request.param), hosts=request.param, env=QUICK) as job:
-        yield job
+ranks = ranks_fixture("aa", "ab", "aab", "abcd", env=QUICK)
 
 
 def healthy():
@@ -172,158 +165,6 @@ def check_slow_is_no_deadlock():
 
 def test_a_slow_rank_is_no_deadlock(ranks):
     assert ranks.run(check_slow_is_no_deadlock) == [ranks.size] * ranks.size
-
-
-# ---- kill -9 --------------------------------------------------------------------------------------------------------
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_idle(victim, _):
-    if hvd.rank() == victim:
-        die()
-    hvd.allreduce(np.ones(10), name="waiting")
-
-
-def die_after_submitting(victim, _):
-    handle = hvd.allreduce_async(np.ones(100_000), name="waiting")
-    if hvd.rank() == victim:
-        die()
-    while True:
-        hvd.synchronize(handle)
-        handle = hvd.allreduce_async(np.ones(100_000), name="waiting")
-
-
-def die_under_load(victim, key):
-    """At any moment of a stream of large transfers."""
-    if hvd.rank() == victim:
-        threading.Timer(random.Random(key).uniform(0.0, 0.3), die).start()
-    data = np.ones(2_000_000, np.float32)
-    while True:
-        hvd.allreduce(data, name="waiting")
-
-
-def die_during_small_ones(victim, key):
-    if hvd.rank() == victim:
-        threading.Timer(random.Random(key).uniform(0.0, 0.2), die).start()
-    while True:
-        hvd.synchronize(hvd.allgather_async(np.ones(3), name="waiting"))
-
-
-def die_before_barrier(victim, _):
-    if hvd.rank() == victim:
-        die()
-    hvd.barrier()
-
-
-def die_while_others_compute(victim, _):
-    """Nobody is waiting for anything: the next operation tells."""
-    if hvd.rank() == victim:
-        die()
-    while not _gone(victim):
-        pass
-    hvd.broadcast(np.ones(3), 0, name="waiting")
-
-
-def _gone(victim):
-    try:
-        hvd.allreduce(np.ones(1), name="probe")
-    except hvd.HorovodInternalError:
-        return True
-    return False
-
-
-PHASES = [
-    die_idle,
-    die_after_submitting,
-    die_under_load,
-    die_during_small_ones,
-    die_before_barrier,
-    die_while_others_compute,
-]
-
-
-@pytest.mark.parametrize("hosts", ["aa", "ab", "aaa", "aab", "abc"])
-@pytest.mark.parametrize("phase", PHASES)
-def test_kill(pool, phase, hosts):
-    key = seed()
-    victim = random.Random(key).randrange(len(hosts))
-    with pool.ranks(len(hosts), hosts=hosts) as job:
-        outcomes = job.outcomes(phase, victim, key)
-        assert outcomes[victim].died
-        others = [o for rank, o in enumerate(outcomes) if rank != victim]
-        internal(others, f"rank {victim}")
-        assert max(o.seconds for o in others) < 10
-        # What comes after fails at once, with the same culprit.
-        survivors = type(job)([w for r, w in enumerate(job.workers) if r != victim])
-        internal(survivors.outcomes(lambda: hvd.allreduce(np.ones(2))), f"rank {victim}")
-        survivors.run(hvd.shutdown)
-
-
-def die_while_joining(victim, key):
-    """At any moment of init, or of shutdown."""
-    if hvd.rank() == victim:
-        threading.Timer(random.Random(key).uniform(0.0, 0.1), die).start()
-    while True:
-        hvd.shutdown()
-        hvd.init()
-
-
-@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
-@pytest.mark.parametrize("number", range(4))
-def test_kill_during_init(pool, hosts, number):
-    key = seed()
-    victim = random.Random(key).randrange(len(hosts))
-    with pool.ranks(len(hosts), hosts=hosts) as job:
-        outcomes = job.outcomes(die_while_joining, victim, key)
-        assert outcomes[victim].died
-        for rank, outcome in enumerate(outcomes):
-            if rank != victim:
-                assert "HorovodInternalError" in outcome.bases, f"rank {rank}: {outcome}"
-                assert f"rank {victim}" in outcome.message
-                assert outcome.seconds < 15
-
-
-def die_before_init(victim):
-    if int(os.environ["HOROVOD_RANK"]) == victim:
-        die()
-    hvd.init()
-
-
-def test_kill_before_init(pool):
-    """Nobody knows of a rank that never came, but for its number."""
-    with pool.ranks(3, env={"HOROVOD_START_TIMEOUT": "1"}, init=False) as job:
-        outcomes = job.outcomes(die_before_init, 1)
-        for outcome in (outcomes[0], outcomes[2]):
-            assert "rank 1" in outcome.message, str(outcome)
-            assert "RendezvousError" in outcome.bases
-            assert outcome.seconds < 10
-
-
-def linger(victim, folder):
-    """A child that was forked from the victim outlives it, with copies of all its descriptors."""
-    if hvd.rank() == victim:
-        child = os.fork()
-        if child == 0:
-            os.close(int(sys.argv[1]))  # the connection to the test, which is to see the death
-            deadline = time.monotonic() + 20
-            while not (folder / "over").exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            os._exit(0)
-        die()
-    hvd.allreduce(np.ones(10), name="waiting")
-
-
-@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
-def test_kill_with_a_child_left(pool, hosts, tmp_path):
-    with pool.ranks(len(hosts), hosts=hosts) as job:
-        outcomes = job.outcomes(linger, 1, tmp_path)
-        (tmp_path / "over").touch()
-        others = [o for rank, o in enumerate(outcomes) if rank != 1]
-        internal(others, "rank 1")
-        assert max(o.seconds for o in others) < 10
 
 
 def test_stopped_rank(pool):

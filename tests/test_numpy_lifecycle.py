@@ -124,6 +124,19 @@ def test_cycles_leak_nothing(pool, hosts):
         job.run(check_cycles, 300, timeout=100)
 
 
+def check_idle_cycles(count):
+    """A rank may leave while others are still on their way in."""
+    for _ in range(count):
+        hvd.init()
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aaa", "aab", "abc"])
+def test_cycles_without_operations(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
+        job.run(check_idle_cycles, 200)
+
+
 # ---- processes of their own -----------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from support import seed
+from support import ranks_fixture, seed
 
 import horoplug as hvd
 
@@ -37,10 +37,7 @@ REDUCTIONS = {
 PLACES = ["a", "aa", "ab", "aaa", "aab", "aaaa", "abab", "abcd"]
 
 
-@pytest.fixture(scope="module", params=PLACES)
-def ranks(request, pool):
-    with pool.ranks(len(request.param), hosts=request.param) as job:
-        yield job
+ranks = ranks_fixture(*PLACES)
 
 
 def arrays(dtype, shape, key, size):
@@ -298,58 +295,6 @@ def test_bfloat16(ranks):
     ranks.run(check_bfloat16)
 
 
-def check_async(key):
-    """Many operations of all kinds in flight, submitted in another order on every rank."""
-    size, rank = hvd.size(), hvd.rank()
-    draw = random.Random(key + rank)
-    jobs = [
-        (kind, n) for kind in ("reduce", "gather", "root", "exchange", "scatter") for n in range(20)
-    ]
-    draw.shuffle(jobs)
-    handles = {}
-    for kind, n in jobs:
-        x = np.full((size, n + 1), rank + n, np.float32)
-        handles[kind, n] = {
-            "reduce": lambda x=x, n=n: hvd.allreduce_async(x, name=f"n{n}", op=hvd.Max),
-            "gather": lambda x=x, n=n: hvd.allgather_async(x[:1], name=f"n{n}"),
-            "root": lambda x=x, n=n: hvd.broadcast_async(x, n % size, name=f"n{n}"),
-            "exchange": lambda x=x, n=n: hvd.alltoall_async(x, name=f"n{n}"),
-            "scatter": lambda x=x, n=n: hvd.reducescatter_async(x, name=f"n{n}"),
-        }[kind]()
-    draw.shuffle(jobs)
-    for kind, n in jobs:
-        handle = handles[kind, n]
-        assert isinstance(handle, int)
-        output = hvd.synchronize(handle)
-        assert hvd.poll(handle)
-        assert hvd.synchronize(handle) is None, "a handle is freed by synchronize"
-        every = np.arange(size, dtype=np.float32)[:, None] + n + np.zeros((1, n + 1), np.float32)
-        expected = {
-            "reduce": every[-1:].repeat(size, 0),
-            "gather": every,
-            "root": every[n % size][None].repeat(size, 0),
-            "exchange": every,
-            "scatter": every.mean(0, keepdims=True),
-        }[kind]
-        same(output[0] if kind == "exchange" else output, expected, "float32")
-    assert hvd.synchronize(10**9) is None
-
-
-def test_many_in_flight(ranks):
-    ranks.run(check_async, seed())
-
-
-def check_poll():
-    handle = hvd.allreduce_async(np.ones(1000))
-    while not hvd.poll(handle):
-        pass
-    return hvd.synchronize(handle)[0]
-
-
-def test_poll(ranks):
-    assert ranks.run(check_poll) == [1.0] * ranks.size
-
-
 def check_layouts():
     rank, size = hvd.rank(), hvd.size()
     x = np.arange(24.0).reshape(2, 3, 4) + rank
@@ -415,91 +360,6 @@ def check_place(hosts):
 def test_ranks_and_sizes(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as job:
         assert job.run(check_place, hosts) == list(range(len(hosts)))
-
-
-# ---- what is refused, before anything is sent ------------------------------------------------------------------------
-
-
-def refused(error, text, call):
-    with pytest.raises(error, match=text) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-
-
-def check_refusals():
-    x = np.ones((4, 3), np.float32)
-    refused(
-        ValueError, "complex64 is not supported.*float32", lambda: hvd.allreduce(x.astype("c8"))
-    )
-    refused(ValueError, "is not supported", lambda: hvd.allreduce(x.astype(">f4")))
-    refused(ValueError, "is not supported", lambda: hvd.allgather(np.array(["text"])))
-    refused(TypeError, "expected a NumPy array, got dict", lambda: hvd.allreduce({}))
-    refused(TypeError, "expected a NumPy array, got float", lambda: hvd.allreduce_(1.0))
-    refused(ValueError, "contiguous.*C order", lambda: hvd.allreduce_(x.T))
-    refused(ValueError, "contiguous", lambda: hvd.broadcast_(x[:, ::2], 0))
-    frozen = x.copy()
-    frozen.flags.writeable = False
-    refused(ValueError, "read-only", lambda: hvd.allreduce_(frozen))
-    refused(ValueError, "bool has no average", lambda: hvd.allreduce(x > 0))
-    refused(ValueError, "bool has no average", lambda: hvd.reducescatter(x > 0))
-    refused(ValueError, "only one|supersedes", lambda: hvd.allreduce(x, average=True, op=hvd.Sum))
-    refused(ValueError, "op=9 is no reduction", lambda: hvd.allreduce(x, op=9))
-    refused(ValueError, "Average and op=Sum, not Max", lambda: hvd.reducescatter(x, op=hvd.Max))
-    refused(ValueError, "scalar", lambda: hvd.reducescatter(np.float32(1)))
-    refused(ValueError, "scalar", lambda: hvd.alltoall(np.float32(1)))
-    refused(
-        TypeError, "one integer for each rank", lambda: hvd.alltoall(x, splits=[1.5] * hvd.size())
-    )
-    refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[1] * (hvd.size() + 1)))
-    refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[99] * hvd.size()))
-    refused(ValueError, ".", lambda: hvd.broadcast(x, hvd.size()))
-    refused(ValueError, ".", lambda: hvd.broadcast(x, -1))
-    refused(ValueError, "dasum", lambda: hvd.allreduce(x, op=hvd.Adasum))
-    refused(ValueError, "at least one", lambda: hvd.grouped_allreduce([]))
-    refused(TypeError, "takes a list", lambda: hvd.grouped_allreduce(x))
-    refused(TypeError, "unexpected keyword", lambda: hvd.allreduce(x, colour=1))
-    refused(TypeError, "root_rank", lambda: hvd.broadcast(x))
-    refused(TypeError, "ProcessSet", lambda: hvd.allreduce(x, process_set=3))
-    refused(ValueError, "not registered", lambda: hvd.barrier(hvd.ProcessSet([0])))
-    # None of that has upset the job.
-    assert (hvd.allreduce(x) == 1).all()
-
-
-def test_refusals(ranks):
-    ranks.run(check_refusals)
-
-
-def check_duplicate_name():
-    if hvd.size() == 1:
-        return
-    x = np.ones(4)
-    if hvd.rank() == 0:
-        first = hvd.allreduce_async(x, name="twice")
-        refused(ValueError, "twice", lambda: hvd.allreduce_async(x, name="twice"))
-        hvd.barrier()
-        hvd.synchronize(first)
-    else:
-        hvd.barrier()
-        hvd.allreduce(x, name="twice")
-    hvd.allreduce(x, name="twice")
-
-
-def test_duplicate_name(pool):
-    with pool.ranks(2) as job:
-        job.run(check_duplicate_name)
-
-
-def check_average_argument():
-    x = np.full(2, hvd.rank() + 1.0)
-    with pytest.warns(DeprecationWarning, match="op=Average"):
-        mean = hvd.allreduce(x, True)
-    with pytest.warns(DeprecationWarning, match="op=Sum"):
-        total = hvd.allreduce(x, average=False)
-    assert (mean * hvd.size() == total).all()
-
-
-def test_average_argument(ranks):
-    ranks.run(check_average_argument)
 
 
 # ---- the functions themselves ---------------------------------------------------------------------------------------

@@ -2,16 +2,14 @@
 
 import pytest
 import torch
+from support import ranks_fixture
 
 import horoplug.torch as hvd
 
 pytest_plugins = ["jobs"]
 
 
-@pytest.fixture(scope="module", params=["a", "aa", "aab"])
-def ranks(request, pool):
-    with pool.ranks(len(request.param), hosts=request.param) as job:
-        yield job
+ranks = ranks_fixture("a", "aa", "aab")
 
 
 def network(key):

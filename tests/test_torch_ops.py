@@ -1,12 +1,13 @@
-"""Every operation on PyTorch tensors: dtypes and ranks, gradients, compression, sparse tensors, refusals."""
+"""Every operation on PyTorch tensors: dtypes and ranks, compression, sparse tensors, refusals."""
 
 import inspect
 
 import numpy as np
 import pytest
 import torch
-from support import seed
-from test_numpy_ops import REDUCTIONS, arrays, reduced, refused, shapes
+from support import ranks_fixture, seed
+from test_numpy_ops import REDUCTIONS, arrays, reduced, shapes
+from test_numpy_refusals import refused
 
 import horoplug.torch as hvd
 from horoplug.common import stubs
@@ -33,10 +34,7 @@ TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-6, "float64": 1e-1
 PLACES = ["a", "aa", "ab", "aab", "aaaa", "abab"]
 
 
-@pytest.fixture(scope="module", params=PLACES)
-def ranks(request, pool):
-    with pool.ranks(len(request.param), hosts=request.param) as job:
-        yield job
+ranks = ranks_fixture(*PLACES)
 
 
 def tensors(dtype, shape, key, size):
@@ -158,124 +156,6 @@ def check_others(dtype, key):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_other_operations(ranks, dtype):
     ranks.run(check_others, dtype, seed())
-
-
-# ---- gradients: each rule of horoplug/torch/autograd.py, written out ------------------------------------------------
-
-
-def check_allreduce_gradient(key):
-    size, rank = hvd.size(), hvd.rank()
-    torch.manual_seed(key)
-    weights = torch.randn(size, 5, 3)  # the output's gradient on each rank
-    for op, grouped in [(o, g) for o in (hvd.Average, hvd.Sum) for g in (False, True)]:
-        x = torch.randn(5, 3, requires_grad=True)
-        if grouped:
-            y, _ = hvd.grouped_allreduce([x, x.detach()], op=op, prescale_factor=2.0)
-        else:
-            y = hvd.allreduce(x, op=op, prescale_factor=2.0)
-        assert y.grad_fn is not None
-        (y * weights[rank]).sum().backward()
-        expected = 2 * (weights.mean(0) if op == hvd.Average else weights.sum(0))
-        torch.testing.assert_close(x.grad, expected)
-    x = torch.randn(3, requires_grad=True)
-    with pytest.raises(RuntimeError, match="op=Max has no gradient"):
-        hvd.allreduce(x, op=hvd.Max).sum().backward()
-
-
-def check_allgather_gradient(key):
-    size, rank = hvd.size(), hvd.rank()
-    torch.manual_seed(key)
-    total = size * (size + 1) // 2
-    weights = torch.randn(size, total, 3)
-    start = rank * (rank + 1) // 2
-    for grouped in (False, True):
-        x = torch.randn(rank + 1, 3, requires_grad=True)
-        y = hvd.grouped_allgather([x])[0] if grouped else hvd.allgather(x, name="g")
-        (y * weights[rank]).sum().backward()
-        torch.testing.assert_close(x.grad, weights.mean(0)[start : start + rank + 1])
-    x = torch.tensor(1.0, requires_grad=True)
-    (hvd.allgather(x) * torch.arange(size)).sum().backward()
-    assert x.grad.shape == ()
-    assert x.grad == rank
-
-
-def check_broadcast_gradient(key):
-    size, rank = hvd.size(), hvd.rank()
-    torch.manual_seed(key)
-    weights = torch.randn(size, 4)
-    for root in range(size):
-        x = torch.randn(4, requires_grad=True)
-        (hvd.broadcast(x, root) * weights[rank]).sum().backward()
-        torch.testing.assert_close(x.grad, weights.mean(0) if rank == root else torch.zeros(4))
-
-
-def check_alltoall_gradient(key):
-    """A row's gradient is what came of it where it went."""
-    size, rank = hvd.size(), hvd.rank()
-    splits = [(rank + r) % 3 for r in range(size)]
-    x = torch.randn(sum(splits), 2, requires_grad=True)
-    y, received = hvd.alltoall(x, splits=torch.tensor(splits))
-    assert not received.requires_grad
-    (y * (rank + 1)).sum().backward()
-    where = torch.tensor([r + 1.0 for r, n in enumerate(splits) for _ in range(n)])
-    torch.testing.assert_close(x.grad, where[:, None].expand(-1, 2))
-    x = torch.randn(size + 2, requires_grad=True)
-    (hvd.alltoall(x, [1] * size)[0] * (rank + 1)).sum().backward()
-    torch.testing.assert_close(x.grad, torch.tensor([*range(1, size + 1), 0, 0]).float())
-    x = torch.randn(size, requires_grad=True)
-    (hvd.alltoall(x) * (rank + 1)).sum().backward()
-    torch.testing.assert_close(x.grad, torch.arange(size) + 1.0)
-
-
-def check_reducescatter_gradient(key):
-    size, rank = hvd.size(), hvd.rank()
-    for op, grouped in [(o, g) for o in (hvd.Average, hvd.Sum) for g in (False, True)]:
-        x = torch.randn(size + 1, 2, requires_grad=True)
-        factors = {"op": op, "prescale_factor": 2.0, "postscale_factor": 3.0}
-        scatter = hvd.grouped_reducescatter if grouped else hvd.reducescatter
-        y = scatter([x], **factors)[0] if grouped else scatter(x, **factors)
-        (y * (rank + 1)).sum().backward()
-        owner = torch.tensor([1.0, *range(1, size + 1)])
-        factor = 6.0 * (size if op == hvd.Sum else 1)
-        torch.testing.assert_close(x.grad, (owner * factor)[:, None].expand(-1, 2))
-
-
-def check_second_gradient():
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    y = hvd.allreduce(x, op=hvd.Average) ** 3
-    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    first.sum().backward()
-    torch.testing.assert_close(x.grad, 6 * x.detach())
-
-
-def check_no_gradient():
-    x = torch.ones(2, requires_grad=True)
-    with torch.no_grad():
-        assert hvd.allreduce(x).grad_fn is None
-    for handle in (hvd.allreduce_async(x), hvd.allgather_async(x)):
-        assert hvd.synchronize(handle).grad_fn is None
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        check_allreduce_gradient,
-        check_allgather_gradient,
-        check_broadcast_gradient,
-        check_alltoall_gradient,
-        check_reducescatter_gradient,
-    ],
-)
-def test_gradient(ranks, check):
-    ranks.run(check, seed())
-
-
-def test_second_gradient(ranks):
-    ranks.run(check_second_gradient)
-
-
-def test_no_gradient(ranks):
-    ranks.run(check_no_gradient)
 
 
 # ---- compression, sparse tensors, layouts, refusals -----------------------------------------------------------------

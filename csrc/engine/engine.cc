@@ -64,7 +64,9 @@ void Engine::wait_until_ready() {
 hp_handle Engine::submit(OperationPtr operation) {
   {
     std::lock_guard lock(mutex_);
-    if (!end_status_.ok()) throw Error(end_status_.code, end_status_.message);
+    if (!end_status_.ok()) {
+      throw Error(end_status_.code, operation->describe() + " cannot run: " + end_status_.message);
+    }
     if (operation->name.empty()) {
       const OpKind kind = operation->signature.op;
       operation->name = std::string(op_kind_name(kind)) + ".noname." +
@@ -207,11 +209,9 @@ bool Engine::take_requests() {
 void Engine::submit_here(const OperationPtr& operation) {
   const auto found = sets_.find(operation->set);
   last_event_ = now();
-  if (found == sets_.end() || found->second->negotiator.closed()) {
-    std::unique_lock lock(mutex_);
-    const Status status = end_status_.ok() ? Status{HP_SHUT_DOWN, "shut down"} : end_status_;
-    lock.unlock();
-    end_operations({operation}, status);
+  if (found == sets_.end()) throw std::logic_error("an operation on a process set that does not exist");
+  if (found->second->negotiator.closed()) {
+    end_operations({operation}, found->second->negotiator.end());
     return;
   }
   ProcessSet& set = *found->second;

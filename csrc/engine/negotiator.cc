@@ -17,7 +17,7 @@ void Negotiator::submit(const std::string& name, const Signature& signature) {
 }
 
 void Negotiator::leave() {
-  if (closed_) return;
+  if (closed()) return;
   if (is_root()) {
     DecisionItem item;
     item.kind = DecisionItem::Kind::kClose;
@@ -51,7 +51,7 @@ void Negotiator::receive(int from, const Ready& ready) {
   const std::size_t child = child_index(from);
   if (ready.epoch > epoch_) throw WireError("an epoch of the future");
   // Ready for what has been called off meanwhile.
-  if (ready.epoch < epoch_ || closed_) return;
+  if (ready.epoch < epoch_ || closed()) return;
   for (const std::uint32_t id : ready.ids) {
     const NameTable::Entry* known = table_.at(id);
     if (known == nullptr) throw WireError("a number that was never given");
@@ -223,7 +223,7 @@ void Negotiator::receive(int from, const Decisions& decisions) {
 
 void Negotiator::receive_leave(int from, int rank) {
   child_index(from);
-  if (closed_) return;
+  if (closed()) return;
   if (!is_root()) {
     outgoing_.push_back({place_.parent, encode_leave(set_, rank)});
     return;
@@ -235,7 +235,7 @@ void Negotiator::receive_leave(int from, int rank) {
 }
 
 void Negotiator::apply(const DecisionItem& item) {
-  if (closed_) return;
+  if (closed()) return;
   Decision decision;
   decision.kind = item.kind;
   switch (item.kind) {
@@ -269,12 +269,11 @@ void Negotiator::apply(const DecisionItem& item) {
       decision.status = {item.code, item.text};
       break;
     case DecisionItem::Kind::kClose:
-      closed_ = true;
       pending_.clear();
       entries_.clear();
       ready_.clear();
       up_ = {};
-      decision.status = {HP_SHUT_DOWN,
+      end_ = decision.status = {HP_SHUT_DOWN,
                          "rank " + std::to_string(item.rank) +
                              " has shut down or its program has ended; no operation can run any "
                              "more until every rank calls init() again"};

@@ -72,7 +72,9 @@ class Negotiator {
   std::vector<Decision> take_decisions() { return std::exchange(decisions_, {}); }
 
   bool is_root() const { return place_.is_root(); }
-  bool closed() const { return closed_; }
+  bool closed() const { return !end_.ok(); }
+  // Why nothing can be submitted any more, once the set is closed.
+  const Status& end() const { return end_; }
   const TreePlace& place() const { return place_; }
   std::size_t cached_names() const { return table_.size(); }
 
@@ -106,7 +108,7 @@ class Negotiator {
   const TreePlace place_;
   const Options options_;
   std::uint32_t epoch_ = 0;
-  bool closed_ = false;
+  Status end_;  // not HP_OK: the set is closed
 
   NameTable table_;
   std::unordered_map<std::string, Signature> pending_;  // submitted here and not decided

@@ -47,6 +47,7 @@ struct Operation {
   // "allreduce 'grad.0'", for messages. Names of bindings begin with the operation already.
   std::string describe() const {
     const std::string kind = op_kind_name(signature.op);
+    if (name.empty()) return kind;
     return name.starts_with(kind + ".") ? "'" + name + "'" : kind + " '" + name + "'";
   }
 };

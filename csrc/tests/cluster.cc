@@ -72,7 +72,7 @@ int host_of(Transport transport, int rank) {
 
 }  // namespace
 
-const char* transport_name(Transport transport) {
+std::string transport_name(Transport transport) {
   switch (transport) {
     case Transport::kInproc:
       return "inproc";

@@ -22,7 +22,7 @@ enum class Transport {
 };
 inline constexpr Transport kTransports[] = {Transport::kInproc, Transport::kThreads,
                                             Transport::kShm, Transport::kTcp, Transport::kMixed};
-const char* transport_name(Transport transport);
+std::string transport_name(Transport transport);
 
 // The parts of which rank r's engine is made, for tests that start engines themselves.
 std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options);

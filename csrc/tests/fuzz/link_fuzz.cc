@@ -1,0 +1,100 @@
+// Fuzz target: everything that a peer can send. The bytes come in pieces of odd sizes to a link with receives posted,
+// and its control messages go to a negotiator and a census in the middle of their work.
+#include <algorithm>
+#include <deque>
+#include <memory>
+
+#include "engine/census.h"
+#include "engine/negotiator.h"
+#include "transport/link.h"
+
+using namespace horoplug;
+
+namespace {
+
+// Gives out the input in pieces whose sizes come from the input as well.
+class FuzzStream final : public Stream {
+ public:
+  FuzzStream(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+
+  std::size_t write(const iovec* parts, int count) override {
+    std::size_t bytes = 0;
+    for (int i = 0; i < count; ++i) bytes += parts[i].iov_len;
+    return bytes;
+  }
+  std::ptrdiff_t read(void* to, std::size_t bytes) override {
+    if (size_ == 0) return kEnd;
+    const std::size_t piece = std::min({bytes, size_, std::size_t{1} + data_[0] % 61});
+    std::copy_n(data_, piece, static_cast<std::uint8_t*>(to));
+    data_ += piece;
+    size_ -= piece;
+    return static_cast<std::ptrdiff_t>(piece);
+  }
+  void close_write() override {}
+  int fd() const override { return -1; }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t size_;
+};
+
+Signature some_signature() {
+  Signature signature;
+  signature.op = OpKind::kAllreduce;
+  signature.dtype = DType::kFloat32;
+  signature.shapes = {{4}};
+  return signature;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  // The first byte chooses whether the peer is this rank's parent or its child.
+  const int rank = data[0] % 2;
+  const Topology topology(std::vector<int>{0, 0, 0});
+  Negotiator negotiator(0, topology.place(rank), {});
+  Census census(topology.place(rank));
+  negotiator.submit("x", some_signature());
+  if (rank == 0) census.begin();
+
+  const auto on_control = [&](int from, Bytes message) {
+    Reader reader(message);
+    switch (read_head(reader).kind) {
+      case MessageKind::kReady:
+        negotiator.receive(from, decode_ready(reader));
+        break;
+      case MessageKind::kDecisions:
+        negotiator.receive(from, decode_decisions(reader));
+        break;
+      case MessageKind::kLeave:
+        negotiator.receive_leave(from, decode_leave(reader));
+        break;
+      case MessageKind::kCensus:
+        census.receive_census(from, decode_census(reader));
+        break;
+      case MessageKind::kReport:
+        census.receive(from, decode_report(reader));
+        break;
+      default:
+        break;
+    }
+    negotiator.flush();
+    negotiator.take_decisions();
+    negotiator.take_outgoing();
+    if (auto report = census.take_result()) diagnose(*report, {.size = 3});
+  };
+  Link link(1 - rank, std::make_unique<FuzzStream>(data + 1, size - 1), on_control);
+  // Small numbers: the fuzzer can guess them.
+  const Channel channel{0, 0, 1, 1};
+  std::byte memory[64];
+  auto first = std::make_unique<Link::Receive>(link, channel, memory, 16);
+  Link::Receive second(link, channel, memory + 16, 16);
+  int reads = 0;
+  while (!link.failure()) {
+    link.pump_read();
+    if (++reads == 2) first.reset();  // withdrawn, perhaps in the middle of its frame
+    if (reads == 3) link.forget({0, 0, 2, 1});
+  }
+  return 0;
+}

@@ -1,0 +1,93 @@
+"""What is refused before anything is sent: wrong arguments, dtypes, layouts, names in flight."""
+
+import numpy as np
+import pytest
+from support import ranks_fixture
+
+import horoplug as hvd
+
+pytest_plugins = ["jobs"]
+
+ranks = ranks_fixture("a", "aa", "aab")
+
+
+def refused(error, text, call):
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def check_refusals():
+    x = np.ones((4, 3), np.float32)
+    refused(
+        ValueError, "complex64 is not supported.*float32", lambda: hvd.allreduce(x.astype("c8"))
+    )
+    refused(ValueError, "is not supported", lambda: hvd.allreduce(x.astype(">f4")))
+    refused(ValueError, "is not supported", lambda: hvd.allgather(np.array(["text"])))
+    refused(TypeError, "expected a NumPy array, got dict", lambda: hvd.allreduce({}))
+    refused(TypeError, "expected a NumPy array, got float", lambda: hvd.allreduce_(1.0))
+    refused(ValueError, "contiguous.*C order", lambda: hvd.allreduce_(x.T))
+    refused(ValueError, "contiguous", lambda: hvd.broadcast_(x[:, ::2], 0))
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    refused(ValueError, "read-only", lambda: hvd.allreduce_(frozen))
+    refused(ValueError, "bool has no average", lambda: hvd.allreduce(x > 0))
+    refused(ValueError, "bool has no average", lambda: hvd.reducescatter(x > 0))
+    refused(ValueError, "only one|supersedes", lambda: hvd.allreduce(x, average=True, op=hvd.Sum))
+    refused(ValueError, "op=9 is no reduction", lambda: hvd.allreduce(x, op=9))
+    refused(ValueError, "Average and op=Sum, not Max", lambda: hvd.reducescatter(x, op=hvd.Max))
+    refused(ValueError, "scalar", lambda: hvd.reducescatter(np.float32(1)))
+    refused(ValueError, "scalar", lambda: hvd.alltoall(np.float32(1)))
+    refused(
+        TypeError, "one integer for each rank", lambda: hvd.alltoall(x, splits=[1.5] * hvd.size())
+    )
+    refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[1] * (hvd.size() + 1)))
+    refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[99] * hvd.size()))
+    refused(ValueError, ".", lambda: hvd.broadcast(x, hvd.size()))
+    refused(ValueError, ".", lambda: hvd.broadcast(x, -1))
+    refused(ValueError, "dasum", lambda: hvd.allreduce(x, op=hvd.Adasum))
+    refused(ValueError, "at least one", lambda: hvd.grouped_allreduce([]))
+    refused(TypeError, "takes a list", lambda: hvd.grouped_allreduce(x))
+    refused(TypeError, "unexpected keyword", lambda: hvd.allreduce(x, colour=1))
+    refused(TypeError, "root_rank", lambda: hvd.broadcast(x))
+    refused(TypeError, "ProcessSet", lambda: hvd.allreduce(x, process_set=3))
+    refused(ValueError, "not registered", lambda: hvd.barrier(hvd.ProcessSet([0])))
+    # None of that has upset the job.
+    assert (hvd.allreduce(x) == 1).all()
+
+
+def test_refusals(ranks):
+    ranks.run(check_refusals)
+
+
+def check_duplicate_name():
+    if hvd.size() == 1:
+        return
+    x = np.ones(4)
+    if hvd.rank() == 0:
+        first = hvd.allreduce_async(x, name="twice")
+        refused(ValueError, "twice", lambda: hvd.allreduce_async(x, name="twice"))
+        hvd.barrier()
+        hvd.synchronize(first)
+    else:
+        hvd.barrier()
+        hvd.allreduce(x, name="twice")
+    hvd.allreduce(x, name="twice")
+
+
+def test_duplicate_name(pool):
+    with pool.ranks(2) as job:
+        job.run(check_duplicate_name)
+
+
+def check_average_argument():
+    x = np.full(2, hvd.rank() + 1.0)
+    with pytest.warns(DeprecationWarning, match="op=Average"):
+        mean = hvd.allreduce(x, True)
+    with pytest.warns(DeprecationWarning, match="op=Sum"):
+        total = hvd.allreduce(x, average=False)
+    assert (mean * hvd.size() == total).all()
+
+
+def test_average_argument(ranks):
+    ranks.run(check_average_argument)
