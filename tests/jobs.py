@@ -1,14 +1,20 @@
 """The fixture that runs tests on real ranks. A test module that wants it says ``pytest_plugins = ["jobs"]``."""
 
-from collections.abc import Iterator
-
 import pytest
 from support import Pool
 
+_POOL = Pool()
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    """Processes for the jobs of one module; see support.py."""
-    made = Pool()
-    yield made
-    made.close()
+
+@pytest.fixture(scope="session")
+def pool() -> Pool:
+    """Processes for jobs; see support.py."""
+    return _POOL
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the processes after the last module that uses them: what runs later may look for leftovers."""
+    following = getattr(nextitem, "module", None)
+    if "jobs" not in getattr(following, "pytest_plugins", []):
+        _POOL.close()

@@ -5,7 +5,7 @@
             assert ranks.run(lambda: hvd.allreduce(np.ones(2), op=hvd.Sum)[0]) == [3, 3, 3]
 
 A function is pickled by value and run on every rank at once. Every wait has a limit, at which the processes' stacks are
-printed and they are killed. A pool belongs to a test module, because a process takes a second or two to import PyTorch.
+printed and they are killed. The processes stay for all tests, because each takes a second or two to import PyTorch.
 """
 
 import contextlib
@@ -210,6 +210,7 @@ class Pool:
         workers = [w for w in self.workers if not w.connection.closed]
         for worker in workers:
             worker.connection.close()  # which ends it
+        self.workers = []
         for worker in workers:
             worker.end()
 
