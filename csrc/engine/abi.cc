@@ -141,6 +141,7 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   set_unless_zero(options.data_timeout, given.data_timeout);
   set_unless_zero(options.operation_timeout, given.operation_timeout);
   set_unless_zero(options.deadlock_time, given.deadlock_time);
+  options.progress_cpu = given.progress_cpu - 1;
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   config.log = make_log(given);
   return config;

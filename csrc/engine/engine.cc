@@ -1,5 +1,8 @@
 #include "engine/engine.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <chrono>
 #include <cmath>
 
@@ -43,6 +46,19 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)), log_(config_.l
   started_at_ = last_event_ = last_watch_ = now();
   begin_handshake();
   thread_ = std::thread([this] { run(); });
+  pin_thread();
+}
+
+void Engine::pin_thread() {
+  const int cpu = config_.options.progress_cpu;
+  if (cpu < 0) return;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  CPU_SET(static_cast<std::size_t>(cpu), &cpus);
+  if (::pthread_setaffinity_np(thread_.native_handle(), sizeof cpus, &cpus) != 0) {
+    log_(LogLevel::kWarning, "cannot run the progress thread on CPU " + std::to_string(cpu) +
+                                 " (HOROVOD_THREAD_AFFINITY); it runs anywhere");
+  }
 }
 
 Engine::~Engine() {

@@ -52,6 +52,7 @@ class Engine {
   enum class State { kStarting, kRunning, kLeaving, kStopped };
 
   // The progress thread.
+  void pin_thread();
   void run();
   bool step();
   bool take_requests();

@@ -170,6 +170,7 @@ class Context:
 
 
 def _start_engine(config: Config, mesh: Mesh) -> Engine:
+    cpus = config.thread_affinity
     return Engine(
         **mesh.release(),
         fusion_threshold=config.fusion_threshold,
@@ -182,6 +183,7 @@ def _start_engine(config: Config, mesh: Mesh) -> Engine:
         algorithm=config.algorithm,
         log_level=config.core_log_level,
         log=log.from_core,
+        progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
     )
 
 

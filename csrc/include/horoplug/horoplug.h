@@ -120,6 +120,7 @@ typedef struct hp_config {
   void (*log)(void* user, int32_t level, const char* text); /* 0 trace … 5 fatal; NULL: stderr from warning up */
   void* log_user;
   int32_t log_level;         /* smallest level that is passed to log; 0 means the default, warning (3) */
+  int32_t progress_cpu;      /* 0: the progress thread runs anywhere; n: on CPU n - 1 only */
 } hp_config;
 
 /* One operation on one or more tensors (more than one: a group, which runs as a whole or not at all).
