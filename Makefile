@@ -5,13 +5,14 @@ PYTHON ?= python3
 # ON: warnings of the C++ compiler are errors (CI). Unset: as the build directory was configured before.
 WERROR ?=
 BIN := .venv/bin
+# As in an activated environment: scripts and tests call python and horovodrun by name.
+ACTIVATE := PATH="$(CURDIR)/$(BIN):$$PATH"
 CMAKE := $(CURDIR)/$(BIN)/cmake
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 PYTHON_FILES := horoplug tests benchmarks examples setup.py conftest.py
 
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-export HOROPLUG_FUZZ_SECONDS ?= 30
 
 .PHONY: help demo build test cpp lint lint-types tidy format bench wheel clean
 .DELETE_ON_ERROR:
@@ -52,13 +53,13 @@ build: .venv/.installed
 	@$(BIN)/python setup.py -q build_ext --inplace
 
 demo: build
-	@$(BIN)/python examples/demo.py
+	@$(ACTIVATE) python examples/demo.py
 
 wheel: .venv/.test
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
 
 bench: build .venv/.bench
-	$(BIN)/python benchmarks/allreduce.py -np 2 -b 8 -e 64M -f 4 --peer torch-gloo
+	@$(ACTIVATE) python benchmarks/allreduce.py -np 2 -b 8 -e 64M -f 4 --peer torch-gloo
 
 # --- C++ tests: one build directory per configuration; the release one is also the package's -------------------------
 
@@ -78,7 +79,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 test: cpp build
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)

@@ -41,7 +41,7 @@ def test_no_process_is_left():
 
 
 @pytest.mark.skipif(
-    not os.environ.get("HOROPLUG_CHECK_LEFTOVERS"),
+    not os.environ.get("TEST_LEFTOVER_FILES"),
     reason="only where nothing else runs: other sessions' files look the same",
 )
 def test_no_file_is_left(pytestconfig):

@@ -264,6 +264,8 @@ def check_refusals():
         with pytest.raises(ValueError, match=text) as caught:
             hvd.DistributedOptimizer(plain, **arguments)
         assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(plain))
 
 
 CHECKS = [

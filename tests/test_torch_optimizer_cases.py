@@ -47,14 +47,16 @@ def check_sparse_in_group():
     table = torch.nn.Embedding(6, 3, sparse=True)
     head = torch.nn.Linear(3, 1)
     named = [*table.named_parameters(prefix="t"), *head.named_parameters(prefix="h")]
-    optimizer = torch.optim.SGD([p for _, p in named], lr=1.0)
-    optimizer = hvd.DistributedOptimizer(optimizer, named, groups=1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        head(table(torch.tensor([hvd.rank()]))).sum().backward()
-        optimizer.step()
-    whole = torch.cat([p.detach().flatten() for _, p in named])
-    assert all(torch.equal(whole, other) for other in hvd.allgather_object(whole))
+    for groups in (1, [[table.weight], list(head.parameters())]):
+        optimizer = torch.optim.SGD([p for _, p in named], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named, groups=groups)
+        for _ in range(2):
+            optimizer.zero_grad()
+            head(table(torch.tensor([hvd.rank()]))).sum().backward()
+            optimizer.step()
+        whole = torch.cat([p.detach().flatten() for _, p in named])
+        assert all(torch.equal(whole, other) for other in hvd.allgather_object(whole))
+        del optimizer
 
 
 def check_channels_last():
@@ -134,20 +136,21 @@ def check_custom_optimizer():
 
 
 def check_frozen_and_added():
-    model = Model()
-    model.first.weight.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.first.parameters(), lr=0.1)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    optimizer.add_param_group({"params": list(model.second.parameters()), "lr": 0.2})
-    if hvd.size() > 1:
-        assert len(optimizer._requires_update) == 3
-    for x in batches(2):
-        optimizer.zero_grad()
-        loss(model, x[hvd.rank()]).backward()
-        optimizer.step()
-    assert model.first.weight.grad is None
-    whole = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert all(torch.equal(whole, other) for other in hvd.allgather_object(whole))
+    for groups in (None, 1):
+        model = Model()
+        model.first.weight.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.first.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=groups)
+        optimizer.add_param_group({"params": list(model.second.parameters()), "lr": 0.2})
+        if hvd.size() > 1:
+            assert len(optimizer._requires_update) == 3
+        for x in batches(2):
+            optimizer.zero_grad()
+            loss(model, x[hvd.rank()]).backward()
+            optimizer.step()
+        assert model.first.weight.grad is None
+        whole = torch.cat([p.detach().flatten() for p in model.parameters()])
+        assert all(torch.equal(whole, other) for other in hvd.allgather_object(whole))
 
 
 def check_replaced():

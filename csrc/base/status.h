@@ -1,4 +1,5 @@
-// How failures travel: as exceptions inside the core, as Status where they are stored or handed to a caller.
+// How failures travel: as exceptions inside the core, as Status where they are stored or handed to
+// a caller.
 #pragma once
 
 #include <stdexcept>
@@ -40,7 +41,8 @@ class PeerError : public Error {
   int rank_;
 };
 
-// Ranks for a person to read: "rank 3", "ranks 0-2, 5". More than `limit` ranges are counted instead of listed.
+// Ranks for a person to read: "rank 3", "ranks 0-2, 5". More than `limit` ranges are counted
+// instead of listed.
 std::string describe_ranks(std::vector<int> ranks, std::size_t limit = 16);
 
 }  // namespace horoplug

@@ -1,8 +1,9 @@
-// Collectives are written as coroutines: straight-line code that gives way wherever it would have to wait.
+// Collectives are written as coroutines: straight-line code that gives way wherever it would have
+// to wait.
 //
-// A Task is one coroutine, a Fiber is a stack of them (a collective and what it calls). The engine polls its fibers:
-// a fiber whose wait is over runs on until the next wait. Nothing here knows threads, clocks or sockets, and a fiber
-// always runs on the thread that polls it.
+// A Task is one coroutine, a Fiber is a stack of them (a collective and what it calls). The engine
+// polls its fibers: a fiber whose wait is over runs on until the next wait. Nothing here knows
+// threads, clocks or sockets, and a fiber always runs on the thread that polls it.
 #pragma once
 
 #include <coroutine>

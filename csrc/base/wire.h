@@ -1,7 +1,7 @@
 // Bounds-checked little-endian encoding of control messages.
 //
-// A Reader never reads past its input and never allocates more than the input could hold: whatever arrives, the worst
-// that happens is a WireError.
+// A Reader never reads past its input and never allocates more than the input could hold: whatever
+// arrives, the worst that happens is a WireError.
 #pragma once
 
 #include <bit>

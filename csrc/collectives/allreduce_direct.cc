@@ -1,15 +1,17 @@
-// Allreduce in shared memory: every rank copies its input into its slot, reduces its part of it straight from
-// everybody's slots, and copies the result from where its peers have reduced it.
+// Allreduce in shared memory: every rank copies its input into its slot, reduces its part of it
+// straight from everybody's slots, and copies the result from where its peers have reduced it.
 //
-// The copy in is the packing of the fused tensors and the copy out their unpacking. Operands are combined in rank order
-// with float32 accumulation for 16-bit floats, by one rank for each element: all ranks get the same bits.
+// The copy in is the packing of the fused tensors and the copy out their unpacking. Operands are
+// combined in rank order with float32 accumulation for 16-bit floats, by one rank for each element:
+// all ranks get the same bits.
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 
 namespace horoplug {
 namespace {
 
-// Up to here every rank reduces the whole buffer for itself: more arithmetic, but one meeting of the ranks less.
+// Up to here every rank reduces the whole buffer for itself: more arithmetic, but one meeting of
+// the ranks less.
 constexpr std::size_t kOneShotBytes = 8 * 1024;
 // Parts begin on cache lines, so that no line is written by two ranks.
 constexpr std::size_t kGrain = 64;

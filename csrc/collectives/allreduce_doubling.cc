@@ -1,7 +1,9 @@
-// Allreduce by recursive doubling: log2(p) exchanges of the whole buffer, for messages whose cost is latency.
+// Allreduce by recursive doubling: log2(p) exchanges of the whole buffer, for messages whose cost
+// is latency.
 //
-// Ranks beyond the largest power of two fold their data into a neighbour first and get the result at the end. Values
-// are always combined in the order of the ranks that they stand for, so that every rank computes the same bits.
+// Ranks beyond the largest power of two fold their data into a neighbour first and get the result
+// at the end. Values are always combined in the order of the ranks that they stand for, so that
+// every rank computes the same bits.
 #include <bit>
 #include <deque>
 

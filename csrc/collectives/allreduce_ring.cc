@@ -1,4 +1,5 @@
-// Allreduce around a ring: a reduce-scatter pass and an allgather pass, 2 (p-1)/p of the data over each link.
+// Allreduce around a ring: a reduce-scatter pass and an allgather pass, 2 (p-1)/p of the data over
+// each link.
 #include "collectives/ring.h"
 
 namespace horoplug {

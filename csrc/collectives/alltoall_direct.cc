@@ -1,4 +1,5 @@
-// Alltoall in shared memory: slots hold a piece for every rank, and each rank copies what is meant for it.
+// Alltoall in shared memory: slots hold a piece for every rank, and each rank copies what is meant
+// for it.
 #include <cstring>
 
 #include "collectives/collective.h"
@@ -13,7 +14,8 @@ Task alltoall_direct(Comm& comm, Call& call) {
   const auto outgoing = consecutive(call.send_bytes);
   const auto incoming = consecutive(call.receive_bytes);
 
-  // How many cycles it takes depends on the largest message between any two ranks: a first cycle tells.
+  // How many cycles it takes depends on the largest message between any two ranks: a first cycle
+  // tells.
   std::size_t largest = 0;
   {
     const std::uint64_t cycle = group.next_cycle();

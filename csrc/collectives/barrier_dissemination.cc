@@ -1,4 +1,5 @@
-// Barrier by dissemination: in round k a rank tells the one 2^k after it (Hensgen, Finkel and Manber, 1988).
+// Barrier by dissemination: in round k a rank tells the one 2^k after it (Hensgen, Finkel and
+// Manber, 1988).
 #include "collectives/collective.h"
 
 namespace horoplug {

@@ -1,5 +1,5 @@
-// Broadcast down a tree, chunk by chunk: a binomial tree for few bytes, a chain for many (where a rank sends every byte
-// once only, and the pipeline hides the chain's length).
+// Broadcast down a tree, chunk by chunk: a binomial tree for few bytes, a chain for many (where a
+// rank sends every byte once only, and the pipeline hides the chain's length).
 #include <deque>
 
 #include "collectives/collective.h"

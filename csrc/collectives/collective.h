@@ -1,7 +1,8 @@
 // What a collective is asked to do, and the table of algorithms that can.
 //
-// An algorithm is one function in a file of its own: a coroutine over a Comm and a Call. Which one runs must be the
-// same on every rank, so capability and cost may depend only on what all ranks know alike.
+// An algorithm is one function in a file of its own: a coroutine over a Comm and a Call. Which one
+// runs must be the same on every rank, so capability and cost may depend only on what all ranks
+// know alike.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +20,9 @@ namespace horoplug {
 // One collective operation on this rank. Which fields count depends on `kind`:
 //   allreduce      layout (inputs and outputs), reduce, finish
 //   broadcast      layout, root
-//   reducescatter  layout (input only), reduce, finish, output, receive_bytes[r] = size of rank r's part
-//   allgather      input, output, receive_bytes[r] = size of rank r's contribution
-//   alltoall       input, output, send_bytes[r], receive_bytes[r]; both buffers hold the parts in rank order
+//   reducescatter  layout (input only), reduce, finish, output, receive_bytes[r] = size of rank r's
+//   part allgather      input, output, receive_bytes[r] = size of rank r's contribution alltoall
+//   input, output, send_bytes[r], receive_bytes[r]; both buffers hold the parts in rank order
 //   barrier        nothing
 struct Call {
   OpKind kind = OpKind::kBarrier;

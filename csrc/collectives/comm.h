@@ -1,4 +1,5 @@
-// One collective's view of its process set: ranks 0 … size-1, messages between them, and shared memory if they have it.
+// One collective's view of its process set: ranks 0 … size-1, messages between them, and shared
+// memory if they have it.
 #pragma once
 
 #include <array>
@@ -17,7 +18,8 @@ enum class Scratch : int { kWork = 0, kReceive };
 
 class Comm {
  public:
-  // `links` by rank of the set, nullptr at this rank's own place; `shared` is nullptr unless all are on one host.
+  // `links` by rank of the set, nullptr at this rank's own place; `shared` is nullptr unless all
+  // are on one host.
   Comm(int rank, std::vector<Link*> links, SharedGroup* shared)
       : rank_(rank), links_(std::move(links)), shared_(shared) {}
 
@@ -41,7 +43,8 @@ class Comm {
     window.emplace_back(link(rank), channel_, data, bytes);
   }
 
-  // At least `bytes` bytes of working memory, aligned to cache lines; valid until the next call for the same purpose.
+  // At least `bytes` bytes of working memory, aligned to cache lines; valid until the next call for
+  // the same purpose.
   std::byte* scratch(Scratch purpose, std::size_t bytes);
 
   // Waits until everything that was sent in this batch has left.
@@ -56,8 +59,8 @@ class Comm {
   };
   Flushed flushed() const { return Flushed(*this); }
 
-  // Messages are cut into pieces of this size, so that a piece is still in the cache when it is reduced, and the next
-  // one travels meanwhile.
+  // Messages are cut into pieces of this size, so that a piece is still in the cache when it is
+  // reduced, and the next one travels meanwhile.
   static constexpr std::size_t kChunkBytes = 256 * 1024;
 
  private:

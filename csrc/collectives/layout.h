@@ -1,7 +1,8 @@
 // The tensors of a batch, seen as one contiguous buffer that need not exist.
 //
-// Algorithms ask for byte ranges of it: pack() gathers a range from the inputs and unpack() scatters one to the
-// outputs, so that the copy into a fusion buffer is the only copy, and goes straight to where the transport wants it.
+// Algorithms ask for byte ranges of it: pack() gathers a range from the inputs and unpack()
+// scatters one to the outputs, so that the copy into a fusion buffer is the only copy, and goes
+// straight to where the transport wants it.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,8 @@ class Layout {
   std::size_t bytes() const { return bytes_; }
   std::size_t elements() const { return bytes_ / dtype_size(dtype_); }
 
-  // Copies the range [begin, begin + bytes) of the inputs to `to`, times the prescale factor. Whole elements only.
-  // `to` may be the very place of the output.
+  // Copies the range [begin, begin + bytes) of the inputs to `to`, times the prescale factor. Whole
+  // elements only. `to` may be the very place of the output.
   void pack(std::size_t begin, std::size_t bytes, std::byte* to) const;
   void unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const;
 

@@ -13,7 +13,8 @@ struct Part {
   std::size_t bytes = 0;
 };
 
-// Cuts `bytes` into `parts` nearly equal parts whose borders are multiples of `grain` (the last one takes the rest).
+// Cuts `bytes` into `parts` nearly equal parts whose borders are multiples of `grain` (the last one
+// takes the rest).
 inline std::vector<Part> split_evenly(std::size_t bytes, int parts, std::size_t grain) {
   const std::size_t grains = (bytes + grain - 1) / grain;
   std::vector<Part> result(static_cast<std::size_t>(parts));

@@ -1,4 +1,5 @@
-// Reduce-scatter in shared memory: slots hold a piece for every rank, and each rank reduces its own into its output.
+// Reduce-scatter in shared memory: slots hold a piece for every rank, and each rank reduces its own
+// into its output.
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 

@@ -1,4 +1,5 @@
-// Reduce-scatter around a ring: starting one part earlier than allreduce does, each rank ends up with its own part.
+// Reduce-scatter around a ring: starting one part earlier than allreduce does, each rank ends up
+// with its own part.
 #include <cstring>
 
 #include "collectives/ring.h"

@@ -8,8 +8,8 @@
 namespace horoplug {
 namespace {
 
-// Cost model: microseconds per message and per byte. They decide between algorithms on the same medium, so only their
-// ratio counts: a stream message costs about as much as 64 KiB of payload.
+// Cost model: microseconds per message and per byte. They decide between algorithms on the same
+// medium, so only their ratio counts: a stream message costs about as much as 64 KiB of payload.
 constexpr double kStreamLatency = 20.0;
 constexpr double kStreamByte = 1.0 / 3000.0;
 constexpr double kSharedLatency = 1.0;
@@ -69,7 +69,8 @@ std::span<const Algorithm> algorithms() { return kAlgorithms; }
 
 std::size_t Call::bytes() const {
   if (layout != nullptr) return layout->bytes();
-  // What a rank sends in an alltoall is its own affair; only the number of ranks is common knowledge.
+  // What a rank sends in an alltoall is its own affair; only the number of ranks is common
+  // knowledge.
   if (kind == OpKind::kAlltoall) return 0;
   std::size_t sum = 0;
   for (const std::size_t part : receive_bytes) sum += part;

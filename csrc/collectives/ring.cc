@@ -18,7 +18,8 @@ std::vector<Piece> incoming(const RingPass& pass) {
   const int size = static_cast<int>(pass.parts.size());
   std::vector<Piece> pieces;
   for (int step = 0; step < pass.steps; ++step) {
-    const Part& part = pass.parts[static_cast<std::size_t>((pass.first + 2 * size - step - 1) % size)];
+    const Part& part =
+        pass.parts[static_cast<std::size_t>((pass.first + 2 * size - step - 1) % size)];
     const std::size_t chunks = chunk_count(part.bytes, Comm::kChunkBytes);
     for (std::size_t i = 0; i < chunks; ++i) {
       pieces.push_back({step, chunk_of(part, i, Comm::kChunkBytes)});
@@ -41,10 +42,12 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
   }
 
   const std::vector<Piece> pieces = incoming(pass);
-  std::byte* const arrivals =
-      pass.reduce_steps > 0 ? comm.scratch(Scratch::kReceive, kWindow * Comm::kChunkBytes) : nullptr;
-  // Where a piece is received: what will be combined goes beside the buffer, the rest right into it. That memory is
-  // free then: what comes in has been around the whole ring since this rank sent its own share of it.
+  std::byte* const arrivals = pass.reduce_steps > 0
+                                  ? comm.scratch(Scratch::kReceive, kWindow * Comm::kChunkBytes)
+                                  : nullptr;
+  // Where a piece is received: what will be combined goes beside the buffer, the rest right into
+  // it. That memory is free then: what comes in has been around the whole ring since this rank sent
+  // its own share of it.
   const auto target = [&](std::size_t i) {
     return pieces[i].step < pass.reduce_steps ? arrivals + (i % kWindow) * Comm::kChunkBytes
                                               : pass.buffer + pieces[i].part.begin;

@@ -47,7 +47,8 @@ hp_status guarded(Body&& body) noexcept {
   }
 }
 
-// A caller's struct, brought to the size that this library knows: what an older caller does not have is zero.
+// A caller's struct, brought to the size that this library knows: what an older caller does not
+// have is zero.
 template <typename Struct>
 Struct complete(const Struct* given) {
   Struct full{};

@@ -87,7 +87,8 @@ void Census::receive(int from, Report report) {
   const auto child = static_cast<std::size_t>(found - place_.children.begin());
   // The answer to a question that has been asked again since.
   if (!running_ || report.census != last_census_ || answered_[child]) return;
-  if (report.ranks.size() != place_.subtrees[child].size()) throw WireError("not all have answered");
+  if (report.ranks.size() != place_.subtrees[child].size())
+    throw WireError("not all have answered");
   answered_[child] = true;
   std::move(report.ranks.begin(), report.ranks.end(), std::back_inserter(report_.ranks));
   finish_if_complete();

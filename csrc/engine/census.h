@@ -1,8 +1,10 @@
-// Finds out what every rank is doing, when somebody has waited for long: nothing of this costs anything before.
+// Finds out what every rank is doing, when somebody has waited for long: nothing of this costs
+// anything before.
 //
-// The root of the tree asks, everyone answers, and diagnose() says what is wrong: a stall (some ranks have not
-// submitted what others wait for, and may still be computing) or a deadlock (every rank is blocked, so that nobody is
-// left who could submit it). Both are state machines without I/O or clocks, like the negotiator.
+// The root of the tree asks, everyone answers, and diagnose() says what is wrong: a stall (some
+// ranks have not submitted what others wait for, and may still be computing) or a deadlock (every
+// rank is blocked, so that nobody is left who could submit it). Both are state machines without I/O
+// or clocks, like the negotiator.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +61,9 @@ class Census {
 
 struct DiagnoseOptions {
   int size = 1;
-  double stall_time = 60;     // an operation waited for this long is a stall; negative: never
-  double deadlock_time = 5;   // all ranks blocked and quiet this long is a deadlock; negative: never
-  double overdue_time = -1;   // an operation that has taken this long fails the job; negative: never
+  double stall_time = 60;    // an operation waited for this long is a stall; negative: never
+  double deadlock_time = 5;  // all ranks blocked and quiet this long is a deadlock; negative: never
+  double overdue_time = -1;  // an operation that has taken this long fails the job; negative: never
 };
 
 struct Diagnosis {

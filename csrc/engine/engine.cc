@@ -11,8 +11,9 @@
 namespace horoplug {
 namespace {
 
-// How long the progress thread looks for more before it sleeps. Waking up costs several microseconds on both sides;
-// spinning for longer takes the core from the thread that is waited for.
+// How long the progress thread looks for more before it sleeps. Waking up costs several
+// microseconds on both sides; spinning for longer takes the core from the thread that is waited
+// for.
 constexpr int kSpins = 50;
 // Peers answer a goodbye at once, unless they are stopped or gone.
 constexpr double kGoodbyeSeconds = 2.0;
@@ -24,8 +25,8 @@ constexpr double kLastWordsSeconds = 0.5;
 Engine::Engine(EngineConfig config) : config_(std::move(config)), log_(config_.log) {
   const int rank = config_.rank;
   if (config_.size() < 1 || rank < 0 || rank >= config_.size()) {
-    throw Error(HP_INVALID_ARGUMENT, "rank " + std::to_string(rank) + " of a job of " +
-                                         std::to_string(config_.size()));
+    throw Error(HP_INVALID_ARGUMENT,
+                "rank " + std::to_string(rank) + " of a job of " + std::to_string(config_.size()));
   }
   std::vector<std::unique_ptr<Stream>> streams;
   for (int peer = 0; peer < config_.size(); ++peer) {
@@ -85,8 +86,8 @@ hp_handle Engine::submit(OperationPtr operation) {
     }
     if (operation->name.empty()) {
       const OpKind kind = operation->signature.op;
-      operation->name = std::string(op_kind_name(kind)) + ".noname." +
-                        std::to_string(++unnamed_[kind]);
+      operation->name =
+          std::string(op_kind_name(kind)) + ".noname." + std::to_string(++unnamed_[kind]);
     }
     if (!in_flight_.insert(operation->name).second) {
       throw Error(HP_DUPLICATE_NAME,
@@ -111,7 +112,8 @@ void Engine::shutdown() {
   {
     std::unique_lock lock(mutex_);
     leave_requested_ = true;
-    if (end_status_.ok()) end_status_ = {HP_SHUT_DOWN, "this rank has shut down; call init() again"};
+    if (end_status_.ok())
+      end_status_ = {HP_SHUT_DOWN, "this rank has shut down; call init() again"};
     requests_waiting_.store(true);
   }
   doorbell_->ring();
@@ -216,8 +218,8 @@ bool Engine::take_requests() {
   }
   for (const OperationPtr& operation : submissions) submit_here(operation);
   if (abort_reason) {
-    throw Error(HP_ABORTED, "rank " + std::to_string(config_.rank) + " has aborted the job: " +
-                                *abort_reason);
+    throw Error(HP_ABORTED,
+                "rank " + std::to_string(config_.rank) + " has aborted the job: " + *abort_reason);
   }
   return true;
 }
@@ -225,7 +227,8 @@ bool Engine::take_requests() {
 void Engine::submit_here(const OperationPtr& operation) {
   const auto found = sets_.find(operation->set);
   last_event_ = now();
-  if (found == sets_.end()) throw std::logic_error("an operation on a process set that does not exist");
+  if (found == sets_.end())
+    throw std::logic_error("an operation on a process set that does not exist");
   if (found->second->negotiator.closed()) {
     end_operations({operation}, found->second->negotiator.end());
     return;
@@ -295,7 +298,8 @@ bool Engine::execute() {
         done = set->executor.poll();
       } catch (const PeerError& error) {
         const std::string who = "rank " + std::to_string(error.rank());
-        // A peer that has said goodbye is not dead; what it left unfinished ends like everything after it.
+        // A peer that has said goodbye is not dead; what it left unfinished ends like everything
+        // after it.
         if (departed_[static_cast<std::size_t>(error.rank())]) {
           throw Error(HP_SHUT_DOWN, who + " has shut down while this was running");
         }
@@ -348,9 +352,9 @@ void Engine::end_operations(std::vector<OperationPtr> operations, const Status& 
   if (!status.ok()) {
     for (const OperationPtr& operation : operations) {
       const bool named = status.message.find(operation->name) != std::string::npos;
-      operation->status = {status.code, named ? status.message
-                                              : operation->describe() + " failed: " +
-                                                    status.message};
+      operation->status = {status.code, named
+                                            ? status.message
+                                            : operation->describe() + " failed: " + status.message};
     }
   }
   handles_.finish_all(operations);
@@ -415,7 +419,8 @@ bool Engine::advance_leaving() {
   }
   bool agreed = true;
   for (auto& [id, set] : sets_) {
-    // What was decided before this rank leaves is still done; watch_transfers() sees to it that it ends.
+    // What was decided before this rank leaves is still done; watch_transfers() sees to it that it
+    // ends.
     if (!set->executor.idle()) return false;
     agreed &= set->negotiator.closed();
   }

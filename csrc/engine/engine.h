@@ -1,7 +1,9 @@
-// One rank: takes submissions, agrees with its peers on what runs next, runs it and tells when it is done.
+// One rank: takes submissions, agrees with its peers on what runs next, runs it and tells when it
+// is done.
 //
-// All work happens on one progress thread, which sleeps when there is none. Other threads only put submissions into a
-// queue and wait for handles. An engine knows nothing outside itself: several of them can live in one process.
+// All work happens on one progress thread, which sleeps when there is none. Other threads only put
+// submissions into a queue and wait for handles. An engine knows nothing outside itself: several of
+// them can live in one process.
 #pragma once
 
 #include <atomic>
@@ -32,7 +34,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Returns when every peer has introduced itself and agrees on the settings; throws Error otherwise.
+  // Returns when every peer has introduced itself and agrees on the settings; throws Error
+  // otherwise.
   void wait_until_ready();
 
   // Queues an operation (see make_operation) and gives it a name, if it has none, and a handle.
@@ -117,7 +120,8 @@ class Engine {
   std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;
   std::unique_ptr<Census> census_;
   std::vector<std::optional<Hello>> hellos_;
-  std::vector<std::pair<int, Bytes>> early_messages_;  // from peers that were ready before this rank
+  std::vector<std::pair<int, Bytes>>
+      early_messages_;  // from peers that were ready before this rank
   std::vector<bool> departed_;
   bool leaving_ = false;
   bool said_bye_ = false;

@@ -3,7 +3,8 @@
 namespace horoplug {
 namespace {
 
-// A hash (FNV-1a) of what all ranks know alike about a batch. Never 0, which stands for "not known".
+// A hash (FNV-1a) of what all ranks know alike about a batch. Never 0, which stands for "not
+// known".
 class Hash {
  public:
   void add(const std::string& text) {

@@ -1,4 +1,5 @@
-// Runs the batches of one process set, one after the other, in the order in which they were decided.
+// Runs the batches of one process set, one after the other, in the order in which they were
+// decided.
 #pragma once
 
 #include <deque>
@@ -28,8 +29,8 @@ class Executor {
 
   void enqueue(Batch batch) { queue_.push_back(std::move(batch)); }
 
-  // Runs as far as possible without waiting. Returns the next batch that is done, if any. Throws what the collective
-  // threw; the executor is of no use after that.
+  // Runs as far as possible without waiting. Returns the next batch that is done, if any. Throws
+  // what the collective threw; the executor is of no use after that.
   std::optional<Batch> poll();
 
   // Whether poll() has got anywhere since the last call of this function.

@@ -15,8 +15,9 @@ struct ReadyOperation {
   Signature signature;
 };
 
-// Takes the next batch out of `ready`: the first operation, and those after it that fit in with it (see fusable) as
-// long as the batch stays within `threshold` bytes. What does not fit keeps its order. A threshold of 0: no fusion.
+// Takes the next batch out of `ready`: the first operation, and those after it that fit in with it
+// (see fusable) as long as the batch stays within `threshold` bytes. What does not fit keeps its
+// order. A threshold of 0: no fusion.
 std::vector<ReadyOperation> plan_batch(std::deque<ReadyOperation>& ready, std::int64_t threshold);
 
 }  // namespace horoplug

@@ -1,5 +1,5 @@
-// The start of an engine: every rank introduces itself to every other one, compares settings, and maps the memory of
-// those on its host. Also the way of control messages, before and after.
+// The start of an engine: every rank introduces itself to every other one, compares settings, and
+// maps the memory of those on its host. Also the way of control messages, before and after.
 #include "engine/engine.h"
 
 namespace horoplug {
@@ -53,7 +53,8 @@ void Engine::receive(int from, Bytes message) {
 void Engine::receive_hello(int from, const Hello& hello) {
   const std::string who = "rank " + std::to_string(from);
   if (hello.protocol != Hello::kProtocol) {
-    throw Error(HP_MISMATCH, who + " runs another version of horoplug; install the same one everywhere");
+    throw Error(HP_MISMATCH,
+                who + " runs another version of horoplug; install the same one everywhere");
   }
   auto& known = hellos_[static_cast<std::size_t>(from)];
   if (known) throw WireError("it introduced itself twice");
@@ -110,9 +111,9 @@ void Engine::finish_handshake() {
   options.cache_capacity = config_.options.cache_capacity;
   const TreePlace place = Topology(hosts).place(config_.rank);
   census_ = std::make_unique<Census>(place);
-  sets_.emplace(0, std::make_unique<ProcessSet>(0, std::move(members), std::move(shared), place,
-                                                options, std::move(comm),
-                                                config_.options.algorithm));
+  sets_.emplace(
+      0, std::make_unique<ProcessSet>(0, std::move(members), std::move(shared), place, options,
+                                      std::move(comm), config_.options.algorithm));
   {
     std::lock_guard lock(mutex_);
     state_ = State::kRunning;

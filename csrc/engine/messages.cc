@@ -29,9 +29,7 @@ bool get_bool(Reader& reader) {
   return value == 1;
 }
 
-hp_status get_status(Reader& reader) {
-  return static_cast<hp_status>(reader.get_int(HP_INTERNAL));
-}
+hp_status get_status(Reader& reader) { return static_cast<hp_status>(reader.get_int(HP_INTERNAL)); }
 
 double get_seconds(Reader& reader) {
   const auto value = reader.get<double>();
@@ -126,8 +124,7 @@ void put_item(Writer& writer, const DecisionItem& item) {
       writer.put_varint(item.members.size());
       for (const auto& member : item.members) {
         // Bit 0: has a number. Bit 1: has a name.
-        writer.put(
-            static_cast<std::uint8_t>((member.id ? 1 : 0) | (member.name.empty() ? 0 : 2)));
+        writer.put(static_cast<std::uint8_t>((member.id ? 1 : 0) | (member.name.empty() ? 0 : 2)));
         if (member.id) writer.put_varint(*member.id);
         if (!member.name.empty()) writer.put_string(member.name);
       }

@@ -1,7 +1,8 @@
 // The control messages, as structs and as bytes.
 //
-// A message is one byte that says its kind, the number of the process set, and the fields below. Decoding checks
-// everything that can be checked without knowing the state of the receiver, and throws WireError.
+// A message is one byte that says its kind, the number of the process set, and the fields below.
+// Decoding checks everything that can be checked without knowing the state of the receiver, and
+// throws WireError.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +37,8 @@ struct Hello {
   std::vector<std::pair<std::string, std::string>> settings;  // must be equal on all ranks
 };
 
-// An operation that has no number yet, or has changed, as the subtree of the sender has it. One variant without
-// ranks: all of the subtree agree.
+// An operation that has no number yet, or has changed, as the subtree of the sender has it. One
+// variant without ranks: all of the subtree agree.
 struct Request {
   std::string name;
   std::vector<Variant> variants;

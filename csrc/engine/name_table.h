@@ -1,4 +1,5 @@
-// Names that all ranks know by a small integer. Every rank fills its table from the same decisions, in the same order.
+// Names that all ranks know by a small integer. Every rank fills its table from the same decisions,
+// in the same order.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ class NameTable {
   // nullptr for a number that was never given.
   const Entry* at(std::uint32_t id) const { return id < entries_.size() ? &entries_[id] : nullptr; }
 
-  // Gives a new number (the next one) or renews what is known of an old one; false if it is neither.
+  // Gives a new number (the next one) or renews what is known of an old one; false if it is
+  // neither.
   bool set(std::uint32_t id, const std::string& name, const Signature& signature) {
     if (id == entries_.size()) {
       if (!ids_.emplace(name, id).second) return false;

@@ -163,10 +163,11 @@ DecisionItem Negotiator::make_batch(const std::vector<ReadyOperation>& batch) {
       }
     } else {
       member.name = operation.name;
-      // The first half of the numbers is given at first sight, the rest to names that have come back.
+      // The first half of the numbers is given at first sight, the rest to names that have come
+      // back.
       const bool room = next_id_ < options_.cache_capacity;
-      const bool worth = next_id_ < options_.cache_capacity / 2 ||
-                         seen_once_.contains(operation.name);
+      const bool worth =
+          next_id_ < options_.cache_capacity / 2 || seen_once_.contains(operation.name);
       if (operation.signature.recurring && room) {
         if (worth) {
           member.id = next_id_++;
@@ -273,10 +274,10 @@ void Negotiator::apply(const DecisionItem& item) {
       entries_.clear();
       ready_.clear();
       up_ = {};
-      end_ = decision.status = {HP_SHUT_DOWN,
-                         "rank " + std::to_string(item.rank) +
-                             " has shut down or its program has ended; no operation can run any "
-                             "more until every rank calls init() again"};
+      end_ = decision.status = {
+          HP_SHUT_DOWN, "rank " + std::to_string(item.rank) +
+                            " has shut down or its program has ended; no operation can run any "
+                            "more until every rank calls init() again"};
       break;
   }
   decisions_.push_back(std::move(decision));

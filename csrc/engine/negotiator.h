@@ -1,15 +1,17 @@
 // Agrees, for one process set, on what runs next and in which order.
 //
-// Each rank says once for every operation that it is ready. Readiness is gathered along a tree: a rank tells its parent
-// as soon as an operation is ready in all of its subtree, so that an operation costs each rank one message up and one
-// down, however many ranks there are, and operations that become ready together share it. The root compares what the
-// ranks have submitted, fuses what fits together, and sends the order down. Names that recur travel as bits.
+// Each rank says once for every operation that it is ready. Readiness is gathered along a tree: a
+// rank tells its parent as soon as an operation is ready in all of its subtree, so that an
+// operation costs each rank one message up and one down, however many ranks there are, and
+// operations that become ready together share it. The root compares what the ranks have submitted,
+// fuses what fits together, and sends the order down. Names that recur travel as bits.
 //
-// This is a state machine: submissions and messages go in, messages and decisions come out. There is no I/O, no clock
-// and no thread in it. Every rank sees the same decisions in the same order.
+// This is a state machine: submissions and messages go in, messages and decisions come out. There
+// is no I/O, no clock and no thread in it. Every rank sees the same decisions in the same order.
 //
-// Locked plans (batches that start without being negotiated) will live beside it: the epoch that every message carries
-// is there so that what belongs to an earlier agreement can be told apart and dropped.
+// Locked plans (batches that start without being negotiated) will live beside it: the epoch that
+// every message carries is there so that what belongs to an earlier agreement can be told apart and
+// dropped.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +34,8 @@ class Negotiator {
   struct Options {
     std::int64_t fusion_threshold = 128 << 20;
     std::size_t cache_capacity = 8192;
-    // Batches that may be decided but not yet done on the root. Two keep the ranks busy; more would only take tensors
-    // away from later, larger batches.
+    // Batches that may be decided but not yet done on the root. Two keep the ranks busy; more would
+    // only take tensors away from later, larger batches.
     int max_outstanding = 2;
   };
 

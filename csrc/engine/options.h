@@ -27,7 +27,8 @@ struct EngineOptions {
   int progress_cpu = -1;  // the progress thread runs on this CPU only; -1: anywhere
 };
 
-// How one rank is reached. Ranks of the same host share memory: in a memfd, or plainly if they are threads.
+// How one rank is reached. Ranks of the same host share memory: in a memfd, or plainly if they are
+// threads.
 struct Member {
   int host = 0;
   std::unique_ptr<Stream> stream;  // nullptr for the engine's own rank

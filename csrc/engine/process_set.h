@@ -1,4 +1,5 @@
-// One process set on one rank: who is in it, what is pending, and the machines that agree and execute.
+// One process set on one rank: who is in it, what is pending, and the machines that agree and
+// execute.
 #pragma once
 
 #include <memory>
@@ -22,7 +23,7 @@ struct ProcessSet {
         executor(number, std::move(comm), algorithm) {}
 
   const std::uint32_t id;
-  const std::vector<int> members;  // global ranks
+  const std::vector<int> members;             // global ranks
   const std::unique_ptr<SharedGroup> shared;  // nullptr if the set spans hosts
   Negotiator negotiator;
   Executor executor;

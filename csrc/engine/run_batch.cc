@@ -18,8 +18,8 @@ Allocation allocate(std::size_t bytes) {
 
 // The reduction and what is applied to its result, for a process set of `size` ranks.
 void set_reduction(Call& call, const Signature& signature, int size) {
-  call.reduce = kernels().reduce[static_cast<int>(signature.reduce)]
-                                [static_cast<int>(signature.dtype)];
+  call.reduce =
+      kernels().reduce[static_cast<int>(signature.reduce)][static_cast<int>(signature.dtype)];
   call.finish.multiply = signature.postscale;
   call.finish.divide = signature.reduce == ReduceOp::kAverage ? size : 1;
 }
@@ -57,7 +57,8 @@ Task exchange_numbers(Comm& comm, const std::vector<std::int64_t>& mine,
 std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows, std::size_t row_bytes) {
   std::vector<std::size_t> bytes;
   bytes.reserve(rows.size());
-  for (const std::int64_t count : rows) bytes.push_back(static_cast<std::size_t>(count) * row_bytes);
+  for (const std::int64_t count : rows)
+    bytes.push_back(static_cast<std::size_t>(count) * row_bytes);
   return bytes;
 }
 
@@ -113,9 +114,9 @@ Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const ch
   std::vector<std::int64_t> rows;
   co_await gather_numbers(comm, rows_of(shape), rows);
   const auto bytes = bytes_of(rows, row_bytes);
-  TensorOutcome outcome = make_outcome(
-      operation.tensors[index], std::accumulate(rows.begin(), rows.end(), std::int64_t{0}),
-      row_bytes);
+  TensorOutcome outcome =
+      make_outcome(operation.tensors[index],
+                   std::accumulate(rows.begin(), rows.end(), std::int64_t{0}), row_bytes);
   outcome.row_counts = std::move(rows);
 
   Call call;
@@ -134,9 +135,9 @@ Task run_alltoall(Comm& comm, Operation& operation, std::size_t index, const cha
   co_await exchange_numbers(comm, operation.splits, rows);
   const auto send_bytes = bytes_of(operation.splits, row_bytes);
   const auto receive_bytes = bytes_of(rows, row_bytes);
-  TensorOutcome outcome = make_outcome(
-      operation.tensors[index], std::accumulate(rows.begin(), rows.end(), std::int64_t{0}),
-      row_bytes);
+  TensorOutcome outcome =
+      make_outcome(operation.tensors[index],
+                   std::accumulate(rows.begin(), rows.end(), std::int64_t{0}), row_bytes);
   outcome.row_counts = std::move(rows);
 
   Call call;

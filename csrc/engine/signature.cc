@@ -54,14 +54,12 @@ struct Field {
 
 const std::vector<Field>& fields() {
   static const auto* const table = new std::vector<Field>{
-      {"operation", "call the same operation",
-       [](auto& a, auto& b) { return a.op == b.op; },
+      {"operation", "call the same operation", [](auto& a, auto& b) { return a.op == b.op; },
        [](auto& s) { return std::string(op_kind_name(s.op)); }},
-      {"reduction", "use the same op=",
-       [](auto& a, auto& b) { return !reduces(a.op) || a.reduce == b.reduce; },
+      {"reduction",
+       "use the same op=", [](auto& a, auto& b) { return !reduces(a.op) || a.reduce == b.reduce; },
        [](auto& s) { return std::string(reduce_op_name(s.reduce)); }},
-      {"data type", "submit the same dtype",
-       [](auto& a, auto& b) { return a.dtype == b.dtype; },
+      {"data type", "submit the same dtype", [](auto& a, auto& b) { return a.dtype == b.dtype; },
        [](auto& s) { return std::string(dtype_name(s.dtype)); }},
       {"number of tensors", "submit the same group",
        [](auto& a, auto& b) { return a.shapes.size() == b.shapes.size(); },

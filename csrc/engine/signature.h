@@ -20,7 +20,8 @@ struct Signature {
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<Shape> shapes;  // one per tensor; more than one in a group
-  // A name that will come again is worth a number of its own; those that count themselves up are not.
+  // A name that will come again is worth a number of its own; those that count themselves up are
+  // not.
   bool recurring = true;
 
   bool operator==(const Signature&) const = default;
@@ -37,8 +38,8 @@ std::string describe_shape(const Shape& shape);
 // Bytes of all tensors together.
 std::int64_t payload_bytes(const Signature& signature);
 
-// Whether operations of these signatures can run together: all that counts for the kind is equal (the first dimension
-// does not count for allgather and alltoall).
+// Whether operations of these signatures can run together: all that counts for the kind is equal
+// (the first dimension does not count for allgather and alltoall).
 bool compatible(const Signature& a, const Signature& b);
 
 // Whether two operations may share a batch.

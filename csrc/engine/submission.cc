@@ -43,7 +43,8 @@ void check_reduction(const Signature& s) {
     throw Error(HP_UNSUPPORTED, "reducescatter cannot do " + std::string(reduce_op_name(s.reduce)));
   }
   if (s.reduce == ReduceOp::kAverage && s.dtype == DType::kBool) {
-    throw Error(HP_UNSUPPORTED, "bool tensors have no average; use Sum (any), Product (all) or cast");
+    throw Error(HP_UNSUPPORTED,
+                "bool tensors have no average; use Sum (any), Product (all) or cast");
   }
   if (kernels().reduce[static_cast<int>(s.reduce)][static_cast<int>(s.dtype)] == nullptr) {
     throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do " +
@@ -55,9 +56,10 @@ void check_splits(Operation& operation, const hp_submission& submission, int siz
   const std::int64_t rows = rows_of(operation.signature.shapes.front());
   if (submission.splits == nullptr || submission.split_count == 0) {
     if (rows % size != 0) {
-      reject("alltoall without splits needs a first dimension that is a multiple of the number of "
-             "ranks: " + std::to_string(rows) + " is not a multiple of " + std::to_string(size) +
-             "; give splits");
+      reject(
+          "alltoall without splits needs a first dimension that is a multiple of the number of "
+          "ranks: " +
+          std::to_string(rows) + " is not a multiple of " + std::to_string(size) + "; give splits");
     }
     operation.splits.assign(static_cast<std::size_t>(size), rows / size);
     return;
@@ -110,8 +112,8 @@ OperationPtr make_operation(const hp_submission& submission, int size) {
   if (signature.op == OpKind::kBroadcast) {
     signature.root = submission.root;
     if (signature.root < 0 || signature.root >= size) {
-      reject("root rank " + std::to_string(signature.root) + " does not exist; there are ranks 0 to " +
-             std::to_string(size - 1));
+      reject("root rank " + std::to_string(signature.root) +
+             " does not exist; there are ranks 0 to " + std::to_string(size - 1));
     }
   }
   if (signature.op == OpKind::kBarrier) return operation;
@@ -132,8 +134,8 @@ OperationPtr make_operation(const hp_submission& submission, int size) {
     if (signature.op == OpKind::kReducescatter && shape.empty()) {
       reject("reducescatter needs a tensor with at least one dimension");
     }
-    operation->tensors.push_back({static_cast<const std::byte*>(tensor.input),
-                                  static_cast<std::byte*>(tensor.output)});
+    operation->tensors.push_back(
+        {static_cast<const std::byte*>(tensor.input), static_cast<std::byte*>(tensor.output)});
     signature.shapes.push_back(std::move(shape));
   }
   if (reduces(signature.op)) check_reduction(signature);

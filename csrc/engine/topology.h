@@ -1,4 +1,5 @@
-// The tree along which a process set negotiates: ranks of one host meet at their first one, hosts at the first host.
+// The tree along which a process set negotiates: ranks of one host meet at their first one, hosts
+// at the first host.
 #pragma once
 
 #include <span>

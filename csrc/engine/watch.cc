@@ -1,5 +1,6 @@
-// What the engine does about things that take too long: transfers that stand still, operations that some ranks have not
-// submitted, ranks that do not answer, and jobs in which everybody waits for somebody else.
+// What the engine does about things that take too long: transfers that stand still, operations that
+// some ranks have not submitted, ranks that do not answer, and jobs in which everybody waits for
+// somebody else.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -47,7 +48,8 @@ double Engine::oldest_wait() const {
 
 void Engine::watch() {
   const double time = now();
-  // A process that was stopped, or starved of its core, must not hold the lost time against its peers.
+  // A process that was stopped, or starved of its core, must not hold the lost time against its
+  // peers.
   const double gap = time - last_watch_;
   if (gap > 1.0) {
     for (auto& [id, set] : sets_) set->last_progress += gap;
@@ -143,10 +145,11 @@ RankReport Engine::report_of_this_rank() const {
 void Engine::judge(const Report& report) {
   const EngineOptions& options = config_.options;
   const double overdue = overdue_time();
-  const Diagnosis diagnosis = diagnose(report, {.size = config_.size(),
-                                                .stall_time = options.stall_check_time,
-                                                .deadlock_time = options.deadlock_time,
-                                                .overdue_time = std::isinf(overdue) ? -1 : overdue});
+  const Diagnosis diagnosis =
+      diagnose(report, {.size = config_.size(),
+                        .stall_time = options.stall_check_time,
+                        .deadlock_time = options.deadlock_time,
+                        .overdue_time = std::isinf(overdue) ? -1 : overdue});
   if (diagnosis.overdue) {
     throw Error(HP_TIMEOUT, *diagnosis.overdue +
                                 "; giving up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and "
@@ -161,8 +164,8 @@ void Engine::judge(const Report& report) {
   std::map<std::string, double> warned;
   for (const auto& stall : diagnosis.stalls) {
     const auto last = stall_warned_.find(stall.name);
-    const bool due = last == stall_warned_.end() ||
-                     now() - last->second >= options.stall_check_time;
+    const bool due =
+        last == stall_warned_.end() || now() - last->second >= options.stall_check_time;
     warned[stall.name] = due ? now() : last->second;
     if (due) log_(LogLevel::kWarning, "stalled: " + stall.text);
   }
@@ -172,9 +175,8 @@ void Engine::judge(const Report& report) {
 void Engine::judge_silence() {
   if (census_begun_ == 0 || !census_->running()) return;
   const double silence = now() - census_begun_;
-  const std::string text = describe_ranks(census_->unanswered()) +
-                           " did not answer for " + whole_seconds(silence) +
-                           " while other ranks wait for an operation";
+  const std::string text = describe_ranks(census_->unanswered()) + " did not answer for " +
+                           whole_seconds(silence) + " while other ranks wait for an operation";
   if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");
   const double check = config_.options.stall_check_time;
   if (check < 0 || silence < check || now() - last_silence_warning_ < check) return;

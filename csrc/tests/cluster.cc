@@ -125,7 +125,7 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks,
   for (std::size_t a = 0; a < count; ++a) {
     for (std::size_t b = a + 1; b < count; ++b) {
       const bool together = configs[a].members[a].host == configs[a].members[b].host;
-      StreamPair pair = in_memory              ? make_inproc_pipe(doorbells[a], doorbells[b])
+      StreamPair pair = in_memory             ? make_inproc_pipe(doorbells[a], doorbells[b])
                         : by_file && together ? unix_pair()
                                               : tcp_pair();
       configs[a].members[b].stream = std::move(pair.first);

@@ -25,7 +25,8 @@ inline constexpr Transport kTransports[] = {Transport::kInproc, Transport::kThre
 std::string transport_name(Transport transport);
 
 // The parts of which rank r's engine is made, for tests that start engines themselves.
-std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options);
+std::vector<EngineConfig> make_configs(Transport transport, int ranks,
+                                       const EngineOptions& options);
 
 // Options with short deadlines, which a correct test never meets.
 EngineOptions test_options();

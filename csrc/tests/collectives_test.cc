@@ -1,5 +1,6 @@
-// Every operation on every transport: a grid of data types, reductions, numbers of ranks and sizes, through whole
-// engines. Inputs are small integers, so that the expected results are exact in every type.
+// Every operation on every transport: a grid of data types, reductions, numbers of ranks and sizes,
+// through whole engines. Inputs are small integers, so that the expected results are exact in every
+// type.
 #include <doctest/doctest.h>
 
 #include <numeric>
@@ -12,20 +13,22 @@ using namespace horoplug::testing;
 
 namespace {
 
-// The whole grid takes minutes under a sanitizer; what they look for does not depend on the type of an element.
+// The whole grid takes minutes under a sanitizer; what they look for does not depend on the type of
+// an element.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr DType kDTypes[] = {DType::kBool, DType::kInt8, DType::kFloat16, DType::kFloat64};
 constexpr int kRanks[] = {1, 2, 3, 5};
 #else
-constexpr DType kDTypes[] = {DType::kBool,    DType::kUInt8,    DType::kInt8,    DType::kUInt16,
-                             DType::kInt16,   DType::kUInt32,   DType::kInt32,   DType::kUInt64,
-                             DType::kInt64,   DType::kFloat16,  DType::kBFloat16, DType::kFloat32,
+constexpr DType kDTypes[] = {DType::kBool,   DType::kUInt8,   DType::kInt8,     DType::kUInt16,
+                             DType::kInt16,  DType::kUInt32,  DType::kInt32,    DType::kUInt64,
+                             DType::kInt64,  DType::kFloat16, DType::kBFloat16, DType::kFloat32,
                              DType::kFloat64};
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8};
 #endif
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
-// Around the sizes at which algorithms change: a slot of shared memory is 1 MiB, a chunk on a stream 256 KiB.
+// Around the sizes at which algorithms change: a slot of shared memory is 1 MiB, a chunk on a
+// stream 256 KiB.
 constexpr std::size_t kSmallCounts[] = {0, 1, 3, 17, 2049};
 constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
 
@@ -120,13 +123,14 @@ void check_broadcast(Engine& engine, int rank, DType dtype, int root, std::size_
 
 // Rank r contributes (r * 5 + salt) % 7 times `unit` rows of two columns.
 void check_allgather(Engine& engine, int rank, DType dtype, std::size_t salt, std::size_t unit) {
-  const auto rows_of_rank = [&](int r) { return (static_cast<std::size_t>(r) * 5 + salt) % 7 * unit; };
+  const auto rows_of_rank = [&](int r) {
+    return (static_cast<std::size_t>(r) * 5 + salt) % 7 * unit;
+  };
   const auto value = [](int r, std::size_t i) {
     return static_cast<double>((i + static_cast<std::size_t>(r) * 11) % 2);
   };
   const std::size_t rows = rows_of_rank(rank);
-  const auto input =
-      make_array(dtype, rows * 2, [&](std::size_t i) { return value(rank, i); });
+  const auto input = make_array(dtype, rows * 2, [&](std::size_t i) { return value(rank, i); });
   Order request;
   request.op = OpKind::kAllgather;
   request.dtype = dtype;
@@ -173,8 +177,8 @@ void check_reducescatter(Engine& engine, int rank, DType dtype, ReduceOp op, std
                          std::size_t columns) {
   const auto ranks = static_cast<std::size_t>(engine.size());
   const auto me = static_cast<std::size_t>(rank);
-  const auto input = make_array(dtype, rows * columns,
-                                [&](std::size_t i) { return input_value(op, rank, i); });
+  const auto input =
+      make_array(dtype, rows * columns, [&](std::size_t i) { return input_value(op, rank, i); });
   Order request;
   request.op = OpKind::kReducescatter;
   request.dtype = dtype;
@@ -285,7 +289,8 @@ TEST_CASE("every algorithm that can be forced") {
 
 TEST_CASE("results have the same bits on every rank and in every run") {
   for (const Transport transport : kTransports) {
-    for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    for (const DType dtype :
+         {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
       for (const std::size_t count : {std::size_t{5}, std::size_t{3001}, std::size_t{400'001}}) {
         constexpr int kFive = 5;
         CAPTURE(transport_name(transport));
@@ -318,10 +323,10 @@ TEST_CASE("results have the same bits on every rank and in every run") {
           results.insert(results.end(), of_run.begin(), of_run.end());
         }
         for (const auto& result : results) CHECK(result == results.front());
-        const double tolerance = dtype == DType::kFloat64    ? 1e-13
-                                 : dtype == DType::kFloat32  ? 1e-5
-                                 : dtype == DType::kFloat16  ? 2e-2
-                                                             : 2e-1;
+        const double tolerance = dtype == DType::kFloat64   ? 1e-13
+                                 : dtype == DType::kFloat32 ? 1e-5
+                                 : dtype == DType::kFloat16 ? 2e-2
+                                                            : 2e-1;
         double worst = 0;
         for (std::size_t i = 0; i < count; ++i) {
           const double got = get_element(dtype, results.front().data() + i * dtype_size(dtype));
@@ -334,12 +339,14 @@ TEST_CASE("results have the same bits on every rank and in every run") {
 }
 
 TEST_CASE("16-bit floats are summed in float32 within a host") {
-  // 2048 + 1 is not a float16: adding ones to it one by one in float16 would lose every one of them.
+  // 2048 + 1 is not a float16: adding ones to it one by one in float16 would lose every one of
+  // them.
   for (const Transport transport : {Transport::kThreads, Transport::kShm}) {
     for (const std::size_t count : {std::size_t{8}, std::size_t{100'000}}) {
       Cluster cluster(transport, 5);
       cluster.run([&](int rank) {
-        auto data = make_array(DType::kFloat16, count, [&](std::size_t) { return rank == 0 ? 2048 : 1; });
+        auto data =
+            make_array(DType::kFloat16, count, [&](std::size_t) { return rank == 0 ? 2048 : 1; });
         Order request;
         request.dtype = DType::kFloat16;
         request.shape = {static_cast<std::int64_t>(count)};

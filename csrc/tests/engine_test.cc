@@ -1,4 +1,5 @@
-// Engines as a job sees them: agreement, errors with both sides' values, deadlocks, deaths, silence, endings.
+// Engines as a job sees them: agreement, errors with both sides' values, deadlocks, deaths,
+// silence, endings.
 #include <dirent.h>
 #include <doctest/doctest.h>
 
@@ -193,37 +194,49 @@ TEST_CASE("a mismatch is an error on every rank that quotes both sides, and the 
       order.shape = {2, 3};
       return order;
     };
-    expect("dtype", [&](int rank) {
-      Order order = base();
-      if (rank == 1) order.dtype = DType::kFloat64;
-      return order;
-    }, {"'x'", "float32 on ranks 0, 2", "float64 on rank 1", "data type"});
-    expect("shape", [&](int rank) {
-      Order order = base();
-      if (rank == 2) order.shape = {3, 2};
-      return order;
-    }, {"'x'", "[2, 3] on ranks 0, 1", "[3, 2] on rank 2"});
-    expect("operation", [&](int rank) {
-      Order order = base();
-      if (rank == 0) order.op = OpKind::kAllgather;
-      return order;
-    }, {"'x'", "allgather on rank 0", "allreduce on ranks 1, 2"});
-    expect("reduction", [&](int rank) {
-      Order order = base();
-      if (rank == 0) order.reduce = ReduceOp::kMax;
-      return order;
-    }, {"'x'", "max on rank 0", "sum on ranks 1, 2"});
-    expect("root", [&](int rank) {
-      Order order = base();
-      order.op = OpKind::kBroadcast;
-      order.root = rank == 1 ? 1 : 0;
-      return order;
-    }, {"'x'", "root", "0 on ranks 0, 2", "1 on rank 1"});
-    expect("factor", [&](int rank) {
-      Order order = base();
-      order.prescale = rank == 1 ? 0.5 : 2;
-      return order;
-    }, {"'x'", "prescale", "2 on ranks 0, 2", "0.5 on rank 1"});
+    expect("dtype",
+           [&](int rank) {
+             Order order = base();
+             if (rank == 1) order.dtype = DType::kFloat64;
+             return order;
+           },
+           {"'x'", "float32 on ranks 0, 2", "float64 on rank 1", "data type"});
+    expect("shape",
+           [&](int rank) {
+             Order order = base();
+             if (rank == 2) order.shape = {3, 2};
+             return order;
+           },
+           {"'x'", "[2, 3] on ranks 0, 1", "[3, 2] on rank 2"});
+    expect("operation",
+           [&](int rank) {
+             Order order = base();
+             if (rank == 0) order.op = OpKind::kAllgather;
+             return order;
+           },
+           {"'x'", "allgather on rank 0", "allreduce on ranks 1, 2"});
+    expect("reduction",
+           [&](int rank) {
+             Order order = base();
+             if (rank == 0) order.reduce = ReduceOp::kMax;
+             return order;
+           },
+           {"'x'", "max on rank 0", "sum on ranks 1, 2"});
+    expect("root",
+           [&](int rank) {
+             Order order = base();
+             order.op = OpKind::kBroadcast;
+             order.root = rank == 1 ? 1 : 0;
+             return order;
+           },
+           {"'x'", "root", "0 on ranks 0, 2", "1 on rank 1"});
+    expect("factor",
+           [&](int rank) {
+             Order order = base();
+             order.prescale = rank == 1 ? 0.5 : 2;
+             return order;
+           },
+           {"'x'", "prescale", "2 on ranks 0, 2", "0.5 on rank 1"});
   }
 }
 
@@ -238,7 +251,8 @@ TEST_CASE("a tensor may change its shape from step to step, if it does so everyw
     order.shape = {rank == 0 ? 5 : 6};
     return order;
   });
-  for (const Status& status : failures) CHECK(mentions(status, {"'x'", "[5] on rank 0", "[6] on ranks 1, 2"}));
+  for (const Status& status : failures)
+    CHECK(mentions(status, {"'x'", "[5] on rank 0", "[6] on ranks 1, 2"}));
 }
 
 TEST_CASE("ranks that wait for each other get an error that says for what, and the job goes on") {
@@ -255,8 +269,9 @@ TEST_CASE("ranks that wait for each other get an error that says for what, and t
       });
       for (const Status& status : failures) {
         CHECK(status.code == HP_DEADLOCK);
-        CHECK(mentions(status, {"Rank 0 waits for 'allreduce.noname.1' (not submitted by rank 1)",
-                                "rank 1 waits for 'allgather.noname.1' (not submitted by ranks 0, 2)"}));
+        CHECK(mentions(status,
+                       {"Rank 0 waits for 'allreduce.noname.1' (not submitted by rank 1)",
+                        "rank 1 waits for 'allgather.noname.1' (not submitted by ranks 0, 2)"}));
       }
     }
     CHECK_NOTHROW(cluster.run([&](int rank) { allreduce_ones(cluster.engine(rank), ""); }));
@@ -335,7 +350,8 @@ TEST_CASE("names in flight are unique, and wrong arguments are found before anyt
   CHECK(duplicate.code == HP_DUPLICATE_NAME);
   CHECK(mentions(duplicate, {"'twice'", "still in flight"}));
 
-  const auto rejected = [&](const std::function<void(Order&)>& spoil, std::initializer_list<const char*> words) {
+  const auto rejected = [&](const std::function<void(Order&)>& spoil,
+                            std::initializer_list<const char*> words) {
     Order spoiled = order;
     spoiled.name = "wrong";
     spoil(spoiled);
@@ -343,16 +359,49 @@ TEST_CASE("names in flight are unique, and wrong arguments are found before anyt
     CHECK((status.code == HP_INVALID_ARGUMENT || status.code == HP_UNSUPPORTED));
     CHECK(mentions(status, words));
   };
-  rejected([](Order& o) { o.op = OpKind::kBroadcast; o.root = 2; }, {"root rank 2", "0 to 1"});
+  rejected(
+      [](Order& o) {
+        o.op = OpKind::kBroadcast;
+        o.root = 2;
+      },
+      {"root rank 2", "0 to 1"});
   rejected([](Order& o) { o.shape = {-1}; }, {"negative", "[-1]"});
   rejected([](Order& o) { o.shape = {std::int64_t{1} << 62, 4}; }, {"too many elements"});
   rejected([](Order& o) { o.input = nullptr; }, {"without memory"});
   rejected([](Order& o) { o.reduce = ReduceOp::kAdasum; }, {"adasum"});
-  rejected([](Order& o) { o.dtype = DType::kBool; o.reduce = ReduceOp::kAverage; }, {"bool", "average"});
-  rejected([](Order& o) { o.op = OpKind::kAlltoall; o.output = nullptr; o.shape = {3}; }, {"multiple of 2"});
-  rejected([](Order& o) { o.op = OpKind::kAlltoall; o.output = nullptr; o.splits = {1, 2}; }, {"add up to 3"});
-  rejected([](Order& o) { o.op = OpKind::kAlltoall; o.output = nullptr; o.splits = {4}; }, {"1 entries for 2"});
-  rejected([](Order& o) { o.op = OpKind::kReducescatter; o.shape = {}; }, {"at least one dimension"});
+  rejected(
+      [](Order& o) {
+        o.dtype = DType::kBool;
+        o.reduce = ReduceOp::kAverage;
+      },
+      {"bool", "average"});
+  rejected(
+      [](Order& o) {
+        o.op = OpKind::kAlltoall;
+        o.output = nullptr;
+        o.shape = {3};
+      },
+      {"multiple of 2"});
+  rejected(
+      [](Order& o) {
+        o.op = OpKind::kAlltoall;
+        o.output = nullptr;
+        o.splits = {1, 2};
+      },
+      {"add up to 3"});
+  rejected(
+      [](Order& o) {
+        o.op = OpKind::kAlltoall;
+        o.output = nullptr;
+        o.splits = {4};
+      },
+      {"1 entries for 2"});
+  rejected(
+      [](Order& o) {
+        o.op = OpKind::kReducescatter;
+        o.shape = {};
+      },
+      {"at least one dimension"});
 
   allreduce_ones(cluster.engine(1), "twice", 4);
   await(engine, handle);
@@ -370,8 +419,10 @@ TEST_CASE("when a rank shuts down, the others' operations end with its name") {
       Engine& engine = cluster.engine(rank);
       if (rank == 1) return engine.shutdown();
       const Status pending = failure_of([&] { allreduce_ones(engine, "pending"); });
-      if (pending.code != HP_SHUT_DOWN) throw std::runtime_error("code " + std::to_string(pending.code));
-      if (!mentions(pending, {"'pending'", "rank 1 has shut down"})) throw std::runtime_error("text");
+      if (pending.code != HP_SHUT_DOWN)
+        throw std::runtime_error("code " + std::to_string(pending.code));
+      if (!mentions(pending, {"'pending'", "rank 1 has shut down"}))
+        throw std::runtime_error("text");
       const Status later = failure_of([&] { allreduce_ones(engine, "later"); });
       if (later.code != HP_SHUT_DOWN) throw std::runtime_error("later");
     });
@@ -497,8 +548,7 @@ TEST_CASE("malformed bytes from a peer end the job with its name and crash nothi
     CAPTURE(introduced);
     for (const auto& speak : std::vector<std::function<void(RawPeer&)>>{
              [&](RawPeer& peer) { peer.send_bytes({noise.begin(), noise.end()}); },
-             [&](RawPeer& peer) { peer.send(noise); },
-             [&](RawPeer& peer) { peer.send(Bytes{}); },
+             [&](RawPeer& peer) { peer.send(noise); }, [&](RawPeer& peer) { peer.send(Bytes{}); },
              [&](RawPeer& peer) { peer.send(large, {}); },
              [&](RawPeer& peer) { peer.send(large_data, {}); },
              [&](RawPeer& peer) { peer.send(unknown_kind, {}); }}) {
@@ -507,7 +557,8 @@ TEST_CASE("malformed bytes from a peer end the job with its name and crash nothi
       CHECK(mentions(status, {"rank 1", "malformed message"}));
     }
   }
-  const Status twice = failure_after([](RawPeer& peer) { peer.send(encode(hello_of(1, 2, test_options()))); }, true);
+  const Status twice =
+      failure_after([](RawPeer& peer) { peer.send(encode(hello_of(1, 2, test_options()))); }, true);
   CHECK(mentions(twice, {"rank 1", "introduced itself twice"}));
 }
 

@@ -62,7 +62,8 @@ struct Pair {
 
 Bytes pattern(std::size_t bytes, int salt) {
   Bytes data(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(i * 31 + static_cast<std::size_t>(salt));
+  for (std::size_t i = 0; i < bytes; ++i)
+    data[i] = static_cast<std::byte>(i * 31 + static_cast<std::size_t>(salt));
   return data;
 }
 
@@ -85,7 +86,8 @@ TEST_CASE("data and control arrive whole and in order, whatever the pieces") {
       }
       std::deque<Link::Receive> receives;
       const auto post_all = [&] {
-        for (Bytes& memory : got) receives.emplace_back(*pair.b, kChannel, memory.data(), memory.size());
+        for (Bytes& memory : got)
+          receives.emplace_back(*pair.b, kChannel, memory.data(), memory.size());
       };
       if (posted_first) post_all();
       std::uint64_t ticket = 0;

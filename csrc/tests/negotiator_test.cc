@@ -1,12 +1,13 @@
-// The negotiator under a scheduler that delays and reorders everything that may be delayed and reordered.
+// The negotiator under a scheduler that delays and reorders everything that may be delayed and
+// reordered.
 #include "engine/negotiator.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <deque>
-#include <map>
 #include <functional>
+#include <map>
 #include <random>
 #include <set>
 
@@ -30,10 +31,12 @@ Signature signature_of(OpKind op, std::int64_t elements, DType dtype = DType::kF
   return signature;
 }
 
-// Ranks without engines: negotiators, and channels that keep the order of each pair of ranks and no other.
+// Ranks without engines: negotiators, and channels that keep the order of each pair of ranks and no
+// other.
 class Simulation {
  public:
-  Simulation(std::vector<int> hosts, Negotiator::Options options) : size_(static_cast<int>(hosts.size())) {
+  Simulation(std::vector<int> hosts, Negotiator::Options options)
+      : size_(static_cast<int>(hosts.size())) {
     const Topology topology(hosts);
     for (int rank = 0; rank < size_; ++rank) {
       negotiators_.emplace_back(7, topology.place(rank), options);
@@ -143,7 +146,8 @@ void same_decisions_everywhere(const Simulation& simulation) {
   }
 }
 
-// What each rank does in one program: several steps over the same names, each in an order of its own.
+// What each rank does in one program: several steps over the same names, each in an order of its
+// own.
 struct Program {
   std::vector<std::vector<std::pair<std::string, Signature>>> steps;
 };
@@ -159,11 +163,13 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
     const int ranks = 1 + below(random, 20);
     Negotiator::Options options;
     options.fusion_threshold = below(random, 3) == 0 ? 0 : 4 * (1 + below(random, 2000));
-    options.cache_capacity = static_cast<std::size_t>(below(random, 3) == 0 ? below(random, 6) : 100);
+    options.cache_capacity =
+        static_cast<std::size_t>(below(random, 3) == 0 ? below(random, 6) : 100);
     options.max_outstanding = 1 + below(random, 3);
     Simulation simulation(random_hosts(random, ranks), options);
 
-    // Common to all ranks: names and shapes, which may change from step to step. A few operations disagree.
+    // Common to all ranks: names and shapes, which may change from step to step. A few operations
+    // disagree.
     const int names = 1 + below(random, 12);
     std::vector<Program> programs(static_cast<std::size_t>(ranks));
     std::map<std::string, int> runs_expected;
@@ -171,7 +177,8 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
     for (int step = 0; step < 5; ++step) {
       for (auto& program : programs) program.steps.emplace_back();
       for (int n = 0; n < names; ++n) {
-        const std::string name = "t" + std::to_string(n) + (below(random, 6) == 0 ? "s" + std::to_string(step) : "");
+        const std::string name =
+            "t" + std::to_string(n) + (below(random, 6) == 0 ? "s" + std::to_string(step) : "");
         const auto op = static_cast<OpKind>(below(random, 4) == 0 ? below(random, 5) : 0);
         const Signature agreed = signature_of(op, 1 + below(random, 3) * 100);
         const bool disagree = ranks > 1 && below(random, 10) == 0;
@@ -183,11 +190,13 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
           programs[static_cast<std::size_t>(rank)].steps.back().emplace_back(name, own);
         }
       }
-      for (auto& program : programs) std::shuffle(program.steps.back().begin(), program.steps.back().end(), random);
+      for (auto& program : programs)
+        std::shuffle(program.steps.back().begin(), program.steps.back().end(), random);
     }
 
     // A rank submits an operation of the next step only when its own of the same name is decided.
-    std::vector<std::vector<std::pair<std::string, Signature>>> left(static_cast<std::size_t>(ranks));
+    std::vector<std::vector<std::pair<std::string, Signature>>> left(
+        static_cast<std::size_t>(ranks));
     for (int rank = 0; rank < ranks; ++rank) {
       for (auto& step : programs[static_cast<std::size_t>(rank)].steps) {
         auto& queue = left[static_cast<std::size_t>(rank)];
@@ -267,7 +276,8 @@ TEST_CASE("after everything was called off, old readiness is dropped and new ope
         simulation.collect(rank);
       }
       if (simulation.happen(random)) continue;
-      if (std::find(submitted_again.begin(), submitted_again.end(), false) == submitted_again.end()) break;
+      if (std::find(submitted_again.begin(), submitted_again.end(), false) == submitted_again.end())
+        break;
     }
     same_decisions_everywhere(simulation);
     REQUIRE(simulation.decided(0).size() == 2);
@@ -307,7 +317,8 @@ TEST_CASE("when a rank leaves, every rank runs the same operations before the en
     }
     same_decisions_everywhere(simulation);
     CHECK(simulation.decided(0).back().kind == DecisionItem::Kind::kClose);
-    CHECK(simulation.decided(0).back().status.message.find("rank " + std::to_string(leaver)) != std::string::npos);
+    CHECK(simulation.decided(0).back().status.message.find("rank " + std::to_string(leaver)) !=
+          std::string::npos);
   }
 }
 
@@ -325,7 +336,8 @@ TEST_CASE("an operation that recurs costs bits: one small message up and one dow
     bytes_before = simulation.bytes();
     for (int rank = 0; rank < kRanks; ++rank) {
       for (int tensor = 0; tensor < kTensors; ++tensor) {
-        simulation[rank].submit("layer." + std::to_string(tensor) + ".weight", signature_of(OpKind::kAllreduce, 16));
+        simulation[rank].submit("layer." + std::to_string(tensor) + ".weight",
+                                signature_of(OpKind::kAllreduce, 16));
       }
       simulation.collect(rank);
     }
@@ -346,7 +358,8 @@ TEST_CASE("names that count themselves up take no numbers") {
   for (int i = 0; i < 50; ++i) {
     Signature signature = signature_of(OpKind::kAllreduce, 4);
     signature.recurring = false;
-    for (int rank = 0; rank < 2; ++rank) simulation[rank].submit("allreduce.noname." + std::to_string(i), signature);
+    for (int rank = 0; rank < 2; ++rank)
+      simulation[rank].submit("allreduce.noname." + std::to_string(i), signature);
     while (simulation.happen(random)) {
     }
   }
@@ -393,11 +406,12 @@ TEST_CASE("fusion keeps to the threshold, to kinds and to the order") {
     for (const auto& operation : batch) text += operation.name;
     return text;
   };
-  const Signature small = signature_of(OpKind::kAllreduce, 10);       // 40 bytes
-  const Signature large = signature_of(OpKind::kAllreduce, 100);      // 400 bytes
+  const Signature small = signature_of(OpKind::kAllreduce, 10);   // 40 bytes
+  const Signature large = signature_of(OpKind::kAllreduce, 100);  // 400 bytes
   const Signature other = signature_of(OpKind::kAllreduce, 5, DType::kFloat64);
   const Signature gather = signature_of(OpKind::kAllgather, 1);
-  auto queue = ready({{"a", small}, {"b", large}, {"c", other}, {"d", small}, {"e", gather}, {"f", small}});
+  auto queue =
+      ready({{"a", small}, {"b", large}, {"c", other}, {"d", small}, {"e", gather}, {"f", small}});
   CHECK(names(plan_batch(queue, 100)) == "ad");
   CHECK(names(plan_batch(queue, 100)) == "b");
   CHECK(names(plan_batch(queue, 100)) == "c");

@@ -48,9 +48,15 @@ std::vector<Bytes> valid_messages() {
   hello.rank = 1;
   hello.size = 4;
   hello.settings = {{"a", "b"}};
-  return {encode(hello),    encode(7, some_ready()),          encode(7, Decisions{2, {batch, error, close}}),
-          encode_leave(0, 3), encode_census_request(), encode_census(9), encode(report),
-          encode(Abort{HP_TIMEOUT, "why"}), encode_bye()};
+  return {encode(hello),
+          encode(7, some_ready()),
+          encode(7, Decisions{2, {batch, error, close}}),
+          encode_leave(0, 3),
+          encode_census_request(),
+          encode_census(9),
+          encode(report),
+          encode(Abort{HP_TIMEOUT, "why"}),
+          encode_bye()};
 }
 
 // Decodes any message; throws WireError.

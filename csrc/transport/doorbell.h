@@ -1,9 +1,10 @@
 // Wakes a progress thread that sleeps, and costs next to nothing while it does not.
 //
-// The owner says "asleep" in a shared word before it sleeps in epoll on the eventfd, and looks at its work once more
-// after saying so. Whoever gives it work publishes the work first and rings then; only a ring that finds the owner
-// asleep makes a system call. All of these accesses are sequentially consistent, so that either the owner sees the
-// work or the ringer sees it asleep. Word and eventfd may be shared between processes.
+// The owner says "asleep" in a shared word before it sleeps in epoll on the eventfd, and looks at
+// its work once more after saying so. Whoever gives it work publishes the work first and rings
+// then; only a ring that finds the owner asleep makes a system call. All of these accesses are
+// sequentially consistent, so that either the owner sees the work or the ringer sees it asleep.
+// Word and eventfd may be shared between processes.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,8 @@ class Doorbell {
 
   void ring();
 
-  // The owner's side. prepare_sleep(); look for work; sleep on fd() if there is none; finish_sleep().
+  // The owner's side. prepare_sleep(); look for work; sleep on fd() if there is none;
+  // finish_sleep().
   void prepare_sleep() { word_->store(1); }
   void finish_sleep();
   int fd() const { return event_.get(); }

@@ -10,7 +10,8 @@ namespace {
 
 // Reads per pump: a fast peer must not keep this thread from its other links.
 constexpr int kReadsPerPump = 64;
-// Payloads from this size on are read straight into their place; smaller ones come with their header in one read.
+// Payloads from this size on are read straight into their place; smaller ones come with their
+// header in one read.
 constexpr std::uint64_t kDirectRead = 4096;
 
 }  // namespace
@@ -82,7 +83,8 @@ bool Link::pump_write() {
       bytes_moved_ += taken;
       current_done_ += taken;
     } catch (const std::system_error&) {
-      // What the peer has said before it went is still to be read, and says why: the reading side reports the end.
+      // What the peer has said before it went is still to be read, and says why: the reading side
+      // reports the end.
       control_queue_.clear();
       data_queue_.clear();
       current_.reset();

@@ -1,9 +1,11 @@
-// Frames over a stream: control messages and the data of collectives share one ordered connection to a peer.
+// Frames over a stream: control messages and the data of collectives share one ordered connection
+// to a peer.
 //
-// A data frame belongs to a channel, (process set, batch number), and matches the receives posted there in order.
-// Payloads are not copied on the way out, and go straight into the posted memory on the way in; a frame that comes
-// before its receive is kept on the heap until then. Control messages overtake data that is still queued, so that an
-// abort does not wait behind a gradient. Everything that arrives is checked before it is believed.
+// A data frame belongs to a channel, (process set, batch number), and matches the receives posted
+// there in order. Payloads are not copied on the way out, and go straight into the posted memory on
+// the way in; a frame that comes before its receive is kept on the heap until then. Control
+// messages overtake data that is still queued, so that an abort does not wait behind a gradient.
+// Everything that arrives is checked before it is believed.
 //
 // A link is driven by one thread and does not block.
 #pragma once
@@ -25,8 +27,8 @@
 
 namespace horoplug {
 
-// Names one collective on one process set. `check` is a hash of what the batch contains: ranks whose batches of the
-// same number differ find out at the first frame.
+// Names one collective on one process set. `check` is a hash of what the batch contains: ranks
+// whose batches of the same number differ find out at the first frame.
 struct Channel {
   std::uint32_t set = 0;
   std::uint32_t epoch = 0;  // the life of a plan; 0 while every batch is negotiated
@@ -53,7 +55,8 @@ static_assert(sizeof(FrameHeader) == 40);
 
 class Link {
  public:
-  // No control message is larger, and no data frame is (collectives cut their messages into chunks).
+  // No control message is larger, and no data frame is (collectives cut their messages into
+  // chunks).
   static constexpr std::uint64_t kMaxControlBytes = 64 << 20;
   static constexpr std::uint64_t kMaxDataBytes = 64 << 20;
 
@@ -75,7 +78,8 @@ class Link {
   std::uint64_t send(const Channel& channel, const void* data, std::size_t bytes);
   bool sent(std::uint64_t ticket) const { return frames_sent_ >= ticket || failure_.has_value(); }
 
-  // Move what can be moved now. True if anything was. They never throw: a broken link remembers why.
+  // Move what can be moved now. True if anything was. They never throw: a broken link remembers
+  // why.
   bool pump_write();
   bool pump_read();
   bool wants_write() const { return !queue_empty() && !failure_; }

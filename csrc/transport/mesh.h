@@ -28,8 +28,8 @@ class Mesh {
   bool pump();
   bool pump_writes();
 
-  // Sleeps until something comes in, someone rings, or `seconds` have passed (negative: for ever). `work_left` is asked
-  // once more after others can see that this thread is about to sleep.
+  // Sleeps until something comes in, someone rings, or `seconds` have passed (negative: for ever).
+  // `work_left` is asked once more after others can see that this thread is about to sleep.
   template <typename WorkLeft>
   void sleep(double seconds, WorkLeft&& work_left) {
     doorbell_->prepare_sleep();

@@ -18,7 +18,8 @@ class Poller {
   void want_write(int fd, int token, bool wanted);
   void remove(int fd);
 
-  // Waits for at most `seconds` (negative: for ever) and fills in the tokens of descriptors that are ready.
+  // Waits for at most `seconds` (negative: for ever) and fills in the tokens of descriptors that
+  // are ready.
   void wait(double seconds, std::vector<int>& tokens);
 
  private:

@@ -72,3 +72,6 @@ class TorchAdapter:
         if torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors):
             return Collective.run(self, spec, tensors, call, grouped)
         return submit(self, spec, tensors, call, grouped).wait()
+
+
+ADAPTER = TorchAdapter()

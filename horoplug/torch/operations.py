@@ -2,8 +2,8 @@
 checkers see them in operations.pyi."""
 
 from horoplug.common.variants import operations
-from horoplug.torch.adapter import TorchAdapter
+from horoplug.torch.adapter import ADAPTER
 
-_FUNCTIONS = operations(TorchAdapter(), __name__)
+_FUNCTIONS = operations(ADAPTER, __name__)
 globals().update(_FUNCTIONS)
 __all__ = list(_FUNCTIONS)

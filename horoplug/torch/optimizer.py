@@ -13,12 +13,16 @@ from typing import Any, TypeVar, cast
 import torch
 
 from horoplug.common.errors import HorovodInternalError
-from horoplug.common.process_sets import ProcessSet, global_process_set
-from horoplug.common.reduce_ops import Adasum, Average
+from horoplug.common.ops import submit
+from horoplug.common.opspec import BY_NAME, Call
+from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
+from horoplug.common.reduce_ops import Adasum, Average, resolve
+from horoplug.torch.adapter import ADAPTER
 from horoplug.torch.compression import CastCompressor, Compression
 from horoplug.torch.grouping import Group, check_groups, make_groups, name_parameters
 from horoplug.torch.mpi_ops import sparse_allreduce_async, synchronize
-from horoplug.torch.operations import allreduce_async_, grouped_allreduce_async_
+
+_ALLREDUCE = BY_NAME["allreduce"]
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -49,9 +53,11 @@ def DistributedOptimizer(
 
     Returns an object of a class that is derived from the optimizer's and has its name. It shares the optimizer's
     parameter groups and state. Raises ValueError for arguments that make no sense."""
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise ValueError("the optimizer is a DistributedOptimizer already.")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor works with op=Average only.")
-    if op == Adasum:
+    if resolve(op) == Adasum:
         raise ValueError("op=Adasum is not supported yet; use op=Average.")
     if num_groups != 0:
         warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
@@ -98,12 +104,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._compression = compression
         self._casts = isinstance(compression, type) and issubclass(compression, CastCompressor)
         self._sparse_as_dense = sparse_as_dense
-        self._options: dict[str, Any] = {
-            "op": op,
-            "prescale_factor": 1.0 / gradient_predivide_factor,
-            "postscale_factor": gradient_predivide_factor,
-            "process_set": process_set,
-        }
+        self._predivide = gradient_predivide_factor
         self._parameter_names = name_parameters(self.param_groups, named_parameters)
         # By parameter or group: (handle, what decompression needs) of its reduction; the handle is None while more
         # backward passes are to come.
@@ -157,10 +158,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._allreduce_delay[parameter] = left
         if left > 0:
             self._handles[parameter] = None, None
-        elif not self._p_to_group:
+        elif (group := self._p_to_group.get(parameter)) is None:
             self._handles[parameter] = self._submit(parameter)
         else:
-            group = self._p_to_group[parameter]
             self._group_counts[group] += 1
             if self._group_counts[group] < len(group):
                 self._handles[parameter] = None, None
@@ -185,7 +185,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         tensor, kept = self._packed(parameter)
         if tensor.is_sparse:
             return sparse_allreduce_async(tensor, name, self.op, self.process_set), kept
-        return allreduce_async_(tensor, name=name, **self._options), kept
+        return self._allreduce([tensor], name), kept
+
+    def _allreduce(self, tensors: list[torch.Tensor], name: str, grouped: bool = False) -> int:
+        """allreduce_async_ and grouped_allreduce_async_, without what a hook can do without."""
+        factor, number = self._predivide, set_number(self.process_set)
+        call = Call(name, self.op, 0, 1.0 / factor, factor, None, number)
+        return submit(ADAPTER, _ALLREDUCE, tensors, call, grouped, in_place=True).number
 
     def _submit_group(self, group: Group) -> None:
         """Reduce the gradients of a group as one, but for sparse ones."""
@@ -193,13 +199,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         for parameter in group:
             self._handles.pop(parameter, None)
         dense = [(p, tensor, kept) for p, tensor, kept in packed if not tensor.is_sparse]
+        handle: Any = list  # a reduction of nothing, which gives []
         if dense:
-            handle = grouped_allreduce_async_(
-                [tensor for _, tensor, _ in dense],
-                name=self._parameter_names[group[0]],
-                **self._options,
-            )
-            self._handles[group] = handle, [(p, kept) for p, _, kept in dense]
+            name = self._parameter_names[group[0]]
+            handle = self._allreduce([tensor for _, tensor, _ in dense], name, grouped=True)
+        self._handles[group] = handle, [(p, kept) for p, _, kept in dense]
         for parameter, tensor, _ in packed:
             if tensor.is_sparse:
                 self._handles[parameter] = self._submit(parameter)
@@ -222,9 +226,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         for group in self._group_counts:
             if group not in self._handles:
                 self._submit_group(group)
-        if not self._p_to_group:
-            for parameter in self._allreduce_delay:
-                if self._handles.get(parameter, (None, None))[0] is None:
+        for parameter in self._allreduce_delay:
+            if parameter not in self._p_to_group:
+                handle, _ = self._handles.get(parameter, (None, None))
+                if handle is None:
                     self._handles[parameter] = self._submit(parameter)
 
     def _finish_all(self) -> None:

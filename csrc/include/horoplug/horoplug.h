@@ -1,15 +1,16 @@
 /* The C ABI of the horoplug core: the one door between the engine and every language binding.
  *
  * Rules of this file:
- *   - plain C, no C++ types, no framework types; every struct starts with its own size, so that a caller built
- *     against an older header keeps working: fields are only ever appended, and a field beyond the caller's
- *     struct_size counts as zero;
- *   - every function returns an hp_status; the text that belongs to the last failure on the calling thread is
- *     hp_last_error();
+ *   - plain C, no C++ types, no framework types; every struct starts with its own size, so that a
+ * caller built against an older header keeps working: fields are only ever appended, and a field
+ * beyond the caller's struct_size counts as zero;
+ *   - every function returns an hp_status; the text that belongs to the last failure on the calling
+ * thread is hp_last_error();
  *   - an engine is an object. There is no process-wide state behind this header.
  *
- * Threads: hp_submit, hp_poll, hp_wait, hp_result and hp_release may be called from any thread at any time between
- * hp_engine_create and hp_engine_destroy. hp_engine_destroy must not race with another call on the same engine.
+ * Threads: hp_submit, hp_poll, hp_wait, hp_result and hp_release may be called from any thread at
+ * any time between hp_engine_create and hp_engine_destroy. hp_engine_destroy must not race with
+ * another call on the same engine.
  */
 #ifndef HOROPLUG_HOROPLUG_H_
 #define HOROPLUG_HOROPLUG_H_
@@ -32,16 +33,18 @@ extern "C" {
 
 typedef enum hp_status {
   HP_OK = 0,
-  HP_IN_PROGRESS = 1,         /* hp_wait: the timeout passed first */
-  HP_INVALID_ARGUMENT = 2,    /* the caller's mistake, found locally: nothing was sent */
-  HP_DUPLICATE_NAME = 3,      /* an operation of this name is still in flight on this rank */
-  HP_UNSUPPORTED = 4,         /* this combination of operation, dtype and device has no implementation */
-  HP_MISMATCH = 5,            /* ranks disagree about an operation; every rank gets this, the engine stays usable */
-  HP_DEADLOCK = 6,            /* every rank waits for another one; every rank gets this, the engine stays usable */
-  HP_TIMEOUT = 7,             /* a deadline passed; the engine is aborted */
-  HP_ABORTED = 8,             /* a rank died, a link broke or a peer aborted; the engine is aborted */
-  HP_SHUT_DOWN = 9,           /* this rank or a peer has shut down in good order */
-  HP_INTERNAL = 10            /* a defect of horoplug; the engine is aborted */
+  HP_IN_PROGRESS = 1,      /* hp_wait: the timeout passed first */
+  HP_INVALID_ARGUMENT = 2, /* the caller's mistake, found locally: nothing was sent */
+  HP_DUPLICATE_NAME = 3,   /* an operation of this name is still in flight on this rank */
+  HP_UNSUPPORTED = 4, /* this combination of operation, dtype and device has no implementation */
+  HP_MISMATCH =
+      5, /* ranks disagree about an operation; every rank gets this, the engine stays usable */
+  HP_DEADLOCK =
+      6, /* every rank waits for another one; every rank gets this, the engine stays usable */
+  HP_TIMEOUT = 7,   /* a deadline passed; the engine is aborted */
+  HP_ABORTED = 8,   /* a rank died, a link broke or a peer aborted; the engine is aborted */
+  HP_SHUT_DOWN = 9, /* this rank or a peer has shut down in good order */
+  HP_INTERNAL = 10  /* a defect of horoplug; the engine is aborted */
 } hp_status;
 
 /* The first ten values are Horovod's. */
@@ -86,13 +89,15 @@ typedef enum hp_op {
 typedef struct hp_engine hp_engine;
 typedef int64_t hp_handle; /* > 0; never reused by the same engine */
 
-/* How this process reaches one other rank. The caller has connected and authenticated every file descriptor; the
- * engine takes ownership of all of them, also when hp_engine_create fails. -1: absent. */
+/* How this process reaches one other rank. The caller has connected and authenticated every file
+ * descriptor; the engine takes ownership of all of them, also when hp_engine_create fails. -1:
+ * absent. */
 typedef struct hp_peer {
   uint64_t struct_size;
   int32_t rank;
-  int32_t host;        /* index of the peer's host; equal numbers share memory */
-  int32_t stream_fd;   /* connected TCP or Unix stream socket; carries control and, between hosts, data */
+  int32_t host; /* index of the peer's host; equal numbers share memory */
+  int32_t
+      stream_fd; /* connected TCP or Unix stream socket; carries control and, between hosts, data */
   int32_t segment_fd;  /* the peer's memfd, when it is on this host */
   int32_t doorbell_fd; /* the peer's eventfd, when it is on this host */
 } hp_peer;
@@ -102,34 +107,39 @@ typedef struct hp_config {
   uint64_t struct_size;
   int32_t rank;
   int32_t size;
-  int32_t host;              /* index of this process's host */
-  int32_t segment_fd;        /* this process's own memfd, empty; -1 when no peer is on this host */
-  int32_t doorbell_fd;       /* this process's own eventfd (non-blocking); -1: the engine makes one */
-  int32_t peer_count;        /* size - 1 */
+  int32_t host;        /* index of this process's host */
+  int32_t segment_fd;  /* this process's own memfd, empty; -1 when no peer is on this host */
+  int32_t doorbell_fd; /* this process's own eventfd (non-blocking); -1: the engine makes one */
+  int32_t peer_count;  /* size - 1 */
   const hp_peer* peers;
-  int64_t fusion_threshold;  /* bytes; default 128 MiB; negative: no fusion */
-  int64_t cache_capacity;    /* names remembered as small integers; default 8192; negative: none */
-  double stall_check_time;   /* default 60; negative: no stall reports */
-  double stall_shutdown_time;/* a tensor waited for by some ranks this long aborts the job; default never */
-  double data_timeout;       /* a transfer that makes no progress this long aborts the job; default 30 */
-  double operation_timeout;  /* an operation not done this long after its submission aborts the job; default 1800;
-                                negative: never */
-  double deadlock_time;      /* all ranks blocked on different operations this long is an error; default 5;
-                                negative: never */
-  const char* algorithm;     /* forces an algorithm by name where it can run; NULL: the cheapest */
-  void (*log)(void* user, int32_t level, const char* text); /* 0 trace … 5 fatal; NULL: stderr from warning up */
+  int64_t fusion_threshold;   /* bytes; default 128 MiB; negative: no fusion */
+  int64_t cache_capacity;     /* names remembered as small integers; default 8192; negative: none */
+  double stall_check_time;    /* default 60; negative: no stall reports */
+  double stall_shutdown_time; /* a tensor waited for by some ranks this long aborts the job; default
+                                 never */
+  double data_timeout; /* a transfer that makes no progress this long aborts the job; default 30 */
+  double operation_timeout; /* an operation not done this long after its submission aborts the job;
+                               default 1800; negative: never */
+  double deadlock_time;  /* all ranks blocked on different operations this long is an error; default
+                            5; negative: never */
+  const char* algorithm; /* forces an algorithm by name where it can run; NULL: the cheapest */
+  void (*log)(void* user, int32_t level,
+              const char* text); /* 0 trace … 5 fatal; NULL: stderr from warning up */
   void* log_user;
-  int32_t log_level;         /* smallest level that is passed to log; 0 means the default, warning (3) */
-  int32_t progress_cpu;      /* 0: the progress thread runs anywhere; n: on CPU n - 1 only */
+  int32_t log_level;    /* smallest level that is passed to log; 0 means the default, warning (3) */
+  int32_t progress_cpu; /* 0: the progress thread runs anywhere; n: on CPU n - 1 only */
 } hp_config;
 
-/* One operation on one or more tensors (more than one: a group, which runs as a whole or not at all).
+/* One operation on one or more tensors (more than one: a group, which runs as a whole or not at
+ * all).
  *
- * Every tensor is dense and in row-major order. count and rows are derived from shape: rows is shape[0], a scalar
- * counts as one row. All pointers must stay valid until the handle is done; output may equal input. */
+ * Every tensor is dense and in row-major order. count and rows are derived from shape: rows is
+ * shape[0], a scalar counts as one row. All pointers must stay valid until the handle is done;
+ * output may equal input. */
 typedef struct hp_tensor {
   const void* input;
-  void* output;         /* NULL: the engine allocates (allgather, alltoall, reducescatter) and hp_result hands it out */
+  void* output; /* NULL: the engine allocates (allgather, alltoall, reducescatter) and hp_result
+                   hands it out */
   const int64_t* shape;
   int32_t ndim;
   int32_t reserved;
@@ -137,15 +147,15 @@ typedef struct hp_tensor {
 
 typedef struct hp_submission {
   uint64_t struct_size;
-  int32_t op;            /* hp_op */
-  int32_t dtype;         /* hp_dtype */
-  int32_t reduce_op;     /* hp_reduce_op, for allreduce and reducescatter */
-  int32_t root;          /* broadcast: a global rank */
-  int32_t device;        /* -1: CPU */
-  int32_t process_set;   /* 0: all ranks */
-  double prescale;       /* 0 counts as 1 */
+  int32_t op;          /* hp_op */
+  int32_t dtype;       /* hp_dtype */
+  int32_t reduce_op;   /* hp_reduce_op, for allreduce and reducescatter */
+  int32_t root;        /* broadcast: a global rank */
+  int32_t device;      /* -1: CPU */
+  int32_t process_set; /* 0: all ranks */
+  double prescale;     /* 0 counts as 1 */
   double postscale;
-  const char* name;      /* NULL: "<op>.noname.<n>", n counted per operation kind */
+  const char* name; /* NULL: "<op>.noname.<n>", n counted per operation kind */
   const hp_tensor* tensors;
   int32_t tensor_count;
   int32_t split_count;   /* alltoall: 0, or the size of the process set */
@@ -155,23 +165,25 @@ typedef struct hp_submission {
 /* What an operation that is done has produced for one of its tensors. */
 typedef struct hp_tensor_result {
   uint64_t struct_size;
-  void* data;               /* the submission's output, or memory that the engine allocated (see hp_result) */
+  void* data; /* the submission's output, or memory that the engine allocated (see hp_result) */
   int64_t bytes;
-  int64_t rows;             /* first dimension of the output */
-  const int64_t* row_counts;/* allgather, alltoall: rows that came from each rank, otherwise NULL */
+  int64_t rows; /* first dimension of the output */
+  const int64_t*
+      row_counts; /* allgather, alltoall: rows that came from each rank, otherwise NULL */
   int32_t row_count_size;
-  int32_t owned;            /* 1: data is the engine's allocation, freed by hp_release unless taken by hp_take */
+  int32_t
+      owned; /* 1: data is the engine's allocation, freed by hp_release unless taken by hp_take */
 } hp_tensor_result;
 
 typedef struct hp_stats {
   uint64_t struct_size;
-  uint64_t batches;            /* fused batches run */
-  uint64_t tensors;            /* tensors in them */
-  uint64_t bytes;              /* payload bytes reduced or moved, counted once per rank */
-  uint64_t control_messages;   /* control messages sent by this rank */
+  uint64_t batches;          /* fused batches run */
+  uint64_t tensors;          /* tensors in them */
+  uint64_t bytes;            /* payload bytes reduced or moved, counted once per rank */
+  uint64_t control_messages; /* control messages sent by this rank */
   uint64_t control_bytes;
-  uint64_t cached_names;       /* names that are known as small integers now */
-  uint64_t wakeups;            /* times the progress thread woke from sleep */
+  uint64_t cached_names; /* names that are known as small integers now */
+  uint64_t wakeups;      /* times the progress thread woke from sleep */
 } hp_stats;
 
 HP_API int32_t hp_abi_version(void);
@@ -190,12 +202,13 @@ HP_API const char* hp_cpu_kernels(void);
 /* One line per algorithm: "op name medium", for check-build; the text is static. */
 HP_API const char* hp_algorithms(void);
 
-/* Starts an engine and its progress thread. Collective: returns once every peer has answered a handshake that
- * compares the configurations (HP_MISMATCH if they differ), or after data_timeout (HP_TIMEOUT). */
+/* Starts an engine and its progress thread. Collective: returns once every peer has answered a
+ * handshake that compares the configurations (HP_MISMATCH if they differ), or after data_timeout
+ * (HP_TIMEOUT). */
 HP_API hp_status hp_engine_create(const hp_config* config, hp_engine** engine);
 
-/* Leaves the job in good order: peers' pending operations end with HP_SHUT_DOWN. Idempotent; hp_wait on remaining
- * handles then returns HP_SHUT_DOWN. */
+/* Leaves the job in good order: peers' pending operations end with HP_SHUT_DOWN. Idempotent;
+ * hp_wait on remaining handles then returns HP_SHUT_DOWN. */
 HP_API hp_status hp_engine_shutdown(hp_engine* engine);
 HP_API void hp_engine_destroy(hp_engine* engine);
 
@@ -207,12 +220,14 @@ HP_API hp_status hp_submit(hp_engine* engine, const hp_submission* submission, h
 /* HP_OK when done, HP_IN_PROGRESS when not, the operation's failure otherwise. */
 HP_API hp_status hp_poll(hp_engine* engine, hp_handle handle);
 
-/* Blocks for at most timeout seconds (negative: until done). A thread in here counts as blocked for the deadlock
- * detector. A caller that must look at signals calls again with the same handle; the wait counts as one. */
+/* Blocks for at most timeout seconds (negative: until done). A thread in here counts as blocked for
+ * the deadlock detector. A caller that must look at signals calls again with the same handle; the
+ * wait counts as one. */
 HP_API hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout);
 
 /* Result of tensor `index` of a handle that is done; valid until hp_release. */
-HP_API hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tensor_result* result);
+HP_API hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index,
+                           hp_tensor_result* result);
 
 /* Takes the allocation of a result out of the handle; the caller frees it with hp_free. */
 HP_API hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, void** data);

@@ -1,5 +1,5 @@
-// Fuzz target: control messages. Whatever the bytes, decoding ends in a message or in a WireError, and a message that
-// was decoded can be encoded again.
+// Fuzz target: control messages. Whatever the bytes, decoding ends in a message or in a WireError,
+// and a message that was decoded can be encoded again.
 #include "engine/messages.h"
 
 using namespace horoplug;

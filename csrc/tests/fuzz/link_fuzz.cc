@@ -1,5 +1,6 @@
-// Fuzz target: everything that a peer can send. The bytes come in pieces of odd sizes to a link with receives posted,
-// and its control messages go to a negotiator and a census in the middle of their work.
+// Fuzz target: everything that a peer can send. The bytes come in pieces of odd sizes to a link
+// with receives posted, and its control messages go to a negotiator and a census in the middle of
+// their work.
 #include <algorithm>
 #include <deque>
 #include <memory>

@@ -48,7 +48,8 @@ class InprocStream final : public Stream {
       : out_(std::move(out)), in_(std::move(in)), peer_(std::move(peer)) {}
   ~InprocStream() override {
     close_write();
-    // A writer on the other side must not wait for room that will never come: its bytes have no reader.
+    // A writer on the other side must not wait for room that will never come: its bytes have no
+    // reader.
     {
       std::lock_guard lock(in_->mutex);
       in_->head = in_->tail;

@@ -1,12 +1,14 @@
-// Where the ranks of one host meet in memory: each rank's flags and its two slots of data, readable by all.
+// Where the ranks of one host meet in memory: each rank's flags and its two slots of data, readable
+// by all.
 //
-// Collectives run in cycles, numbered from 1 through the life of the process set and the same on every rank. In cycle
-// c a rank uses slot c mod 2 of its arena, and says how far it is by three counters that only it writes:
+// Collectives run in cycles, numbered from 1 through the life of the process set and the same on
+// every rank. In cycle c a rank uses slot c mod 2 of its arena, and says how far it is by three
+// counters that only it writes:
 //     packed  >= c   its input of cycle c lies in its slot
 //     reduced >= c   its part of the result lies in its slot
 //     done    >= c   it reads nothing of cycle c any more
-// A slot may be written again, in cycle c, when every rank is done with cycle c - 2. A rank waits for that (writable)
-// before it says anything in cycle c, even if it has nothing to write.
+// A slot may be written again, in cycle c, when every rank is done with cycle c - 2. A rank waits
+// for that (writable) before it says anything in cycle c, even if it has nothing to write.
 #pragma once
 
 #include <atomic>
@@ -24,8 +26,9 @@ enum class Stage : int { kPacked = 0, kReduced, kDone };
 
 class Arena {
  public:
-  // Bytes of one slot: small enough that the slots of a few ranks stay in the last-level cache while a cycle is
-  // packed, reduced and unpacked; large enough to pay for the cycle's synchronisation.
+  // Bytes of one slot: small enough that the slots of a few ranks stay in the last-level cache
+  // while a cycle is packed, reduced and unpacked; large enough to pay for the cycle's
+  // synchronisation.
   static constexpr std::size_t kSlotBytes = 1 << 20;
   static constexpr std::size_t kSlots = 2;
 
@@ -76,11 +79,12 @@ class SharedGroup {
   // Says that this rank has come to a stage of a cycle, and wakes whoever sleeps.
   void arrive(Stage stage, std::uint64_t cycle);
 
-  // Sets the hash of the batch that the next cycles belong to; peers see it with each arrive(kPacked).
+  // Sets the hash of the batch that the next cycles belong to; peers see it with each
+  // arrive(kPacked).
   void begin(std::uint64_t check) { check_ = check; }
 
-  // Waits until every rank (or one of them) has come to a stage of a cycle. Waiting for kPacked also compares the
-  // batches' hashes and throws Error(HP_INTERNAL) if they differ.
+  // Waits until every rank (or one of them) has come to a stage of a cycle. Waiting for kPacked
+  // also compares the batches' hashes and throws Error(HP_INTERNAL) if they differ.
   class Reached final : public Waitable {
    public:
     static constexpr int kAll = -1;

@@ -23,7 +23,7 @@ Segment Segment::create(const Fd& memfd, std::size_t bytes) {
 }
 
 Segment Segment::map(const Fd& memfd, std::size_t bytes) {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(memfd.get(), &status) != 0) fail("cannot look at a peer's shared memory segment");
   if (static_cast<std::size_t>(status.st_size) < bytes) {
     // Touching what lies beyond the end would be a SIGBUS.

@@ -1,7 +1,7 @@
 // A piece of memory that co-located ranks share: a memfd, or plain memory between threads.
 //
-// There is no name in any file system: the descriptor was passed over a Unix socket, and the memory is gone with the
-// last process that maps it.
+// There is no name in any file system: the descriptor was passed over a Unix socket, and the memory
+// is gone with the last process that maps it.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@ class Segment {
  public:
   // Sizes an empty memfd and maps it (the owner's side).
   static Segment create(const Fd& memfd, std::size_t bytes);
-  // Maps a peer's memfd, which its owner has sized. Throws std::system_error if it is smaller than `bytes`.
+  // Maps a peer's memfd, which its owner has sized. Throws std::system_error if it is smaller than
+  // `bytes`.
   static Segment map(const Fd& memfd, std::size_t bytes);
   // Zeroed memory of this process, for ranks that are threads.
   static Segment allocate(std::size_t bytes);
