@@ -65,10 +65,13 @@ bench: build .venv/.bench
 
 CONFIGURE = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHOROPLUG_TESTS=ON \
   $(if $(WERROR),-DHOROPLUG_WERROR=$(WERROR))
-OPTIONS_release :=
+# With the module, so that `build` finds nothing left to do and clang-tidy sees it.
+OPTIONS_release := -DHOROPLUG_PYTHON=ON -DHOROPLUG_PYTHON_EXECUTABLE=$(CURDIR)/$(BIN)/python
 OPTIONS_tsan := -DHOROPLUG_SANITIZE=thread
 OPTIONS_asan := -DHOROPLUG_SANITIZE=address
-OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer -DCMAKE_CXX_COMPILER=clang++-16
+OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer
+# CMake takes this the first time only; as an option it would make CMake start anew and forget the other options.
+cpp-fuzz: export CXX := clang++-16
 
 cpp-%: build/.system-test .venv/.test
 	@$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null

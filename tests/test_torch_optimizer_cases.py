@@ -100,13 +100,14 @@ def check_shared_state():
     assert optimizer.state[model.first.bias]["step"] == 2
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     optimizer.load_state_dict(optimizer.state_dict())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     optimizer.zero_grad()
     loss(model, torch.ones(6, 4)).backward()
     optimizer.step()
-    assert calls == ["step", "step"]
+    assert calls == ["step", "step"], "step hooks run once"
     scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
 
 
 def check_custom_optimizer():

@@ -367,16 +367,16 @@ void Engine::close_for_submissions(const Status& status) {
 
 void Engine::fail(const Status& status) {
   log_(status.code == HP_SHUT_DOWN ? LogLevel::kInfo : LogLevel::kError, status.message);
-  mesh_->send_control_to_all(encode(Abort{status.code, status.message}));
   {
     std::lock_guard lock(mutex_);
     // A failure overrules a shutdown of this rank's own that was under way.
     if (end_status_.ok() || (leave_requested_ && status.code != HP_SHUT_DOWN)) end_status_ = status;
   }
-  end_everything();
-  // The others hear of it before the connections close; who does not listen is not waited for.
+  // The others come first: when this rank's own operations have ended, its program may be gone in
+  // no time, and its peers would blame this rank.
+  mesh_->send_control_to_all(encode(Abort{status.code, status.message}));
   mesh_->close_writes();
-  const double until = now() + kLastWordsSeconds;
+  end_everything();
   const auto all_said = [this] {
     for (int peer = 0; peer < mesh_->size(); ++peer) {
       const Link* link = mesh_->link(peer);
@@ -384,6 +384,8 @@ void Engine::fail(const Status& status) {
     }
     return true;
   };
+  // Who does not listen is not waited for.
+  const double until = now() + kLastWordsSeconds;
   while (!all_said() && now() < until) {
     if (!mesh_->pump_writes()) mesh_->sleep(0.01, [] { return false; });
   }

@@ -42,7 +42,8 @@ void Engine::receive(int from, Bytes message) {
   const MessageHead head = read_head(reader);
   if (head.kind == MessageKind::kHello) {
     receive_hello(from, decode_hello(reader));
-  } else if (head.kind == MessageKind::kAbort) {
+  } else if (head.kind == MessageKind::kAbort || head.kind == MessageKind::kBye) {
+    // A peer may be ready, done and gone before this rank has heard from everybody.
     dispatch(from, message);
   } else {
     // Peers that are ready go ahead; their messages keep.

@@ -44,6 +44,9 @@ bool same_shapes(const Signature& a, const Signature& b) {
   return true;
 }
 
+constexpr const char* kSameShape = "submit the same shape";
+constexpr const char* kSameRows = "submit shapes that differ in the first dimension only";
+
 // What ranks can disagree about, in the order in which it is worth telling.
 struct Field {
   const char* name;
@@ -64,7 +67,7 @@ const std::vector<Field>& fields() {
       {"number of tensors", "submit the same group",
        [](auto& a, auto& b) { return a.shapes.size() == b.shapes.size(); },
        [](auto& s) { return std::to_string(s.shapes.size()); }},
-      {"shape", "submit the same shape",
+      {"shape", kSameShape,
        [](auto& a, auto& b) { return a.shapes.size() != b.shapes.size() || same_shapes(a, b); },
        [](auto& s) { return describe_shapes(s); }},
       {"root rank", "name the same root",
@@ -139,6 +142,7 @@ std::string describe_mismatch(const std::string& name, const std::vector<Variant
     if (!differs) continue;
     if (advice != nullptr) text += "; ";
     if (advice == nullptr) advice = field.advice;
+    if (advice == kSameShape && !first_dimension_counts(first.op)) advice = kSameRows;
     text += std::string("mismatched ") + field.name + ": ";
     for (std::size_t i = 0; i < variants.size() && i < 8; ++i) {
       if (i > 0) text += " but ";

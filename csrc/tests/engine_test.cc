@@ -98,6 +98,11 @@ class RawPeer {
     }
   }
   void hang_up() { stream_.reset(); }
+  // Reads until the engine has closed its side.
+  void wait_for_end() {
+    std::byte ignored[256];
+    while (stream_->read(ignored, sizeof ignored) != Stream::kEnd) std::this_thread::yield();
+  }
 
  private:
   std::unique_ptr<Stream> stream_;
@@ -511,6 +516,30 @@ TEST_CASE("a peer that never answers fails the start") {
   const Status status = failure_of([&] { job.engine->wait_until_ready(); });
   CHECK(status.code == HP_TIMEOUT);
   CHECK(mentions(status, {"no answer from rank 1"}));
+}
+
+TEST_CASE("a peer may leave in good order before this rank has heard from everybody") {
+  const EngineOptions options = test_options();
+  auto configs = make_configs(Transport::kTcp, 3, options);
+  RawPeer first(std::move(configs[0].members[1].stream));
+  RawPeer last(std::move(configs[2].members[1].stream));
+  Engine engine(std::move(configs[1]));
+  DecisionItem end;
+  end.kind = DecisionItem::Kind::kClose;
+  first.send(encode(hello_of(0, 3, options)));
+  first.send(encode(0, Decisions{0, {end}}));
+  first.send(encode_bye());
+  // The engine answers a goodbye by closing its side: then it has been read, before the last rank's
+  // introduction.
+  first.wait_for_end();
+  first.hang_up();
+  last.send(encode(hello_of(2, 3, options)));
+  CHECK(failure_of([&] { engine.wait_until_ready(); }).ok());
+  const Status status = failure_of([&] { allreduce_ones(engine, "x"); });
+  CHECK(status.code == HP_SHUT_DOWN);
+  CHECK(mentions(status, {"rank 0 has shut down"}));
+  last.send(encode_bye());
+  last.hang_up();
 }
 
 TEST_CASE("ranks with different settings do not start") {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import itertools
 import os
 import threading
@@ -149,9 +148,8 @@ class Context:
         self.shutdown()
 
     def forget(self) -> None:
-        """In a forked child (a data loader's worker), which is no rank: start afresh, and leave the parent's engine
-        alone."""
-        self._leak(self._engine, self.operations.copy())
+        """In a forked child (a data loader's worker), which is no rank: start afresh. The parent's engine knows that it
+        is not to be touched here, not even when its object goes away."""
         self.operations.clear()
         self._engine = self._mesh = self._rendezvous = None
         self._lock = threading.Lock()  # another thread of the parent may have held it
@@ -161,12 +159,6 @@ class Context:
                 if os.path.samestat(os.fstat(fd), stat):
                     os.close(fd)
         self._streams = []
-
-    @staticmethod
-    def _leak(*objects: object) -> None:
-        """Never destroy these: their destructors would join threads that do not exist in this process."""
-        for thing in objects:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _start_engine(config: Config, mesh: Mesh) -> Engine:
