@@ -21,7 +21,7 @@ void Engine::begin_handshake() {
   Member& self = config_.members[static_cast<std::size_t>(config_.rank)];
   if (!self.segment && self.segment_file) {
     self.segment = Segment::create(self.segment_file, Arena::kSegmentBytes);
-    doorbell_->share_word(&Arena(self.segment->share()).header().asleep);
+    doorbell_->share_word(&Arena(*self.segment).header().asleep);
   }
   Hello hello;
   hello.rank = config_.rank;
@@ -90,7 +90,7 @@ void Engine::finish_handshake() {
       const auto& hello = hellos_[static_cast<std::size_t>(rank)];
       if (hello->segment_bytes < Arena::kSegmentBytes) throw WireError("its segment is too small");
       member.segment = Segment::map(member.segment_file, Arena::kSegmentBytes);
-      member.doorbell->share_word(&Arena(member.segment->share()).header().asleep);
+      member.doorbell->share_word(&Arena(*member.segment).header().asleep);
     }
     one_host = one_host && member.segment && member.host == hosts.front();
   }
@@ -100,7 +100,7 @@ void Engine::finish_handshake() {
     std::vector<Arena> arenas;
     std::vector<std::shared_ptr<Doorbell>> doorbells;
     for (Member& member : config_.members) {
-      arenas.emplace_back(member.segment->share());
+      arenas.emplace_back(*member.segment);
       doorbells.push_back(member.doorbell);
     }
     shared = std::make_unique<SharedGroup>(config_.rank, std::move(arenas), std::move(doorbells),

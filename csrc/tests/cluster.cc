@@ -117,7 +117,7 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks,
       member.doorbell =
           by_file ? std::make_shared<Doorbell>(duplicate(doorbells[peer]->fd())) : doorbells[peer];
       const bool together = member.host == host_of(transport, static_cast<int>(rank));
-      if (!segments.empty()) member.segment = segments[peer].share();
+      if (!segments.empty()) member.segment = segments[peer];
       if (by_file && together) member.segment_file = duplicate(files[peer].get());
       config.members.push_back(std::move(member));
     }

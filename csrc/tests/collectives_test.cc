@@ -18,19 +18,22 @@ namespace {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr DType kDTypes[] = {DType::kBool, DType::kInt8, DType::kFloat16, DType::kFloat64};
 constexpr int kRanks[] = {1, 2, 3, 5};
+constexpr std::size_t kLargeCounts[] = {70'001, 270'003};
+constexpr int kForcedRanks[] = {2, 7};
 #else
 constexpr DType kDTypes[] = {DType::kBool,   DType::kUInt8,   DType::kInt8,     DType::kUInt16,
                              DType::kInt16,  DType::kUInt32,  DType::kInt32,    DType::kUInt64,
                              DType::kInt64,  DType::kFloat16, DType::kBFloat16, DType::kFloat32,
                              DType::kFloat64};
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8};
+constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
+constexpr int kForcedRanks[] = {2, 3, 6, 7};
 #endif
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
 // Around the sizes at which algorithms change: a slot of shared memory is 1 MiB, a chunk on a
 // stream 256 KiB.
 constexpr std::size_t kSmallCounts[] = {0, 1, 3, 17, 2049};
-constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
 
 double input_value(ReduceOp op, int rank, std::size_t i) {
   switch (op) {
@@ -268,7 +271,7 @@ TEST_CASE("large tensors") {
 TEST_CASE("every algorithm that can be forced") {
   for (const char* algorithm : {"ring", "doubling", "tree", "chain"}) {
     for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
-      for (const int ranks : {2, 3, 6, 7}) {
+      for (const int ranks : kForcedRanks) {
         CAPTURE(algorithm);
         CAPTURE(transport_name(transport));
         CAPTURE(ranks);
@@ -291,7 +294,7 @@ TEST_CASE("results have the same bits on every rank and in every run") {
   for (const Transport transport : kTransports) {
     for (const DType dtype :
          {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
-      for (const std::size_t count : {std::size_t{5}, std::size_t{3001}, std::size_t{400'001}}) {
+      for (const std::size_t count : {std::size_t{5}, std::size_t{3001}, kLargeCounts[1]}) {
         constexpr int kFive = 5;
         CAPTURE(transport_name(transport));
         CAPTURE(dtype_name(dtype));

@@ -24,9 +24,6 @@ class Segment {
   std::byte* data() const { return data_.get(); }
   std::size_t size() const { return bytes_; }
 
-  // Another handle on the same memory.
-  Segment share() const { return *this; }
-
  private:
   Segment(std::shared_ptr<std::byte> data, std::size_t bytes)
       : data_(std::move(data)), bytes_(bytes) {}
