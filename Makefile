@@ -96,7 +96,7 @@ lint-types: .venv/.dev
 # Fuzz targets are compiled by clang only and are not in the list of compile commands.
 tidy: .venv/.dev cpp-release build
 	@find csrc -name '*.cc' -not -path '*/fuzz/*' -print0 | \
-	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet -p build/release
+	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet --extra-arg=-Wno-unknown-warning-option -p build/release
 
 format: .venv/.dev
 	$(BIN)/clang-format -i $(CPP_FILES)

@@ -328,7 +328,7 @@ PYBIND11_MODULE(_native, module) {
   using horoplug::Engine;
   using horoplug::Memory;
   using horoplug::Result;
-  using namespace py::literals;  // NOLINT(google-build-using-namespace): the way to name arguments
+  using namespace py::literals;
 
   if (hp_abi_version() != HP_ABI_VERSION) {
     throw py::import_error("libhoroplug.so has ABI version " + std::to_string(hp_abi_version()) +
