@@ -4,7 +4,7 @@
     python benchmarks/allreduce.py -np 2 --collective allgather --dtype float16     (starts the ranks itself)
 
 ``--peer torch-gloo`` or ``--peer mpi4py`` measures that library in the same run, in alternating blocks of iterations,
-and prints how many times horoplug's median its median is. For mpi4py, start under mpirun.
+and prints how many times horoplug's median its median is. With ``-np``, mpi4py's ranks are started by mpirun.
 
 An iteration takes as long as on its slowest rank; ``time`` is the median of the iterations, ``p99`` their 99th
 percentile. ``algbw`` is size over time; ``busbw`` is what each rank must at least have sent or received over time
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import under_mpi
 from peers import OPS, PEERS, Case, Horoplug, Run
 
 BLOCKS = 5  # of iterations, between which horoplug and the peer take turns
@@ -265,9 +266,12 @@ def main() -> int:
     if args.np:
         launch = "import sys; from horoplug.runner.launch import main; sys.exit(main())"
         script = [sys.executable, str(Path(__file__).resolve()), *rest]
+        if args.peer == "mpi4py":
+            under_mpi.start(args.np, script)
         launcher = [sys.executable, "-c", launch, "-np", str(args.np)]
         os.execv(sys.executable, [*launcher, *script])
 
+    under_mpi.adopt_place()
     own = Horoplug()
     hvd = own.hvd
     peer: Any = PEERS[args.peer](hvd) if args.peer else None

@@ -104,7 +104,7 @@ class Mpi4py:
         if (self.comm.size, self.comm.rank) != (hvd.size(), hvd.rank()):
             raise SystemExit(
                 f"--peer mpi4py: MPI sees rank {self.comm.rank} of {self.comm.size} where horoplug sees "
-                f"{hvd.rank()} of {hvd.size()}; start the benchmark under mpirun"
+                f"{hvd.rank()} of {hvd.size()}; start the benchmark with -np or under mpirun"
             )
         self.ops = dict(zip(OPS, (MPI.SUM, None, MPI.MIN, MPI.MAX, MPI.PROD), strict=True))
 
