@@ -486,6 +486,61 @@ TEST_CASE("a peer that dies is named") {
   CHECK(failure_of([&] { submit(*job.engine, order); }).code == HP_ABORTED);
 }
 
+TEST_CASE("peers hear why before this rank's own operations end") {
+  // A program whose operation has failed may be gone at once, and its engine with it.
+  class Watched final : public Stream {
+   public:
+    explicit Watched(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
+    std::size_t write(const iovec* parts, int count) override {
+      const std::size_t taken = stream_->write(parts, count);
+      if (on_write) on_write(parts, count);
+      return taken;
+    }
+    std::ptrdiff_t read(void* data, std::size_t bytes) override {
+      return stream_->read(data, bytes);
+    }
+    void close_write() override { stream_->close_write(); }
+    int fd() const override { return stream_->fd(); }
+    std::function<void(const iovec*, int)> on_write;
+
+   private:
+    std::unique_ptr<Stream> stream_;
+  };
+
+  const EngineOptions options = test_options();
+  auto configs = make_configs(Transport::kTcp, 3, options);
+  RawPeer listener(std::move(configs[1].members[0].stream));
+  RawPeer victim(std::move(configs[2].members[0].stream));
+  auto watched = std::make_unique<Watched>(std::move(configs[0].members[1].stream));
+  std::atomic<Engine*> running{nullptr};
+  std::atomic<hp_handle> handle{0};
+  std::atomic<int> code_when_told{-1};
+  watched->on_write = [&](const iovec* parts, int count) {
+    if (handle == 0 || count < 2) return;
+    const Bytes message(static_cast<const std::byte*>(parts[1].iov_base),
+                        static_cast<const std::byte*>(parts[1].iov_base) + parts[1].iov_len);
+    Reader reader(message);
+    if (read_head(reader).kind != MessageKind::kAbort) return;
+    code_when_told = running.load()->handles().poll(handle).code;
+  };
+  configs[0].members[1].stream = std::move(watched);
+  Engine engine(std::move(configs[0]));
+  running = &engine;
+  listener.send(encode(hello_of(1, 3, options)));
+  victim.send(encode(hello_of(2, 3, options)));
+  engine.wait_until_ready();
+  std::vector<float> data(4, 1);
+  Order order;
+  order.name = "x";
+  order.shape = {4};
+  order.input = order.output = data.data();
+  handle = submit(engine, order);
+  victim.hang_up();
+  CHECK(failure_of([&] { await(engine, handle); }).code == HP_ABORTED);
+  engine.shutdown();  // the progress thread has ended: everything is written
+  CHECK(code_when_told == HP_IN_PROGRESS);
+}
+
 TEST_CASE("a peer that stops in the middle of a transfer is named when the deadline passes") {
   EngineOptions options = test_options();
   options.data_timeout = 0.3;
