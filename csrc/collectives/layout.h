@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "base/types.h"
@@ -18,6 +19,9 @@ class Layout {
 
   // Appends a tensor of `bytes` bytes. output may equal input.
   void add(const void* input, void* output, std::size_t bytes);
+  // Appends a tensor of a rank that has nothing to contribute: every element reads as `neutral`
+  // (one element, without prescale factor), and what would be its output is dropped.
+  void add_absent(std::uint64_t neutral, std::size_t bytes);
 
   DType dtype() const { return dtype_; }
   std::size_t bytes() const { return bytes_; }
@@ -33,8 +37,9 @@ class Layout {
 
  private:
   struct Piece {
-    const std::byte* input;
+    const std::byte* input;  // nullptr: absent
     std::byte* output;
+    std::uint64_t neutral;  // its first bytes are the element
     std::size_t begin;
     std::size_t bytes;
   };

@@ -13,6 +13,7 @@ namespace horoplug {
 struct ReadyOperation {
   std::string name;
   Signature signature;
+  std::vector<int> absent;  // ranks that have joined (see Negotiator::join) without submitting it
 };
 
 // Takes the next batch out of `ready`: the first operation, and those after it that fit in with it

@@ -86,10 +86,15 @@ void check_splits(Operation& operation, const hp_submission& submission, int siz
 
 }  // namespace
 
-OperationPtr make_operation(const hp_submission& submission, int size) {
+OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members) {
   auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  const int size = members->size();
   Signature& signature = operation->signature;
   signature.op = checked<OpKind>(submission.op, kOpKindCount, "operation");
+  if (is_administrative(signature.op)) {
+    reject(std::string(op_kind_name(signature.op)) + " is not submitted, but has its own function");
+  }
   signature.dtype = checked<DType>(submission.dtype, kDTypeCount, "data type");
   signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
   if (!reduces(signature.op)) signature.reduce = ReduceOp::kSum;
@@ -111,9 +116,13 @@ OperationPtr make_operation(const hp_submission& submission, int size) {
 
   if (signature.op == OpKind::kBroadcast) {
     signature.root = submission.root;
-    if (signature.root < 0 || signature.root >= size) {
-      reject("root rank " + std::to_string(signature.root) +
-             " does not exist; there are ranks 0 to " + std::to_string(size - 1));
+    if (members->index_of(signature.root) < 0) {
+      const std::string root = "root rank " + std::to_string(signature.root);
+      if (members->set != 0) {
+        reject(root + " is not in process set " + std::to_string(members->set) + " of " +
+               describe_ranks(members->ranks));
+      }
+      reject(root + " does not exist; there are ranks 0 to " + std::to_string(size - 1));
     }
   }
   if (signature.op == OpKind::kBarrier) return operation;
@@ -142,6 +151,42 @@ OperationPtr make_operation(const hp_submission& submission, int size) {
   if (signature.op == OpKind::kAlltoall) {
     if (submission.tensor_count != 1) reject("alltoall takes one tensor");
     check_splits(*operation, submission, size);
+  }
+  return operation;
+}
+
+OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments) {
+  auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  operation->signature.op = op;
+  operation->signature.recurring = false;
+  operation->signature.shapes = {arguments};
+  // There can be one at a time.
+  if (op == OpKind::kJoin) operation->name = op_kind_name(op);
+  return operation;
+}
+
+OperationPtr make_absent(const std::string& name, const Signature& signature,
+                         const MembersPtr& members) {
+  auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  operation->name = name;
+  operation->absent = true;
+  operation->signature = signature;
+  const bool has_rows = signature.op == OpKind::kAllgather || signature.op == OpKind::kAlltoall;
+  for (Shape& shape : operation->signature.shapes) {
+    const hp_tensor tensor{nullptr, nullptr, shape.data(), static_cast<int32_t>(shape.size()), 0};
+    try {
+      checked_shape(tensor, dtype_size(signature.dtype));
+    } catch (const Error& error) {
+      throw Error(HP_INTERNAL, "a peer has submitted nonsense: " + std::string(error.what()));
+    }
+    if (has_rows && shape.empty()) shape = {0};
+    if (has_rows) shape.front() = 0;
+    operation->tensors.emplace_back();
+  }
+  if (signature.op == OpKind::kAlltoall) {
+    operation->splits.assign(members->ranks.size(), 0);
   }
   return operation;
 }

@@ -218,6 +218,31 @@ class Engine {
     return handle;
   }
 
+  hp_handle add_process_set(const std::vector<std::int32_t>& ranks) {
+    hp_handle handle = 0;
+    check(
+        hp_process_set_add(get(), ranks.data(), static_cast<std::int32_t>(ranks.size()), &handle));
+    return handle;
+  }
+
+  hp_handle remove_process_set(int process_set) {
+    hp_handle handle = 0;
+    check(hp_process_set_remove(get(), process_set, &handle));
+    return handle;
+  }
+
+  hp_handle join(int process_set) {
+    hp_handle handle = 0;
+    check(hp_join(get(), process_set, &handle));
+    return handle;
+  }
+
+  std::int64_t value(hp_handle handle) {
+    std::int64_t value = 0;
+    check(hp_value(get(), handle, &value));
+    return value;
+  }
+
   bool poll(hp_handle handle) { return hp_poll(get(), handle) != HP_IN_PROGRESS; }
 
   void wait(hp_handle handle) {
@@ -370,6 +395,10 @@ PYBIND11_MODULE(_native, module) {
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
            "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)
+      .def("add_process_set", &Engine::add_process_set, "ranks"_a)
+      .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
+      .def("join", &Engine::join, "process_set"_a = 0)
+      .def("value", &Engine::value, "handle"_a)
       .def("poll", &Engine::poll, "handle"_a)
       .def("wait", &Engine::wait, "handle"_a)
       .def("result", &Engine::result, "handle"_a, "index"_a = 0)
