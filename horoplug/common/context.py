@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from horoplug._native import Engine, Error
 from horoplug.common import log
@@ -20,6 +20,9 @@ from horoplug.common.status import exception
 from horoplug.rendezvous.fork import close_in_children
 from horoplug.rendezvous.mesh import Mesh
 from horoplug.rendezvous.session import Rendezvous
+
+if TYPE_CHECKING:
+    from horoplug.common.process_sets import ProcessSet
 
 
 class InFlight(Protocol):
@@ -35,13 +38,16 @@ class Context:
     def __init__(self) -> None:
         self.operations: dict[int, InFlight] = {}
         """By the handle that the user holds. An entry keeps the operation's tensors alive."""
+        self.process_sets: dict[int, ProcessSet] = {}
+        """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
         self._engine: Engine | None = None
         self._mesh: Mesh | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # stays over shutdowns
         self._identity: tuple[object, ...] = ()  # what the rendezvous was made for
-        self._generation = 0  # how often it was used
+        # How often it was used, by the ranks that took part (None: all).
+        self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles count on over re-initialisations, so that a stale one can be told from a valid one.
         self._numbers = itertools.count(1)
         self._first_number = 1
@@ -65,13 +71,14 @@ class Context:
             raise NotInitializedError
         return mesh
 
-    def init(self) -> None:
-        """Find the other ranks and start the engine; does nothing if it is running.
+    def init(self, ranks: tuple[int, ...] | None = None) -> bool:
+        """Find the other ranks and start the engine; does nothing if it is running. Returns whether it was started.
 
-        The n-th call on one rank meets the n-th call on every other one."""
+        ``ranks``: a job of these of the started processes, in this order; None: of all. The n-th call with them on one
+        rank meets the n-th call on every other one."""
         with self._lock:
             if self._engine is not None:
-                return
+                return False
             self._hook_process()
             self._forget_stale()
             config = Config.from_env()
@@ -79,15 +86,18 @@ class Context:
                 config.log_level, hide_time=config.log_hide_time, rank=config.rank
             )
             config.log_notes(logger)
-            mesh = self._connect(config)
+            mesh = self._connect(config, ranks)
             streams = [(peer[2], os.fstat(peer[2])) for peer in mesh.peers]
             try:
                 self._engine = _start_engine(config, mesh)
             except Error as error:
                 raise exception(error) from None
             self._mesh, self._streams = mesh, streams
+            return True
 
-    def _connect(self, config: Config) -> Mesh:
+    def _connect(self, config: Config, ranks: tuple[int, ...] | None) -> Mesh:
+        if ranks is not None:
+            _check_ranks(ranks, config)
         identity = (
             config.rank,
             config.size,
@@ -101,16 +111,17 @@ class Context:
                 self._rendezvous = None
             self._rendezvous = Rendezvous(config)
             self._identity = identity
-            self._generation = 0
-        generation = self._generation
-        self._generation += 1  # also if it fails: it fails everywhere
-        return self._rendezvous.mesh(generation)
+            self._generations = {}
+        generation = self._generations.get(ranks, 0)
+        self._generations[ranks] = generation + 1  # also if it fails: it fails everywhere
+        return self._rendezvous.mesh(generation, ranks)
 
     def shutdown(self) -> None:
         """Leave the job in good order; does nothing if there is none. Operations in flight fail, here and elsewhere."""
         with self._lock:
             engine, self._engine, self._mesh = self._engine, None, None
             self._streams = []
+            self._forget_process_sets()
             if engine is not None:
                 engine.shutdown()
 
@@ -136,6 +147,11 @@ class Context:
         self.operations.clear()
         self._first_number = next(self._numbers)
 
+    def _forget_process_sets(self) -> None:
+        for process_set in self.process_sets.values():
+            process_set._invalidate()
+        self.process_sets.clear()
+
     def _hook_process(self) -> None:
         if not self._hooked:
             self._hooked = True
@@ -151,6 +167,7 @@ class Context:
         """In a forked child (a data loader's worker), which is no rank: start afresh. The parent's engine knows that it
         is not to be touched here, not even when its object goes away."""
         self.operations.clear()
+        self._forget_process_sets()
         self._engine = self._mesh = self._rendezvous = None
         self._lock = threading.Lock()  # another thread of the parent may have held it
         # The child's copies would keep the connections open after the parent has died, and hide that from its peers.
@@ -159,6 +176,18 @@ class Context:
                 if os.path.samestat(os.fstat(fd), stat):
                     os.close(fd)
         self._streams = []
+
+
+def _check_ranks(ranks: tuple[int, ...], config: Config) -> None:
+    if len(set(ranks)) < len(ranks) or not all(0 <= rank < config.size for rank in ranks):
+        raise ValueError(
+            f"init(comm={list(ranks)}): the ranks must be different ones of 0 to {config.size - 1}."
+        )
+    if config.rank not in ranks:
+        raise ValueError(
+            f"init(comm={list(ranks)}) was called by rank {config.rank}, which is not in it; call init() with "
+            "the ranks that it belongs to."
+        )
 
 
 def _start_engine(config: Config, mesh: Mesh) -> Engine:
