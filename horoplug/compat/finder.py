@@ -91,13 +91,20 @@ class _AliasLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._target)
         self._spec = module.__spec__
-        for name, source in names.ADDED.get(spec.name, ()):
-            if not hasattr(module, name):
-                setattr(module, name, getattr(importlib.import_module(source), name))
+        _add_names()
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # the import has put that of the alias there
+
+
+def _add_names() -> None:
+    """Add what horoplug's own modules lack, to those that are there: hvd.mpi_ops works without being imported."""
+    for alias, added in names.ADDED.items():
+        module = sys.modules.get(names.MODULES[alias])
+        for name, source in added if module else ():
+            if not hasattr(module, name):
+                setattr(module, name, getattr(importlib.import_module(source), name))
 
 
 def install() -> Finder:
