@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from horoplug.common.log import logger
 from horoplug.compat import names
@@ -58,8 +59,12 @@ class Finder(MetaPathFinder):
         """Log, once, that there is another horovod which is not used."""
         real = None if self._named_real else PathFinder.find_spec("horovod")
         if real is not None and real.origin is not None:
-            self._named_real = True
-            logger.warning("horoplug.compat: horovod is horoplug here, not %s", real.origin)
+            self._log_real(f"horovod is horoplug here, not {real.origin}")
+
+    def _log_real(self, text: str) -> None:
+        self._named_real = True
+        if os.environ.get("HOROVOD_RANK", "0") == "0":  # not as often as there are ranks
+            logger.warning("horoplug.compat: %s", text)
 
 
 class _PackageLoader(Loader):
@@ -84,18 +89,20 @@ class _PackageLoader(Loader):
 class _AliasLoader(Loader):
     """Gives a name of Horovod's to a module of horoplug."""
 
+    _specs: ClassVar[dict[str, ModuleSpec | None]] = {}  # horoplug's modules' own
+
     def __init__(self, target: str) -> None:
         self._target = target
-        self._spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._target)
-        self._spec = module.__spec__
+        # Another thread may be importing the module by another alias: the first one has seen the right one.
+        self._specs.setdefault(self._target, module.__spec__)
         _add_names()
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import has put that of the alias there
+        module.__spec__ = self._specs[self._target]  # the import has put that of the alias there
 
 
 def _add_names() -> None:
@@ -117,8 +124,7 @@ def install() -> Finder:
     if there:
         for name in there:
             del sys.modules[name]
-        logger.warning("horoplug.compat: horovod, which was imported already, is horoplug from now")
-        finder._named_real = True
+        finder._log_real("horovod, which was imported already, is horoplug from now on")
     sys.meta_path.insert(0, finder)
     return finder
 
