@@ -1,5 +1,6 @@
 """The name horovod: in which Pythons it means horoplug, what it gives there, and that nothing else changes."""
 
+import ast
 import os
 import re
 import shutil
@@ -343,6 +344,12 @@ def test_python_path():
     assert python_path({}) == python_path({"PYTHONPATH": ""}) == SITE
     assert python_path({"PYTHONPATH": "a::b"}) == os.pathsep.join([SITE, "a", "b"])
     assert python_path({"PYTHONPATH": python_path({"PYTHONPATH": "a"})}) == f"{SITE}:a"
+
+
+def test_old_pythons_are_left_in_peace():
+    text = (Path(SITE) / "sitecustomize.py").read_text()
+    ast.parse(text, feature_version=(3, 5))
+    assert not re.search(r"\bf[\"']", text)
 
 
 def test_a_python_without_horoplug_says_so():
