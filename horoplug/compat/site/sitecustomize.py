@@ -17,7 +17,7 @@ class _OnFirstImport:
             return None
         try:
             from horoplug.compat.finder import install
-        except (ImportError, SyntaxError) as error:
+        except Exception as error:  # also what a Python that is too old makes of its files
             text = "horovod is to mean horoplug here (horoplug.compat), but " + sys.executable
             text += " cannot import that: " + str(error)
             raise ModuleNotFoundError(text, name="horoplug") from error
