@@ -251,17 +251,39 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "CPU numbers; the one at local_rank is for the progress thread",
     ),
+    Variable(
+        "DYNAMIC_PROCESS_SETS",
+        "dynamic_process_sets",
+        _flag,
+        False,
+        "1: process sets may be added and removed after init",
+    ),
+    Variable(
+        "ELASTIC",
+        "elastic",
+        _flag,
+        False,
+        "1: the number of ranks may change, so one rank prepares for more, too",
+    ),
 )
 
 # Horovod's knobs that have no counterpart here. Setting them must not break a job.
 IGNORED: tuple[str, ...] = (
     "ADASUM_MPI_CHUNK_SIZE",
+    "AUTOTUNE",
+    "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    "AUTOTUNE_LOG",
+    "AUTOTUNE_STEPS_PER_SAMPLE",
+    "AUTOTUNE_WARMUP_SAMPLES",
     "BATCH_D2D_MEMCOPIES",
     "CCL_CACHE",
     "CONTROLLER",
     "CPU_OPERATIONS",
     "CYCLE_TIME",
+    "DISABLE_GROUP_FUSION",
     "DISABLE_NVTX_RANGES",
+    "ELASTIC_TIMEOUT",
     "ENABLE_ASYNC_COMPLETION",
     "ENABLE_XLA_OPS",
     "HIERARCHICAL_ALLGATHER",
@@ -302,6 +324,8 @@ class Config:
     secret_key: bytes | None = dataclasses.field(default=None, repr=False)
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
+    dynamic_process_sets: bool = False
+    elastic: bool = False
     notes: tuple[tuple[int, str], ...] = ()
     """Remarks about the environment, (logging level, text), for :meth:`log_notes`."""
 
@@ -345,6 +369,12 @@ class Config:
         """Log the remarks, each on one line; done after the logger has its level."""
         for level, text in self.notes:
             logger.log(level, "%s", text)
+
+
+def value(name: str) -> Any:
+    """What the process's environment says about one variable of the table, by its name without prefix. For what is
+    asked again after ``init``. Errors: ValueError of one line."""
+    return _read(next(v for v in VARIABLES if v.name == name), os.environ)
 
 
 def _read(variable: Variable, env: Mapping[str, str]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from horoplug.common import config
 from horoplug.common.errors import HorovodInternalError
 from horoplug.common.ops import submit
 from horoplug.common.opspec import BY_NAME, Call
@@ -119,7 +120,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._grad_accs: list[Any] = []  # the hooks on them
         if groups is not None:
             check_groups(groups)
-        if not process_set.included() or process_set.size() == 1:
+        if not process_set.included() or (process_set.size() == 1 and not config.value("ELASTIC")):
             return
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         if groups is not None:
