@@ -55,38 +55,22 @@ def test_the_ranks_must_give_the_same_sets_at_the_start(pool):
 
 def test_arguments_that_make_no_sense(pool):
     def run():
-        messages = []
-        for arguments in (
-            {"process_sets": [[0], [1], [0]]},
-            {"process_sets": "static"},
-            {"process_sets": 3},
-            {"process_sets": [["a"]]},
-            {"process_sets": [[0, 9]]},
-            {"process_sets": [[0, 1]]},
-            {"comm": [0, 9]},
-            {"comm": ["x"]},
+        for arguments, words in (
+            ({"process_sets": [[0], [1], [0]]}, "entry number 2 is a duplicate"),
+            ({"process_sets": "static"}, "'static'"),
+            ({"process_sets": 3}, "got int"),
+            ({"process_sets": [["a"]]}, "integers"),
+            ({"process_sets": [[0, 9]]}, "rank 9 does not exist"),
+            ({"process_sets": [[0, 1]]}, r"process set 0 has the ranks \[0, 1\] already"),
+            ({"comm": [0, 9]}, "0 to 1"),
+            ({"comm": ["x"]}, "list of ranks"),
         ):
-            with pytest.raises(ValueError) as caught:
+            with pytest.raises(ValueError, match=words):
                 hvd.init(**arguments)
             assert not hvd.is_initialized()
-            messages.append(str(caught.value))
-        return messages
 
     with pool.ranks(2, init=False) as job:
-        for messages in job.run(run):
-            words = [
-                "entry number 2 is a duplicate",
-                "'static'",
-                "got int",
-                "integers",
-                "rank 9 does not exist",
-                "process set 0 has the ranks [0, 1] already",
-                "0 to 1",
-                "list of ranks",
-            ]
-            assert len(messages) == len(words)
-            for message, word in zip(messages, words, strict=True):
-                assert word in message
+        job.run(run)
 
 
 def test_add_and_remove_many_times(ranks):

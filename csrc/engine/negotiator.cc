@@ -292,7 +292,8 @@ void Negotiator::flush() {
   const bool all_joined = joined_.size() == place_.size();
   const bool run_all = all_joined || !closing.empty();
   while (!ready_.empty() && (outstanding_ < options_.max_outstanding || run_all)) {
-    items.push_back(make_batch(plan_batch(ready_, options_.fusion_threshold)));
+    items.push_back(
+        make_batch(plan_batch(ready_, options_.fusion_threshold, options_.fuse_groups)));
     ++outstanding_;
   }
   if (all_joined) {

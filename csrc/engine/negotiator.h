@@ -38,6 +38,7 @@ class Negotiator {
  public:
   struct Options {
     std::int64_t fusion_threshold = 128 << 20;
+    bool fuse_groups = true;
     std::size_t cache_capacity = 8192;
     // Batches that may be decided but not yet done on the root. Two keep the ranks busy; more would
     // only take tensors away from later, larger batches.

@@ -98,6 +98,7 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   auto comm = std::make_unique<Comm>(members->index, std::move(links), shared.get());
   Negotiator::Options options;
   options.fusion_threshold = config_.options.fusion_threshold;
+  options.fuse_groups = config_.options.fuse_groups;
   options.cache_capacity = config_.options.cache_capacity;
   TreePlace place = globally(Topology(hosts).place(members->index), *members);
   sets_.emplace(members->set,

@@ -510,6 +510,12 @@ TEST_CASE("fusion keeps to the threshold, to kinds and to the order") {
   CHECK(names(plan_batch(queue, 100)) == "c");
   CHECK(names(plan_batch(queue, 100)) == "e");
   CHECK(names(plan_batch(queue, 100)) == "f");
+  Signature group = small;
+  group.shapes = {{5}, {5}};
+  auto groups = ready({{"a", group}, {"b", small}, {"c", group}, {"d", small}});
+  auto apart = groups;
+  CHECK(names(plan_batch(groups, 1000)) == "abcd");
+  for (const char* batch : {"a", "bd", "c"}) CHECK(names(plan_batch(apart, 1000, false)) == batch);
   auto unfused = ready({{"a", small}, {"b", small}});
   CHECK(names(plan_batch(unfused, 0)) == "a");
 }

@@ -151,6 +151,13 @@ VARIABLES: tuple[Variable, ...] = (
         "bytes of a fusion buffer; 0: no fusion",
     ),
     Variable(
+        "DISABLE_GROUP_FUSION",
+        "disable_group_fusion",
+        _flag,
+        False,
+        "1: a group is not fused with other tensors",
+    ),
+    Variable(
         "CACHE_CAPACITY", "cache_capacity", _size_or_off, 8192, "names that are remembered; 0: none"
     ),
     Variable(
@@ -281,7 +288,6 @@ IGNORED: tuple[str, ...] = (
     "CONTROLLER",
     "CPU_OPERATIONS",
     "CYCLE_TIME",
-    "DISABLE_GROUP_FUSION",
     "DISABLE_NVTX_RANGES",
     "ELASTIC_TIMEOUT",
     "ENABLE_ASYNC_COMPLETION",
@@ -301,6 +307,7 @@ class Config:
     """What the environment says. Times are seconds, sizes bytes; -1 is the core's "off" or "never"."""
 
     fusion_threshold: int = 128 * MIB
+    disable_group_fusion: bool = False
     cache_capacity: int = 8192
     stall_check_time_seconds: float = 60.0
     stall_shutdown_time_seconds: float = 0.0

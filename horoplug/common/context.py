@@ -204,6 +204,7 @@ def _start_engine(config: Config, mesh: Mesh) -> Engine:
         algorithm=config.algorithm,
         log_level=config.core_log_level,
         log=log.from_core,
+        separate_groups=config.disable_group_fusion,
         progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
     )
 

@@ -122,8 +122,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         await_value(engine, engine.remove_process_set(number))
     except Error as error:
         raise exception(error) from None
-    context.process_sets.pop(number, None)
-    process_set._invalidate()
+    # The caller's may be another object for the same set.
+    for known in (context.process_sets.pop(number, process_set), process_set):
+        known._invalidate()
     return True
 
 
