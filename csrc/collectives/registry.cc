@@ -1,4 +1,5 @@
 // The table of algorithms.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -21,6 +22,22 @@ bool on_one_host(const Comm& comm, const Call&) {
 }
 bool always(const Comm& comm, const Call&) { return comm.size() > 1; }
 
+// Allreduce has two kinds of reduction: element by element, and Adasum.
+bool is_adasum(const Call& call) { return call.reduce_op == ReduceOp::kAdasum; }
+bool elementwise_on_one_host(const Comm& comm, const Call& call) {
+  return on_one_host(comm, call) && !is_adasum(call);
+}
+bool elementwise(const Comm& comm, const Call& call) {
+  return always(comm, call) && !is_adasum(call);
+}
+bool adasum(const Comm& comm, const Call& call) {
+  return always(comm, call) && is_adasum(call) &&
+         std::has_single_bit(static_cast<unsigned>(comm.size()));
+}
+bool adasum_on_one_host(const Comm& comm, const Call& call) {
+  return adasum(comm, call) && comm.shared() != nullptr;
+}
+
 double free_of_charge(int, double) { return 0; }
 double steps(int ranks) { return std::ceil(std::log2(ranks)); }
 double cost_direct(int, double bytes) { return 2 * kSharedLatency + 3 * bytes * kSharedByte; }
@@ -29,6 +46,11 @@ double cost_ring(int ranks, double bytes) {
 }
 double cost_doubling(int ranks, double bytes) {
   return steps(ranks) * (kStreamLatency + bytes * kStreamByte);
+}
+// Halvings and their way back, and the sums of dot products: one exchange more at every distance.
+double cost_halving(int ranks, double bytes) {
+  const double exchanges = 2 * steps(ranks) + steps(ranks) * (steps(ranks) + 1) / 2;
+  return exchanges * kStreamLatency + 2 * (ranks - 1) * bytes / ranks * kStreamByte;
 }
 double cost_tree(int ranks, double bytes) {
   return steps(ranks) * (kStreamLatency + bytes * kStreamByte);
@@ -41,9 +63,15 @@ double cost_half_ring(int ranks, double bytes) {
 }
 
 constexpr Algorithm kAlgorithms[] = {
-    {OpKind::kAllreduce, "direct", "shm", on_one_host, cost_direct, allreduce_direct},
-    {OpKind::kAllreduce, "ring", "stream", always, cost_ring, allreduce_ring},
-    {OpKind::kAllreduce, "doubling", "stream", always, cost_doubling, allreduce_doubling},
+    {OpKind::kAllreduce, "direct", "shm", elementwise_on_one_host, cost_direct, allreduce_direct},
+    {OpKind::kAllreduce, "ring", "stream", elementwise, cost_ring, allreduce_ring},
+    {OpKind::kAllreduce, "doubling", "stream", elementwise, cost_doubling, allreduce_doubling},
+    {OpKind::kAllreduce, "adasum_direct", "shm", adasum_on_one_host, cost_direct,
+     allreduce_adasum_direct},
+    {OpKind::kAllreduce, "adasum_halving", "stream", adasum, cost_halving,
+     allreduce_adasum_halving},
+    {OpKind::kAllreduce, "adasum_doubling", "stream", adasum, cost_doubling,
+     allreduce_adasum_doubling},
     {OpKind::kAllreduce, "copy", "self", alone, free_of_charge, local_copy},
     {OpKind::kAllgather, "direct", "shm", on_one_host, cost_direct, allgather_direct},
     {OpKind::kAllgather, "ring", "stream", always, cost_half_ring, allgather_ring},
