@@ -36,8 +36,7 @@ Task allreduce_adasum_halving(Comm& comm, Call& call) {
   const std::size_t wide = dtype_size(adasum_dtype(call.dtype));
   const bool widens = adasum_dtype(call.dtype) != call.dtype;
 
-  // Inputs and results are in `whole`, intermediate results there, too, or in `apart` if they are
-  // wider. What is received is at most the larger half, as it is sent first.
+  // Inputs and results are in `whole`; intermediate results, too, or in `apart` if they are wider.
   const std::size_t half = std::max(slices.elements(slices.all().lower_half()),
                                     slices.elements(slices.all().upper_half()));
   std::byte* whole = layout.contiguous_output();

@@ -39,11 +39,11 @@ Shape checked_shape(const hp_tensor& tensor, std::size_t element) {
 
 void check_adasum(const Signature& s, int size) {
   if (!is_floating(s.dtype)) {
-    throw Error(HP_UNSUPPORTED, std::string("adasum works on float16, bfloat16, float32 and ") +
+    throw Error(HP_UNSUPPORTED, std::string("Adasum works on float16, bfloat16, float32 and ") +
                                     "float64, not on " + dtype_name(s.dtype) + "; cast the tensor");
   }
   if (!std::has_single_bit(static_cast<unsigned>(size))) {
-    throw Error(HP_UNSUPPORTED, "adasum works on 1, 2, 4, 8 ... ranks, not on " +
+    throw Error(HP_UNSUPPORTED, "Adasum works on 1, 2, 4, 8 ... ranks, not on " +
                                     std::to_string(size) +
                                     "; use a process set of so many ranks, or another reduction");
   }

@@ -378,7 +378,7 @@ TEST_CASE("names in flight are unique, and wrong arguments are found before anyt
         o.reduce = ReduceOp::kAdasum;
         o.dtype = DType::kInt32;
       },
-      {"adasum", "bfloat16", "int32"});
+      {"Adasum", "bfloat16", "int32"});
   rejected(
       [](Order& o) {
         o.op = OpKind::kReducescatter;
