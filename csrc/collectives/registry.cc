@@ -9,12 +9,13 @@
 namespace horoplug {
 namespace {
 
-// Cost model: microseconds per message and per byte. They decide between algorithms on the same
-// medium, so only their ratio counts: a stream message costs about as much as 64 KiB of payload.
+// Cost model: microseconds per message and per byte. For streams only the ratio counts: a message
+// costs about as much as 64 KiB of payload. Shared memory is so much cheaper that it is chosen
+// wherever there is some.
 constexpr double kStreamLatency = 20.0;
 constexpr double kStreamByte = 1.0 / 3000.0;
 constexpr double kSharedLatency = 1.0;
-constexpr double kSharedByte = 1.0 / 8000.0;
+constexpr double kSharedByte = 1.0 / 20000.0;
 
 bool alone(const Comm& comm, const Call&) { return comm.size() == 1; }
 bool on_one_host(const Comm& comm, const Call&) {
