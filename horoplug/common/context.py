@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import threading
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from horoplug._native import Engine, Error
@@ -29,12 +30,24 @@ class InFlight(Protocol):
     def wait(self) -> Any: ...
 
 
+class Several:
+    """Operations that were submitted together (see :mod:`horoplug.common.many`)."""
+
+    __slots__ = ()
+
+    def member(self, number: int) -> InFlight:
+        """The one with this handle."""
+        raise NotImplementedError
+
+
 class Context:
     """What ``init`` makes and ``shutdown`` ends; both can be repeated any number of times."""
 
     def __init__(self) -> None:
-        self.operations: dict[int, InFlight] = {}
+        self.operations: dict[int, InFlight | Several] = {}
         """By the handle that the user holds. An entry keeps the operation's tensors alive."""
+        self.per_job: dict[Any, Any] = {}
+        """For whoever has to remember something until the next init."""
         self._engine: Engine | None = None
         self._mesh: Mesh | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
@@ -120,6 +133,17 @@ class Context:
         self.operations[number] = operation
         return number
 
+    def track_several(self, operations: Several, count: int) -> list[int]:
+        """The same for ``count`` operations at once; their handles are consecutive."""
+        numbers = list(itertools.islice(self._numbers, count))
+        self.operations.update(dict.fromkeys(numbers, operations))
+        return numbers
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """No longer keep the operations of these handles."""
+        for number in numbers:
+            self.operations.pop(number, None)
+
     def find(self, number: int) -> InFlight | None:
         """The operation of a handle; None if it is unknown or was waited for.
 
@@ -129,11 +153,12 @@ class Context:
             raise HorovodInternalError(
                 f"handle {number} belongs to a job that was shut down before its result was asked for"
             )
-        return operation
+        return operation.member(number) if isinstance(operation, Several) else operation
 
     def _forget_stale(self) -> None:
         """Drop what was never waited for before a shutdown: nobody writes to those tensors any more."""
         self.operations.clear()
+        self.per_job.clear()
         self._first_number = next(self._numbers)
 
     def _hook_process(self) -> None:

@@ -33,16 +33,8 @@ def broadcast_parameters(
 
 
 def _broadcast_in_place(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
-    pending = []
-    with torch.no_grad():
-        for name, tensor in named:
-            # Weights in channels_last order go through a copy; their order may differ between ranks.
-            dense = tensor.detach().contiguous()
-            pending.append((tensor, dense, broadcast_async_(dense, root_rank, name)))
-        for tensor, dense, handle in pending:
-            synchronize(handle)
-            if dense.data_ptr() != tensor.data_ptr():
-                tensor.copy_(dense)
+    for handle in [broadcast_async_(tensor.detach(), root_rank, name) for name, tensor in named]:
+        synchronize(handle)
 
 
 @dataclass(frozen=True)
