@@ -36,7 +36,7 @@ class Batch(Several):
         self.engine: Engine = context.engine()
         self.tensors = tensors
         self.handles: list[int] = []
-        self.whole = True  # none was waited for by itself
+        self.whole = True  # none was waited for
         # From here on the context holds the tensors, whatever interrupts.
         numbers = context.track_several(self, len(tensors))
         self.handles, error = self.engine.submit_many(prepared, addresses)
@@ -62,6 +62,7 @@ class Batch(Several):
             failures = self.engine.wait_many(handles)
         except Error as error:  # this is not the process that has submitted them
             return exception(error)
+        self.whole = False
         context.drop(numbers)
         self.engine.release_many(handles)
         return exception(failures[0][1]) if failures else None

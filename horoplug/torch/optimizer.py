@@ -207,6 +207,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             self._reducer.submit_group(group, self._handles)
 
+    @torch._disable_dynamo
     def synchronize(self) -> None:
         """Wait until every gradient is reduced. ``step`` does this; call it before when the reduced gradients are
         needed (clipping …), and then ``step`` inside of :meth:`skip_synchronize`.
@@ -281,8 +282,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if self._should_synchronize:
             if self._synchronized and not self._handles:
                 warnings.warn(
-                    "step() after synchronize() synchronizes once more; call it inside of "
-                    "optimizer.skip_synchronize() to avoid that.",
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients are reduced twice.",
                     stacklevel=2,
                 )
             if closure is None or self._handles:

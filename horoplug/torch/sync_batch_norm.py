@@ -94,6 +94,10 @@ class SyncBatchNorm(_BatchNorm):
         context.mesh()  # raises before init
         if self.process_set.size() == 1 or not self.process_set.included():
             return super().forward(input)
+        return self._synchronized(input)
+
+    @torch._disable_dynamo
+    def _synchronized(self, input: torch.Tensor) -> torch.Tensor:
         exchange = _Exchange(self, self.process_set)
         output, mean, variance, count = _Normalization.apply(
             input, self.weight, self.bias, self.eps, exchange
