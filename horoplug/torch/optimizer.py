@@ -124,9 +124,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         # The parameters that are reduced, and how many backward passes each has still to see.
         self._allreduce_delay: dict[torch.Tensor, int] = {}
         self._grad_accs: list[Any] = []  # the hooks on them
-        self._noted: list[
-            torch.Tensor
-        ] = []  # their gradients are complete; to be submitted within this backward
+        # Parameters whose gradients are complete; they are submitted before backward ends.
+        self._noted: list[torch.Tensor] = []
         self._noted_bytes = 0
         self._noted_lock = threading.Lock()  # the hooks of each device run in a thread of their own
         if groups is not None:
@@ -280,13 +279,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, then step as the wrapped optimizer does; with a closure, synchronize each time it has run."""
         if self._should_synchronize:
-            if self._synchronized and not self._handles:
+            pending = bool(self._handles or self._noted)
+            if self._synchronized and not pending:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(): the gradients are reduced twice.",
                     stacklevel=2,
                 )
-            if closure is None or self._handles:
+            if closure is None or pending:
                 self.synchronize()
             if closure is not None:
                 closure = self._synchronizing(closure)
