@@ -204,7 +204,9 @@ def check_synchronize():
     equal(model, alone, **CLOSE)
     loss(model, torch.ones(6, 4)).backward()
     optimizer.synchronize()
-    with pytest.warns(UserWarning, match="skip_synchronize"):
+    with pytest.warns(
+        UserWarning, match=r"optimizer.step\(\) called without optimizer.skip_synchronize\(\)"
+    ):
         optimizer.step()
 
 

@@ -6,12 +6,30 @@ parameter alone, puts it back to where it was, and submits the difference; ``ste
 them. So parameters change in ``step`` only, and are the same on all ranks.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
 from horoplug.torch.optimizer import _DistributedOptimizer
+from horoplug.torch.reduction import Reducer
+
+
+class _DeltaReducer(Reducer):
+    """Reduces differences as the other one does gradients."""
+
+    def __init__(self, delta: Callable[[], Any], *options: Any) -> None:
+        super().__init__(*options)
+        self._delta = delta  # a weak reference: the optimizer holds this object
+        self._sends_as_is = False
+
+    def _pack(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        tensor, kept = self._compression.compress(self._delta()(parameter))
+        return tensor.contiguous(), kept
+
+    def _take(self, parameter: torch.Tensor, tensor: torch.Tensor, kept: Any) -> None:
+        parameter.add_(self._compression.decompress(tensor, kept))
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
@@ -20,11 +38,8 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
 
     Clipping gradients between backward and step comes too late; use a hook of the parameter for that."""
 
-    def _submit(self, parameter: torch.Tensor) -> tuple[Any, Any]:
-        with torch.no_grad():
-            tensor, kept = self._compression.compress(self._delta(parameter))
-            name = self._parameter_names[parameter]
-            return self._allreduce([tensor.contiguous()], name), kept
+    def _make_reducer(self, *options: Any) -> Reducer:
+        return _DeltaReducer(weakref.WeakMethod(self._delta), *options)
 
     def _delta(self, parameter: torch.Tensor) -> torch.Tensor:
         """What the wrapped optimizer adds to a parameter; its state for it goes on, the parameter is as before.
@@ -57,9 +72,6 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
             step = step.__wrapped__  # type: ignore[attr-defined]
         step(self)
 
-    def _take(self, parameter: torch.Tensor, output: torch.Tensor, kept: Any) -> None:
-        self._combined.append((parameter, self._compression.decompress(output, kept)))
-
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the combined differences and add them to the parameters. Returns what the closure does.
@@ -69,15 +81,12 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._combined: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
+            self._submit_noted()
+            self._submit_missing()
             with torch.no_grad():
-                self._submit_missing()
-                self._finish_all()
-                for parameter, delta in self._combined:
-                    parameter.add_(delta)
+                self._reducer.finish()
         finally:
-            self._combined = []
             self._reset()
         return loss
 
