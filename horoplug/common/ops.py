@@ -36,7 +36,7 @@ class Adapter(Protocol):
         """A tensor around memory of the core, without a copy; None: a tensor without elements."""
 
     def to_counts(self, splits: Any) -> list[int]:
-        """`splits` as integers. TypeError for anything else."""
+        """`splits` as integers. ValueError for anything else."""
 
     def from_counts(self, counts: Sequence[int]) -> Tensor:
         """Row counts as an int32 tensor."""

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
-from horoplug.common.reduce_ops import NAMES, Average, Sum, resolve
+from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum, resolve
 
 
 class Call(NamedTuple):
@@ -88,7 +88,9 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Call:
     if resolve(op) not in (Average, Sum):
-        raise ValueError(f"reducescatter knows op=Average and op=Sum, not {NAMES[op]}.")
+        # Horovod's users catch a RuntimeError where Adasum is not to be had.
+        kind = NotImplementedError if op == Adasum else ValueError
+        raise kind(f"reducescatter knows op=Average and op=Sum, not {NAMES[op]}.")
     number = set_number(process_set)
     return Call(name, op, 0, prescale_factor, postscale_factor, None, number)
 

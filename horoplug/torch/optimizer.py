@@ -293,8 +293,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if self._should_synchronize:
             if self._synchronized and not self._handles:
                 warnings.warn(
-                    "step() after synchronize() synchronizes once more; call it inside of "
-                    "optimizer.skip_synchronize() to avoid that.",
+                    "optimizer.step() called without optimizer.skip_synchronize() after "
+                    "optimizer.synchronize(): the gradients are reduced once more.",
                     stacklevel=2,
                 )
             if closure is None or self._handles:
