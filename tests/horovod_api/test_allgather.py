@@ -45,7 +45,12 @@ def test_group(dtype, ndim):
 def test_no_rows():
     """Of some ranks, of all, and with other dimensions of no size."""
     rows = [rank % 2 * 3 for rank in range(hvd.size())]
-    check_rows(hvd.allgather(filled(torch.float32, 2, hvd.rank(), rows[hvd.rank()])), torch.float32, 2, rows)
+    check_rows(
+        hvd.allgather(filled(torch.float32, 2, hvd.rank(), rows[hvd.rank()])),
+        torch.float32,
+        2,
+        rows,
+    )
     assert hvd.allgather(torch.empty(0, 5)).shape == (0, 5)
     assert hvd.allgather(torch.empty(0)).shape == (0,)
     assert hvd.allgather(torch.empty(2, 0)).shape == (2 * hvd.size(), 0)
@@ -104,7 +109,9 @@ def test_different_dtypes():
 def test_gradient(dtype, ndim, grouped):
     """The average of what the ranks send back for this rank's rows."""
     rank, rows = hvd.rank(), FEW_ROWS[: hvd.size()]
-    tensors = [filled(dtype, ndim, rank, rows[rank]).requires_grad_() for _ in range(5 if grouped else 1)]
+    tensors = [
+        filled(dtype, ndim, rank, rows[rank]).requires_grad_() for _ in range(5 if grouped else 1)
+    ]
     outputs = hvd.grouped_allgather(tensors) if grouped else [hvd.allgather(tensors[0])]
     back = torch.cat([filled(dtype, ndim, r, count) for r, count in enumerate(rows)])
     for output in outputs:

@@ -39,7 +39,9 @@ def test_average_of_equal_tensors(dtype, ndim):
     tensor = cube(dtype, ndim)
     averaged = hvd.allreduce(tensor)
     assert averaged.dtype == dtype
-    torch.testing.assert_close(averaged, tensor, rtol=1e-6 if dtype.is_floating_point else 0, atol=0)
+    torch.testing.assert_close(
+        averaged, tensor, rtol=1e-6 if dtype.is_floating_point else 0, atol=0
+    )
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -58,7 +60,9 @@ def test_min_and_max(dtype, ndim, op):
     equal(hvd.allreduce(tensors[hvd.rank()], op=getattr(hvd, op)), expected)
 
 
-@pytest.mark.parametrize(("dtype", "ndim"), [case for case in REDUCED_CASES if case[0] != torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "ndim"), [case for case in REDUCED_CASES if case[0] != torch.float16]
+)
 def test_product(dtype, ndim):
     tensors = torch.stack(ranks_tensors(dtype, ndim))
     expected = tensors.prod(0).to(dtype)
@@ -158,7 +162,9 @@ def test_positional_arguments():
     tensor = torch.IntTensor([1])
     assert hvd.allreduce_(tensor, None, "positional", hvd.Sum) == hvd.size()
     tensor = torch.IntTensor([1])
-    handle = hvd.allreduce_async(tensor, None, "positional", hvd.Sum, 1.0, 1.0, hvd.global_process_set)
+    handle = hvd.allreduce_async(
+        tensor, None, "positional", hvd.Sum, 1.0, 1.0, hvd.global_process_set
+    )
     assert hvd.synchronize(handle) == hvd.size()
     compressed = hvd.allreduce(torch.ones(1), None, "positional", hvd.Compression.fp16, hvd.Sum)
     assert compressed == hvd.size()

@@ -8,7 +8,9 @@ from matrix import FLOAT_CASES, MOVED_CASES, equal
 
 def outgoing(dtype, ndim):
     """``rank + 1`` rows for every rank, filled with the receiver's number."""
-    rows = [torch.full((hvd.rank() + 1, *[2] * (ndim - 1)), r, dtype=dtype) for r in range(hvd.size())]
+    rows = [
+        torch.full((hvd.rank() + 1, *[2] * (ndim - 1)), r, dtype=dtype) for r in range(hvd.size())
+    ]
     return torch.cat(rows)
 
 
@@ -55,7 +57,9 @@ def test_kinds_of_splits(kind):
 
 @pytest.mark.parametrize("given", [True, False])
 def test_async_always_gives_the_counts(given):
-    handle = hvd.alltoall_async(outgoing(torch.float32, 1), even_splits() if given else None, name="a")
+    handle = hvd.alltoall_async(
+        outgoing(torch.float32, 1), even_splits() if given else None, name="a"
+    )
     assert isinstance(handle, int)
     output, counts = hvd.synchronize(handle)
     equal(output, incoming(torch.float32, 1))

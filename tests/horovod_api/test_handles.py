@@ -13,11 +13,15 @@ SUBMIT = {
     "allgather": hvd.allgather_async,
     "broadcast": lambda tensor, name: hvd.broadcast_async(tensor, root_rank=0, name=name),
     "broadcast_": lambda tensor, name: hvd.broadcast_async_(tensor, root_rank=0, name=name),
-    "alltoall": lambda tensor, name: hvd.alltoall_async(tensor, [17] + [0] * (hvd.size() - 1), name),
+    "alltoall": lambda tensor, name: hvd.alltoall_async(
+        tensor, [17] + [0] * (hvd.size() - 1), name
+    ),
     "reducescatter": hvd.reducescatter_async,
     "grouped_allreduce": lambda tensor, name: hvd.grouped_allreduce_async([tensor], name=name),
     "grouped_allgather": lambda tensor, name: hvd.grouped_allgather_async([tensor], name=name),
-    "grouped_reducescatter": lambda tensor, name: hvd.grouped_reducescatter_async([tensor], name=name),
+    "grouped_reducescatter": lambda tensor, name: hvd.grouped_reducescatter_async(
+        [tensor], name=name
+    ),
 }
 
 
@@ -87,7 +91,8 @@ def test_poll_of_a_failure():
 
 def test_the_tensors_of_a_handle_are_kept_alive():
     handles = [
-        hvd.allreduce_async(torch.full((1000,), float(n)), op=hvd.Sum, name=f"n{n}") for n in range(50)
+        hvd.allreduce_async(torch.full((1000,), float(n)), op=hvd.Sum, name=f"n{n}")
+        for n in range(50)
     ]
     for n, handle in enumerate(handles):
         equal(hvd.synchronize(handle), torch.full((1000,), float(n * hvd.size())))

@@ -73,7 +73,9 @@ def train(model, optimizer):
 def flat(optimizer):
     """The state as (parameter, name, value), in a fixed order."""
     state = optimizer.state_dict()["state"]
-    return [(number, *item) for number, entry in sorted(state.items()) for item in sorted(entry.items())]
+    return [
+        (number, *item) for number, entry in sorted(state.items()) for item in sorted(entry.items())
+    ]
 
 
 def check_equal(mine, roots):
@@ -144,7 +146,12 @@ def test_options_of_any_kind():
         optimizer.param_groups[0].update(foreach=False, nesterov=True, initial_lr=0.7, tag="root")
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     group = optimizer.param_groups[0]
-    assert (group["foreach"], group["nesterov"], group["initial_lr"], group["tag"]) == (False, True, 0.7, "root")
+    assert (group["foreach"], group["nesterov"], group["initial_lr"], group["tag"]) == (
+        False,
+        True,
+        0.7,
+        "root",
+    )
     assert group["fused"] is None
 
 
@@ -176,7 +183,9 @@ def test_before_training_gradients_are_zeros():
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.a = torch.nn.Parameter(torch.tensor([1, 3], dtype=torch.int32), requires_grad=False)
+            self.a = torch.nn.Parameter(
+                torch.tensor([1, 3], dtype=torch.int32), requires_grad=False
+            )
             self.b = torch.nn.Parameter(torch.rand(4))
 
     model = Model()

@@ -11,7 +11,9 @@ from matrix import equal
 def network():
     """Different parameters on every rank, buffers of several dtypes included."""
     torch.manual_seed(100 + hvd.rank())
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)
+    )
     model[1].num_batches_tracked += hvd.rank()
     model[1].running_mean += hvd.rank()
     return model

@@ -31,7 +31,9 @@ def test_sum(dtype, ndim):
 def test_average_is_the_default(dtype, ndim):
     tensor = block(dtype, ndim)
     output = hvd.reducescatter(tensor)
-    torch.testing.assert_close(output, mine(tensor), rtol=1e-6 if dtype.is_floating_point else 0, atol=0)
+    torch.testing.assert_close(
+        output, mine(tensor), rtol=1e-6 if dtype.is_floating_point else 0, atol=0
+    )
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 4, 5, 7])

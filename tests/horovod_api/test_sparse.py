@@ -15,10 +15,13 @@ def random_sparse(rows, key):
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_same_as_a_dense_allreduce(op):
     number = getattr(hvd, op)
-    tensors = [random_sparse(rows, key) for key, rows in enumerate([17, 32, 81, 12, 15, 23, 22] * 5)]
+    tensors = [
+        random_sparse(rows, key) for key, rows in enumerate([17, 32, 81, 12, 15, 23, 22] * 5)
+    ]
     dense = [hvd.allreduce(tensor.to_dense(), op=number) for tensor in tensors]
     pending = [
-        hvd.sparse_allreduce_async(tensor, op=number, name=str(n)) for n, tensor in enumerate(tensors)
+        hvd.sparse_allreduce_async(tensor, op=number, name=str(n))
+        for n, tensor in enumerate(tensors)
     ]
     for function, expected in zip(pending, dense, strict=True):
         assert callable(function)
@@ -44,7 +47,9 @@ def test_embedding(as_dense, kind):
     reference = torch.nn.Embedding(10, 3, sparse=True)
     reference.load_state_dict(embedding.state_dict())
     inputs = [
-        torch.tensor([[1, 2, 4, 5], [4, 3, 2, 9]]) if rank == 0 else torch.tensor([[1, 3, 4], [4, 7, 9]])
+        torch.tensor([[1, 2, 4, 5], [4, 3, 2, 9]])
+        if rank == 0
+        else torch.tensor([[1, 3, 4], [4, 7, 9]])
         for rank in range(hvd.size())
     ]
     kinds = {"SparseAdam": torch.optim.SparseAdam, "SGD": torch.optim.SGD}
