@@ -2,7 +2,6 @@
 
 import warnings
 
-
 import horovod.torch as hvd
 import pytest
 import torch
@@ -213,7 +212,7 @@ def test_in_place_needs_contiguous():
 
 
 def test_unsupported_dtype():
-    with pytest.raises(ValueError, match="not supported|cannot|unsupported"):
+    with pytest.raises(ValueError, match=r"complex64"):
         hvd.allreduce(torch.ones(2, dtype=torch.complex64))
 
 

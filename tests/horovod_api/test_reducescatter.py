@@ -115,11 +115,11 @@ def test_different_dtypes():
 @pytest.mark.parametrize("grouped", [False, True])
 def test_gradient(dtype, ndim, op, grouped):
     tensors = [block(dtype, ndim, seed).requires_grad_() for seed in range(5 if grouped else 1)]
-    number = getattr(hvd, op)
-    if grouped:
-        outputs = hvd.grouped_reducescatter(tensors, op=number)
-    else:
-        outputs = [hvd.reducescatter(tensors[0], op=number)]
+    outputs = (
+        hvd.grouped_reducescatter(tensors, op=getattr(hvd, op))
+        if grouped
+        else [hvd.reducescatter(tensors[0], op=getattr(hvd, op))]
+    )
     for output in outputs:
         output.backward(torch.ones_like(output))
     for tensor in tensors:
