@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent / "horovod_api"
 FILES = [
     "test_basics.py",
     "test_handles.py",
+    "test_names.py",
     "test_allreduce.py",
     "test_allgather.py",
     "test_broadcast.py",

@@ -8,8 +8,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import math
 import os
 import threading
+import time
 from typing import Any, Protocol
 
 from horoplug._native import Engine, Error
@@ -20,6 +22,9 @@ from horoplug.common.status import exception
 from horoplug.rendezvous.fork import close_in_children
 from horoplug.rendezvous.mesh import Mesh
 from horoplug.rendezvous.session import Rendezvous
+
+# Longer than the time between two lines of a program, even if it is put aside in between.
+_FRESH_SECONDS = 0.1
 
 
 class InFlight(Protocol):
@@ -35,6 +40,7 @@ class Context:
     def __init__(self) -> None:
         self.operations: dict[int, InFlight] = {}
         """By the handle that the user holds. An entry keeps the operation's tensors alive."""
+        self._fresh: dict[tuple[int, str], float] = {}  # submitted when: see check_name()
         self._engine: Engine | None = None
         self._mesh: Mesh | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
@@ -120,6 +126,26 @@ class Context:
         self.operations[number] = operation
         return number
 
+    def check_name(self, process_set: int, name: str) -> None:
+        """Raises ValueError if the program cannot know that the last operation of this name is done. The core may find
+        it done already, but whether a name is refused is not to depend on speed.
+
+        The program can know after it has waited for anything, and after a while."""
+        age = time.monotonic() - self._fresh.get((process_set, name), -math.inf)
+        if age < _FRESH_SECONDS:
+            raise ValueError(
+                f"{name} is still in flight; wait for it before you submit another operation of the "
+                "same name, or give this one another name"
+            )
+
+    def submitted(self, process_set: int, name: str) -> None:
+        """An operation of this name was submitted: see :meth:`check_name`."""
+        self._fresh[process_set, name] = time.monotonic()
+
+    def waited(self) -> None:
+        """The program has seen an operation done; names of earlier ones are the core's business."""
+        self._fresh.clear()
+
     def find(self, number: int) -> InFlight | None:
         """The operation of a handle; None if it is unknown or was waited for.
 
@@ -134,6 +160,7 @@ class Context:
     def _forget_stale(self) -> None:
         """Drop what was never waited for before a shutdown: nobody writes to those tensors any more."""
         self.operations.clear()
+        self._fresh.clear()
         self._first_number = next(self._numbers)
 
     def _hook_process(self) -> None:

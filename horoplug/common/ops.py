@@ -81,7 +81,10 @@ class Operation:
         self.number = context.track(self)
 
     def done(self) -> bool:
-        return self.engine.poll(self.handle)
+        done = self.engine.poll(self.handle)
+        if done:
+            context.waited()
+        return done
 
     def wait(self) -> Any:
         """Block until done; return the output, or for a group the list of outputs (with received splits if the
@@ -111,7 +114,8 @@ class Operation:
         return outputs
 
     def forget(self) -> None:
-        """Let go of the tensors and of the core's handle. Idempotent."""
+        """Let go of the tensors and of the core's handle, once it is done. Idempotent."""
+        context.waited()
         if context.operations.pop(self.number, None) is not None:
             self.engine.release(self.handle)
 
@@ -207,8 +211,10 @@ def _submit(
             for (_, _, address, shape), (_, target) in zip(described, made, strict=True)
         ]
 
-    operation = Operation(engine, adapter, spec, inputs, outputs, grouped)
     name = f"{spec.name}.{call.name}" if call.name else None
+    if name:
+        context.check_name(call.process_set, name)
+    operation = Operation(engine, adapter, spec, inputs, outputs, grouped)
     try:
         operation.handle = engine.submit(spec.code, code, rows, name, *call[1:])
     except Error as error:
@@ -217,6 +223,8 @@ def _submit(
     except Exception:  # an argument of a wrong type
         context.operations.pop(operation.number, None)
         raise
+    if name:
+        context.submitted(call.process_set, name)
     return operation
 
 

@@ -57,6 +57,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         handle = engine.submit(BARRIER, 0, (), process_set=set_number(process_set))
         try:
             engine.wait(handle)
+            context.waited()
         finally:
             engine.release(handle)
     except Error as error:
