@@ -56,6 +56,7 @@ class Engine:
         log_level: int = 0,
         log: Callable[[int, str], None] | None = None,
         progress_cpu: int = -1,
+        separate_groups: bool = False,
     ) -> None:
         """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; the engine takes
         ownership of every descriptor, also on failure. Units and defaults are those of ``hp_config``."""
@@ -78,6 +79,20 @@ class Engine:
 
         The caller keeps the memory alive until the handle is done. Raises :class:`Error` at once for invalid
         arguments, a duplicate name, or an engine that has been shut down or aborted."""
+
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """Have every rank (they all call this, with the same ascending ranks) know a new process set; returns a
+        handle. :meth:`value` then gives its number."""
+
+    def remove_process_set(self, process_set: int) -> int:
+        """The opposite, for a set's number; returns a handle."""
+
+    def join(self, process_set: int = 0) -> int:
+        """Say that this rank submits nothing more until all have joined; returns a handle. :meth:`value` then gives
+        the rank that was the last."""
+
+    def value(self, handle: int) -> int:
+        """The number that the operation of one of the three methods above has produced."""
 
     def poll(self, handle: int) -> bool:
         """True when the operation is done, well or badly. Never raises for a failed operation."""

@@ -23,12 +23,15 @@ FILES = [
     "test_parameters.py",
     "test_optimizer_state.py",
     "test_optimizer.py",
+    "test_process_sets.py",
+    "test_join.py",
+    "test_elastic.py",
 ]
 
 
 def run(files: list[str], size: int, timeout: float) -> list[str]:
     """What pytest's last line says on every rank, the time left out."""
-    command = [sys.executable, "-m", "horoplug.runner", "-np", str(size)]
+    command = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", str(size)]
     command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
     command += [str(FOLDER / name) for name in files]
     with subprocess.Popen(
@@ -59,6 +62,13 @@ def test_conforms(size):
     assert len(lines) == size
     assert re.fullmatch(r"\d+ passed(, \d+ warnings?)?", lines[0])
     assert len({line.split()[0] for line in lines}) == 1, lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("size", [2, 4])
+def test_adasum_conforms(size):
+    assert run(["test_adasum.py"], size, timeout=150) == ["15 passed"] * size
 
 
 @pytest.mark.slow

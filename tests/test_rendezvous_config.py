@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from horoplug.common import log
+from horoplug.common import config, log
 from horoplug.common.config import IGNORED, VARIABLES, Config
 from horoplug.common.errors import (
     HorovodInternalError,
@@ -45,10 +45,43 @@ def test_precedence():
         ("THREAD_AFFINITY", "3,1", "thread_affinity", (3, 1)),
         ("ALGORITHM", "ring", "algorithm", "ring"),
         ("RENDEZVOUS_SERVER", "rank0", "rendezvous_server", "rank0"),
+        ("DYNAMIC_PROCESS_SETS", "1", "dynamic_process_sets", True),
+        ("ELASTIC", "1", "elastic", True),
     ],
 )
 def test_values(variable, value, field, expected):
     assert getattr(Config.from_env({f"HOROVOD_{variable}": value}), field) == expected
+
+
+def test_one_value(monkeypatch):
+    monkeypatch.delenv("HOROPLUG_ELASTIC", raising=False)
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    assert config.value("ELASTIC") is True
+    monkeypatch.setenv("HOROPLUG_ELASTIC", "0")
+    assert config.value("ELASTIC") is False
+    monkeypatch.setenv("HOROVOD_SIZE", "wrong")  # not asked for
+    assert config.value("RANK") == 0
+    with pytest.raises(ValueError, match="HOROVOD_SIZE='wrong' is wrong"):
+        config.value("SIZE")
+
+
+# Horovod's variables that say something to a running job, whatever its framework and its launcher.
+HOROVOD = """
+    ADASUM_MPI_CHUNK_SIZE AUTOTUNE AUTOTUNE_BAYES_OPT_MAX_SAMPLES AUTOTUNE_GAUSSIAN_PROCESS_NOISE AUTOTUNE_LOG
+    AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_WARMUP_SAMPLES BATCH_D2D_MEMCOPIES CACHE_CAPACITY CCL_CACHE CONTROLLER
+    CPU_OPERATIONS CROSS_RANK CROSS_SIZE CYCLE_TIME DISABLE_GROUP_FUSION DISABLE_NVTX_RANGES DYNAMIC_PROCESS_SETS
+    ELASTIC ELASTIC_TIMEOUT ENABLE_ASYNC_COMPLETION ENABLE_XLA_OPS FUSION_THRESHOLD GLOO_IFACE GLOO_RENDEZVOUS_ADDR
+    GLOO_RENDEZVOUS_PORT GLOO_TIMEOUT_SECONDS HIERARCHICAL_ALLGATHER HIERARCHICAL_ALLREDUCE HOSTNAME LOCAL_RANK
+    LOCAL_SIZE LOG_HIDE_TIME LOG_LEVEL MPI_THREADS_DISABLE NUM_NCCL_STREAMS RANK SIZE STALL_CHECK_DISABLE
+    STALL_CHECK_TIME_SECONDS STALL_SHUTDOWN_TIME_SECONDS START_TIMEOUT THREAD_AFFINITY TORUS_ALLREDUCE
+"""
+
+
+def test_every_variable_of_horovod_is_known():
+    read = {name for variable in VARIABLES for name in variable.names}
+    ignored = {f"HOROVOD_{name}" for name in IGNORED}
+    assert {f"HOROVOD_{name}" for name in HOROVOD.split()} <= read | ignored
+    assert not read & ignored
 
 
 def test_secret():

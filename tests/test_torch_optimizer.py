@@ -259,7 +259,6 @@ def check_refusals():
         ("list of lists", {"groups": "two"}),
         ("has a str", {"groups": [["first"]]}),
         ("more than once", {"groups": [[model.first.bias], [model.first.bias]]}),
-        ("Adasum", {"op": hvd.Adasum}),
     ]:
         with pytest.raises(ValueError, match=text) as caught:
             hvd.DistributedOptimizer(plain, **arguments)

@@ -42,6 +42,9 @@ enum class OpKind : std::uint8_t {
   kAlltoall = HP_ALLTOALL,
   kReducescatter = HP_REDUCESCATTER,
   kBarrier = HP_BARRIER,
+  kJoin = HP_JOIN,
+  kAddSet = HP_ADD_PROCESS_SET,
+  kRemoveSet = HP_REMOVE_PROCESS_SET,
 };
 inline constexpr int kOpKindCount = HP_OP_COUNT;
 
@@ -49,6 +52,9 @@ std::size_t dtype_size(DType dtype);
 const char* dtype_name(DType dtype);
 const char* reduce_op_name(ReduceOp op);
 const char* op_kind_name(OpKind kind);
+
+// Changes to a process set or the job, which move no data.
+inline bool is_administrative(OpKind kind) { return kind >= OpKind::kJoin; }
 
 inline bool is_floating(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64 ||

@@ -10,7 +10,13 @@ namespace horoplug {
 void Layout::add(const void* input, void* output, std::size_t bytes) {
   if (bytes == 0) return;
   pieces_.push_back(
-      {static_cast<const std::byte*>(input), static_cast<std::byte*>(output), bytes_, bytes});
+      {static_cast<const std::byte*>(input), static_cast<std::byte*>(output), 0, bytes_, bytes});
+  bytes_ += bytes;
+}
+
+void Layout::add_absent(std::uint64_t neutral, std::size_t bytes) {
+  if (bytes == 0) return;
+  pieces_.push_back({nullptr, nullptr, neutral, bytes_, bytes});
   bytes_ += bytes;
 }
 
@@ -31,7 +37,11 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
   const auto& table = kernels();
   const std::size_t element = dtype_size(dtype_);
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
-    if (prescale_ != 1.0) {
+    if (piece.input == nullptr) {
+      for (std::size_t i = 0; i < n; i += element) {
+        std::memcpy(to + there + i, &piece.neutral, element);
+      }
+    } else if (prescale_ != 1.0) {
       const Finish factor{.multiply = prescale_, .divide = 1.0};
       table.scale[static_cast<int>(dtype_)](to + there, piece.input + at, n / element, factor);
     } else if (to + there != piece.input + at) {

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "base/types.h"
+#include "collectives/partition.h"
 
 namespace horoplug {
 
@@ -18,6 +20,9 @@ class Layout {
 
   // Appends a tensor of `bytes` bytes. output may equal input.
   void add(const void* input, void* output, std::size_t bytes);
+  // Appends a tensor of a rank that has nothing to contribute: every element reads as `neutral`
+  // (one element, without prescale factor), and what would be its output is dropped.
+  void add_absent(std::uint64_t neutral, std::size_t bytes);
 
   DType dtype() const { return dtype_; }
   std::size_t bytes() const { return bytes_; }
@@ -28,13 +33,18 @@ class Layout {
   void pack(std::size_t begin, std::size_t bytes, std::byte* to) const;
   void unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const;
 
+  // The tensors that have elements, and where they are.
+  std::size_t tensors() const { return pieces_.size(); }
+  Part tensor(std::size_t index) const { return {pieces_[index].begin, pieces_[index].bytes}; }
+
   // The outputs' memory, if it is one piece that can serve as the buffer; nullptr otherwise.
   std::byte* contiguous_output() const;
 
  private:
   struct Piece {
-    const std::byte* input;
+    const std::byte* input;  // nullptr: absent
     std::byte* output;
+    std::uint64_t neutral;  // its first bytes are the element
     std::size_t begin;
     std::size_t bytes;
   };

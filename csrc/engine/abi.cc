@@ -68,6 +68,13 @@ void hand_over(const Struct& full, Struct* out) {
   out->struct_size = size;
 }
 
+std::uint32_t checked_set(int32_t number) {
+  if (number < 0) {
+    throw Error(HP_INVALID_ARGUMENT, "process set " + std::to_string(number) + " does not exist");
+  }
+  return static_cast<std::uint32_t>(number);
+}
+
 // Zero stands for the default; negative for never, which is the same inside.
 template <typename T>
 void set_unless_zero(T& option, T value) {
@@ -133,6 +140,7 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   auto& options = config.options;
   set_unless_zero(options.fusion_threshold, given.fusion_threshold);
   if (options.fusion_threshold < 0) options.fusion_threshold = 0;
+  options.fuse_groups = given.separate_groups == 0;
   if (given.cache_capacity != 0) {
     options.cache_capacity =
         given.cache_capacity < 0 ? 0 : static_cast<std::size_t>(given.cache_capacity);
@@ -233,11 +241,39 @@ hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
 hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle) {
   return guarded([&] {
     const hp_submission full = complete(submission);
-    if (full.process_set != 0) {
-      throw Error(HP_INVALID_ARGUMENT,
-                  "process set " + std::to_string(full.process_set) + " does not exist");
-    }
-    *handle = engine->engine.submit(horoplug::make_operation(full, engine->engine.size()));
+    const auto members = engine->engine.members(checked_set(full.process_set));
+    *handle = engine->engine.submit(horoplug::make_operation(full, members));
+    return HP_OK;
+  });
+}
+
+hp_status hp_process_set_add(hp_engine* engine, const int32_t* ranks, int32_t count,
+                             hp_handle* handle) {
+  return guarded([&] {
+    *handle = engine->engine.add_set(std::vector<int>(ranks, ranks + std::max(count, 0)));
+    return HP_OK;
+  });
+}
+
+hp_status hp_process_set_remove(hp_engine* engine, int32_t process_set, hp_handle* handle) {
+  return guarded([&] {
+    *handle = engine->engine.remove_set(checked_set(process_set));
+    return HP_OK;
+  });
+}
+
+hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* handle) {
+  return guarded([&] {
+    *handle = engine->engine.join(checked_set(process_set));
+    return HP_OK;
+  });
+}
+
+hp_status hp_value(hp_engine* engine, hp_handle handle, int64_t* value) {
+  return guarded([&] {
+    const auto operation = engine->engine.handles().done(handle);
+    if (!operation->status.ok()) return report(operation->status);
+    *value = operation->value;
     return HP_OK;
   });
 }

@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <set>
 
 namespace horoplug {
 namespace {
 
 // Lists in error messages end here; a job may have thousands of ranks.
 constexpr std::size_t kMaxListed = 16;
+
+std::string describe(const std::pair<std::uint32_t, std::string>& key) {
+  const std::string text = "'" + key.second + "'";
+  return key.first == 0 ? text : text + " in process set " + std::to_string(key.first);
+}
 
 std::string seconds(double value) {
   char text[32];
@@ -20,40 +26,104 @@ std::string seconds(double value) {
 struct Waiting {
   std::vector<int> submitted_by;
   double age = 0;
+  std::vector<int> missing;
 };
 
-using WaitingTable = std::map<std::pair<std::uint32_t, std::string>, Waiting>;
+using Key = std::pair<std::uint32_t, std::string>;
+using WaitingTable = std::map<Key, Waiting>;
 
-std::vector<int> missing_ranks(const Waiting& waiting, int size) {
-  std::vector<int> have = waiting.submitted_by;
-  std::sort(have.begin(), have.end());
-  std::vector<int> missing;
-  for (int rank = 0; rank < size; ++rank) {
-    if (!std::binary_search(have.begin(), have.end(), rank)) missing.push_back(rank);
+WaitingTable tabulate(const Report& report, const DiagnoseOptions& options) {
+  WaitingTable table;
+  // Who has joined a set is not missing in its operations, other than the join.
+  std::map<std::uint32_t, std::vector<int>> joined;
+  std::map<Key, bool> is_join;
+  for (const RankReport& rank : report.ranks) {
+    for (const auto& pending : rank.pending) {
+      // A set that has come or gone since.
+      if (!options.members.contains(pending.set)) continue;
+      const Key key{pending.set, pending.name};
+      Waiting& waiting = table[key];
+      waiting.submitted_by.push_back(rank.rank);
+      waiting.age = std::max(waiting.age, pending.age);
+      if (pending.join) joined[pending.set].push_back(rank.rank);
+      is_join[key] = pending.join;
+    }
   }
-  return missing;
+  for (auto& [key, waiting] : table) {
+    std::vector<int> present = waiting.submitted_by;
+    if (!is_join[key]) {
+      const auto& absent = joined[key.first];
+      present.insert(present.end(), absent.begin(), absent.end());
+    }
+    std::sort(present.begin(), present.end());
+    const auto& members = options.members.at(key.first);
+    std::set_difference(members.begin(), members.end(), present.begin(), present.end(),
+                        std::back_inserter(waiting.missing));
+  }
+  return table;
 }
 
-std::string describe_deadlock(const Report& report, const WaitingTable& table, int size) {
-  std::string text =
-      "deadlock: every rank waits for an operation that another rank has not submitted.";
+// What a rank's threads wait for, of what is known.
+std::vector<Key> waited_by(const RankReport& rank, const WaitingTable& table) {
+  std::vector<Key> keys;
+  for (const auto& pending : rank.pending) {
+    if (pending.waited && table.contains({pending.set, pending.name})) {
+      keys.emplace_back(pending.set, pending.name);
+    }
+  }
+  return keys;
+}
+
+// The ranks that wait for nobody but each other, so that none of them will ever go on.
+std::set<int> find_stuck(const Report& report, const WaitingTable& table, double quiet) {
+  std::set<int> stuck;
+  for (const RankReport& rank : report.ranks) {
+    if (!rank.executing && rank.quiet >= quiet && !waited_by(rank, table).empty()) {
+      stuck.insert(rank.rank);
+    }
+  }
+  const auto hopeless = [&](const Key& key) {
+    const auto& missing = table.at(key).missing;
+    // Submitted everywhere: it is being decided or run at this moment, and watched there.
+    return !missing.empty() && std::all_of(missing.begin(), missing.end(),
+                                           [&](int rank) { return stuck.contains(rank); });
+  };
+  // Whoever may be helped by a rank that can go on, is not stuck; until there are no more such.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const RankReport& rank : report.ranks) {
+      const auto keys = waited_by(rank, table);
+      if (stuck.contains(rank.rank) && !std::all_of(keys.begin(), keys.end(), hopeless)) {
+        stuck.erase(rank.rank);
+        changed = true;
+      }
+    }
+  }
+  return stuck;
+}
+
+std::string describe_deadlock(const Report& report, const WaitingTable& table,
+                              const std::set<int>& stuck) {
+  std::string text = (stuck.size() == report.ranks.size()
+                          ? std::string("deadlock: every rank waits")
+                          : "deadlock: " + describe_ranks({stuck.begin(), stuck.end()}) + " wait") +
+                     " for an operation that another rank has not submitted.";
   std::size_t listed = 0;
   for (const RankReport& rank : report.ranks) {
+    if (!stuck.contains(rank.rank)) continue;
     if (listed++ == kMaxListed) {
       text += " …";
       break;
     }
     text += (listed == 1 ? " Rank " : "; rank ") + std::to_string(rank.rank) + " waits for ";
     std::size_t names = 0;
-    for (const auto& pending : rank.pending) {
-      if (!pending.waited) continue;
+    for (const Key& key : waited_by(rank, table)) {
       if (names++ == 4) {
         text += " …";
         break;
       }
-      const auto missing = missing_ranks(table.at({pending.set, pending.name}), size);
-      text += (names == 1 ? "'" : ", '") + pending.name + "' (not submitted by " +
-              describe_ranks(missing) + ")";
+      text += (names == 1 ? "" : ", ") + describe(key) + " (not submitted by " +
+              describe_ranks(table.at(key).missing) + ")";
     }
   }
   return text + ". Call the same operations in the same order on every rank.";
@@ -132,43 +202,33 @@ std::vector<int> Census::unanswered() const {
 }
 
 Diagnosis diagnose(const Report& report, const DiagnoseOptions& options) {
-  WaitingTable table;
-  bool all_blocked = true;
-  for (const RankReport& rank : report.ranks) {
-    bool blocked = false;
-    for (const auto& pending : rank.pending) {
-      Waiting& waiting = table[{pending.set, pending.name}];
-      waiting.submitted_by.push_back(rank.rank);
-      waiting.age = std::max(waiting.age, pending.age);
-      blocked |= pending.waited;
-    }
-    all_blocked = all_blocked && blocked && !rank.executing && rank.quiet >= options.deadlock_time;
-  }
-
+  const WaitingTable table = tabulate(report, options);
   Diagnosis diagnosis;
-  bool can_proceed = false;
   for (const auto& [key, waiting] : table) {
-    const std::vector<int> missing = missing_ranks(waiting, options.size);
-    // Submitted everywhere: it is being decided or run at this moment, and watched there.
-    if (missing.empty()) {
-      can_proceed = true;
-      continue;
-    }
-    std::string text = "'" + key.second + "' has been waiting for " + describe_ranks(missing) +
+    if (waiting.missing.empty()) continue;
+    std::string text = describe(key) + " has been waiting for " + describe_ranks(waiting.missing) +
                        " for " + seconds(waiting.age) + " (submitted by " +
                        describe_ranks(waiting.submitted_by) + ")";
     if (options.overdue_time >= 0 && waiting.age >= options.overdue_time && !diagnosis.overdue) {
       diagnosis.overdue = text;
     }
     if (options.stall_time >= 0 && waiting.age >= options.stall_time) {
-      diagnosis.stalls.push_back({key.second, waiting.age, missing, std::move(text)});
+      diagnosis.stalls.push_back(
+          {key.first, key.second, waiting.age, waiting.missing, std::move(text)});
     }
   }
   std::stable_sort(diagnosis.stalls.begin(), diagnosis.stalls.end(),
                    [](const auto& a, const auto& b) { return a.age > b.age; });
-  if (options.deadlock_time >= 0 && all_blocked && !can_proceed) {
-    diagnosis.deadlock = describe_deadlock(report, table, options.size);
+  if (options.deadlock_time < 0) return diagnosis;
+  const std::set<int> stuck = find_stuck(report, table, options.deadlock_time);
+  if (stuck.empty()) return diagnosis;
+  diagnosis.deadlock = describe_deadlock(report, table, stuck);
+  std::set<std::uint32_t> sets;
+  for (const RankReport& rank : report.ranks) {
+    if (!stuck.contains(rank.rank)) continue;
+    for (const Key& key : waited_by(rank, table)) sets.insert(key.first);
   }
+  diagnosis.deadlocked_sets.assign(sets.begin(), sets.end());
   return diagnosis;
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -60,15 +61,18 @@ class Census {
 };
 
 struct DiagnoseOptions {
-  int size = 1;
-  double stall_time = 60;    // an operation waited for this long is a stall; negative: never
-  double deadlock_time = 5;  // all ranks blocked and quiet this long is a deadlock; negative: never
+  std::map<std::uint32_t, std::vector<int>> members;  // of the process sets, ascending
+  double stall_time = 60;  // an operation waited for this long is a stall; negative: never
+  // Ranks blocked and quiet this long that wait only for each other are in a deadlock; negative:
+  // never.
+  double deadlock_time = 5;
   double overdue_time = -1;  // an operation that has taken this long fails the job; negative: never
 };
 
 struct Diagnosis {
   // Operations that some ranks wait for, with who is missing and since when; longest wait first.
   struct Stall {
+    std::uint32_t set;
     std::string name;
     double age;
     std::vector<int> missing;
@@ -76,6 +80,7 @@ struct Diagnosis {
   };
   std::vector<Stall> stalls;
   std::optional<std::string> deadlock;
+  std::vector<std::uint32_t> deadlocked_sets;  // whose pending operations have to be called off
   std::optional<std::string> overdue;
 };
 

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "engine/messages.h"
+#include "engine/submission.h"
 
 namespace horoplug {
 namespace {
@@ -44,6 +45,7 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)), log_(config_.l
   });
   hellos_.resize(config_.members.size());
   departed_.resize(config_.members.size(), false);
+  places_.resize(config_.members.size(), 0);
   started_at_ = last_event_ = last_watch_ = now();
   begin_handshake();
   thread_ = std::thread([this] { run(); });
@@ -84,17 +86,32 @@ hp_handle Engine::submit(OperationPtr operation) {
     if (!end_status_.ok()) {
       throw Error(end_status_.code, operation->describe() + " cannot run: " + end_status_.message);
     }
-    if (operation->name.empty()) {
-      const OpKind kind = operation->signature.op;
-      operation->name =
-          std::string(op_kind_name(kind)) + ".noname." + std::to_string(++unnamed_[kind]);
+    const OpKind kind = operation->signature.op;
+    const auto known = known_sets_.find(operation->members->set);
+    if (known == known_sets_.end()) {
+      throw Error(HP_INVALID_ARGUMENT,
+                  operation->describe() + " cannot run: the process set was removed");
     }
-    if (!in_flight_.insert(operation->name).second) {
+    if (!known->second.end.ok()) {
+      throw Error(known->second.end.code,
+                  operation->describe() + " cannot run: " + known->second.end.message);
+    }
+    if (known->second.joined) {
+      throw Error(HP_INVALID_ARGUMENT, operation->describe() +
+                                           " cannot run: this rank has joined, and waits until "
+                                           "every rank has called join()");
+    }
+    if (operation->name.empty()) {
+      operation->name = std::string(op_kind_name(kind)) + ".noname." +
+                        std::to_string(++unnamed_[{operation->members->set, kind}]);
+    }
+    if (!in_flight_.insert(operation->key()).second) {
       throw Error(HP_DUPLICATE_NAME,
                   operation->describe() +
                       " is still in flight; wait for it before you submit another operation of the "
                       "same name, or give this one another name");
     }
+    known->second.joined = kind == OpKind::kJoin;
     operation->submitted_at = now();
     handles_.add(operation);
     submissions_.push_back(operation);
@@ -182,6 +199,7 @@ bool Engine::step() {
   busy |= take_requests();
   busy |= negotiate();
   busy |= execute();
+  busy |= finish_removals();
   busy |= mesh_->pump_writes();
   if (leaving_) busy |= advance_leaving();
   return busy;
@@ -195,7 +213,9 @@ bool Engine::work_left() {
 
 double Engine::sleep_seconds() const {
   bool waiting = state_ == State::kStarting || leaving_ || (census_ && census_->running());
-  for (const auto& [id, set] : sets_) waiting |= !set->pending.empty() || !set->executor.idle();
+  for (const auto& [id, set] : sets_) {
+    waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
+  }
   if (!waiting) return -1;  // nothing can go wrong that a peer would not tell
   return std::fmin(census_interval() / 4, 0.25);
 }
@@ -225,31 +245,38 @@ bool Engine::take_requests() {
 }
 
 void Engine::submit_here(const OperationPtr& operation) {
-  const auto found = sets_.find(operation->set);
+  const auto found = sets_.find(operation->members->set);
   last_event_ = now();
-  if (found == sets_.end())
-    throw std::logic_error("an operation on a process set that does not exist");
-  if (found->second->negotiator.closed()) {
-    end_operations({operation}, found->second->negotiator.end());
+  if (found == sets_.end()) {
+    end_operations({operation}, {HP_INVALID_ARGUMENT, "the process set was removed"});
     return;
   }
   ProcessSet& set = *found->second;
+  if (set.negotiator.closed()) {
+    end_operations({operation}, set.negotiator.end());
+    return;
+  }
   set.pending.emplace(operation->name, operation);
-  set.negotiator.submit(operation->name, operation->signature);
+  if (operation->signature.op == OpKind::kJoin) {
+    set.negotiator.join();
+  } else {
+    set.negotiator.submit(operation->name, operation->signature);
+  }
 }
 
 bool Engine::negotiate() {
   bool busy = false;
+  std::size_t cached_names = 0;
   for (auto& [id, set] : sets_) {
     set->negotiator.flush();
     for (auto& message : set->negotiator.take_outgoing()) {
-      mesh_->send_control(set->members[static_cast<std::size_t>(message.to)],
-                          std::move(message.message));
+      mesh_->send_control(message.to, std::move(message.message));
       busy = true;
     }
     for (auto& decision : set->negotiator.take_decisions()) busy |= apply(*set, decision);
-    counters_.cached_names = set->negotiator.cached_names();
+    cached_names += set->negotiator.cached_names();
   }
+  counters_.cached_names = cached_names;
   run_census();
   counters_.control_messages = mesh_->control_messages();
   counters_.control_bytes = mesh_->control_bytes();
@@ -259,15 +286,34 @@ bool Engine::negotiate() {
 bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
   last_event_ = now();
   std::vector<OperationPtr> operations;
-  for (const std::string& name : decision.names) {
+  const auto take = [&](const std::string& name) {
+    const auto unknown = decision.unknown.find(name);
+    if (unknown != decision.unknown.end()) {
+      operations.push_back(make_absent(name, unknown->second, set.members));
+      return;
+    }
     const auto found = set.pending.find(name);
     operations.push_back(std::move(found->second));
     set.pending.erase(found);
-  }
+  };
+  for (const std::string& name : decision.names) take(name);
+  const auto run = [&] {
+    if (set.executor.idle()) set.last_progress = last_event_;
+    set.executor.enqueue({decision.batch, std::move(operations), std::move(decision.absent)});
+  };
   switch (decision.kind) {
     case DecisionItem::Kind::kBatch:
-      if (set.executor.idle()) set.last_progress = last_event_;
-      set.executor.enqueue({decision.batch, std::move(operations)});
+      if (is_administrative(operations.front()->signature.op)) {
+        administer(set, operations.front());
+      } else {
+        run();
+      }
+      break;
+    case DecisionItem::Kind::kJoined:
+      // As a batch of its own, so that it ends after all that was decided before.
+      take(op_kind_name(OpKind::kJoin));
+      operations.front()->value = decision.rank;
+      run();
       break;
     case DecisionItem::Kind::kError:
       end_operations(std::move(operations), decision.status);
@@ -276,13 +322,14 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
       {
         // Ranks may have counted differently; from here on they count alike again.
         std::lock_guard lock(mutex_);
-        unnamed_.clear();
+        std::erase_if(unnamed_,
+                      [&](const auto& entry) { return entry.first.first == set.members->set; });
       }
       end_operations(take_pending(set), decision.status);
       break;
     }
     case DecisionItem::Kind::kClose:
-      close_for_submissions(decision.status);
+      close_for_submissions(set.members->set, decision.status);
       end_operations(take_pending(set), decision.status);
       break;
   }
@@ -347,7 +394,16 @@ void Engine::end_operations(std::vector<OperationPtr> operations, const Status& 
   if (operations.empty()) return;
   {
     std::lock_guard lock(mutex_);
-    for (const OperationPtr& operation : operations) in_flight_.erase(operation->name);
+    for (const OperationPtr& operation : operations) {
+      if (operation->absent) continue;
+      in_flight_.erase(operation->key());
+      if (operation->signature.op != OpKind::kJoin) continue;
+      const std::uint32_t number = operation->members->set;
+      const auto known = known_sets_.find(number);
+      if (known != known_sets_.end()) known->second.joined = false;
+      // Ranks that joined early have counted less.
+      std::erase_if(unnamed_, [&](const auto& entry) { return entry.first.first == number; });
+    }
   }
   if (!status.ok()) {
     for (const OperationPtr& operation : operations) {
@@ -360,9 +416,14 @@ void Engine::end_operations(std::vector<OperationPtr> operations, const Status& 
   handles_.finish_all(operations);
 }
 
-void Engine::close_for_submissions(const Status& status) {
+void Engine::close_for_submissions(std::uint32_t set, const Status& status) {
   std::lock_guard lock(mutex_);
-  if (end_status_.ok()) end_status_ = status;
+  if (set == 0) {
+    if (end_status_.ok()) end_status_ = status;
+    return;
+  }
+  const auto known = known_sets_.find(set);
+  if (known != known_sets_.end()) known->second.end = status;
 }
 
 void Engine::fail(const Status& status) {
@@ -400,6 +461,7 @@ void Engine::end_everything() {
     }
     auto pending = take_pending(*set);
     operations.insert(operations.end(), pending.begin(), pending.end());
+    if (set->removal) operations.push_back(std::exchange(set->removal, nullptr));
   }
   Status status;
   {
@@ -412,8 +474,11 @@ void Engine::end_everything() {
 }
 
 bool Engine::advance_leaving() {
+  // Also a set that was decided upon when this rank had said that it leaves.
+  for (auto& [id, set] : sets_) {
+    if (!std::exchange(set->asked_to_leave, true)) set->negotiator.leave();
+  }
   if (state_ == State::kRunning) {
-    for (auto& [id, set] : sets_) set->negotiator.leave();
     std::lock_guard lock(mutex_);
     state_ = State::kLeaving;
     leaving_since_ = now();

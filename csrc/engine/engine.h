@@ -38,8 +38,15 @@ class Engine {
   // otherwise.
   void wait_until_ready();
 
+  // The ranks of a process set that this rank is in; Error(HP_INVALID_ARGUMENT) otherwise.
+  MembersPtr members(std::uint32_t set) const;
   // Queues an operation (see make_operation) and gives it a name, if it has none, and a handle.
   hp_handle submit(OperationPtr operation);
+  // The same for operations on process sets; see hp_process_set_add, hp_process_set_remove and
+  // hp_join.
+  hp_handle add_set(const std::vector<int>& ranks);
+  hp_handle remove_set(std::uint32_t set);
+  hp_handle join(std::uint32_t set);
   HandleTable& handles() { return handles_; }
   Status wait(hp_handle handle, double timeout);
 
@@ -68,9 +75,17 @@ class Engine {
   bool work_left();
   double sleep_seconds() const;
 
+  // Process sets (sets.cc).
+  void make_set(const MembersPtr& members, std::vector<Segment> segments);
+  void create_set(std::vector<int> ranks);
+  void administer(ProcessSet& set, const OperationPtr& operation);
+  bool finish_removals();
+  ProcessSet* set_of_message(std::uint32_t number, int from, std::span<const std::byte> message);
+
   // Messages and the start (handshake.cc).
   void receive(int from, Bytes message);
   void dispatch(int from, std::span<const std::byte> message);
+  void dispatch_safely(int from, std::span<const std::byte> message);
   void begin_handshake();
   void receive_hello(int from, const Hello& hello);
   void finish_handshake();
@@ -84,6 +99,7 @@ class Engine {
   void judge(const Report& report);
   void judge_silence();
   RankReport report_of_this_rank() const;
+  double waiting_since(const Operation& operation) const;
   double oldest_wait() const;
   double census_interval() const;
   double overdue_time() const;
@@ -93,7 +109,7 @@ class Engine {
   void end_everything();
   void end_operations(std::vector<OperationPtr> operations, const Status& status);
   std::vector<OperationPtr> take_pending(ProcessSet& set);
-  void close_for_submissions(const Status& status);
+  void close_for_submissions(std::uint32_t set, const Status& status);
   void stop();
 
   double now() const;
@@ -103,13 +119,20 @@ class Engine {
   HandleTable handles_;
 
   // Shared with submitting threads.
-  std::mutex mutex_;
+  struct KnownSet {
+    MembersPtr members;
+    bool joined = false;  // this rank may submit nothing to it for now
+    Status end;           // nor anything any more
+  };
+  mutable std::mutex mutex_;
+  std::map<std::uint32_t, KnownSet> known_sets_;
   std::condition_variable state_changed_;
   State state_ = State::kStarting;
   Status end_status_;  // why nothing can be submitted any more
   std::vector<OperationPtr> submissions_;
-  std::unordered_set<std::string> in_flight_;  // names, for duplicates
-  std::map<OpKind, std::uint64_t> unnamed_;    // operations without a name so far, by kind
+  std::unordered_set<std::string> in_flight_;  // keys of operations, for duplicates
+  // Operations without a name so far, by set and kind.
+  std::map<std::pair<std::uint32_t, OpKind>, std::uint64_t> unnamed_;
   bool leave_requested_ = false;
   std::optional<std::string> abort_requested_;
   std::atomic<bool> requests_waiting_{false};
@@ -117,7 +140,10 @@ class Engine {
   // The progress thread's own.
   std::shared_ptr<Doorbell> doorbell_;
   std::unique_ptr<Mesh> mesh_;
-  std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;
+  std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;  // those that this rank is in
+  std::uint32_t last_set_ = 0;
+  std::vector<std::size_t> places_;  // by rank: parts of its segment that were given to sets
+  std::map<std::uint32_t, std::vector<std::pair<int, Bytes>>> early_set_messages_;
   std::unique_ptr<Census> census_;
   std::vector<std::optional<Hello>> hellos_;
   std::vector<std::pair<int, Bytes>>
@@ -134,7 +160,7 @@ class Engine {
   double last_silence_warning_ = -1e9;
   bool census_requested_ = false;
   std::uint64_t last_bytes_moved_ = 0;
-  std::map<std::string, double> stall_warned_;
+  std::map<std::pair<std::uint32_t, std::string>, double> stall_warned_;
 
   struct Counters {
     std::atomic<std::uint64_t> batches{0}, tensors{0}, bytes{0}, control_messages{0},

@@ -60,8 +60,8 @@ void Executor::start(Batch batch) {
   running_->channel.batch = running_->batch.number;
   running_->channel.check = hash_of(running_->batch);
   comm_->begin(running_->channel);
-  running_->fiber = std::make_unique<Fiber>(run_batch(
-      *comm_, running_->batch.operations, algorithm_.empty() ? nullptr : algorithm_.c_str()));
+  running_->fiber = std::make_unique<Fiber>(
+      run_batch(*comm_, running_->batch, algorithm_.empty() ? nullptr : algorithm_.c_str()));
 }
 
 std::optional<Batch> Executor::poll() {

@@ -16,6 +16,8 @@ namespace horoplug {
 struct Batch {
   std::uint64_t number = 0;
   std::vector<OperationPtr> operations;
+  // By place in `operations`: ranks that have joined and take no part of their own; or empty.
+  std::vector<std::vector<int>> absent;
 
   // For messages: the first operation, and how many more there are.
   std::string describe() const;
@@ -60,6 +62,6 @@ class Executor {
 };
 
 // The whole life of a batch as a coroutine; defined in run_batch.cc.
-Task run_batch(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm);
+Task run_batch(Comm& comm, Batch& batch, const char* algorithm);
 
 }  // namespace horoplug

@@ -78,14 +78,12 @@ void Engine::receive_hello(int from, const Hello& hello) {
 
 void Engine::finish_handshake() {
   std::vector<int> hosts;
-  std::vector<int> members;
-  std::vector<Link*> links;
-  bool one_host = true;
+  std::vector<int> ranks;
+  bool one_host = config_.size() > 1;
   for (int rank = 0; rank < config_.size(); ++rank) {
     Member& member = config_.members[static_cast<std::size_t>(rank)];
     hosts.push_back(member.host);
-    members.push_back(rank);
-    links.push_back(mesh_->link(rank));
+    ranks.push_back(rank);
     if (rank != config_.rank && !member.segment && member.segment_file) {
       const auto& hello = hellos_[static_cast<std::size_t>(rank)];
       if (hello->segment_bytes < Arena::kSegmentBytes) throw WireError("its segment is too small");
@@ -95,61 +93,63 @@ void Engine::finish_handshake() {
     one_host = one_host && member.segment && member.host == hosts.front();
   }
 
-  std::unique_ptr<SharedGroup> shared;
-  if (one_host && config_.size() > 1) {
-    std::vector<Arena> arenas;
-    std::vector<std::shared_ptr<Doorbell>> doorbells;
-    for (Member& member : config_.members) {
-      arenas.emplace_back(*member.segment);
-      doorbells.push_back(member.doorbell);
-    }
-    shared = std::make_unique<SharedGroup>(config_.rank, std::move(arenas), std::move(doorbells),
-                                           members);
+  std::vector<Segment> segments;
+  for (const Member& member : config_.members) {
+    if (one_host) segments.push_back(*member.segment);
   }
-  auto comm = std::make_unique<Comm>(config_.rank, std::move(links), shared.get());
-  Negotiator::Options options;
-  options.fusion_threshold = config_.options.fusion_threshold;
-  options.cache_capacity = config_.options.cache_capacity;
-  const TreePlace place = Topology(hosts).place(config_.rank);
-  census_ = std::make_unique<Census>(place);
-  sets_.emplace(
-      0, std::make_unique<ProcessSet>(0, std::move(members), std::move(shared), place, options,
-                                      std::move(comm), config_.options.algorithm));
+  const MembersPtr everyone = make_members(0, std::move(ranks), config_.rank);
+  make_set(everyone, std::move(segments));
+  census_ = std::make_unique<Census>(Topology(hosts).place(config_.rank));
   {
     std::lock_guard lock(mutex_);
+    known_sets_.emplace(0, KnownSet{everyone, false, {}});
     state_ = State::kRunning;
     requests_waiting_.store(true);
   }
   state_changed_.notify_all();
-  for (auto& [from, message] : std::exchange(early_messages_, {})) {
-    try {
-      dispatch(from, message);
-    } catch (const WireError& error) {
-      mesh_->link(from)->fail(std::string("it sent a malformed message: ") + error.what());
-    }
+  for (auto& [from, message] : std::exchange(early_messages_, {})) dispatch_safely(from, message);
+}
+
+// For messages that were kept: their link has done with them.
+void Engine::dispatch_safely(int from, std::span<const std::byte> message) {
+  try {
+    dispatch(from, message);
+  } catch (const WireError& error) {
+    mesh_->link(from)->fail(std::string("it sent a malformed message: ") + error.what());
   }
 }
 
 void Engine::dispatch(int from, std::span<const std::byte> message) {
   Reader reader(message);
   const MessageHead head = read_head(reader);
-  const auto negotiator = [&]() -> Negotiator& {
-    const auto found = sets_.find(head.set);
-    if (found == sets_.end()) throw WireError("an unknown process set");
-    return found->second->negotiator;
+  // Of the message's process set; nullptr: there is nothing to do for now.
+  const auto negotiator = [&]() -> Negotiator* {
+    ProcessSet* const set = set_of_message(head.set, from, message);
+    return set == nullptr ? nullptr : &set->negotiator;
   };
   switch (head.kind) {
     case MessageKind::kHello:
       throw WireError("it introduced itself twice");
     case MessageKind::kReady:
-      negotiator().receive(from, decode_ready(reader));
+      if (auto* to = negotiator()) to->receive(from, decode_ready(reader));
       break;
     case MessageKind::kDecisions:
-      negotiator().receive(from, decode_decisions(reader));
+      if (auto* to = negotiator()) to->receive(from, decode_decisions(reader));
       break;
     case MessageKind::kLeave:
-      negotiator().receive_leave(from, decode_leave(reader));
+      if (auto* to = negotiator()) to->receive_leave(from, decode_leave(reader));
       break;
+    case MessageKind::kJoin:
+      if (auto* to = negotiator()) to->receive_join(from, decode_join(reader));
+      break;
+    case MessageKind::kFail: {
+      const auto found = sets_.find(head.set);
+      const Abort failure = decode_abort(reader);
+      if (found == sets_.end()) break;  // it was removed meanwhile
+      if (!found->second->negotiator.is_root()) throw WireError("this rank is not the set's root");
+      found->second->negotiator.fail_all({failure.code, failure.text});
+      break;
+    }
     case MessageKind::kCensusRequest:
       reader.expect_end();
       census_requested_ = true;

@@ -116,6 +116,13 @@ std::vector<std::uint32_t> get_bits(Reader& reader) {
   return ids;
 }
 
+// A rank or kSetRemoved.
+void put_leaver(Writer& writer, int rank) {
+  writer.put_varint(static_cast<std::uint64_t>(rank - kSetRemoved));
+}
+
+int get_leaver(Reader& reader) { return reader.get_int(kMaxRank) + kSetRemoved; }
+
 void put_item(Writer& writer, const DecisionItem& item) {
   writer.put(item.kind);
   switch (item.kind) {
@@ -123,11 +130,20 @@ void put_item(Writer& writer, const DecisionItem& item) {
       writer.put_varint(item.batch);
       writer.put_varint(item.members.size());
       for (const auto& member : item.members) {
-        // Bit 0: has a number. Bit 1: has a name.
-        writer.put(static_cast<std::uint8_t>((member.id ? 1 : 0) | (member.name.empty() ? 0 : 2)));
+        // Bit 0: has a number. Bit 1: has a name. Bit 2: some ranks are absent.
+        writer.put(static_cast<std::uint8_t>((member.id ? 1 : 0) | (member.name.empty() ? 0 : 2) |
+                                             (member.absent.empty() ? 0 : 4)));
         if (member.id) writer.put_varint(*member.id);
         if (!member.name.empty()) writer.put_string(member.name);
+        if (!member.absent.empty()) {
+          put_ranks(writer, member.absent);
+          put_signature(writer, member.signature);
+        }
       }
+      break;
+    case DecisionItem::Kind::kJoined:
+      writer.put_varint(item.batch);
+      writer.put_varint(static_cast<std::uint64_t>(item.rank));
       break;
     case DecisionItem::Kind::kError:
       writer.put_string(item.name);
@@ -137,7 +153,7 @@ void put_item(Writer& writer, const DecisionItem& item) {
       writer.put_string(item.text);
       break;
     case DecisionItem::Kind::kClose:
-      writer.put_varint(static_cast<std::uint64_t>(item.rank));
+      put_leaver(writer, item.rank);
       break;
   }
 }
@@ -151,13 +167,22 @@ DecisionItem get_item(Reader& reader) {
       item.members.resize(reader.get_count(2));
       for (auto& member : item.members) {
         const auto flags = reader.get<std::uint8_t>();
-        if (flags == 0 || flags > 3) throw WireError("unknown flags");
+        if ((flags & 3) == 0 || flags > 7) throw WireError("unknown flags");
         if ((flags & 1) != 0) member.id = static_cast<std::uint32_t>(reader.get_int(kMaxId));
         if ((flags & 2) != 0) {
           member.name = reader.get_string();
           if (member.name.empty()) throw WireError("an empty name");
         }
+        if ((flags & 4) != 0) {
+          member.absent = get_ranks(reader);
+          if (member.absent.empty()) throw WireError("absent, but nobody is");
+          member.signature = get_signature(reader);
+        }
       }
+      break;
+    case DecisionItem::Kind::kJoined:
+      item.batch = reader.get_varint();
+      item.rank = reader.get_int(kMaxRank);
       break;
     case DecisionItem::Kind::kError:
       item.name = reader.get_string();
@@ -167,7 +192,7 @@ DecisionItem get_item(Reader& reader) {
       item.text = reader.get_string();
       break;
     case DecisionItem::Kind::kClose:
-      item.rank = reader.get_int(kMaxRank);
+      item.rank = get_leaver(reader);
       break;
   }
   return item;
@@ -268,14 +293,27 @@ Decisions decode_decisions(Reader& reader) {
 
 Bytes encode_leave(std::uint32_t set, int rank) {
   Writer writer = begin(MessageKind::kLeave, set);
-  writer.put_varint(static_cast<std::uint64_t>(rank));
+  put_leaver(writer, rank);
   return writer.take();
 }
 
 int decode_leave(Reader& reader) {
-  const int rank = reader.get_int(kMaxRank);
+  const int rank = get_leaver(reader);
   reader.expect_end();
   return rank;
+}
+
+Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank) {
+  Writer writer = begin(MessageKind::kJoin, set);
+  writer.put_varint(epoch);
+  writer.put_varint(static_cast<std::uint64_t>(rank));
+  return writer.take();
+}
+
+Joined decode_join(Reader& reader) {
+  Joined joined{get_u32(reader), reader.get_int(kMaxRank)};
+  reader.expect_end();
+  return joined;
 }
 
 Bytes encode_census_request() { return begin(MessageKind::kCensusRequest).take(); }
@@ -305,7 +343,8 @@ Bytes encode(const Report& report) {
       writer.put_varint(pending.set);
       writer.put_string(pending.name);
       writer.put(pending.age);
-      writer.put(static_cast<std::uint8_t>(pending.waited));
+      // Bit 0: somebody waits. Bit 1: it is a join.
+      writer.put(static_cast<std::uint8_t>((pending.waited ? 1 : 0) | (pending.join ? 2 : 0)));
     }
   }
   return writer.take();
@@ -324,18 +363,31 @@ Report decode_report(Reader& reader) {
       pending.set = get_u32(reader);
       pending.name = reader.get_string();
       pending.age = get_seconds(reader);
-      pending.waited = get_bool(reader);
+      const auto flags = reader.get<std::uint8_t>();
+      if (flags > 3) throw WireError("unknown flags");
+      pending.waited = (flags & 1) != 0;
+      pending.join = (flags & 2) != 0;
     }
   }
   reader.expect_end();
   return report;
 }
 
-Bytes encode(const Abort& abort) {
-  Writer writer = begin(MessageKind::kAbort);
-  writer.put_varint(abort.code);
-  writer.put_string(abort.text);
+namespace {
+
+Bytes encode_failure(MessageKind kind, std::uint32_t set, const Abort& failure) {
+  Writer writer = begin(kind, set);
+  writer.put_varint(failure.code);
+  writer.put_string(failure.text);
   return writer.take();
+}
+
+}  // namespace
+
+Bytes encode(const Abort& abort) { return encode_failure(MessageKind::kAbort, 0, abort); }
+
+Bytes encode_fail(std::uint32_t set, const Abort& failure) {
+  return encode_failure(MessageKind::kFail, set, failure);
 }
 
 Abort decode_abort(Reader& reader) {

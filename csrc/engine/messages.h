@@ -20,16 +20,18 @@ enum class MessageKind : std::uint8_t {
   kReady,          // up the tree: these operations are ready in all of my subtree
   kDecisions,      // down the tree: what runs next, in this order
   kLeave,          // up the tree: a rank wants to leave
+  kJoin,           // up the tree: a rank has no more data
   kCensusRequest,  // up the tree: somebody has waited for long, look what is going on
   kCensus,         // down the tree: what are you doing?
   kReport,         // up the tree: this is what my subtree is doing
+  kFail,           // to the root of a process set: call off what is pending in it
   kAbort,          // to everyone: the job has failed
   kBye,            // to everyone: I leave in good order
 };
-inline constexpr int kMessageKindCount = 9;
+inline constexpr int kMessageKindCount = 11;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 1;
+  static constexpr std::uint32_t kProtocol = 2;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -51,21 +53,28 @@ struct Ready {
 };
 
 struct DecisionItem {
-  enum class Kind : std::uint8_t { kBatch = 0, kError, kFailAll, kClose };
-  static constexpr int kKindCount = 4;
+  enum class Kind : std::uint8_t { kBatch = 0, kJoined, kError, kFailAll, kClose };
+  static constexpr int kKindCount = 5;
   struct Member {
     std::optional<std::uint32_t> id;  // its number
     std::string name;                 // given if the number is new, or there is none
+    // Ranks that have joined and take part without having submitted it; they are told what it is.
+    std::vector<int> absent;
+    Signature signature;  // if some are absent
   };
 
   Kind kind = Kind::kBatch;
-  std::uint64_t batch = 0;       // kBatch: its number
+  std::uint64_t batch = 0;       // kBatch, kJoined: its number
   std::vector<Member> members;   // kBatch
   std::string name;              // kError: the operation that fails
   hp_status code = HP_MISMATCH;  // kError, kFailAll
   std::string text;              // kError, kFailAll
-  std::int32_t rank = 0;         // kClose: who has left
+  // kClose: who has left, or nobody (the set was removed). kJoined: who was the last to join.
+  std::int32_t rank = 0;
 };
+
+// "Who has left" when a process set ends because it was removed.
+inline constexpr std::int32_t kSetRemoved = -1;
 
 struct Decisions {
   std::uint32_t epoch = 0;
@@ -79,6 +88,7 @@ struct RankReport {
     std::string name;
     double age = 0;       // seconds since its submission
     bool waited = false;  // a thread is blocked on it
+    bool join = false;    // it is the wait for everyone to join
   };
   std::int32_t rank = 0;
   double quiet = 0;        // seconds since anything was submitted or done here
@@ -91,6 +101,7 @@ struct Report {
   std::vector<RankReport> ranks;
 };
 
+// A failure of a process set (kFail) or of the job (kAbort).
 struct Abort {
   hp_status code = HP_ABORTED;
   std::string text;
@@ -107,6 +118,8 @@ Bytes encode(const Hello& hello);
 Bytes encode(std::uint32_t set, const Ready& ready);
 Bytes encode(std::uint32_t set, const Decisions& decisions);
 Bytes encode_leave(std::uint32_t set, int rank);
+Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank);
+Bytes encode_fail(std::uint32_t set, const Abort& failure);
 Bytes encode_census_request();
 Bytes encode_census(std::uint64_t census);
 Bytes encode(const Report& report);
@@ -118,6 +131,11 @@ Hello decode_hello(Reader& reader);
 Ready decode_ready(Reader& reader);
 Decisions decode_decisions(Reader& reader);
 int decode_leave(Reader& reader);
+struct Joined {
+  std::uint32_t epoch;
+  int rank;
+};
+Joined decode_join(Reader& reader);
 std::uint64_t decode_census(Reader& reader);
 Report decode_report(Reader& reader);
 Abort decode_abort(Reader& reader);

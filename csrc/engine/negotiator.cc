@@ -16,15 +16,40 @@ void Negotiator::submit(const std::string& name, const Signature& signature) {
   complete_if_full(name);
 }
 
-void Negotiator::leave() {
+void Negotiator::join() { note_join(place_.rank); }
+
+void Negotiator::leave() { request_end(place_.rank); }
+
+void Negotiator::close() { request_end(kSetRemoved); }
+
+void Negotiator::request_end(int rank) {
   if (closed()) return;
+  if (!is_root()) {
+    outgoing_.push_back({place_.parent, encode_leave(set_, rank)});
+    return;
+  }
+  DecisionItem item;
+  item.kind = DecisionItem::Kind::kClose;
+  item.rank = rank;
+  urgent_.push_back(std::move(item));
+}
+
+void Negotiator::note_join(int rank) {
+  if (closed()) return;
+  if (!joined_.insert(rank).second) throw std::logic_error("joined twice");
+  std::vector<std::string> full;
+  for (const auto& [name, entry] : entries_) {
+    if (is_full(entry)) full.push_back(name);
+  }
+  // All ranks must see the same order.
+  std::sort(full.begin(), full.end());
+  for (const std::string& name : full) complete_if_full(name);
   if (is_root()) {
-    DecisionItem item;
-    item.kind = DecisionItem::Kind::kClose;
-    item.rank = place_.rank;
-    urgent_.push_back(std::move(item));
+    last_joined_ = rank;
   } else {
-    outgoing_.push_back({place_.parent, encode_leave(set_, place_.rank)});
+    // What was ready before is told before: the parent waits for nothing more from who has joined.
+    flush();
+    outgoing_.push_back({place_.parent, encode_join(set_, epoch_, rank)});
   }
 }
 
@@ -71,6 +96,10 @@ void Negotiator::receive(int from, const Ready& ready) {
   }
 }
 
+bool Negotiator::everyone_joined(const std::vector<int>& ranks) const {
+  return std::all_of(ranks.begin(), ranks.end(), [this](int r) { return joined_.contains(r); });
+}
+
 Negotiator::Entry& Negotiator::entry_for_child(const std::string& name, std::size_t child) {
   Entry& entry = entries_[name];
   if (std::find(entry.children_in.begin(), entry.children_in.end(), child) !=
@@ -95,10 +124,25 @@ Negotiator::Camp& Negotiator::camp_of(Entry& entry, const Signature& signature) 
   return entry.camps.back();
 }
 
+// Whether everyone in the subtree has submitted it or has joined.
+bool Negotiator::is_full(const Entry& entry) const {
+  if (!entry.self_in && !joined_.contains(place_.rank)) return false;
+  if (entry.children_in.size() == place_.children.size()) return true;
+  if (joined_.empty()) return false;
+  for (std::size_t child = 0; child < place_.children.size(); ++child) {
+    const auto& in = entry.children_in;
+    if (std::find(in.begin(), in.end(), child) == in.end() &&
+        !everyone_joined(place_.subtrees[child])) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void Negotiator::complete_if_full(const std::string& name) {
   const auto found = entries_.find(name);
   Entry& entry = found->second;
-  if (!entry.self_in || entry.children_in.size() < place_.children.size()) return;
+  if (!is_full(entry)) return;
   const Entry whole = std::move(entry);
   entries_.erase(found);
   if (is_root()) {
@@ -124,7 +168,8 @@ std::vector<Variant> Negotiator::variants_of(const Entry& entry) const {
 }
 
 void Negotiator::pass_up(const std::string& name, const Entry& entry) {
-  if (entry.camps.size() > 1) {
+  // With the ranks, if it is not simply all of the subtree.
+  if (entry.camps.size() > 1 || !joined_.empty()) {
     up_.requests.push_back({name, variants_of(entry)});
     return;
   }
@@ -138,15 +183,53 @@ void Negotiator::pass_up(const std::string& name, const Entry& entry) {
 }
 
 void Negotiator::decide(const std::string& name, const Entry& entry) {
-  if (entry.camps.size() == 1) {
-    ready_.push_back({name, entry.camps.front().signature});
+  if (entry.camps.size() > 1) {
+    refuse(name, describe_mismatch(name, variants_of(entry)));
     return;
   }
+  ReadyOperation operation{name, entry.camps.front().signature, {}};
+  // A subtree that names its ranks does so because others in it have joined, which the root may
+  // hear a moment later.
+  if (!joined_.empty() || !entry.camps.front().ranks.empty()) {
+    operation.absent = absent_from(variants_of(entry).front().ranks);
+  }
+  const std::string objection = objection_to(operation.signature, operation.absent);
+  if (objection.empty()) {
+    ready_.push_back(std::move(operation));
+  } else {
+    refuse(name, "'" + name + "' cannot run: " + objection);
+  }
+}
+
+std::vector<int> Negotiator::absent_from(const std::vector<int>& submitted) const {
+  std::vector<int> all{place_.rank};
+  for (const auto& below : place_.subtrees) all.insert(all.end(), below.begin(), below.end());
+  std::sort(all.begin(), all.end());
+  std::vector<int> absent;
+  std::set_difference(all.begin(), all.end(), submitted.begin(), submitted.end(),
+                      std::back_inserter(absent));
+  return absent;
+}
+
+// Why ranks that have joined cannot be left out of this operation; empty if they can.
+std::string Negotiator::objection_to(const Signature& signature,
+                                     const std::vector<int>& absent) const {
+  if (absent.empty()) return {};
+  const std::string joined = describe_ranks(absent) + (absent.size() == 1 ? " has" : " have") +
+                             " joined and " + (absent.size() == 1 ? "takes" : "take") +
+                             " part in nothing of the kind any more";
+  if (is_administrative(signature.op)) return joined;
+  const bool is_lost = signature.op == OpKind::kBroadcast &&
+                       std::find(absent.begin(), absent.end(), signature.root) != absent.end();
+  return is_lost ? "its root, rank " + std::to_string(signature.root) + ", has joined" : "";
+}
+
+void Negotiator::refuse(const std::string& name, const std::string& text) {
   DecisionItem item;
   item.kind = DecisionItem::Kind::kError;
   item.name = name;
   item.code = HP_MISMATCH;
-  item.text = describe_mismatch(name, variants_of(entry));
+  item.text = text;
   urgent_.push_back(std::move(item));
 }
 
@@ -178,6 +261,10 @@ DecisionItem Negotiator::make_batch(const std::vector<ReadyOperation>& batch) {
         }
       }
     }
+    if (!operation.absent.empty()) {
+      member.absent = operation.absent;
+      member.signature = operation.signature;
+    }
     item.members.push_back(std::move(member));
   }
   return item;
@@ -201,8 +288,20 @@ void Negotiator::flush() {
   });
   const std::vector<DecisionItem> closing(end, items.end());
   items.erase(end, items.end());
-  while (!ready_.empty() && (outstanding_ < options_.max_outstanding || !closing.empty())) {
-    items.push_back(make_batch(plan_batch(ready_, options_.fusion_threshold)));
+  // The same holds for the end of a join. Everyone is waiting for it, so that nothing comes after.
+  const bool all_joined = joined_.size() == place_.size();
+  const bool run_all = all_joined || !closing.empty();
+  while (!ready_.empty() && (outstanding_ < options_.max_outstanding || run_all)) {
+    items.push_back(
+        make_batch(plan_batch(ready_, options_.fusion_threshold, options_.fuse_groups)));
+    ++outstanding_;
+  }
+  if (all_joined) {
+    DecisionItem item;
+    item.kind = DecisionItem::Kind::kJoined;
+    item.batch = ++batches_decided_;
+    item.rank = last_joined_;
+    items.push_back(std::move(item));
     ++outstanding_;
   }
   items.insert(items.end(), closing.begin(), closing.end());
@@ -224,15 +323,26 @@ void Negotiator::receive(int from, const Decisions& decisions) {
 
 void Negotiator::receive_leave(int from, int rank) {
   child_index(from);
-  if (closed()) return;
-  if (!is_root()) {
-    outgoing_.push_back({place_.parent, encode_leave(set_, rank)});
-    return;
+  request_end(rank);
+}
+
+void Negotiator::receive_join(int from, const Joined& joined) {
+  const auto& below = place_.subtrees[child_index(from)];
+  if (joined.epoch > epoch_) throw WireError("an epoch of the future");
+  if (joined.epoch < epoch_ || closed()) return;
+  if (std::find(below.begin(), below.end(), joined.rank) == below.end()) {
+    throw WireError("a rank has joined that is not below it");
   }
-  DecisionItem item;
-  item.kind = DecisionItem::Kind::kClose;
-  item.rank = rank;
-  urgent_.push_back(std::move(item));
+  if (joined_.contains(joined.rank)) throw WireError("a rank has joined twice");
+  note_join(joined.rank);
+}
+
+void Negotiator::forget_everything() {
+  pending_.clear();
+  entries_.clear();
+  ready_.clear();
+  joined_.clear();
+  up_ = {};
 }
 
 void Negotiator::apply(const DecisionItem& item) {
@@ -247,37 +357,53 @@ void Negotiator::apply(const DecisionItem& item) {
         const NameTable::Entry* known = member.id ? table_.at(*member.id) : nullptr;
         const std::string name = member.name.empty() && known ? known->name : member.name;
         const auto pending = pending_.find(name);
-        if (pending == pending_.end()) throw WireError("a batch of what is not ready here");
-        if (member.id && !member.name.empty() &&
-            !table_.set(*member.id, member.name, pending->second)) {
+        const bool is_absent = std::find(member.absent.begin(), member.absent.end(), place_.rank) !=
+                               member.absent.end();
+        if (is_absent != (pending == pending_.end()) || name.empty()) {
+          throw WireError("a batch of what is not ready here");
+        }
+        const Signature signature = is_absent ? member.signature : pending->second;
+        if (member.id && !member.name.empty() && !table_.set(*member.id, name, signature)) {
           throw WireError("a number out of order");
         }
-        pending_.erase(pending);
+        if (is_absent) {
+          decision.unknown.emplace(name, signature);
+        } else {
+          pending_.erase(pending);
+        }
         decision.names.push_back(name);
+        decision.absent.push_back(member.absent);
       }
       break;
+    case DecisionItem::Kind::kJoined:
+      if (item.batch != last_batch_ + 1) throw WireError("a batch out of order");
+      if (!joined_.contains(place_.rank)) throw WireError("this rank has not joined");
+      last_batch_ = decision.batch = item.batch;
+      decision.rank = item.rank;
+      joined_.clear();
+      break;
     case DecisionItem::Kind::kError:
-      if (pending_.erase(item.name) == 0) throw WireError("an error for what is not ready here");
-      decision.names.push_back(item.name);
+      if (pending_.erase(item.name) > 0) {
+        decision.names.push_back(item.name);
+      } else if (!joined_.contains(place_.rank)) {
+        throw WireError("an error for what is not ready here");
+      }
       decision.status = {item.code, item.text};
       break;
     case DecisionItem::Kind::kFailAll:
       ++epoch_;
-      pending_.clear();
-      entries_.clear();
-      ready_.clear();
-      up_ = {};
+      forget_everything();
       decision.status = {item.code, item.text};
       break;
     case DecisionItem::Kind::kClose:
-      pending_.clear();
-      entries_.clear();
-      ready_.clear();
-      up_ = {};
+      forget_everything();
       end_ = decision.status = {
-          HP_SHUT_DOWN, "rank " + std::to_string(item.rank) +
-                            " has shut down or its program has ended; no operation can run any "
-                            "more until every rank calls init() again"};
+          HP_SHUT_DOWN,
+          item.rank == kSetRemoved
+              ? "process set " + std::to_string(set_) + " was removed"
+              : "rank " + std::to_string(item.rank) +
+                    " has shut down or its program has ended; no operation can run any more until "
+                    "every rank calls init() again"};
       break;
   }
   decisions_.push_back(std::move(decision));

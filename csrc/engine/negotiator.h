@@ -6,6 +6,9 @@
 // operations that become ready together share it. The root compares what the ranks have submitted,
 // fuses what fits together, and sends the order down. Names that recur travel as bits.
 //
+// A rank that has joined has nothing more to submit; an operation is then ready when everyone else
+// has submitted it, and the ranks that have joined are told what it is, so that they can take part.
+//
 // This is a state machine: submissions and messages go in, messages and decisions come out. There
 // is no I/O, no clock and no thread in it. Every rank sees the same decisions in the same order.
 //
@@ -16,6 +19,8 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -33,6 +38,7 @@ class Negotiator {
  public:
   struct Options {
     std::int64_t fusion_threshold = 128 << 20;
+    bool fuse_groups = true;
     std::size_t cache_capacity = 8192;
     // Batches that may be decided but not yet done on the root. Two keep the ranks busy; more would
     // only take tensors away from later, larger batches.
@@ -46,17 +52,27 @@ class Negotiator {
 
   struct Decision {
     DecisionItem::Kind kind;
-    std::uint64_t batch = 0;         // kBatch
+    std::uint64_t batch = 0;         // kBatch, kJoined
     std::vector<std::string> names;  // kBatch: members in order; kError: the one that fails
-    Status status;                   // kError, kFailAll, kClose
+    // kBatch, by place in names: ranks that have joined and take no part of their own. Empty if
+    // there are none.
+    std::vector<std::vector<int>> absent;
+    // kBatch: what the members are that this rank has not submitted, because it has joined.
+    std::map<std::string, Signature> unknown;
+    int rank = 0;   // kJoined: the last to join
+    Status status;  // kError, kFailAll, kClose
   };
 
   Negotiator(std::uint32_t set, TreePlace place, Options options);
 
   // This rank is ready to run an operation. Its name must not be pending, and the set not closed.
   void submit(const std::string& name, const Signature& signature);
+  // This rank submits nothing more until everyone has joined, which is then decided (kJoined).
+  void join();
   // This rank wants to leave: the set is closed for everyone, after what has been decided by then.
   void leave();
+  // The same because the set is removed, by all its ranks.
+  void close();
   // Root only: every pending operation fails, on all ranks, and the set goes on.
   void fail_all(const Status& status);
   // A batch of this set is done on this rank.
@@ -66,6 +82,7 @@ class Negotiator {
   void receive(int from, const Ready& ready);
   void receive(int from, const Decisions& decisions);
   void receive_leave(int from, int rank);
+  void receive_join(int from, const Joined& joined);
 
   // Turns what has come in since the last call into messages and, on the root, into decisions.
   void flush();
@@ -95,6 +112,11 @@ class Negotiator {
   };
 
   std::size_t child_index(int from) const;
+  bool everyone_joined(const std::vector<int>& ranks) const;
+  bool is_full(const Entry& entry) const;
+  void note_join(int rank);
+  void request_end(int rank);
+  void forget_everything();
   Camp& camp_of(Entry& entry, const Signature& signature);
   void add_child(const std::string& name, std::size_t child, const Signature& signature);
   Entry& entry_for_child(const std::string& name, std::size_t child);
@@ -102,6 +124,9 @@ class Negotiator {
   std::vector<Variant> variants_of(const Entry& entry) const;
   void pass_up(const std::string& name, const Entry& entry);
   void decide(const std::string& name, const Entry& entry);
+  std::vector<int> absent_from(const std::vector<int>& submitted) const;
+  std::string objection_to(const Signature& signature, const std::vector<int>& absent) const;
+  void refuse(const std::string& name, const std::string& text);
   DecisionItem make_batch(const std::vector<ReadyOperation>& batch);
   void publish(const std::vector<DecisionItem>& items);
   void apply(const DecisionItem& item);
@@ -117,6 +142,7 @@ class Negotiator {
   std::unordered_map<std::string, Entry> entries_;      // submitted somewhere in the subtree
   Ready up_;                                            // to be told to the parent
   std::uint64_t last_batch_ = 0;
+  std::set<int> joined_;  // ranks of the subtree
 
   // Root only.
   std::deque<ReadyOperation> ready_;
@@ -124,6 +150,7 @@ class Negotiator {
   std::unordered_set<std::string> seen_once_;
   std::uint64_t batches_decided_ = 0;
   int outstanding_ = 0;
+  int last_joined_ = -1;
   std::uint32_t next_id_ = 0;
 
   std::vector<Outgoing> outgoing_;

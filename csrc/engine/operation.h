@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/members.h"
 #include "engine/signature.h"
 
 namespace horoplug {
@@ -18,8 +19,8 @@ struct FreeDeleter {
 using Allocation = std::unique_ptr<void, FreeDeleter>;
 
 struct TensorArgument {
-  const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // nullptr: the engine allocates
+  const std::byte* input = nullptr;  // nullptr in an operation that this rank has not submitted
+  std::byte* output = nullptr;       // nullptr: the engine allocates
 };
 
 struct TensorOutcome {
@@ -33,22 +34,35 @@ struct TensorOutcome {
 struct Operation {
   // Fixed at submission.
   hp_handle handle = 0;
-  std::uint32_t set = 0;
+  MembersPtr members;
   std::string name;
   Signature signature;
   std::vector<TensorArgument> tensors;
   std::vector<std::int64_t> splits;  // alltoall: rows for each rank
   double submitted_at = 0;
+  // Not submitted here, since this rank has joined: it takes part with what changes nothing, and
+  // nobody looks at the result.
+  bool absent = false;
 
   // Written by the progress thread, read by others once the operation is done.
   std::vector<TensorOutcome> outcomes;
+  std::int64_t value = 0;  // kAddSet: the number of the new set; kJoin: the last rank to join
   Status status;
 
   // "allreduce 'grad.0'", for messages. Names of bindings begin with the operation already.
   std::string describe() const {
     const std::string kind = op_kind_name(signature.op);
-    if (name.empty()) return kind;
-    return name.starts_with(kind + ".") ? "'" + name + "'" : kind + " '" + name + "'";
+    const bool says_kind = name == kind || name.starts_with(kind + ".");
+    std::string text = name.empty() ? kind
+                       : says_kind  ? "'" + name + "'"
+                                    : kind + " '" + name + "'";
+    if (members->set != 0) text += " (process set " + std::to_string(members->set) + ")";
+    return text;
+  }
+
+  // What must be unique among the operations in flight. A name can be used in every set.
+  std::string key() const {
+    return members->set == 0 ? name : name + '\0' + std::to_string(members->set);
   }
 };
 

@@ -17,6 +17,7 @@ namespace horoplug {
 // Times in seconds; negative means never.
 struct EngineOptions {
   std::int64_t fusion_threshold = 128 << 20;  // bytes; 0: no fusion
+  bool fuse_groups = true;
   std::size_t cache_capacity = 8192;
   double stall_check_time = 60;
   double stall_shutdown_time = -1;

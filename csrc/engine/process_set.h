@@ -13,22 +13,23 @@
 namespace horoplug {
 
 struct ProcessSet {
-  ProcessSet(std::uint32_t number, std::vector<int> ranks, std::unique_ptr<SharedGroup> group,
-             TreePlace place, Negotiator::Options options, std::unique_ptr<Comm> comm,
-             const std::string& algorithm)
-      : id(number),
-        members(std::move(ranks)),
+  // `place`: in the set's own tree, with global ranks.
+  ProcessSet(MembersPtr ranks, std::unique_ptr<SharedGroup> group, TreePlace place,
+             Negotiator::Options options, std::unique_ptr<Comm> comm, const std::string& algorithm)
+      : members(std::move(ranks)),
         shared(std::move(group)),
-        negotiator(number, std::move(place), options),
-        executor(number, std::move(comm), algorithm) {}
+        negotiator(members->set, std::move(place), options),
+        executor(members->set, std::move(comm), algorithm) {}
 
-  const std::uint32_t id;
-  const std::vector<int> members;             // global ranks
+  const MembersPtr members;
   const std::unique_ptr<SharedGroup> shared;  // nullptr if the set spans hosts
   Negotiator negotiator;
   Executor executor;
   std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided
   double last_progress = 0;                               // of the running batch
+  bool asked_to_leave = false;
+  std::size_t memory_at = 0;  // where this rank's part of the shared memory begins in its segment
+  OperationPtr removal;       // remove_process_set, until nothing of the set runs any more
 };
 
 }  // namespace horoplug

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "device/cpu/neutral.h"
 #include "engine/executor.h"
 
 namespace horoplug {
@@ -18,8 +19,9 @@ Allocation allocate(std::size_t bytes) {
 
 // The reduction and what is applied to its result, for a process set of `size` ranks.
 void set_reduction(Call& call, const Signature& signature, int size) {
-  call.reduce =
-      kernels().reduce[static_cast<int>(signature.reduce)][static_cast<int>(signature.dtype)];
+  call.reduce_op = signature.reduce;
+  const ReduceOp kernel = signature.reduce == ReduceOp::kAdasum ? ReduceOp::kSum : signature.reduce;
+  call.reduce = kernels().reduce[static_cast<int>(kernel)][static_cast<int>(signature.dtype)];
   call.finish.multiply = signature.postscale;
   call.finish.divide = signature.reduce == ReduceOp::kAverage ? size : 1;
 }
@@ -74,6 +76,18 @@ std::size_t row_bytes_of(const Signature& signature, std::size_t tensor) {
          dtype_size(signature.dtype);
 }
 
+// Appends one tensor of an operation to a layout.
+void add_to(Layout& layout, const Operation& operation, std::size_t index, std::byte* output) {
+  const Signature& signature = operation.signature;
+  const std::size_t bytes =
+      static_cast<std::size_t>(elements_of(signature.shapes[index])) * dtype_size(signature.dtype);
+  if (operation.absent) {
+    layout.add_absent(neutral_element(signature.reduce, signature.dtype), bytes);
+  } else {
+    layout.add(operation.tensors[index].input, output, bytes);
+  }
+}
+
 // Prepares an outcome of `rows` rows in the submitted output or in new memory.
 TensorOutcome make_outcome(const TensorArgument& tensor, std::int64_t rows, std::size_t row_bytes) {
   TensorOutcome outcome;
@@ -90,12 +104,11 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
   Layout layout(signature.dtype, signature.prescale);
   for (const OperationPtr& operation : operations) {
     for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
-      const Shape& shape = operation->signature.shapes[i];
       const TensorArgument& tensor = operation->tensors[i];
-      layout.add(tensor.input, tensor.output,
-                 static_cast<std::size_t>(elements_of(shape)) * dtype_size(signature.dtype));
-      operation->outcomes.push_back(
-          make_outcome(tensor, rows_of(shape), row_bytes_of(operation->signature, i)));
+      add_to(layout, *operation, i, tensor.output);
+      if (operation->absent) continue;
+      operation->outcomes.push_back(make_outcome(tensor, rows_of(operation->signature.shapes[i]),
+                                                 row_bytes_of(operation->signature, i)));
     }
   }
   if (layout.bytes() == 0) co_return;
@@ -103,7 +116,9 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
   call.kind = signature.op;
   call.dtype = signature.dtype;
   call.layout = &layout;
-  call.root = signature.root;
+  if (signature.op == OpKind::kBroadcast) {
+    call.root = operations.front()->members->index_of(signature.root);
+  }
   if (signature.op == OpKind::kAllreduce) set_reduction(call, signature, comm.size());
   co_await run(comm, call, algorithm);
 }
@@ -129,7 +144,31 @@ Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const ch
   operation.outcomes.push_back(std::move(outcome));
 }
 
-Task run_alltoall(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
+// Whether somebody has rows for a rank that has joined, which would be lost. All ranks find the
+// same; it is the operation's failure then.
+Task check_absent(Comm& comm, Operation& operation, const std::vector<int>& absent) {
+  std::int64_t lost = 0;
+  for (const int rank : absent) {
+    lost += operation.splits[static_cast<std::size_t>(operation.members->index_of(rank))];
+  }
+  std::vector<std::int64_t> losses;
+  co_await gather_numbers(comm, lost, losses);
+  std::vector<int> senders;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (losses[i] > 0) senders.push_back(operation.members->ranks[i]);
+  }
+  if (senders.empty()) co_return;
+  operation.status = {HP_MISMATCH, operation.describe() + " failed: " + describe_ranks(senders) +
+                                       " would send rows to " + describe_ranks(absent) +
+                                       ", where join() was called; give splits that are 0 there"};
+}
+
+Task run_alltoall(Comm& comm, Operation& operation, const std::vector<int>& absent,
+                  std::size_t index, const char* algorithm) {
+  if (!absent.empty()) {
+    co_await check_absent(comm, operation, absent);
+    if (!operation.status.ok()) co_return;
+  }
   const std::size_t row_bytes = row_bytes_of(operation.signature, index);
   std::vector<std::int64_t> rows;
   co_await exchange_numbers(comm, operation.splits, rows);
@@ -160,8 +199,7 @@ Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, cons
   TensorOutcome outcome = make_outcome(operation.tensors[index],
                                        rows[static_cast<std::size_t>(comm.rank())], row_bytes);
   Layout layout(signature.dtype, signature.prescale);
-  layout.add(operation.tensors[index].input, nullptr,
-             static_cast<std::size_t>(rows_of(shape)) * row_bytes);
+  add_to(layout, operation, index, nullptr);
 
   Call call;
   call.kind = OpKind::kReducescatter;
@@ -181,19 +219,23 @@ Task run_barrier(Comm& comm, const char* algorithm) {
 
 }  // namespace
 
-Task run_batch(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
+Task run_batch(Comm& comm, Batch& batch, const char* algorithm) {
+  std::vector<OperationPtr>& operations = batch.operations;
   const OpKind kind = operations.front()->signature.op;
   if (kind == OpKind::kAllreduce || kind == OpKind::kBroadcast) {
     co_await run_fused(comm, operations, algorithm);
     co_return;
   }
-  for (const OperationPtr& operation : operations) {
+  static const std::vector<int> nobody;
+  for (std::size_t at = 0; at < operations.size(); ++at) {
+    const OperationPtr& operation = operations[at];
+    const std::vector<int>& absent = at < batch.absent.size() ? batch.absent[at] : nobody;
     if (kind == OpKind::kBarrier) co_await run_barrier(comm, algorithm);
     for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
       if (kind == OpKind::kAllgather) {
         co_await run_allgather(comm, *operation, i, algorithm);
       } else if (kind == OpKind::kAlltoall) {
-        co_await run_alltoall(comm, *operation, i, algorithm);
+        co_await run_alltoall(comm, *operation, absent, i, algorithm);
       } else if (kind == OpKind::kReducescatter) {
         co_await run_reducescatter(comm, *operation, i, algorithm);
       }

@@ -44,6 +44,10 @@ bool same_shapes(const Signature& a, const Signature& b) {
   return true;
 }
 
+bool same_administration(const Signature& a, const Signature& b) {
+  return !is_administrative(a.op) || a.op != b.op || a.shapes == b.shapes;
+}
+
 constexpr const char* kSameShape = "submit the same shape";
 constexpr const char* kSameRows = "submit shapes that differ in the first dimension only";
 
@@ -59,6 +63,8 @@ const std::vector<Field>& fields() {
   static const auto* const table = new std::vector<Field>{
       {"operation", "call the same operation", [](auto& a, auto& b) { return a.op == b.op; },
        [](auto& s) { return std::string(op_kind_name(s.op)); }},
+      {"process set", "name the same ranks, in calls of the same order", same_administration,
+       [](auto& s) { return describe_shapes(s); }},
       {"reduction",
        "use the same op=", [](auto& a, auto& b) { return !reduces(a.op) || a.reduce == b.reduce; },
        [](auto& s) { return std::string(reduce_op_name(s.reduce)); }},
@@ -68,7 +74,9 @@ const std::vector<Field>& fields() {
        [](auto& a, auto& b) { return a.shapes.size() == b.shapes.size(); },
        [](auto& s) { return std::to_string(s.shapes.size()); }},
       {"shape", kSameShape,
-       [](auto& a, auto& b) { return a.shapes.size() != b.shapes.size() || same_shapes(a, b); },
+       [](auto& a, auto& b) {
+         return is_administrative(a.op) || a.shapes.size() != b.shapes.size() || same_shapes(a, b);
+       },
        [](auto& s) { return describe_shapes(s); }},
       {"root rank", "name the same root",
        [](auto& a, auto& b) { return a.op != OpKind::kBroadcast || a.root == b.root; },
@@ -112,6 +120,7 @@ std::string describe_shape(const Shape& shape) {
 }
 
 std::int64_t payload_bytes(const Signature& signature) {
+  if (is_administrative(signature.op)) return 0;
   std::int64_t elements = 0;
   for (const Shape& shape : signature.shapes) elements += elements_of(shape);
   return elements * static_cast<std::int64_t>(dtype_size(signature.dtype));

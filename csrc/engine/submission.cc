@@ -1,5 +1,6 @@
 #include "engine/submission.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -36,7 +37,19 @@ Shape checked_shape(const hp_tensor& tensor, std::size_t element) {
   return shape;
 }
 
-void check_reduction(const Signature& s) {
+void check_adasum(const Signature& s, int size) {
+  if (!is_floating(s.dtype)) {
+    throw Error(HP_UNSUPPORTED, std::string("Adasum works on float16, bfloat16, float32 and ") +
+                                    "float64, not on " + dtype_name(s.dtype) + "; cast the tensor");
+  }
+  if (!std::has_single_bit(static_cast<unsigned>(size))) {
+    throw Error(HP_UNSUPPORTED, "Adasum works on 1, 2, 4, 8 ... ranks, not on " +
+                                    std::to_string(size) +
+                                    "; use a process set of so many ranks, or another reduction");
+  }
+}
+
+void check_reduction(const Signature& s, int size) {
   if (s.op == OpKind::kReducescatter && s.reduce != ReduceOp::kSum &&
       s.reduce != ReduceOp::kAverage && s.reduce != ReduceOp::kMin && s.reduce != ReduceOp::kMax &&
       s.reduce != ReduceOp::kProduct) {
@@ -46,6 +59,7 @@ void check_reduction(const Signature& s) {
     throw Error(HP_UNSUPPORTED,
                 "bool tensors have no average; use Sum (any), Product (all) or cast");
   }
+  if (s.reduce == ReduceOp::kAdasum) return check_adasum(s, size);
   if (kernels().reduce[static_cast<int>(s.reduce)][static_cast<int>(s.dtype)] == nullptr) {
     throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do " +
                                     reduce_op_name(s.reduce) + " on " + dtype_name(s.dtype));
@@ -86,10 +100,15 @@ void check_splits(Operation& operation, const hp_submission& submission, int siz
 
 }  // namespace
 
-OperationPtr make_operation(const hp_submission& submission, int size) {
+OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members) {
   auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  const int size = members->size();
   Signature& signature = operation->signature;
   signature.op = checked<OpKind>(submission.op, kOpKindCount, "operation");
+  if (is_administrative(signature.op)) {
+    reject(std::string(op_kind_name(signature.op)) + " is not submitted, but has its own function");
+  }
   signature.dtype = checked<DType>(submission.dtype, kDTypeCount, "data type");
   signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
   if (!reduces(signature.op)) signature.reduce = ReduceOp::kSum;
@@ -111,9 +130,13 @@ OperationPtr make_operation(const hp_submission& submission, int size) {
 
   if (signature.op == OpKind::kBroadcast) {
     signature.root = submission.root;
-    if (signature.root < 0 || signature.root >= size) {
-      reject("root rank " + std::to_string(signature.root) +
-             " does not exist; there are ranks 0 to " + std::to_string(size - 1));
+    if (members->index_of(signature.root) < 0) {
+      const std::string root = "root rank " + std::to_string(signature.root);
+      if (members->set != 0) {
+        reject(root + " is not in process set " + std::to_string(members->set) + " of " +
+               describe_ranks(members->ranks));
+      }
+      reject(root + " does not exist; there are ranks 0 to " + std::to_string(size - 1));
     }
   }
   if (signature.op == OpKind::kBarrier) return operation;
@@ -138,10 +161,46 @@ OperationPtr make_operation(const hp_submission& submission, int size) {
         {static_cast<const std::byte*>(tensor.input), static_cast<std::byte*>(tensor.output)});
     signature.shapes.push_back(std::move(shape));
   }
-  if (reduces(signature.op)) check_reduction(signature);
+  if (reduces(signature.op)) check_reduction(signature, size);
   if (signature.op == OpKind::kAlltoall) {
     if (submission.tensor_count != 1) reject("alltoall takes one tensor");
     check_splits(*operation, submission, size);
+  }
+  return operation;
+}
+
+OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments) {
+  auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  operation->signature.op = op;
+  operation->signature.recurring = false;
+  operation->signature.shapes = {arguments};
+  // There can be one at a time.
+  if (op == OpKind::kJoin) operation->name = op_kind_name(op);
+  return operation;
+}
+
+OperationPtr make_absent(const std::string& name, const Signature& signature,
+                         const MembersPtr& members) {
+  auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  operation->name = name;
+  operation->absent = true;
+  operation->signature = signature;
+  const bool has_rows = signature.op == OpKind::kAllgather || signature.op == OpKind::kAlltoall;
+  for (Shape& shape : operation->signature.shapes) {
+    const hp_tensor tensor{nullptr, nullptr, shape.data(), static_cast<int32_t>(shape.size()), 0};
+    try {
+      checked_shape(tensor, dtype_size(signature.dtype));
+    } catch (const Error& error) {
+      throw Error(HP_INTERNAL, "a peer has submitted nonsense: " + std::string(error.what()));
+    }
+    if (has_rows && shape.empty()) shape = {0};
+    if (has_rows) shape.front() = 0;
+    operation->tensors.emplace_back();
+  }
+  if (signature.op == OpKind::kAlltoall) {
+    operation->splits.assign(members->ranks.size(), 0);
   }
   return operation;
 }

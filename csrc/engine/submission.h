@@ -7,7 +7,16 @@
 namespace horoplug {
 
 // Throws Error(HP_INVALID_ARGUMENT or HP_UNSUPPORTED) with a line that says what to do. The name is
-// left empty if the submission has none. `rank` and `size` are the caller's within the process set.
-OperationPtr make_operation(const hp_submission& submission, int size);
+// left empty if the submission has none. `members`: the process set, which this rank is in.
+OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members);
+
+// An operation on the job or a set itself (see is_administrative). kAddSet: `arguments` are the
+// ranks, kRemoveSet: the number of the set; `members` are all ranks.
+OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments);
+
+// What this rank does in an operation of the others after it has joined. Throws Error(HP_INTERNAL)
+// if the signature, which came off the wire, makes no sense.
+OperationPtr make_absent(const std::string& name, const Signature& signature,
+                         const MembersPtr& members);
 
 }  // namespace horoplug

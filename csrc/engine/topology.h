@@ -14,6 +14,12 @@ struct TreePlace {
   std::vector<std::vector<int>> subtrees;  // for each child: itself and everyone below it
 
   bool is_root() const { return parent < 0; }
+  // Ranks of the tree as seen from its root.
+  std::size_t size() const {
+    std::size_t count = 1;
+    for (const auto& below : subtrees) count += below.size();
+    return count;
+  }
 };
 
 class Topology {

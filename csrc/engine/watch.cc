@@ -36,11 +36,18 @@ double Engine::census_interval() const {
   return std::clamp(first / 2, 0.05, 30.0);
 }
 
+// A join waits for as long as the others have data, which is no stall: it counts from the last sign
+// that they have.
+double Engine::waiting_since(const Operation& operation) const {
+  return operation.signature.op == OpKind::kJoin ? std::fmax(operation.submitted_at, last_event_)
+                                                 : operation.submitted_at;
+}
+
 double Engine::oldest_wait() const {
   double oldest = kNever;
   for (const auto& [id, set] : sets_) {
     for (const auto& [name, operation] : set->pending) {
-      oldest = std::fmin(oldest, operation->submitted_at);
+      oldest = std::fmin(oldest, waiting_since(*operation));
     }
   }
   return std::isinf(oldest) ? 0 : now() - oldest;
@@ -81,14 +88,17 @@ void Engine::watch_transfers() {
   const bool moved = std::exchange(last_bytes_moved_, mesh_->bytes_moved()) != last_bytes_moved_;
   const double limit = or_never(config_.options.data_timeout);
   for (auto& [id, set] : sets_) {
-    if (set->executor.idle() || moved) set->last_progress = time;
+    if ((set->executor.idle() && !set->removal) || moved) set->last_progress = time;
     if (time - set->last_progress < limit) continue;
-    std::vector<int> ranks;
-    for (const int rank : set->executor.blame()) {
-      ranks.push_back(set->members[static_cast<std::size_t>(rank)]);
+    const Batch* running = set->executor.running();
+    std::vector<int> ranks = set->executor.blame();
+    if (running == nullptr) {
+      ranks = set->members->ranks;
+      std::erase(ranks, config_.rank);
     }
-    throw Error(HP_TIMEOUT, set->executor.running()->describe() + " has made no progress for " +
-                                whole_seconds(limit) + ", waiting for " + describe_ranks(ranks) +
+    throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set->removal->describe()) +
+                                " has made no progress for " + whole_seconds(limit) +
+                                ", waiting for " + describe_ranks(ranks) +
                                 " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
   }
 }
@@ -135,8 +145,9 @@ RankReport Engine::report_of_this_rank() const {
   for (const auto& [id, set] : sets_) {
     report.executing |= !set->executor.idle();
     for (const auto& [name, operation] : set->pending) {
-      report.pending.push_back({id, name, std::fmax(0, time - operation->submitted_at),
-                                handles_.waited_for(operation->handle, time)});
+      report.pending.push_back({id, name, std::fmax(0, time - waiting_since(*operation)),
+                                handles_.waited_for(operation->handle, time),
+                                operation->signature.op == OpKind::kJoin});
     }
   }
   return report;
@@ -145,8 +156,13 @@ RankReport Engine::report_of_this_rank() const {
 void Engine::judge(const Report& report) {
   const EngineOptions& options = config_.options;
   const double overdue = overdue_time();
+  std::map<std::uint32_t, std::vector<int>> members;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [number, known] : known_sets_) members[number] = known.members->ranks;
+  }
   const Diagnosis diagnosis =
-      diagnose(report, {.size = config_.size(),
+      diagnose(report, {.members = members,
                         .stall_time = options.stall_check_time,
                         .deadlock_time = options.deadlock_time,
                         .overdue_time = std::isinf(overdue) ? -1 : overdue});
@@ -157,16 +173,24 @@ void Engine::judge(const Report& report) {
   }
   if (diagnosis.deadlock) {
     log_(LogLevel::kError, *diagnosis.deadlock);
-    sets_.at(0)->negotiator.fail_all({HP_DEADLOCK, *diagnosis.deadlock});
+    for (const std::uint32_t set : diagnosis.deadlocked_sets) {
+      const int root = members.at(set).front();
+      if (root == config_.rank) {
+        sets_.at(set)->negotiator.fail_all({HP_DEADLOCK, *diagnosis.deadlock});
+      } else {
+        mesh_->send_control(root, encode_fail(set, {HP_DEADLOCK, *diagnosis.deadlock}));
+      }
+    }
     return;
   }
   // One line for every operation that stalls, repeated once per check time.
-  std::map<std::string, double> warned;
+  std::map<std::pair<std::uint32_t, std::string>, double> warned;
   for (const auto& stall : diagnosis.stalls) {
-    const auto last = stall_warned_.find(stall.name);
+    const auto key = std::make_pair(stall.set, stall.name);
+    const auto last = stall_warned_.find(key);
     const bool due =
         last == stall_warned_.end() || now() - last->second >= options.stall_check_time;
-    warned[stall.name] = due ? now() : last->second;
+    warned[key] = due ? now() : last->second;
     if (due) log_(LogLevel::kWarning, "stalled: " + stall.text);
   }
   stall_warned_ = std::move(warned);

@@ -195,7 +195,7 @@ hp_handle submit(Engine& engine, const Order& request) {
   submission.tensor_count = request.op == OpKind::kBarrier ? 0 : 1;
   submission.splits = request.splits.data();
   submission.split_count = static_cast<int32_t>(request.splits.size());
-  return engine.submit(make_operation(submission, engine.size()));
+  return engine.submit(make_operation(submission, engine.members(request.set)));
 }
 
 void await(Engine& engine, hp_handle handle) {
@@ -204,6 +204,13 @@ void await(Engine& engine, hp_handle handle) {
   if (status.ok()) return;
   engine.handles().release(handle);
   throw Error(status.code, status.message);
+}
+
+std::int64_t await_value(Engine& engine, hp_handle handle) {
+  await(engine, handle);
+  const std::int64_t value = engine.handles().done(handle)->value;
+  engine.handles().release(handle);
+  return value;
 }
 
 std::vector<std::byte> perform(Engine& engine, const Order& request) {

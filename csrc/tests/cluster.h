@@ -60,11 +60,14 @@ struct Order {
   double prescale = 1;
   double postscale = 1;
   std::vector<std::int64_t> splits;
+  std::uint32_t set = 0;
 };
 
 hp_handle submit(Engine& engine, const Order& request);
 // Waits for at most a minute; throws Error if the operation failed.
 void await(Engine& engine, hp_handle handle);
+// Waits likewise for an operation on process sets and returns its value.
+std::int64_t await_value(Engine& engine, hp_handle handle);
 // submit and await; returns the outcome of the first tensor as bytes.
 std::vector<std::byte> perform(Engine& engine, const Order& request);
 

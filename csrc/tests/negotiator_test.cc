@@ -95,7 +95,10 @@ class Simulation {
       any = true;
     }
     for (auto& decision : (*this)[rank].take_decisions()) {
-      if (decision.kind == DecisionItem::Kind::kBatch) ++running_[static_cast<std::size_t>(rank)];
+      if (decision.kind == DecisionItem::Kind::kBatch ||
+          decision.kind == DecisionItem::Kind::kJoined) {
+        ++running_[static_cast<std::size_t>(rank)];
+      }
       decided_[static_cast<std::size_t>(rank)].push_back(std::move(decision));
       any = true;
     }
@@ -113,6 +116,7 @@ class Simulation {
     if (head.kind == MessageKind::kReady) (*this)[to].receive(from, decode_ready(reader));
     if (head.kind == MessageKind::kDecisions) (*this)[to].receive(from, decode_decisions(reader));
     if (head.kind == MessageKind::kLeave) (*this)[to].receive_leave(from, decode_leave(reader));
+    if (head.kind == MessageKind::kJoin) (*this)[to].receive_join(from, decode_join(reader));
     collect(to);
   }
 
@@ -286,6 +290,95 @@ TEST_CASE("after everything was called off, old readiness is dropped and new ope
   }
 }
 
+TEST_CASE("ranks that join at any moment are absent from just what they have not submitted") {
+  const std::uint64_t seed = testing::test_seed();
+  for (int round = 0; round < 300; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + static_cast<std::uint64_t>(round));
+    const int ranks = 1 + below(random, 20);
+    Negotiator::Options options;
+    options.fusion_threshold = below(random, 2) * 1000;
+    options.cache_capacity = static_cast<std::size_t>(below(random, 20));
+    options.max_outstanding = 1 + below(random, 3);
+    Simulation simulation(random_hosts(random, ranks), options);
+    // Operation i of a phase is submitted by the ranks that have more than i of them; then they
+    // join. All the same names in every phase; each rank submits its own in an order of its own.
+    constexpr int kPhases = 3;
+    std::vector<std::vector<int>> counts(kPhases);
+    for (auto& phase : counts) {
+      for (int rank = 0; rank < ranks; ++rank) phase.push_back(below(random, 6));
+    }
+    struct State {
+      int phase = -1;
+      std::vector<int> left;  // operations to submit before this rank joins
+      bool joined = true;
+      std::size_t seen = 0;
+    };
+    std::vector<State> states(static_cast<std::size_t>(ranks));
+    const auto begin_phase = [&](int rank) {
+      State& state = states[static_cast<std::size_t>(rank)];
+      if (++state.phase == kPhases) return;
+      state.joined = false;
+      const int count =
+          counts[static_cast<std::size_t>(state.phase)][static_cast<std::size_t>(rank)];
+      for (int i = 0; i < count; ++i) state.left.push_back(i);
+      std::shuffle(state.left.begin(), state.left.end(), random);
+    };
+    for (int rank = 0; rank < ranks; ++rank) begin_phase(rank);
+    for (std::uint64_t events = 0;; ++events) {
+      REQUIRE(events < 2'000'000);
+      const int rank = below(random, ranks);
+      State& state = states[static_cast<std::size_t>(rank)];
+      const auto& decided = simulation.decided(rank);
+      for (; state.seen < decided.size(); ++state.seen) {
+        if (decided[state.seen].kind == DecisionItem::Kind::kJoined) begin_phase(rank);
+      }
+      if (!state.joined && below(random, 3) == 0) {
+        if (state.left.empty()) {
+          state.joined = true;
+          simulation[rank].join();
+        } else {
+          simulation[rank].submit("op" + std::to_string(state.left.back()),
+                                  signature_of(OpKind::kAllreduce, 10));
+          state.left.pop_back();
+        }
+        simulation.collect(rank);
+        continue;
+      }
+      if (simulation.happen(random)) continue;
+      if (std::all_of(states.begin(), states.end(),
+                      [](const State& s) { return s.phase == kPhases; })) {
+        break;
+      }
+    }
+    same_decisions_everywhere(simulation);
+    std::size_t phase = 0;
+    std::set<std::string> run;
+    for (const auto& decision : simulation.decided(0)) {
+      if (decision.kind == DecisionItem::Kind::kJoined) {
+        const auto& data = counts[phase++];
+        CHECK(run.size() == static_cast<std::size_t>(*std::max_element(data.begin(), data.end())));
+        CHECK(decision.rank < ranks);
+        run.clear();
+        continue;
+      }
+      REQUIRE(decision.kind == DecisionItem::Kind::kBatch);
+      for (std::size_t i = 0; i < decision.names.size(); ++i) {
+        CHECK(run.insert(decision.names[i]).second);
+        std::vector<int> without;
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (counts[phase][static_cast<std::size_t>(rank)] <=
+              std::stoi(decision.names[i].substr(2)))
+            without.push_back(rank);
+        }
+        CHECK(decision.absent[i] == without);
+      }
+    }
+    CHECK(phase == kPhases);
+  }
+}
+
 TEST_CASE("when a rank leaves, every rank runs the same operations before the end") {
   const std::uint64_t seed = testing::test_seed();
   for (int round = 0; round < 200; ++round) {
@@ -386,19 +479,19 @@ TEST_CASE("messages that cannot be right are refused") {
   Negotiator leaf = fresh(1);
   DecisionItem item;
   item.batch = 1;
-  item.members = {{std::nullopt, "never submitted"}};
+  item.members = {{std::nullopt, "never submitted", {}, {}}};
   CHECK_THROWS_AS(leaf.receive(0, Decisions{0, {item}}), WireError);
   CHECK_THROWS_AS(leaf.receive(2, Decisions{0, {}}), WireError);  // no parent
   leaf.submit("x", signature_of(OpKind::kAllreduce, 4));
   item.batch = 5;
-  item.members = {{std::nullopt, "x"}};
+  item.members = {{std::nullopt, "x", {}, {}}};
   CHECK_THROWS_AS(leaf.receive(0, Decisions{0, {item}}), WireError);  // a batch is missing
 }
 
 TEST_CASE("fusion keeps to the threshold, to kinds and to the order") {
   const auto ready = [](std::vector<std::pair<std::string, Signature>> list) {
     std::deque<ReadyOperation> queue;
-    for (auto& [name, signature] : list) queue.push_back({name, signature});
+    for (auto& [name, signature] : list) queue.push_back({name, signature, {}});
     return queue;
   };
   const auto names = [](const std::vector<ReadyOperation>& batch) {
@@ -417,6 +510,12 @@ TEST_CASE("fusion keeps to the threshold, to kinds and to the order") {
   CHECK(names(plan_batch(queue, 100)) == "c");
   CHECK(names(plan_batch(queue, 100)) == "e");
   CHECK(names(plan_batch(queue, 100)) == "f");
+  Signature group = small;
+  group.shapes = {{5}, {5}};
+  auto groups = ready({{"a", group}, {"b", small}, {"c", group}, {"d", small}});
+  auto apart = groups;
+  CHECK(names(plan_batch(groups, 1000)) == "abcd");
+  for (const char* batch : {"a", "bd", "c"}) CHECK(names(plan_batch(apart, 1000, false)) == batch);
   auto unfused = ready({{"a", small}, {"b", small}});
   CHECK(names(plan_batch(unfused, 0)) == "a");
 }

@@ -3,10 +3,11 @@
 
 #include <random>
 
+#include "any_message.h"
 #include "cluster.h"
-#include "engine/messages.h"
 
 using namespace horoplug;
+using horoplug::testing::decode_any;
 
 namespace {
 
@@ -33,7 +34,12 @@ Ready some_ready() {
 std::vector<Bytes> valid_messages() {
   DecisionItem batch;
   batch.batch = 12;
-  batch.members = {{3, ""}, {4, "new"}, {std::nullopt, "unnumbered"}};
+  batch.members = {
+      {3, "", {}, {}}, {4, "new", {1, 2}, some_signature()}, {std::nullopt, "x", {}, {}}};
+  DecisionItem joined;
+  joined.kind = DecisionItem::Kind::kJoined;
+  joined.batch = 13;
+  joined.rank = 3;
   DecisionItem error;
   error.kind = DecisionItem::Kind::kError;
   error.name = "x";
@@ -43,52 +49,23 @@ std::vector<Bytes> valid_messages() {
   close.rank = 2;
   Report report;
   report.census = 3;
-  report.ranks = {{1, 2.5, true, {{0, "a", 1.5, true}}}, {2, 0, false, {}}};
+  report.ranks = {{1, 2.5, true, {{0, "a", 1.5, true, false}}}, {2, 0, false, {}}};
   Hello hello;
   hello.rank = 1;
   hello.size = 4;
   hello.settings = {{"a", "b"}};
   return {encode(hello),
           encode(7, some_ready()),
-          encode(7, Decisions{2, {batch, error, close}}),
+          encode(7, Decisions{2, {batch, joined, error, close}}),
           encode_leave(0, 3),
+          encode_leave(4, kSetRemoved),
+          encode_join(4, 2, 3),
+          encode_fail(4, {HP_DEADLOCK, "why"}),
           encode_census_request(),
           encode_census(9),
           encode(report),
           encode(Abort{HP_TIMEOUT, "why"}),
           encode_bye()};
-}
-
-// Decodes any message; throws WireError.
-void decode(std::span<const std::byte> message) {
-  Reader reader(message);
-  switch (read_head(reader).kind) {
-    case MessageKind::kHello:
-      decode_hello(reader);
-      break;
-    case MessageKind::kReady:
-      decode_ready(reader);
-      break;
-    case MessageKind::kDecisions:
-      decode_decisions(reader);
-      break;
-    case MessageKind::kLeave:
-      decode_leave(reader);
-      break;
-    case MessageKind::kCensus:
-      decode_census(reader);
-      break;
-    case MessageKind::kReport:
-      decode_report(reader);
-      break;
-    case MessageKind::kAbort:
-      decode_abort(reader);
-      break;
-    case MessageKind::kCensusRequest:
-    case MessageKind::kBye:
-      reader.expect_end();
-      break;
-  }
 }
 
 }  // namespace
@@ -113,7 +90,8 @@ TEST_CASE("readiness comes back as it was sent") {
 TEST_CASE("decisions come back as they were sent") {
   DecisionItem batch;
   batch.batch = 12;
-  batch.members = {{3, ""}, {4, "new"}, {std::nullopt, "unnumbered"}};
+  batch.members = {
+      {3, "", {}, {}}, {4, "new", {1, 2}, some_signature()}, {std::nullopt, "unnumbered", {}, {}}};
   const Bytes bytes = encode(1, Decisions{2, {batch}});
   Reader reader(bytes);
   read_head(reader);
@@ -123,18 +101,20 @@ TEST_CASE("decisions come back as they were sent") {
   REQUIRE(got.items[0].members.size() == 3);
   CHECK(got.items[0].members[0].id == 3);
   CHECK(got.items[0].members[1].name == "new");
+  CHECK(got.items[0].members[1].absent == std::vector<int>{1, 2});
+  CHECK(got.items[0].members[1].signature == some_signature());
   CHECK(!got.items[0].members[2].id);
 }
 
 TEST_CASE("a message cut short anywhere is refused") {
   for (const Bytes& message : valid_messages()) {
-    CHECK_NOTHROW(decode(message));
+    CHECK_NOTHROW(decode_any(message));
     for (std::size_t length = 0; length < message.size(); ++length) {
-      CHECK_THROWS_AS(decode(std::span(message).first(length)), WireError);
+      CHECK_THROWS_AS(decode_any(std::span(message).first(length)), WireError);
     }
     Bytes longer = message;
     longer.push_back(std::byte{0});
-    CHECK_THROWS_AS(decode(longer), WireError);
+    CHECK_THROWS_AS(decode_any(longer), WireError);
   }
 }
 
@@ -147,7 +127,7 @@ TEST_CASE("damaged messages are refused or read as something valid, and never cr
         damaged[random() % damaged.size()] = static_cast<std::byte>(random());
       }
       try {
-        decode(damaged);
+        decode_any(damaged);
       } catch (const WireError&) {
       }
     }

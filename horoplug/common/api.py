@@ -29,9 +29,14 @@ from horoplug.common.errors import (
     NotInitializedError,
 )
 from horoplug.common.objects import allgather_object, broadcast_object
-from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from horoplug.common.reduce_ops import Adasum, Average, Max, Min, Product, Sum
-from horoplug.common.variants import barrier, poll, synchronize
+from horoplug.common.variants import barrier, join, poll, synchronize
 
 __all__ = [
     "Adasum",
@@ -45,6 +50,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather_object",
     "barrier",
     "broadcast_object",
@@ -59,6 +65,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -67,6 +74,7 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

@@ -1,9 +1,13 @@
 """The process in the job: ``init``, ``shutdown``, ranks and sizes, and what this build can do."""
 
-from collections.abc import Sequence
+import operator
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from horoplug.common.context import context
+from horoplug.common.objects import allgather_object
+from horoplug.common.process_sets import ProcessSet, add_process_set
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -12,15 +16,66 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     Under ``horovodrun`` (or with ``HOROVOD_RANK``, ``HOROVOD_SIZE`` … set) this blocks until every rank is here, else
     the process is a job of its own: rank 0 of 1. May be called again after :func:`shutdown`, any number of times.
 
-    ``comm`` (ranks, or an MPI communicator) and ``process_sets`` are Horovod's; this version knows only their defaults.
+    ``comm``: the ranks (of all that were started) that make up this process's job, in the order of their numbers in
+    it; by default all. The processes of several such jobs know nothing of each other.
+    ``process_sets``: the sets of ranks (:class:`ProcessSet`, or lists) to register, the same on every rank; or the
+    string "dynamic", which is accepted for Horovod's sake: sets can be added and removed at any time.
 
-    Raises ValueError for an environment variable that makes no sense, HorovodInternalError or
-    horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other in time."""
-    if comm is not None and not (isinstance(comm, Sequence) and not comm):
-        raise ValueError("init(comm=...) is not supported yet: leave it out to use all ranks.")
-    if process_sets is not None and not (isinstance(process_sets, Sequence) and not process_sets):
-        raise ValueError("init(process_sets=...) is not supported yet: leave it out.")
-    context.init()
+    Raises ValueError for an argument or an environment variable that makes no sense and if the ranks name different
+    process sets, HorovodInternalError or horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other
+    in time."""
+    ranks = _ranks_of(comm)
+    sets = _sets_of(process_sets)
+    if not context.init(ranks):
+        return
+    try:
+        _register(sets)
+    except BaseException:
+        context.shutdown()
+        raise
+
+
+def _ranks_of(comm: Any) -> tuple[int, ...] | None:
+    if comm is None:
+        return None
+    try:
+        return tuple(operator.index(rank) for rank in comm) or None
+    except TypeError:
+        raise ValueError(
+            "init(comm=...) takes a list of ranks; horoplug has not been built with MPI support, so that it "
+            "takes no MPI communicator."
+        ) from None
+
+
+def _sets_of(process_sets: Any) -> list[ProcessSet]:
+    if process_sets is None:
+        return []
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(
+                f'init(process_sets={process_sets!r}): it takes a list of process sets or "dynamic".'
+            )
+        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # programs look at it
+        return []
+    if not isinstance(process_sets, Iterable):
+        raise ValueError(
+            f"init(process_sets=...) takes a list of process sets, got {type(process_sets).__name__}."
+        )
+    return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
+
+
+def _register(sets: Sequence[ProcessSet]) -> None:
+    lists = [each.ranks for each in sets]
+    for rank, others in enumerate(allgather_object(lists, "init.process_sets")):
+        if others != lists:
+            raise ValueError(
+                f"init(process_sets=...) has the ranks {lists} on rank {context.mesh().rank} but {others} on "
+                f"rank {rank}: give the same sets, in the same order, on every rank."
+            )
+    for number, each in enumerate(sets):
+        if each.ranks in lists[:number]:
+            raise ValueError(f"init(process_sets=...): entry number {number} is a duplicate.")
+        add_process_set(each)
 
 
 def shutdown() -> None:

@@ -151,6 +151,13 @@ VARIABLES: tuple[Variable, ...] = (
         "bytes of a fusion buffer; 0: no fusion",
     ),
     Variable(
+        "DISABLE_GROUP_FUSION",
+        "disable_group_fusion",
+        _flag,
+        False,
+        "1: a group is not fused with other tensors",
+    ),
+    Variable(
         "CACHE_CAPACITY", "cache_capacity", _size_or_off, 8192, "names that are remembered; 0: none"
     ),
     Variable(
@@ -251,17 +258,38 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "CPU numbers; the one at local_rank is for the progress thread",
     ),
+    Variable(
+        "DYNAMIC_PROCESS_SETS",
+        "dynamic_process_sets",
+        _flag,
+        False,
+        "1: process sets may be added and removed after init",
+    ),
+    Variable(
+        "ELASTIC",
+        "elastic",
+        _flag,
+        False,
+        "1: the number of ranks may change, so one rank prepares for more, too",
+    ),
 )
 
 # Horovod's knobs that have no counterpart here. Setting them must not break a job.
 IGNORED: tuple[str, ...] = (
     "ADASUM_MPI_CHUNK_SIZE",
+    "AUTOTUNE",
+    "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    "AUTOTUNE_LOG",
+    "AUTOTUNE_STEPS_PER_SAMPLE",
+    "AUTOTUNE_WARMUP_SAMPLES",
     "BATCH_D2D_MEMCOPIES",
     "CCL_CACHE",
     "CONTROLLER",
     "CPU_OPERATIONS",
     "CYCLE_TIME",
     "DISABLE_NVTX_RANGES",
+    "ELASTIC_TIMEOUT",
     "ENABLE_ASYNC_COMPLETION",
     "ENABLE_XLA_OPS",
     "HIERARCHICAL_ALLGATHER",
@@ -279,6 +307,7 @@ class Config:
     """What the environment says. Times are seconds, sizes bytes; -1 is the core's "off" or "never"."""
 
     fusion_threshold: int = 128 * MIB
+    disable_group_fusion: bool = False
     cache_capacity: int = 8192
     stall_check_time_seconds: float = 60.0
     stall_shutdown_time_seconds: float = 0.0
@@ -302,6 +331,8 @@ class Config:
     secret_key: bytes | None = dataclasses.field(default=None, repr=False)
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
+    dynamic_process_sets: bool = False
+    elastic: bool = False
     notes: tuple[tuple[int, str], ...] = ()
     """Remarks about the environment, (logging level, text), for :meth:`log_notes`."""
 
@@ -345,6 +376,12 @@ class Config:
         """Log the remarks, each on one line; done after the logger has its level."""
         for level, text in self.notes:
             logger.log(level, "%s", text)
+
+
+def value(name: str) -> Any:
+    """What the process's environment says about one variable of the table, by its name without prefix. For what is
+    asked again after ``init``. Errors: ValueError of one line."""
+    return _read(next(v for v in VARIABLES if v.name == name), os.environ)
 
 
 def _read(variable: Variable, env: Mapping[str, str]) -> Any:

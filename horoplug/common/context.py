@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from horoplug._native import Engine, Error
 from horoplug.common import log
@@ -22,6 +22,9 @@ from horoplug.common.status import exception
 from horoplug.rendezvous.fork import close_in_children
 from horoplug.rendezvous.mesh import Mesh
 from horoplug.rendezvous.session import Rendezvous
+
+if TYPE_CHECKING:
+    from horoplug.common.process_sets import ProcessSet
 
 # Longer than the time between two lines of a program, even if it is put aside in between.
 _FRESH_SECONDS = 0.1
@@ -40,6 +43,8 @@ class Context:
     def __init__(self) -> None:
         self.operations: dict[int, InFlight] = {}
         """By the handle that the user holds. An entry keeps the operation's tensors alive."""
+        self.process_sets: dict[int, ProcessSet] = {}
+        """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
         self._fresh: dict[tuple[int, str], float] = {}  # submitted when: see check_name()
         self._engine: Engine | None = None
         self._mesh: Mesh | None = None
@@ -47,7 +52,8 @@ class Context:
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # stays over shutdowns
         self._identity: tuple[object, ...] = ()  # what the rendezvous was made for
-        self._generation = 0  # how often it was used
+        # How often it was used, by the ranks that took part (None: all).
+        self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles count on over re-initialisations, so that a stale one can be told from a valid one.
         self._numbers = itertools.count(1)
         self._first_number = 1
@@ -71,13 +77,14 @@ class Context:
             raise NotInitializedError
         return mesh
 
-    def init(self) -> None:
-        """Find the other ranks and start the engine; does nothing if it is running.
+    def init(self, ranks: tuple[int, ...] | None = None) -> bool:
+        """Find the other ranks and start the engine; does nothing if it is running. Returns whether it was started.
 
-        The n-th call on one rank meets the n-th call on every other one."""
+        ``ranks``: a job of these of the started processes, in this order; None: of all. The n-th call with them on one
+        rank meets the n-th call on every other one."""
         with self._lock:
             if self._engine is not None:
-                return
+                return False
             self._hook_process()
             self._forget_stale()
             config = Config.from_env()
@@ -85,15 +92,18 @@ class Context:
                 config.log_level, hide_time=config.log_hide_time, rank=config.rank
             )
             config.log_notes(logger)
-            mesh = self._connect(config)
+            mesh = self._connect(config, ranks)
             streams = [(peer[2], os.fstat(peer[2])) for peer in mesh.peers]
             try:
                 self._engine = _start_engine(config, mesh)
             except Error as error:
                 raise exception(error) from None
             self._mesh, self._streams = mesh, streams
+            return True
 
-    def _connect(self, config: Config) -> Mesh:
+    def _connect(self, config: Config, ranks: tuple[int, ...] | None) -> Mesh:
+        if ranks is not None:
+            _check_ranks(ranks, config)
         identity = (
             config.rank,
             config.size,
@@ -107,16 +117,17 @@ class Context:
                 self._rendezvous = None
             self._rendezvous = Rendezvous(config)
             self._identity = identity
-            self._generation = 0
-        generation = self._generation
-        self._generation += 1  # also if it fails: it fails everywhere
-        return self._rendezvous.mesh(generation)
+            self._generations = {}
+        generation = self._generations.get(ranks, 0)
+        self._generations[ranks] = generation + 1  # also if it fails: it fails everywhere
+        return self._rendezvous.mesh(generation, ranks)
 
     def shutdown(self) -> None:
         """Leave the job in good order; does nothing if there is none. Operations in flight fail, here and elsewhere."""
         with self._lock:
             engine, self._engine, self._mesh = self._engine, None, None
             self._streams = []
+            self._forget_process_sets()
             if engine is not None:
                 engine.shutdown()
 
@@ -163,6 +174,11 @@ class Context:
         self._fresh.clear()
         self._first_number = next(self._numbers)
 
+    def _forget_process_sets(self) -> None:
+        for process_set in self.process_sets.values():
+            process_set._invalidate()
+        self.process_sets.clear()
+
     def _hook_process(self) -> None:
         if not self._hooked:
             self._hooked = True
@@ -178,6 +194,7 @@ class Context:
         """In a forked child (a data loader's worker), which is no rank: start afresh. The parent's engine knows that it
         is not to be touched here, not even when its object goes away."""
         self.operations.clear()
+        self._forget_process_sets()
         self._engine = self._mesh = self._rendezvous = None
         self._lock = threading.Lock()  # another thread of the parent may have held it
         # The child's copies would keep the connections open after the parent has died, and hide that from its peers.
@@ -186,6 +203,18 @@ class Context:
                 if os.path.samestat(os.fstat(fd), stat):
                     os.close(fd)
         self._streams = []
+
+
+def _check_ranks(ranks: tuple[int, ...], config: Config) -> None:
+    if len(set(ranks)) < len(ranks) or not all(0 <= rank < config.size for rank in ranks):
+        raise ValueError(
+            f"init(comm={list(ranks)}): the ranks must be different ones of 0 to {config.size - 1}."
+        )
+    if config.rank not in ranks:
+        raise ValueError(
+            f"init(comm={list(ranks)}) was called by rank {config.rank}, which is not in it; call init() with "
+            "the ranks that it belongs to."
+        )
 
 
 def _start_engine(config: Config, mesh: Mesh) -> Engine:
@@ -202,6 +231,7 @@ def _start_engine(config: Config, mesh: Mesh) -> Engine:
         algorithm=config.algorithm,
         log_level=config.core_log_level,
         log=log.from_core,
+        separate_groups=config.disable_group_fusion,
         progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
     )
 

@@ -72,13 +72,17 @@ def broadcast_object(
     return obj if is_root else pickle.loads(data)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, by rank. They must be picklable."""
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """The objects of all ranks of the set, in the order of the ranks. They must be picklable. A rank that has joined
+    has none."""
     view = memoryview(bytearray(dumps(obj)))
-    operation = submit(_BYTES, BY_NAME["allgather"], (view,), Call(name))
+    call = Call(name, process_set=set_number(process_set))
+    operation = submit(_BYTES, BY_NAME["allgather"], (view,), call)
     joined = operation.wait()
     objects, start = [], 0
-    for length in operation.row_counts[0]:
+    for length in filter(None, operation.row_counts[0]):
         objects.append(pickle.loads(joined[start : start + length]))
         start += length
     return objects

@@ -1,19 +1,36 @@
-"""Sets of ranks that an operation can run on. For now there is one: all of them."""
+"""Sets of ranks that an operation can run on: all of them, and those that the program adds.
 
-from collections.abc import Iterable
+Operations of different sets run independently of each other."""
 
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from horoplug._native import Error
 from horoplug.common.context import context
+from horoplug.common.status import await_value, exception
 
 
 class ProcessSet:
     """Ranks that operations can be confined to.
 
-    ``process_set_id`` is the set's number in the job, None while it is not registered."""
+    ``process_set_id`` is the set's number in the job: None before ``init(process_sets=[...])`` or
+    :func:`add_process_set` and after :func:`remove_process_set` or ``shutdown``.
+
+    ``ranks``: global ranks in any order. Raises ValueError for anything else."""
+
+    mpi_comm: Any = None
+    """Horovod's; sets are made from ranks here."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._ranks: list[int] | None = sorted(ranks)
-        if not all(isinstance(rank, int) for rank in self._ranks):
-            raise ValueError(f"ProcessSet takes the ranks as integers, got {self._ranks}.")
+        if hasattr(ranks, "Get_rank"):
+            raise ValueError(
+                "ProcessSet takes the ranks as integers: horoplug has not been built with MPI support."
+            )
+        try:
+            self._ranks: list[int] | None = sorted(operator.index(rank) for rank in ranks)
+        except TypeError:
+            raise ValueError(f"ProcessSet takes the ranks as integers, got {ranks!r}.") from None
         self.process_set_id: int | None = None
 
     @property
@@ -38,6 +55,9 @@ class ProcessSet:
         if self.process_set_id is None or self.ranks is None:
             return None
         return context.mesh().rank in self.ranks
+
+    def _invalidate(self) -> None:
+        self.process_set_id = None
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -67,6 +87,58 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set = _GlobalProcessSet()
 
 
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a set of ranks; returns it. Every rank of the job calls this, in the same order, also those that are not
+    in the set.
+
+    Raises ValueError if there is a set of these ranks already (such as all of them) or a rank does not exist,
+    HorovodInternalError if the ranks of the job name different ones."""
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    engine = context.engine()
+    ranks = process_set.ranks
+    assert ranks is not None
+    for number, known in {0: global_process_set, **context.process_sets}.items():
+        if known.ranks == ranks:
+            raise ValueError(f"process set {number} has the ranks {ranks} already.")
+    try:
+        process_set.process_set_id = await_value(engine, engine.add_process_set(ranks))
+    except Error as error:
+        raise exception(error) from None
+    context.process_sets[process_set.process_set_id] = process_set
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a set back; operations on it that are not complete fail. Every rank of the job calls this, in the same
+    order.
+
+    Returns whether there was something to remove: False for the set of all ranks and one that is not registered."""
+    engine = context.engine()
+    number = process_set.process_set_id
+    if number is None or number == 0:
+        return False
+    try:
+        await_value(engine, engine.remove_process_set(number))
+    except Error as error:
+        raise exception(error) from None
+    # The caller's may be another object for the same set.
+    for known in (context.process_sets.pop(number, process_set), process_set):
+        known._invalidate()
+    return True
+
+
+def process_set_of(number: int) -> ProcessSet:
+    """The registered set of a number."""
+    return context.process_sets[number] if number else global_process_set
+
+
+def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of all registered sets by their numbers. (The name is Horovod's.)"""
+    sets = {0: global_process_set, **context.process_sets}
+    return {number: list(known.ranks or ()) for number, known in sets.items()}
+
+
 def set_number(process_set: ProcessSet) -> int:
     """The number that the core knows the set by. Raises ValueError if it has none, TypeError for anything else."""
     try:
@@ -76,5 +148,7 @@ def set_number(process_set: ProcessSet) -> int:
             f"process_set= takes a ProcessSet, got {type(process_set).__name__}."
         ) from None
     if number is None:
-        raise ValueError(f"{process_set} is not registered in this job; use global_process_set.")
+        raise ValueError(
+            f"{process_set} is not registered in this job; use add_process_set, on every rank."
+        )
     return number

@@ -1,8 +1,8 @@
-"""From the core's failures to Python's exceptions."""
+"""From the core's outcomes to Python: numbers and exceptions."""
 
 from typing import Final
 
-from horoplug._native import Error
+from horoplug._native import Engine, Error
 from horoplug.common.errors import HorovodInternalError
 
 INVALID_ARGUMENT: Final = 2
@@ -18,3 +18,14 @@ def exception(error: Error) -> ValueError | HorovodInternalError:
     elastic training recovers from."""
     status, message = error.args
     return ValueError(message) if status in _LOCAL else HorovodInternalError(message)
+
+
+def await_value(engine: Engine, handle: int) -> int:
+    """Wait for an operation without tensors and return the number that it has produced; frees the handle.
+
+    Raises the core's Error if it failed."""
+    try:
+        engine.wait(handle)
+        return engine.value(handle)
+    finally:
+        engine.release(handle)

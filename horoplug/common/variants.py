@@ -1,8 +1,8 @@
 """Makes the public functions: every variant of every row of the table of operations, for any framework.
 
 ``operations(adapter)`` gives ``allreduce``, ``allreduce_async``, ``allreduce_``, ``allreduce_async_``,
-``grouped_allreduce`` … with Horovod's signatures. :func:`synchronize`, :func:`poll` and :func:`barrier` know no tensors
-and are the same everywhere.
+``grouped_allreduce`` … with Horovod's signatures. :func:`synchronize`, :func:`poll`, :func:`barrier` and :func:`join`
+know no tensors and are the same everywhere.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from horoplug.common.context import context
 from horoplug.common.ops import Adapter, submit
 from horoplug.common.opspec import BARRIER, OPERATIONS, OpSpec
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
-from horoplug.common.status import exception
+from horoplug.common.status import await_value, exception
 
 Function = Callable[..., Any]
 # What a variant does with (tensors, positional options, keyword options).
@@ -54,12 +54,28 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank of the process set is here."""
     engine = context.engine()
     try:
-        handle = engine.submit(BARRIER, 0, (), process_set=set_number(process_set))
-        try:
-            engine.wait(handle)
-            context.waited()
-        finally:
-            engine.release(handle)
+        await_value(engine, engine.submit(BARRIER, 0, (), process_set=set_number(process_set)))
+        context.waited()
+    except Error as error:
+        raise exception(error) from None
+
+
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Say that this rank has no more data, and wait until every rank of the set has; returns the (global) rank that was
+    the last.
+
+    Until then this rank takes part in what the others do without changing their results: in allreduce and
+    reducescatter with the neutral element of the reduction (Average still divides by the number of all ranks), in
+    allgather with no rows, in broadcast as one who receives. Errors for the others, as HorovodInternalError, are: a
+    broadcast from a rank that has joined, an alltoall with rows for it, and process sets that come or go.
+
+    ``device`` is accepted for Horovod's sake. Raises ValueError for an operation on the set that another thread
+    submits meanwhile."""
+    engine = context.engine()
+    try:
+        last = await_value(engine, engine.join(set_number(process_set)))
+        context.waited()
+        return last
     except Error as error:
         raise exception(error) from None
 

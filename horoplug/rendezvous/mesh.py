@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from .connect import Connector, tcp_listener, unix_listener
@@ -88,6 +89,7 @@ def build_mesh(
     store: StoreClient | None,
     secret: bytes | None,
     generation: int = 0,
+    started_as: Sequence[int] | None = None,
     key: str | None = None,
     timeout: float = 30.0,
     data_timeout: float = 30.0,
@@ -95,7 +97,8 @@ def build_mesh(
 ) -> Mesh:
     """Connect this rank with all others, within ``timeout`` seconds.
 
-    ``generation``: how often the job has initialised before, the same on all ranks. ``key``: the host key, by default
+    ``generation``: how often the job has initialised before, the same on all ranks. ``started_as``: by rank, the number
+    that the process was started with, if the job is but a part of what was started. ``key``: the host key, by default
     :func:`host_key`. ``data_timeout``: seconds after which the kernel gives up a TCP connection whose peer does not
     acknowledge. ``interface``: name of the network interface to listen on. A job of one rank needs neither store nor
     secret, and opens nothing.
@@ -108,11 +111,13 @@ def build_mesh(
         return _assemble(rank, size, topology(0, [key]), [], (-1, -1))
     if store is None or secret is None:
         raise ValueError(f"a job of {size} ranks needs a rendezvous server and a secret")
-    store.register(rank)
+    numbers = list(range(size)) if started_as is None else list(started_as)
+    store.register(numbers[rank])
+    part = "" if started_as is None else "-".join(map(str, numbers)) + ":"
     if rank == 0 and generation >= 2:
         # Everyone was connected to this rank in the generation before, so the one before that is over for all.
-        store.delete(f"{generation - 2}/")
-    builder = _Builder(rank, size, store, secret, generation, timeout)
+        store.delete(f"{part}{generation - 2}/")
+    builder = _Builder(rank, numbers, store, secret, part, generation, timeout)
     try:
         return builder.build(key, data_timeout, interface)
     except PeerLostError:
@@ -128,16 +133,18 @@ class _Builder:
     def __init__(
         self,
         rank: int,
-        size: int,
+        numbers: list[int],
         store: StoreClient,
         secret: bytes,
+        part: str,
         generation: int,
         timeout: float,
     ) -> None:
         self.rank = rank
-        self.size = size
+        self.size = size = len(numbers)
+        self.numbers = numbers  # by rank: what the store knows it as
         self.store = store
-        self.prefix = f"{generation}/"
+        self.prefix = f"{part}{generation}/"
         self.timeout = timeout
         self.deadline = time.monotonic() + timeout
         self.me = Identity(rank, size, generation, secret)
@@ -199,16 +206,18 @@ class _Builder:
     def _collect(self, kind: str, ranks: list[int]) -> dict[int, dict[str, Any]]:
         keys = [f"{self.prefix}{kind}/{r}" for r in ranks]
         try:
-            values = self.store.get(keys, max(self.deadline - time.monotonic(), 0), ranks)
+            numbers = [self.numbers[r] for r in ranks]
+            values = self.store.get(keys, max(self.deadline - time.monotonic(), 0), numbers)
         except StoreTimeoutError as error:
             raise self._missing([ranks[i] for i in error.missing]) from None
         return {r: _parse(r, value) for r, value in zip(ranks, values, strict=True)}
 
     def _missing(self, ranks: list[int]) -> MissingRanksError:
-        which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
+        missing = [self.numbers[r] for r in ranks]
+        which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing}"
         return MissingRanksError(
-            ranks,
-            f"{which} did not connect within {self.timeout:g} s (rank {self.rank} has waited; "
+            missing,
+            f"{which} did not connect within {self.timeout:g} s (rank {self.numbers[self.rank]} has waited; "
             "HOROVOD_START_TIMEOUT and HOROVOD_GLOO_TIMEOUT_SECONDS set how long)",
         )
 
@@ -225,7 +234,10 @@ class _Builder:
     def _connect(self, others: list[int]) -> None:
         """Run the connector until it is done, then wait for everyone; a lost rank is reported at once."""
         remaining = max(self.deadline - time.monotonic(), 0)
-        everyone = self.store.begin_get([f"{self.prefix}up/{r}" for r in others], remaining, others)
+        numbers = [self.numbers[r] for r in others]
+        everyone = self.store.begin_get(
+            [f"{self.prefix}up/{r}" for r in others], remaining, numbers
+        )
         try:
             announced = all_up = False
             while not (announced and all_up):
@@ -253,7 +265,8 @@ class _Builder:
         with contextlib.suppress(
             RendezvousError, OSError
         ):  # else they will notice in their own time
-            self.store.abort(self.prefix, self.rank, f"rank {self.rank} gave up: {text}")
+            number = self.numbers[self.rank]
+            self.store.abort(self.prefix, number, f"rank {number} gave up: {text}")
 
     def close(self) -> None:
         self.connector.close()

@@ -59,14 +59,16 @@ class Rendezvous:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def mesh(self, generation: int) -> Mesh:
-        """Connect with all ranks. ``generation`` counts from 0, one more for every call, the same on all ranks.
+    def mesh(self, generation: int, ranks: tuple[int, ...] | None = None) -> Mesh:
+        """Connect with all ranks, or with ``ranks`` alone, which become 0, 1 … in their order. ``generation`` counts
+        from 0, one more for every call with them, the same on all of them.
 
         Errors: those of :func:`horoplug.rendezvous.mesh.build_mesh`."""
         config = self._config
         return build_mesh(
-            rank=config.rank,
-            size=config.size,
+            rank=config.rank if ranks is None else ranks.index(config.rank),
+            size=config.size if ranks is None else len(ranks),
+            started_as=ranks,
             store=self._client,
             secret=config.secret_key,
             generation=generation,

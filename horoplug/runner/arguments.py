@@ -58,6 +58,7 @@ class Options:
     verbose: bool
     version: bool
     check_build: bool
+    compat: bool
     output_folder: Path | None
     timestamps: bool
     settings: dict[str, str]
@@ -77,6 +78,7 @@ def _build() -> argparse.ArgumentParser:
     add("-cb", "--check-build", action="store_true", help="show what this installation can do")
     add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their slots; this host only")
     add("--verbose", action="store_true", help="say what the launcher does")
+    add("--compat", action="store_true", help="let the program import horovod: it gets horoplug")
     add("--gloo", action="store_true", help="accepted: what is used anyway")
     add(
         "--output-filename",
@@ -174,6 +176,7 @@ def parse(arguments: Sequence[str]) -> Options:
         verbose=found.verbose,
         version=found.version,
         check_build=found.check_build,
+        compat=found.compat,
         output_folder=found.output_filename,
         timestamps=found.prefix_output_with_timestamp,
         settings=settings,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
+from horoplug.compat import python_path
+
 # The launcher decides these. A HOROPLUG_ variable that was left over from elsewhere would win over what it sets.
 _DECIDED = (
     "RANK",
@@ -35,8 +37,10 @@ def job_environment(
     size: int,
     server: tuple[str, int],
     secret: bytes,
+    compat: bool = False,
 ) -> dict[str, str]:
-    """What all ranks share. ``outer``: the launcher's environment; ``settings``: from its flags, without prefix."""
+    """What all ranks share. ``outer``: the launcher's environment; ``settings``: from its flags, without prefix;
+    ``compat``: horovod is to mean horoplug (:mod:`horoplug.compat`)."""
     env = dict(outer)
     for name in _DECIDED:
         env.pop(f"HOROPLUG_{name}", None)
@@ -51,6 +55,8 @@ def job_environment(
     env["HOROVOD_CONTROLLER"] = env["HOROVOD_CPU_OPERATIONS"] = "gloo"
     env.setdefault("HOROVOD_HOSTNAME", "localhost")
     env["PYTHONUNBUFFERED"] = "1"  # so that lines arrive when they are printed
+    if compat:
+        env["PYTHONPATH"] = python_path(env)
     return env
 
 

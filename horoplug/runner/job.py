@@ -39,6 +39,7 @@ class Job:
         size: int,
         settings: Mapping[str, str],
         *,
+        compat: bool = False,
         folder: Path | None = None,
         timestamps: bool = False,
         verbose: bool = False,
@@ -47,6 +48,7 @@ class Job:
         self._command = command
         self._size = size
         self._settings = settings
+        self._compat = compat
         self._verbose = verbose
         writers = (Descriptor(1), Descriptor(2))
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
@@ -92,7 +94,12 @@ class Job:
 
     def _start(self, server: StoreServer, secret: bytes) -> None:
         env = job_environment(
-            os.environ, self._settings, size=self._size, server=server.address, secret=secret
+            os.environ,
+            self._settings,
+            size=self._size,
+            server=server.address,
+            secret=secret,
+            compat=self._compat,
         )
         ranks = {rank: rank_environment(rank) for rank in range(self._size)}
         description = agent.pack_job(self._command, env, ranks, GRACE_SECONDS)

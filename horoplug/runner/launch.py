@@ -39,6 +39,7 @@ def _run(arguments: Sequence[str]) -> int:
             options.command,
             options.processes,
             options.settings,
+            compat=options.compat,
             folder=options.output_folder,
             timestamps=options.timestamps,
             verbose=options.verbose,

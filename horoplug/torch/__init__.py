@@ -7,6 +7,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 """
 
+from horoplug.torch import elastic as elastic
 from horoplug.torch import mpi_ops as mpi_ops
 from horoplug.torch.compression import Compression as Compression
 from horoplug.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state

@@ -13,7 +13,8 @@ import torch
 from horoplug.common.context import context
 from horoplug.common.ops import submit
 from horoplug.common.opspec import BY_NAME, Call, OpSpec
-from horoplug.common.reduce_ops import NAMES, Average, Sum
+from horoplug.common.process_sets import ProcessSet, process_set_of
+from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum
 
 if TYPE_CHECKING:
     from horoplug.torch.adapter import TorchAdapter
@@ -34,6 +35,10 @@ class Forward:
         called = self.call.name
         call = self.call._replace(name=called and f"{called}.gradient", **changes)
         return self.adapter.run(BY_NAME[name], tensors, call, grouped=name != "alltoall")
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return process_set_of(self.call.process_set)
 
     def average(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return self.again("allreduce", grads, reduce_op=Average, root=0)
@@ -82,7 +87,7 @@ class Collective(torch.autograd.Function):
 
 
 def _allreduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    if past.call.reduce_op not in (Average, Sum):
+    if past.call.reduce_op not in (Average, Sum, Adasum):
         raise RuntimeError(
             f"allreduce with op={NAMES[past.call.reduce_op]} has no gradient; detach its input."
         )
@@ -91,7 +96,8 @@ def _allreduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
 
 def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """This rank's rows of the average."""
-    rank = context.mesh().rank
+    rank = past.process_set.rank()
+    assert rank is not None
     return [
         grad.narrow(0, sum(rows[:rank]), rows[rank]).reshape(shape)
         for grad, rows, shape in zip(past.average(grads), past.row_counts, past.shapes, strict=True)
@@ -118,7 +124,7 @@ def _reducescatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[tor
     call = past.call
     factor = call.prescale * call.postscale
     if call.reduce_op == Sum:
-        factor *= context.mesh().size
+        factor *= past.process_set.size() or 1
     gathered = past.again("allgather", grads, reduce_op=Average, prescale=1.0, postscale=1.0)
     return [grad * factor for grad in gathered]
 

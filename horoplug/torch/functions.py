@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from horoplug.common.basics import rank
-from horoplug.common.objects import broadcast_object
+from horoplug.common.objects import allgather_object as allgather_object
+from horoplug.common.objects import broadcast_object as broadcast_object
 from horoplug.common.variants import synchronize
 from horoplug.torch.operations import broadcast_async_
 

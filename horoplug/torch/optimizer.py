@@ -12,11 +12,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from horoplug.common import config
 from horoplug.common.errors import HorovodInternalError
 from horoplug.common.ops import submit
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
-from horoplug.common.reduce_ops import Adasum, Average, resolve
+from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
 from horoplug.torch.adapter import ADAPTER
 from horoplug.torch.compression import CastCompressor, Compression
 from horoplug.torch.grouping import Group, check_groups, make_groups, name_parameters
@@ -45,7 +46,8 @@ def DistributedOptimizer(
         parameters of the optimizer must be in it. Without it, they are numbered.
     compression: how gradients travel: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
     backward_passes_per_step: gradients are accumulated locally over this many backward passes; the sum is not divided.
-    op: how gradients are combined: Average, Sum, Min, Max, Product.
+    op: how gradients are combined: Average, Sum, Min, Max, Product. With Adasum it is not gradients but steps: see
+        :mod:`horoplug.torch.adasum_optimizer`, which has no use for groups and sparse_as_dense.
     gradient_predivide_factor: with Average, divide by this before summing and by size / this after it, so that the
         sum does not overflow.
     groups: gradients that travel together: the number of groups, or lists of parameters. (num_groups: its old name.)
@@ -57,15 +59,19 @@ def DistributedOptimizer(
         raise ValueError("the optimizer is a DistributedOptimizer already.")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor works with op=Average only.")
-    if resolve(op) == Adasum:
-        raise ValueError("op=Adasum is not supported yet; use op=Average.")
+    base = _DistributedOptimizer
+    if resolve(op) == Adasum and process_set.included() and process_set.size() != 1:
+        from horoplug.torch.adasum_optimizer import _DistributedAdasumOptimizer
+
+        check_ranks(op, process_set.size())
+        base, groups, num_groups = _DistributedAdasumOptimizer, None, 0
     if num_groups != 0:
         warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
 
     kind = type(optimizer)
     body = {"__module__": __name__, "__doc__": kind.__doc__}
-    wrapped: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), body))
+    wrapped: Any = object.__new__(type(kind.__name__, (base, kind), body))
     # All that the optimizer is, its groups and state included. What others have put over its methods (learning-rate
     # schedulers do so) would hide the new methods, and stays behind.
     own = {k: v for k, v in vars(optimizer).items() if k not in vars(_DistributedOptimizer)}
@@ -119,7 +125,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._grad_accs: list[Any] = []  # the hooks on them
         if groups is not None:
             check_groups(groups)
-        if not process_set.included() or process_set.size() == 1:
+        if not process_set.included() or (process_set.size() == 1 and not config.value("ELASTIC")):
             return
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         if groups is not None:

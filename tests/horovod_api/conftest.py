@@ -2,25 +2,16 @@
 
 They run as a user of Horovod runs a test suite, every rank the same tests in the same order:
 
-    python -m horoplug.runner -np 3 python -m pytest tests/horovod_api/test_allreduce.py
+    horovodrun --compat -np 3 python -m pytest tests/horovod_api/test_allreduce.py
 
 ``tests/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a job of its
 own: ``hvd.init()`` before it, ``hvd.shutdown()`` after it.
 """
 
-import sys
 from collections.abc import Iterator
 
+import horovod.torch as hvd
 import pytest
-
-try:
-    import horovod.torch as hvd
-except ImportError:
-    import horoplug.torch as hvd
-
-    sys.modules["horovod"] = sys.modules["horoplug"]
-    sys.modules["horovod.torch"] = hvd
-    sys.modules["horovod.torch.mpi_ops"] = hvd.mpi_ops
 
 
 @pytest.fixture(autouse=True)

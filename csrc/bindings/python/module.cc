@@ -133,7 +133,7 @@ class Engine {
          double stall_check_time, double stall_shutdown_time, double data_timeout,
          double operation_timeout, double deadlock_time,
          const std::optional<std::string>& algorithm, int log_level, py::object log,
-         int progress_cpu)
+         int progress_cpu, bool separate_groups)
       : log_callable_(std::move(log)), generation_(fork_generation) {
     std::vector<hp_peer> table;
     table.reserve(peers.size());
@@ -159,6 +159,7 @@ class Engine {
     config.algorithm = algorithm ? algorithm->c_str() : nullptr;
     config.log_level = log_level;
     config.progress_cpu = progress_cpu + 1;
+    config.separate_groups = separate_groups ? 1 : 0;
     if (!log_callable_.is_none()) {
       log_ = std::make_unique<LogQueue>(
           [callable = log_callable_.ptr()](std::int32_t level, const char* text) {
@@ -216,6 +217,31 @@ class Engine {
     hp_handle handle = 0;
     check(hp_submit(get(), &submission, &handle));
     return handle;
+  }
+
+  hp_handle add_process_set(const std::vector<std::int32_t>& ranks) {
+    hp_handle handle = 0;
+    check(
+        hp_process_set_add(get(), ranks.data(), static_cast<std::int32_t>(ranks.size()), &handle));
+    return handle;
+  }
+
+  hp_handle remove_process_set(int process_set) {
+    hp_handle handle = 0;
+    check(hp_process_set_remove(get(), process_set, &handle));
+    return handle;
+  }
+
+  hp_handle join(int process_set) {
+    hp_handle handle = 0;
+    check(hp_join(get(), process_set, &handle));
+    return handle;
+  }
+
+  std::int64_t value(hp_handle handle) {
+    std::int64_t value = 0;
+    check(hp_value(get(), handle, &value));
+    return value;
   }
 
   bool poll(hp_handle handle) { return hp_poll(get(), handle) != HP_IN_PROGRESS; }
@@ -361,15 +387,20 @@ PYBIND11_MODULE(_native, module) {
                      "One rank's engine. Methods release the GIL while they block.")
       .def(py::init<int, int, int, const std::vector<horoplug::Peer>&, int, int, std::int64_t,
                     std::int64_t, double, double, double, double, double,
-                    const std::optional<std::string>&, int, py::object, int>(),
+                    const std::optional<std::string>&, int, py::object, int, bool>(),
            py::kw_only(), "rank"_a, "size"_a, "host"_a, "peers"_a, "segment_fd"_a = -1,
            "doorbell_fd"_a = -1, "fusion_threshold"_a = 0, "cache_capacity"_a = 0,
            "stall_check_time"_a = 0.0, "stall_shutdown_time"_a = 0.0, "data_timeout"_a = 0.0,
            "operation_timeout"_a = 0.0, "deadlock_time"_a = 0.0, "algorithm"_a = py::none(),
-           "log_level"_a = 0, "log"_a = py::none(), "progress_cpu"_a = -1)
+           "log_level"_a = 0, "log"_a = py::none(), "progress_cpu"_a = -1,
+           "separate_groups"_a = false)
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
            "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)
+      .def("add_process_set", &Engine::add_process_set, "ranks"_a)
+      .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
+      .def("join", &Engine::join, "process_set"_a = 0)
+      .def("value", &Engine::value, "handle"_a)
       .def("poll", &Engine::poll, "handle"_a)
       .def("wait", &Engine::wait, "handle"_a)
       .def("result", &Engine::result, "handle"_a, "index"_a = 0)

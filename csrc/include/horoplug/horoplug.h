@@ -65,7 +65,7 @@ typedef enum hp_dtype {
   HP_DTYPE_COUNT = 13
 } hp_dtype;
 
-/* Values are Horovod's; Adasum's number is reserved. */
+/* Values are Horovod's. Adasum: allreduce of floating types on 2^n ranks only. */
 typedef enum hp_reduce_op {
   HP_AVERAGE = 0,
   HP_SUM = 1,
@@ -83,7 +83,11 @@ typedef enum hp_op {
   HP_ALLTOALL = 3,
   HP_REDUCESCATTER = 4,
   HP_BARRIER = 5,
-  HP_OP_COUNT = 6
+  /* These have functions of their own: hp_join, hp_process_set_add, hp_process_set_remove. */
+  HP_JOIN = 6,
+  HP_ADD_PROCESS_SET = 7,
+  HP_REMOVE_PROCESS_SET = 8,
+  HP_OP_COUNT = 9
 } hp_op;
 
 typedef struct hp_engine hp_engine;
@@ -128,6 +132,7 @@ typedef struct hp_config {
   void* log_user;
   int32_t log_level;    /* smallest level that is passed to log; 0 means the default, warning (3) */
   int32_t progress_cpu; /* 0: the progress thread runs anywhere; n: on CPU n - 1 only */
+  int32_t separate_groups; /* 1: a group is not fused with other operations */
 } hp_config;
 
 /* One operation on one or more tensors (more than one: a group, which runs as a whole or not at
@@ -150,9 +155,9 @@ typedef struct hp_submission {
   int32_t op;          /* hp_op */
   int32_t dtype;       /* hp_dtype */
   int32_t reduce_op;   /* hp_reduce_op, for allreduce and reducescatter */
-  int32_t root;        /* broadcast: a global rank */
+  int32_t root;        /* broadcast: a global rank, in the process set */
   int32_t device;      /* -1: CPU */
-  int32_t process_set; /* 0: all ranks */
+  int32_t process_set; /* 0: all ranks; otherwise the number that hp_process_set_add gave */
   double prescale;     /* 0 counts as 1 */
   double postscale;
   const char* name; /* NULL: "<op>.noname.<n>", n counted per operation kind */
@@ -216,6 +221,32 @@ HP_API void hp_engine_destroy(hp_engine* engine);
 HP_API hp_status hp_engine_abort(hp_engine* engine, const char* reason);
 
 HP_API hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle);
+
+/* Process sets. Adding and removing are operations on all ranks: every rank calls them, in the same
+ * order and with the same ranks (HP_MISMATCH otherwise), also those that are not in the set. They
+ * end, like other operations, with hp_wait. Operations of different sets run independently of each
+ * other.
+ *
+ * hp_process_set_add: `ranks` are global, ascending and without repetition; hp_value gives the
+ * number of the new set, which is never used again for another one.
+ * hp_process_set_remove: operations on the set that not all of its ranks have submitted fail. */
+HP_API hp_status hp_process_set_add(hp_engine* engine, const int32_t* ranks, int32_t count,
+                                    hp_handle* handle);
+HP_API hp_status hp_process_set_remove(hp_engine* engine, int32_t process_set, hp_handle* handle);
+
+/* This rank has no more data: until all ranks of the set have joined, it takes part in the others'
+ * operations with what does not change their result, and may submit nothing to the set itself.
+ *   allreduce, reducescatter   the reduction's neutral element; Average still divides by all ranks
+ *   allgather                  no rows
+ *   broadcast                  receives and forgets; HP_MISMATCH if it is the root
+ *   alltoall                   no rows; HP_MISMATCH if another rank has rows for it
+ *   barrier                    is there
+ * Process sets cannot be added or removed meanwhile (HP_MISMATCH). The handle is done when all have
+ * joined; hp_value then gives the rank that was the last to do so. */
+HP_API hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* handle);
+
+/* The number that came out of hp_process_set_add or hp_join, once it is done. */
+HP_API hp_status hp_value(hp_engine* engine, hp_handle handle, int64_t* value);
 
 /* HP_OK when done, HP_IN_PROGRESS when not, the operation's failure otherwise. */
 HP_API hp_status hp_poll(hp_engine* engine, hp_handle handle);

@@ -71,6 +71,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       case MessageKind::kLeave:
         negotiator.receive_leave(from, decode_leave(reader));
         break;
+      case MessageKind::kJoin:
+        negotiator.receive_join(from, decode_join(reader));
+        break;
       case MessageKind::kCensus:
         census.receive_census(from, decode_census(reader));
         break;
@@ -83,7 +86,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     negotiator.flush();
     negotiator.take_decisions();
     negotiator.take_outgoing();
-    if (auto report = census.take_result()) diagnose(*report, {.size = 3});
+    if (auto report = census.take_result()) diagnose(*report, {.members = {{0, {0, 1, 2}}}});
   };
   Link link(1 - rank, std::make_unique<FuzzStream>(data + 1, size - 1), on_control);
   // Small numbers: the fuzzer can guess them.

@@ -106,6 +106,8 @@ class SharedGroup {
   Reached reached_by(int rank, Stage stage, std::uint64_t cycle) const {
     return {*this, stage, cycle, rank};
   }
+  // Whether nobody reads or writes the slots any more.
+  bool quiet() const { return reached(Stage::kDone, cycle_).ready(); }
   // The slot of a cycle may be written.
   Reached writable(std::uint64_t cycle) const {
     return reached(Stage::kDone, cycle < Arena::kSlots ? 0 : cycle - Arena::kSlots);

@@ -1,5 +1,7 @@
 #include "transport/shm/segment.h"
 
+#include <fcntl.h>
+#include <linux/falloc.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -19,22 +21,36 @@ Segment Segment::create(const Fd& memfd, std::size_t bytes) {
   if (::ftruncate(memfd.get(), static_cast<off_t>(bytes)) != 0) {
     fail("cannot size a shared memory segment");
   }
-  return map_file(memfd.get(), bytes);
+  return map_file(memfd.get(), bytes, 0);
 }
 
-Segment Segment::map(const Fd& memfd, std::size_t bytes) {
+Segment Segment::map(const Fd& memfd, std::size_t bytes, std::size_t offset) {
   struct stat status{};
   if (::fstat(memfd.get(), &status) != 0) fail("cannot look at a peer's shared memory segment");
-  if (static_cast<std::size_t>(status.st_size) < bytes) {
+  if (static_cast<std::size_t>(status.st_size) < offset + bytes) {
     // Touching what lies beyond the end would be a SIGBUS.
     errno = EINVAL;
     fail("a peer's shared memory segment is too small");
   }
-  return map_file(memfd.get(), bytes);
+  return map_file(memfd.get(), bytes, offset);
 }
 
-Segment Segment::map_file(int fd, std::size_t bytes) {
-  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+void Segment::extend(const Fd& memfd, std::size_t end) {
+  // Unlike ftruncate, this cannot make the file shorter than another process has just made it.
+  if (::fallocate(memfd.get(), 0, static_cast<off_t>(end - 1), 1) != 0) {
+    fail("cannot enlarge a shared memory segment");
+  }
+}
+
+void Segment::discard(const Fd& memfd, std::size_t offset, std::size_t bytes) {
+  // Only memory is lost if the system cannot do it.
+  static_cast<void>(::fallocate(memfd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                static_cast<off_t>(offset), static_cast<off_t>(bytes)));
+}
+
+Segment Segment::map_file(int fd, std::size_t bytes, std::size_t offset) {
+  void* address =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
   if (address == MAP_FAILED) fail("cannot map a shared memory segment");
   return {std::shared_ptr<std::byte>(static_cast<std::byte*>(address),
                                      [bytes](std::byte* data) { ::munmap(data, bytes); }),

@@ -1,0 +1,221 @@
+"""Training that goes on after a failure: the state that is committed and restored, and the loop around the training
+function. What a framework adds to it is in its own ``elastic`` module.
+
+For now the processes of a job are the same from its start to its end: nobody reports hosts that come or go, and after a
+failure the ranks that there were start again.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from enum import IntFlag
+from typing import Any, Final, Protocol
+
+from horoplug.common.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horoplug.common.log import logger
+
+FAILURES_WITHOUT_COMMIT: Final = 10
+"""After so many failures in a row without a commit between them, the failure is the program's own: it is raised."""
+
+
+class HostUpdateResult(IntFlag):
+    """How the hosts of a job have changed."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = 3
+
+
+class Listener(Protocol):
+    """Who is told about hosts; a :class:`State`."""
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None: ...
+
+
+class WorkerNotificationManager:
+    """Passes on what a launcher tells this process about hosts. ``horovodrun`` tells nothing yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: set[Listener] = set()
+
+    def init(
+        self,
+        rendezvous_addr: str | None = None,
+        rendezvous_port: int | None = None,
+        nic: str | None = None,
+        hostname: str | None = None,
+        local_rank: int | None = None,
+    ) -> None:
+        """Begin to listen to the launcher. (The arguments are Horovod's.)"""
+
+    def register_listener(self, listener: Listener) -> None:
+        """Tell ``listener`` from now on."""
+        with self._lock:
+            self._listeners.add(listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Tell it no more."""
+        with self._lock:
+            self._listeners.discard(listener)
+
+    def handle_hosts_updated(
+        self, timestamp: float, update_res: int = HostUpdateResult.no_update
+    ) -> None:
+        """Tell all listeners that hosts have changed, and when (seconds, later ones are newer)."""
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.on_hosts_updated(timestamp, update_res)
+
+
+notification_manager = WorkerNotificationManager()
+
+
+class State:
+    """What a training run consists of besides its code. Derive from it for a kind of state of your own.
+
+    ``bcast_object``: gives every rank an object of rank 0; ``get_rank``: this process's rank."""
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._host_messages: queue.Queue[tuple[float, int]] = queue.Queue()
+        self._last_updated_timestamp = 0.0
+        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._commits = 0
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Have these called, in this order, whenever the ranks have started anew (to scale the learning rate …)."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The ranks have started anew; not yet synchronised."""
+        self._host_messages = queue.Queue()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Hosts have changed; called in any thread."""
+        self._host_messages.put((timestamp, update_res))
+
+    def commit(self) -> None:
+        """Save the state, which a failure will lead back to, and look for new hosts (:meth:`check_host_updates`).
+
+        Collective: called by all ranks at the same point."""
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 has heard that hosts have changed. Collective."""
+        before = newest = self._last_updated_timestamp
+        changes = int(HostUpdateResult.no_update)
+        while not self._host_messages.empty():
+            timestamp, change = self._host_messages.get()
+            if timestamp > newest:
+                newest = timestamp
+                changes |= change
+        before, newest, changes = self._bcast_object((before, newest, changes))
+        self._last_updated_timestamp = newest
+        if newest > before:
+            raise HostsUpdatedInterrupt(changes == HostUpdateResult.removed)
+
+    def save(self) -> None:
+        """Keep a copy of the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to the copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give all ranks the state of rank 0. Collective."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapt to a new number of ranks; called before :meth:`sync`."""
+
+
+class ObjectState(State):
+    """Any Python objects: each keyword argument becomes an attribute, which may be assigned to.
+
+    ``save`` copies dicts, lists, sets and tuples, however deep; of other objects it keeps a reference, so what they
+    change inside of themselves is not undone. ``sync`` sends what was saved last, pickled."""
+
+    def __init__(
+        self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
+    ) -> None:
+        super().__init__(bcast_object=bcast_object, get_rank=get_rank)
+        self._saved_state = {name: _copied(value) for name, value in kwargs.items()}
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+
+    def save(self) -> None:
+        self._saved_state = {name: _copied(getattr(self, name)) for name in self._saved_state}
+
+    def restore(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, _copied(value))
+
+    def sync(self) -> None:
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            ObjectState.restore(self)
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(entry) for key, entry in value.items()}
+    if kind in (list, tuple, set):
+        return kind(map(_copied, value))
+    return value
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
+    """``func(state, …)`` inside of a loop that goes on after failures; what a framework's ``elastic.run`` is made of.
+
+    The state is synchronised before ``func`` runs. On HorovodInternalError the last committed state is restored, on
+    HostsUpdatedInterrupt the current one is kept; then ``reset`` starts the ranks anew and ``func`` is called again.
+    Other exceptions are the caller's, and so is HorovodInternalError after FAILURES_WITHOUT_COMMIT of them in a row
+    without a commit."""
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        notification_manager.init()
+        notification_manager.register_listener(state)
+        skip_sync = False
+        failures, commits = 0, _commits(state)
+        try:
+            while True:
+                try:
+                    if not skip_sync:
+                        state.sync()
+                    return func(state, *args, **kwargs)
+                except HorovodInternalError as error:
+                    if _commits(state) != commits:
+                        failures, commits = 0, _commits(state)
+                    failures += 1
+                    if failures >= FAILURES_WITHOUT_COMMIT:
+                        raise
+                    logger.warning("elastic: going back to the last commit after: %s", error)
+                    state.restore()
+                    skip_sync = False
+                except HostsUpdatedInterrupt as interrupt:
+                    skip_sync = interrupt.skip_sync
+                reset()
+                state.on_reset()
+        finally:
+            notification_manager.remove_listener(state)
+
+    return wrapper
+
+
+def _commits(state: Any) -> int:
+    return getattr(state, "_commits", 0)  # a state may have been written without State.__init__

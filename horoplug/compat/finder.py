@@ -1,0 +1,146 @@
+"""The import of ``horovod`` and all below it, as :mod:`horoplug.compat.names` says."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, ClassVar
+
+from horoplug.common.log import logger
+from horoplug.compat import names
+
+# Where `from horovod.torch import x` looks for x, since the module there is called horoplug.torch.
+_PACKAGES_BY_TARGET = {
+    target: name
+    for name, target in names.MODULES.items()
+    if any(other.startswith(f"{name}.") for other in names.MODULES)
+}
+
+
+class Finder(MetaPathFinder):
+    """The one in ``sys.meta_path``."""
+
+    def __init__(self) -> None:
+        self._named_real = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Errors: ModuleNotFoundError for what Horovod has and horoplug has not."""
+        if fullname.partition(".")[0] != "horovod":
+            self._refuse_attribute(fullname, path)
+            return None
+        if fullname in names.PACKAGES:
+            if fullname == "horovod":
+                self._name_real()
+            return ModuleSpec(fullname, _PackageLoader(), origin="horoplug", is_package=True)
+        if fullname in names.MODULES:
+            if not _exists(names.MODULES[fullname]):
+                raise _missing(fullname)
+            return ModuleSpec(fullname, _AliasLoader(names.MODULES[fullname]), origin="horoplug")
+        if any(f"{fullname}.".startswith(f"{name}.") for name in names.MISSING):
+            raise _missing(fullname)
+        return None
+
+    def _refuse_attribute(self, fullname: str, path: Sequence[str] | None) -> None:
+        """``from horovod.torch import x`` asks for a module horoplug.torch.x if there is no x."""
+        package, _, name = fullname.rpartition(".")
+        known = _PACKAGES_BY_TARGET.get(package)
+        if known and name in names.NAMES[known] and not PathFinder.find_spec(fullname, path):
+            raise _missing(f"{known}.{name}", f"{known}.{name}")
+
+    def _name_real(self) -> None:
+        """Log, once, that there is another horovod which is not used."""
+        real = None if self._named_real else PathFinder.find_spec("horovod")
+        if real is not None and real.origin is not None:
+            self._log_real(f"horovod is horoplug here, not {real.origin}")
+
+    def _log_real(self, text: str) -> None:
+        self._named_real = True
+        if os.environ.get("HOROVOD_RANK", "0") == "0":  # not as often as there are ranks
+            logger.warning("horoplug.compat: %s", text)
+
+
+class _PackageLoader(Loader):
+    """Makes an empty package."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        module.__file__ = importlib.import_module("horoplug.compat").__file__
+        if name == "horovod":
+            vars(module)["__version__"] = names.VERSION
+
+        def find(attribute: str) -> Any:
+            if attribute == "horoplug_version" and name == "horovod":
+                return importlib.import_module("horoplug").__version__
+            if f"{name}.{attribute}" in names.MISSING:
+                raise AttributeError(_text(f"{name}.{attribute}"))
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+
+        vars(module)["__getattr__"] = find
+
+
+class _AliasLoader(Loader):
+    """Gives a name of Horovod's to a module of horoplug."""
+
+    _specs: ClassVar[dict[str, ModuleSpec | None]] = {}  # horoplug's modules' own
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._target)
+        # Another thread may be importing the module by another alias: the first one has seen the right one.
+        self._specs.setdefault(self._target, module.__spec__)
+        _add_names()
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._specs[self._target]  # the import has put that of the alias there
+
+
+def _add_names() -> None:
+    """Add what horoplug's own modules lack, to those that are there: hvd.mpi_ops works without being imported."""
+    for alias, added in names.ADDED.items():
+        module = sys.modules.get(names.MODULES[alias])
+        for name, source in added if module else ():
+            if not hasattr(module, name):
+                setattr(module, name, getattr(importlib.import_module(source), name))
+
+
+def install() -> Finder:
+    """See :func:`horoplug.compat.install`. Returns what was put in ``sys.meta_path``."""
+    for finder in sys.meta_path:
+        if isinstance(finder, Finder):
+            return finder
+    finder = Finder()
+    there = [name for name in sys.modules if name.partition(".")[0] == "horovod"]
+    if there:
+        for name in there:
+            del sys.modules[name]
+        finder._log_real("horovod, which was imported already, is horoplug from now on")
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+def _exists(module: str) -> bool:
+    """Whether horoplug has the module; imports nothing but packages above it."""
+    return module in sys.modules or importlib.util.find_spec(module) is not None
+
+
+def _text(name: str) -> str:
+    return f"horoplug does not provide {name} yet"
+
+
+def _missing(name: str, not_found: str | None = None) -> ModuleNotFoundError:
+    # `from x import y` would keep an error about the very module it has asked for, x.y, for itself, and only say that
+    # there is no y. So it is about the module of the other name.
+    return ModuleNotFoundError(
+        _text(name), name=not_found or name.replace("horovod", "horoplug", 1)
+    )

@@ -1,0 +1,158 @@
+"""What the names of Horovod 0.28.1 mean, in tables: one line for each module."""
+
+from typing import Final
+
+VERSION: Final = "0.28.1"
+"""The Horovod whose interface this is, and what ``horovod.__version__`` says."""
+
+PACKAGES: Final = (
+    "horovod",
+    "horovod.common",
+    "horovod.runner",
+    "horovod.runner.common",
+    "horovod.runner.common.util",
+    "horovod.runner.elastic",
+    "horovod.runner.util",
+)
+"""Packages with nothing of their own but submodules."""
+
+MODULES: Final = {
+    "horovod.common.basics": "horoplug.compat.basics",
+    "horovod.common.elastic": "horoplug.common.elastic",
+    "horovod.common.exceptions": "horoplug.common.errors",
+    "horovod.common.process_sets": "horoplug.common.process_sets",
+    "horovod.common.util": "horoplug.compat.util",
+    "horovod.runner.common.util.env": "horoplug.compat.env",
+    "horovod.runner.common.util.timeout": "horoplug.compat.timeout",
+    "horovod.runner.elastic.worker": "horoplug.common.elastic",
+    "horovod.runner.util.threads": "horoplug.compat.threads",
+    "horovod.torch": "horoplug.torch",
+    "horovod.torch.compression": "horoplug.torch.compression",
+    "horovod.torch.elastic": "horoplug.torch.elastic",
+    "horovod.torch.elastic.sampler": "horoplug.torch.elastic.sampler",
+    "horovod.torch.elastic.state": "horoplug.torch.elastic.state",
+    "horovod.torch.functions": "horoplug.torch.functions",
+    "horovod.torch.mpi_ops": "horoplug.torch.mpi_ops",
+    "horovod.torch.optimizer": "horoplug.torch.optimizer",
+    "horovod.torch.sync_batch_norm": "horoplug.torch.sync_batch_norm",
+}
+"""The module that each of Horovod's is."""
+
+ADDED: Final = {
+    "horovod.common.exceptions": (("get_version_mismatch_message", "horoplug.compat.util"),),
+    "horovod.common.process_sets": (("_basics", "horoplug.compat.basics"),),
+    "horovod.torch": (("_check_has_gpu", "horoplug.compat.util"),),
+    "horovod.torch.mpi_ops": (("_basics", "horoplug.compat.basics"),),
+}
+"""What a module of Horovod has and horoplug's has not: (name, module that it comes from). Added on import."""
+
+MISSING: Final = (
+    "horovod._keras",
+    "horovod.data",
+    "horovod.keras",
+    "horovod.mxnet",
+    "horovod.ray",
+    "horovod.run",
+    "horovod.runner.common.service",
+    "horovod.runner.common.util.address",
+    "horovod.runner.common.util.codec",
+    "horovod.runner.common.util.config_parser",
+    "horovod.runner.common.util.host_hash",
+    "horovod.runner.common.util.hosts",
+    "horovod.runner.common.util.network",
+    "horovod.runner.common.util.safe_shell_exec",
+    "horovod.runner.common.util.secret",
+    "horovod.runner.common.util.settings",
+    "horovod.runner.common.util.tiny_shell_exec",
+    "horovod.runner.driver",
+    "horovod.runner.elastic.constants",
+    "horovod.runner.elastic.discovery",
+    "horovod.runner.elastic.driver",
+    "horovod.runner.elastic.registration",
+    "horovod.runner.elastic.rendezvous",
+    "horovod.runner.elastic.settings",
+    "horovod.runner.gloo_run",
+    "horovod.runner.http",
+    "horovod.runner.js_run",
+    "horovod.runner.launch",
+    "horovod.runner.mpi_run",
+    "horovod.runner.run",
+    "horovod.runner.run_task",
+    "horovod.runner.task",
+    "horovod.runner.task_fn",
+    "horovod.runner.util.cache",
+    "horovod.runner.util.lsf",
+    "horovod.runner.util.network",
+    "horovod.runner.util.remote",
+    "horovod.runner.util.streams",
+    "horovod.spark",
+    "horovod.tensorflow",
+    "horovod.torch.mpi_lib_v2",
+)
+"""Modules and functions of Horovod that horoplug does not have; with all that is inside of them."""
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_COMMON = _words("""
+    init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
+    mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built
+    rocm_built ProcessSet global_process_set add_process_set remove_process_set Average Sum Adasum Min Max Product
+    HorovodInternalError allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async
+    grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
+    grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async reducescatter
+    reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize
+""")
+
+NAMES: Final = {
+    "horovod": ["__version__", "run"],
+    "horovod.common.basics": ["HorovodBasics"],
+    "horovod.common.elastic": _words(
+        "State ObjectState run_fn notification_manager WorkerNotificationManager"
+    ),
+    "horovod.common.exceptions": [
+        "HorovodInternalError",
+        "HorovodVersionMismatchError",
+        "HostsUpdatedInterrupt",
+        "get_version_mismatch_message",
+    ],
+    "horovod.common.process_sets": _words(
+        "ProcessSet global_process_set add_process_set remove_process_set _basics"
+    ),
+    "horovod.common.util": _words("""
+        EXTENSIONS _cache ccl_built check_extension check_installed_version ddl_built env extension_available
+        get_average_backwards_compatibility_fun get_ext_suffix get_extension_full_path gloo_built gpu_available
+        is_iterable is_version_greater_equal_than mpi_built nccl_built num_rank_is_power_2 split_list
+    """),
+    "horovod.runner": ["run"],
+    "horovod.runner.common.util.env": _words("""
+        IGNORE_REGEXES KUBEFLOW_MPI_EXEC LOG_LEVEL_STR get_env_rank_and_size is_exportable is_kubeflow_mpi
+    """),
+    "horovod.runner.common.util.timeout": ["Timeout", "TimeoutException"],
+    "horovod.runner.elastic.worker": ["HostUpdateResult", "WorkerNotificationManager"],
+    "horovod.runner.util.threads": ["execute_function_multithreaded", "in_thread", "on_event"],
+    "horovod.torch": [
+        *_COMMON,
+        *_words("""
+        elastic mpi_ops optimizer functions compression sync_batch_norm Compression allgather_object broadcast_object
+        broadcast_optimizer_state broadcast_parameters DistributedOptimizer SyncBatchNorm _check_has_gpu
+        """),
+    ],
+    "horovod.torch.compression": _words("Compression Compressor FP16Compressor NoneCompressor"),
+    "horovod.torch.elastic": ["ElasticSampler", "TorchState", "run", "sampler", "state"],
+    "horovod.torch.elastic.sampler": ["ElasticSampler", "rank", "size"],
+    "horovod.torch.elastic.state": _words("""
+        ElasticSampler ModelStateHandler ObjectState OptimizerStateHandler SamplerStateHandler StateHandler TorchState
+        allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters get_handler_registry rank
+        set_handler_registry
+    """),
+    "horovod.torch.functions": _words("""
+        allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters
+    """),
+    "horovod.torch.mpi_ops": [*_COMMON, "_basics", "is_homogeneous"],
+    "horovod.torch.optimizer": ["DistributedOptimizer", "_DistributedOptimizer"],
+    "horovod.torch.sync_batch_norm": ["SyncBatchNorm"],
+}
+"""The names in Horovod's modules that programs use."""

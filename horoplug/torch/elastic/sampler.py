@@ -1,0 +1,78 @@
+"""A sampler that knows which samples of an epoch are done, for any number of ranks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch.utils.data
+
+from horoplug.torch.mpi_ops import rank, size
+
+
+class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg,misc]
+    """Deals the samples of a dataset out to the ranks, and after a restart only those that are not done.
+
+    Put it into the :class:`TorchState`, call :meth:`record_batch` after each batch, and :meth:`set_epoch` at the *end*
+    of an epoch, so that one that was interrupted is not begun again.
+
+    The order is Horovod's: all indices, shuffled by ``random.Random(seed + epoch)`` if ``shuffle``, without the first
+    ``processed_num``, repeated from their start until they divide by the number of ranks; rank r takes every one at
+    position r modulo the number of ranks. ``dataset`` must not change its length; ``seed`` is the same on all ranks."""
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        """Samples of this epoch that all ranks together have done."""
+        self.processed_indices: set[int] = set()  # always empty; older programs look at it
+        self.num_replicas = 0
+        self.rank = 0
+        self.remaining_indices: list[int] = []
+        self.num_samples = 0
+        self.total_size = 0
+        self.indices: list[int] = []
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch: none of its samples is done."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """A batch of ``batch_size`` samples is done, on every rank. (``batch_idx`` is not used.)"""
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        """``epoch`` and ``processed_num``, the same on all ranks."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Deal out what is not done to the ranks that there are now."""
+        self.num_replicas = size()
+        self.rank = rank()
+        indices = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(indices)
+        self.remaining_indices = indices[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        padded = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
+        self.indices = list(padded)[self.rank :: self.num_replicas]
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return self.num_samples
