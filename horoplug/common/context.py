@@ -53,6 +53,7 @@ class Context:
         """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
         self.per_job: dict[Any, Any] = {}
         """For whoever has to remember something until the next init."""
+        self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
         self._mesh: Mesh | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
@@ -155,6 +156,24 @@ class Context:
         for number in numbers:
             self.operations.pop(number, None)
 
+    def check_name(self, process_set: int, name: str) -> None:
+        """Raises ValueError if the program cannot know that the last operation of this name is done, because it has
+        waited for nothing since. The core may find it done already, but whether a name is refused is not to depend on
+        speed."""
+        if (process_set, name) in self._fresh:
+            raise ValueError(
+                f"{name} is still in flight; wait for it before you submit another operation of the "
+                "same name, or give this one another name"
+            )
+
+    def submitted(self, process_set: int, name: str) -> None:
+        """An operation of this name was submitted: see :meth:`check_name`."""
+        self._fresh.add((process_set, name))
+
+    def waited(self) -> None:
+        """The program has seen an operation done; names of earlier ones are the core's business."""
+        self._fresh.clear()
+
     def find(self, number: int) -> InFlight | None:
         """The operation of a handle; None if it is unknown or was waited for.
 
@@ -170,6 +189,7 @@ class Context:
         """Drop what was never waited for before a shutdown: nobody writes to those tensors any more."""
         self.operations.clear()
         self.per_job.clear()
+        self._fresh.clear()
         self._first_number = next(self._numbers)
 
     def _forget_process_sets(self) -> None:
