@@ -8,9 +8,10 @@
 namespace horoplug {
 
 void Layout::add(const void* input, void* output, std::size_t bytes) {
+  const std::size_t tensor = tensors_++;
   if (bytes == 0) return;
-  pieces_.push_back(
-      {static_cast<const std::byte*>(input), static_cast<std::byte*>(output), bytes_, bytes});
+  pieces_.push_back({static_cast<const std::byte*>(input), static_cast<std::byte*>(output), bytes_,
+                     bytes, tensor});
   bytes_ += bytes;
 }
 
@@ -31,10 +32,12 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
   const auto& table = kernels();
   const std::size_t element = dtype_size(dtype_);
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
+    const bool in_place = prescale_ == 1.0 && to + there == piece.input + at;
+    const CopyTimer timer(in_place ? nullptr : trace_, BatchTrace::Copy::kIn, piece.tensor);
     if (prescale_ != 1.0) {
       const Finish factor{.multiply = prescale_, .divide = 1.0};
       table.scale[static_cast<int>(dtype_)](to + there, piece.input + at, n / element, factor);
-    } else if (to + there != piece.input + at) {
+    } else if (!in_place) {
       std::memcpy(to + there, piece.input + at, n);
     }
   });
@@ -43,6 +46,7 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
 void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const {
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
     if (piece.output != nullptr && piece.output + at != from + there) {
+      const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
       std::memcpy(piece.output + at, from + there, n);
     }
   });

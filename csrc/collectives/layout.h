@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "trace/batch_trace.h"
 
 namespace horoplug {
 
@@ -18,6 +19,8 @@ class Layout {
 
   // Appends a tensor of `bytes` bytes. output may equal input.
   void add(const void* input, void* output, std::size_t bytes);
+  // Tells the trace when which tensor is packed and unpacked.
+  void set_trace(BatchTrace* trace) { trace_ = trace; }
 
   DType dtype() const { return dtype_; }
   std::size_t bytes() const { return bytes_; }
@@ -37,6 +40,7 @@ class Layout {
     std::byte* output;
     std::size_t begin;
     std::size_t bytes;
+    std::size_t tensor;  // how many were added before
   };
   template <typename Visit>
   void visit(std::size_t begin, std::size_t bytes, Visit&& visit) const;
@@ -44,6 +48,8 @@ class Layout {
   DType dtype_;
   double prescale_;
   std::size_t bytes_ = 0;
+  std::size_t tensors_ = 0;
+  BatchTrace* trace_ = nullptr;
   std::vector<Piece> pieces_;
 };
 

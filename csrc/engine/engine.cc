@@ -22,7 +22,8 @@ constexpr double kLastWordsSeconds = 0.5;
 
 }  // namespace
 
-Engine::Engine(EngineConfig config) : config_(std::move(config)), log_(config_.log) {
+Engine::Engine(EngineConfig config)
+    : config_(std::move(config)), log_(config_.log), tracing_(config_.rank, config_.log) {
   const int rank = config_.rank;
   if (config_.size() < 1 || rank < 0 || rank >= config_.size()) {
     throw Error(HP_INVALID_ARGUMENT,
@@ -234,6 +235,7 @@ void Engine::submit_here(const OperationPtr& operation) {
     return;
   }
   ProcessSet& set = *found->second;
+  tracing_.submitted(*operation);
   set.pending.emplace(operation->name, operation);
   set.negotiator.submit(operation->name, operation->signature);
 }
@@ -247,7 +249,9 @@ bool Engine::negotiate() {
                           std::move(message.message));
       busy = true;
     }
-    for (auto& decision : set->negotiator.take_decisions()) busy |= apply(*set, decision);
+    auto decisions = set->negotiator.take_decisions();
+    tracing_.cycle(*set, decisions.size());
+    for (auto& decision : decisions) busy |= apply(*set, decision);
     counters_.cached_names = set->negotiator.cached_names();
   }
   run_census();
@@ -265,10 +269,13 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
     set.pending.erase(found);
   }
   switch (decision.kind) {
-    case DecisionItem::Kind::kBatch:
+    case DecisionItem::Kind::kBatch: {
       if (set.executor.idle()) set.last_progress = last_event_;
-      set.executor.enqueue({decision.batch, std::move(operations)});
+      Batch batch{decision.batch, std::move(operations)};
+      tracing_.decided(set, batch);
+      set.executor.enqueue(std::move(batch));
       break;
+    }
     case DecisionItem::Kind::kError:
       end_operations(std::move(operations), decision.status);
       break;
@@ -317,6 +324,7 @@ bool Engine::execute() {
         counters_.tensors += operation->signature.shapes.size();
         counters_.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
       }
+      tracing_.ended(*done);
       end_operations(std::move(done->operations), {});
     }
   }
@@ -345,6 +353,7 @@ std::vector<OperationPtr> Engine::take_pending(ProcessSet& set) {
 
 void Engine::end_operations(std::vector<OperationPtr> operations, const Status& status) {
   if (operations.empty()) return;
+  tracing_.ended(operations, status);
   {
     std::lock_guard lock(mutex_);
     for (const OperationPtr& operation : operations) in_flight_.erase(operation->name);
@@ -396,6 +405,7 @@ void Engine::end_everything() {
   std::vector<OperationPtr> operations;
   for (auto& [id, set] : sets_) {
     for (Batch& batch : set->executor.take_all()) {
+      tracing_.ended(batch);
       operations.insert(operations.end(), batch.operations.begin(), batch.operations.end());
     }
     auto pending = take_pending(*set);
@@ -445,6 +455,7 @@ bool Engine::advance_leaving() {
 
 void Engine::stop() {
   end_everything();
+  tracing_.stop();
   {
     std::lock_guard lock(mutex_);
     state_ = State::kStopped;

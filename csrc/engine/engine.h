@@ -22,6 +22,7 @@
 #include "engine/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
+#include "engine/tracing.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
@@ -50,6 +51,7 @@ class Engine {
 
   int size() const { return config_.size(); }
   hp_stats stats() const;
+  Tracing& tracing() { return tracing_; }
 
  private:
   enum class State { kStarting, kRunning, kLeaving, kStopped };
@@ -100,6 +102,7 @@ class Engine {
 
   EngineConfig config_;
   const Log log_;
+  Tracing tracing_;
   HandleTable handles_;
 
   // Shared with submitting threads.

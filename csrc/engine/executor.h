@@ -10,12 +10,14 @@
 
 #include "collectives/collective.h"
 #include "engine/operation.h"
+#include "trace/batch_trace.h"
 
 namespace horoplug {
 
 struct Batch {
   std::uint64_t number = 0;
   std::vector<OperationPtr> operations;
+  std::unique_ptr<BatchTrace> trace = nullptr;  // nullptr: no timeline is being written
 
   // For messages: the first operation, and how many more there are.
   std::string describe() const;

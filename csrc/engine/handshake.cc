@@ -141,9 +141,12 @@ void Engine::dispatch(int from, std::span<const std::byte> message) {
   switch (head.kind) {
     case MessageKind::kHello:
       throw WireError("it introduced itself twice");
-    case MessageKind::kReady:
-      negotiator().receive(from, decode_ready(reader));
+    case MessageKind::kReady: {
+      const Ready ready = decode_ready(reader);
+      negotiator().receive(from, ready);
+      tracing_.ready(*sets_.at(head.set), from, ready);
       break;
+    }
     case MessageKind::kDecisions:
       negotiator().receive(from, decode_decisions(reader));
       break;

@@ -21,6 +21,8 @@ from horoplug.common.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from horoplug.common.errors import (
     HorovodInternalError,
@@ -70,5 +72,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
