@@ -40,9 +40,10 @@ std::size_t character_bytes(std::string_view text, std::size_t at) {
 void append_json_string(std::string& json, std::string_view text, std::size_t limit) {
   constexpr char kHex[] = "0123456789abcdef";
   json += '"';
+  const std::size_t begin = json.size();
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t bytes = character_bytes(text, at);
-    if (at + (bytes == 0 ? 1 : bytes) > limit) {
+    if (json.size() - begin + (bytes == 0 ? 1 : bytes) > limit) {
       json += kEllipsis;
       break;
     }

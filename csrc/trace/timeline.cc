@@ -11,9 +11,6 @@
 namespace horoplug {
 namespace {
 
-// Text is written in portions of about this size.
-constexpr std::size_t kPortion = 256 * 1024;
-
 void append_number(std::string& json, std::int64_t value) {
   char digits[24];
   json.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
@@ -86,6 +83,8 @@ void Timeline::run() {
       flush(lock);
     }
     flush(lock);  // what came while the last portion was written
+    lock.unlock();
+    file_.finish();
   } catch (const std::exception& error) {
     if (!lock.owns_lock()) lock.lock();
     closing_ = true;
@@ -108,19 +107,9 @@ void Timeline::flush(std::unique_lock<std::mutex>& lock) {
     writing_.push_back(std::move(event));
   }
   lock.unlock();
-  std::string json;
-  const auto write = [&](const auto& items) {
-    for (const auto& item : items) {
-      if (!json.empty()) json += ",\n";
-      append(json, item);
-      if (json.size() < kPortion) continue;
-      file_.append(json);
-      json.clear();
-    }
-  };
-  write(rows);
-  write(writing_);
-  file_.append(json);
+  for (const Row& row : rows) write(row);
+  for (const TraceEvent& event : writing_) write(event);
+  file_.flush();
   lock.lock();
 }
 
@@ -131,28 +120,30 @@ std::string Timeline::head() const {
   return json + "}}";
 }
 
-void Timeline::append(std::string& json, const Row& row) const {
-  json += R"({"name":"thread_name","ph":"M","pid":0,"tid":)";
-  append_number(json, row.number);
-  json += R"(,"args":{"name":)";
-  append_json_string(json, row.title);
-  json += "}}";
+void Timeline::write(const Row& row) {
+  json_ = R"({"name":"thread_name","ph":"M","pid":0,"tid":)";
+  append_number(json_, row.number);
+  json_ += R"(,"args":{"name":)";
+  append_json_string(json_, row.title);
+  json_ += "}}";
+  file_.add(json_);
   if (row.order == 0) return;
-  json += ",\n";
-  json += R"({"name":"thread_sort_index","ph":"M","pid":0,"tid":)";
-  append_number(json, row.number);
-  json += R"(,"args":{"sort_index":)";
-  append_number(json, row.order);
-  json += "}}";
+  json_ = R"({"name":"thread_sort_index","ph":"M","pid":0,"tid":)";
+  append_number(json_, row.number);
+  json_ += R"(,"args":{"sort_index":)";
+  append_number(json_, row.order);
+  json_ += "}}";
+  file_.add(json_);
 }
 
 std::int64_t Timeline::nanoseconds(double time) const {
   return std::max<std::int64_t>(0, std::llround((time - origin_) * 1e9));
 }
 
-void Timeline::append(std::string& json, const TraceEvent& event) const {
+void Timeline::write(const TraceEvent& event) {
+  std::string& json = json_;
   const bool span = event.kind == TraceEvent::Kind::kSpan;
-  json += R"({"name":")";
+  json = R"({"name":")";
   if (event.prefix != nullptr) {
     append_upper(json, event.prefix);
     json += '_';
@@ -190,6 +181,7 @@ void Timeline::append(std::string& json, const TraceEvent& event) const {
     append_json_string(json, event.text.value);
   }
   json += any ? "}}" : "}";
+  file_.add(json);
 }
 
 }  // namespace horoplug

@@ -88,8 +88,8 @@ class Timeline {
   // Writes what has been added until now; called with the lock, which it gives up meanwhile.
   void flush(std::unique_lock<std::mutex>& lock);
   std::string head() const;
-  void append(std::string& json, const Row& row) const;
-  void append(std::string& json, const TraceEvent& event) const;
+  void write(const Row& row);
+  void write(const TraceEvent& event);
   std::int64_t nanoseconds(double time) const;
 
   const Options options_;
@@ -107,7 +107,9 @@ class Timeline {
   bool closing_ = true;
 
   std::mutex closing_mutex_;
-  std::vector<TraceEvent> writing_;  // the writing thread's own
+  // The writing thread's own.
+  std::vector<TraceEvent> writing_;
+  std::string json_;
   std::thread thread_;
 };
 

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -13,6 +14,10 @@ namespace horoplug {
 namespace {
 
 constexpr std::string_view kClosing = "\n]";
+// Pages may be larger, never smaller.
+constexpr off_t kPage = 4096;
+constexpr off_t kFewestBlanks = 64 << 10;
+constexpr off_t kMostBlanks = 8 << 20;
 
 }  // namespace
 
@@ -48,30 +53,66 @@ int TraceFile::write_at(off_t at, std::string_view text) const {
   return 0;
 }
 
-void TraceFile::begin(std::string_view events) {
+void TraceFile::begin(std::string_view event) {
   if (::ftruncate(fd_, 0) != 0) fail(errno);
-  const std::string text = std::string("[\n").append(events).append(kClosing);
+  const std::string text = std::string("[\n").append(event).append(kClosing);
   if (const int error = write_at(0, text); error != 0) fail(error);
-  end_ = static_cast<off_t>(text.size() - kClosing.size());
+  size_ = static_cast<off_t>(text.size());
+  end_ = size_ - static_cast<off_t>(kClosing.size());
+  extend();
 }
 
-void TraceFile::append(std::string_view events) {
-  if (events.empty()) return;
+void TraceFile::extend() {
+  const off_t bigger = size_ + std::clamp(size_, kFewestBlanks, kMostBlanks);
+  std::string blanks(static_cast<std::size_t>(bigger - size_), ' ');
+  blanks[blanks.size() - kClosing.size()] = kClosing[0];
+  int error = write_at(size_, blanks);
+  if (error == 0) {
+    error = write_at(size_ - 1, " ");
+    if (error == 0) error = write_at(bigger - 1, kClosing.substr(1));
+    if (error != 0) write_at(size_ - 1, kClosing.substr(1));
+  }
+  if (error != 0) {
+    static_cast<void>(::ftruncate(fd_, size_));
+    fail(error);
+  }
+  size_ = bigger;
+}
+
+void TraceFile::add(std::string_view event) {
+  if (event.size() > kMaxEvent) return;
+  const auto bytes = static_cast<off_t>(event.size()) + 2;
+  off_t at = end_ + static_cast<off_t>(pending_.size());
+  if (at / kPage != (at + bytes - 1) / kPage) {
+    flush();
+    at = end_ = (end_ + kPage - 1) / kPage * kPage;
+  }
+  if (at + bytes > size_ - static_cast<off_t>(kClosing.size())) {
+    flush();
+    extend();
+  }
+  pending_.append(",\n").append(event);
+}
+
+void TraceFile::flush() {
+  if (pending_.empty()) return;
   struct stat found{};
   if (::fstat(fd_, &found) != 0) fail(errno);
-  if (found.st_size != end_ + static_cast<off_t>(kClosing.size())) {
+  if (found.st_size != size_) {
     throw Error(HP_INVALID_ARGUMENT,
                 "the timeline " + path_ + " was changed by somebody else; it ends here");
   }
-  const std::string text = std::string(",\n").append(events).append(kClosing);
-  if (const int error = write_at(end_, text); error != 0) {
-    // These bytes have their place on the disk already.
-    if (write_at(end_, kClosing) == 0) {
-      static_cast<void>(::ftruncate(fd_, end_ + static_cast<off_t>(kClosing.size())));
-    }
-    fail(error);
-  }
-  end_ += static_cast<off_t>(text.size() - kClosing.size());
+  if (const int error = write_at(end_, pending_); error != 0) fail(error);
+  end_ += static_cast<off_t>(pending_.size());
+  pending_.clear();
+}
+
+void TraceFile::finish() {
+  flush();
+  // The end of a page may have been skipped; blanks are there.
+  if (const int error = write_at(end_, kClosing); error != 0) fail(error);
+  size_ = end_ + static_cast<off_t>(kClosing.size());
+  if (::ftruncate(fd_, size_) != 0) fail(errno);
 }
 
 }  // namespace horoplug
