@@ -152,7 +152,7 @@ def test_environment():
         *("--start-timeout", 7, "--gloo-timeout-seconds", 8, "--fusion-threshold-mb", 2),
         *("--cache-capacity", 9, "--no-stall-check", "--stall-check-warning-time-seconds", 4),
         *("--stall-check-shutdown-time-seconds", 5, "--log-level", "DEBUG", "--gloo"),
-        "--log-without-timestamp",
+        *("--log-without-timestamp", "--timeline-filename", "x.json", "--timeline-mark-cycles"),
     ]
     stale = {
         "HOROPLUG_RANK": "77",
@@ -183,6 +183,8 @@ def test_environment():
             "FUSION_THRESHOLD": 2 << 20,
             "CACHE_CAPACITY": 9,
             "STALL_CHECK_DISABLE": 1,
+            "TIMELINE": "x.json",
+            "TIMELINE_MARK_CYCLES": 1,
             "STALL_CHECK_TIME_SECONDS": 4,
             "STALL_SHUTDOWN_TIME_SECONDS": 5,
             "LOG_LEVEL": "debug",

@@ -45,6 +45,8 @@ def test_precedence():
         ("THREAD_AFFINITY", "3,1", "thread_affinity", (3, 1)),
         ("ALGORITHM", "ring", "algorithm", "ring"),
         ("RENDEZVOUS_SERVER", "rank0", "rendezvous_server", "rank0"),
+        ("TIMELINE", "/tmp/trace.json", "timeline", "/tmp/trace.json"),
+        ("TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles", True),
     ],
 )
 def test_values(variable, value, field, expected):

@@ -24,8 +24,10 @@ TraceEvent instant(TraceRow row, const char* name, double at) {
   return event;
 }
 
-TraceEvent negotiation(TraceRow row, const Operation& operation) {
-  TraceEvent event = instant(row, op_kind_name(operation.signature.op), operation.submitted_at);
+// On a shared row it begins after what was there before.
+TraceEvent negotiation(TraceRow row, double since, const Operation& operation) {
+  TraceEvent event =
+      instant(row, op_kind_name(operation.signature.op), std::max(since, operation.submitted_at));
   event.kind = TraceEvent::Kind::kSpan;
   event.prefix = "negotiate";
   event.end = trace_clock();
@@ -71,17 +73,17 @@ void Tracing::take_over() {
   if (timeline_ && timeline_->mark_cycles()) cycle_row_ = timeline_->add_row("cycles", -2);
 }
 
-TraceRow Tracing::row_of(std::uint32_t set, const std::string& name, TraceEvent::Text& tensor) {
+Tracing::Place Tracing::place_of(std::uint32_t set, const std::string& name) {
   const std::string made = set == 0 ? std::string() : title(set, name);
   const std::string& key = set == 0 ? name : made;
-  if (const auto found = rows_.find(key); found != rows_.end()) return found->second;
-  if (rows_.size() < kMaxRows) return rows_[key] = timeline_->add_row(key);
-  tensor = {"tensor", key};
-  auto [lent, is_new] = lent_rows_.emplace(key, 0);
-  if (!is_new) return lent->second;
-  if (spare_rows_.empty()) spare_rows_.push_back(timeline_->add_row("further tensors"));
-  lent->second = spare_rows_.back();
-  spare_rows_.pop_back();
+  if (const auto found = rows_.find(key); found != rows_.end()) return {found->second, 0, {}};
+  if (rows_.size() < kMaxRows) return {rows_[key] = timeline_->add_row(key), 0, {}};
+  auto [lent, is_new] = lent_rows_.emplace(key, Place{});
+  if (is_new) {
+    if (spare_rows_.empty()) spare_rows_.push_back(timeline_->add_row("further tensors"));
+    lent->second = {spare_rows_.back(), trace_clock(), {"tensor", key}};
+    spare_rows_.pop_back();
+  }
   return lent->second;
 }
 
@@ -89,7 +91,7 @@ void Tracing::give_back_row(std::uint32_t set, const std::string& name) {
   if (lent_rows_.empty()) return;
   const auto lent = lent_rows_.find(title(set, name));
   if (lent == lent_rows_.end()) return;
-  spare_rows_.push_back(lent->second);
+  spare_rows_.push_back(lent->second.row);
   lent_rows_.erase(lent);
 }
 
@@ -107,8 +109,9 @@ void Tracing::write_cycle(const ProcessSet& set) {
 }
 
 void Tracing::write_submitted(const Operation& operation) {
-  TraceEvent event = instant(0, "submitted", operation.submitted_at);
-  event.row = row_of(operation.set, operation.name, event.text);
+  Place place = place_of(operation.set, operation.name);
+  TraceEvent event = instant(place.row, "submitted", operation.submitted_at);
+  event.text = std::move(place.tensor);
   event.numbers[0] = {"bytes", payload_bytes(operation.signature)};
   timeline_->add(std::move(event));
   undecided_.insert(&operation);
@@ -125,9 +128,7 @@ void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) 
   const std::string who = describe_ranks(std::move(ranks));
   const double now = trace_clock();
   const auto write = [&](const std::string& name) {
-    TraceEvent event = instant(0, "ready", now);
-    TraceEvent::Text tensor;
-    event.row = row_of(set.id, name, tensor);
+    TraceEvent event = instant(place_of(set.id, name).row, "ready", now);
     event.text = {"ready", who};
     timeline_->add(std::move(event));
   };
@@ -145,17 +146,15 @@ void Tracing::attach(const ProcessSet& set, Batch& batch) {
   traced.bytes = 0;
   traced.row = batch_row(set.id);
   for (const OperationPtr& operation : batch.operations) {
-    BatchTrace::Member member;
-    member.row = row_of(set.id, operation->name, member.tensor);
-    member.tensors = operation->tensors.size();
-    traced.bytes += payload_bytes(operation->signature);
-    TraceEvent event = negotiation(member.row, *operation);
+    Place place = place_of(set.id, operation->name);
+    TraceEvent event = negotiation(place.row, place.since, *operation);
     event.numbers[0] = {"plan", traced.plan};
     event.numbers[1] = {"batch", traced.number};
-    event.text = member.tensor;
+    event.text = place.tensor;
     timeline_->add(std::move(event));
     undecided_.erase(operation.get());
-    traced.members.push_back(std::move(member));
+    traced.bytes += payload_bytes(operation->signature);
+    traced.members.push_back({place.row, operation->tensors.size(), std::move(place.tensor)});
   }
   batch.trace = std::make_unique<BatchTrace>(timeline_, std::move(traced));
 }
@@ -164,9 +163,9 @@ void Tracing::write_end(const std::vector<OperationPtr>& operations, const Statu
   for (const OperationPtr& operation : operations) {
     const bool undecided = undecided_.erase(operation.get()) != 0;
     if (!status.ok()) {
-      TraceEvent error = instant(0, "error", trace_clock());
-      error.row = row_of(operation->set, operation->name, error.text);
-      if (undecided) timeline_->add(negotiation(error.row, *operation));
+      const Place place = place_of(operation->set, operation->name);
+      if (undecided) timeline_->add(negotiation(place.row, place.since, *operation));
+      TraceEvent error = instant(place.row, "error", trace_clock());
       error.text = {"error", status.message};
       timeline_->add(std::move(error));
     }

@@ -73,8 +73,13 @@ class Tracing {
   void write_end(const std::vector<OperationPtr>& operations, const Status& status);
 
   // A tensor's row. So that endless new names do not make endless rows, after many of them names
-  // share rows, one at a time; the tensor's name then stands in the event.
-  TraceRow row_of(std::uint32_t set, const std::string& name, TraceEvent::Text& tensor);
+  // share rows, one at a time.
+  struct Place {
+    TraceRow row = 0;
+    double since = 0;         // when it was given this row, if it is a shared one
+    TraceEvent::Text tensor;  // its name then, for the events
+  };
+  Place place_of(std::uint32_t set, const std::string& name);
   void give_back_row(std::uint32_t set, const std::string& name);
   TraceRow batch_row(std::uint32_t set);
 
@@ -92,7 +97,7 @@ class Tracing {
   TraceRow cycle_row_ = 0;
   std::map<std::uint32_t, TraceRow> batch_rows_;
   std::unordered_map<std::string, TraceRow> rows_;
-  std::unordered_map<std::string, TraceRow> lent_rows_;
+  std::unordered_map<std::string, Place> lent_rows_;
   std::vector<TraceRow> spare_rows_;
   std::unordered_set<const Operation*> undecided_;
 };
