@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Iterable
@@ -66,6 +67,7 @@ class Context:
         self._numbers = itertools.count(1)
         self._first_number = 1
         self._hooked = False
+        self._timeline_allowed = False
 
     @property
     def initialized(self) -> bool:
@@ -107,7 +109,32 @@ class Context:
             except Error as error:
                 raise exception(error) from None
             self._mesh, self._streams = mesh, streams
+            self._begin_timeline(config, logger)
             return True
+
+    def _begin_timeline(self, config: Config, logger: logging.Logger) -> None:
+        self._timeline_allowed = config.timeline is not None
+        if config.timeline is None or config.timeline == "DYNAMIC":
+            return
+        try:
+            self.start_timeline(config.timeline, config.timeline_mark_cycles)
+        except ValueError as error:  # no reason to stop the job
+            logger.warning("%s (HOROVOD_TIMELINE)", error)
+
+    def start_timeline(self, path: str | os.PathLike[str], mark_cycles: bool) -> None:
+        """See :func:`horoplug.common.basics.start_timeline`."""
+        engine = self.engine()
+        if not self._timeline_allowed:
+            raise ValueError(
+                "Set HOROVOD_TIMELINE=DYNAMIC before init() to be able to start a timeline later."
+            )
+        file = os.fsencode(path)
+        if b"\0" in file:
+            raise ValueError(f"the timeline's path {path!r} has a null character in it")
+        try:
+            engine.timeline_start(file, mark_cycles)
+        except Error as error:
+            raise exception(error) from None
 
     def _connect(self, config: Config, ranks: tuple[int, ...] | None) -> Mesh:
         if ranks is not None:
