@@ -33,6 +33,22 @@ class Result:
     def memory(self) -> Memory | None:
         """The output, where the core allocated it (submitted with output address 0)."""
 
+class Prepared:
+    """An operation on one tensor, in place, that is submitted again and again: all of it but the tensor's address."""
+
+    def __init__(
+        self,
+        op: int,
+        dtype: int,
+        shape: Sequence[int],
+        name: str,
+        reduce_op: int = 0,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+        device: int = -1,
+    ) -> None: ...
+
 class Engine:
     """One rank's engine. Methods release the GIL while they block."""
 
@@ -93,6 +109,11 @@ class Engine:
 
     def value(self, handle: int) -> int:
         """The number that the operation of one of the three methods above has produced."""
+    def submit_many(
+        self, prepared: Sequence[Prepared], addresses: Sequence[int]
+    ) -> tuple[list[int], Error | None]:
+        """Submit each operation on the tensor at its address. At the first one that is refused it stops: returns the
+        handles of those before it, and why it was."""
 
     def poll(self, handle: int) -> bool:
         """True when the operation is done, well or badly. Never raises for a failed operation."""
@@ -100,12 +121,17 @@ class Engine:
     def wait(self, handle: int) -> None:
         """Block until done. Raises :class:`Error` if the operation failed; KeyboardInterrupt gets through."""
 
+    def wait_many(self, handles: Sequence[int]) -> list[tuple[int, Error]]:
+        """Block until all are done. Returns the failed ones: place in ``handles``, and how; KeyboardInterrupt gets
+        through."""
+
     def result(self, handle: int, index: int = 0) -> Result:
         """Result of tensor ``index``; ``memory`` is handed over (once)."""
 
     def release(self, handle: int) -> None:
         """Forget a handle. A handle still in flight is forgotten when it is done."""
 
+    def release_many(self, handles: Sequence[int]) -> None: ...
     def shutdown(self) -> None: ...
     def abort(self, reason: str) -> None: ...
     def stats(self) -> dict[str, int]:

@@ -54,3 +54,20 @@ def test_peer(tmp_path):
     rows, text = sweep(tmp_path, "--peer", "torch-gloo")
     assert "ratio" in text
     assert all(row["ratio"] == pytest.approx(row["peer_us"] / row["time_us"]) for row in rows)
+
+
+@pytest.mark.parametrize("options", [[], ["-np", "2", "--groups", "3"], ["-np", "1", "--cpu"]])
+def test_hooks(tmp_path, options):
+    pytest.importorskip("torch")
+    table = tmp_path / "table.json"
+    command = [sys.executable, ROOT / "benchmarks" / "torch_hooks.py", *options]
+    command += ["--parameters", "20", "--iterations", "3", "--json", table]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=100, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = json.loads(table.read_text())
+    assert row.keys() == {"ranks", "hooks", "backward", "finish"}
+    assert row["ranks"] == (2 if "2" in options else 1)
+    assert row["hooks"] > 0
+    assert row["finish"] > 0

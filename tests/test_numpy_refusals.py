@@ -45,7 +45,11 @@ def check_refusals():
     refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[99] * hvd.size()))
     refused(ValueError, ".", lambda: hvd.broadcast(x, hvd.size()))
     refused(ValueError, ".", lambda: hvd.broadcast(x, -1))
-    refused(ValueError, "dasum", lambda: hvd.allreduce(x, op=hvd.Adasum))
+    if hvd.size() == 3:
+        refused(NotImplementedError, "for 3 ranks", lambda: hvd.allreduce(x, op=hvd.Adasum))
+    else:
+        refused(ValueError, "Adasum works on", lambda: hvd.allreduce(x.astype(int), op=hvd.Adasum))
+    refused(ValueError, "not Adasum", lambda: hvd.reducescatter(x, op=hvd.Adasum))
     refused(ValueError, "at least one", lambda: hvd.grouped_allreduce([]))
     refused(TypeError, "takes a list", lambda: hvd.grouped_allreduce(x))
     refused(TypeError, "unexpected keyword", lambda: hvd.allreduce(x, colour=1))

@@ -245,13 +245,99 @@ def test_layouts(ranks):
     ranks.run(check_layouts)
 
 
+VIEWS = {
+    "transposed": lambda t: t.transpose(1, 3),
+    "strided": lambda t: t[..., ::2],
+    "offset": lambda t: t[1, 1:],
+    "column": lambda t: t[:, 1, 0, 3],
+    "narrow": lambda t: t.narrow(1, 1, 2),
+    "channels last": lambda t: t.to(memory_format=torch.channels_last),
+    "negated": torch._neg_view,
+    "empty": lambda t: t[:, :0].transpose(1, 2),
+    "scalar": lambda t: t[0, 1, 1, 2],
+    "windows": lambda t: t.flatten().unfold(0, 6, 7),
+}
+
+
+def check_views(dtype):
+    """Any strided tensor will do, and in place it is the one that gets the result."""
+    rank, size = hvd.rank(), hvd.size()
+    dtype = getattr(torch, dtype)
+    start = torch.arange(48).reshape(2, 3, 2, 4).to(dtype)
+    for name, view in VIEWS.items():
+        mine = [view(start + r) for r in range(size)]
+        total, x, shape = sum(mine), mine[rank], mine[rank].shape
+
+        def same(output, expected, name=name):
+            assert output.dtype == dtype
+            assert torch.equal(output, expected), name
+
+        same(hvd.allreduce(x, op=hvd.Sum), total)
+        same(hvd.broadcast(x, size - 1), mine[-1])
+        if shape:
+            same(hvd.allgather(x), torch.cat(mine))
+            same(
+                hvd.alltoall(x, [len(x)] + [0] * (size - 1))[0][: len(x) if rank == 0 else 0],
+                mine[0][: len(x) if rank == 0 else 0],
+            )
+            rows = len(x) // size + (rank < len(x) % size)
+            before = sum(len(x) // size + (r < len(x) % size) for r in range(rank))
+            same(hvd.reducescatter(x, op=hvd.Sum), total[before : before + rows])
+        same(hvd.synchronize(hvd.allreduce_async(x, op=hvd.Sum)), total)
+        assert torch.equal(x, view(start + rank)), "the input was changed"
+
+        whole = (start + rank).clone(memory_format=torch.preserve_format)
+        for operation, expected in (
+            (lambda x: hvd.allreduce_(x, op=hvd.Sum), total),
+            (lambda x: hvd.synchronize(hvd.allreduce_async_(x, op=hvd.Sum)), total),
+            (lambda x: hvd.broadcast_(x, 0), mine[0]),
+        ):
+            whole.copy_(start + rank)
+            x = view(whole)
+            assert operation(x) is x
+            same(x, expected)
+            if x.numel() and name != "channels last":
+                assert x.data_ptr() == view(whole).data_ptr(), "it has other memory"
+        others = torch.ones_like(start, dtype=torch.bool)
+        if name not in ("channels last", "negated"):
+            view(others).fill_(False)
+            assert torch.equal(whole[others], (start + rank)[others]), "more was overwritten"
+        group = [view((start + rank).clone()) for _ in range(2)] + [torch.ones(2, dtype=dtype)]
+        outputs = hvd.grouped_allreduce_(group, op=hvd.Sum)
+        assert all(output is x for output, x in zip(outputs, group, strict=True))
+        same(group[1], total)
+        mixed = [view((start + rank).clone()), torch.ones(3, dtype=torch.int64)]
+        hvd.grouped_allreduce_(mixed, op=hvd.Sum)
+        same(mixed[0], total)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_views(ranks, dtype):
+    ranks.run(check_views, dtype)
+
+
+def check_gradients_of_views():
+    x = torch.randn(4, 3, requires_grad=True)
+    hvd.allreduce(x.t(), op=hvd.Sum).sum().backward()
+    assert torch.equal(x.grad, torch.full((4, 3), float(hvd.size())))
+    x = torch.randn(3, requires_grad=True)
+    hvd.allgather(x.expand(2, 3)).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_gradients_of_views(ranks):
+    ranks.run(check_gradients_of_views)
+
+
 def check_refusals():
     x = torch.ones(4, 3)
     refused(ValueError, "complex64 is not supported.*float32", lambda: hvd.allreduce(x.cfloat()))
     refused(TypeError, "expected a torch.Tensor, got ndarray", lambda: hvd.allreduce(x.numpy()))
     refused(TypeError, "expected a torch.Tensor, got float", lambda: hvd.allreduce_async(1.0))
-    refused(ValueError, "Tensor is required to be contiguous", lambda: hvd.allreduce_(x.t()))
-    refused(ValueError, "contiguous", lambda: hvd.broadcast_async_(x.t(), 0))
+    row = torch.ones(1, 3).expand(4, 3)
+    refused(ValueError, "share memory.*new tensor", lambda: hvd.allreduce_(row))
+    windows = torch.ones(6).unfold(0, 3, 1)
+    refused(ValueError, "share memory", lambda: hvd.broadcast_async_(windows, 0))
     refused(ValueError, "on meta.*no GPU support", lambda: hvd.allreduce(x.to("meta")))
     refused(ValueError, "sparse_coo.*to_dense", lambda: hvd.allreduce(x.to_sparse()))
     refused(ValueError, "bool has no average", lambda: hvd.allreduce(x > 0))

@@ -5,32 +5,11 @@
 // at the end. Values are always combined in the order of the ranks that they stand for, so that
 // every rank computes the same bits.
 #include <bit>
-#include <deque>
 
 #include "collectives/collective.h"
-#include "collectives/partition.h"
+#include "collectives/exchange.h"
 
 namespace horoplug {
-namespace {
-
-void send_all(Comm& comm, int rank, const std::byte* data, std::size_t bytes) {
-  for (std::size_t i = 0; i < chunk_count(bytes, Comm::kChunkBytes); ++i) {
-    const Part chunk = chunk_of({0, bytes}, i, Comm::kChunkBytes);
-    comm.send(rank, data + chunk.begin, chunk.bytes);
-  }
-}
-
-Task receive_all(Comm& comm, int rank, std::byte* data, std::size_t bytes) {
-  std::deque<Link::Receive> posted;
-  for (std::size_t i = 0; i < chunk_count(bytes, Comm::kChunkBytes); ++i) {
-    const Part chunk = chunk_of({0, bytes}, i, Comm::kChunkBytes);
-    comm.post(posted, rank, data + chunk.begin, chunk.bytes);
-  }
-  for (auto& receive : posted) co_await receive;
-}
-
-}  // namespace
-
 Task allreduce_doubling(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
   const std::size_t bytes = layout.bytes();

@@ -18,7 +18,7 @@
 namespace horoplug {
 
 // One collective operation on this rank. Which fields count depends on `kind`:
-//   allreduce      layout (inputs and outputs), reduce, finish
+//   allreduce      layout (inputs and outputs), reduce_op, reduce, finish
 //   broadcast      layout, root
 //   reducescatter  layout (input only), reduce, finish, output, receive_bytes[r] = size of rank r's
 //   part allgather      input, output, receive_bytes[r] = size of rank r's contribution alltoall
@@ -28,7 +28,8 @@ struct Call {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUInt8;
   Layout* layout = nullptr;
-  ReduceFn reduce = nullptr;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  ReduceFn reduce = nullptr;  // with Adasum: for scaling only
   Finish finish;
   int root = 0;
   const std::byte* input = nullptr;
@@ -59,6 +60,9 @@ const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char
 Task allreduce_direct(Comm& comm, Call& call);
 Task allreduce_ring(Comm& comm, Call& call);
 Task allreduce_doubling(Comm& comm, Call& call);
+Task allreduce_adasum_direct(Comm& comm, Call& call);
+Task allreduce_adasum_halving(Comm& comm, Call& call);
+Task allreduce_adasum_doubling(Comm& comm, Call& call);
 Task allgather_direct(Comm& comm, Call& call);
 Task allgather_ring(Comm& comm, Call& call);
 Task broadcast_direct(Comm& comm, Call& call);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "collectives/partition.h"
 
 namespace horoplug {
 
@@ -31,6 +32,10 @@ class Layout {
   // elements only. `to` may be the very place of the output.
   void pack(std::size_t begin, std::size_t bytes, std::byte* to) const;
   void unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const;
+
+  // The tensors that have elements, and where they are.
+  std::size_t tensors() const { return pieces_.size(); }
+  Part tensor(std::size_t index) const { return {pieces_[index].begin, pieces_[index].bytes}; }
 
   // The outputs' memory, if it is one piece that can serve as the buffer; nullptr otherwise.
   std::byte* contiguous_output() const;

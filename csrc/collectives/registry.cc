@@ -1,4 +1,5 @@
 // The table of algorithms.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -8,18 +9,35 @@
 namespace horoplug {
 namespace {
 
-// Cost model: microseconds per message and per byte. They decide between algorithms on the same
-// medium, so only their ratio counts: a stream message costs about as much as 64 KiB of payload.
+// Cost model: microseconds per message and per byte. For streams only the ratio counts: a message
+// costs about as much as 64 KiB of payload. Shared memory is so much cheaper that it is chosen
+// wherever there is some.
 constexpr double kStreamLatency = 20.0;
 constexpr double kStreamByte = 1.0 / 3000.0;
 constexpr double kSharedLatency = 1.0;
-constexpr double kSharedByte = 1.0 / 8000.0;
+constexpr double kSharedByte = 1.0 / 20000.0;
 
 bool alone(const Comm& comm, const Call&) { return comm.size() == 1; }
 bool on_one_host(const Comm& comm, const Call&) {
   return comm.size() > 1 && comm.shared() != nullptr;
 }
 bool always(const Comm& comm, const Call&) { return comm.size() > 1; }
+
+// Allreduce has two kinds of reduction: element by element, and Adasum.
+bool is_adasum(const Call& call) { return call.reduce_op == ReduceOp::kAdasum; }
+bool elementwise_on_one_host(const Comm& comm, const Call& call) {
+  return on_one_host(comm, call) && !is_adasum(call);
+}
+bool elementwise(const Comm& comm, const Call& call) {
+  return always(comm, call) && !is_adasum(call);
+}
+bool adasum(const Comm& comm, const Call& call) {
+  return always(comm, call) && is_adasum(call) &&
+         std::has_single_bit(static_cast<unsigned>(comm.size()));
+}
+bool adasum_on_one_host(const Comm& comm, const Call& call) {
+  return adasum(comm, call) && comm.shared() != nullptr;
+}
 
 double free_of_charge(int, double) { return 0; }
 double steps(int ranks) { return std::ceil(std::log2(ranks)); }
@@ -29,6 +47,11 @@ double cost_ring(int ranks, double bytes) {
 }
 double cost_doubling(int ranks, double bytes) {
   return steps(ranks) * (kStreamLatency + bytes * kStreamByte);
+}
+// Halvings and their way back, and the sums of dot products: one exchange more at every distance.
+double cost_halving(int ranks, double bytes) {
+  const double exchanges = 2 * steps(ranks) + steps(ranks) * (steps(ranks) + 1) / 2;
+  return exchanges * kStreamLatency + 2 * (ranks - 1) * bytes / ranks * kStreamByte;
 }
 double cost_tree(int ranks, double bytes) {
   return steps(ranks) * (kStreamLatency + bytes * kStreamByte);
@@ -41,9 +64,15 @@ double cost_half_ring(int ranks, double bytes) {
 }
 
 constexpr Algorithm kAlgorithms[] = {
-    {OpKind::kAllreduce, "direct", "shm", on_one_host, cost_direct, allreduce_direct},
-    {OpKind::kAllreduce, "ring", "stream", always, cost_ring, allreduce_ring},
-    {OpKind::kAllreduce, "doubling", "stream", always, cost_doubling, allreduce_doubling},
+    {OpKind::kAllreduce, "direct", "shm", elementwise_on_one_host, cost_direct, allreduce_direct},
+    {OpKind::kAllreduce, "ring", "stream", elementwise, cost_ring, allreduce_ring},
+    {OpKind::kAllreduce, "doubling", "stream", elementwise, cost_doubling, allreduce_doubling},
+    {OpKind::kAllreduce, "adasum_direct", "shm", adasum_on_one_host, cost_direct,
+     allreduce_adasum_direct},
+    {OpKind::kAllreduce, "adasum_halving", "stream", adasum, cost_halving,
+     allreduce_adasum_halving},
+    {OpKind::kAllreduce, "adasum_doubling", "stream", adasum, cost_doubling,
+     allreduce_adasum_doubling},
     {OpKind::kAllreduce, "copy", "self", alone, free_of_charge, local_copy},
     {OpKind::kAllgather, "direct", "shm", on_one_host, cost_direct, allgather_direct},
     {OpKind::kAllgather, "ring", "stream", always, cost_half_ring, allgather_ring},

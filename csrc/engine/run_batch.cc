@@ -19,8 +19,9 @@ Allocation allocate(std::size_t bytes) {
 
 // The reduction and what is applied to its result, for a process set of `size` ranks.
 void set_reduction(Call& call, const Signature& signature, int size) {
-  call.reduce =
-      kernels().reduce[static_cast<int>(signature.reduce)][static_cast<int>(signature.dtype)];
+  call.reduce_op = signature.reduce;
+  const ReduceOp kernel = signature.reduce == ReduceOp::kAdasum ? ReduceOp::kSum : signature.reduce;
+  call.reduce = kernels().reduce[static_cast<int>(kernel)][static_cast<int>(signature.dtype)];
   call.finish.multiply = signature.postscale;
   call.finish.divide = signature.reduce == ReduceOp::kAverage ? size : 1;
 }

@@ -1,5 +1,6 @@
 #include "engine/submission.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -36,7 +37,19 @@ Shape checked_shape(const hp_tensor& tensor, std::size_t element) {
   return shape;
 }
 
-void check_reduction(const Signature& s) {
+void check_adasum(const Signature& s, int size) {
+  if (!is_floating(s.dtype)) {
+    throw Error(HP_UNSUPPORTED, std::string("Adasum works on float16, bfloat16, float32 and ") +
+                                    "float64, not on " + dtype_name(s.dtype) + "; cast the tensor");
+  }
+  if (!std::has_single_bit(static_cast<unsigned>(size))) {
+    throw Error(HP_UNSUPPORTED, "Adasum works on 1, 2, 4, 8 ... ranks, not on " +
+                                    std::to_string(size) +
+                                    "; use a process set of so many ranks, or another reduction");
+  }
+}
+
+void check_reduction(const Signature& s, int size) {
   if (s.op == OpKind::kReducescatter && s.reduce != ReduceOp::kSum &&
       s.reduce != ReduceOp::kAverage && s.reduce != ReduceOp::kMin && s.reduce != ReduceOp::kMax &&
       s.reduce != ReduceOp::kProduct) {
@@ -46,6 +59,7 @@ void check_reduction(const Signature& s) {
     throw Error(HP_UNSUPPORTED,
                 "bool tensors have no average; use Sum (any), Product (all) or cast");
   }
+  if (s.reduce == ReduceOp::kAdasum) return check_adasum(s, size);
   if (kernels().reduce[static_cast<int>(s.reduce)][static_cast<int>(s.dtype)] == nullptr) {
     throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do " +
                                     reduce_op_name(s.reduce) + " on " + dtype_name(s.dtype));
@@ -147,7 +161,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
         {static_cast<const std::byte*>(tensor.input), static_cast<std::byte*>(tensor.output)});
     signature.shapes.push_back(std::move(shape));
   }
-  if (reduces(signature.op)) check_reduction(signature);
+  if (reduces(signature.op)) check_reduction(signature, size);
   if (signature.op == OpKind::kAlltoall) {
     if (submission.tensor_count != 1) reject("alltoall takes one tensor");
     check_splits(*operation, submission, size);

@@ -373,7 +373,18 @@ TEST_CASE("names in flight are unique, and wrong arguments are found before anyt
   rejected([](Order& o) { o.shape = {-1}; }, {"negative", "[-1]"});
   rejected([](Order& o) { o.shape = {std::int64_t{1} << 62, 4}; }, {"too many elements"});
   rejected([](Order& o) { o.input = nullptr; }, {"without memory"});
-  rejected([](Order& o) { o.reduce = ReduceOp::kAdasum; }, {"adasum"});
+  rejected(
+      [](Order& o) {
+        o.reduce = ReduceOp::kAdasum;
+        o.dtype = DType::kInt32;
+      },
+      {"Adasum", "bfloat16", "int32"});
+  rejected(
+      [](Order& o) {
+        o.op = OpKind::kReducescatter;
+        o.reduce = ReduceOp::kAdasum;
+      },
+      {"reducescatter", "adasum"});
   rejected(
       [](Order& o) {
         o.dtype = DType::kBool;

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horoplug._native import Engine, Error
@@ -32,14 +33,26 @@ class InFlight(Protocol):
     def wait(self) -> Any: ...
 
 
+class Several:
+    """Operations that were submitted together (see :mod:`horoplug.common.many`)."""
+
+    __slots__ = ()
+
+    def member(self, number: int) -> InFlight:
+        """The one with this handle."""
+        raise NotImplementedError
+
+
 class Context:
     """What ``init`` makes and ``shutdown`` ends; both can be repeated any number of times."""
 
     def __init__(self) -> None:
-        self.operations: dict[int, InFlight] = {}
+        self.operations: dict[int, InFlight | Several] = {}
         """By the handle that the user holds. An entry keeps the operation's tensors alive."""
         self.process_sets: dict[int, ProcessSet] = {}
         """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
+        self.per_job: dict[Any, Any] = {}
+        """For whoever has to remember something until the next init."""
         self._engine: Engine | None = None
         self._mesh: Mesh | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
@@ -131,6 +144,17 @@ class Context:
         self.operations[number] = operation
         return number
 
+    def track_several(self, operations: Several, count: int) -> list[int]:
+        """The same for ``count`` operations at once; their handles are consecutive."""
+        numbers = list(itertools.islice(self._numbers, count))
+        self.operations.update(dict.fromkeys(numbers, operations))
+        return numbers
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """No longer keep the operations of these handles."""
+        for number in numbers:
+            self.operations.pop(number, None)
+
     def find(self, number: int) -> InFlight | None:
         """The operation of a handle; None if it is unknown or was waited for.
 
@@ -140,11 +164,12 @@ class Context:
             raise HorovodInternalError(
                 f"handle {number} belongs to a job that was shut down before its result was asked for"
             )
-        return operation
+        return operation.member(number) if isinstance(operation, Several) else operation
 
     def _forget_stale(self) -> None:
         """Drop what was never waited for before a shutdown: nobody writes to those tensors any more."""
         self.operations.clear()
+        self.per_job.clear()
         self._first_number = next(self._numbers)
 
     def _forget_process_sets(self) -> None:

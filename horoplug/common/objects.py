@@ -34,6 +34,9 @@ class _Bytes:
         made = memoryview(bytearray(tensor.nbytes))
         return made, self.describe(made, False)[2]
 
+    def copy_back(self, result: memoryview, tensor: memoryview) -> None:
+        tensor[:] = result
+
     def from_memory(
         self, memory: Memory | None, like: memoryview, shape: Sequence[int]
     ) -> memoryview:

@@ -26,11 +26,14 @@ class Adapter(Protocol):
     compression: Any  # the default of `compression=`; None: the framework has no such argument
 
     def describe(self, tensor: Tensor, in_place: bool) -> Described:
-        """``(tensor, dtype code, address, shape)`` with the tensor dense and in row-major order: a copy if need be, a
-        ValueError if it must be the very same (``in_place``). TypeError for what is no tensor."""
+        """``(tensor, dtype code, address, shape)`` with the tensor dense and in row-major order: a copy if need be.
+        ValueError if the result could not be copied back (``in_place``). TypeError for what is no tensor."""
 
     def empty_like(self, tensor: Tensor) -> tuple[Tensor, int]:
         """A tensor to put a result in, and its address."""
+
+    def copy_back(self, result: Tensor, tensor: Tensor) -> None:
+        """Overwrite the tensor that an operation in place was asked for with the result in its dense copy."""
 
     def from_memory(self, memory: Memory | None, like: Tensor, shape: Sequence[int]) -> Tensor:
         """A tensor around memory of the core, without a copy; None: a tensor without elements."""
@@ -58,6 +61,7 @@ class Operation:
         "outputs",
         "row_counts",
         "spec",
+        "targets",
     )
 
     def __init__(
@@ -75,6 +79,8 @@ class Operation:
         self.inputs = inputs
         self.outputs = outputs
         self.grouped = grouped
+        # In place, where dense copies are reduced instead: the tensors that get the results.
+        self.targets: Sequence[Tensor] | None = None
         self.row_counts: list[list[int]] = []  # per tensor, once it is done: rows from each rank
         self.handle = 0
         # From here on the context holds the tensors: an interrupt between any two lines cannot free them.
@@ -96,6 +102,11 @@ class Operation:
             self.forget()
             raise exception(error) from None
         self.forget()
+        if self.targets is not None:
+            for result, tensor in zip(outputs, self.targets, strict=True):
+                if result is not tensor:
+                    self.adapter.copy_back(result, tensor)
+            outputs = list(self.targets)
         return outputs if self.grouped else outputs[0]
 
     def _collect(self) -> list[Any]:
@@ -164,14 +175,15 @@ def submit(
     engine = context.engine()
     described = [adapter.describe(tensor, in_place) for tensor in tensors]
     if grouped and len({code for _, code, _, _ in described}) != 1:
-        return _submit_parts(engine, adapter, spec, described, call, in_place)
-    return _submit(engine, adapter, spec, described, call, grouped, in_place)
+        return _submit_parts(engine, adapter, spec, tensors, described, call, in_place)
+    return _submit(engine, adapter, spec, tensors, described, call, grouped, in_place)
 
 
 def _submit(
     engine: Engine,
     adapter: Adapter,
     spec: OpSpec,
+    tensors: Sequence[Tensor],
     described: Sequence[Described],
     call: Call,
     grouped: bool,
@@ -208,6 +220,8 @@ def _submit(
         ]
 
     operation = Operation(engine, adapter, spec, inputs, outputs, grouped)
+    if in_place and any(i is not t for i, t in zip(inputs, tensors, strict=True)):
+        operation.targets = tensors
     name = f"{spec.name}.{call.name}" if call.name else None
     try:
         operation.handle = engine.submit(spec.code, code, rows, name, *call[1:])
@@ -224,6 +238,7 @@ def _submit_parts(
     engine: Engine,
     adapter: Adapter,
     spec: OpSpec,
+    tensors: Sequence[Tensor],
     described: list[Described],
     call: Call,
     in_place: bool,
@@ -236,7 +251,9 @@ def _submit_parts(
     parts = []
     for code, of_code in places.items():
         name = f"{call.name}.{dtypes.NAMES[code]}" if call.name else None
+        mine = [tensors[place] for place in of_code]
         of_part = [described[place] for place in of_code]
         part = call._replace(name=name)
-        parts.append((of_code, _submit(engine, adapter, spec, of_part, part, True, in_place)))
+        operation = _submit(engine, adapter, spec, mine, of_part, part, True, in_place)
+        parts.append((of_code, operation))
     return Parts(parts)

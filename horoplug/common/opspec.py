@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
-from horoplug.common.reduce_ops import NAMES, Average, Sum, resolve
+from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum, check_ranks, resolve
 
 
 class Call(NamedTuple):
@@ -61,7 +61,10 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Call:
     number = set_number(process_set)
-    return Call(name, resolve(op, average), 0, prescale_factor, postscale_factor, None, number)
+    reduce_op = resolve(op, average)
+    if reduce_op == Adasum:
+        check_ranks(reduce_op, process_set.size())
+    return Call(name, reduce_op, 0, prescale_factor, postscale_factor, None, number)
 
 
 def allgather(name: str | None = None, process_set: ProcessSet = global_process_set) -> Call:

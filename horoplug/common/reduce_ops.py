@@ -29,3 +29,12 @@ def resolve(op: int | None, average: bool | None = None) -> int:
     if op not in (Average, Sum, Adasum, Min, Max, Product):
         raise ValueError(f"op={op!r} is no reduction; use one of {', '.join(NAMES)}.")
     return op
+
+
+def check_ranks(op: int, size: int | None) -> None:
+    """Raises NotImplementedError if ``op`` cannot combine the values of so many ranks: Adasum pairs them up."""
+    if op == Adasum and size is not None and size & (size - 1):
+        raise NotImplementedError(
+            f"op=Adasum is not implemented for {size} ranks, only for a power of two; use 2, 4, 8 ... ranks, a process "
+            "set of so many, or another op."
+        )

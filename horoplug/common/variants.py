@@ -208,7 +208,7 @@ def _document(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool, blo
         text.append("Takes a list of tensors, which are done together or not at all.")
     what = "list of outputs" if grouped else "output"
     if in_place:
-        text.append("The result is written over the input, which must be contiguous.")
+        text.append("The result is written over the input.")
     if blocking:
         text.append(f"Blocks until done and returns the {what}.")
     else:

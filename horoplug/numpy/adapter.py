@@ -55,6 +55,9 @@ class NumpyAdapter:
         made = np.empty(tensor.shape, tensor.dtype)
         return made, made.__array_interface__["data"][0]
 
+    def copy_back(self, result: np.ndarray[Any, Any], tensor: np.ndarray[Any, Any]) -> None:
+        np.copyto(tensor, result)
+
     def from_memory(
         self, memory: Memory | None, like: np.ndarray[Any, Any], shape: Sequence[int]
     ) -> np.ndarray[Any, Any]:

@@ -14,3 +14,4 @@ from horoplug.torch.functions import broadcast_optimizer_state as broadcast_opti
 from horoplug.torch.functions import broadcast_parameters as broadcast_parameters
 from horoplug.torch.mpi_ops import *  # noqa: F403
 from horoplug.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from horoplug.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm

@@ -39,18 +39,23 @@ class TorchAdapter:
             raise ValueError(
                 f"the tensor's layout is {tensor.layout}; use .to_dense(), or sparse_allreduce_async."
             )
-        if not tensor.is_contiguous():
-            if in_place:
-                raise ValueError(
-                    "Tensor is required to be contiguous. Pass x.contiguous(), or use the variant "
-                    "that returns a new tensor."
-                )
-            tensor = tensor.contiguous()
-        return tensor, code, tensor.data_ptr(), tensor.shape
+        if tensor.is_contiguous() and not tensor.is_neg():
+            return tensor, code, tensor.data_ptr(), tensor.shape
+        if in_place and _overlaps(tensor):
+            raise ValueError(
+                "elements of the tensor share memory (it was expanded?), so that it cannot be overwritten; use the "
+                "variant that returns a new tensor."
+            )
+        dense = tensor.detach().resolve_neg().contiguous()
+        return dense, code, dense.data_ptr(), dense.shape
 
     def empty_like(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         made = torch.empty(tensor.shape, dtype=tensor.dtype)
         return made, made.data_ptr()
+
+    def copy_back(self, result: torch.Tensor, tensor: torch.Tensor) -> None:
+        with torch.no_grad():
+            tensor.copy_(result)
 
     def from_memory(
         self, memory: Memory | None, like: torch.Tensor, shape: Sequence[int]
@@ -72,6 +77,17 @@ class TorchAdapter:
         if torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors):
             return Collective.run(self, spec, tensors, call, grouped)
         return submit(self, spec, tensors, call, grouped).wait()
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements may be at one place in memory. (For strides that interleave oddly it may say so wrongly.)"""
+    extent = 1
+    dimensions = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, count in sorted((stride, count) for stride, count in dimensions if count != 1):
+        if stride < extent:
+            return tensor.numel() > 0
+        extent += stride * (count - 1)
+    return False
 
 
 ADAPTER = TorchAdapter()

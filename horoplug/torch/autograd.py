@@ -14,7 +14,7 @@ from horoplug.common.context import context
 from horoplug.common.ops import submit
 from horoplug.common.opspec import BY_NAME, Call, OpSpec
 from horoplug.common.process_sets import ProcessSet, process_set_of
-from horoplug.common.reduce_ops import NAMES, Average, Sum
+from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum
 
 if TYPE_CHECKING:
     from horoplug.torch.adapter import TorchAdapter
@@ -87,7 +87,7 @@ class Collective(torch.autograd.Function):
 
 
 def _allreduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    if past.call.reduce_op not in (Average, Sum):
+    if past.call.reduce_op not in (Average, Sum, Adasum):
         raise RuntimeError(
             f"allreduce with op={NAMES[past.call.reduce_op]} has no gradient; detach its input."
         )

@@ -34,16 +34,8 @@ def broadcast_parameters(
 
 
 def _broadcast_in_place(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
-    pending = []
-    with torch.no_grad():
-        for name, tensor in named:
-            # Weights in channels_last order go through a copy; their order may differ between ranks.
-            dense = tensor.detach().contiguous()
-            pending.append((tensor, dense, broadcast_async_(dense, root_rank, name)))
-        for tensor, dense, handle in pending:
-            synchronize(handle)
-            if dense.data_ptr() != tensor.data_ptr():
-                tensor.copy_(dense)
+    for handle in [broadcast_async_(tensor.detach(), root_rank, name) for name, tensor in named]:
+        synchronize(handle)
 
 
 @dataclass(frozen=True)
@@ -61,11 +53,16 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the optimizer state (momenta, step counts …) and options (learning rate …) of rank `root_rank`.
 
-    State that only the root has is created, and what only others have is dropped; parameters are not touched. ``model``
-    is accepted for Horovod's sake. Raises ValueError for LBFGS, whose state cannot be shared."""
+    State that only the root has is created, and what only others have is dropped. Parameters are not touched, but where
+    there is no state yet, missing gradients become zeros, as programs for Horovod expect. ``model`` is accepted for
+    Horovod's sake. Raises ValueError for LBFGS, whose state cannot be shared."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot share the state of torch.optim.LBFGS.")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not optimizer.state:
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
     tensors: list[torch.Tensor] = []
     described = None
     if rank() == root_rank:

@@ -1,6 +1,7 @@
 """All operations on PyTorch tensors, and what does not depend on a framework. (The module's name is Horovod's; there is
 no MPI in it.)"""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -31,6 +32,7 @@ def sparse_allreduce_async(
         for part, suffix in ((indices, "indices"), (values, "values"))
     ]
 
+    @functools.cache  # a gradient's may be called by the user and by the optimizer
     def finish() -> torch.Tensor:
         indices, values = (synchronize(handle) for handle in handles)
         if op == Average:

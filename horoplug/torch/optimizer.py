@@ -1,29 +1,30 @@
 """``DistributedOptimizer``: an optimizer that averages the gradients of all ranks before each step.
 
-A hook on every parameter submits its gradient as soon as backward has computed it, so that the communication runs while
-backward goes on; ``step`` waits for what is left and then steps as the wrapped optimizer does.
+A hook on every parameter notes that its gradient is complete. Whenever enough has come together, and at the end of
+backward, what was noted is submitted in one go, so that the communication runs while backward goes on; ``step`` waits
+for what is left and then steps as the wrapped optimizer does.
 """
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
 from horoplug.common import config
-from horoplug.common.errors import HorovodInternalError
-from horoplug.common.ops import submit
-from horoplug.common.opspec import BY_NAME, Call
-from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
-from horoplug.common.reduce_ops import Adasum, Average, resolve
-from horoplug.torch.adapter import ADAPTER
-from horoplug.torch.compression import CastCompressor, Compression
+from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
+from horoplug.torch.compression import Compression
 from horoplug.torch.grouping import Group, check_groups, make_groups, name_parameters
-from horoplug.torch.mpi_ops import sparse_allreduce_async, synchronize
+from horoplug.torch.reduction import Handles, Reducer
 
-_ALLREDUCE = BY_NAME["allreduce"]
+# Submitting costs Python less for many gradients at once; waiting for more than this would delay the communication.
+_ENOUGH_BYTES: Final = 1 << 20
+
+_NOT_SUBMITTED: Final = (None, None)
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -46,7 +47,8 @@ def DistributedOptimizer(
         parameters of the optimizer must be in it. Without it, they are numbered.
     compression: how gradients travel: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
     backward_passes_per_step: gradients are accumulated locally over this many backward passes; the sum is not divided.
-    op: how gradients are combined: Average, Sum, Min, Max, Product.
+    op: how gradients are combined: Average, Sum, Min, Max, Product. With Adasum it is not gradients but steps: see
+        :mod:`horoplug.torch.adasum_optimizer`, which has no use for groups and sparse_as_dense.
     gradient_predivide_factor: with Average, divide by this before summing and by size / this after it, so that the
         sum does not overflow.
     groups: gradients that travel together: the number of groups, or lists of parameters. (num_groups: its old name.)
@@ -58,15 +60,19 @@ def DistributedOptimizer(
         raise ValueError("the optimizer is a DistributedOptimizer already.")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor works with op=Average only.")
-    if resolve(op) == Adasum:
-        raise ValueError("op=Adasum is not supported yet; use op=Average.")
+    base = _DistributedOptimizer
+    if resolve(op) == Adasum and process_set.included() and process_set.size() != 1:
+        from horoplug.torch.adasum_optimizer import _DistributedAdasumOptimizer
+
+        check_ranks(op, process_set.size())
+        base, groups, num_groups = _DistributedAdasumOptimizer, None, 0
     if num_groups != 0:
         warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
 
     kind = type(optimizer)
     body = {"__module__": __name__, "__doc__": kind.__doc__}
-    wrapped: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), body))
+    wrapped: Any = object.__new__(type(kind.__name__, (base, kind), body))
     # All that the optimizer is, its groups and state included. What others have put over its methods (learning-rate
     # schedulers do so) would hide the new methods, and stays behind.
     own = {k: v for k, v in vars(optimizer).items() if k not in vars(_DistributedOptimizer)}
@@ -102,27 +108,39 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self.op = op
         self.process_set = process_set
         self.backward_passes_per_step = backward_passes_per_step
-        self._compression = compression
-        self._casts = isinstance(compression, type) and issubclass(compression, CastCompressor)
-        self._sparse_as_dense = sparse_as_dense
-        self._predivide = gradient_predivide_factor
         self._parameter_names = name_parameters(self.param_groups, named_parameters)
-        # By parameter or group: (handle, what decompression needs) of its reduction; the handle is None while more
-        # backward passes are to come.
-        self._handles: dict[Any, tuple[Any, Any]] = {}
+        self._reducer = self._make_reducer(
+            self._parameter_names,
+            compression,
+            op,
+            gradient_predivide_factor,
+            sparse_as_dense,
+            process_set,
+        )
+        # By parameter or group: (handle, what decompression needs) of its reduction; the handle is None while it is
+        # not submitted: more backward passes or more of the group are to come, or more gradients to submit with it.
+        self._handles: Handles = {}
         self._synchronized = False
         self._should_synchronize = True
+        self._accumulating = False  # inside of no_sync
         self._groups = groups
         self._p_to_group: dict[torch.Tensor, Group] = {}
         self._group_counts: dict[Group, int] = {}  # members whose gradient is complete
         # The parameters that are reduced, and how many backward passes each has still to see.
         self._allreduce_delay: dict[torch.Tensor, int] = {}
         self._grad_accs: list[Any] = []  # the hooks on them
+        # Parameters whose gradients are complete; they are submitted before backward ends.
+        self._noted: list[torch.Tensor] = []
+        self._noted_bytes = 0
+        self._noted_lock = threading.Lock()  # the hooks of each device run in a thread of their own
         if groups is not None:
             check_groups(groups)
-        if not process_set.included() or (process_set.size() == 1 and not config.value("ELASTIC")):
+        # An elastic job may have more ranks later.
+        alone = process_set.size() == 1 and not config.value("ELASTIC")
+        self._distributed = bool(process_set.included()) and not alone
+        if not self._distributed:
             return
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        parameters = list(self._parameters())
         if groups is not None:
             names = {p: self._parameter_names[p] for p in parameters}
             for group in make_groups(names, groups, process_set):
@@ -131,6 +149,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._hook(parameters)
         weakref.finalize(self, _remove, self._grad_accs)
 
+    def _make_reducer(self, *options: Any) -> Reducer:
+        return Reducer(*options)
+
     @property
     def _requires_update(self) -> set[torch.Tensor]:
         return set(self._allreduce_delay)
@@ -138,12 +159,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _hook(self, parameters: Iterable[torch.Tensor]) -> None:
         """Have :meth:`_gradient_ready` called whenever backward has added to a parameter's gradient."""
         # The parameters live as long as the model: a hook that held the optimizer would keep it alive, too.
-        ready = weakref.WeakMethod(self._gradient_ready)
+        reference = weakref.ref(self)
 
         def hook(parameter: torch.Tensor) -> None:
-            method = ready()
-            if method is not None:
-                method(parameter)
+            optimizer = reference()
+            if optimizer is not None:
+                optimizer._gradient_ready(parameter)
 
         for parameter in parameters:
             self._allreduce_delay[parameter] = self.backward_passes_per_step
@@ -156,123 +177,97 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "Gradients were computed more than backward_passes_per_step times before call to "
                 "step(). Increase backward_passes_per_step to accumulate gradients locally."
             )
+        if self._accumulating:
+            return
         self._allreduce_delay[parameter] = left
         if left > 0:
-            self._handles[parameter] = None, None
-        elif (group := self._p_to_group.get(parameter)) is None:
-            self._handles[parameter] = self._submit(parameter)
-        else:
+            self._handles[parameter] = _NOT_SUBMITTED
+            return
+        if not self._noted:
+            torch.autograd.Variable._execution_engine.queue_callback(self._submit_noted)
+        self._noted.append(parameter)
+        self._noted_bytes += parameter.nbytes
+        if self._noted_bytes >= _ENOUGH_BYTES:
+            self._submit_noted()
+
+    def _submit_noted(self) -> None:
+        """Submit the gradients that the hooks have noted; of a group, once it is complete."""
+        with self._noted_lock:
+            noted, self._noted, self._noted_bytes = self._noted, [], 0
+        if not noted:
+            return
+        if not self._p_to_group:
+            self._submit(noted)
+            return
+        self._handles.update(dict.fromkeys(noted, _NOT_SUBMITTED))
+        self._submit([p for p in noted if p not in self._p_to_group])
+        for group in [self._p_to_group[p] for p in noted if p in self._p_to_group]:
             self._group_counts[group] += 1
-            if self._group_counts[group] < len(group):
-                self._handles[parameter] = None, None
-            else:
+            if self._group_counts[group] == len(group):
                 self._submit_group(group)
 
-    def _packed(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The gradient as it is to be reduced, and what decompression needs. No gradient counts as zeros."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        grad = parameter.grad.detach() if parameter.grad.requires_grad else parameter.grad
-        if grad.is_sparse:
-            if not self._sparse_as_dense:
-                return grad, None
-            grad = grad.to_dense()
-        tensor, kept = self._compression.compress(grad)
-        # A gradient in channels_last order takes a copy: the order of another rank's may differ.
-        return tensor.contiguous(), kept
-
-    def _submit(self, parameter: torch.Tensor) -> tuple[Any, Any]:
-        name = self._parameter_names[parameter]
-        tensor, kept = self._packed(parameter)
-        if tensor.is_sparse:
-            return sparse_allreduce_async(tensor, name, self.op, self.process_set), kept
-        return self._allreduce([tensor], name), kept
-
-    def _allreduce(self, tensors: list[torch.Tensor], name: str, grouped: bool = False) -> int:
-        """allreduce_async_ and grouped_allreduce_async_, without what a hook can do without."""
-        factor, number = self._predivide, set_number(self.process_set)
-        call = Call(name, self.op, 0, 1.0 / factor, factor, None, number)
-        return submit(ADAPTER, _ALLREDUCE, tensors, call, grouped, in_place=True).number
+    def _submit(self, parameters: Iterable[torch.Tensor]) -> None:
+        with torch.no_grad():  # backward(create_graph=True) goes on through hooks
+            self._reducer.submit(parameters, self._handles)
 
     def _submit_group(self, group: Group) -> None:
-        """Reduce the gradients of a group as one, but for sparse ones."""
-        packed = [(p, *self._packed(p)) for p in group]
-        for parameter in group:
-            self._handles.pop(parameter, None)
-        dense = [(p, tensor, kept) for p, tensor, kept in packed if not tensor.is_sparse]
-        handle: Any = list  # a reduction of nothing, which gives []
-        if dense:
-            name = self._parameter_names[group[0]]
-            handle = self._allreduce([tensor for _, tensor, _ in dense], name, grouped=True)
-        self._handles[group] = handle, [(p, kept) for p, _, kept in dense]
-        for parameter, tensor, _ in packed:
-            if tensor.is_sparse:
-                self._handles[parameter] = self._submit(parameter)
+        with torch.no_grad():
+            self._reducer.submit_group(group, self._handles)
 
+    @torch._disable_dynamo
     def synchronize(self) -> None:
         """Wait until every gradient is reduced. ``step`` does this; call it before when the reduced gradients are
         needed (clipping …), and then ``step`` inside of :meth:`skip_synchronize`.
 
         Raises HorovodInternalError if a reduction failed; the gradients are then undefined."""
         try:
+            self._submit_noted()
+            self._submit_missing()
             with torch.no_grad():
-                self._submit_missing()
-                self._finish_all()
+                self._reducer.finish()
         finally:
             self._reset()
         self._synchronized = True
 
     def _submit_missing(self) -> None:
         """Submit what no hook has: other ranks may have these gradients."""
+        if self._distributed:  # parameters that were frozen so far
+            self._hook([p for p in self._parameters() if p not in self._allreduce_delay])
         for group in self._group_counts:
             if group not in self._handles:
                 self._submit_group(group)
-        for parameter in self._allreduce_delay:
-            if parameter not in self._p_to_group:
-                handle, _ = self._handles.get(parameter, (None, None))
-                if handle is None:
-                    self._handles[parameter] = self._submit(parameter)
-
-    def _finish_all(self) -> None:
-        failure: HorovodInternalError | None = None
-        for unit, (handle, kept) in self._handles.items():
-            try:
-                # A sparse reduction is a function (see sparse_allreduce_async).
-                output = handle() if callable(handle) else synchronize(handle)
-            except HorovodInternalError as error:
-                failure = (
-                    failure or error
-                )  # the others are waited for: no buffer may be in use later
-                continue
-            if isinstance(unit, Group):
-                for (parameter, of_one), tensor in zip(kept, output, strict=True):
-                    self._take(parameter, tensor, of_one)
-            else:
-                self._take(unit, output, kept)
-        if failure is not None:
-            raise failure
-
-    def _take(self, parameter: torch.Tensor, output: torch.Tensor, kept: Any) -> None:
-        """Put a reduced gradient where the optimizer looks for it."""
-        grad = parameter.grad
-        if output is grad:
-            return
-        if output.is_sparse or grad is None:
-            parameter.grad = output
-            return
-        # Copying casts on its own.
-        result = output if self._casts else self._compression.decompress(output, kept)
-        if grad.is_sparse:
-            parameter.grad = result.to(grad.dtype).to_sparse(grad.sparse_dim())
-        else:
-            grad.copy_(result)
+        missing = [
+            parameter
+            for parameter in self._allreduce_delay
+            if self._handles.get(parameter, _NOT_SUBMITTED)[0] is None
+            and parameter not in self._p_to_group
+        ]
+        if missing:
+            self._submit(missing)
 
     def _reset(self) -> None:
+        self._reducer.forget()
+        self._noted, self._noted_bytes = [], 0
         self._handles.clear()
-        for parameter in self._allreduce_delay:
-            self._allreduce_delay[parameter] = self.backward_passes_per_step
+        self._allreduce_delay.update(
+            dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
+        )
         for group in self._group_counts:
             self._group_counts[group] = 0
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        """Those that have gradients."""
+        return (p for group in self.param_groups for p in group["params"] if p.requires_grad)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside of it backward passes only add to this rank's gradients: nothing is reduced, and none counts for
+        ``backward_passes_per_step``. The first backward pass after it reduces the sum."""
+        outer, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = outer
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -292,13 +287,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, then step as the wrapped optimizer does; with a closure, synchronize each time it has run."""
         if self._should_synchronize:
-            if self._synchronized and not self._handles:
+            pending = bool(self._handles or self._noted)
+            if self._synchronized and not pending:
                 warnings.warn(
-                    "step() after synchronize() synchronizes once more; call it inside of "
-                    "optimizer.skip_synchronize() to avoid that.",
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients are reduced twice.",
                     stacklevel=2,
                 )
-            if closure is None or self._handles:
+            if closure is None or pending:
                 self.synchronize()
             if closure is not None:
                 closure = self._synchronizing(closure)
@@ -320,7 +316,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As the wrapped optimizer's. AssertionError while gradients are on their way, which this would spoil."""
-        if self._handles:
+        if self._handles or self._noted:
             raise AssertionError(
                 "zero_grad() was called between backward() and step() or synchronize(), while the "
                 "gradients are being reduced."
@@ -340,7 +336,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         number, added = len(self.param_groups) - 1, self.param_groups[-1]["params"]
         for place, parameter in enumerate(added):
             self._parameter_names.setdefault(parameter, f"allreduce.noname.{number}.{place}")
-        if self._allreduce_delay:
+        if self._distributed:
             self._hook([p for p in added if p.requires_grad])
 
 

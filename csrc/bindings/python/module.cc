@@ -17,6 +17,7 @@
 
 #include "horoplug/horoplug.h"
 #include "log_queue.h"
+#include "prepared.h"
 
 namespace py = pybind11;
 
@@ -28,9 +29,12 @@ constexpr double kWaitSlice = 0.1;
 
 PyObject* error_type = nullptr;
 
+py::object make_error(hp_status status, const std::string& message) {
+  return py::handle(error_type)(static_cast<int>(status), message);
+}
+
 [[noreturn]] void raise(hp_status status, const std::string& message) {
-  const py::object args = py::make_tuple(static_cast<int>(status), message);
-  PyErr_SetObject(error_type, args.ptr());
+  PyErr_SetObject(error_type, make_error(status, message).ptr());
   throw py::error_already_set();
 }
 
@@ -244,6 +248,27 @@ class Engine {
     return value;
   }
 
+  // The handles of those that were accepted, and why the one after them was not.
+  std::pair<std::vector<hp_handle>, py::object> submit_many(py::handle prepared,
+                                                            py::handle addresses) {
+    const Items operations(prepared, "prepared must be a sequence");
+    const Items memory(addresses, "addresses must be a sequence");
+    if (operations.size() != memory.size()) {
+      throw py::value_error("submit_many takes an address for each operation");
+    }
+    hp_engine* const engine = get();
+    std::vector<hp_handle> handles;
+    handles.reserve(static_cast<std::size_t>(operations.size()));
+    for (Py_ssize_t i = 0; i < operations.size(); ++i) {
+      const auto& operation = py::handle(operations[i]).cast<const Prepared&>();
+      hp_handle handle = 0;
+      const hp_status status = operation.submit(engine, to_pointer(memory[i]), &handle);
+      if (status != HP_OK) return {std::move(handles), make_error(status, hp_last_error())};
+      handles.push_back(handle);
+    }
+    return {std::move(handles), py::none()};
+  }
+
   bool poll(hp_handle handle) { return hp_poll(get(), handle) != HP_IN_PROGRESS; }
 
   void wait(hp_handle handle) {
@@ -253,6 +278,29 @@ class Engine {
       if (status != HP_IN_PROGRESS) return check(status);
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     }
+  }
+
+  // The places of those that have failed, and how.
+  std::vector<std::pair<std::size_t, py::object>> wait_many(const std::vector<hp_handle>& handles) {
+    hp_engine* const engine = get();
+    std::vector<std::tuple<std::size_t, hp_status, std::string>> failures;
+    for (std::size_t next = 0; next < handles.size();) {
+      without_gil([&] {
+        for (; next < handles.size(); ++next) {
+          const hp_status status = hp_wait(engine, handles[next], kWaitSlice);
+          if (status == HP_IN_PROGRESS) break;
+          if (status != HP_OK) failures.emplace_back(next, status, hp_last_error());
+        }
+        return 0;
+      });
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+    std::vector<std::pair<std::size_t, py::object>> errors;
+    errors.reserve(failures.size());
+    for (const auto& [place, status, message] : failures) {
+      errors.emplace_back(place, make_error(status, message));
+    }
+    return errors;
   }
 
   Result result(hp_handle handle, int index) {
@@ -273,6 +321,10 @@ class Engine {
   }
 
   void release(hp_handle handle) { check(hp_release(get(), handle)); }
+
+  void release_many(const std::vector<hp_handle>& handles) {
+    for (const hp_handle handle : handles) release(handle);
+  }
 
   void shutdown() {
     hp_engine* const engine = get();
@@ -353,6 +405,7 @@ void define_error(py::module_& module) {
 PYBIND11_MODULE(_native, module) {
   using horoplug::Engine;
   using horoplug::Memory;
+  using horoplug::Prepared;
   using horoplug::Result;
   using namespace py::literals;
 
@@ -383,6 +436,13 @@ PYBIND11_MODULE(_native, module) {
       .def_readonly("row_counts", &Result::row_counts)
       .def_readonly("memory", &Result::memory);
 
+  py::class_<Prepared>(module, "Prepared",
+                       "An in-place operation on one tensor, but for the tensor's address.")
+      .def(py::init<int, int, std::vector<std::int64_t>, std::string, int, double, double, int,
+                    int>(),
+           "op"_a, "dtype"_a, "shape"_a, "name"_a, "reduce_op"_a = 0, "prescale"_a = 1.0,
+           "postscale"_a = 1.0, "process_set"_a = 0, "device"_a = -1);
+
   py::class_<Engine>(module, "Engine",
                      "One rank's engine. Methods release the GIL while they block.")
       .def(py::init<int, int, int, const std::vector<horoplug::Peer>&, int, int, std::int64_t,
@@ -401,10 +461,13 @@ PYBIND11_MODULE(_native, module) {
       .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
       .def("join", &Engine::join, "process_set"_a = 0)
       .def("value", &Engine::value, "handle"_a)
+      .def("submit_many", &Engine::submit_many, "prepared"_a, "addresses"_a)
       .def("poll", &Engine::poll, "handle"_a)
       .def("wait", &Engine::wait, "handle"_a)
+      .def("wait_many", &Engine::wait_many, "handles"_a)
       .def("result", &Engine::result, "handle"_a, "index"_a = 0)
       .def("release", &Engine::release, "handle"_a)
+      .def("release_many", &Engine::release_many, "handles"_a)
       .def("shutdown", &Engine::shutdown)
       .def("abort", &Engine::abort, "reason"_a)
       .def("stats", &Engine::stats);

@@ -39,11 +39,25 @@ using ScaleFn = void (*)(void* dst, const void* src, std::size_t count, Finish f
 // Element-wise conversion (float32 <-> float16, bfloat16), to nearest even.
 using ConvertFn = void (*)(void* dst, const void* src, std::size_t count);
 
+// The dot products of two vectors, for Adasum; summed in float64.
+struct DotProducts {
+  double aa = 0, ab = 0, bb = 0;
+};
+using DotsFn = DotProducts (*)(const void* a, const void* b, std::size_t count);
+
+// dst[i] = of_a * a[i] + of_b * b[i] in float64, rounded to what dst has: float32 for operands of
+// 16 bits, the operands' type otherwise. A NaN result is the positive quiet one. dst may be equal
+// to an operand of its type.
+using BlendFn = void (*)(void* dst, const void* a, const void* b, std::size_t count, double of_a,
+                         double of_b);
+
 struct KernelTable {
   const char* name;                              // "avx512", "avx2", "baseline"
-  ReduceFn reduce[kReduceOpCount][kDTypeCount];  // nullptr: not supported (Adasum)
+  ReduceFn reduce[kReduceOpCount][kDTypeCount];  // nullptr: Adasum, which has the two below
   ScaleFn scale[kDTypeCount];
   ConvertFn f32_to_f16, f16_to_f32, f32_to_bf16, bf16_to_f32;
+  DotsFn dots[kDTypeCount];    // of the floating types; nullptr for the others
+  BlendFn blend[kDTypeCount];  // likewise
 };
 
 // The table this process uses. HOROPLUG_CPU_KERNELS=baseline|avx2|avx512 forces a lesser one (for

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device/cpu/kernels.h"
+#include "device/cpu/kernels_adasum.h"
 #include "device/cpu/kernels_finish.h"
 #include "device/cpu/kernels_vector.h"
 
@@ -257,6 +258,11 @@ constexpr void add_element(KernelTable& table) {
   table.scale[kColumn] = scale<E>;
 }
 
+constexpr void add_adasum(KernelTable& table, DType dtype, DotsFn dots, BlendFn blend) {
+  table.dots[static_cast<int>(dtype)] = dots;
+  table.blend[static_cast<int>(dtype)] = blend;
+}
+
 template <class... Elements>
 constexpr KernelTable table_of(const char* name) {
   KernelTable table{};
@@ -266,6 +272,12 @@ constexpr KernelTable table_of(const char* name) {
   table.f16_to_f32 = convert<U16, F32, from_f16>;
   table.f32_to_bf16 = convert<F32, U16, to_bf16>;
   table.bf16_to_f32 = convert<U16, F32, from_bf16>;
+  add_adasum(table, DType::kFloat16, half_dots<convert<U16, F32, from_f16>>,
+             half_blend<convert<U16, F32, from_f16>>);
+  add_adasum(table, DType::kBFloat16, half_dots<convert<U16, F32, from_bf16>>,
+             half_blend<convert<U16, F32, from_bf16>>);
+  add_adasum(table, DType::kFloat32, dots<float>, blend<float>);
+  add_adasum(table, DType::kFloat64, dots<double>, blend<double>);
   return table;
 }
 

@@ -65,7 +65,7 @@ typedef enum hp_dtype {
   HP_DTYPE_COUNT = 13
 } hp_dtype;
 
-/* Values are Horovod's; Adasum's number is reserved. */
+/* Values are Horovod's. Adasum: allreduce of floating types on 2^n ranks only. */
 typedef enum hp_reduce_op {
   HP_AVERAGE = 0,
   HP_SUM = 1,

@@ -1,0 +1,48 @@
+// An in-place operation on one tensor that is submitted again and again: all of it but the tensor's
+// address is set once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "horoplug/horoplug.h"
+
+namespace horoplug {
+
+class Prepared {
+ public:
+  Prepared(int op, int dtype, std::vector<std::int64_t> shape, std::string name, int reduce_op,
+           double prescale, double postscale, int process_set, int device)
+      : name_(std::move(name)), shape_(std::move(shape)) {
+    submission_.struct_size = sizeof(submission_);
+    submission_.op = op;
+    submission_.dtype = dtype;
+    submission_.reduce_op = reduce_op;
+    submission_.prescale = prescale;
+    submission_.postscale = postscale;
+    submission_.process_set = process_set;
+    submission_.device = device;
+    submission_.name = name_.c_str();
+    submission_.tensor_count = 1;
+  }
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+
+  // The operation on the tensor at `address`.
+  hp_status submit(hp_engine* engine, void* address, hp_handle* handle) const {
+    const hp_tensor tensor = {address, address, shape_.data(),
+                              static_cast<std::int32_t>(shape_.size()), 0};
+    hp_submission submission = submission_;
+    submission.tensors = &tensor;
+    return hp_submit(engine, &submission, handle);
+  }
+
+ private:
+  std::string name_;
+  std::vector<std::int64_t> shape_;
+  hp_submission submission_ = {};
+};
+
+}  // namespace horoplug

@@ -1,0 +1,86 @@
+// The arithmetic of Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation",
+// MLSys 2021), apart from how ranks exchange what it needs.
+//
+// Two vectors a and b become
+//     (1 - a.b / 2|a|^2) a  +  (1 - a.b / 2|b|^2) b
+// that is, their sum if they are orthogonal and their average if they are equal; a vector of zeros
+// changes nothing. More vectors are combined in a binary tree over the ranks: each with that of
+// rank ^ 1, the results with those of rank ^ 2, and so on. Every tensor of a batch is a vector by
+// itself.
+//
+// So that several ranks can work on one tensor, every tensor is cut into one slice per rank, and
+// the dot products of the slices are added up in a binary tree. Neither depends on how a batch is
+// composed or moved: the result of a tensor has the same bits alone and fused, on every transport.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "collectives/layout.h"
+#include "collectives/partition.h"
+#include "device/cpu/kernels.h"
+
+namespace horoplug {
+
+// The type of intermediate results: float32 for 16-bit floats, otherwise the type itself.
+DType adasum_dtype(DType dtype);
+
+DotProducts operator+(const DotProducts& x, const DotProducts& y);
+
+// Writes an intermediate result as the result proper. May scale `from` in place.
+void finish_adasum(DType dtype, std::byte* to, std::byte* from, std::size_t elements,
+                   const Finish& finish);
+
+// Consecutive slices.
+struct SliceRange {
+  int begin = 0;
+  int end = 0;
+
+  SliceRange lower_half() const { return {begin, begin + (end - begin) / 2}; }
+  SliceRange upper_half() const { return {begin + (end - begin) / 2, end}; }
+};
+
+// A batch in the order of slices: slice 0 of all tensors, then slice 1 of all tensors ... Places in
+// it are counted in elements.
+class AdasumSlices {
+ public:
+  AdasumSlices(const Layout& layout, int ranks);
+
+  SliceRange all() const { return {0, static_cast<int>(first_.size()) - 1}; }
+  std::size_t tensors() const { return tensors_; }
+  std::size_t place(int slice) const;
+  std::size_t elements(SliceRange range) const { return place(range.end) - place(range.begin); }
+  std::size_t largest() const;  // elements of the largest slice
+
+  // As Layout::pack and Layout::unpack, with `part` in bytes of the order of slices.
+  void pack(Part part, std::byte* to) const;
+  void unpack(Part part, const std::byte* from) const;
+
+  // By tensor: the dot products of what two vectors have of it in a range of 2^n slices. `a` and
+  // `b` point to the first of these slices; `dtype` is the type of their elements.
+  std::vector<DotProducts> dots(DType dtype, SliceRange range, const std::byte* a,
+                                const std::byte* b) const;
+  // Combines these slices, given the dot products of whole tensors, into `to`, whose elements are
+  // of adasum_dtype(dtype). `to` may be a or b if that is their type.
+  void combine(DType dtype, SliceRange range, const std::byte* a, const std::byte* b,
+               std::span<const DotProducts> dots, std::byte* to) const;
+
+ private:
+  struct Piece {  // a slice of a tensor; none is empty
+    std::size_t place;
+    std::size_t in_layout;
+    std::size_t elements;
+    std::size_t tensor;
+  };
+  std::span<const Piece> pieces(SliceRange range) const;
+  template <typename Visit>
+  void visit(Part part, Visit&& visit) const;
+
+  const Layout& layout_;
+  const std::size_t tensors_;
+  std::vector<Piece> pieces_;
+  std::vector<std::size_t> first_;  // the first piece of each slice, and the number of pieces
+};
+
+}  // namespace horoplug

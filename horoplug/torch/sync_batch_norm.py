@@ -1,0 +1,216 @@
+"""Batch normalisation over the batches of all ranks.
+
+One exchange of a few numbers per channel in the forward pass, and one in the backward pass. The ranks' batches may be
+of different sizes, empty ones included.
+"""
+
+import itertools
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from horoplug.common.context import context
+from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
+from horoplug.common.reduce_ops import Sum
+from horoplug.torch.operations import allgather, allreduce
+
+
+class SyncBatchNorm(_BatchNorm):
+    """``torch.nn.BatchNorm1d/2d/3d`` with mean and variance of all ranks' batches together while it trains.
+
+    Takes floating-point input (N, C, ...) of two dimensions or more; statistics are float32, or float64 for float64.
+    In evaluation, on one rank, and on ranks outside of the process set it is plain batch normalisation. The gradients
+    of weight and bias are this rank's share: the optimizer reduces them like all others.
+
+    Every rank uses the same layers in the same order. Raises ValueError for input of another shape, or if all batches
+    together have less than two values per channel."""
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_set = process_set
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
+    ) -> torch.nn.Module:
+        """The module with every batch normalisation in it replaced by one of this class, which has its parameters and
+        statistics. A layer that is in it twice is replaced by one."""
+        return cls._convert(module, process_set, {})
+
+    @classmethod
+    def _convert(
+        cls,
+        module: torch.nn.Module,
+        process_set: ProcessSet,
+        converted: dict[torch.nn.Module, torch.nn.Module],
+    ) -> torch.nn.Module:
+        if module in converted:
+            return converted[module]
+        made = module
+        if isinstance(module, _BatchNorm):
+            made = cls(
+                module.num_features,
+                module.eps,
+                module.momentum,
+                module.affine,
+                module.track_running_stats,
+                process_set,
+            )
+            made.train(module.training)
+            # The very same parameters: an optimizer may have them already.
+            made._parameters.update(module._parameters)
+            made._buffers.update(module._buffers)
+        converted[module] = made
+        for name, child in module._modules.items():
+            if child is not None:
+                made._modules[name] = cls._convert(child, process_set, converted)
+        return made
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+        if input.shape[1] != self.num_features:
+            raise ValueError(
+                f"expected {self.num_features} channels in dimension 1, got input of shape {tuple(input.shape)}"
+            )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The normalised input, of its shape and dtype."""
+        self._check_input_dim(input)
+        if not self.training:
+            return super().forward(input)
+        context.mesh()  # raises before init
+        if self.process_set.size() == 1 or not self.process_set.included():
+            return super().forward(input)
+        return self._synchronized(input)
+
+    @torch._disable_dynamo
+    def _synchronized(self, input: torch.Tensor) -> torch.Tensor:
+        exchange = _Exchange(self, self.process_set)
+        output, mean, variance, count = _Normalization.apply(
+            input, self.weight, self.bias, self.eps, exchange
+        )
+        if self.track_running_stats:
+            self._track(mean, variance * (count / (count - 1)))
+        return output
+
+    @torch.no_grad()
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        layer: Any = self  # which has its buffers, since it tracks statistics
+        layer.num_batches_tracked.add_(1)
+        # Without momentum: the average of all batches so far.
+        share = 1 / float(layer.num_batches_tracked) if self.momentum is None else self.momentum
+        for running, current in ((layer.running_mean, mean), (layer.running_var, variance)):
+            running.lerp_(current.to(running.dtype), share)
+
+
+class _Exchange:
+    """What one use of a layer sends to the other ranks. Uses whose backward passes may overlap have different names."""
+
+    def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet) -> None:
+        self.process_set = process_set
+        # Numbers count from the job's beginning, in the order of first use, which is the same on every rank: also where
+        # an elastic job has built some ranks' models anew.
+        number = set_number(process_set)
+        layers = context.per_job.setdefault(SyncBatchNorm, weakref.WeakKeyDictionary())
+        if layer not in layers:
+            count = context.per_job.setdefault((SyncBatchNorm, number), itertools.count())
+            layers[layer] = f"sync_batch_norm.{next(count)}", weakref.WeakValueDictionary()
+        self._name, self._uses = layers[layer]
+
+    def gather(self, *numbers: torch.Tensor) -> torch.Tensor:
+        """Vectors of all ranks, joined, as the rows of a matrix."""
+        # Ranks forget uses whenever they drop their graphs, so they agree on a number that is free on all of them.
+        free = max(self._uses, default=-1) + 1
+        row = torch.cat([torch.tensor([free]).double(), *[vector.double() for vector in numbers]])
+        rows = allgather(row.unsqueeze(0), self._name, self.process_set)
+        self._use = int(rows[:, 0].max())
+        self._uses[self._use] = self
+        return rows[:, 1:]
+
+    def sum(self, *numbers: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks of vectors of one length, as the rows of a matrix."""
+        name = f"{self._name}.{self._use}.gradient"
+        rows = torch.stack([vector.double() for vector in numbers])
+        return allreduce(rows, name=name, op=Sum, process_set=self.process_set)
+
+
+class _Normalization(torch.autograd.Function):
+    """The normalised input; mean and (biased) variance of all batches, and how many values they are of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        exchange: _Exchange,
+    ) -> tuple[torch.Tensor, ...]:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        others = [dim for dim in range(x.dim()) if dim != 1]
+        number = math.prod(x.shape[dim] for dim in others)
+        if number:
+            variance, mean = torch.var_mean(wide, others, correction=0)
+        else:
+            variance = mean = wide.new_zeros(x.shape[1])
+        rows = exchange.gather(torch.tensor([number]), mean, variance)
+
+        counts = rows[:, :1]
+        means, variances = rows[:, 1:].chunk(2, dim=1)
+        count = counts.sum()
+        if count < 2:
+            raise ValueError(
+                "training needs more than one value per channel on all ranks together, got input of shape "
+                f"{tuple(x.shape)}"
+            )
+        mean = (counts * means).sum(0) / count
+        variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
+        scale = (variance + eps).rsqrt()
+
+        ctx.exchange = exchange
+        ctx.count = count
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.mark_non_differentiable(mean, variance, count)
+        output = wide - _along(mean, wide)
+        output *= _along(scale if weight is None else scale * weight, wide)
+        if bias is not None:
+            output += _along(bias, wide)
+        return output.to(x.dtype), mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, scale = ctx.saved_tensors
+        wide_type = torch.promote_types(x.dtype, torch.float32)
+        others = [dim for dim in range(x.dim()) if dim != 1]
+        grad = grad.to(wide_type)
+        normal = (x.to(wide_type) - _along(mean, grad)).mul_(_along(scale, grad))
+        sum_grad = grad.sum(others)
+        sum_product = (grad * normal).sum(others)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            totals = ctx.exchange.sum(sum_grad, sum_product) / ctx.count
+            grad_x = grad - _along(totals[0], grad) - normal.mul_(_along(totals[1], grad))
+            grad_x *= _along(scale if weight is None else scale * weight, grad)
+        # Autograd casts them.
+        grad_weight = sum_product if ctx.needs_input_grad[1] else None
+        grad_bias = sum_grad if ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+def _along(numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """One number per channel, in the shape and dtype to compute with ``like``."""
+    return numbers.to(like.dtype).view(-1, *[1] * (like.dim() - 2))
