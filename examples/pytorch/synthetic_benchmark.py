@@ -1,8 +1,7 @@
 """Measure on how many images per second a ResNet-50 trains. The images are made up, so that only training counts.
 
-    python examples/pytorch/synthetic_benchmark.py                                       # alone
-    horovodrun -np 2 python examples/pytorch/synthetic_benchmark.py --batch-size 8       # on two processes
-    horovodrun -np 2 python examples/pytorch/synthetic_benchmark.py --model tiny --image-size 32   # in seconds
+    horovodrun -np 2 python examples/pytorch/synthetic_benchmark.py --batch-size 8 --num-iters 3   # minutes on a CPU
+    python examples/pytorch/synthetic_benchmark.py --model tiny --image-size 32                    # seconds, alone
 
 The model is built here, so that PyTorch is all that is needed. Options and figures are those of Horovod's benchmark.
 """
