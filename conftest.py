@@ -20,6 +20,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[FILES_BEFORE] = leftover_files()
 
 
+# Run by tests/test_horovod_api.py, on several ranks at once.
+collect_ignore = ["tests/horovod_api"]
+
 FILES_BEFORE = pytest.StashKey[set[Path]]()
 
 

@@ -137,6 +137,13 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counters: batches, tensors, bytes, control_messages, control_bytes, cached_names, wakeups."""
 
+    def timeline_start(self, path: str | bytes, mark_cycles: bool = False) -> None:
+        """Write a timeline to a file from now on, in place of the current one. Does nothing but on rank 0. Raises
+        :class:`Error` if the file cannot be written."""
+
+    def timeline_stop(self) -> None:
+        """Complete the timeline, if there is one."""
+
 def version() -> str: ...
 def cpu_kernels() -> str: ...
 def algorithms() -> str:

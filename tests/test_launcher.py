@@ -49,7 +49,8 @@ def python(*lines):
         ("-np 2 --", "there is no command to run"),
         ("-np 2 --nonesuch true", "unrecognized arguments: --nonesuch"),
         ("-np 2 --verb true", "unrecognized arguments: --verb"),
-        ("-np 2 --timeline-filename x true", "--timeline-filename"),
+        ("-np 2 --timeline-filename", "--timeline-filename: expected one argument"),
+        ("-np 2 --timeline-mark-cycles --no-timeline-mark-cycles true", "not allowed with"),
         ("-np 2 no-such-program", "there is no program 'no-such-program'"),
         ("-np 2 ./no-such-program", "there is no program './no-such-program'"),
         ("-np 2 python no-such.py --flag", "there is no script 'no-such.py'"),
@@ -151,7 +152,7 @@ def test_environment():
         *("--start-timeout", 7, "--gloo-timeout-seconds", 8, "--fusion-threshold-mb", 2),
         *("--cache-capacity", 9, "--no-stall-check", "--stall-check-warning-time-seconds", 4),
         *("--stall-check-shutdown-time-seconds", 5, "--log-level", "DEBUG", "--gloo"),
-        "--log-without-timestamp",
+        *("--log-without-timestamp", "--timeline-filename", "x.json", "--timeline-mark-cycles"),
     ]
     stale = {
         "HOROPLUG_RANK": "77",
@@ -182,6 +183,8 @@ def test_environment():
             "FUSION_THRESHOLD": 2 << 20,
             "CACHE_CAPACITY": 9,
             "STALL_CHECK_DISABLE": 1,
+            "TIMELINE": "x.json",
+            "TIMELINE_MARK_CYCLES": 1,
             "STALL_CHECK_TIME_SECONDS": 4,
             "STALL_SHUTDOWN_TIME_SECONDS": 5,
             "LOG_LEVEL": "debug",

@@ -36,10 +36,11 @@ def check_refusals():
     refused(ValueError, "only one|supersedes", lambda: hvd.allreduce(x, average=True, op=hvd.Sum))
     refused(ValueError, "op=9 is no reduction", lambda: hvd.allreduce(x, op=9))
     refused(ValueError, "Average and op=Sum, not Max", lambda: hvd.reducescatter(x, op=hvd.Max))
+    refused(RuntimeError, "not Adasum", lambda: hvd.reducescatter(x, op=hvd.Adasum))
     refused(ValueError, "scalar", lambda: hvd.reducescatter(np.float32(1)))
     refused(ValueError, "scalar", lambda: hvd.alltoall(np.float32(1)))
     refused(
-        TypeError, "one integer for each rank", lambda: hvd.alltoall(x, splits=[1.5] * hvd.size())
+        ValueError, "one integer for each rank", lambda: hvd.alltoall(x, splits=[1.5] * hvd.size())
     )
     refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[1] * (hvd.size() + 1)))
     refused(ValueError, ".", lambda: hvd.alltoall(x, splits=[99] * hvd.size()))

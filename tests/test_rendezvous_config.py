@@ -47,6 +47,8 @@ def test_precedence():
         ("RENDEZVOUS_SERVER", "rank0", "rendezvous_server", "rank0"),
         ("DYNAMIC_PROCESS_SETS", "1", "dynamic_process_sets", True),
         ("ELASTIC", "1", "elastic", True),
+        ("TIMELINE", "/tmp/trace.json", "timeline", "/tmp/trace.json"),
+        ("TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles", True),
     ],
 )
 def test_values(variable, value, field, expected):

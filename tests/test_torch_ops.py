@@ -344,7 +344,7 @@ def check_refusals():
     refused(ValueError, "scalar", lambda: hvd.reducescatter(x.sum()))
     refused(ValueError, "not Product", lambda: hvd.reducescatter(x, op=hvd.Product))
     refused(
-        TypeError, "one integer for each", lambda: hvd.alltoall(x, splits=torch.ones(hvd.size()))
+        ValueError, "one integer for each", lambda: hvd.alltoall(x, splits=torch.ones(hvd.size()))
     )
     refused(TypeError, "takes a list", lambda: hvd.grouped_allreduce(x))
     refused(TypeError, "compression", lambda: hvd.allreduce_(x, compression=hvd.Compression.fp16))

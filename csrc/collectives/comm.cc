@@ -2,13 +2,15 @@
 
 namespace horoplug {
 
-void Comm::begin(const Channel& channel) {
+void Comm::begin(const Channel& channel, BatchTrace* trace) {
   channel_ = channel;
+  trace_ = trace;
   tickets_.assign(links_.size(), 0);
   if (shared_ != nullptr) shared_->begin(channel.check);
 }
 
 void Comm::end() {
+  trace_ = nullptr;
   for (Link* link : links_) {
     if (link != nullptr) link->forget(channel_);
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/task.h"
+#include "trace/batch_trace.h"
 #include "transport/link.h"
 #include "transport/shm/arena.h"
 
@@ -27,9 +28,11 @@ class Comm {
   int size() const { return static_cast<int>(links_.size()); }
   SharedGroup* shared() const { return shared_; }
 
-  // Enters and leaves the batch whose frames the calls below send and receive.
-  void begin(const Channel& channel);
+  // Enters and leaves the batch whose frames the calls below send and receive. `trace`, if there is
+  // one, is told what happens in it.
+  void begin(const Channel& channel, BatchTrace* trace = nullptr);
   void end();
+  BatchTrace* trace() const { return trace_; }
 
   // Queues a message of at most kChunkBytes to a rank. `data` must stay as it is until flushed().
   void send(int rank, const void* data, std::size_t bytes);
@@ -70,6 +73,7 @@ class Comm {
   std::vector<Link*> links_;
   SharedGroup* const shared_;
   Channel channel_;
+  BatchTrace* trace_ = nullptr;
   std::array<std::pair<std::unique_ptr<std::byte[]>, std::size_t>, 2> scratch_;
   std::vector<std::uint64_t> tickets_;  // last frame sent to each rank in this batch
 };

@@ -8,15 +8,17 @@
 namespace horoplug {
 
 void Layout::add(const void* input, void* output, std::size_t bytes) {
+  const std::size_t tensor = added_++;
   if (bytes == 0) return;
-  pieces_.push_back(
-      {static_cast<const std::byte*>(input), static_cast<std::byte*>(output), 0, bytes_, bytes});
+  pieces_.push_back({static_cast<const std::byte*>(input), static_cast<std::byte*>(output), 0,
+                     bytes_, bytes, tensor});
   bytes_ += bytes;
 }
 
 void Layout::add_absent(std::uint64_t neutral, std::size_t bytes) {
+  const std::size_t tensor = added_++;
   if (bytes == 0) return;
-  pieces_.push_back({nullptr, nullptr, neutral, bytes_, bytes});
+  pieces_.push_back({nullptr, nullptr, neutral, bytes_, bytes, tensor});
   bytes_ += bytes;
 }
 
@@ -41,10 +43,14 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
       for (std::size_t i = 0; i < n; i += element) {
         std::memcpy(to + there + i, &piece.neutral, element);
       }
-    } else if (prescale_ != 1.0) {
+      return;
+    }
+    const bool in_place = prescale_ == 1.0 && to + there == piece.input + at;
+    const CopyTimer timer(in_place ? nullptr : trace_, BatchTrace::Copy::kIn, piece.tensor);
+    if (prescale_ != 1.0) {
       const Finish factor{.multiply = prescale_, .divide = 1.0};
       table.scale[static_cast<int>(dtype_)](to + there, piece.input + at, n / element, factor);
-    } else if (to + there != piece.input + at) {
+    } else if (!in_place) {
       std::memcpy(to + there, piece.input + at, n);
     }
   });
@@ -53,6 +59,7 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
 void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const {
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
     if (piece.output != nullptr && piece.output + at != from + there) {
+      const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
       std::memcpy(piece.output + at, from + there, n);
     }
   });

@@ -11,6 +11,7 @@
 
 #include "base/types.h"
 #include "collectives/partition.h"
+#include "trace/batch_trace.h"
 
 namespace horoplug {
 
@@ -23,6 +24,8 @@ class Layout {
   // Appends a tensor of a rank that has nothing to contribute: every element reads as `neutral`
   // (one element, without prescale factor), and what would be its output is dropped.
   void add_absent(std::uint64_t neutral, std::size_t bytes);
+  // Tells the trace when which tensor is packed and unpacked.
+  void set_trace(BatchTrace* trace) { trace_ = trace; }
 
   DType dtype() const { return dtype_; }
   std::size_t bytes() const { return bytes_; }
@@ -47,6 +50,7 @@ class Layout {
     std::uint64_t neutral;  // its first bytes are the element
     std::size_t begin;
     std::size_t bytes;
+    std::size_t tensor;  // how many were added before
   };
   template <typename Visit>
   void visit(std::size_t begin, std::size_t bytes, Visit&& visit) const;
@@ -54,6 +58,8 @@ class Layout {
   DType dtype_;
   double prescale_;
   std::size_t bytes_ = 0;
+  std::size_t added_ = 0;  // tensors, with those that have no elements
+  BatchTrace* trace_ = nullptr;
   std::vector<Piece> pieces_;
 };
 

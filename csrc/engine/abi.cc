@@ -334,4 +334,18 @@ hp_status hp_get_stats(hp_engine* engine, hp_stats* stats) {
   });
 }
 
+hp_status hp_timeline_start(hp_engine* engine, const char* path, int32_t mark_cycles) {
+  return guarded([&] {
+    engine->engine.tracing().start(path != nullptr ? path : "", mark_cycles != 0);
+    return HP_OK;
+  });
+}
+
+hp_status hp_timeline_stop(hp_engine* engine) {
+  return guarded([&] {
+    engine->engine.tracing().stop();
+    return HP_OK;
+  });
+}
+
 }  // extern "C"

@@ -23,7 +23,8 @@ constexpr double kLastWordsSeconds = 0.5;
 
 }  // namespace
 
-Engine::Engine(EngineConfig config) : config_(std::move(config)), log_(config_.log) {
+Engine::Engine(EngineConfig config)
+    : config_(std::move(config)), log_(config_.log), tracing_(config_.rank, config_.log) {
   const int rank = config_.rank;
   if (config_.size() < 1 || rank < 0 || rank >= config_.size()) {
     throw Error(HP_INVALID_ARGUMENT,
@@ -256,6 +257,7 @@ void Engine::submit_here(const OperationPtr& operation) {
     end_operations({operation}, set.negotiator.end());
     return;
   }
+  tracing_.submitted(*operation);
   set.pending.emplace(operation->name, operation);
   if (operation->signature.op == OpKind::kJoin) {
     set.negotiator.join();
@@ -273,7 +275,9 @@ bool Engine::negotiate() {
       mesh_->send_control(message.to, std::move(message.message));
       busy = true;
     }
-    for (auto& decision : set->negotiator.take_decisions()) busy |= apply(*set, decision);
+    auto decisions = set->negotiator.take_decisions();
+    tracing_.cycle(*set, decisions.size());
+    for (auto& decision : decisions) busy |= apply(*set, decision);
     cached_names += set->negotiator.cached_names();
   }
   counters_.cached_names = cached_names;
@@ -290,6 +294,7 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
     const auto unknown = decision.unknown.find(name);
     if (unknown != decision.unknown.end()) {
       operations.push_back(make_absent(name, unknown->second, set.members));
+      operations.back()->submitted_at = last_event_;
       return;
     }
     const auto found = set.pending.find(name);
@@ -299,7 +304,9 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
   for (const std::string& name : decision.names) take(name);
   const auto run = [&] {
     if (set.executor.idle()) set.last_progress = last_event_;
-    set.executor.enqueue({decision.batch, std::move(operations), std::move(decision.absent)});
+    Batch batch{decision.batch, std::move(operations), std::move(decision.absent)};
+    tracing_.decided(set, batch);
+    set.executor.enqueue(std::move(batch));
   };
   switch (decision.kind) {
     case DecisionItem::Kind::kBatch:
@@ -364,6 +371,7 @@ bool Engine::execute() {
         counters_.tensors += operation->signature.shapes.size();
         counters_.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
       }
+      tracing_.ended(*done);
       end_operations(std::move(done->operations), {});
     }
   }
@@ -392,6 +400,7 @@ std::vector<OperationPtr> Engine::take_pending(ProcessSet& set) {
 
 void Engine::end_operations(std::vector<OperationPtr> operations, const Status& status) {
   if (operations.empty()) return;
+  tracing_.ended(operations, status);
   {
     std::lock_guard lock(mutex_);
     for (const OperationPtr& operation : operations) {
@@ -457,6 +466,7 @@ void Engine::end_everything() {
   std::vector<OperationPtr> operations;
   for (auto& [id, set] : sets_) {
     for (Batch& batch : set->executor.take_all()) {
+      tracing_.ended(batch);
       operations.insert(operations.end(), batch.operations.begin(), batch.operations.end());
     }
     auto pending = take_pending(*set);
@@ -510,6 +520,7 @@ bool Engine::advance_leaving() {
 
 void Engine::stop() {
   end_everything();
+  tracing_.stop();
   {
     std::lock_guard lock(mutex_);
     state_ = State::kStopped;

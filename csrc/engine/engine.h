@@ -22,6 +22,7 @@
 #include "engine/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
+#include "engine/tracing.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
@@ -57,6 +58,7 @@ class Engine {
 
   int size() const { return config_.size(); }
   hp_stats stats() const;
+  Tracing& tracing() { return tracing_; }
 
  private:
   enum class State { kStarting, kRunning, kLeaving, kStopped };
@@ -116,6 +118,7 @@ class Engine {
 
   EngineConfig config_;
   const Log log_;
+  Tracing tracing_;
   HandleTable handles_;
 
   // Shared with submitting threads.

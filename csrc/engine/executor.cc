@@ -59,7 +59,8 @@ void Executor::start(Batch batch) {
   running_->channel.set = set_;
   running_->channel.batch = running_->batch.number;
   running_->channel.check = hash_of(running_->batch);
-  comm_->begin(running_->channel);
+  comm_->begin(running_->channel, running_->batch.trace.get());
+  if (running_->batch.trace) running_->batch.trace->start();
   running_->fiber = std::make_unique<Fiber>(
       run_batch(*comm_, running_->batch, algorithm_.empty() ? nullptr : algorithm_.c_str()));
 }

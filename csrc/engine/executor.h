@@ -10,6 +10,7 @@
 
 #include "collectives/collective.h"
 #include "engine/operation.h"
+#include "trace/batch_trace.h"
 
 namespace horoplug {
 
@@ -17,7 +18,8 @@ struct Batch {
   std::uint64_t number = 0;
   std::vector<OperationPtr> operations;
   // By place in `operations`: ranks that have joined and take no part of their own; or empty.
-  std::vector<std::vector<int>> absent;
+  std::vector<std::vector<int>> absent{};
+  std::unique_ptr<BatchTrace> trace = nullptr;  // nullptr: no timeline is being written
 
   // For messages: the first operation, and how many more there are.
   std::string describe() const;

@@ -130,9 +130,14 @@ void Engine::dispatch(int from, std::span<const std::byte> message) {
   switch (head.kind) {
     case MessageKind::kHello:
       throw WireError("it introduced itself twice");
-    case MessageKind::kReady:
-      if (auto* to = negotiator()) to->receive(from, decode_ready(reader));
+    case MessageKind::kReady: {
+      ProcessSet* const set = set_of_message(head.set, from, message);
+      if (set == nullptr) break;
+      const Ready ready = decode_ready(reader);
+      set->negotiator.receive(from, ready);
+      tracing_.ready(*set, from, ready);
       break;
+    }
     case MessageKind::kDecisions:
       if (auto* to = negotiator()) to->receive(from, decode_decisions(reader));
       break;

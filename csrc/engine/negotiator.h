@@ -96,6 +96,13 @@ class Negotiator {
   const Status& end() const { return end_; }
   const TreePlace& place() const { return place_; }
   std::size_t cached_names() const { return table_.size(); }
+  // What a number stands for; nullptr if it was never given.
+  const std::string* name_of(std::uint32_t id) const {
+    const NameTable::Entry* known = table_.at(id);
+    return known != nullptr ? &known->name : nullptr;
+  }
+  // Grows whenever everything pending is called off.
+  std::uint32_t epoch() const { return epoch_; }
 
  private:
   // The parts of the subtree that have submitted an operation with equal signatures.

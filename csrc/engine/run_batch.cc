@@ -27,7 +27,15 @@ void set_reduction(Call& call, const Signature& signature, int size) {
 }
 
 Task run(Comm& comm, Call& call, const char* algorithm) {
-  co_await choose_algorithm(comm, call, algorithm).run(comm, call);
+  const Algorithm& chosen = choose_algorithm(comm, call, algorithm);
+  if (comm.trace() == nullptr) {
+    co_await chosen.run(comm, call);
+    co_return;
+  }
+  if (call.layout != nullptr) call.layout->set_trace(comm.trace());
+  comm.trace()->begin_transfer(chosen.medium, chosen.name, call.bytes());
+  co_await chosen.run(comm, call);
+  comm.trace()->end_transfer();
 }
 
 // A number from every rank to every rank.

@@ -79,7 +79,7 @@ Tensors reduce(Engine& engine, DType dtype, Tensors tensors, double prescale = 1
   submission.postscale = postscale;
   submission.tensors = described.data();
   submission.tensor_count = static_cast<int32_t>(described.size());
-  const hp_handle handle = engine.submit(make_operation(submission, engine.size()));
+  const hp_handle handle = engine.submit(make_operation(submission, engine.members(0)));
   await(engine, handle);
   engine.handles().release(handle);
   return tensors;

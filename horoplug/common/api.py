@@ -21,6 +21,8 @@ from horoplug.common.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from horoplug.common.errors import (
     HorovodInternalError,
@@ -78,5 +80,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -88,6 +88,24 @@ def is_initialized() -> bool:
     return context.initialized
 
 
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Write a timeline of the job to a file from now on: JSON that Perfetto (https://ui.perfetto.dev) opens.
+
+    Rank 0 writes it; on other ranks this does nothing, so that every rank may call it. An existing file is replaced,
+    and a timeline that is being written is completed first. ``mark_cycles`` marks each round of negotiation.
+
+    Raises ValueError if the job has not been started, or was started without ``HOROVOD_TIMELINE`` (set it to
+    ``DYNAMIC``), or if the file cannot be written."""
+    context.start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Complete the timeline's file, if one is being written; :func:`shutdown` does so too.
+
+    Raises ValueError if the job has not been started."""
+    context.engine().timeline_stop()
+
+
 # Everything below raises NotInitializedError, a ValueError, outside of init ... shutdown.
 
 

@@ -208,6 +208,20 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("LOG_LEVEL", "log_level", _one_of(*LEVELS), "warning", "least level that is logged"),
     Variable("LOG_HIDE_TIME", "log_hide_time", _flag, False, "1: no time in log lines"),
     Variable("ALGORITHM", "algorithm", _text, None, "forces an algorithm by name where it can run"),
+    Variable(
+        "TIMELINE",
+        "timeline",
+        _text,
+        None,
+        "file for a timeline of the job; DYNAMIC: none before start_timeline()",
+    ),
+    Variable(
+        "TIMELINE_MARK_CYCLES",
+        "timeline_mark_cycles",
+        _flag,
+        False,
+        "1: rounds of negotiation are marked in the timeline",
+    ),
     Variable("RANK", "rank", _integer(0, 2**31 - 2), 0, "number of this process"),
     Variable("SIZE", "size", _integer(1, 2**31 - 1), 1, "processes in the job"),
     Variable("LOCAL_RANK", "local_rank", _integer(0), 0, "number of this process on its host"),
@@ -318,6 +332,8 @@ class Config:
     log_level: str = "warning"
     log_hide_time: bool = False
     algorithm: str | None = None
+    timeline: str | None = None
+    timeline_mark_cycles: bool = False
     rank: int = 0
     size: int = 1
     local_rank: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Iterable
@@ -53,6 +54,7 @@ class Context:
         """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
         self.per_job: dict[Any, Any] = {}
         """For whoever has to remember something until the next init."""
+        self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
         self._mesh: Mesh | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
@@ -65,6 +67,7 @@ class Context:
         self._numbers = itertools.count(1)
         self._first_number = 1
         self._hooked = False
+        self._timeline_allowed = False
 
     @property
     def initialized(self) -> bool:
@@ -106,7 +109,32 @@ class Context:
             except Error as error:
                 raise exception(error) from None
             self._mesh, self._streams = mesh, streams
+            self._begin_timeline(config, logger)
             return True
+
+    def _begin_timeline(self, config: Config, logger: logging.Logger) -> None:
+        self._timeline_allowed = config.timeline is not None
+        if config.timeline is None or config.timeline == "DYNAMIC":
+            return
+        try:
+            self.start_timeline(config.timeline, config.timeline_mark_cycles)
+        except ValueError as error:  # no reason to stop the job
+            logger.warning("%s (HOROVOD_TIMELINE)", error)
+
+    def start_timeline(self, path: str | os.PathLike[str], mark_cycles: bool) -> None:
+        """See :func:`horoplug.common.basics.start_timeline`."""
+        engine = self.engine()
+        if not self._timeline_allowed:
+            raise ValueError(
+                "Set HOROVOD_TIMELINE=DYNAMIC before init() to be able to start a timeline later."
+            )
+        file = os.fsencode(path)
+        if b"\0" in file:
+            raise ValueError(f"the timeline's path {path!r} has a null character in it")
+        try:
+            engine.timeline_start(file, mark_cycles)
+        except Error as error:
+            raise exception(error) from None
 
     def _connect(self, config: Config, ranks: tuple[int, ...] | None) -> Mesh:
         if ranks is not None:
@@ -155,6 +183,24 @@ class Context:
         for number in numbers:
             self.operations.pop(number, None)
 
+    def check_name(self, process_set: int, name: str) -> None:
+        """Raises ValueError if the program cannot know that the last operation of this name is done, because it has
+        waited for nothing since. The core may find it done already, but whether a name is refused is not to depend on
+        speed."""
+        if (process_set, name) in self._fresh:
+            raise ValueError(
+                f"{name} is still in flight; wait for it before you submit another operation of the "
+                "same name, or give this one another name"
+            )
+
+    def submitted(self, process_set: int, name: str) -> None:
+        """An operation of this name was submitted: see :meth:`check_name`."""
+        self._fresh.add((process_set, name))
+
+    def waited(self) -> None:
+        """The program has seen an operation done; names of earlier ones are the core's business."""
+        self._fresh.clear()
+
     def find(self, number: int) -> InFlight | None:
         """The operation of a handle; None if it is unknown or was waited for.
 
@@ -170,6 +216,7 @@ class Context:
         """Drop what was never waited for before a shutdown: nobody writes to those tensors any more."""
         self.operations.clear()
         self.per_job.clear()
+        self._fresh.clear()
         self._first_number = next(self._numbers)
 
     def _forget_process_sets(self) -> None:

@@ -63,6 +63,7 @@ class Batch(Several):
         except Error as error:  # this is not the process that has submitted them
             return exception(error)
         self.whole = False
+        context.waited()
         context.drop(numbers)
         self.engine.release_many(handles)
         return exception(failures[0][1]) if failures else None
@@ -80,7 +81,10 @@ class Member:
         self.place = number - batch.numbers[0]
 
     def done(self) -> bool:
-        return self.batch.engine.poll(self.batch.handles[self.place])
+        done = self.batch.engine.poll(self.batch.handles[self.place])
+        if done:
+            context.waited()
+        return done
 
     def wait(self) -> Any:
         """Block until done; return the tensor. Raises the exception that belongs to the failure."""
@@ -93,6 +97,7 @@ class Member:
         return self.batch.tensors[self.place]
 
     def _forget(self) -> None:
+        context.waited()
         if context.operations.pop(self.number, None) is not None:
             self.batch.whole = False
             self.batch.engine.release(self.batch.handles[self.place])

@@ -39,7 +39,7 @@ class Adapter(Protocol):
         """A tensor around memory of the core, without a copy; None: a tensor without elements."""
 
     def to_counts(self, splits: Any) -> list[int]:
-        """`splits` as integers. TypeError for anything else."""
+        """`splits` as integers. ValueError for anything else."""
 
     def from_counts(self, counts: Sequence[int]) -> Tensor:
         """Row counts as an int32 tensor."""
@@ -87,7 +87,10 @@ class Operation:
         self.number = context.track(self)
 
     def done(self) -> bool:
-        return self.engine.poll(self.handle)
+        done = self.engine.poll(self.handle)
+        if done:
+            context.waited()
+        return done
 
     def wait(self) -> Any:
         """Block until done; return the output, or for a group the list of outputs (with received splits if the
@@ -122,7 +125,8 @@ class Operation:
         return outputs
 
     def forget(self) -> None:
-        """Let go of the tensors and of the core's handle. Idempotent."""
+        """Let go of the tensors and of the core's handle, once it is done. Idempotent."""
+        context.waited()
         if context.operations.pop(self.number, None) is not None:
             self.engine.release(self.handle)
 
@@ -219,10 +223,12 @@ def _submit(
             for (_, _, address, shape), (_, target) in zip(described, made, strict=True)
         ]
 
+    name = f"{spec.name}.{call.name}" if call.name else None
+    if name:
+        context.check_name(call.process_set, name)
     operation = Operation(engine, adapter, spec, inputs, outputs, grouped)
     if in_place and any(i is not t for i, t in zip(inputs, tensors, strict=True)):
         operation.targets = tensors
-    name = f"{spec.name}.{call.name}" if call.name else None
     try:
         operation.handle = engine.submit(spec.code, code, rows, name, *call[1:])
     except Error as error:
@@ -231,6 +237,8 @@ def _submit(
     except Exception:  # an argument of a wrong type
         context.operations.pop(operation.number, None)
         raise
+    if name:
+        context.submitted(call.process_set, name)
     return operation
 
 

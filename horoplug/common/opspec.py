@@ -91,7 +91,9 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Call:
     if resolve(op) not in (Average, Sum):
-        raise ValueError(f"reducescatter knows op=Average and op=Sum, not {NAMES[op]}.")
+        # Horovod's users catch a RuntimeError where Adasum is not to be had.
+        kind = NotImplementedError if op == Adasum else ValueError
+        raise kind(f"reducescatter knows op=Average and op=Sum, not {NAMES[op]}.")
     number = set_number(process_set)
     return Call(name, op, 0, prescale_factor, postscale_factor, None, number)
 

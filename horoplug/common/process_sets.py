@@ -56,6 +56,10 @@ class ProcessSet:
             return None
         return context.mesh().rank in self.ranks
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ProcessSet":
+        """Itself: a copy of a layer that has it works on the same set."""
+        return self
+
     def _invalidate(self) -> None:
         self.process_set_id = None
 

@@ -55,6 +55,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     engine = context.engine()
     try:
         await_value(engine, engine.submit(BARRIER, 0, (), process_set=set_number(process_set)))
+        context.waited()
     except Error as error:
         raise exception(error) from None
 
@@ -72,7 +73,9 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     submits meanwhile."""
     engine = context.engine()
     try:
-        return await_value(engine, engine.join(set_number(process_set)))
+        last = await_value(engine, engine.join(set_number(process_set)))
+        context.waited()
+        return last
     except Error as error:
         raise exception(error) from None
 

@@ -69,7 +69,7 @@ class NumpyAdapter:
     def to_counts(self, splits: Any) -> list[int]:
         counts = np.asarray(splits)
         if counts.ndim != 1 or counts.dtype.kind not in "iu":
-            raise TypeError("splits= takes one integer for each rank.")
+            raise ValueError("splits= takes one integer for each rank.")
         return [int(count) for count in counts]
 
     def from_counts(self, counts: Sequence[int]) -> np.ndarray[Any, Any]:

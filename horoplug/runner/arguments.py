@@ -117,6 +117,19 @@ def _build() -> argparse.ArgumentParser:
         metavar="N",
         help="tensor names that are remembered; 0: none",
     )
+    timeline = parser.add_argument_group("timeline")
+    timeline.add_argument(
+        "--timeline-filename",
+        metavar="FILE",
+        help="file for a timeline of the job, for Perfetto; DYNAMIC: none before start_timeline()",
+    )
+    marks = timeline.add_mutually_exclusive_group()
+    marks.add_argument(
+        "--timeline-mark-cycles", action="store_true", help="mark rounds of negotiation in it"
+    )
+    marks.add_argument(
+        "--no-timeline-mark-cycles", action="store_true", help="do not mark them (the default)"
+    )
     stall = parser.add_argument_group("stall check")
     either = stall.add_mutually_exclusive_group()
     either.add_argument("--no-stall-check", action="store_true", help="do not report stalled ranks")
@@ -158,6 +171,7 @@ def parse(arguments: Sequence[str]) -> Options:
         ("CACHE_CAPACITY", found.cache_capacity),
         ("STALL_CHECK_TIME_SECONDS", found.stall_check_warning_time_seconds),
         ("STALL_SHUTDOWN_TIME_SECONDS", found.stall_check_shutdown_time_seconds),
+        ("TIMELINE", found.timeline_filename),
         ("LOG_LEVEL", found.log_level and found.log_level.lower()),
     ):
         if value is not None:
@@ -166,6 +180,8 @@ def parse(arguments: Sequence[str]) -> Options:
         settings["FUSION_THRESHOLD"] = str(found.fusion_threshold_mb << 20)
     if found.no_stall_check or found.stall_check:
         settings["STALL_CHECK_DISABLE"] = "1" if found.no_stall_check else "0"
+    if found.timeline_mark_cycles or found.no_timeline_mark_cycles:
+        settings["TIMELINE_MARK_CYCLES"] = "1" if found.timeline_mark_cycles else "0"
     if found.log_with_timestamp or found.log_without_timestamp:
         settings["LOG_HIDE_TIME"] = "1" if found.log_without_timestamp else "0"
     command = found.command[1:] if found.command[:1] == ["--"] else found.command

@@ -67,7 +67,7 @@ class TorchAdapter:
     def to_counts(self, splits: Any) -> list[int]:
         counts = torch.as_tensor(splits)
         if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
-            raise TypeError("splits= takes one integer for each rank.")
+            raise ValueError("splits= takes one integer for each rank.")
         return counts.tolist()
 
     def from_counts(self, counts: Sequence[int]) -> torch.Tensor:

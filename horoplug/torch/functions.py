@@ -53,16 +53,15 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the optimizer state (momenta, step counts …) and options (learning rate …) of rank `root_rank`.
 
-    State that only the root has is created, and what only others have is dropped. Parameters are not touched, but where
-    there is no state yet, missing gradients become zeros, as programs for Horovod expect. ``model`` is accepted for
-    Horovod's sake. Raises ValueError for LBFGS, whose state cannot be shared."""
+    State that only the root has is created, and what only others have is dropped; parameters are not touched. As in
+    Horovod, parameters of an optimizer that has not stepped yet get gradients of zero if they have none, but for those
+    whose gradients are sparse: all of SparseAdam, and embeddings of ``model``. Raises ValueError for LBFGS, whose state
+    cannot be shared."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state cannot share the state of torch.optim.LBFGS.")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not optimizer.state:
-        for parameter in parameters:
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+    if not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam):
+        _zero_missing_gradients(parameters, model)
     tensors: list[torch.Tensor] = []
     described = None
     if rank() == root_rank:
@@ -98,6 +97,19 @@ def broadcast_optimizer_state(
                 "every rank."
             )
         _take_over(optimizer, parameters, options, state)
+
+
+def _zero_missing_gradients(
+    parameters: Iterable[torch.Tensor], model: torch.nn.Module | None
+) -> None:
+    sparse = {
+        module.weight
+        for module in (model.modules() if model else ())
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse
+    }
+    for p in parameters:
+        if p.requires_grad and p.grad is None and p not in sparse:
+            p.grad = torch.zeros_like(p)
 
 
 def _take_over(

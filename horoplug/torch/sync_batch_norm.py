@@ -89,7 +89,7 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The normalised input, of its shape and dtype."""
         self._check_input_dim(input)
-        if not self.training:
+        if not self.training and self.track_running_stats:
             return super().forward(input)
         context.mesh()  # raises before init
         if self.process_set.size() == 1 or not self.process_set.included():

@@ -351,6 +351,17 @@ class Engine {
     return result;
   }
 
+  void timeline_start(const std::string& path, bool mark_cycles) {
+    hp_engine* const engine = get();
+    check(
+        without_gil([&] { return hp_timeline_start(engine, path.c_str(), mark_cycles ? 1 : 0); }));
+  }
+
+  void timeline_stop() {
+    hp_engine* const engine = get();
+    check(without_gil([&] { return hp_timeline_stop(engine); }));
+  }
+
  private:
   hp_engine* get() const {
     if (generation_ != fork_generation)
@@ -470,7 +481,9 @@ PYBIND11_MODULE(_native, module) {
       .def("release_many", &Engine::release_many, "handles"_a)
       .def("shutdown", &Engine::shutdown)
       .def("abort", &Engine::abort, "reason"_a)
-      .def("stats", &Engine::stats);
+      .def("stats", &Engine::stats)
+      .def("timeline_start", &Engine::timeline_start, "path"_a, "mark_cycles"_a = false)
+      .def("timeline_stop", &Engine::timeline_stop);
 
   module.def("version", [] { return std::string(hp_version()); });
   module.def("cpu_kernels", [] { return std::string(hp_cpu_kernels()); });

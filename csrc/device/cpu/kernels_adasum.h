@@ -1,7 +1,7 @@
 // The kernels of Adasum: the dot products of two vectors, and their linear combination.
 //
 // Both compute in float64, whatever the elements are. Element i of a vector is added to lane i mod
-// 8, as wide as the registers may be: all instruction sets give the same bits. 16-bit floats become
+// 8, however wide the registers are: all instruction sets give the same bits. 16-bit floats become
 // float32 in blocks that stay in the L1 cache.
 #pragma once
 
@@ -22,84 +22,80 @@ HP_INLINE F64 load_doubles(const char* from) {
   return __builtin_convertvector((load_vector<Vector<T, kDoubles>>(from)), F64);
 }
 
+template <class T>
+HP_INLINE double load_double(const char* from) {
+  T value;
+  __builtin_memcpy(&value, from, sizeof(value));
+  return static_cast<double>(value);
+}
+
 // Sums that go on from block to block.
 struct DotLanes {
   F64 aa[kUnits], ab[kUnits], bb[kUnits];
-
-  template <class T>
-  HP_INLINE void add(const char* a, const char* b) {
-#pragma GCC unroll 4
-    for (std::size_t u = 0; u < kUnits; ++u) {
-      const F64 x = load_doubles<T>(a + u * kDoubles * sizeof(T));
-      const F64 y = load_doubles<T>(b + u * kDoubles * sizeof(T));
-      aa[u] += x * x;
-      ab[u] += x * y;
-      bb[u] += y * y;
-    }
-  }
+  // Of the elements after the last eight, in scalars: GCC 12 aligns vectors on the stack too little
+  // when AddressSanitizer moves it (bug 110027).
+  DotProducts rest;
 
   HP_INLINE static double sum(const F64* lanes) {
-    double l[kAdasumLanes];
-    __builtin_memcpy(l, lanes, sizeof(l));
-    return ((l[0] + l[1]) + (l[2] + l[3])) + ((l[4] + l[5]) + (l[6] + l[7]));
+    const auto lane = [lanes](std::size_t i) { return lanes[i / kDoubles][i % kDoubles]; };
+    return ((lane(0) + lane(1)) + (lane(2) + lane(3))) +
+           ((lane(4) + lane(5)) + (lane(6) + lane(7)));
+  }
+  HP_INLINE DotProducts sums() const {
+    return {sum(aa) + rest.aa, sum(ab) + rest.ab, sum(bb) + rest.bb};
   }
 };
 
 template <class T>
 HP_INLINE void add_dots(const char* a, const char* b, std::size_t count, DotLanes* lanes) {
-  constexpr std::size_t kBytes = kAdasumLanes * sizeof(T);
   DotLanes sums = *lanes;
   std::size_t left = count;
-  for (; left >= kAdasumLanes; left -= kAdasumLanes, a += kBytes, b += kBytes) {
-    sums.add<T>(a, b);
+  for (; left >= kAdasumLanes; left -= kAdasumLanes) {
+#pragma GCC unroll 4
+    for (std::size_t u = 0; u < kUnits; ++u) {
+      const F64 x = load_doubles<T>(a);
+      const F64 y = load_doubles<T>(b);
+      sums.aa[u] += x * x;
+      sums.ab[u] += x * y;
+      sums.bb[u] += y * y;
+      a += kDoubles * sizeof(T);
+      b += kDoubles * sizeof(T);
+    }
   }
-  if (left > 0) {
-    char x[kBytes] = {}, y[kBytes] = {};
-    __builtin_memcpy(x, a, left * sizeof(T));
-    __builtin_memcpy(y, b, left * sizeof(T));
-    sums.add<T>(x, y);
+  for (; left > 0; --left, a += sizeof(T), b += sizeof(T)) {
+    const double x = load_double<T>(a);
+    const double y = load_double<T>(b);
+    sums.rest.aa += x * x;
+    sums.rest.ab += x * y;
+    sums.rest.bb += y * y;
   }
   *lanes = sums;
 }
 
 // A NaN is the positive quiet one without payload, as from the reductions.
 template <class T>
-HP_INLINE void blend_step(char* dst, const char* a, const char* b, double of_a, double of_b) {
-  constexpr std::size_t kStep = kDoubles * sizeof(T);
-#pragma GCC unroll 4
-  for (std::size_t u = 0; u < kUnits; ++u) {
-    const F64 x = load_doubles<T>(a + u * kStep) * of_a;
-    F64 v = x + load_doubles<T>(b + u * kStep) * of_b;
-    v = v == v ? v : F64{} + quiet_nan<double>();
-    store_vector(dst + u * kStep, __builtin_convertvector(v, Vector<T, kDoubles>));
-  }
-}
-
-template <class T>
 HP_INLINE void blend_range(char* dst, const char* a, const char* b, std::size_t count, double of_a,
                            double of_b) {
-  constexpr std::size_t kBytes = kAdasumLanes * sizeof(T);
   std::size_t left = count;
-  for (; left >= kAdasumLanes; left -= kAdasumLanes, a += kBytes, b += kBytes, dst += kBytes) {
-    blend_step<T>(dst, a, b, of_a, of_b);
+  constexpr std::size_t kStep = kDoubles * sizeof(T);
+  for (; left >= kDoubles; left -= kDoubles, a += kStep, b += kStep, dst += kStep) {
+    F64 v = load_doubles<T>(a) * of_a + load_doubles<T>(b) * of_b;
+    v = v == v ? v : F64{} + quiet_nan<double>();
+    store_vector(dst, __builtin_convertvector(v, Vector<T, kDoubles>));
   }
-  if (left == 0) return;
-  char x[kBytes] = {}, y[kBytes] = {};
-  __builtin_memcpy(x, a, left * sizeof(T));
-  __builtin_memcpy(y, b, left * sizeof(T));
-  blend_step<T>(x, x, y, of_a, of_b);
-  __builtin_memcpy(dst, x, left * sizeof(T));
-}
-
-HP_INLINE DotProducts products_of(const DotLanes& lanes) {
-  return {DotLanes::sum(lanes.aa), DotLanes::sum(lanes.ab), DotLanes::sum(lanes.bb)};
+  for (; left > 0; --left, a += sizeof(T), b += sizeof(T), dst += sizeof(T)) {
+    double v = load_double<T>(a) * of_a + load_double<T>(b) * of_b;
+    v = v == v ? v : quiet_nan<double>();
+    const T value = static_cast<T>(v);
+    __builtin_memcpy(dst, &value, sizeof(value));
+  }
 }
 
 template <class T>
 DotProducts dots(const void* a, const void* b, std::size_t count) {
   DotLanes lanes{};
   add_dots<T>(static_cast<const char*>(a), static_cast<const char*>(b), count, &lanes);
-  return products_of(lanes);
+  return lanes.sums();
 }
 
 template <class T>
@@ -127,7 +123,7 @@ DotProducts half_dots(const void* a, const void* b, std::size_t count) {
   in_blocks<kToFloat>(a, b, count, [&](const char* x, const char* y, std::size_t, std::size_t n) {
     add_dots<float>(x, y, n, &lanes);
   });
-  return products_of(lanes);
+  return lanes.sums();
 }
 
 template <ConvertFn kToFloat>

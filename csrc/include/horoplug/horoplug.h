@@ -8,8 +8,9 @@
  * thread is hp_last_error();
  *   - an engine is an object. There is no process-wide state behind this header.
  *
- * Threads: hp_submit, hp_poll, hp_wait, hp_result and hp_release may be called from any thread at
- * any time between hp_engine_create and hp_engine_destroy. hp_engine_destroy must not race with
+ * Threads: hp_submit, hp_poll, hp_wait, hp_result, hp_release and hp_timeline_* may be called from
+ * any thread at any time between hp_engine_create and hp_engine_destroy. The log function may be
+ * called from several threads at once. hp_engine_destroy must not race with
  * another call on the same engine.
  */
 #ifndef HOROPLUG_HOROPLUG_H_
@@ -268,6 +269,15 @@ HP_API void hp_free(void* data);
 HP_API hp_status hp_release(hp_engine* engine, hp_handle handle);
 
 HP_API hp_status hp_get_stats(hp_engine* engine, hp_stats* stats);
+
+/* Begins to write a timeline (Chrome's trace format, as Perfetto reads it) to a file, in place of
+ * the current one. mark_cycles: 1 marks each round of negotiation. Rank 0 alone writes; on the
+ * other ranks both calls do nothing. HP_INVALID_ARGUMENT: the file cannot be written. A file that
+ * cannot be written any longer costs a warning and nothing else. */
+HP_API hp_status hp_timeline_start(hp_engine* engine, const char* path, int32_t mark_cycles);
+
+/* Completes the timeline, if there is one. hp_engine_shutdown does so too. */
+HP_API hp_status hp_timeline_stop(hp_engine* engine);
 
 #ifdef __cplusplus
 }

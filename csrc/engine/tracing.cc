@@ -1,0 +1,173 @@
+#include "engine/tracing.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "trace/clock.h"
+
+namespace horoplug {
+namespace {
+
+// Names that have a row of their own.
+constexpr std::size_t kMaxRows = 1 << 14;
+
+// What a row is found by and called.
+std::string title(std::uint32_t set, const std::string& name) {
+  return set == 0 ? name : name + " (process set " + std::to_string(set) + ")";
+}
+
+TraceEvent instant(TraceRow row, const char* name, double at) {
+  TraceEvent event;
+  event.row = row;
+  event.name = name;
+  event.begin = at;
+  return event;
+}
+
+// On a shared row it begins after what was there before.
+TraceEvent negotiation(TraceRow row, double since, const Operation& operation) {
+  TraceEvent event =
+      instant(row, op_kind_name(operation.signature.op), std::max(since, operation.submitted_at));
+  event.kind = TraceEvent::Kind::kSpan;
+  event.prefix = "negotiate";
+  event.end = trace_clock();
+  return event;
+}
+
+}  // namespace
+
+void Tracing::start(const std::string& path, bool mark_cycles) {
+  if (path.empty()) throw Error(HP_INVALID_ARGUMENT, "the timeline needs the path of a file");
+  if (!writes_) return;
+  Timeline::Options options;
+  options.mark_cycles = mark_cycles;
+  auto timeline = std::make_shared<Timeline>(
+      path, options, [log = log_](const std::string& text) { log(LogLevel::kWarning, text); });
+  const std::lock_guard lock(mutex_);
+  // The new one begins after the old one is complete: they may be the same file.
+  if (current_) current_->close();
+  current_.reset();
+  ++changes_;
+  timeline->begin();
+  current_ = std::move(timeline);
+  ++changes_;
+}
+
+void Tracing::stop() {
+  const std::lock_guard lock(mutex_);
+  if (!current_) return;
+  current_->close();
+  current_.reset();
+  ++changes_;
+}
+
+void Tracing::take_over() {
+  const std::lock_guard lock(mutex_);
+  changes_seen_ = changes_.load();
+  timeline_ = current_;
+  batch_rows_.clear();
+  rows_.clear();
+  lent_rows_.clear();
+  spare_rows_.clear();
+  undecided_.clear();
+  if (timeline_ && timeline_->mark_cycles()) cycle_row_ = timeline_->add_row("cycles", -2);
+}
+
+Tracing::Place Tracing::place_of(std::uint32_t set, const std::string& name) {
+  const std::string made = set == 0 ? std::string() : title(set, name);
+  const std::string& key = set == 0 ? name : made;
+  if (const auto found = rows_.find(key); found != rows_.end()) return {found->second, 0, {}};
+  if (rows_.size() < kMaxRows) return {rows_[key] = timeline_->add_row(key), 0, {}};
+  auto [lent, is_new] = lent_rows_.emplace(key, Place{});
+  if (is_new) {
+    if (spare_rows_.empty()) spare_rows_.push_back(timeline_->add_row("further tensors"));
+    lent->second = {spare_rows_.back(), trace_clock(), {"tensor", key}};
+    spare_rows_.pop_back();
+  }
+  return lent->second;
+}
+
+void Tracing::give_back_row(std::uint32_t set, const std::string& name) {
+  if (lent_rows_.empty()) return;
+  const auto lent = lent_rows_.find(title(set, name));
+  if (lent == lent_rows_.end()) return;
+  spare_rows_.push_back(lent->second.row);
+  lent_rows_.erase(lent);
+}
+
+TraceRow Tracing::batch_row(std::uint32_t set) {
+  const auto [row, is_new] = batch_rows_.emplace(set, 0);
+  if (is_new) row->second = timeline_->add_row(title(set, "batches"), -1);
+  return row->second;
+}
+
+void Tracing::write_cycle(const ProcessSet& set) {
+  if (!timeline_->mark_cycles()) return;
+  TraceEvent event = instant(cycle_row_, "cycle_start", trace_clock());
+  event.numbers[0] = {"process_set", set.members->set};
+  timeline_->add(std::move(event));
+}
+
+void Tracing::write_submitted(const Operation& operation) {
+  Place place = place_of(operation.members->set, operation.name);
+  TraceEvent event = instant(place.row, "submitted", operation.submitted_at);
+  event.text = std::move(place.tensor);
+  event.numbers[0] = {"bytes", payload_bytes(operation.signature)};
+  timeline_->add(std::move(event));
+  undecided_.insert(&operation);
+}
+
+void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) {
+  const TreePlace& place = set.negotiator.place();
+  const auto found = std::find(place.children.begin(), place.children.end(), child);
+  if (!set.negotiator.is_root() || found == place.children.end()) return;
+  const std::string who =
+      describe_ranks(place.subtrees[static_cast<std::size_t>(found - place.children.begin())]);
+  const double now = trace_clock();
+  const auto write = [&](const std::string& name) {
+    TraceEvent event = instant(place_of(set.members->set, name).row, "ready", now);
+    event.text = {"ready", who};
+    timeline_->add(std::move(event));
+  };
+  for (const std::uint32_t id : ready.ids) {
+    if (const std::string* name = set.negotiator.name_of(id)) write(*name);
+  }
+  for (const Request& request : ready.requests) write(request.name);
+}
+
+void Tracing::attach(const ProcessSet& set, Batch& batch) {
+  BatchTrace::Batch traced;
+  traced.operation = op_kind_name(batch.operations.front()->signature.op);
+  traced.plan = set.negotiator.epoch();
+  traced.number = static_cast<std::int64_t>(batch.number);
+  traced.bytes = 0;
+  traced.row = batch_row(set.members->set);
+  for (const OperationPtr& operation : batch.operations) {
+    Place place = place_of(set.members->set, operation->name);
+    TraceEvent event = negotiation(place.row, place.since, *operation);
+    event.numbers[0] = {"plan", traced.plan};
+    event.numbers[1] = {"batch", traced.number};
+    event.text = place.tensor;
+    timeline_->add(std::move(event));
+    undecided_.erase(operation.get());
+    traced.bytes += payload_bytes(operation->signature);
+    traced.members.push_back({place.row, operation->tensors.size(), std::move(place.tensor)});
+  }
+  batch.trace = std::make_unique<BatchTrace>(timeline_, std::move(traced));
+}
+
+void Tracing::write_end(const std::vector<OperationPtr>& operations, const Status& status) {
+  for (const OperationPtr& operation : operations) {
+    const bool undecided = undecided_.erase(operation.get()) != 0;
+    if (!status.ok()) {
+      const Place place = place_of(operation->members->set, operation->name);
+      if (undecided) timeline_->add(negotiation(place.row, place.since, *operation));
+      TraceEvent error = instant(place.row, "error", trace_clock());
+      error.text = {"error", status.message};
+      timeline_->add(std::move(error));
+    }
+    give_back_row(operation->members->set, operation->name);
+  }
+}
+
+}  // namespace horoplug

@@ -1,0 +1,13 @@
+// The time that traces are written in: seconds of the steady clock, as everywhere in the engine.
+#pragma once
+
+#include <chrono>
+
+namespace horoplug {
+
+inline double trace_clock() {
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace horoplug

@@ -1,0 +1,54 @@
+"""Hundreds of jobs in one process, one for each test, leave nothing behind."""
+
+import os
+import threading
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+CYCLES = 300
+WARM_UP = 20  # until caches, pools and lazily made threads are there
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def resident_kib():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def mappings():
+    with open("/proc/self/maps") as file:
+        return sum(1 for _ in file)
+
+
+MEASURES = {"files": open_files, "threads": threads, "KiB": resident_kib, "mappings": mappings}
+after = {}  # by number of the cycle
+
+
+@pytest.mark.no_job
+@pytest.mark.parametrize("number", range(CYCLES))
+def test_cycle(number):
+    hvd.init()
+    output = hvd.allreduce(torch.full((1000,), float(number)), op=hvd.Sum)
+    assert output[0] == number * hvd.size()
+    hvd.shutdown()
+    after[number] = {name: measure() for name, measure in MEASURES.items()}
+
+
+@pytest.mark.no_job
+def test_nothing_is_left():
+    first, last = after[WARM_UP], after[CYCLES - 1]
+    assert last["files"] <= first["files"]
+    assert last["threads"] <= first["threads"]
+    assert last["mappings"] <= first["mappings"] + 20
+    # pytest itself keeps a few KiB for each test it has run.
+    assert last["KiB"] - first["KiB"] < 40 * (CYCLES - WARM_UP)
+    assert threading.active_count() == 1

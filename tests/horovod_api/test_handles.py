@@ -1,0 +1,124 @@
+"""Handles, names that are in flight, and barriers."""
+
+import time
+
+import horovod.torch as hvd
+import pytest
+import torch
+from matrix import equal
+
+SUBMIT = {
+    "allreduce": hvd.allreduce_async,
+    "allreduce_": hvd.allreduce_async_,
+    "allgather": hvd.allgather_async,
+    "broadcast": lambda tensor, name: hvd.broadcast_async(tensor, root_rank=0, name=name),
+    "broadcast_": lambda tensor, name: hvd.broadcast_async_(tensor, root_rank=0, name=name),
+    "alltoall": lambda tensor, name: hvd.alltoall_async(
+        tensor, [17] + [0] * (hvd.size() - 1), name
+    ),
+    "reducescatter": hvd.reducescatter_async,
+    "grouped_allreduce": lambda tensor, name: hvd.grouped_allreduce_async([tensor], name=name),
+    "grouped_allgather": lambda tensor, name: hvd.grouped_allgather_async([tensor], name=name),
+    "grouped_reducescatter": lambda tensor, name: hvd.grouped_reducescatter_async(
+        [tensor], name=name
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SUBMIT)
+def test_a_name_in_flight_is_refused(kind):
+    """At once, as ValueError, and without harm to the operation that has the name. (Rank 0 alone: what every rank has
+    submitted may be done before the second call.)"""
+    submit, tensor = SUBMIT[kind], torch.ones(17, 17)
+    if hvd.rank() == 0:
+        handle = submit(tensor, name="duplicate_name")
+        with pytest.raises(ValueError, match="duplicate_name"):
+            submit(tensor, name="duplicate_name")
+    hvd.barrier()
+    if hvd.rank() > 0:
+        handle = submit(tensor, name="duplicate_name")
+    assert hvd.synchronize(handle) is not None
+    assert hvd.synchronize(submit(torch.ones(17, 17), name="duplicate_name")) is not None
+
+
+def test_what_is_left_in_flight_hurts_nobody():
+    """A test that ends with operations that only one rank has submitted; ``job`` shuts down around it."""
+    if hvd.rank() == 0:
+        hvd.allreduce_async(torch.ones(3), name="nobody else")
+    hvd.broadcast_async(torch.eye(3), root_rank=0)
+    hvd.allgather_async(torch.eye(5))
+
+
+def test_auto_names_do_not_depend_on_what_failed():
+    """A refused call on one rank must not shift the numbering of the unnamed calls that follow."""
+    if hvd.rank() == 0:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="complex64"):
+                hvd.allreduce(torch.ones(4, dtype=torch.complex64))
+        hvd.allreduce_async(torch.ones(1), name="taken")
+        with pytest.raises(ValueError, match="taken"):
+            hvd.allreduce_async(torch.ones(1), name="taken")
+    for n in range(3):
+        assert hvd.allreduce(torch.tensor([n]), op=hvd.Sum) == n * hvd.size()
+
+
+def test_unknown_handles():
+    """Horovod returns None for a handle that is unknown or was synchronised."""
+    assert hvd.synchronize(123456789) is None
+    handle = hvd.allreduce_async(torch.ones(2))
+    assert hvd.synchronize(handle) is not None
+    assert hvd.synchronize(handle) is None
+
+
+def test_poll_turns_true():
+    handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+    deadline = time.monotonic() + 60
+    while not hvd.poll(handle):
+        assert time.monotonic() < deadline
+    equal(hvd.synchronize(handle), torch.full((2,), float(hvd.size())))
+
+
+def test_poll_of_a_failure():
+    """Done is done; the error comes from synchronize."""
+    handle = hvd.allreduce_async(torch.ones(2 + hvd.rank()), name="failure")
+    deadline = time.monotonic() + 60
+    while not hvd.poll(handle):
+        assert time.monotonic() < deadline
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.synchronize(handle)
+    assert hvd.synchronize(handle) is None
+
+
+def test_the_tensors_of_a_handle_are_kept_alive():
+    handles = [
+        hvd.allreduce_async(torch.full((1000,), float(n)), op=hvd.Sum, name=f"n{n}")
+        for n in range(50)
+    ]
+    for n, handle in enumerate(handles):
+        equal(hvd.synchronize(handle), torch.full((1000,), float(n * hvd.size())))
+
+
+def test_barrier_waits_for_every_rank():
+    """Nobody is through before the last has come: what it had written is there."""
+    hvd.barrier()
+    if hvd.rank() == 0:
+        time.sleep(0.5)
+    arrived = time.time()
+    hvd.barrier()
+    passed = time.time()
+    assert max(hvd.allgather_object(arrived)) <= passed
+
+
+def test_barrier_among_other_operations():
+    sent = hvd.broadcast_async(torch.eye(3), root_rank=0)
+    gathered = [hvd.allgather_async(torch.eye(5)), hvd.allgather_async(torch.zeros(5, 5))]
+    reduced = hvd.allreduce_async(torch.eye(5))
+    hvd.barrier()
+    torch.testing.assert_close(hvd.synchronize(reduced), torch.eye(5), rtol=1e-6, atol=0)
+    equal(hvd.synchronize(sent), torch.eye(3))
+    assert [hvd.synchronize(handle).shape[0] for handle in gathered] == [5 * hvd.size()] * 2
+
+
+def test_barrier_takes_a_process_set():
+    hvd.barrier(hvd.global_process_set)
+    hvd.barrier(process_set=hvd.global_process_set)

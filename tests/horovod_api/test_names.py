@@ -1,0 +1,43 @@
+"""A name that is submitted twice without a wait in between is refused, however fast the first operation is done."""
+
+import horovod.torch as hvd
+import pytest
+import torch
+from test_handles import SUBMIT
+
+
+@pytest.mark.parametrize("kind", SUBMIT)
+def test_always(kind):
+    """Horovod's users rely on it: one of its cycles is longer than the time between two lines of a program."""
+    submit, tensor = SUBMIT[kind], torch.ones(17, 17)
+    for _ in range(200):
+        handle = submit(tensor, name="twice")
+        with pytest.raises(ValueError, match="twice"):
+            submit(tensor, name="twice")
+        hvd.synchronize(handle)
+
+
+def test_a_refused_call_does_not_take_the_name():
+    with pytest.raises(ValueError, match=r"\S"):
+        hvd.alltoall(torch.ones(hvd.size() + 1), name="second try")
+    assert hvd.alltoall(torch.ones(hvd.size()), name="second try").shape == (hvd.size(),)
+
+
+@pytest.mark.parametrize("way", ["synchronize", "poll", "barrier", "another", "failure"])
+def test_free_again(way):
+    """After any wait that was long enough, not only for the operation itself."""
+    first = hvd.allreduce_async(torch.ones(1 + hvd.rank() * (way == "failure")), name="name")
+    if way in ("synchronize", "poll"):
+        while way == "poll" and not hvd.poll(first):
+            pass
+        hvd.synchronize(first)
+    elif way == "failure":
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.synchronize(first)
+    elif way == "barrier":
+        hvd.barrier()
+        hvd.barrier()
+    else:
+        hvd.allgather_object(1)
+        hvd.allgather_object(2)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="name") == hvd.size()

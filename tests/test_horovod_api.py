@@ -1,0 +1,77 @@
+"""Horovod's torch API, as its users test it: every rank runs the same pytest (see tests/horovod_api/conftest.py)."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT, environment
+
+FOLDER = Path(__file__).parent / "horovod_api"
+FILES = [
+    "test_basics.py",
+    "test_handles.py",
+    "test_names.py",
+    "test_allreduce.py",
+    "test_allgather.py",
+    "test_broadcast.py",
+    "test_alltoall.py",
+    "test_reducescatter.py",
+    "test_compression.py",
+    "test_sparse.py",
+    "test_parameters.py",
+    "test_optimizer_state.py",
+    "test_optimizer.py",
+    "test_process_sets.py",
+    "test_join.py",
+    "test_elastic.py",
+]
+
+
+def run(files: list[str], size: int, timeout: float) -> list[str]:
+    """What pytest's last line says on every rank, the time left out."""
+    command = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", str(size)]
+    command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    command += [str(FOLDER / name) for name in files]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # the launcher ends its ranks
+            output, _ = process.communicate(timeout=30)
+            pytest.fail(f"not done after {timeout:g} s:\n{output}", pytrace=False)
+    if process.returncode:
+        pytest.fail(f"exit code {process.returncode}:\n{output}", pytrace=False)
+    return re.findall(r"^\[\d+\]<stdout>:(\d+ .*) in [\d.]+s", output, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("size", [2, 3])
+def test_conforms(size):
+    lines = run(FILES, size, timeout=350)
+    assert len(lines) == size
+    assert re.fullmatch(r"\d+ passed(, \d+ warnings?)?", lines[0])
+    assert len({line.split()[0] for line in lines}) == 1, lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("size", [2, 4])
+def test_adasum_conforms(size):
+    assert run(["test_adasum.py"], size, timeout=150) == ["15 passed"] * size
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_hundreds_of_jobs_in_one_process():
+    assert run(["test_cycles.py"], 3, timeout=150) == ["301 passed"] * 3
