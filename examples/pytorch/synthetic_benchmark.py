@@ -1,0 +1,171 @@
+"""Measure on how many images per second a ResNet-50 trains. The images are made up, so that only training counts.
+
+    horovodrun -np 2 python examples/pytorch/synthetic_benchmark.py --batch-size 8 --num-iters 3   # minutes on a CPU
+    python examples/pytorch/synthetic_benchmark.py --model tiny --image-size 32                    # seconds, alone
+
+The model is built here, so that PyTorch is all that is needed. Options and figures are those of Horovod's benchmark.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import horoplug.torch as hvd
+
+try:
+    from tqdm import tqdm  # type: ignore[import-untyped,import-not-found,unused-ignore]
+except ImportError:  # then without a progress bar
+    tqdm = None
+
+# Name: (channels of the first stage, blocks of the four stages).
+MODELS = {
+    "tiny": (8, (1, 1, 1, 1)),
+    "resnet50": (64, (3, 4, 6, 3)),
+    "resnet101": (64, (3, 4, 23, 3)),
+    "resnet152": (64, (3, 8, 36, 3)),
+}
+CLASSES = 1000
+
+
+def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    """A convolution that keeps the size (but for the stride), and batch normalisation."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    )
+
+
+class Bottleneck(nn.Module):
+    """A residual block: to ``width`` channels, a convolution there, and out to four times as many."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            convolution(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            convolution(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            convolution(width, 4 * width, 1),
+        )
+        same = inputs == 4 * width and stride == 1
+        self.shortcut = nn.Identity() if same else convolution(inputs, 4 * width, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet(width: int, blocks: tuple[int, ...]) -> nn.Sequential:
+    """Takes images (count, 3, side, side) and gives (count, 1000) class scores. A stage halves the side, except for the
+    first, and doubles the channels."""
+    layers: list[nn.Module] = [
+        convolution(3, width, 7, 2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, padding=1),
+    ]
+    inputs = width
+    for stage, count in enumerate(blocks):
+        channels = width << stage
+        for block in range(count):
+            layers.append(Bottleneck(inputs, channels, 2 if stage > 0 and block == 0 else 1))
+            inputs = 4 * channels
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+def steps(count: int, what: str) -> Iterable[int]:
+    if tqdm is not None and hvd.rank() == 0:
+        return tqdm(range(count), desc=what, unit="batch", leave=False)
+    return range(count)
+
+
+def spread(rates: torch.Tensor) -> str:
+    """Mean and 95 % confidence interval: 1.96 standard deviations to either side."""
+    return f"{rates.mean().item():.1f} +-{1.96 * rates.std(correction=0).item():.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    narrow = parser.add_mutually_exclusive_group()
+    narrow.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
+    narrow.add_argument(
+        "--bf16-allreduce", action="store_true", help="gradients travel as bfloat16"
+    )
+    parser.add_argument("--model", choices=MODELS, default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per process and step")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels of a side")
+    parser.add_argument("--num-warmup-batches", type=int, default=10, help="not counted")
+    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="batches per figure")
+    parser.add_argument("--num-iters", type=int, default=10, help="figures")
+    parser.add_argument("--use-adasum", action="store_true", help="combine gradients with Adasum")
+    parser.add_argument("--no-cuda", action="store_true", help="accepted: the CPU is used anyway")
+    parser.add_argument("--threads", type=int, help="per process; default: its share of the cores")
+    args = parser.parse_args()
+
+    hvd.init()
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(args.threads or max(1, cores // hvd.local_size()))
+    torch.manual_seed(hvd.rank())  # every process has images of its own
+    model = resnet(*MODELS[args.model])
+    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size)
+    labels = torch.randint(CLASSES, (args.batch_size,))
+
+    # Adasum adapts to the number of processes by itself.
+    rate = 0.01 * (1 if args.use_adasum else hvd.size())
+    compression = hvd.Compression.none
+    if args.fp16_allreduce:
+        compression = hvd.Compression.fp16
+    elif args.bf16_allreduce:
+        compression = hvd.Compression.bf16
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=compression,
+        op=hvd.Adasum if args.use_adasum else hvd.Average,
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    say = print if hvd.rank() == 0 else lambda *_, **__: None
+    parameters = sum(p.numel() for p in model.parameters())
+    say(
+        f"{args.model}, {parameters / 1e6:.1f} M parameters, batch size {args.batch_size}",
+        flush=True,
+    )
+    say(f"{hvd.size()} CPU process(es), {torch.get_num_threads()} thread(s) each", flush=True)
+
+    for _ in steps(args.num_warmup_batches, "warm-up"):
+        step()
+    totals = []
+    for iteration in range(args.num_iters):
+        started = time.perf_counter()
+        for _ in steps(args.num_batches_per_iter, f"iteration {iteration + 1}/{args.num_iters}"):
+            step()
+        seconds = time.perf_counter() - started
+        mine = torch.tensor(args.batch_size * args.num_batches_per_iter / seconds)
+        totals.append(hvd.allreduce(mine, op=hvd.Sum).item())
+        say(
+            f"iteration {iteration + 1}/{args.num_iters}: "
+            f"{totals[-1] / hvd.size():.1f} images/s per CPU process",
+            flush=True,
+        )
+    rates = torch.tensor(totals, dtype=torch.float64)
+    say(f"images/s per CPU process: {spread(rates / hvd.size())}")
+    say(f"images/s on {hvd.size()} CPU process(es): {spread(rates)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The examples do what they say, on one process and under the launcher. (train.py: test_training.py.)"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+from support import ROOT, environment
+
+EXAMPLES = ROOT / "examples" / "pytorch"
+BENCHMARK = EXAMPLES / "synthetic_benchmark.py"
+LANGUAGE_MODEL = EXAMPLES / "language_model.py"
+
+NUMBER = r"([\d,]+(?:\.\d+)?)"
+
+
+def launch(program, *arguments, flags=(), size=2):
+    """Run a program on two ranks, and return what each has printed on stdout."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "horoplug.runner", "-np", str(size), *flags),
+            *(sys.executable, str(program), *map(str, arguments)),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [re.fullmatch(r"\[(\d+)\]<stdout>:(.*)", line) for line in done.stdout.splitlines()]
+    assert all(lines), done.stdout
+    return ["\n".join(m[2] for m in lines if int(m[1]) == rank) for rank in range(size)]
+
+
+def figures(pattern, text):
+    """The numbers that a pattern with ``#`` for each finds: a tuple for every place."""
+    found = re.findall(re.escape(pattern).replace(r"\#", NUMBER), text)
+    assert found, f"no {pattern!r} in:\n{text}"
+    groups = [each if isinstance(each, tuple) else (each,) for each in found]
+    return [tuple(float(number.replace(",", "")) for number in group) for group in groups]
+
+
+# ---- synthetic_benchmark.py -----------------------------------------------------------------------------------------
+
+TINY = (
+    *("--model", "tiny", "--image-size", 32, "--batch-size", 4),
+    *("--num-warmup-batches", 1, "--num-batches-per-iter", 2, "--num-iters", 3),
+)
+
+
+def check_benchmark(texts, size):
+    text, *others = texts
+    assert others == [""] * (size - 1), "only rank 0 prints"
+    iterations = figures("iteration #/3: # images/s per CPU process", text)
+    assert [number for number, _ in iterations] == [1, 2, 3]
+    ((mean, interval),) = figures("images/s per CPU process: # +-#", text)
+    ((processes, total, of_total),) = figures("images/s on # CPU process(es): # +-#", text)
+    assert processes == size
+    rates = [rate for _, rate in iterations]
+    average = sum(rates) / 3
+    deviation = (sum((rate - average) ** 2 for rate in rates) / 3) ** 0.5
+    assert mean == pytest.approx(average, abs=0.11)
+    assert interval == pytest.approx(1.96 * deviation, abs=0.3)  # the figures are rounded
+    assert total == pytest.approx(size * mean, abs=0.1 * size)
+    assert of_total == pytest.approx(size * interval, abs=0.1 * size)
+
+
+@pytest.mark.parametrize("option", ["", "--bf16-allreduce"])
+def test_benchmark(option):
+    check_benchmark(launch(BENCHMARK, *TINY, *option.split()), 2)
+
+
+def test_benchmark_runs_with_the_name_horovod(tmp_path):
+    program = BENCHMARK.read_text()
+    assert program.count("import horoplug.torch as hvd") == 1
+    changed = tmp_path / "benchmark.py"
+    changed.write_text(program.replace("horoplug.torch", "horovod.torch"))
+    assert "horoplug" not in changed.read_text()
+    check_benchmark(launch(changed, *TINY, "--fp16-allreduce", flags=["--compat"]), 2)
+
+
+def test_benchmarks_default_model_is_a_resnet_50():
+    module = imported(BENCHMARK)
+    model = module.resnet(*module.MODELS["resnet50"])
+    parameters = {name: p.shape for name, p in model.named_parameters()}
+    assert sum(shape.numel() for shape in parameters.values()) == 25_557_032
+    assert sum(len(shape) == 4 for shape in parameters.values()) == 49 + 4  # 4 are in shortcuts
+
+
+# ---- language_model.py ----------------------------------------------------------------------------------------------
+
+SMALL = (
+    *("--epochs", 2, "--max-characters", 20000, "--context", 16, "--width", 16, "--layers", 1),
+    *("--batch-size", 16, "--warmup-steps", 5, "--lr", 0.02, "--sample", 40, "--threads", 1),
+)
+# Runs main(), and prints what the model has become. Only the first epoch's checkpoint is kept.
+DIGEST = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+import language_model
+save = language_model.save
+language_model.save = lambda *state: save(*state) if state[-1] == 1 else None
+model = language_model.main(sys.argv[2:])
+assert not any(p.isnan().any() for p in model.parameters())
+state = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+print("digest", hashlib.sha256(state).hexdigest())
+"""
+
+
+@pytest.fixture
+def language_model(tmp_path):
+    """Trains the small model, and returns what rank 0 has printed and the digest of the parameters of each rank."""
+    program = tmp_path / "digest.py"
+    program.write_text(DIGEST)
+
+    def run(*options, size=2):
+        texts = launch(program, EXAMPLES, *SMALL, *options, size=size)
+        assert all(re.fullmatch(r"digest \w{64}", text) for text in texts[1:])
+        return texts[0], [text.split()[-1] for text in texts]
+
+    return run
+
+
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+def test_language_model_learns(language_model, compression):
+    text, digests = language_model("--compression", compression)
+    assert len(set(digests)) == 1, "ranks have different parameters"
+    epochs = figures("epoch #/2: # bits per character, validation #, # characters/s", text)
+    assert [number for number, *_ in epochs] == [1, 2]
+    (_, first, first_validation, _), (_, last, last_validation, rate) = epochs
+    assert first < 6.5, "worse than a guess"
+    assert last < first - 0.3
+    assert last_validation < first_validation
+    assert rate > 0
+    sample = text.partition("---\n")[2].rpartition("\n")[0]
+    assert sample.startswith("The ")
+    assert len(sample) == 4 + 40
+
+
+def test_language_model_goes_on_from_a_checkpoint(language_model, tmp_path):
+    """Training from the checkpoint of the first epoch ends with the bits of a training in one go."""
+    file = tmp_path / "checkpoint"
+    text, digests = language_model("--checkpoint", file)
+    assert "epoch 1/2" in text
+    text, again = language_model("--checkpoint", file)
+    assert "epoch 1/2" not in text
+    assert "epoch 2/2" in text
+    assert len({*digests, *again}) == 1
+
+
+def test_language_model_refuses_too_short_a_text(tmp_path):
+    text = tmp_path / "short"
+    text.write_text("short")
+    done = subprocess.run(
+        [sys.executable, LANGUAGE_MODEL, "--text", text],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert (
+        done.stderr == "A text of 5 characters is too short for 1 process(es) with --context 64.\n"
+    )
+
+
+def imported(program):
+    """A program as a module."""
+    specification = importlib.util.spec_from_file_location(program.stem, program)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
