@@ -73,6 +73,7 @@ class Engine:
         log: Callable[[int, str], None] | None = None,
         progress_cpu: int = -1,
         separate_groups: bool = False,
+        process_sets: str = "",
     ) -> None:
         """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; the engine takes
         ownership of every descriptor, also on failure. Units and defaults are those of ``hp_config``."""

@@ -123,6 +123,7 @@ def check_interrupt():
 
 def check_old_job():
     made = batch(arrays(2), "uv")
+    hvd.barrier()  # or it would be refused where the other rank shuts down first
     hvd.shutdown()
     hvd.init()
     with pytest.raises(hvd.HorovodInternalError, match="shut down"):

@@ -50,7 +50,6 @@ def check_refusals():
         refused(NotImplementedError, "for 3 ranks", lambda: hvd.allreduce(x, op=hvd.Adasum))
     else:
         refused(ValueError, "Adasum works on", lambda: hvd.allreduce(x.astype(int), op=hvd.Adasum))
-    refused(ValueError, "not Adasum", lambda: hvd.reducescatter(x, op=hvd.Adasum))
     refused(ValueError, "at least one", lambda: hvd.grouped_allreduce([]))
     refused(TypeError, "takes a list", lambda: hvd.grouped_allreduce(x))
     refused(TypeError, "unexpected keyword", lambda: hvd.allreduce(x, colour=1))

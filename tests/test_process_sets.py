@@ -21,6 +21,7 @@ def test_sets_that_are_given_at_the_start(pool):
         hvd.init(process_sets=[even, first, [1, 2]])
         facts = [(each.process_set_id, each.size(), each.rank()) for each in (even, first)]
         total = hvd.allreduce(torch.ones(2), process_set=even, op=hvd.Sum) if even.included() else 0
+        hvd.barrier()
         hvd.shutdown()
         after = even.process_set_id, first.included()
         hvd.init()  # without them

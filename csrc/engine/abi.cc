@@ -141,6 +141,7 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   set_unless_zero(options.fusion_threshold, given.fusion_threshold);
   if (options.fusion_threshold < 0) options.fusion_threshold = 0;
   options.fuse_groups = given.separate_groups == 0;
+  if (given.process_sets != nullptr) options.process_sets = given.process_sets;
   if (given.cache_capacity != 0) {
     options.cache_capacity =
         given.cache_capacity < 0 ? 0 : static_cast<std::size_t>(given.cache_capacity);

@@ -11,6 +11,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
       {"number of ranks", std::to_string(config.size())},
       {"fusion threshold", std::to_string(config.options.fusion_threshold)},
       {"cache capacity", std::to_string(config.options.cache_capacity)},
+      {"process sets", config.options.process_sets.empty() ? "none" : config.options.process_sets},
       {"algorithm", config.options.algorithm.empty() ? "automatic" : config.options.algorithm},
   };
 }

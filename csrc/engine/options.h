@@ -25,6 +25,7 @@ struct EngineOptions {
   double operation_timeout = 1800;
   double deadlock_time = 5;
   std::string algorithm;  // forced where it can run; empty: the cheapest
+  std::string process_sets;  // to be added after the start; must be the same on all ranks
   int progress_cpu = -1;  // the progress thread runs on this CPU only; -1: anywhere
 };
 

@@ -116,6 +116,7 @@ Hello hello_of(int rank, int size, const EngineOptions& options) {
                     {"number of ranks", std::to_string(size)},
                     {"fusion threshold", std::to_string(options.fusion_threshold)},
                     {"cache capacity", std::to_string(options.cache_capacity)},
+                    {"process sets", "none"},
                     {"algorithm", "automatic"}};
   return hello;
 }

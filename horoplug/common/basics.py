@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from horoplug.common.context import context
-from horoplug.common.objects import allgather_object
 from horoplug.common.process_sets import ProcessSet, add_process_set
 
 
@@ -26,7 +25,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     in time."""
     ranks = _ranks_of(comm)
     sets = _sets_of(process_sets)
-    if not context.init(ranks):
+    if not context.init(ranks, [each.ranks or [] for each in sets]):
         return
     try:
         _register(sets)
@@ -66,12 +65,6 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
 
 def _register(sets: Sequence[ProcessSet]) -> None:
     lists = [each.ranks for each in sets]
-    for rank, others in enumerate(allgather_object(lists, "init.process_sets")):
-        if others != lists:
-            raise ValueError(
-                f"init(process_sets=...) has the ranks {lists} on rank {context.mesh().rank} but {others} on "
-                f"rank {rank}: give the same sets, in the same order, on every rank."
-            )
     for number, each in enumerate(sets):
         if each.ranks in lists[:number]:
             raise ValueError(f"init(process_sets=...): entry number {number} is a duplicate.")

@@ -11,14 +11,14 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horoplug._native import Engine, Error
 from horoplug.common import log
 from horoplug.common.config import Config
 from horoplug.common.errors import HorovodInternalError, NotInitializedError
-from horoplug.common.status import exception
+from horoplug.common.status import MISMATCH, exception
 from horoplug.rendezvous.fork import close_in_children
 from horoplug.rendezvous.mesh import Mesh
 from horoplug.rendezvous.session import Rendezvous
@@ -87,11 +87,14 @@ class Context:
             raise NotInitializedError
         return mesh
 
-    def init(self, ranks: tuple[int, ...] | None = None) -> bool:
+    def init(
+        self, ranks: tuple[int, ...] | None = None, process_sets: Sequence[Sequence[int]] = ()
+    ) -> bool:
         """Find the other ranks and start the engine; does nothing if it is running. Returns whether it was started.
 
         ``ranks``: a job of these of the started processes, in this order; None: of all. The n-th call with them on one
-        rank meets the n-th call on every other one."""
+        rank meets the n-th call on every other one. ``process_sets``: the ranks of those that the caller will add;
+        ValueError if they are others on another rank."""
         with self._lock:
             if self._engine is not None:
                 return False
@@ -105,8 +108,10 @@ class Context:
             mesh = self._connect(config, ranks)
             streams = [(peer[2], os.fstat(peer[2])) for peer in mesh.peers]
             try:
-                self._engine = _start_engine(config, mesh)
+                self._engine = _start_engine(config, mesh, process_sets)
             except Error as error:
+                if error.args[0] == MISMATCH:
+                    raise ValueError(error.args[1]) from None
                 raise exception(error) from None
             self._mesh, self._streams = mesh, streams
             self._begin_timeline(config, logger)
@@ -262,7 +267,7 @@ def _check_ranks(ranks: tuple[int, ...], config: Config) -> None:
         )
 
 
-def _start_engine(config: Config, mesh: Mesh) -> Engine:
+def _start_engine(config: Config, mesh: Mesh, process_sets: Sequence[Sequence[int]]) -> Engine:
     cpus = config.thread_affinity
     return Engine(
         **mesh.release(),
@@ -277,6 +282,7 @@ def _start_engine(config: Config, mesh: Mesh) -> Engine:
         log_level=config.core_log_level,
         log=log.from_core,
         separate_groups=config.disable_group_fusion,
+        process_sets=", ".join(map(str, process_sets)),
         progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
     )
 

@@ -8,6 +8,7 @@ from horoplug.common.errors import HorovodInternalError
 INVALID_ARGUMENT: Final = 2
 DUPLICATE_NAME: Final = 3
 UNSUPPORTED: Final = 4
+MISMATCH: Final = 5
 
 # The caller's own mistakes, found before anything was sent. Every other failure concerns all ranks.
 _LOCAL: Final = (INVALID_ARGUMENT, DUPLICATE_NAME, UNSUPPORTED)

@@ -133,7 +133,9 @@ typedef struct hp_config {
   void* log_user;
   int32_t log_level;    /* smallest level that is passed to log; 0 means the default, warning (3) */
   int32_t progress_cpu; /* 0: the progress thread runs anywhere; n: on CPU n - 1 only */
-  int32_t separate_groups; /* 1: a group is not fused with other operations */
+  int32_t separate_groups;  /* 1: a group is not fused with other operations */
+  const char* process_sets; /* what the caller will add at once, in any form; NULL: nothing.
+                               Compared between the ranks */
 } hp_config;
 
 /* One operation on one or more tensors (more than one: a group, which runs as a whole or not at
