@@ -317,8 +317,10 @@ def check_interrupt():
             hvd.synchronize(handle)
         assert not hvd.poll(handle)
         # A blocking call: nobody has its handle, but its buffers are still being written to.
+        lost = np.full(50_000, 2.0)
         with once_this_thread_waits(*interrupt), pytest.raises(KeyboardInterrupt):
-            hvd.allreduce(np.full(50_000, 2.0), op=hvd.Sum, name="lost")
+            hvd.allreduce(lost, op=hvd.Sum, name="lost")
+        del lost
         hvd.allgather_object("go")
         assert (hvd.synchronize(handle) == hvd.size()).all()
     else:

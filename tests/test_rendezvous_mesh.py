@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from support import until
 
 from horoplug.common.errors import HorovodInternalError
