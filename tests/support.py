@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -35,12 +36,52 @@ from horoplug.rendezvous.server import StoreServer
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 60.0  # seconds for a function on all ranks, unless the test says otherwise
 
+# The limits of the product, all longer than a test may take: with these, an error within TIMEOUT has come because its
+# cause was noticed, and not because somebody had waited long enough.
+NO_LIMITS = {
+    "HOROVOD_START_TIMEOUT": "600",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
+    "HOROVOD_DEADLOCK_TIME_SECONDS": "0",
+}
+
 
 def seed() -> int:
     """A seed for a randomised test, printed so that a failure can be repeated with HOROPLUG_TEST_SEED."""
     number = int(os.environ.get("HOROPLUG_TEST_SEED") or random.randrange(2**31))
     print(f"HOROPLUG_TEST_SEED={number}")
     return number
+
+
+def until(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
+    """Wait for something that nobody announces: ask until the answer is true, and return it."""
+    deadline = time.monotonic() + timeout
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not so after {timeout:g} s"
+        time.sleep(0.005)
+    return answer
+
+
+@contextlib.contextmanager
+def once_this_thread_waits(action: Callable[..., Any], *args: Any) -> Iterator[None]:
+    """Have another thread do something as soon as this one waits in a call that lets go of the interpreter's lock.
+
+    Nothing else makes the lock change hands meanwhile."""
+    before = sys.getswitchinterval()
+    gate = threading.Lock()
+
+    def run() -> None:
+        with gate:
+            action(*args)
+
+    thread = threading.Thread(target=run)
+    with gate:
+        sys.setswitchinterval(3600)
+        thread.start()  # returns when the thread waits at the gate
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+        thread.join(20)
 
 
 @dataclasses.dataclass
@@ -53,7 +94,8 @@ class Outcome:
     message: str = ""
     trace: str = ""
     died: bool = False
-    seconds: float = 0.0
+    began: float = 0.0  # by time.monotonic(), which is the same on all ranks of a machine; 0: died
+    ended: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -135,7 +177,6 @@ class Ranks:
 
     def collect(self, timeout: float = TIMEOUT) -> list[Outcome]:
         deadline = time.monotonic() + timeout
-        started = time.monotonic()
         outcomes: dict[int, Outcome] = {}
         while len(outcomes) < self.size:
             waiting = {w.connection: r for r, w in enumerate(self.workers) if r not in outcomes}
@@ -145,7 +186,6 @@ class Ranks:
             for connection in ready:
                 rank = waiting[connection]
                 outcomes[rank] = self.workers[rank].receive()
-                outcomes[rank].seconds = time.monotonic() - started
         return [outcomes[rank] for rank in range(self.size)]
 
     def kill(self, rank: int) -> None:
@@ -157,7 +197,8 @@ class Ranks:
             print(f"--- stacks of rank {rank} follow", file=sys.stderr, flush=True)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
-            time.sleep(0.5)  # for the stacks to be written
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it has been stopped
+                self.workers[rank].process.wait(10)  # it dies of the signal when they are written
         for worker in self.workers:
             worker.kill()
         pytest.fail(f"ranks {late} were not done after {timeout:g} s", pytrace=False)
@@ -305,12 +346,15 @@ def _finish() -> None:
 
 
 def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
+    began = time.monotonic()
     try:
-        return Outcome(value=function(*args))
+        outcome = Outcome(value=function(*args))
     except BaseException as error:
         kind = type(error)
         bases = tuple(base.__name__ for base in kind.__mro__)
-        return Outcome(None, kind.__name__, bases, str(error), traceback.format_exc())
+        outcome = Outcome(None, kind.__name__, bases, str(error), traceback.format_exc())
+    outcome.began, outcome.ended = began, time.monotonic()
+    return outcome
 
 
 def _serve() -> None:
@@ -319,7 +363,8 @@ def _serve() -> None:
     if os.getppid() != parent:
         sys.exit(1)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # With chain=True the signal does what it did before, once the stacks are written: it ends the process.
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
     connection = Connection(fd)
     os.set_inheritable(fd, False)
     while True:

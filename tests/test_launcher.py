@@ -3,6 +3,7 @@
 import base64
 import os
 import re
+import select
 import subprocess
 import sys
 import sysconfig
@@ -292,7 +293,7 @@ def test_bytes_that_are_no_text_pass_through():
 
 def test_output_arrives_while_the_job_runs():
     """A line is passed on when it is written, not when the job ends."""
-    command = python("print('first')", "time.sleep(60)")
+    command = python("import signal", "print('first')", "signal.pause()")
     with subprocess.Popen(
         [sys.executable, "-m", "horoplug.runner", "-np", "1", *command],
         env=ENV,
@@ -300,8 +301,10 @@ def test_output_arrives_while_the_job_runs():
         stderr=subprocess.DEVNULL,
         text=True,
     ) as process:
-        assert process.stdout.readline() == "[0]<stdout>:first\n"
+        arrived = select.select([process.stdout], [], [], 60)[0]
         process.terminate()
+        assert arrived
+        assert process.stdout.readline() == "[0]<stdout>:first\n"
         process.wait(30)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import ROOT, environment, run_script
+from support import NO_LIMITS, ROOT, environment, once_this_thread_waits, run_script
 
 import horoplug as hvd
 
@@ -174,10 +174,8 @@ def test_exit_of_many(tmp_path):
         "hvd.allreduce_async(np.ones(9), name=f'only {hvd.rank()}')\n"
         "hvd.barrier()\n"
     )
-    started = time.monotonic()
-    for done in run_script(script, size=3):
+    for done in run_script(script, size=3, env=NO_LIMITS):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert time.monotonic() - started < 15
 
 
 def test_an_exception_on_one_rank_ends_the_others(tmp_path):
@@ -312,16 +310,17 @@ def test_fork_and_exit():
 
 def check_interrupt():
     """Ctrl-C while waiting: the operation stays in flight with its tensors, and can be waited for again."""
+    interrupt = os.kill, os.getpid(), signal.SIGINT
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(np.full(50_000, 1.0), op=hvd.Sum, name="late")
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
+        with once_this_thread_waits(*interrupt), pytest.raises(KeyboardInterrupt):
             hvd.synchronize(handle)
         assert not hvd.poll(handle)
         # A blocking call: nobody has its handle, but its buffers are still being written to.
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            hvd.allreduce(np.full(50_000, 2.0), op=hvd.Sum, name="lost")
+        lost = np.full(50_000, 2.0)
+        with once_this_thread_waits(*interrupt), pytest.raises(KeyboardInterrupt):
+            hvd.allreduce(lost, op=hvd.Sum, name="lost")
+        del lost
         hvd.allgather_object("go")
         assert (hvd.synchronize(handle) == hvd.size()).all()
     else:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import until
 
 from horoplug.common.errors import HorovodInternalError
 from horoplug.rendezvous import connect as connect_module
@@ -32,6 +33,7 @@ from horoplug.rendezvous.store import StoreClient
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = secrets.token_bytes(32)
+NEVER = 600.0  # seconds: longer than any test
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +63,15 @@ def stores(server):
 
 def build_all(clients, ranks=None, **changes):
     """Build the meshes of some ranks in threads; by rank a mesh or an exception. ``changes`` by name: value or
-    {rank: value}."""
+    {rank: value}.
+
+    Unless the test says otherwise, no rank gives up in the time that it has here: an error comes at once or never."""
     ranks = list(range(len(clients))) if ranks is None else ranks
     outcome = {}
 
     def one(rank, client):
         arguments = {"rank": rank, "size": len(clients), "store": client, "secret": SECRET}
+        arguments["timeout"] = NEVER
         for name, value in changes.items():
             if not isinstance(value, dict):
                 arguments[name] = value
@@ -77,7 +82,10 @@ def build_all(clients, ranks=None, **changes):
         except BaseException as error:
             outcome[rank] = error
 
-    threads = [threading.Thread(target=one, args=pair) for pair in zip(ranks, clients, strict=True)]
+    threads = [
+        threading.Thread(target=one, args=pair, daemon=True)
+        for pair in zip(ranks, clients, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -236,15 +244,13 @@ def test_many_generations_leak_nothing(server, stores):
 
 
 WORKER = """
-import json, os, socket, sys, time
+import json, os, socket, sys
 from horoplug.common.config import Config
 from horoplug.rendezvous.session import Rendezvous
 config = Config.from_env()
 with Rendezvous(config) as rendezvous:
     for generation in range(int(sys.argv[1])):
-        start = time.perf_counter()
         mesh = rendezvous.mesh(generation)
-        seconds = time.perf_counter() - start
         said = {}
         for rank, _, stream, _, doorbell in mesh.peers:
             sock = socket.socket(fileno=stream)
@@ -260,7 +266,7 @@ with Rendezvous(config) as rendezvous:
         last = mesh
         mesh.close()
 print(json.dumps({"rank": last.rank, "hosts": last.hosts, "local": [last.local_rank, last.local_size],
-    "fds": len(os.listdir("/proc/self/fd")), "seconds": seconds}))
+    "fds": len(os.listdir("/proc/self/fd"))}))
 """
 
 
@@ -344,34 +350,34 @@ def test_missing_rank_singular(stores):
 
 
 def test_a_rank_that_dies_before_it_connects_is_named_at_once(server):
-    start = time.monotonic()
-    with workers([start_worker(server.address, rank, 3) for rank in (0, 1)]) as (first, second):
-        while 1 not in server._state._sessions:
-            assert time.monotonic() - start < 30
-            time.sleep(0.005)
+    env = {"HOROVOD_START_TIMEOUT": str(NEVER)}
+    started = [start_worker(server.address, rank, 3, **env) for rank in (0, 1)]
+    with workers(started) as (first, second):
+        until(lambda: 1 in server._state._sessions, 60)
         second.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
-        _, err = first.communicate(timeout=20)
-        assert time.monotonic() - killed < 10  # and not the 30 s of the start timeout
+        _, err = first.communicate(timeout=60)
     assert "PeerLostError: rank 1 (pid" in err
 
 
-def test_a_rank_that_dies_while_it_connects_is_named_at_once(stores):
+def test_a_rank_that_dies_while_it_connects_is_named_at_once(stores, monkeypatch):
     """Rank 1 publishes its record, is then waited for on rank 0's listener, and never comes."""
     zero, one = stores(2)
     before = descriptors()
     one.register(1)
     record = {"size": 2, "host": "h", "unix": "nobody-listens-here", "pid": 1}
     assert one.claim("0/rank/1", json.dumps(record).encode())
-    timer = threading.Timer(0.2, one._sock.close)
-    timer.start()
-    start = time.monotonic()
+    original = connect_module.Connector.turn
+
+    def lose_rank_1(connector, store):
+        assert connector.missing == [1]
+        one._sock.close()
+        original(connector, store)
+
+    monkeypatch.setattr(connect_module.Connector, "turn", lose_rank_1)
     (error,) = build_all([zero], [0], size=2, key="h").values()
-    timer.join()
     assert isinstance(error, PeerLostError)
     assert isinstance(error, HorovodInternalError)
     assert error.rank == 1
-    assert time.monotonic() - start < 5
     assert descriptors() == before - 2  # rank 1's socket, and the server's end of it
 
 
@@ -387,26 +393,22 @@ def test_a_rank_that_cannot_be_connected_to_is_named(stores):
 
 def test_a_failure_is_everyones(stores):
     """One rank has a wrong interface: the others do not wait for it."""
-    start = time.monotonic()
     keys = {0: "a", 1: "b", 2: "b"}
     outcome = build_all(stores(3), key=keys, interface={2: "nonesuch0"})
     assert isinstance(outcome[2], ValueError)
     for rank in (0, 1):
         assert isinstance(outcome[rank], PeerLostError)
         assert "rank 2 gave up: ValueError" in str(outcome[rank])
-    assert time.monotonic() - start < 10
 
 
 def test_the_same_rank_twice(stores):
     first, second, third = stores(3)
     first.register(1)
-    start = time.monotonic()
     (error,) = build_all([second], [1], size=3).values()
     assert isinstance(error, RankTakenError)
     assert f"rank 1 of this job is already taken by another process (pid {os.getpid()}" in str(
         error
     )
-    assert time.monotonic() - start < 2
     # The rank's rightful owner is not disturbed by that.
     outcome = build_all([third, first], [0, 1], size=2)
     check(outcome)
@@ -414,12 +416,10 @@ def test_the_same_rank_twice(stores):
 
 
 def test_different_sizes(stores):
-    start = time.monotonic()
     outcome = build_all(stores(3), size={0: 2, 1: 3, 2: 3})
     assert all(isinstance(error, RendezvousError) for error in outcome.values())
     assert "rank 1 was started with a size of 3, rank 0 with 2" in str(outcome[0])
     assert all("was started with a size of" in str(error) for error in outcome.values())
-    assert time.monotonic() - start < 10
 
 
 def test_wrong_secret_connects_nothing(stores):
@@ -428,13 +428,11 @@ def test_wrong_secret_connects_nothing(stores):
     clients = stores(3)
     opened = descriptors()
     wrong = SECRET[:31] + bytes([SECRET[31] ^ 1])
-    start = time.monotonic()
-    outcome = build_all(clients, secret={2: wrong, 0: SECRET, 1: SECRET}, timeout=20)
+    outcome = build_all(clients, secret={2: wrong, 0: SECRET, 1: SECRET})
     assert isinstance(outcome[2], AuthenticationError)
     assert "does not know this job's secret" in str(outcome[2])
     assert all(isinstance(outcome[rank], PeerLostError) for rank in (0, 1))
     assert "secret" in str(outcome[0])
-    assert time.monotonic() - start < 10
     assert descriptors() == opened > before
 
 
@@ -460,11 +458,10 @@ def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
         original(connector, addresses, local)
 
     monkeypatch.setattr(connect_module.Connector, "expect", attack_first)
+    monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # nobody waits for strangers
     clients = stores(3)
     before = descriptors()
-    start = time.monotonic()
     meshes = build_all(clients, key={rank: f"h{rank if tcp else 0}" for rank in range(3)})
-    assert time.monotonic() - start < 4  # less than one stranger's deadline
     check(dict(sorted(meshes.items())))
     close_all(meshes)
     assert strangers
@@ -477,25 +474,27 @@ def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
     assert "does not speak horoplug's protocol" in caplog.text
 
 
-def test_a_silent_stranger_is_dropped_while_the_others_are_waited_for(stores, monkeypatch):
+def test_a_silent_stranger_is_dropped_while_the_others_are_waited_for(stores, monkeypatch, caplog):
     monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", 0.1)
     zero, one = stores(2)
     one.register(1)
     one.set("0/rank/1", json.dumps({"size": 2, "host": "h", "unix": "x", "pid": 1}).encode())
     outcome = {}
     rank0 = threading.Thread(
-        target=lambda: outcome.update(build_all([zero], [0], size=2, key="h", timeout=3))
+        target=lambda: outcome.update(build_all([zero], [0], size=2, key="h")), daemon=True
     )
     rank0.start()
     record = json.loads(one.get(["0/rank/0"], 5)[0])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-        stranger.settimeout(10)
+        stranger.settimeout(20)
         stranger.connect("\0" + record["unix"])
-        start = time.monotonic()
         assert stranger.recv(1) == b""
-        assert time.monotonic() - start < 2  # and not when rank 0 gives up
+    assert "was too slow to identify itself" in caplog.text
+    assert not outcome  # rank 0 still waits for rank 1
+    one._sock.close()
     rank0.join(20)
-    assert "rank 1 did not connect within 3 s" in str(outcome[0])
+    assert isinstance(outcome[0], PeerLostError)
+    assert outcome[0].rank == 1
 
 
 @pytest.mark.parametrize("what", ["generation", "size", "rank", "duplicate"])

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from support import until
 
 from horoplug.rendezvous import server as server_module
 from horoplug.rendezvous import wire
@@ -25,6 +26,7 @@ from horoplug.rendezvous.state import StoreState
 from horoplug.rendezvous.store import StoreClient
 
 SECRET = secrets.token_bytes(32)
+NEVER = 600.0  # seconds: longer than any test
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,9 @@ class Background:
 
     def __init__(self, function, *args, **kwargs):
         self._outcome = None
-        self._thread = threading.Thread(target=self._run, args=(function, args, kwargs))
+        self._thread = threading.Thread(
+            target=self._run, args=(function, args, kwargs), daemon=True
+        )
         self._thread.start()
 
     def _run(self, function, args, kwargs):
@@ -172,14 +176,12 @@ def test_large_values_and_many_keys(connect):
 def test_a_lost_rank_ends_the_waiting(connect):
     a, b, c = connect(), connect(), connect()
     b.register(1)
-    waiting = Background(a.get, ["from 1"], 30, [1])
+    waiting = Background(a.get, ["from 1"], NEVER, [1])
     patient = Background(c.get, ["from 2"], 30, [2])
-    start = time.monotonic()
     b._sock.close()  # as when it is killed
     with pytest.raises(PeerLostError, match=rf"rank 1 \(pid {os.getpid()} .*\) ended") as caught:
         waiting.result()
     assert caught.value.rank == 1
-    assert time.monotonic() - start < 5
     with pytest.raises(PeerLostError):  # who asks later learns at once, too
         a.get(["from 1"], 30, [1])
     a.set("was set by 1", b"")
@@ -266,10 +268,8 @@ def test_a_fork_does_not_hide_a_death(connect, server):
 
 def test_wrong_secret(server, connect, caplog):
     wrong = bytes([SECRET[0]]) + bytes([SECRET[1] ^ 128]) + SECRET[2:]
-    start = time.monotonic()
     with pytest.raises(AuthenticationError, match="does not know this job's secret") as caught:
-        StoreClient.connect(*server.address, wrong, 30.0)
-    assert time.monotonic() - start < 5
+        Background(StoreClient.connect, *server.address, wrong, NEVER).result()
     assert f"the rendezvous server at 127.0.0.1:{server.address[1]}" in str(caught.value)
     connect().set("still", b"works")
 
@@ -292,9 +292,8 @@ def test_client_waits_for_the_server_to_start():
 def test_the_server_goes_away():
     server = StoreServer(SECRET)
     client = StoreClient.connect(*server.address, SECRET, 5.0)
-    waiting = Background(client.get, ["k"], 30)
-    while not server._state._waiting:  # bounded by the test's time limit
-        time.sleep(0.001)
+    waiting = Background(client.get, ["k"], NEVER)
+    until(lambda: server._state._waiting)
     server.close()
     server.close()
     with pytest.raises(RendezvousError, match=r"closed the connection.*did the job end"):
@@ -342,23 +341,24 @@ def test_a_malformed_message_ends_only_its_connection(server, connect, data):
     assert waiting.result() == [b"fine"]
 
 
-def test_strangers(server, connect, caplog):
-    """Garbage, oversized, slow and silent connections; the good client's requests take no longer than they should."""
-    good = connect()
-    strangers = [socket.create_connection(server.address) for _ in range(50)]
-    for i, stranger in enumerate(strangers):
-        stranger.settimeout(10)
-        if i % 3 == 0:
-            stranger.sendall(b"\x16\x03\x01" + secrets.token_bytes(200))
-        elif i % 3 == 1:
-            stranger.sendall(b"HPau")  # and no more
-    start = time.monotonic()
-    good.set("k", b"v")
-    assert good.get(["k"], 5) == [b"v"]
-    assert time.monotonic() - start < 5
-    assert all(until_closed(s) for s in strangers[::3])
-    for stranger in strangers:
-        stranger.close()
+def test_strangers(caplog):
+    """Garbage, oversized, slow and silent connections; the good client's requests do not wait until they are gone."""
+    with (
+        StoreServer(SECRET, auth_seconds=NEVER) as server,
+        StoreClient.connect(*server.address, SECRET, 5.0) as good,
+    ):
+        strangers = [socket.create_connection(server.address) for _ in range(50)]
+        for i, stranger in enumerate(strangers):
+            stranger.settimeout(10)
+            if i % 3 == 0:
+                stranger.sendall(b"\x16\x03\x01" + secrets.token_bytes(200))
+            elif i % 3 == 1:
+                stranger.sendall(b"HPau")  # and no more
+        good.set("k", b"v")
+        assert good.get(["k"], 5) == [b"v"]
+        assert all(until_closed(s) for s in strangers[::3])
+        for stranger in strangers:
+            stranger.close()
     lines = [r.getMessage() for r in caplog.records]
     assert 0 < len(lines) <= server_module._LOGGED
     assert all("\n" not in line for line in lines)

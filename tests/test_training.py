@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from support import ROOT, run_script, seed
+from support import NO_LIMITS, ROOT, run_script, seed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -129,13 +129,12 @@ def die_in_backward(victim, step_of_death):
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
 def test_kill_in_the_middle_of_a_step(pool, hosts):
     """The others get the error out of backward() or step()."""
-    with pool.ranks(len(hosts), hosts=hosts) as ranks:
+    with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as ranks:
         outcomes = ranks.outcomes(die_in_backward, 1, 3)
         assert outcomes[1].died
         for outcome in [outcomes[0], *outcomes[2:]]:
             assert outcome.kind == "HorovodInternalError", str(outcome)
             assert "rank 1" in outcome.message
-            assert outcome.seconds < 15
 
 
 def with_data_loader():

@@ -1,0 +1,33 @@
+"""The tests' own tools, where a defect in them would go unnoticed."""
+
+import signal
+
+import pytest
+from support import Pool, once_this_thread_waits, until
+
+
+def stand_still(mark):
+    mark.touch()
+    signal.pause()
+
+
+def test_the_stacks_of_a_rank_that_hangs_are_printed(tmp_path, capfd):
+    pool = Pool()
+    try:
+        with pool.ranks(1) as ranks:
+            ranks.start(stand_still, tmp_path / "here")
+            until((tmp_path / "here").exists)
+            with pytest.raises(pytest.fail.Exception, match=r"\[0\] were not done after 0\.1 s"):
+                ranks.collect(timeout=0.1)
+            assert ranks.workers[0].process.returncode == -signal.SIGUSR1
+    finally:
+        pool.close()
+    assert "stand_still" in capfd.readouterr().err
+
+
+def test_something_happens_once_a_thread_waits():
+    """It does not happen while the thread computes, however long, and it ends the wait."""
+    happened = []
+    with once_this_thread_waits(lambda: happened.append(1)):
+        assert not any(happened for _ in range(1_000_000))
+        until(lambda: happened)
