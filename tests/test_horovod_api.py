@@ -25,6 +25,8 @@ FILES = [
     "test_optimizer.py",
     "test_process_sets.py",
     "test_join.py",
+    "test_timeline.py",
+    "test_sync_batch_norm.py",
     "test_elastic.py",
 ]
 
