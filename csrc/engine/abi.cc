@@ -248,6 +248,35 @@ hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handl
   });
 }
 
+hp_status hp_submit_many(hp_engine* engine, const hp_submission* submissions, int32_t count,
+                         hp_handle* handles, int32_t* accepted) {
+  *accepted = 0;
+  return guarded([&] {
+    std::vector<horoplug::OperationPtr> operations;
+    operations.reserve(static_cast<std::size_t>(std::max(count, 0)));
+    Status refused;
+    horoplug::MembersPtr members;
+    const auto* at = reinterpret_cast<const char*>(submissions);
+    try {
+      for (int32_t i = 0; i < count; ++i) {
+        const hp_submission full = complete(reinterpret_cast<const hp_submission*>(at));
+        at += submissions->struct_size;
+        const std::uint32_t set = checked_set(full.process_set);
+        if (!members || members->set != set) members = engine->engine.members(set);
+        operations.push_back(horoplug::make_operation(full, members));
+      }
+    } catch (const Error& error) {
+      refused = error.status();
+    }
+    const Status late = engine->engine.submit_all(operations);
+    for (const auto& operation : operations) {
+      if (operation->handle == 0) break;
+      handles[(*accepted)++] = operation->handle;
+    }
+    return report(late.ok() ? refused : late);
+  });
+}
+
 hp_status hp_process_set_add(hp_engine* engine, const int32_t* ranks, int32_t count,
                              hp_handle* handle) {
   return guarded([&] {

@@ -84,42 +84,62 @@ void Engine::wait_until_ready() {
 hp_handle Engine::submit(OperationPtr operation) {
   {
     std::lock_guard lock(mutex_);
-    if (!end_status_.ok()) {
-      throw Error(end_status_.code, operation->describe() + " cannot run: " + end_status_.message);
-    }
-    const OpKind kind = operation->signature.op;
-    const auto known = known_sets_.find(operation->members->set);
-    if (known == known_sets_.end()) {
-      throw Error(HP_INVALID_ARGUMENT,
-                  operation->describe() + " cannot run: the process set was removed");
-    }
-    if (!known->second.end.ok()) {
-      throw Error(known->second.end.code,
-                  operation->describe() + " cannot run: " + known->second.end.message);
-    }
-    if (known->second.joined) {
-      throw Error(HP_INVALID_ARGUMENT, operation->describe() +
-                                           " cannot run: this rank has joined, and waits until "
-                                           "every rank has called join()");
-    }
-    if (operation->name.empty()) {
-      operation->name = std::string(op_kind_name(kind)) + ".noname." +
-                        std::to_string(++unnamed_[{operation->members->set, kind}]);
-    }
-    if (!in_flight_.insert(operation->key()).second) {
-      throw Error(HP_DUPLICATE_NAME,
-                  operation->describe() +
-                      " is still in flight; wait for it before you submit another operation of the "
-                      "same name, or give this one another name");
-    }
-    known->second.joined = kind == OpKind::kJoin;
-    operation->submitted_at = now();
-    handles_.add(operation);
-    submissions_.push_back(operation);
+    admit(operation);
     requests_waiting_.store(true);
   }
   doorbell_->ring();
   return operation->handle;
+}
+
+Status Engine::submit_all(const std::vector<OperationPtr>& operations) {
+  Status refused;
+  {
+    std::lock_guard lock(mutex_);
+    try {
+      for (const OperationPtr& operation : operations) admit(operation);
+    } catch (const Error& error) {
+      refused = error.status();
+    }
+    requests_waiting_.store(true);
+  }
+  doorbell_->ring();
+  return refused;
+}
+
+// Under the lock. Throws Error if the operation cannot be submitted now.
+void Engine::admit(const OperationPtr& operation) {
+  if (!end_status_.ok()) {
+    throw Error(end_status_.code, operation->describe() + " cannot run: " + end_status_.message);
+  }
+  const OpKind kind = operation->signature.op;
+  const auto known = known_sets_.find(operation->members->set);
+  if (known == known_sets_.end()) {
+    throw Error(HP_INVALID_ARGUMENT,
+                operation->describe() + " cannot run: the process set was removed");
+  }
+  if (!known->second.end.ok()) {
+    throw Error(known->second.end.code,
+                operation->describe() + " cannot run: " + known->second.end.message);
+  }
+  if (known->second.joined) {
+    throw Error(HP_INVALID_ARGUMENT, operation->describe() +
+                                         " cannot run: this rank has joined, and waits until "
+                                         "every rank has called join()");
+  }
+  if (operation->name.empty()) {
+    operation->name = std::string(op_kind_name(kind)) + ".noname." +
+                      std::to_string(++unnamed_[{operation->members->set, kind}]);
+  }
+  if (!in_flight_.insert(operation->key()).second) {
+    throw Error(HP_DUPLICATE_NAME,
+                operation->describe() +
+                    " is still in flight; wait for it before you submit another operation of the "
+                    "same name, or give this one another name");
+  }
+  known->second.joined = kind == OpKind::kJoin;
+  operation->submitted_at = now();
+  handles_.add(operation);
+  submissions_.push_back(operation);
 }
 
 Status Engine::wait(hp_handle handle, double timeout) {

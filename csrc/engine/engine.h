@@ -43,6 +43,9 @@ class Engine {
   MembersPtr members(std::uint32_t set) const;
   // Queues an operation (see make_operation) and gives it a name, if it has none, and a handle.
   hp_handle submit(OperationPtr operation);
+  // The same for several, up to the first one that is refused: the status says why. What has got a
+  // handle is submitted.
+  Status submit_all(const std::vector<OperationPtr>& operations);
   // The same for operations on process sets; see hp_process_set_add, hp_process_set_remove and
   // hp_join.
   hp_handle add_set(const std::vector<int>& ranks);
@@ -62,6 +65,8 @@ class Engine {
 
  private:
   enum class State { kStarting, kRunning, kLeaving, kStopped };
+
+  void admit(const OperationPtr& operation);
 
   // The progress thread.
   void pin_thread();

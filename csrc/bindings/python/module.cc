@@ -257,16 +257,20 @@ class Engine {
     if (operations.size() != memory.size()) {
       throw py::value_error("submit_many takes an address for each operation");
     }
-    hp_engine* const engine = get();
-    std::vector<hp_handle> handles;
-    handles.reserve(static_cast<std::size_t>(operations.size()));
-    for (Py_ssize_t i = 0; i < operations.size(); ++i) {
-      const auto& operation = py::handle(operations[i]).cast<const Prepared&>();
-      hp_handle handle = 0;
-      const hp_status status = operation.submit(engine, to_pointer(memory[i]), &handle);
-      if (status != HP_OK) return {std::move(handles), make_error(status, hp_last_error())};
-      handles.push_back(handle);
+    const auto count = static_cast<std::size_t>(operations.size());
+    std::vector<hp_tensor> tensors(count);
+    std::vector<hp_submission> submissions(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto at = static_cast<Py_ssize_t>(i);
+      const auto& operation = py::handle(operations[at]).cast<const Prepared&>();
+      submissions[i] = operation.on(to_pointer(memory[at]), &tensors[i]);
     }
+    std::vector<hp_handle> handles(count);
+    std::int32_t accepted = 0;
+    const hp_status status = hp_submit_many(
+        get(), submissions.data(), static_cast<std::int32_t>(count), handles.data(), &accepted);
+    handles.resize(static_cast<std::size_t>(accepted));
+    if (status != HP_OK) return {std::move(handles), make_error(status, hp_last_error())};
     return {std::move(handles), py::none()};
   }
 

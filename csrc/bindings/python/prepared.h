@@ -30,13 +30,12 @@ class Prepared {
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
 
-  // The operation on the tensor at `address`.
-  hp_status submit(hp_engine* engine, void* address, hp_handle* handle) const {
-    const hp_tensor tensor = {address, address, shape_.data(),
-                              static_cast<std::int32_t>(shape_.size()), 0};
+  // The operation on the tensor at `address`. `tensor` is where its description goes.
+  hp_submission on(void* address, hp_tensor* tensor) const {
+    *tensor = {address, address, shape_.data(), static_cast<std::int32_t>(shape_.size()), 0};
     hp_submission submission = submission_;
-    submission.tensors = &tensor;
-    return hp_submit(engine, &submission, handle);
+    submission.tensors = tensor;
+    return submission;
   }
 
  private:

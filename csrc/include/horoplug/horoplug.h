@@ -225,6 +225,12 @@ HP_API hp_status hp_engine_abort(hp_engine* engine, const char* reason);
 
 HP_API hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle);
 
+/* The same for `count` operations at once, in their order, for less than the sum. All structs have
+ * the size that the first one says. Those before the first one that is refused are submitted:
+ * `accepted` is their number, `handles` has theirs, and the status is that of the one refused. */
+HP_API hp_status hp_submit_many(hp_engine* engine, const hp_submission* submissions, int32_t count,
+                                hp_handle* handles, int32_t* accepted);
+
 /* Process sets. Adding and removing are operations on all ranks: every rank calls them, in the same
  * order and with the same ranks (HP_MISMATCH otherwise), also those that are not in the set. They
  * end, like other operations, with hp_wait. Operations of different sets run independently of each
