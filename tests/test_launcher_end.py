@@ -15,10 +15,11 @@ import pytest
 from support import ROOT, until
 
 from horoplug.runner import agent as agent_module
-from horoplug.runner.job import GRACE_SECONDS, describe
+from horoplug.runner.job import describe
 
 MARK = "HOROPLUG_TEST_JOB"  # a variable that every process of a job inherits
 NEVER = 600  # seconds: longer than any test
+GRACE_PROMISE = 5.0  # seconds that a rank has to clean up between SIGTERM and SIGKILL
 SPIN = "while True: signal.pause()"  # a rank that never ends by itself: that the job ends proves that it was ended
 PATIENT_LAUNCHER = f"""
 import sys
@@ -265,8 +266,8 @@ def test_who_ignores_sigterm_is_killed(run, gate):
     assert code == 4
     assert "rank 1 exited with code 4" in last_line(err)
     assert ends(err) == {1: "exited with code 4", 0: KILLED}
-    # A promise, and true on the slowest machine: a rank has this long to clean up.
-    assert time.monotonic() - start >= GRACE_SECONDS
+    # A lower bound, which a slow machine only makes longer.
+    assert time.monotonic() - start >= GRACE_PROMISE
 
 
 def test_ranks_may_clean_up_and_are_still_heard(run, gate):
