@@ -164,6 +164,9 @@ std::vector<Variant> Negotiator::variants_of(const Entry& entry) const {
     std::sort(variant.ranks.begin(), variant.ranks.end());
     variants.push_back(std::move(variant));
   }
+  // Messages tell of the ranks in order.
+  std::sort(variants.begin(), variants.end(),
+            [](const Variant& a, const Variant& b) { return a.ranks < b.ranks; });
   return variants;
 }
 
