@@ -133,6 +133,13 @@ def test_every_operation_in_a_set(ranks):
             hvd.barrier(process_set=members)
             assert hvd.broadcast_object({"rank": me}, 2, process_set=members) == {"rank": 2}
             assert hvd.allgather_object(me, process_set=members) == [0, 2]
+            layer = torch.nn.Linear(2, 2)
+            torch.nn.init.constant_(layer.weight, me)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1 * (me + 1), momentum=0.9)
+            hvd.broadcast_parameters(layer.state_dict(), 2, process_set=members)
+            hvd.broadcast_optimizer_state(optimizer, 2, process_set=members)
+            assert layer.weight.eq(2).all()
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3)
             # Gradients know the set's ranks.
             z = torch.full((me + 1, 2), 1.0, requires_grad=True)
             gathered = hvd.allgather(z, process_set=members)

@@ -9,14 +9,17 @@ import torch
 from horoplug.common.basics import rank
 from horoplug.common.objects import allgather_object as allgather_object
 from horoplug.common.objects import broadcast_object as broadcast_object
+from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.variants import synchronize
 from horoplug.torch.operations import broadcast_async_
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor], root_rank: int
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite parameters with those of rank `root_rank`.
+    """Overwrite parameters with those of rank `root_rank` (a global rank), on the ranks of the set.
 
     ``params``: ``model.state_dict()``, ``model.named_parameters()``, or an iterable of tensors. What is no tensor is
     left alone. Raises ValueError for anything else."""
@@ -30,11 +33,16 @@ def broadcast_parameters(
             f"{type(params).__name__}."
         )
     tensors = [(name, tensor) for name, tensor in items if isinstance(tensor, torch.Tensor)]
-    _broadcast_in_place(tensors, root_rank)
+    _broadcast_in_place(tensors, root_rank, process_set)
 
 
-def _broadcast_in_place(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
-    for handle in [broadcast_async_(tensor.detach(), root_rank, name) for name, tensor in named]:
+def _broadcast_in_place(
+    named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet
+) -> None:
+    handles = [
+        broadcast_async_(tensor.detach(), root_rank, name, process_set) for name, tensor in named
+    ]
+    for handle in handles:
         synchronize(handle)
 
 
@@ -49,9 +57,13 @@ class _Slot:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank the optimizer state (momenta, step counts …) and options (learning rate …) of rank `root_rank`.
+    """Give every rank of the set the optimizer state (momenta, step counts …) and options (learning rate …) of rank
+    `root_rank` (a global rank).
 
     State that only the root has is created, and what only others have is dropped; parameters are not touched. As in
     Horovod, parameters of an optimizer that has not stepped yet get gradients of zero if they have none, but for those
@@ -75,7 +87,9 @@ def broadcast_optimizer_state(
         ]
         state = [optimizer.state.get(p) for p in parameters]
         described = _map(torch.Tensor, describe, (len(parameters), options, state)), len(tensors)
-    (count, options, state), sent = broadcast_object(described, root_rank, "optimizer_state")
+    (count, options, state), sent = broadcast_object(
+        described, root_rank, "optimizer_state", process_set
+    )
 
     if rank() != root_rank:
         tensors = [torch.empty(0)] * sent
@@ -85,9 +99,8 @@ def broadcast_optimizer_state(
             return tensors[slot.number]
 
         options, state = _map(_Slot, make, (options, state))
-    _broadcast_in_place(
-        ((f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors)), root_rank
-    )
+    named = ((f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors))
+    _broadcast_in_place(named, root_rank, process_set)
     if rank() != root_rank:
         # Only now, so that the other ranks are not left waiting.
         if count != len(parameters) or len(options) != len(optimizer.param_groups):
