@@ -79,6 +79,34 @@ def die_while_others_compute(victim, _):
     hvd.broadcast(np.ones(3), 0, name="waiting")
 
 
+def die_before_joining(victim, _):
+    """The others have no more data, and wait for nothing else."""
+    if hvd.rank() == victim:
+        die()
+    hvd.join()
+
+
+def die_in_a_set(victim, key):
+    """In the middle of a reduction in a set of two; who is not in it hears of it, too."""
+    other = (victim + 1) % hvd.size()
+    both = hvd.global_process_set if hvd.size() == 2 else hvd.add_process_set([victim, other])
+    if hvd.rank() == victim:
+        threading.Timer(random.Random(key).uniform(0.0, 0.2), die).start()
+    while both.included():
+        hvd.allreduce(np.ones(300_000), name="pair", op=hvd.Adasum, process_set=both)
+    hvd.join()
+
+
+def die_while_sets_come_and_go(victim, key):
+    if hvd.rank() == victim:
+        threading.Timer(random.Random(key).uniform(0.0, 0.2), die).start()
+    while True:
+        first = hvd.add_process_set([0])
+        last = hvd.add_process_set([hvd.size() - 1])
+        hvd.remove_process_set(first)
+        hvd.remove_process_set(last)
+
+
 def _gone(victim):
     try:
         hvd.allreduce(np.ones(1), name="probe")
@@ -94,6 +122,9 @@ PHASES = [
     die_during_small_ones,
     die_before_barrier,
     die_while_others_compute,
+    die_before_joining,
+    die_in_a_set,
+    die_while_sets_come_and_go,
 ]
 
 

@@ -111,7 +111,7 @@ class Engine {
   double census_interval() const;
   double overdue_time() const;
 
-  // Endings.
+  // Endings (endings.cc).
   void fail(const Status& status);
   void end_everything();
   void end_operations(std::vector<OperationPtr> operations, const Status& status);
