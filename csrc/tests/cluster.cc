@@ -1,5 +1,6 @@
 #include "cluster.h"
 
+#include <doctest/doctest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/mman.h>
@@ -225,6 +226,24 @@ std::vector<std::byte> perform(Engine& engine, const Order& request) {
   }
   engine.handles().release(handle);
   return result;
+}
+
+Status failure_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return {};
+}
+
+bool mentions(const Status& status, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    if (status.message.find(word) != std::string::npos) continue;
+    MESSAGE("no '" << word << "' in: " << status.message);
+    return false;
+  }
+  return true;
 }
 
 std::uint64_t test_seed() {

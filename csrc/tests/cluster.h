@@ -71,6 +71,11 @@ std::int64_t await_value(Engine& engine, hp_handle handle);
 // submit and await; returns the outcome of the first tensor as bytes.
 std::vector<std::byte> perform(Engine& engine, const Order& request);
 
+// Runs `body` and returns how it failed.
+Status failure_of(const std::function<void()>& body);
+// Whether a failure's message has all these words; says what it is if not.
+bool mentions(const Status& status, const std::vector<std::string>& words);
+
 // The seed of this run, printed once; HOROPLUG_TEST_SEED repeats one.
 std::uint64_t test_seed();
 
