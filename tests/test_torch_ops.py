@@ -381,7 +381,7 @@ def test_tensors_are_kept_alive(ranks):
 
 
 def test_signatures():
-    """Horovod's, argument by argument."""
+    """Horovod's, argument by argument; what comes after them is horoplug's own."""
     expected = {
         "allreduce": "tensor average=None name=None compression=C op=None prescale_factor=1.0 postscale_factor=1.0 ps",
         "allreduce_async": "tensor average=None name=None op=None prescale_factor=1.0 postscale_factor=1.0 ps",
@@ -401,9 +401,9 @@ def test_signatures():
         "postscale_factor=1.0",
         "sparse_allreduce_async": "tensor name op ps",
         "broadcast_object": "obj root_rank=0 name=None ps",
-        "allgather_object": "obj name=None",
-        "broadcast_parameters": "params root_rank",
-        "broadcast_optimizer_state": "optimizer root_rank model=None",
+        "allgather_object": "obj name=None ps",
+        "broadcast_parameters": "params root_rank ps",
+        "broadcast_optimizer_state": "optimizer root_rank model=None ps",
         "DistributedOptimizer": "optimizer named_parameters=None compression=C backward_passes_per_step=1 op=0 "
         "gradient_predivide_factor=1.0 num_groups=0 groups=None sparse_as_dense=False ps",
         "init": "comm=None process_sets=None",

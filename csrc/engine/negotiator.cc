@@ -171,8 +171,9 @@ std::vector<Variant> Negotiator::variants_of(const Entry& entry) const {
 }
 
 void Negotiator::pass_up(const std::string& name, const Entry& entry) {
-  // With the ranks, if it is not simply all of the subtree.
-  if (entry.camps.size() > 1 || !joined_.empty()) {
+  // With the ranks, if it is not simply all of the subtree. A child that names its ranks does so
+  // because others below it have joined, which this rank may hear a moment later.
+  if (entry.camps.size() > 1 || !joined_.empty() || !entry.camps.front().ranks.empty()) {
     up_.requests.push_back({name, variants_of(entry)});
     return;
   }
@@ -191,8 +192,7 @@ void Negotiator::decide(const std::string& name, const Entry& entry) {
     return;
   }
   ReadyOperation operation{name, entry.camps.front().signature, {}};
-  // A subtree that names its ranks does so because others in it have joined, which the root may
-  // hear a moment later.
+  // See pass_up().
   if (!joined_.empty() || !entry.camps.front().ranks.empty()) {
     operation.absent = absent_from(variants_of(entry).front().ranks);
   }

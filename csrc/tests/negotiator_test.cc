@@ -379,6 +379,25 @@ TEST_CASE("ranks that join at any moment are absent from just what they have not
   }
 }
 
+TEST_CASE("a join far down the tree is heard of after the readiness that it completes") {
+  // The way up from rank 10, the only one to join: 9, 1, 0.
+  Simulation simulation({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9}, {});
+  REQUIRE(simulation[10].place().parent == 9);
+  REQUIRE(simulation[9].place().parent == 1);
+  Random random(testing::test_seed());
+  for (int rank = 0; rank < 10; ++rank) {
+    simulation[rank].submit("x", signature_of(OpKind::kAllreduce, 4));
+    simulation.collect(rank);
+  }
+  simulation[10].join();
+  simulation.collect(10);
+  while (simulation.happen(random)) {
+  }
+  REQUIRE(simulation.decided(10).size() == 1);
+  CHECK(simulation.decided(10)[0].absent == std::vector<std::vector<int>>{{10}});
+  CHECK(simulation.decided(10)[0].unknown.contains("x"));
+}
+
 TEST_CASE("when a rank leaves, every rank runs the same operations before the end") {
   const std::uint64_t seed = testing::test_seed();
   for (int round = 0; round < 200; ++round) {
