@@ -81,13 +81,7 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        try:
-            self._submit_noted()
-            self._submit_missing()
-            with torch.no_grad():
-                self._reducer.finish()
-        finally:
-            self._reset()
+        self._finish()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]

@@ -220,6 +220,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         needed (clipping …), and then ``step`` inside of :meth:`skip_synchronize`.
 
         Raises HorovodInternalError if a reduction failed; the gradients are then undefined."""
+        self._finish()
+        self._synchronized = True
+
+    def _finish(self) -> None:
+        """Submit what is not yet, wait for everything, and take the results over."""
         try:
             self._submit_noted()
             self._submit_missing()
@@ -227,7 +232,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 self._reducer.finish()
         finally:
             self._reset()
-        self._synchronized = True
 
     def _submit_missing(self) -> None:
         """Submit what no hook has: other ranks may have these gradients."""

@@ -1,6 +1,8 @@
 """Handles, names that are in flight, and barriers."""
 
+import tempfile
 import time
+from pathlib import Path
 
 import horovod.torch as hvd
 import pytest
@@ -100,13 +102,19 @@ def test_the_tensors_of_a_handle_are_kept_alive():
 
 def test_barrier_waits_for_every_rank():
     """Nobody is through before the last has come: what it had written is there."""
-    hvd.barrier()
-    if hvd.rank() == 0:
-        time.sleep(0.5)
-    arrived = time.time()
-    hvd.barrier()
-    passed = time.time()
-    assert max(hvd.allgather_object(arrived)) <= passed
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(hvd.broadcast_object(made, 0))
+        last = folder / "0"
+        if hvd.rank() == 0:  # comes when all others are about to wait, or do already
+            deadline = time.monotonic() + 60
+            while len(list(folder.iterdir())) < hvd.size() - 1:
+                assert time.monotonic() < deadline
+            last.touch()
+        else:
+            (folder / str(hvd.rank())).touch()
+        hvd.barrier()
+        assert last.exists()
+        hvd.barrier()  # before rank 0 removes it
 
 
 def test_barrier_among_other_operations():
