@@ -74,6 +74,8 @@ class Engine:
         progress_cpu: int = -1,
         separate_groups: bool = False,
         process_sets: str = "",
+        plan_after: int = 0,
+        bucket_bytes: int = 0,
     ) -> None:
         """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; the engine takes
         ownership of every descriptor, also on failure. Units and defaults are those of ``hp_config``."""

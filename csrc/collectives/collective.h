@@ -45,6 +45,8 @@ struct Algorithm {
   OpKind kind;
   const char* name;
   const char* medium;  // "self", "shm" or "stream"
+  // Before all ranks have called it, no rank comes to its end, and no rank's input is overwritten.
+  bool meets;
   bool (*can)(const Comm& comm, const Call& call);
   // Estimated microseconds for `bytes` bytes on `ranks` ranks.
   double (*cost)(int ranks, double bytes);

@@ -6,7 +6,9 @@ void Comm::begin(const Channel& channel, BatchTrace* trace) {
   channel_ = channel;
   trace_ = trace;
   tickets_.assign(links_.size(), 0);
-  if (shared_ != nullptr) shared_->begin(channel.check);
+  if (shared_ == nullptr) return;
+  shared_->begin(channel.check);
+  shared_cycle_ = shared_->cycle();
 }
 
 void Comm::end() {
@@ -14,6 +16,26 @@ void Comm::end() {
   for (Link* link : links_) {
     if (link != nullptr) link->forget(channel_);
   }
+}
+
+void Comm::withdraw() {
+  end();
+  for (Link* link : links_) {
+    if (link != nullptr) link->take_back(channel_);
+  }
+  if (shared_ != nullptr) shared_->rewind(shared_cycle_);
+}
+
+void Comm::drop(const Channel& first_dropped) {
+  for (Link* link : links_) {
+    if (link != nullptr) {
+      link->end_epoch(first_dropped.set, first_dropped.epoch, first_dropped.batch);
+    }
+  }
+}
+
+void Comm::resume() {
+  if (shared_ != nullptr) shared_->skip();
 }
 
 void Comm::send(int rank, const void* data, std::size_t bytes) {

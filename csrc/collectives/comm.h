@@ -32,7 +32,17 @@ class Comm {
   // one, is told what happens in it.
   void begin(const Channel& channel, BatchTrace* trace = nullptr);
   void end();
+  // Leaves a batch that not all ranks have joined, after its coroutine is gone: as if it had not
+  // begun.
+  void withdraw();
+  // The plan of an epoch has ended: what peers have sent of it for this batch and those after it is
+  // dropped (at once), and the ranks go on together from the same point (when what still runs of
+  // the plan is done).
+  void drop(const Channel& first_dropped);
+  void resume();
   BatchTrace* trace() const { return trace_; }
+  // The batch is a plan's: ranks join it unasked, and it may be withdrawn until all have.
+  bool planned() const { return channel_.epoch != 0; }
 
   // Queues a message of at most kChunkBytes to a rank. `data` must stay as it is until flushed().
   void send(int rank, const void* data, std::size_t bytes);
@@ -76,6 +86,7 @@ class Comm {
   BatchTrace* trace_ = nullptr;
   std::array<std::pair<std::unique_ptr<std::byte[]>, std::size_t>, 2> scratch_;
   std::vector<std::uint64_t> tickets_;  // last frame sent to each rank in this batch
+  std::uint64_t shared_cycle_ = 0;      // where the batch began
 };
 
 }  // namespace horoplug

@@ -146,6 +146,8 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
     options.cache_capacity =
         given.cache_capacity < 0 ? 0 : static_cast<std::size_t>(given.cache_capacity);
   }
+  if (given.plan_after != 0) options.plan_after = std::max(given.plan_after, 0);
+  set_unless_zero(options.bucket_bytes, given.bucket_bytes);
   set_unless_zero(options.stall_check_time, given.stall_check_time);
   set_unless_zero(options.stall_shutdown_time, given.stall_shutdown_time);
   set_unless_zero(options.data_timeout, given.data_timeout);

@@ -133,6 +133,8 @@ void Engine::admit(const OperationPtr& operation) {
                     "same name, or give this one another name");
   }
   known->second.joined = kind == OpKind::kJoin;
+  if (std::exchange(looks_seen_, handles_.looks()) != looks_seen_) ++wave_;
+  operation->wave = wave_;
   operation->submitted_at = now();
   handles_.add(operation);
   submissions_.push_back(operation);
@@ -174,6 +176,8 @@ hp_stats Engine::stats() const {
   stats.control_bytes = counters_.control_bytes;
   stats.cached_names = counters_.cached_names;
   stats.wakeups = counters_.wakeups;
+  stats.planned_batches = counters_.planned_batches;
+  stats.broken_plans = counters_.broken_plans;
   return stats;
 }
 
@@ -234,7 +238,9 @@ double Engine::sleep_seconds() const {
     waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
   }
   if (!waiting) return -1;  // nothing can go wrong that a peer would not tell
-  return std::fmin(census_interval() / 4, 0.25);
+  double seconds = std::fmin(census_interval() / 4, 0.25);
+  for (const auto& [id, set] : sets_) seconds = std::fmin(seconds, plan_patience(*set));
+  return seconds;
 }
 
 bool Engine::take_requests() {
@@ -269,6 +275,7 @@ void Engine::submit_here(const OperationPtr& operation) {
     return;
   }
   ProcessSet& set = *found->second;
+  set.last_event = last_event_;
   if (set.negotiator.closed()) {
     end_operations({operation}, set.negotiator.end());
     return;
@@ -278,7 +285,7 @@ void Engine::submit_here(const OperationPtr& operation) {
   if (operation->signature.op == OpKind::kJoin) {
     set.negotiator.join();
   } else {
-    set.negotiator.submit(operation->name, operation->signature);
+    set.negotiator.submit(operation->name, operation->signature, operation->wave);
   }
 }
 
@@ -304,7 +311,7 @@ bool Engine::negotiate() {
 }
 
 bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
-  last_event_ = now();
+  set.last_event = last_event_ = now();
   std::vector<OperationPtr> operations;
   const auto take = [&](const std::string& name) {
     const auto unknown = decision.unknown.find(name);
@@ -320,7 +327,7 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
   for (const std::string& name : decision.names) take(name);
   const auto run = [&] {
     if (set.executor.idle()) set.last_progress = last_event_;
-    Batch batch{decision.batch, std::move(operations), std::move(decision.absent)};
+    Batch batch{decision.batch, decision.plan, std::move(operations), std::move(decision.absent)};
     tracing_.decided(set, batch);
     set.executor.enqueue(std::move(batch));
   };
@@ -351,6 +358,19 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
       end_operations(take_pending(set), decision.status);
       break;
     }
+    case DecisionItem::Kind::kUnlock:
+      ++counters_.broken_plans;
+      if (auto withdrawn = set.executor.end_plan(decision.plan, decision.batch)) {
+        tracing_.ended(*withdrawn);
+        for (const OperationPtr& operation : withdrawn->operations) {
+          operation->outcomes.clear();
+          set.pending.emplace(operation->name, operation);
+        }
+      }
+      break;
+    case DecisionItem::Kind::kSurvey:
+    case DecisionItem::Kind::kLock:
+      break;  // the negotiator's own affair
     case DecisionItem::Kind::kClose:
       close_for_submissions(set.members->set, decision.status);
       end_operations(take_pending(set), decision.status);
@@ -380,9 +400,10 @@ bool Engine::execute() {
         busy = true;
       }
       if (!done) break;
-      last_event_ = now();
-      set->negotiator.batch_done();
+      set->last_event = last_event_ = now();
+      set->negotiator.batch_done(done->plan);
       ++counters_.batches;
+      if (done->plan != 0) ++counters_.planned_batches;
       for (const OperationPtr& operation : done->operations) {
         counters_.tensors += operation->signature.shapes.size();
         counters_.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));

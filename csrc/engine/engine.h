@@ -101,6 +101,8 @@ class Engine {
   void watch();
   void watch_handshake() const;
   void watch_transfers();
+  void watch_plans();
+  double plan_patience(const ProcessSet& set) const;
   void watch_pending();
   void run_census();
   void judge(const Report& report);
@@ -139,6 +141,8 @@ class Engine {
   Status end_status_;  // why nothing can be submitted any more
   std::vector<OperationPtr> submissions_;
   std::unordered_set<std::string> in_flight_;  // keys of operations, for duplicates
+  std::uint64_t looks_seen_ = 0;
+  std::uint64_t wave_ = 0;
   // Operations without a name so far, by set and kind.
   std::map<std::pair<std::uint32_t, OpKind>, std::uint64_t> unnamed_;
   bool leave_requested_ = false;
@@ -172,7 +176,7 @@ class Engine {
 
   struct Counters {
     std::atomic<std::uint64_t> batches{0}, tensors{0}, bytes{0}, control_messages{0},
-        control_bytes{0}, cached_names{0}, wakeups{0};
+        control_bytes{0}, cached_names{0}, wakeups{0}, planned_batches{0}, broken_plans{0};
   };
   Counters counters_;
   std::thread thread_;

@@ -24,6 +24,7 @@ class Hash {
 std::uint64_t hash_of(const Batch& batch) {
   Hash hash;
   hash.add(batch.number);
+  hash.add(batch.plan);
   for (const OperationPtr& operation : batch.operations) {
     const Signature& signature = operation->signature;
     hash.add(operation->name);
@@ -53,11 +54,34 @@ Executor::Executor(std::uint32_t set, std::unique_ptr<Comm> comm, std::string al
 
 Executor::~Executor() = default;
 
+Channel Executor::channel_of(std::uint32_t plan, std::uint64_t number) const {
+  return {.set = set_, .epoch = plan, .batch = number};
+}
+
+std::optional<Batch> Executor::end_plan(std::uint32_t plan, std::uint64_t last) {
+  const auto is_withdrawn = [&](const Batch& batch) {
+    return batch.plan == plan && batch.number > last;
+  };
+  std::optional<Batch> withdrawn;
+  if (running_ && is_withdrawn(running_->batch)) {
+    running_->fiber.reset();
+    comm_->withdraw();
+    withdrawn = std::move(running_->batch);
+    running_.reset();
+  } else if (!queue_.empty() && is_withdrawn(queue_.back())) {
+    withdrawn = std::move(queue_.back());
+    queue_.pop_back();
+  }
+  comm_->drop(channel_of(plan, last + 1));
+  // In its turn: what all have joined is still to be done.
+  queue_.emplace_back();
+  return withdrawn;
+}
+
 void Executor::start(Batch batch) {
   running_.emplace();
   running_->batch = std::move(batch);
-  running_->channel.set = set_;
-  running_->channel.batch = running_->batch.number;
+  running_->channel = channel_of(running_->batch.plan, running_->batch.number);
   running_->channel.check = hash_of(running_->batch);
   comm_->begin(running_->channel, running_->batch.trace.get());
   if (running_->batch.trace) running_->batch.trace->start();
@@ -67,6 +91,11 @@ void Executor::start(Batch batch) {
 
 std::optional<Batch> Executor::poll() {
   if (!running_) {
+    // A batch of nothing is the end of a plan.
+    for (; !queue_.empty() && queue_.front().operations.empty(); queue_.pop_front()) {
+      comm_->resume();
+      progress_ = true;
+    }
     if (queue_.empty()) return std::nullopt;
     start(std::move(queue_.front()));
     queue_.pop_front();
@@ -91,7 +120,9 @@ std::vector<Batch> Executor::take_all() {
     batches.push_back(std::move(running_->batch));
     running_.reset();
   }
-  for (Batch& batch : queue_) batches.push_back(std::move(batch));
+  for (Batch& batch : queue_) {
+    if (!batch.operations.empty()) batches.push_back(std::move(batch));
+  }
   queue_.clear();
   return batches;
 }

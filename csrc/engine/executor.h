@@ -16,6 +16,7 @@ namespace horoplug {
 
 struct Batch {
   std::uint64_t number = 0;
+  std::uint32_t plan = 0;  // epoch of the plan that it belongs to; 0: it was negotiated
   std::vector<OperationPtr> operations;
   // By place in `operations`: ranks that have joined and take no part of their own; or empty.
   std::vector<std::vector<int>> absent{};
@@ -32,6 +33,8 @@ class Executor {
   ~Executor();
 
   void enqueue(Batch batch) { queue_.push_back(std::move(batch)); }
+  // The plan has ended with batch `last`. Returns the one after it, if this rank has joined that.
+  std::optional<Batch> end_plan(std::uint32_t plan, std::uint64_t last);
 
   // Runs as far as possible without waiting. Returns the next batch that is done, if any. Throws
   // what the collective threw; the executor is of no use after that.
@@ -54,6 +57,7 @@ class Executor {
     std::unique_ptr<Fiber> fiber;
   };
   void start(Batch batch);
+  Channel channel_of(std::uint32_t plan, std::uint64_t number) const;
 
   const std::uint32_t set_;
   std::unique_ptr<Comm> comm_;

@@ -49,7 +49,8 @@ const HandleTable::Slot& HandleTable::find(hp_handle handle) const {
   return const_cast<HandleTable*>(this)->find(handle);
 }
 
-Status HandleTable::status_of(const Slot& slot) {
+Status HandleTable::status_of(const Slot& slot) const {
+  if (slot.done) looks_.fetch_add(1, std::memory_order_relaxed);
   return slot.done ? slot.operation->status : Status{HP_IN_PROGRESS, "not done yet"};
 }
 
@@ -85,6 +86,7 @@ void HandleTable::release(hp_handle handle) {
   std::lock_guard lock(mutex_);
   Slot& slot = find(handle);
   if (slot.done) {
+    looks_.fetch_add(1, std::memory_order_relaxed);
     slots_.erase(handle);
   } else {
     slot.released = true;

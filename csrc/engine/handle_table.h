@@ -1,6 +1,7 @@
 // Handles of operations: where submitting threads and the progress thread meet.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -28,6 +29,9 @@ class HandleTable {
   OperationPtr done(hp_handle handle) const;
   void release(hp_handle handle);
 
+  // Grows whenever somebody has looked at the result of an operation that is done.
+  std::uint64_t looks() const { return looks_.load(std::memory_order_relaxed); }
+
   // Whether a thread is blocked on this operation, counting one that comes back within a moment.
   bool waited_for(hp_handle handle, double now) const;
 
@@ -41,13 +45,14 @@ class HandleTable {
   };
   Slot& find(hp_handle handle);
   const Slot& find(hp_handle handle) const;
-  static Status status_of(const Slot& slot);
+  Status status_of(const Slot& slot) const;
   void finish_locked(const OperationPtr& operation);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::unordered_map<hp_handle, Slot> slots_;
   hp_handle last_handle_ = 0;
+  mutable std::atomic<std::uint64_t> looks_{0};
 };
 
 }  // namespace horoplug

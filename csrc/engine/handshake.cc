@@ -11,6 +11,8 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
       {"number of ranks", std::to_string(config.size())},
       {"fusion threshold", std::to_string(config.options.fusion_threshold)},
       {"cache capacity", std::to_string(config.options.cache_capacity)},
+      {"steps before a plan", std::to_string(config.options.plan_after)},
+      {"bucket bytes", std::to_string(config.options.bucket_bytes)},
       {"process sets", config.options.process_sets.empty() ? "none" : config.options.process_sets},
       {"algorithm", config.options.algorithm.empty() ? "automatic" : config.options.algorithm},
   };
@@ -147,6 +149,14 @@ void Engine::dispatch(int from, std::span<const std::byte> message) {
       break;
     case MessageKind::kJoin:
       if (auto* to = negotiator()) to->receive_join(from, decode_join(reader));
+      break;
+    case MessageKind::kWaves:
+      if (auto* to = negotiator()) to->receive(from, decode_waves(reader));
+      break;
+    case MessageKind::kBreak:
+    case MessageKind::kHalt:
+    case MessageKind::kHalted:
+      if (auto* to = negotiator()) to->receive(from, head.kind, decode_plan_notice(reader));
       break;
     case MessageKind::kFail: {
       const auto found = sets_.find(head.set);

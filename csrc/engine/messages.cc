@@ -116,6 +116,18 @@ std::vector<std::uint32_t> get_bits(Reader& reader) {
   return ids;
 }
 
+// In an order that means something.
+void put_numbers(Writer& writer, const std::vector<std::uint32_t>& numbers) {
+  writer.put_varint(numbers.size());
+  for (const std::uint32_t number : numbers) writer.put_varint(number);
+}
+
+std::vector<std::uint32_t> get_numbers(Reader& reader) {
+  std::vector<std::uint32_t> numbers(reader.get_count(1));
+  for (auto& number : numbers) number = static_cast<std::uint32_t>(reader.get_int(kMaxId));
+  return numbers;
+}
+
 // A rank or kSetRemoved.
 void put_leaver(Writer& writer, int rank) {
   writer.put_varint(static_cast<std::uint64_t>(rank - kSetRemoved));
@@ -155,6 +167,16 @@ void put_item(Writer& writer, const DecisionItem& item) {
     case DecisionItem::Kind::kClose:
       put_leaver(writer, item.rank);
       break;
+    case DecisionItem::Kind::kUnlock:
+      writer.put_varint(item.batch);
+      break;
+    case DecisionItem::Kind::kSurvey:
+      writer.put_varint(item.batch);
+      [[fallthrough]];
+    case DecisionItem::Kind::kLock:
+      writer.put_varint(item.plan.size());
+      for (const auto& ids : item.plan) put_numbers(writer, ids);
+      break;
   }
 }
 
@@ -193,6 +215,20 @@ DecisionItem get_item(Reader& reader) {
       break;
     case DecisionItem::Kind::kClose:
       item.rank = get_leaver(reader);
+      break;
+    case DecisionItem::Kind::kUnlock:
+      item.batch = reader.get_varint();
+      break;
+    case DecisionItem::Kind::kSurvey:
+      item.batch = reader.get_varint();
+      [[fallthrough]];
+    case DecisionItem::Kind::kLock:
+      item.plan.resize(reader.get_count(2));
+      for (auto& ids : item.plan) {
+        ids = get_numbers(reader);
+        if (ids.empty()) throw WireError("an empty batch");
+      }
+      if (item.plan.empty()) throw WireError("an empty plan");
       break;
   }
   return item;
@@ -399,5 +435,35 @@ Abort decode_abort(Reader& reader) {
 }
 
 Bytes encode_bye() { return begin(MessageKind::kBye).take(); }
+
+Bytes encode(std::uint32_t set, const Waves& waves) {
+  Writer writer = begin(MessageKind::kWaves, set);
+  writer.put_varint(waves.survey);
+  put_numbers(writer, waves.labels);
+  return writer.take();
+}
+
+Waves decode_waves(Reader& reader) {
+  Waves waves;
+  waves.survey = reader.get_varint();
+  waves.labels = get_numbers(reader);
+  reader.expect_end();
+  return waves;
+}
+
+Bytes encode(MessageKind kind, std::uint32_t set, const PlanNotice& notice) {
+  Writer writer = begin(kind, set);
+  writer.put_varint(notice.epoch);
+  writer.put_varint(notice.batch);
+  return writer.take();
+}
+
+PlanNotice decode_plan_notice(Reader& reader) {
+  PlanNotice notice;
+  notice.epoch = get_u32(reader);
+  notice.batch = reader.get_varint();
+  reader.expect_end();
+  return notice;
+}
 
 }  // namespace horoplug

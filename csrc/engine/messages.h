@@ -27,11 +27,15 @@ enum class MessageKind : std::uint8_t {
   kFail,           // to the root of a process set: call off what is pending in it
   kAbort,          // to everyone: the job has failed
   kBye,            // to everyone: I leave in good order
+  kWaves,          // up the tree: the answer to a survey
+  kBreak,          // up the tree: the plan does not hold any more
+  kHalt,           // down the tree: join no further batch of the plan
+  kHalted,         // up the tree: how far my subtree has joined
 };
-inline constexpr int kMessageKindCount = 11;
+inline constexpr int kMessageKindCount = 15;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 2;
+  static constexpr std::uint32_t kProtocol = 3;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -53,8 +57,17 @@ struct Ready {
 };
 
 struct DecisionItem {
-  enum class Kind : std::uint8_t { kBatch = 0, kJoined, kError, kFailAll, kClose };
-  static constexpr int kKindCount = 5;
+  enum class Kind : std::uint8_t {
+    kBatch = 0,
+    kJoined,
+    kError,
+    kFailAll,
+    kClose,
+    kSurvey,  // which of these operations came without a look at the others' results?
+    kLock,    // from here on these batches run again and again, unasked
+    kUnlock,  // no more
+  };
+  static constexpr int kKindCount = 8;
   struct Member {
     std::optional<std::uint32_t> id;  // its number
     std::string name;                 // given if the number is new, or there is none
@@ -64,13 +77,16 @@ struct DecisionItem {
   };
 
   Kind kind = Kind::kBatch;
-  std::uint64_t batch = 0;       // kBatch, kJoined: its number
+  // kBatch, kJoined: its number. kSurvey: the survey's. kUnlock: the last batch that runs.
+  std::uint64_t batch = 0;
   std::vector<Member> members;   // kBatch
   std::string name;              // kError: the operation that fails
   hp_status code = HP_MISMATCH;  // kError, kFailAll
   std::string text;              // kError, kFailAll
   // kClose: who has left, or nobody (the set was removed). kJoined: who was the last to join.
   std::int32_t rank = 0;
+  // kSurvey: the numbers of a step's operations, in one list. kLock: those of each batch.
+  std::vector<std::vector<std::uint32_t>> plan;
 };
 
 // "Who has left" when a process set ends because it was removed.
@@ -79,6 +95,20 @@ inline constexpr std::int32_t kSetRemoved = -1;
 struct Decisions {
   std::uint32_t epoch = 0;
   std::vector<DecisionItem> items;
+};
+
+// The answer of a subtree to a survey: operations with equal labels came, on every rank of it,
+// without a look at a result in between.
+struct Waves {
+  std::uint64_t survey = 0;
+  std::vector<std::uint32_t> labels;  // by place in the survey
+};
+
+// kBreak, kHalt and kHalted are about the plan of an epoch. `batch`: of kHalted, the last that all
+// of the subtree have joined.
+struct PlanNotice {
+  std::uint32_t epoch = 0;
+  std::uint64_t batch = 0;
 };
 
 // What one rank is doing.
@@ -125,6 +155,8 @@ Bytes encode_census(std::uint64_t census);
 Bytes encode(const Report& report);
 Bytes encode(const Abort& abort);
 Bytes encode_bye();
+Bytes encode(std::uint32_t set, const Waves& waves);
+Bytes encode(MessageKind kind, std::uint32_t set, const PlanNotice& notice);
 
 // The rest of a message after its head.
 Hello decode_hello(Reader& reader);
@@ -139,5 +171,7 @@ Joined decode_join(Reader& reader);
 std::uint64_t decode_census(Reader& reader);
 Report decode_report(Reader& reader);
 Abort decode_abort(Reader& reader);
+Waves decode_waves(Reader& reader);
+PlanNotice decode_plan_notice(Reader& reader);
 
 }  // namespace horoplug

@@ -6,17 +6,34 @@
 namespace horoplug {
 
 Negotiator::Negotiator(std::uint32_t set, TreePlace place, Options options)
-    : set_(set), place_(std::move(place)), options_(options) {}
+    : set_(set), place_(std::move(place)), options_(options), steps_wanted_(options.plan_after) {}
 
-void Negotiator::submit(const std::string& name, const Signature& signature) {
-  if (!pending_.emplace(name, signature).second) throw std::logic_error("submitted twice: " + name);
+void Negotiator::submit(const std::string& name, const Signature& signature, std::uint64_t wave) {
+  if (!pending_.emplace(name, Pending{signature, wave, ++submissions_}).second) {
+    throw std::logic_error("submitted twice: " + name);
+  }
+  if (!plan_) {
+    enter(name, signature);
+  } else if (!plan_->ready(name, signature)) {
+    break_plan();
+  }
+}
+
+void Negotiator::enter(const std::string& name, const Signature& signature) {
   Entry& entry = entries_[name];
   entry.self_in = true;
   camp_of(entry, signature).self = true;
   complete_if_full(name);
 }
 
-void Negotiator::join() { note_join(place_.rank); }
+void Negotiator::join() {
+  if (!plan_) {
+    note_join(place_.rank);
+    return;
+  }
+  join_later_ = true;
+  break_plan();
+}
 
 void Negotiator::leave() { request_end(place_.rank); }
 
@@ -32,6 +49,7 @@ void Negotiator::request_end(int rank) {
   item.kind = DecisionItem::Kind::kClose;
   item.rank = rank;
   urgent_.push_back(std::move(item));
+  break_plan();
 }
 
 void Negotiator::note_join(int rank) {
@@ -54,6 +72,11 @@ void Negotiator::note_join(int rank) {
 }
 
 void Negotiator::fail_all(const Status& status) {
+  if (plan_) {
+    failure_later_ = status;
+    break_plan();
+    return;
+  }
   flush();  // errors and ends that were decided before come before
   DecisionItem item;
   item.kind = DecisionItem::Kind::kFailAll;
@@ -62,8 +85,13 @@ void Negotiator::fail_all(const Status& status) {
   publish({item});
 }
 
-void Negotiator::batch_done() {
-  if (is_root()) --outstanding_;
+void Negotiator::batch_done(std::uint32_t plan) {
+  if (plan == 0) {
+    if (is_root()) --outstanding_;
+  } else if (plan_ && plan_->epoch() == plan) {
+    for (const std::string& name : *plan_->last()) pending_.erase(name);
+    plan_->batch_done();
+  }
 }
 
 std::size_t Negotiator::child_index(int from) const {
@@ -236,6 +264,12 @@ void Negotiator::refuse(const std::string& name, const std::string& text) {
   urgent_.push_back(std::move(item));
 }
 
+bool Negotiator::closing() const {
+  return std::any_of(urgent_.begin(), urgent_.end(), [](const DecisionItem& item) {
+    return item.kind == DecisionItem::Kind::kClose;
+  });
+}
+
 DecisionItem Negotiator::make_batch(const std::vector<ReadyOperation>& batch) {
   DecisionItem item;
   item.kind = DecisionItem::Kind::kBatch;
@@ -270,10 +304,15 @@ DecisionItem Negotiator::make_batch(const std::vector<ReadyOperation>& batch) {
     }
     item.members.push_back(std::move(member));
   }
+  note_decided(batch, item);
   return item;
 }
 
 void Negotiator::flush() {
+  if (plan_) {
+    join_plan();
+    return;
+  }
   if (!is_root()) {
     if (!up_.ids.empty() || !up_.requests.empty()) {
       std::sort(up_.ids.begin(), up_.ids.end());
@@ -298,6 +337,11 @@ void Negotiator::flush() {
     items.push_back(
         make_batch(plan_batch(ready_, options_.fusion_threshold, options_.fuse_groups)));
     ++outstanding_;
+    if (run_all) continue;
+    if (auto next = consider_plan()) {
+      items.push_back(std::move(*next));
+      if (items.back().kind == DecisionItem::Kind::kLock) break;
+    }
   }
   if (all_joined) {
     DecisionItem item;
@@ -346,13 +390,26 @@ void Negotiator::forget_everything() {
   ready_.clear();
   joined_.clear();
   up_ = {};
+  survey_ = {};
+  watch_.disturb();
 }
 
 void Negotiator::apply(const DecisionItem& item) {
   if (closed()) return;
+  const bool of_plan = item.kind == DecisionItem::Kind::kUnlock;
+  if (of_plan != locked()) throw WireError("a decision that does not go with the plan");
   Decision decision;
   decision.kind = item.kind;
   switch (item.kind) {
+    case DecisionItem::Kind::kSurvey:
+      take_part_in(item);
+      return;
+    case DecisionItem::Kind::kLock:
+      lock(item);
+      return;
+    case DecisionItem::Kind::kUnlock:
+      unlock(item);
+      return;
     case DecisionItem::Kind::kBatch:
       if (item.batch != last_batch_ + 1) throw WireError("a batch out of order");
       last_batch_ = decision.batch = item.batch;
@@ -365,13 +422,17 @@ void Negotiator::apply(const DecisionItem& item) {
         if (is_absent != (pending == pending_.end()) || name.empty()) {
           throw WireError("a batch of what is not ready here");
         }
-        const Signature signature = is_absent ? member.signature : pending->second;
+        const Signature signature = is_absent ? member.signature : pending->second.signature;
         if (member.id && !member.name.empty() && !table_.set(*member.id, name, signature)) {
           throw WireError("a number out of order");
         }
         if (is_absent) {
           decision.unknown.emplace(name, signature);
         } else {
+          if (member.id) {
+            if (waves_.size() <= *member.id) waves_.resize(*member.id + 1, 0);
+            waves_[*member.id] = pending->second.wave;
+          }
           pending_.erase(pending);
         }
         decision.names.push_back(name);

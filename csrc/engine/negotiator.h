@@ -9,17 +9,24 @@
 // A rank that has joined has nothing more to submit; an operation is then ready when everyone else
 // has submitted it, and the ranks that have joined are told what it is, so that they can take part.
 //
-// This is a state machine: submissions and messages go in, messages and decisions come out. There
-// is no I/O, no clock and no thread in it. Every rank sees the same decisions in the same order.
+// When steps repeat, the order becomes a plan (plan.h) and nothing is negotiated any more: each
+// rank joins the plan's batches as its own operations become ready, and no message is sent. The
+// root sees that steps repeat (StepWatch), asks which operations may share a batch (Survey) and
+// locks the plan with a decision, at the end of a step. Whoever meets something that the plan does
+// not have, or waits for what it holds up, breaks it: the root halts all ranks, learns how far each
+// has joined, and unlocks at the least of that. What was joined by all runs to its end; what was
+// not is withdrawn, and is negotiated again with all else that is ready (locking.cc).
 //
-// Locked plans (batches that start without being negotiated) will live beside it: the epoch that
-// every message carries is there so that what belongs to an earlier agreement can be told apart and
-// dropped.
+// This is a state machine: submissions and messages go in, messages and decisions come out. There
+// is no I/O, no clock and no thread in it. Every rank sees the same decisions in the same order,
+// except that of a plan that is broken some may see a batch more, before it is withdrawn. Every
+// message carries an epoch, which tells apart and drops what belongs to an earlier agreement.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -30,6 +37,9 @@
 #include "engine/fusion.h"
 #include "engine/messages.h"
 #include "engine/name_table.h"
+#include "engine/plan.h"
+#include "engine/step_watch.h"
+#include "engine/survey.h"
 #include "engine/topology.h"
 
 namespace horoplug {
@@ -43,6 +53,10 @@ class Negotiator {
     // Batches that may be decided but not yet done on the root. Two keep the ranks busy; more would
     // only take tensors away from later, larger batches.
     int max_outstanding = 2;
+    // Steps in a row with the same operations after which their order becomes a plan; 0: never.
+    int plan_after = 3;
+    // Bytes of a plan's batches: small enough that the first one is complete long before the last.
+    std::int64_t bucket_bytes = 8 << 20;
   };
 
   struct Outgoing {
@@ -52,7 +66,8 @@ class Negotiator {
 
   struct Decision {
     DecisionItem::Kind kind;
-    std::uint64_t batch = 0;         // kBatch, kJoined
+    std::uint64_t batch = 0;         // kBatch, kJoined; kUnlock: the last that is not withdrawn
+    std::uint32_t plan = 0;          // kBatch, kUnlock: the plan's epoch; 0: it was negotiated
     std::vector<std::string> names;  // kBatch: members in order; kError: the one that fails
     // kBatch, by place in names: ranks that have joined and take no part of their own. Empty if
     // there are none.
@@ -66,7 +81,8 @@ class Negotiator {
   Negotiator(std::uint32_t set, TreePlace place, Options options);
 
   // This rank is ready to run an operation. Its name must not be pending, and the set not closed.
-  void submit(const std::string& name, const Signature& signature);
+  // `wave`: grows with every submission that follows a look at a result (see Survey).
+  void submit(const std::string& name, const Signature& signature, std::uint64_t wave = 0);
   // This rank submits nothing more until everyone has joined, which is then decided (kJoined).
   void join();
   // This rank wants to leave: the set is closed for everyone, after what has been decided by then.
@@ -75,14 +91,26 @@ class Negotiator {
   void close();
   // Root only: every pending operation fails, on all ranks, and the set goes on.
   void fail_all(const Status& status);
-  // A batch of this set is done on this rank.
-  void batch_done();
+  // A batch of this set is done on this rank; `plan` as in its decision.
+  void batch_done(std::uint32_t plan);
+
+  bool locked() const { return plan_.has_value(); }
+  // Something is ready here that the plan does not let run, since a batch before it, or its own, is
+  // not complete on this rank.
+  bool held_up() const { return plan_ && !breaking_ && plan_->held_up(); }
+  // This rank has joined a batch of the plan that it cannot know to be joined by all.
+  bool waits_in_plan() const { return plan_ && !breaking_ && plan_->running(); }
+  // Ends the plan, if there is one, on all ranks.
+  void break_plan();
 
   // Messages of this set. They throw WireError if the message cannot be right.
   void receive(int from, const Ready& ready);
   void receive(int from, const Decisions& decisions);
   void receive_leave(int from, int rank);
   void receive_join(int from, const Joined& joined);
+  void receive(int from, const Waves& waves);
+  // kBreak, kHalt, kHalted.
+  void receive(int from, MessageKind kind, const PlanNotice& notice);
 
   // Turns what has come in since the last call into messages and, on the root, into decisions.
   void flush();
@@ -112,6 +140,11 @@ class Negotiator {
     std::vector<std::size_t> children;  // whole subtrees
     std::vector<int> ranks;             // single ranks, when a subtree is divided
   };
+  struct Pending {
+    Signature signature;
+    std::uint64_t wave;
+    std::uint64_t order;  // of submission
+  };
   struct Entry {
     std::vector<Camp> camps;
     std::vector<std::size_t> children_in;
@@ -124,6 +157,20 @@ class Negotiator {
   void note_join(int rank);
   void request_end(int rank);
   void forget_everything();
+  void enter(const std::string& name, const Signature& signature);
+  bool closing() const;
+
+  // Plans (locking.cc).
+  void note_decided(const std::vector<ReadyOperation>& batch, const DecisionItem& item);
+  std::optional<DecisionItem> consider_plan();
+  bool plan_would_break() const;
+  void take_part_in(const DecisionItem& survey);
+  void answer_survey();
+  void lock(const DecisionItem& item);
+  void join_plan();
+  void halt();
+  void answer_halt();
+  void unlock(const DecisionItem& item);
   Camp& camp_of(Entry& entry, const Signature& signature);
   void add_child(const std::string& name, std::size_t child, const Signature& signature);
   Entry& entry_for_child(const std::string& name, std::size_t child);
@@ -145,13 +192,27 @@ class Negotiator {
   Status end_;  // not HP_OK: the set is closed
 
   NameTable table_;
-  std::unordered_map<std::string, Signature> pending_;  // submitted here and not decided
-  std::unordered_map<std::string, Entry> entries_;      // submitted somewhere in the subtree
-  Ready up_;                                            // to be told to the parent
+  std::unordered_map<std::string, Pending> pending_;  // submitted here and not decided
+  std::unordered_map<std::string, Entry> entries_;    // submitted somewhere in the subtree
+  Ready up_;                                          // to be told to the parent
   std::uint64_t last_batch_ = 0;
   std::set<int> joined_;  // ranks of the subtree
+  std::uint64_t submissions_ = 0;
+
+  std::vector<std::uint64_t> waves_;  // by number: of its last submission that was decided
+  Survey survey_;
+  std::optional<Plan> plan_;
+  bool breaking_ = false;        // this rank has said, or heard, that the plan ends
+  bool halted_ = false;          // it joins no further batch
+  std::set<int> halt_missing_;   // children that have not said how far they are
+  std::uint64_t halted_at_ = 0;  // the least that was joined in the subtree, so far
+  bool join_later_ = false;      // once the plan has ended
 
   // Root only.
+  StepWatch watch_;
+  std::uint64_t surveys_ = 0;
+  int steps_wanted_;                     // identical ones, before the next plan
+  std::optional<Status> failure_later_;  // of everything, once the plan has ended
   std::deque<ReadyOperation> ready_;
   std::vector<DecisionItem> urgent_;  // errors and the end, which wait for nothing
   std::unordered_set<std::string> seen_once_;

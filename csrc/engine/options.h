@@ -19,6 +19,8 @@ struct EngineOptions {
   std::int64_t fusion_threshold = 128 << 20;  // bytes; 0: no fusion
   bool fuse_groups = true;
   std::size_t cache_capacity = 8192;
+  int plan_after = 3;                   // identical steps; 0: no plans
+  std::int64_t bucket_bytes = 8 << 20;  // of a plan's batches
   double stall_check_time = 60;
   double stall_shutdown_time = -1;
   double data_timeout = 30;

@@ -27,6 +27,8 @@ struct ProcessSet {
   Executor executor;
   std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided
   double last_progress = 0;                               // of the running batch
+  double last_event = 0;       // something was submitted, decided or done
+  double plan_patience = 0.1;  // for what the plan holds up and nobody waits for
   bool asked_to_leave = false;
   std::size_t memory_at = 0;  // where this rank's part of the shared memory begins in its segment
   OperationPtr removal;       // remove_process_set, until nothing of the set runs any more

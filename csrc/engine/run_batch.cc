@@ -26,8 +26,15 @@ void set_reduction(Call& call, const Signature& signature, int size) {
   call.finish.divide = signature.reduce == ReduceOp::kAverage ? size : 1;
 }
 
+// Returns when every rank has called it.
+Task meet(Comm& comm) {
+  Call call;
+  co_await choose_algorithm(comm, call, nullptr).run(comm, call);
+}
+
 Task run(Comm& comm, Call& call, const char* algorithm) {
   const Algorithm& chosen = choose_algorithm(comm, call, algorithm);
+  if (comm.planned() && !chosen.meets) co_await meet(comm);
   if (comm.trace() == nullptr) {
     co_await chosen.run(comm, call);
     co_return;
@@ -119,7 +126,10 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
                                                  row_bytes_of(operation->signature, i)));
     }
   }
-  if (layout.bytes() == 0) co_return;
+  if (layout.bytes() == 0) {
+    if (comm.planned()) co_await meet(comm);
+    co_return;
+  }
   Call call;
   call.kind = signature.op;
   call.dtype = signature.dtype;
@@ -216,7 +226,11 @@ Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, cons
   call.output = static_cast<std::byte*>(outcome.data);
   call.receive_bytes = bytes;
   set_reduction(call, signature, comm.size());
-  if (layout.bytes() > 0) co_await run(comm, call, algorithm);
+  if (layout.bytes() > 0) {
+    co_await run(comm, call, algorithm);
+  } else if (comm.planned()) {
+    co_await meet(comm);
+  }
   operation.outcomes.push_back(std::move(outcome));
 }
 

@@ -100,6 +100,8 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   options.fusion_threshold = config_.options.fusion_threshold;
   options.fuse_groups = config_.options.fuse_groups;
   options.cache_capacity = config_.options.cache_capacity;
+  options.plan_after = config_.options.plan_after;
+  options.bucket_bytes = config_.options.bucket_bytes;
   TreePlace place = globally(Topology(hosts).place(members->index), *members);
   sets_.emplace(members->set,
                 std::make_unique<ProcessSet>(members, std::move(shared), std::move(place), options,
@@ -141,7 +143,7 @@ void Engine::create_set(std::vector<int> ranks) {
 }
 
 void Engine::administer(ProcessSet& set, const OperationPtr& operation) {
-  set.negotiator.batch_done();
+  set.negotiator.batch_done(0);
   const Shape& arguments = operation->signature.shapes.front();
   if (operation->signature.op == OpKind::kAddSet) {
     create_set(std::vector<int>(arguments.begin(), arguments.end()));

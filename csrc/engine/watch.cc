@@ -13,6 +13,12 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
+// Seconds that a plan may stand still: while a thread of this rank waits for what the plan holds
+// up, and while peers have not joined a batch that this rank has.
+constexpr double kPatienceOfWaiters = 0.002;
+constexpr double kPatienceWithPeers = 1.0;
+constexpr double kMostPatience = 5.0;
+
 double or_never(double seconds) { return seconds < 0 ? kNever : seconds; }
 
 std::string whole_seconds(double seconds) {
@@ -68,6 +74,7 @@ void Engine::watch() {
     watch_handshake();
   } else {
     watch_transfers();
+    watch_plans();
     watch_pending();
   }
 }
@@ -100,6 +107,36 @@ void Engine::watch_transfers() {
                                 " has made no progress for " + whole_seconds(limit) +
                                 ", waiting for " + describe_ranks(ranks) +
                                 " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+  }
+}
+
+// How long a plan may stand still, from the last event of its set on, before it is given up; for
+// ever if it does not.
+double Engine::plan_patience(const ProcessSet& set) const {
+  if (set.negotiator.waits_in_plan()) {
+    // Peers are late, and may be so for good reasons, which only negotiation finds out.
+    return std::fmin(kPatienceWithPeers, or_never(config_.options.data_timeout) / 4);
+  }
+  if (!set.negotiator.held_up()) return kNever;
+  const double time = now();
+  for (const auto& [name, operation] : set.pending) {
+    if (handles_.waited_for(operation->handle, time)) return kPatienceOfWaiters;
+  }
+  return set.plan_patience;
+}
+
+void Engine::watch_plans() {
+  const double time = now();
+  for (auto& [id, set] : sets_) {
+    if (!set->negotiator.locked()) continue;
+    const bool held_up = set->negotiator.held_up();
+    const double since = held_up ? set->last_event : std::fmax(set->last_event, set->last_progress);
+    if (time - since < plan_patience(*set)) continue;
+    // Perhaps it was only slow: the next plan has more time.
+    if (held_up) {
+      set->plan_patience = std::fmin(2 * set->plan_patience, kMostPatience);
+    }
+    set->negotiator.break_plan();
   }
 }
 

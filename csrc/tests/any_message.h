@@ -39,6 +39,14 @@ inline void decode_any(std::span<const std::byte> bytes) {
     case MessageKind::kAbort:
       encode(decode_abort(reader));
       break;
+    case MessageKind::kWaves:
+      encode(head.set, decode_waves(reader));
+      break;
+    case MessageKind::kBreak:
+    case MessageKind::kHalt:
+    case MessageKind::kHalted:
+      encode(head.kind, head.set, decode_plan_notice(reader));
+      break;
     case MessageKind::kCensusRequest:
     case MessageKind::kBye:
       reader.expect_end();

@@ -37,6 +37,7 @@ class Simulation {
  public:
   Simulation(std::vector<int> hosts, Negotiator::Options options)
       : size_(static_cast<int>(hosts.size())) {
+    options.plan_after = 0;  // plan_test.cc has plans
     const Topology topology(hosts);
     for (int rank = 0; rank < size_; ++rank) {
       negotiators_.emplace_back(7, topology.place(rank), options);
@@ -63,7 +64,7 @@ class Simulation {
       if (running_[static_cast<std::size_t>(rank)] > 0) {
         choices.emplace_back([this, rank] {
           --running_[static_cast<std::size_t>(rank)];
-          (*this)[rank].batch_done();
+          (*this)[rank].batch_done(0);
         });
       }
     }
@@ -117,6 +118,7 @@ class Simulation {
     if (head.kind == MessageKind::kDecisions) (*this)[to].receive(from, decode_decisions(reader));
     if (head.kind == MessageKind::kLeave) (*this)[to].receive_leave(from, decode_leave(reader));
     if (head.kind == MessageKind::kJoin) (*this)[to].receive_join(from, decode_join(reader));
+    if (head.kind == MessageKind::kWaves) (*this)[to].receive(from, decode_waves(reader));
     collect(to);
   }
 

@@ -42,13 +42,18 @@ std::uint64_t Link::send(const Channel& channel, const void* data, std::size_t b
   out.header.batch = channel.batch;
   out.header.check = channel.check;
   out.header.bytes = bytes;
-  out.data = static_cast<const std::byte*>(data);
+  // Not null, which stands for what was taken back.
+  out.data = data != nullptr ? static_cast<const std::byte*>(data) : staging_.data();
   data_queue_.push_back(std::move(out));
   return frames_queued_;
 }
 
 bool Link::take_next_frame() {
   if (current_) return true;
+  while (!data_queue_.empty() && data_queue_.front().data == nullptr) {
+    data_queue_.pop_front();
+    ++frames_sent_;
+  }
   auto& queue = control_queue_.empty() ? data_queue_ : control_queue_;
   if (queue.empty()) return false;
   current_ = std::move(queue.front());
@@ -187,6 +192,8 @@ void Link::begin_frame() {
   if (header_.kind == FrameHeader::kControl) {
     control_in_.resize(header_.bytes);
     target_ = control_in_.data();
+  } else if (is_dropped(header_)) {
+    discard_ = true;
   } else {
     Inbox& inbox = inboxes_[{header_.set, header_.epoch, header_.batch}];
     if (inbox.check == 0) inbox.check = header_.check;
@@ -277,13 +284,47 @@ void Link::withdraw(Receive* receive) {
 
 void Link::forget(const Channel& channel) {
   const auto found = inboxes_.find(channel.key());
-  if (found == inboxes_.end()) return;
-  if (early_inbox_ == &found->second) {
+  if (found != inboxes_.end()) forget(found);
+}
+
+void Link::forget(std::map<InboxKey, Inbox>::iterator inbox) {
+  if (early_inbox_ == &inbox->second) {
     early_inbox_ = nullptr;
     target_ = nullptr;
     discard_ = true;
   }
-  inboxes_.erase(found);
+  inboxes_.erase(inbox);
+}
+
+void Link::take_back(const Channel& channel) {
+  const auto belongs = [&](const FrameHeader& header) {
+    return header.kind == FrameHeader::kData &&
+           std::tuple(header.set, header.epoch, header.batch) == channel.key();
+  };
+  if (current_ && belongs(current_->header)) {
+    const std::byte* const data = current_->data;
+    current_->owned.assign(data, data + current_->header.bytes);
+    current_->data = current_->owned.data();
+  }
+  // They stay in the queue, since tickets count frames.
+  for (Outgoing& out : data_queue_) {
+    if (belongs(out.header)) out.data = nullptr;
+  }
+}
+
+void Link::end_epoch(std::uint32_t set, std::uint32_t epoch, std::uint64_t first_dropped) {
+  dropped_from_.emplace(std::pair(set, epoch), first_dropped);
+  for (auto it = inboxes_.begin(); it != inboxes_.end();) {
+    const auto inbox = it++;
+    const auto& [of_set, of_epoch, batch] = inbox->first;
+    if (of_set == set && of_epoch == epoch && batch >= first_dropped) forget(inbox);
+  }
+}
+
+bool Link::is_dropped(const FrameHeader& header) const {
+  if (dropped_from_.empty()) return false;
+  const auto found = dropped_from_.find({header.set, header.epoch});
+  return found != dropped_from_.end() && header.batch >= found->second;
 }
 
 void Link::fail(const std::string& reason) {

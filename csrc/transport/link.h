@@ -31,7 +31,7 @@ namespace horoplug {
 // whose batches of the same number differ find out at the first frame.
 struct Channel {
   std::uint32_t set = 0;
-  std::uint32_t epoch = 0;  // the life of a plan; 0 while every batch is negotiated
+  std::uint32_t epoch = 0;  // of the plan that the batch belongs to; 0: it was negotiated
   std::uint64_t batch = 0;
   std::uint64_t check = 0;
 
@@ -86,6 +86,12 @@ class Link {
 
   // Frames kept for a channel that will receive no more are dropped.
   void forget(const Channel& channel);
+  // What was queued for a channel is taken back: nothing reads the memory of those frames any more.
+  // A frame that has begun to leave is finished, from a copy.
+  void take_back(const Channel& channel);
+  // The plan of an epoch has ended: frames of its batches from this one on are dropped, those that
+  // are here and those that the peer sent before it heard of it.
+  void end_epoch(std::uint32_t set, std::uint32_t epoch, std::uint64_t first_dropped);
 
   // Says that nothing more will be sent once the queue is empty.
   void close_write();
@@ -104,8 +110,8 @@ class Link {
  private:
   struct Outgoing {
     FrameHeader header;
-    Bytes owned;  // a control message
-    const std::byte* data = nullptr;
+    Bytes owned;                      // a control message
+    const std::byte* data = nullptr;  // of a data frame; nullptr: it was taken back
   };
   // A frame that came before its receive.
   struct Early {
@@ -129,6 +135,8 @@ class Link {
   void begin_frame();
   void end_frame();
   void check_header(const FrameHeader& header) const;
+  bool is_dropped(const FrameHeader& header) const;
+  void forget(std::map<InboxKey, Inbox>::iterator inbox);
 
   const int peer_;
   std::unique_ptr<Stream> stream_;
@@ -158,6 +166,8 @@ class Link {
   Inbox* early_inbox_ = nullptr;  // or the inbox whose last early frame it is
   bool discard_ = false;          // or nobody: its receive was withdrawn
   Bytes control_in_;
+  // By set and epoch: the first batch that did not run.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> dropped_from_;
 
   std::uint64_t control_messages_ = 0;
   std::uint64_t control_bytes_ = 0;

@@ -75,6 +75,10 @@ def _size_or_off(text: str) -> int:
     return _integer(0, 2**62)(text) or -1
 
 
+def _steps_or_off(text: str) -> int:
+    return _integer(0, 2**16)(text) or -1
+
+
 def _flag(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered in ("1", "true", "yes", "on"):
@@ -159,6 +163,20 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CACHE_CAPACITY", "cache_capacity", _size_or_off, 8192, "names that are remembered; 0: none"
+    ),
+    Variable(
+        "PLAN_AFTER_STEPS",
+        "plan_after_steps",
+        _steps_or_off,
+        3,
+        "identical steps after which their order is a plan and needs no negotiation; 0: never",
+    ),
+    Variable(
+        "PLAN_BUCKET_SIZE",
+        "plan_bucket_size",
+        _integer(1, 2**62),
+        8 * MIB,
+        "bytes of tensors that run together in a plan",
     ),
     Variable(
         "STALL_CHECK_DISABLE", "stall_check_disable", _flag, False, "1: never report stalled ranks"
@@ -323,6 +341,8 @@ class Config:
     fusion_threshold: int = 128 * MIB
     disable_group_fusion: bool = False
     cache_capacity: int = 8192
+    plan_after_steps: int = 3
+    plan_bucket_size: int = 8 * MIB
     stall_check_time_seconds: float = 60.0
     stall_shutdown_time_seconds: float = 0.0
     gloo_timeout_seconds: float = 30.0

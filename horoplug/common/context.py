@@ -283,6 +283,8 @@ def _start_engine(config: Config, mesh: Mesh, process_sets: Sequence[Sequence[in
         log=log.from_core,
         separate_groups=config.disable_group_fusion,
         process_sets=", ".join(map(str, process_sets)),
+        plan_after=config.plan_after_steps,
+        bucket_bytes=config.plan_bucket_size,
         progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
     )
 

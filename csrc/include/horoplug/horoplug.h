@@ -136,6 +136,9 @@ typedef struct hp_config {
   int32_t separate_groups;  /* 1: a group is not fused with other operations */
   const char* process_sets; /* what the caller will add at once, in any form; NULL: nothing.
                                Compared between the ranks */
+  int32_t plan_after;   /* steps in a row with the same operations after which their order becomes a
+                           plan that needs no negotiation; default 3; negative: never */
+  int64_t bucket_bytes; /* operations of a plan run together up to this size; default 8 MiB */
 } hp_config;
 
 /* One operation on one or more tensors (more than one: a group, which runs as a whole or not at
@@ -190,8 +193,10 @@ typedef struct hp_stats {
   uint64_t bytes;            /* payload bytes reduced or moved, counted once per rank */
   uint64_t control_messages; /* control messages sent by this rank */
   uint64_t control_bytes;
-  uint64_t cached_names; /* names that are known as small integers now */
-  uint64_t wakeups;      /* times the progress thread woke from sleep */
+  uint64_t cached_names;    /* names that are known as small integers now */
+  uint64_t wakeups;         /* times the progress thread woke from sleep */
+  uint64_t planned_batches; /* batches that ran without being negotiated */
+  uint64_t broken_plans;    /* times that negotiation had to be taken up again */
 } hp_stats;
 
 HP_API int32_t hp_abi_version(void);

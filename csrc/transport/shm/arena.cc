@@ -24,6 +24,11 @@ void SharedGroup::arrive(Stage stage, std::uint64_t cycle) {
   }
 }
 
+void SharedGroup::skip() {
+  cycle_ += Arena::kSlots;
+  arrive(Stage::kDone, cycle_);
+}
+
 bool SharedGroup::Reached::waits_for(int rank) const {
   return group_.arenas_[static_cast<std::size_t>(rank)].stage(stage_).load() < cycle_;
 }

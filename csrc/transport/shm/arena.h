@@ -72,6 +72,13 @@ class SharedGroup {
   // Opens the next cycle and returns its number.
   std::uint64_t next_cycle() { return ++cycle_; }
 
+  // A batch that this rank has begun with the cycle after `cycle` does not take place. Before any
+  // cycle that comes, every rank must call skip(), also those that had not begun the batch.
+  std::uint64_t cycle() const { return cycle_; }
+  void rewind(std::uint64_t cycle) { cycle_ = cycle; }
+  // Leaves out the cycles that a rank can have begun without the others.
+  void skip();
+
   std::byte* slot(int rank, std::uint64_t cycle) const {
     return arenas_[static_cast<std::size_t>(rank)].slot(cycle);
   }

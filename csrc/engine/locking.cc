@@ -1,0 +1,218 @@
+// The Negotiator's way into a plan, through it and out of it.
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "engine/negotiator.h"
+
+namespace horoplug {
+namespace {
+
+// A plan that did not live for this many times the steps that it took to learn was locked too soon.
+constexpr std::uint64_t kWorthIt = 8;
+constexpr int kMostSteps = 1 << 16;
+
+}  // namespace
+
+// ---- learning (root) ----
+
+void Negotiator::note_decided(const std::vector<ReadyOperation>& batch, const DecisionItem& item) {
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const DecisionItem::Member& member = item.members[i];
+    const NameTable::Entry* known = member.id ? table_.at(*member.id) : nullptr;
+    const bool has_changed = known != nullptr && !member.name.empty();
+    if (!member.id || has_changed || !member.absent.empty() ||
+        is_administrative(batch[i].signature.op)) {
+      watch_.disturb();
+      survey_ = {};
+    } else {
+      watch_.note(*member.id);
+    }
+  }
+}
+
+// What comes after a batch that was just decided: a survey, a plan or nothing.
+std::optional<DecisionItem> Negotiator::consider_plan() {
+  if (options_.plan_after <= 0 || place_.size() == 1 || !watch_.at_boundary()) return std::nullopt;
+  const auto order = watch_.order();
+  const auto same_operations = [&](const std::vector<std::uint32_t>& ids) {
+    return ids.size() == order.size() && std::is_permutation(ids.begin(), ids.end(), order.begin());
+  };
+  DecisionItem item;
+  const bool is_surveyed = survey_.number() > 0 && same_operations(survey_.ids());
+  if (is_surveyed && survey_.complete()) {
+    if (plan_would_break()) return std::nullopt;
+    item.kind = DecisionItem::Kind::kLock;
+    const std::int64_t limit = std::min(options_.fusion_threshold, options_.bucket_bytes);
+    item.plan = make_plan(survey_.ids(), survey_.labels(), table_, limit, options_.fuse_groups);
+    return item;
+  }
+  // Two steps are alike at the first repetition.
+  if (is_surveyed || watch_.repeated() + 2 < steps_wanted_) return std::nullopt;
+  item.kind = DecisionItem::Kind::kSurvey;
+  item.batch = ++surveys_;
+  item.plan.emplace_back(order.begin(), order.end());
+  return item;
+}
+
+// Somebody has submitted, or is about to do, what the plan will not have.
+bool Negotiator::plan_would_break() const {
+  if (!joined_.empty() || !urgent_.empty()) return true;
+  const auto& ids = survey_.ids();
+  return std::any_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
+    const auto id = table_.find(entry.first);
+    return !id || std::find(ids.begin(), ids.end(), *id) == ids.end();
+  });
+}
+
+void Negotiator::take_part_in(const DecisionItem& item) {
+  if (item.plan.size() != 1) throw WireError("a survey of more than a step");
+  std::vector<std::uint64_t> waves;
+  for (const std::uint32_t id : item.plan.front()) {
+    if (id >= waves_.size()) throw WireError("a survey of what has not run here");
+    waves.push_back(waves_[id]);
+  }
+  survey_ = Survey(item.batch, item.plan.front(), waves, place_.children.size());
+  answer_survey();
+}
+
+void Negotiator::answer_survey() {
+  if (!survey_.complete() || is_root()) return;
+  outgoing_.push_back({place_.parent, encode(set_, Waves{survey_.number(), survey_.labels()})});
+}
+
+void Negotiator::receive(int from, const Waves& waves) {
+  child_index(from);
+  if (waves.survey != survey_.number() || closed()) return;  // it was given up meanwhile
+  if (!survey_.add(waves.labels)) throw WireError("an answer that does not fit the survey");
+  answer_survey();
+}
+
+// ---- locking ----
+
+void Negotiator::lock(const DecisionItem& item) {
+  ++epoch_;
+  plan_.emplace(epoch_, last_batch_, item.plan, table_);
+  // All of this was about operations that are pending; readiness counts for the plan from here on.
+  entries_.clear();
+  ready_.clear();
+  up_ = {};
+  survey_ = {};
+  watch_.disturb();
+  breaking_ = halted_ = false;
+  if (joined_.contains(place_.rank)) {
+    join_later_ = true;
+    break_plan();
+  }
+  joined_.clear();
+  for (const auto& [name, pending] : pending_) {
+    if (!plan_->ready(name, pending.signature)) break_plan();
+  }
+}
+
+void Negotiator::join_plan() {
+  if (halted_) return;
+  const Plan::Names names = plan_->join_next();
+  if (!names) return;
+  Decision decision;
+  decision.kind = DecisionItem::Kind::kBatch;
+  decision.batch = plan_->joined();
+  decision.plan = plan_->epoch();
+  decision.names = *names;
+  decisions_.push_back(std::move(decision));
+}
+
+// ---- leaving ----
+
+void Negotiator::break_plan() {
+  if (!plan_ || breaking_) return;
+  breaking_ = true;
+  if (is_root()) {
+    halt();
+  } else {
+    outgoing_.push_back(
+        {place_.parent, encode(MessageKind::kBreak, set_, PlanNotice{plan_->epoch(), 0})});
+  }
+}
+
+void Negotiator::receive(int from, MessageKind kind, const PlanNotice& notice) {
+  if (closed()) return;
+  const std::uint32_t current = plan_ ? plan_->epoch() : 0;
+  if (kind == MessageKind::kHalt) {
+    if (from != place_.parent) throw WireError("it is not the parent of this rank");
+    if (!plan_ || notice.epoch != current || halted_)
+      throw WireError("there is no such plan to halt");
+    breaking_ = true;
+    halt();
+    return;
+  }
+  child_index(from);
+  if (kind == MessageKind::kBreak) {
+    if (notice.epoch > epoch_) throw WireError("a plan of the future");
+    if (notice.epoch == current) break_plan();  // otherwise it has ended meanwhile
+    return;
+  }
+  if (!plan_ || notice.epoch != current || !halted_ || halt_missing_.erase(from) == 0) {
+    throw WireError("nobody has asked how far it is");
+  }
+  halted_at_ = std::min(halted_at_, notice.batch);
+  answer_halt();
+}
+
+void Negotiator::halt() {
+  halted_ = true;
+  halted_at_ = plan_->joined();
+  halt_missing_.insert(place_.children.begin(), place_.children.end());
+  for (const int child : place_.children) {
+    outgoing_.push_back({child, encode(MessageKind::kHalt, set_, PlanNotice{plan_->epoch(), 0})});
+  }
+  answer_halt();
+}
+
+void Negotiator::answer_halt() {
+  if (!halt_missing_.empty()) return;
+  if (!is_root()) {
+    const PlanNotice notice{plan_->epoch(), halted_at_};
+    outgoing_.push_back({place_.parent, encode(MessageKind::kHalted, set_, notice)});
+    return;
+  }
+  const std::uint64_t steps = plan_->steps_joined();
+  const bool was_worth_it = steps >= kWorthIt * static_cast<std::uint64_t>(steps_wanted_);
+  steps_wanted_ = was_worth_it ? options_.plan_after : std::min(2 * steps_wanted_, kMostSteps);
+  DecisionItem item;
+  item.kind = DecisionItem::Kind::kUnlock;
+  item.batch = halted_at_;
+  publish({item});
+  if (failure_later_) fail_all(*std::exchange(failure_later_, std::nullopt));
+}
+
+void Negotiator::unlock(const DecisionItem& item) {
+  const std::uint64_t joined = plan_->joined();
+  if (!halted_ || item.batch > joined || joined - item.batch > (plan_->running() ? 1 : 0)) {
+    throw WireError("a plan that ends where it cannot");
+  }
+  // What all have joined runs to its end.
+  if (plan_->running() && joined == item.batch) {
+    for (const std::string& name : *plan_->last()) pending_.erase(name);
+  }
+  Decision decision;
+  decision.kind = item.kind;
+  decision.batch = item.batch;
+  decision.plan = plan_->epoch();
+  decisions_.push_back(std::move(decision));
+  plan_.reset();
+  breaking_ = halted_ = false;
+  last_batch_ = item.batch;
+  if (is_root()) batches_decided_ = item.batch;
+  ++epoch_;
+
+  // Everything else is ready, and not negotiated.
+  std::vector<decltype(pending_)::const_pointer> again;
+  for (const auto& entry : pending_) again.push_back(&entry);
+  std::sort(again.begin(), again.end(),
+            [](auto* a, auto* b) { return a->second.order < b->second.order; });
+  for (const auto* entry : again) enter(entry->first, entry->second.signature);
+  if (std::exchange(join_later_, false)) note_join(place_.rank);
+}
+
+}  // namespace horoplug

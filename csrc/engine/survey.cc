@@ -1,0 +1,37 @@
+#include "engine/survey.h"
+
+#include <utility>
+
+namespace horoplug {
+namespace {
+
+// Small numbers for things, equal ones for equal things, in the order of their first appearance.
+template <typename Key>
+class Numbering {
+ public:
+  std::uint32_t operator()(const Key& key) {
+    return numbers_.emplace(key, static_cast<std::uint32_t>(numbers_.size())).first->second;
+  }
+
+ private:
+  std::map<Key, std::uint32_t> numbers_;
+};
+
+}  // namespace
+
+Survey::Survey(std::uint64_t number, std::vector<std::uint32_t> ids,
+               std::span<const std::uint64_t> waves, std::size_t children)
+    : number_(number), ids_(std::move(ids)), answers_left_(children) {
+  Numbering<std::uint64_t> label;
+  for (const std::uint64_t wave : waves) labels_.push_back(label(wave));
+}
+
+bool Survey::add(std::span<const std::uint32_t> labels) {
+  if (labels.size() != labels_.size() || answers_left_ == 0) return false;
+  --answers_left_;
+  Numbering<std::pair<std::uint32_t, std::uint32_t>> label;
+  for (std::size_t i = 0; i < labels_.size(); ++i) labels_[i] = label({labels_[i], labels[i]});
+  return true;
+}
+
+}  // namespace horoplug
