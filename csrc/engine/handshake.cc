@@ -11,10 +11,10 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
       {"number of ranks", std::to_string(config.size())},
       {"fusion threshold", std::to_string(config.options.fusion_threshold)},
       {"cache capacity", std::to_string(config.options.cache_capacity)},
-      {"steps before a plan", std::to_string(config.options.plan_after)},
-      {"bucket bytes", std::to_string(config.options.bucket_bytes)},
       {"process sets", config.options.process_sets.empty() ? "none" : config.options.process_sets},
       {"algorithm", config.options.algorithm.empty() ? "automatic" : config.options.algorithm},
+      {"steps before a plan", std::to_string(config.options.plan_after)},
+      {"bucket bytes", std::to_string(config.options.bucket_bytes)},
   };
 }
 

@@ -13,35 +13,12 @@
 
 #include "cluster.h"
 #include "engine/negotiator.h"
+#include "programs.h"
 
 using namespace horoplug;
+using namespace horoplug::testing;
 
 namespace {
-
-using Random = std::mt19937_64;
-
-int below(Random& random, int limit) {
-  return std::uniform_int_distribution<int>(0, limit - 1)(random);
-}
-bool chance(Random& random, int of) { return below(random, of) == 0; }
-
-Signature sum_of(std::int64_t elements) {
-  Signature signature;
-  signature.op = OpKind::kAllreduce;
-  signature.dtype = DType::kFloat32;
-  signature.shapes = {{elements}};
-  return signature;
-}
-
-// One thing that a rank's program does.
-struct Action {
-  enum class Kind { kSubmit, kWait, kJoin } kind;
-  std::string name;
-  Signature signature{};
-};
-using Program = std::vector<Action>;
-
-const std::string kJoinName = "join";
 
 // A job without engines: negotiators, programs that block, channels that keep the order of each
 // pair of ranks and no other, and executors for which a batch is done once every rank has come to
@@ -276,59 +253,6 @@ std::vector<int> random_hosts(Random& random, int ranks) {
   return result;
 }
 
-// Programs that end under full negotiation. A step is a sequence of waves; in each wave a rank
-// submits the same operations, either all at once in an order of its own, or one by one, waiting
-// for each, in the order that all ranks who do so have.
-std::vector<Program> random_programs(Random& random, int ranks, int steps) {
-  std::vector<Program> programs(static_cast<std::size_t>(ranks));
-  std::vector<std::vector<int>> waves(static_cast<std::size_t>(1 + below(random, 3)));
-  int names = 0;
-  for (auto& wave : waves) {
-    for (int i = 1 + below(random, 4); i > 0; --i) wave.push_back(names++);
-  }
-  const int disorder = 1 + below(random, 40);  // how seldom a step is unlike the others
-  const int strange = 1 + below(random, 60);
-  std::vector<bool> blocks(static_cast<std::size_t>(ranks));
-  for (std::size_t rank = 0; rank < blocks.size(); ++rank) blocks[rank] = chance(random, 2);
-  std::int64_t elements = 10;
-  const bool joins = chance(random, 3);
-  std::vector<int> last_steps(static_cast<std::size_t>(ranks), steps);
-  if (joins) {
-    for (int& last : last_steps) last -= below(random, std::min(steps, 4));
-  }
-  for (int step = 0; step < steps; ++step) {
-    if (chance(random, strange)) ++elements;
-    const bool has_extra = chance(random, strange);
-    for (const auto& wave : waves) {
-      for (int rank = 0; rank < ranks; ++rank) {
-        const auto me = static_cast<std::size_t>(rank);
-        if (step >= last_steps[me]) continue;
-        std::vector<std::string> list;
-        for (const int n : wave) list.push_back("t" + std::to_string(n));
-        if (has_extra) list.push_back("extra" + std::to_string(step));
-        const bool blocking = blocks[me] != chance(random, disorder);
-        if (!blocking && chance(random, disorder)) std::shuffle(list.begin(), list.end(), random);
-        Program& program = programs[me];
-        for (const auto& name : list) {
-          program.push_back({Action::Kind::kSubmit, name, sum_of(elements)});
-          if (blocking) program.push_back({Action::Kind::kWait, name});
-        }
-        if (!blocking && chance(random, 2)) std::shuffle(list.begin(), list.end(), random);
-        for (const auto& name : list) {
-          if (!blocking) program.push_back({Action::Kind::kWait, name});
-        }
-      }
-      if (has_extra) break;
-    }
-  }
-  for (auto& program : programs) {
-    if (!joins) break;
-    program.push_back({Action::Kind::kJoin, kJoinName});
-    program.push_back({Action::Kind::kWait, kJoinName});
-  }
-  return programs;
-}
-
 void finish(Job& job, Random& random, int impatience) {
   for (std::uint64_t events = 0; !job.finished(); ++events) {
     REQUIRE(events < 2'000'000);
@@ -340,21 +264,10 @@ void finish(Job& job, Random& random, int impatience) {
   }
 }
 
-Program repeat(int steps, const std::function<void(Program&)>& step) {
-  Program program;
-  for (int i = 0; i < steps; ++i) step(program);
-  return program;
-}
-
-void submit_all_then_wait(Program& program, const std::vector<std::string>& names) {
-  for (const auto& name : names) program.push_back({Action::Kind::kSubmit, name, sum_of(4)});
-  for (const auto& name : names) program.push_back({Action::Kind::kWait, name});
-}
-
 }  // namespace
 
 TEST_CASE("random programs end, and all ranks execute the same batches in the same order") {
-  const std::uint64_t seed = testing::test_seed();
+  const std::uint64_t seed = test_seed();
   std::uint64_t planned = 0;
   std::uint64_t withdrawn = 0;
   for (std::uint64_t round = 0; round < 1500; ++round) {
@@ -395,7 +308,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
 }
 
 TEST_CASE("a locked step sends no message") {
-  const std::uint64_t seed = testing::test_seed();
+  const std::uint64_t seed = test_seed();
   Random random(seed);
   std::vector<std::string> names;
   for (int i = 0; i < 50; ++i) names.push_back("grad" + std::to_string(i));
@@ -421,7 +334,7 @@ TEST_CASE("a locked step sends no message") {
 
 TEST_CASE(
     "operations that wait for each other never share a batch, and those that do not always do") {
-  Random random(testing::test_seed());
+  Random random(test_seed());
   const auto step = [&](Program& program) {
     submit_all_then_wait(program, {"a", "b"});
     submit_all_then_wait(program, {"c"});
@@ -441,7 +354,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a plan that keeps breaking is locked again after ever longer runs") {
-  Random random(testing::test_seed());
+  Random random(test_seed());
   int number = 0;
   const auto phase = [&](Program& program) {
     for (int i = 0; i < 8; ++i) submit_all_then_wait(program, {"x", "y"});
@@ -458,7 +371,7 @@ TEST_CASE("a plan that keeps breaking is locked again after ever longer runs") {
 }
 
 TEST_CASE("what is called off or ends while a plan is locked, ends on all ranks alike") {
-  const std::uint64_t seed = testing::test_seed();
+  const std::uint64_t seed = test_seed();
   for (std::uint64_t round = 0; round < 200; ++round) {
     CAPTURE(seed);
     CAPTURE(round);
