@@ -1,40 +1,17 @@
 #include "engine/executor.h"
 
+#include "base/hash.h"
+
 namespace horoplug {
 namespace {
 
-// A hash (FNV-1a) of what all ranks know alike about a batch. Never 0, which stands for "not
-// known".
-class Hash {
- public:
-  void add(const std::string& text) {
-    for (const char c : text) step(static_cast<unsigned char>(c));
-    step(0);
-  }
-  void add(std::uint64_t value) {
-    for (int i = 0; i < 8; ++i) step(static_cast<unsigned char>(value >> (8 * i)));
-  }
-  std::uint64_t value() const { return hash_ == 0 ? 1 : hash_; }
-
- private:
-  void step(unsigned char byte) { hash_ = (hash_ ^ byte) * 0x100000001B3; }
-  std::uint64_t hash_ = 0xCBF29CE484222325;
-};
-
+// Of what all ranks know alike about a batch.
 std::uint64_t hash_of(const Batch& batch) {
   Hash hash;
   hash.add(batch.number);
   hash.add(batch.plan);
   for (const OperationPtr& operation : batch.operations) {
-    const Signature& signature = operation->signature;
-    hash.add(operation->name);
-    hash.add(static_cast<std::uint64_t>(signature.op) << 16 |
-             static_cast<std::uint64_t>(signature.dtype) << 8 |
-             static_cast<std::uint64_t>(signature.reduce));
-    hash.add(signature.shapes.size());
-    for (const Shape& shape : signature.shapes) {
-      hash.add(static_cast<std::uint64_t>(row_elements(shape)));
-    }
+    hash.add(operation->name).add(digest(operation->signature));
   }
   return hash.value();
 }

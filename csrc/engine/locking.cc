@@ -1,8 +1,7 @@
 // The Negotiator's way into a plan, through it and out of it.
 #include <algorithm>
-#include <limits>
-#include <stdexcept>
 
+#include "base/hash.h"
 #include "engine/negotiator.h"
 
 namespace horoplug {
@@ -14,65 +13,68 @@ constexpr int kMostSteps = 1 << 16;
 
 }  // namespace
 
-// ---- learning (root) ----
+// ---- learning ----
 
-void Negotiator::note_decided(const std::vector<ReadyOperation>& batch, const DecisionItem& item) {
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    const DecisionItem::Member& member = item.members[i];
-    const NameTable::Entry* known = member.id ? table_.at(*member.id) : nullptr;
-    const bool has_changed = known != nullptr && !member.name.empty();
-    if (!member.id || has_changed || !member.absent.empty() ||
-        is_administrative(batch[i].signature.op)) {
+void Negotiator::note_decided(const std::vector<ReadyOperation>& batch) {
+  for (const ReadyOperation& operation : batch) {
+    if (!operation.absent.empty() || is_administrative(operation.signature.op)) {
       watch_.disturb();
-      survey_ = {};
     } else {
-      watch_.note(*member.id);
+      const std::uint64_t contents = digest(operation.signature);
+      watch_.note(Hash().add(step_key(operation.name, operation.signature)).add(contents).value());
     }
   }
 }
 
-// What comes after a batch that was just decided: a survey, a plan or nothing.
+void Negotiator::remember(const std::string& name, const Signature& signature, std::uint64_t wave) {
+  if (wave == kNoWave || is_administrative(signature.op)) {
+    history_.clear();
+    return;
+  }
+  history_.push_back({step_key(name, signature), signature, wave});
+  if (history_.size() > StepWatch::kMostOperations) history_.pop_front();
+}
+
+// Root only: what comes after a batch that was just decided, a survey, a plan or nothing.
 std::optional<DecisionItem> Negotiator::consider_plan() {
   if (options_.plan_after <= 0 || place_.size() == 1 || !watch_.at_boundary()) return std::nullopt;
-  const auto order = watch_.order();
-  const auto same_operations = [&](const std::vector<std::uint32_t>& ids) {
-    return ids.size() == order.size() && std::is_permutation(ids.begin(), ids.end(), order.begin());
-  };
+  const auto& step = watch_.step();
+  const bool is_surveyed = survey_.number() > 0 && surveyed_.size() == step.size() &&
+                           std::is_permutation(surveyed_.begin(), surveyed_.end(), step.begin());
   DecisionItem item;
-  const bool is_surveyed = survey_.number() > 0 && same_operations(survey_.ids());
+  item.batch = surveys_;
   if (is_surveyed && survey_.complete()) {
     if (plan_would_break()) return std::nullopt;
     item.kind = DecisionItem::Kind::kLock;
     const std::int64_t limit = std::min(options_.fusion_threshold, options_.bucket_bytes);
-    item.plan = make_plan(survey_.ids(), survey_.labels(), table_, limit, options_.fuse_groups);
+    item.plan = make_plan(survey_.step(), survey_.labels(), limit, options_.fuse_groups);
     return item;
   }
   // Two steps are alike at the first repetition.
   if (is_surveyed || watch_.repeated() + 2 < steps_wanted_) return std::nullopt;
+  surveyed_ = step;
   item.kind = DecisionItem::Kind::kSurvey;
   item.batch = ++surveys_;
-  item.plan.emplace_back(order.begin(), order.end());
+  item.operations = static_cast<std::uint32_t>(step.size());
   return item;
 }
 
 // Somebody has submitted, or is about to do, what the plan will not have.
 bool Negotiator::plan_would_break() const {
   if (!joined_.empty() || !urgent_.empty()) return true;
-  const auto& ids = survey_.ids();
+  std::unordered_set<std::string> keys;
+  for (const StepMember& member : survey_.step()) keys.insert(member.key);
   return std::any_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
-    const auto id = table_.find(entry.first);
-    return !id || std::find(ids.begin(), ids.end(), *id) == ids.end();
+    return !keys.contains(step_key(entry.first, entry.second.camps.front().signature));
   });
 }
 
 void Negotiator::take_part_in(const DecisionItem& item) {
-  if (item.plan.size() != 1) throw WireError("a survey of more than a step");
-  std::vector<std::uint64_t> waves;
-  for (const std::uint32_t id : item.plan.front()) {
-    if (id >= waves_.size()) throw WireError("a survey of what has not run here");
-    waves.push_back(waves_[id]);
+  if (item.operations == 0 || item.operations > history_.size()) {
+    throw WireError("a survey of what has not run");
   }
-  survey_ = Survey(item.batch, item.plan.front(), waves, place_.children.size());
+  std::vector<StepMember> step(history_.end() - item.operations, history_.end());
+  survey_ = Survey(item.batch, std::move(step), place_.children.size());
   answer_survey();
 }
 
@@ -91,13 +93,17 @@ void Negotiator::receive(int from, const Waves& waves) {
 // ---- locking ----
 
 void Negotiator::lock(const DecisionItem& item) {
+  if (!survey_.complete() || item.batch != survey_.number()) {
+    throw WireError("a plan of what was not asked for");
+  }
   ++epoch_;
-  plan_.emplace(epoch_, last_batch_, item.plan, table_);
+  plan_.emplace(epoch_, last_batch_, survey_.step(), item.plan);
   // All of this was about operations that are pending; readiness counts for the plan from here on.
   entries_.clear();
   ready_.clear();
   up_ = {};
   survey_ = {};
+  history_.clear();
   watch_.disturb();
   breaking_ = halted_ = false;
   if (joined_.contains(place_.rank)) {
@@ -105,20 +111,27 @@ void Negotiator::lock(const DecisionItem& item) {
     break_plan();
   }
   joined_.clear();
-  for (const auto& [name, pending] : pending_) {
-    if (!plan_->ready(name, pending.signature)) break_plan();
+  for (const auto* entry : pending_in_order()) {
+    if (!plan_->ready(entry->first, entry->second.signature)) break_plan();
   }
 }
 
+std::vector<const std::pair<const std::string, Negotiator::Pending>*> Negotiator::pending_in_order()
+    const {
+  std::vector<const std::pair<const std::string, Pending>*> entries;
+  for (const auto& entry : pending_) entries.push_back(&entry);
+  std::sort(entries.begin(), entries.end(),
+            [](const auto* a, const auto* b) { return a->second.order < b->second.order; });
+  return entries;
+}
+
 void Negotiator::join_plan() {
-  if (halted_) return;
-  const Plan::Names names = plan_->join_next();
-  if (!names) return;
+  if (halted_ || !plan_->join_next()) return;
   Decision decision;
   decision.kind = DecisionItem::Kind::kBatch;
   decision.batch = plan_->joined();
   decision.plan = plan_->epoch();
-  decision.names = *names;
+  decision.names = plan_->last();
   decisions_.push_back(std::move(decision));
 }
 
@@ -193,7 +206,7 @@ void Negotiator::unlock(const DecisionItem& item) {
   }
   // What all have joined runs to its end.
   if (plan_->running() && joined == item.batch) {
-    for (const std::string& name : *plan_->last()) pending_.erase(name);
+    for (const std::string& name : plan_->last()) pending_.erase(name);
   }
   Decision decision;
   decision.kind = item.kind;
@@ -207,11 +220,7 @@ void Negotiator::unlock(const DecisionItem& item) {
   ++epoch_;
 
   // Everything else is ready, and not negotiated.
-  std::vector<decltype(pending_)::const_pointer> again;
-  for (const auto& entry : pending_) again.push_back(&entry);
-  std::sort(again.begin(), again.end(),
-            [](auto* a, auto* b) { return a->second.order < b->second.order; });
-  for (const auto* entry : again) enter(entry->first, entry->second.signature);
+  for (const auto* entry : pending_in_order()) enter(entry->first, entry->second.signature);
   if (std::exchange(join_later_, false)) note_join(place_.rank);
 }
 

@@ -172,8 +172,10 @@ void put_item(Writer& writer, const DecisionItem& item) {
       break;
     case DecisionItem::Kind::kSurvey:
       writer.put_varint(item.batch);
-      [[fallthrough]];
+      writer.put_varint(item.operations);
+      break;
     case DecisionItem::Kind::kLock:
+      writer.put_varint(item.batch);
       writer.put_varint(item.plan.size());
       for (const auto& ids : item.plan) put_numbers(writer, ids);
       break;
@@ -221,8 +223,10 @@ DecisionItem get_item(Reader& reader) {
       break;
     case DecisionItem::Kind::kSurvey:
       item.batch = reader.get_varint();
-      [[fallthrough]];
+      item.operations = get_u32(reader);
+      break;
     case DecisionItem::Kind::kLock:
+      item.batch = reader.get_varint();
       item.plan.resize(reader.get_count(2));
       for (auto& ids : item.plan) {
         ids = get_numbers(reader);

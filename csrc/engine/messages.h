@@ -63,8 +63,8 @@ struct DecisionItem {
     kError,
     kFailAll,
     kClose,
-    kSurvey,  // which of these operations came without a look at the others' results?
-    kLock,    // from here on these batches run again and again, unasked
+    kSurvey,  // which of the last operations came without a look at the others' results?
+    kLock,    // from here on these operations run again and again, in these batches, unasked
     kUnlock,  // no more
   };
   static constexpr int kKindCount = 8;
@@ -77,7 +77,7 @@ struct DecisionItem {
   };
 
   Kind kind = Kind::kBatch;
-  // kBatch, kJoined: its number. kSurvey: the survey's. kUnlock: the last batch that runs.
+  // kBatch, kJoined: its number. kSurvey, kLock: the survey's. kUnlock: the last batch that runs.
   std::uint64_t batch = 0;
   std::vector<Member> members;   // kBatch
   std::string name;              // kError: the operation that fails
@@ -85,8 +85,8 @@ struct DecisionItem {
   std::string text;              // kError, kFailAll
   // kClose: who has left, or nobody (the set was removed). kJoined: who was the last to join.
   std::int32_t rank = 0;
-  // kSurvey: the numbers of a step's operations, in one list. kLock: those of each batch.
-  std::vector<std::vector<std::uint32_t>> plan;
+  std::uint32_t operations = 0;  // kSurvey: so many of the last that were decided make a step
+  std::vector<std::vector<std::uint32_t>> plan;  // kLock: their places in the step, by batch
 };
 
 // "Who has left" when a process set ends because it was removed.

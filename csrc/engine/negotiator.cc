@@ -89,7 +89,7 @@ void Negotiator::batch_done(std::uint32_t plan) {
   if (plan == 0) {
     if (is_root()) --outstanding_;
   } else if (plan_ && plan_->epoch() == plan) {
-    for (const std::string& name : *plan_->last()) pending_.erase(name);
+    for (const std::string& name : plan_->last()) pending_.erase(name);
     plan_->batch_done();
   }
 }
@@ -304,7 +304,7 @@ DecisionItem Negotiator::make_batch(const std::vector<ReadyOperation>& batch) {
     }
     item.members.push_back(std::move(member));
   }
-  note_decided(batch, item);
+  note_decided(batch);
   return item;
 }
 
@@ -391,6 +391,7 @@ void Negotiator::forget_everything() {
   joined_.clear();
   up_ = {};
   survey_ = {};
+  history_.clear();
   watch_.disturb();
 }
 
@@ -428,11 +429,9 @@ void Negotiator::apply(const DecisionItem& item) {
         }
         if (is_absent) {
           decision.unknown.emplace(name, signature);
+          remember(name, signature, kNoWave);
         } else {
-          if (member.id) {
-            if (waves_.size() <= *member.id) waves_.resize(*member.id + 1, 0);
-            waves_[*member.id] = pending->second.wave;
-          }
+          remember(name, signature, member.absent.empty() ? pending->second.wave : kNoWave);
           pending_.erase(pending);
         }
         decision.names.push_back(name);

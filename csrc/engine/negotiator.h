@@ -39,7 +39,6 @@
 #include "engine/name_table.h"
 #include "engine/plan.h"
 #include "engine/step_watch.h"
-#include "engine/survey.h"
 #include "engine/topology.h"
 
 namespace horoplug {
@@ -140,6 +139,8 @@ class Negotiator {
     std::vector<std::size_t> children;  // whole subtrees
     std::vector<int> ranks;             // single ranks, when a subtree is divided
   };
+  // Of an operation that not every rank has submitted.
+  static constexpr std::uint64_t kNoWave = ~std::uint64_t{0};
   struct Pending {
     Signature signature;
     std::uint64_t wave;
@@ -161,13 +162,15 @@ class Negotiator {
   bool closing() const;
 
   // Plans (locking.cc).
-  void note_decided(const std::vector<ReadyOperation>& batch, const DecisionItem& item);
+  void note_decided(const std::vector<ReadyOperation>& batch);
+  void remember(const std::string& name, const Signature& signature, std::uint64_t wave);
   std::optional<DecisionItem> consider_plan();
   bool plan_would_break() const;
   void take_part_in(const DecisionItem& survey);
   void answer_survey();
   void lock(const DecisionItem& item);
   void join_plan();
+  std::vector<const std::pair<const std::string, Pending>*> pending_in_order() const;
   void halt();
   void answer_halt();
   void unlock(const DecisionItem& item);
@@ -199,7 +202,7 @@ class Negotiator {
   std::set<int> joined_;  // ranks of the subtree
   std::uint64_t submissions_ = 0;
 
-  std::vector<std::uint64_t> waves_;  // by number: of its last submission that was decided
+  std::deque<StepMember> history_;  // the last operations that were decided, the same on all ranks
   Survey survey_;
   std::optional<Plan> plan_;
   bool breaking_ = false;        // this rank has said, or heard, that the plan ends
@@ -210,6 +213,7 @@ class Negotiator {
 
   // Root only.
   StepWatch watch_;
+  std::vector<std::uint64_t> surveyed_;  // the step of the survey, as the watch has it
   std::uint64_t surveys_ = 0;
   int steps_wanted_;                     // identical ones, before the next plan
   std::optional<Status> failure_later_;  // of everything, once the plan has ended

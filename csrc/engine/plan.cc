@@ -1,13 +1,11 @@
 #include "engine/plan.h"
 
-#include <deque>
-
 #include "base/wire.h"
 
 namespace horoplug {
 
-PlanContents make_plan(std::span<const std::uint32_t> order, std::span<const std::uint32_t> labels,
-                       const NameTable& table, std::int64_t limit, bool fuse_groups) {
+PlanContents make_plan(std::span<const StepMember> step, std::span<const std::uint32_t> labels,
+                       std::int64_t limit, bool fuse_groups) {
   struct Batch {
     std::uint32_t label;
     const Signature* signature;  // of its first operation
@@ -16,8 +14,8 @@ PlanContents make_plan(std::span<const std::uint32_t> order, std::span<const std
   };
   std::vector<Batch> batches;
   PlanContents contents;
-  for (std::size_t place = 0; place < order.size(); ++place) {
-    const Signature& signature = table.at(order[place])->signature;
+  for (std::size_t place = 0; place < step.size(); ++place) {
+    const Signature& signature = step[place].signature;
     const std::int64_t bytes = payload_bytes(signature);
     const bool apart = !fuse_groups && signature.shapes.size() > 1;
     // Into the last batch of its kind, past others: no rank that takes part in those can be waiting
@@ -33,55 +31,59 @@ PlanContents make_plan(std::span<const std::uint32_t> order, std::span<const std
       contents.emplace_back();
     }
     batches[at].bytes += bytes;
-    contents[at].push_back(order[place]);
+    contents[at].push_back(static_cast<std::uint32_t>(place));
   }
   return contents;
 }
 
-Plan::Plan(std::uint32_t epoch, std::uint64_t decided, const PlanContents& contents,
-           const NameTable& table)
+Plan::Plan(std::uint32_t epoch, std::uint64_t decided, const std::vector<StepMember>& step,
+           const PlanContents& contents)
     : epoch_(epoch), decided_(decided), joined_(decided) {
-  for (const auto& ids : contents) {
-    auto names = std::make_shared<std::vector<std::string>>();
-    for (const std::uint32_t id : ids) {
-      const NameTable::Entry* known = table.at(id);
-      if (known == nullptr) throw WireError("a plan with a number that was never given");
-      names->push_back(known->name);
-      if (!members_.emplace(known->name, Member{batches_.size(), known->signature}).second) {
-        throw WireError("a plan with an operation twice");
+  std::vector<std::size_t> batch_of(step.size(), contents.size());
+  for (const auto& places : contents) {
+    for (const std::uint32_t place : places) {
+      if (place >= step.size() || batch_of[place] != contents.size()) {
+        throw WireError("a plan with an operation that is none, or twice");
       }
+      batch_of[place] = batches_.size();
     }
-    batches_.push_back({std::move(names)});
+    batches_.push_back({places});
+  }
+  for (std::size_t place = 0; place < step.size(); ++place) {
+    if (batch_of[place] == contents.size()) throw WireError("a plan that lacks an operation");
+    places_.push_back({batch_of[place], step[place].signature});
+    turns_[step[place].key].places.push_back(static_cast<std::uint32_t>(place));
   }
 }
 
-bool Plan::has(const std::string& name, const Signature& signature) const {
-  const auto found = members_.find(name);
-  return found != members_.end() && compatible(found->second.signature, signature);
-}
-
 bool Plan::ready(const std::string& name, const Signature& signature) {
-  const auto found = members_.find(name);
-  if (found == members_.end() || !compatible(found->second.signature, signature)) return false;
-  Member& member = found->second;
-  if (member.ready) return false;
-  member.ready = true;
-  ++batches_[member.batch].ready;
+  const auto found = turns_.find(step_key(name, signature));
+  if (found == turns_.end()) return false;
+  Turn& turn = found->second;
+  Place& place = places_[turn.places[turn.next]];
+  if (place.ready || !compatible(place.signature, signature)) return false;
+  turn.next = (turn.next + 1) % turn.places.size();
+  place.ready = true;
+  place.name = name;
+  ++batches_[place.batch].ready;
   ++ready_;
   return true;
 }
 
-Plan::Names Plan::join_next() {
-  PlannedBatch& batch = batches_[next_];
-  if (running_ || !batch.complete()) return nullptr;
-  for (const std::string& name : *batch.names) members_.at(name).ready = false;
+bool Plan::join_next() {
+  Batch& batch = batches_[next_];
+  if (running_ || !batch.complete()) return false;
+  last_.clear();
+  for (const std::uint32_t at : batch.places) {
+    places_[at].ready = false;
+    last_.push_back(places_[at].name);
+  }
   ready_ -= batch.ready;
   batch.ready = 0;
   next_ = (next_ + 1) % batches_.size();
   ++joined_;
   running_ = true;
-  last_ = batch.names;
-  return last_;
+  return true;
 }
 
 }  // namespace horoplug

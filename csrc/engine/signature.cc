@@ -3,6 +3,7 @@
 #include <functional>
 #include <sstream>
 
+#include "base/hash.h"
 #include "base/status.h"
 
 namespace horoplug {
@@ -124,6 +125,20 @@ std::int64_t payload_bytes(const Signature& signature) {
   std::int64_t elements = 0;
   for (const Shape& shape : signature.shapes) elements += elements_of(shape);
   return elements * static_cast<std::int64_t>(dtype_size(signature.dtype));
+}
+
+std::uint64_t digest(const Signature& signature) {
+  Hash hash;
+  hash.add(static_cast<std::uint64_t>(signature.op) << 16 |
+           static_cast<std::uint64_t>(signature.dtype) << 8 |
+           static_cast<std::uint64_t>(signature.reduce));
+  hash.add(static_cast<std::uint64_t>(signature.root));
+  hash.add(signature.shapes.size());
+  for (const Shape& shape : signature.shapes) {
+    hash.add(static_cast<std::uint64_t>(
+        first_dimension_counts(signature.op) ? elements_of(shape) : row_elements(shape)));
+  }
+  return hash.value();
 }
 
 bool compatible(const Signature& a, const Signature& b) {

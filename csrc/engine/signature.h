@@ -43,6 +43,9 @@ std::int64_t payload_bytes(const Signature& signature);
 // (the first dimension does not count for allgather and alltoall).
 bool compatible(const Signature& a, const Signature& b);
 
+// A number that is equal for equal signatures, and hardly ever otherwise.
+std::uint64_t digest(const Signature& signature);
+
 // Whether two operations may share a batch.
 bool fusable(const Signature& a, const Signature& b);
 

@@ -1,9 +1,13 @@
-// Sees when a program repeats itself: a step is a run of operations in which each occurs once, and
-// steps repeat when one has the same operations as the one before, in whatever order.
+// Sees when a program repeats itself.
+//
+// One operation, the anchor, marks where steps begin. Steps repeat when one has the same operations
+// as the one before, each as often, in whatever order. An anchor that occurs several times in a
+// step, or not in every one, makes steps that are not alike: then another operation is tried.
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -11,8 +15,11 @@ namespace horoplug {
 
 class StepWatch {
  public:
-  // The next operation that was decided, by its number.
-  void note(std::uint32_t id);
+  // What goes on for longer without an anchor is no step.
+  static constexpr std::size_t kMostOperations = 1 << 14;
+
+  // The next operation that was decided; equal operations have equal numbers.
+  void note(std::uint64_t operation);
   // Something that no plan can hold.
   void disturb() { *this = StepWatch(); }
 
@@ -20,17 +27,21 @@ class StepWatch {
   int repeated() const { return repeated_; }
   // The current step has all operations of the last one and nothing else, and is not yet followed
   // by another operation.
-  bool at_boundary() const {
-    return misses_ == 0 && !last_.empty() && order_.size() == last_.size();
-  }
+  bool at_boundary() const { return misses_ == 0 && last_size_ > 0 && step_.size() == last_size_; }
   // The operations of the current step, in order.
-  std::span<const std::uint32_t> order() const { return order_; }
+  const std::vector<std::uint64_t>& step() const { return step_; }
 
  private:
-  std::vector<std::uint32_t> order_;
-  std::unordered_set<std::uint32_t> current_;
-  std::unordered_set<std::uint32_t> last_;
-  int misses_ = 0;  // operations of the current step that the last one did not have
+  void begin_step();
+
+  std::optional<std::uint64_t> anchor_;
+  std::unordered_set<std::uint64_t> unfit_;  // anchors that made unlike steps
+  std::vector<std::uint64_t> step_;
+  std::unordered_map<std::uint64_t, int> counts_;  // in the current step
+  std::unordered_map<std::uint64_t, int> last_counts_;
+  std::size_t last_size_ = 0;
+  int misses_ =
+      0;  // operations of the current step that the last one did not have, or not as often
   int repeated_ = 0;
 };
 

@@ -19,11 +19,14 @@ class Numbering {
 
 }  // namespace
 
-Survey::Survey(std::uint64_t number, std::vector<std::uint32_t> ids,
-               std::span<const std::uint64_t> waves, std::size_t children)
-    : number_(number), ids_(std::move(ids)), answers_left_(children) {
+std::string step_key(const std::string& name, const Signature& signature) {
+  return signature.recurring ? name : name.substr(0, name.rfind('.'));
+}
+
+Survey::Survey(std::uint64_t number, std::vector<StepMember> step, std::size_t children)
+    : number_(number), step_(std::move(step)), answers_left_(children) {
   Numbering<std::uint64_t> label;
-  for (const std::uint64_t wave : waves) labels_.push_back(label(wave));
+  for (const StepMember& member : step_) labels_.push_back(label(member.wave));
 }
 
 bool Survey::add(std::span<const std::uint32_t> labels) {

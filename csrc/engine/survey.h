@@ -11,19 +11,30 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "engine/signature.h"
+
 namespace horoplug {
+
+// An operation as it was decided. `key` is its name; operations without a name, which are numbered
+// as they are submitted, have the key of their kind.
+struct StepMember {
+  std::string key;
+  Signature signature;
+  std::uint64_t wave = 0;
+};
+std::string step_key(const std::string& name, const Signature& signature);
 
 class Survey {
  public:
   Survey() = default;
-  // `waves`: of this rank's own, by place. `children`: how many will answer.
-  Survey(std::uint64_t number, std::vector<std::uint32_t> ids, std::span<const std::uint64_t> waves,
-         std::size_t children);
+  // `children`: how many will answer.
+  Survey(std::uint64_t number, std::vector<StepMember> step, std::size_t children);
 
   std::uint64_t number() const { return number_; }
-  const std::vector<std::uint32_t>& ids() const { return ids_; }
+  const std::vector<StepMember>& step() const { return step_; }
   const std::vector<std::uint32_t>& labels() const { return labels_; }
   bool complete() const { return number_ > 0 && answers_left_ == 0; }
 
@@ -32,7 +43,7 @@ class Survey {
 
  private:
   std::uint64_t number_ = 0;  // 0: there is none
-  std::vector<std::uint32_t> ids_;
+  std::vector<StepMember> step_;
   std::vector<std::uint32_t> labels_;
   std::size_t answers_left_ = 0;
 };

@@ -353,6 +353,37 @@ TEST_CASE(
   CHECK(last == std::vector<std::vector<std::string>>{{"a", "b"}, {"c"}, {"d", "e"}});
 }
 
+TEST_CASE("a name can occur several times in a step, and operations need no names") {
+  const std::uint64_t seed = test_seed();
+  for (std::uint64_t round = 0; round < 100; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + round);
+    int number = 0;
+    const bool has_names = chance(random, 2);
+    const auto step = [&](Program& program) {
+      const auto one = [&](std::int64_t elements) {
+        Action action{Action::Kind::kSubmit, "loss", sum_of(elements)};
+        if (!has_names) {
+          action.name = "allreduce.noname." + std::to_string(++number);
+          action.signature.recurring = false;
+        }
+        program.push_back(action);
+        program.push_back({Action::Kind::kWait, action.name});
+      };
+      one(4);
+      submit_all_then_wait(program, {"g1", "g2", "g3"});
+      one(5);
+      one(4);
+    };
+    Job job({0, 1, 1}, {}, std::vector<Program>(3, repeat(40, step)));
+    finish(job, random, 0);
+    CHECK(job[0].done.back().plan == 1);
+    CHECK(job[0].done[job[0].done.size() - 100].plan == 1);
+    CHECK(job[1].done == job[0].done);
+  }
+}
+
 TEST_CASE("a plan that keeps breaking is locked again after ever longer runs") {
   Random random(test_seed());
   int number = 0;
@@ -421,16 +452,17 @@ TEST_CASE("messages about plans that cannot be right are refused") {
   };
   DecisionItem lock;
   lock.kind = DecisionItem::Kind::kLock;
-  lock.plan = {{5}};
-  DecisionItem survey = lock;
+  lock.plan = {{0}};
+  DecisionItem survey;
   survey.kind = DecisionItem::Kind::kSurvey;
-  survey.batch = 1;
+  lock.batch = survey.batch = 1;
+  survey.operations = 1;
   DecisionItem unlock;
   unlock.kind = DecisionItem::Kind::kUnlock;
 
   Negotiator leaf = fresh(1);
-  CHECK_THROWS_AS(decide(leaf, lock), WireError);    // numbers that were never given
-  CHECK_THROWS_AS(decide(leaf, survey), WireError);  // the same
+  CHECK_THROWS_AS(decide(leaf, lock), WireError);    // of what nobody has asked for
+  CHECK_THROWS_AS(decide(leaf, survey), WireError);  // nothing has run
   Negotiator free = fresh(1);
   CHECK_THROWS_AS(decide(free, unlock), WireError);  // nothing is locked
   CHECK_THROWS_AS(free.receive(0, MessageKind::kHalt, {0, 0}), WireError);
@@ -446,11 +478,22 @@ TEST_CASE("messages about plans that cannot be right are refused") {
   batch.batch = 1;
   batch.members = {{0, "x", {}, {}}};
   decide(twice, batch);
-  lock.plan = {{0}, {0}};
-  CHECK_THROWS_AS(decide(twice, lock), WireError);  // twice
+  decide(twice, survey);
+  lock.batch = 2;
+  CHECK_THROWS_AS(decide(twice, lock), WireError);  // another survey's
+  lock.batch = 1;
+  for (const PlanContents& wrong : {PlanContents{{0}, {0}}, PlanContents{{1}}}) {
+    Negotiator one = fresh(1);
+    one.submit("x", sum_of(4));
+    decide(one, batch);
+    decide(one, survey);
+    lock.plan = wrong;
+    CHECK_THROWS_AS(decide(one, lock), WireError);
+  }
   Negotiator locked = fresh(1);
   locked.submit("x", sum_of(4));
   decide(locked, batch);
+  decide(locked, survey);
   lock.plan = {{0}};
   decide(locked, lock);
   CHECK(locked.locked());
