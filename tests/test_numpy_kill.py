@@ -64,6 +64,18 @@ def die_during_small_ones(victim, key):
         hvd.synchronize(hvd.allgather_async(np.ones(3), name="waiting"))
 
 
+def die_while_plans_break(victim, key):
+    """Steps repeat for long enough to be locked, and then something new comes, again and again."""
+    if hvd.rank() == victim:
+        threading.Timer(random.Random(key).uniform(0.0, 0.3), die).start()
+    names = ["waiting", "new"][:: 1 if hvd.rank() == 0 else -1]
+    while True:
+        for _ in range(40):
+            hvd.allreduce(np.ones(100), name="waiting")
+        for handle in [hvd.allreduce_async(np.ones(100), name=name) for name in names]:
+            hvd.synchronize(handle)
+
+
 def die_before_barrier(victim, _):
     if hvd.rank() == victim:
         die()
@@ -120,6 +132,7 @@ PHASES = [
     die_after_submitting,
     die_under_load,
     die_during_small_ones,
+    die_while_plans_break,
     die_before_barrier,
     die_while_others_compute,
     die_before_joining,
