@@ -1,0 +1,124 @@
+"""Steps that repeat are locked as a plan, and send no control messages any more."""
+
+import numpy as np
+import pytest
+import torch
+from test_numpy_failures import internal
+
+import horoplug as hvd
+import horoplug.torch as thvd
+from horoplug.common.context import context
+
+pytest_plugins = ["jobs"]
+
+
+def stats():
+    return context.engine().stats()
+
+
+def train(steps, every=0):
+    """Steps of training with a metric of no name; with evaluation after every so many. Returns the parameters and,
+    by step, the control messages so far."""
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
+    thvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = thvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    messages = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 20)).square().mean()
+        loss.backward()
+        optimizer.step()
+        thvd.allreduce(loss.detach())
+        messages.append(stats()["control_messages"])
+        if every and step % every == every - 1:
+            with torch.no_grad():
+                thvd.allgather(model(torch.randn(hvd.rank() + 1, 20)), name="evaluation")
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return flat.numpy().tobytes(), messages, stats()
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+def test_training_needs_no_control_messages(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        results = job.run(train, 40)
+        for parameters, messages, counts in results:
+            assert parameters == results[0][0]
+            assert len(set(messages[10:])) == 1
+            assert counts["planned_batches"] >= 2 * 25
+            assert counts["broken_plans"] == 0
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_results_do_not_depend_on_plans(pool, hosts):
+    """The same bits with plans, with plans that break at each evaluation, and without."""
+    with pool.ranks(2, hosts=hosts) as job:
+        planned = job.run(train, 60, 25)
+        assert all(counts["broken_plans"] >= 1 for _, _, counts in planned)
+    with pool.ranks(2, hosts=hosts, env={"HOROPLUG_PLAN_AFTER_STEPS": "0"}) as job:
+        negotiated = job.run(train, 60, 25)
+        assert all(counts["planned_batches"] == 0 for _, _, counts in negotiated)
+    assert {parameters for parameters, _, _ in planned + negotiated} == {planned[0][0]}
+
+
+def changing_order(_):
+    """Blocking operations whose order changes when the plan is long locked, in different ways on the ranks."""
+    x = np.ones(4)
+    for _ in range(30):
+        hvd.allreduce(x, name="a")
+        hvd.allreduce(x, name="b")
+    locked = stats()["planned_batches"]
+    names = ["a", "b"] if hvd.rank() == 0 else ["b", "a"]
+    for _ in range(30):
+        handles = [hvd.allreduce_async(x, name=name) for name in names]
+        if hvd.rank() == 1:
+            handles.reverse()
+        for handle in handles:
+            hvd.synchronize(handle)
+    # Rank 0 waits for each in turn, in an order of its own, which works since the others do not wait.
+    for _ in range(30):
+        handles = {}
+        for name in ["b", "a"]:
+            handles[name] = hvd.allreduce_async(x, name=name)
+            if hvd.rank() == 0:
+                hvd.synchronize(handles[name])
+        if hvd.rank() != 0:
+            for name in ["a", "b"]:
+                hvd.synchronize(handles[name])
+    return locked
+
+
+def test_the_order_may_change(pool):
+    with pool.ranks(3) as job:
+        assert all(locked > 20 for locked in job.run(changing_order, None))
+
+
+def disagree(_):
+    """A shape that differs between ranks, in a locked plan."""
+    for _ in range(20):
+        hvd.allreduce(np.ones(4), name="x")
+    assert stats()["planned_batches"] > 0
+    hvd.allreduce(np.ones(4 if hvd.rank() == 0 else 5), name="x")
+
+
+def test_a_mismatch_in_a_plan_is_named(pool):
+    with pool.ranks(2) as job:
+        internal(job.outcomes(disagree, None), "x", "rank 0", "rank 1", "[4]", "[5]")
+        job.run(lambda: hvd.allreduce(np.ones(4), name="x"))
+
+
+def deadlock(_):
+    """Ranks that wait for each other, with all of it in the plan."""
+    x = np.ones(4)
+    for _ in range(20):
+        hvd.allreduce(x, name="a")
+        hvd.allreduce(x, name="b")
+    for name in ["a", "b"] if hvd.rank() == 0 else ["b", "a"]:
+        hvd.allreduce(x, name=name)
+
+
+def test_a_deadlock_in_a_plan_is_named(pool):
+    with pool.ranks(2, env={"HOROPLUG_DEADLOCK_TIME_SECONDS": "0.5"}) as job:
+        internal(job.outcomes(deadlock, None), "'allreduce.a'", "'allreduce.b'")
