@@ -146,7 +146,7 @@ RankReport Engine::report_of_this_rank() const {
     report.executing |= !set->executor.idle();
     for (const auto& [name, operation] : set->pending) {
       report.pending.push_back({id, name, std::fmax(0, time - waiting_since(*operation)),
-                                handles_.waited_for(operation->handle, time),
+                                handles_.waited_for(*operation, time),
                                 operation->signature.op == OpKind::kJoin});
     }
   }
