@@ -36,10 +36,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// How long who drives looks for more before it sleeps. To wake up costs several microseconds on
-// both sides; to spin for longer takes the core from the thread that is waited for.
-constexpr double kSpinSeconds = 50e-6;
-// The same for the progress thread, in steps: a caller waits for it to give way.
+// How many steps the progress thread looks for more before it sleeps, and gives way to callers.
 constexpr int kSpins = 50;
 // A caller that leaves finishes what is as good as done.
 constexpr int kLastSteps = 4;
@@ -210,21 +207,31 @@ void Engine::drive(HandleTable::Wait& wait, double timeout) {
   Poller& poller = mesh_->poller();
   if (socket_traffic_ && !poller.muted()) poller.mute();
   // Who waits in slices has spun in the first one.
-  double spin_until = wait.again() ? 0 : time + kSpinSeconds;
+  double spin_until = wait.again() ? time : kNever;
+  bool spins = false;
   while (!wait.done() && state_ != State::kStopped) {
     const bool busy = guarded_step();
     if (wait.done()) break;
     time = now();
     if (time >= deadline) break;
     if (busy) {
-      spin_until = time + kSpinSeconds;
-    } else if (time < spin_until) {
+      if (std::exchange(spins, false)) spin_budget_.paid();
+      spin_until = kNever;
+      continue;
+    }
+    if (spin_until == kNever) {
+      const double budget = spin_budget_.next();
+      spin_until = time + budget;
+      spins = budget > 0;
+    }
+    if (time < spin_until) {
       if (crowded_) {
         ::sched_yield();
       } else {
         pause();
       }
     } else {
+      if (std::exchange(spins, false)) spin_budget_.wasted();
       guarded([&] {
         watch();
         if (!poller.muted()) poller.mute();
@@ -237,6 +244,7 @@ void Engine::drive(HandleTable::Wait& wait, double timeout) {
       });
     }
   }
+  if (spins && wait.done()) spin_budget_.paid();
   socket_traffic_ = mesh_->bytes_moved() != bytes;
   leave();
 }

@@ -23,6 +23,7 @@
 #include "engine/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
+#include "engine/spin_budget.h"
 #include "engine/tracing.h"
 #include "transport/mesh.h"
 
@@ -170,6 +171,7 @@ class Engine {
 
   // Belongs to whoever drives.
   bool socket_traffic_ = false;  // the last caller to drive has had some
+  SpinBudget spin_budget_;
   std::shared_ptr<Doorbell> doorbell_;
   std::unique_ptr<Mesh> mesh_;
   std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;  // those that this rank is in
