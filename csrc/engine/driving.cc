@@ -9,14 +9,14 @@
 // No wake-up is lost. While driven_ is free, the doorbell says "asleep", and the progress thread is
 // in doze() or on its way there or back; these bring it out:
 //   - A ring and data on a socket. Who stops driving declares itself asleep first, looks for work
-//     once more, lets go, and un-mutes then, which looks at what has come. The progress thread mutes
-//     itself when it was woken and finds the engine driven; it tries once more after that, and only
-//     dozes if this fails, too. Then somebody still drives, and un-mutes later.
+//     once more, lets go, and un-mutes then, which looks at what has come. The progress thread
+//     mutes itself when it was woken and finds the engine driven; it tries once more after that,
+//     and only dozes if this fails, too. Then somebody still drives, and un-mutes later.
 //   - Time. dozes_until_ says when it wakes at the latest; it is written before the progress thread
-//     lets go or tries for the last time, and who stops driving reads it after letting go, and kicks
-//     if something must be looked at sooner. Either the progress thread gets hold of driven_, or who
-//     has it sees until when it dozes. (driven_, dozes_until_ and Poller's flag are sequentially
-//     consistent.)
+//     lets go or tries for the last time, and who stops driving reads it after letting go, and
+//     kicks if something must be looked at sooner. Either the progress thread gets hold of driven_,
+//     or who has it sees until when it dozes. (driven_, dozes_until_ and Poller's flag are
+//     sequentially consistent.)
 // A caller that sleeps on a condition leaves all of this to others: as long as its operation is
 // pending, so is a time at which the progress thread looks.
 #include <sched.h>
@@ -119,48 +119,51 @@ bool Engine::nothing_in_sight() const {
 
 void Engine::run() {
   bool drives = try_to_drive();
+  double seconds = 0;
   while (true) {
-    if (!drives) {
-      mesh_->poller().mute();
-      dozes_until_ = now() + watch_interval();
-      drives = try_to_drive();
-      if (!drives) {
-        mesh_->poller().doze(watch_interval());
-        ++counters_.wakeups;
-        drives = try_to_drive();
-        continue;
+    if (drives) {
+      work();
+      if (state_ == State::kStopped) {
+        driven_ = false;
+        return;
       }
-    }
-    int idle_spins = 0;
-    while (state_ != State::kStopped) {
-      if (guarded_step()) {
-        idle_spins = 0;
-        continue;
-      }
-      guarded([this] {
-        watch();
-        return true;
-      });
-      // Only a running collective is worth spinning for: its next flag or frame is on its way.
-      bool running = false;
-      for (const auto& [id, set] : sets_) running |= set->executor.running() != nullptr;
-      if (running && !crowded_ && ++idle_spins < kSpins) continue;
-      idle_spins = 0;
-      doorbell_->prepare_sleep();
-      if (!guarded([this] { return work_left(); })) break;
-      doorbell_->finish_sleep();
-    }
-    if (state_ == State::kStopped) {
+      seconds = sleep_seconds();
+      dozes_until_ = seconds < 0 ? kNever : now() + seconds;
       driven_ = false;
-      return;
+      mesh_->poller().unmute();
+    } else {
+      mesh_->poller().mute();
+      seconds = watch_interval();
+      dozes_until_ = now() + seconds;
+      if ((drives = try_to_drive())) continue;
     }
-    const double seconds = sleep_seconds();
-    dozes_until_ = seconds < 0 ? kNever : now() + seconds;
-    driven_ = false;
-    mesh_->poller().unmute();
     mesh_->poller().doze(seconds);
     ++counters_.wakeups;
     drives = try_to_drive();
+    if (drives) mesh_->look();
+  }
+}
+
+// As long as there is something to do; the doorbell says "asleep" then.
+void Engine::work() {
+  int idle_spins = 0;
+  while (state_ != State::kStopped) {
+    if (guarded_step()) {
+      idle_spins = 0;
+      continue;
+    }
+    guarded([this] {
+      watch();
+      return true;
+    });
+    // Only a running collective is worth spinning for: its next flag or frame is on its way.
+    bool running = false;
+    for (const auto& [id, set] : sets_) running |= set->executor.running() != nullptr;
+    if (running && !crowded_ && ++idle_spins < kSpins) continue;
+    idle_spins = 0;
+    doorbell_->prepare_sleep();
+    if (!guarded([this] { return work_left(); })) return;
+    doorbell_->finish_sleep();
   }
 }
 

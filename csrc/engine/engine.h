@@ -78,6 +78,7 @@ class Engine {
   void pin_thread();
   bool is_crowded() const;
   void run();
+  void work();
   bool try_to_drive();
   void let_go(double seconds);
   void wait_for(HandleTable::Wait& wait, double timeout);

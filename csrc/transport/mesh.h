@@ -40,6 +40,9 @@ class Mesh {
     return sleeps;
   }
 
+  // Takes note of what has ended a doze.
+  void look() { poller_.wait(0, readable_); }
+
   // For the progress thread's sleep while others may drive.
   Poller& poller() { return poller_; }
 

@@ -59,8 +59,7 @@ void Poller::remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullp
 void Poller::wait(double seconds, std::vector<int>& tokens) {
   tokens.clear();
   std::array<epoll_event, 64> events;
-  const int count =
-      ::epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds(seconds));
+  const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds(seconds));
   for (int i = 0; i < count; ++i) {
     const auto token = static_cast<int>(static_cast<std::uint32_t>(events[i].data.u64));
     if (token == kDoorbell) {
