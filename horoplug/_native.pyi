@@ -99,6 +99,25 @@ class Engine:
         The caller keeps the memory alive until the handle is done. Raises :class:`Error` at once for invalid
         arguments, a duplicate name, or an engine that has been shut down or aborted."""
 
+    def perform(
+        self,
+        op: int,
+        dtype: int,
+        tensors: Sequence[tuple[int, int, Sequence[int]]],
+        name: str | None = None,
+        reduce_op: int = 0,
+        root: int = 0,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        splits: Sequence[int] | None = None,
+        process_set: int = 0,
+        device: int = -1,
+        keep: bool = True,
+    ) -> int:
+        """The same, and wait for it for a moment, without waking another thread; :meth:`wait` ends the wait. Returns 0
+        instead of the handle if the operation is done and, with ``keep`` false, forgotten. Raises :class:`Error` also
+        if the operation fails meanwhile; its handle is forgotten then."""
+
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Have every rank (they all call this, with the same ascending ranks) know a new process set; returns a
         handle. :meth:`value` then gives its number."""

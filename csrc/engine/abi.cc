@@ -318,6 +318,19 @@ hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout) {
   return guarded([&] { return report(engine->engine.wait(handle, timeout)); });
 }
 
+hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double timeout,
+                     hp_handle* handle) {
+  *handle = 0;
+  return guarded([&] {
+    const hp_submission full = complete(submission);
+    const auto members = engine->engine.members(checked_set(full.process_set));
+    const auto operation = horoplug::make_operation(full, members);
+    const Status status = engine->engine.perform(operation, timeout);
+    *handle = operation->handle;
+    return report(status);
+  });
+}
+
 hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tensor_result* result) {
   return guarded([&] {
     const auto operation = engine->engine.handles().done(handle);

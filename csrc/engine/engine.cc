@@ -4,21 +4,11 @@
 #include <sched.h>
 
 #include <chrono>
-#include <cmath>
 
 #include "engine/messages.h"
 #include "engine/submission.h"
 
 namespace horoplug {
-namespace {
-
-// How long the progress thread looks for more before it sleeps. Waking up costs several
-// microseconds on both sides; spinning for longer takes the core from the thread that is waited
-// for.
-constexpr int kSpins = 50;
-
-}  // namespace
-
 Engine::Engine(EngineConfig config)
     : config_(std::move(config)), log_(config_.log), tracing_(config_.rank, config_.log) {
   const int rank = config_.rank;
@@ -44,6 +34,7 @@ Engine::Engine(EngineConfig config)
   departed_.resize(config_.members.size(), false);
   places_.resize(config_.members.size(), 0);
   started_at_ = last_event_ = last_watch_ = now();
+  crowded_ = is_crowded();
   begin_handshake();
   thread_ = std::thread([this] { run(); });
   pin_thread();
@@ -140,10 +131,6 @@ void Engine::admit(const OperationPtr& operation) {
   submissions_.push_back(operation);
 }
 
-Status Engine::wait(hp_handle handle, double timeout) {
-  return handles_.wait(handle, timeout, now());
-}
-
 void Engine::shutdown() {
   {
     std::unique_lock lock(mutex_);
@@ -181,38 +168,7 @@ hp_stats Engine::stats() const {
   return stats;
 }
 
-// ---- the progress thread ----
-
-void Engine::run() {
-  const auto stopped = [this] {
-    std::lock_guard lock(mutex_);
-    return state_ == State::kStopped;
-  };
-  int idle_spins = 0;
-  while (!stopped()) {
-    // Whatever goes wrong below is thrown, and ends here.
-    try {
-      if (step()) {
-        idle_spins = 0;
-        continue;
-      }
-      watch();
-      // Only a running collective is worth spinning for: its next flag or frame is on its way.
-      bool running = false;
-      for (const auto& [id, set] : sets_) running |= set->executor.running() != nullptr;
-      if (running && ++idle_spins < kSpins) continue;
-      idle_spins = 0;
-      mesh_->sleep(sleep_seconds(), [this] { return work_left(); });
-      ++counters_.wakeups;
-    } catch (const PeerError& error) {
-      fail({error.code(), "rank " + std::to_string(error.rank()) + ": " + error.what()});
-    } catch (const Error& error) {
-      fail(error.status());
-    } catch (const std::exception& error) {
-      fail({HP_INTERNAL, std::string("internal error: ") + error.what()});
-    }
-  }
-}
+// ---- whoever drives ----
 
 bool Engine::step() {
   bool busy = mesh_->pump();
@@ -224,23 +180,6 @@ bool Engine::step() {
   busy |= mesh_->pump_writes();
   if (leaving_) busy |= advance_leaving();
   return busy;
-}
-
-bool Engine::work_left() {
-  if (requests_waiting_.load()) return true;
-  // A flag in shared memory may have changed just before the doorbell could be heard.
-  return step();
-}
-
-double Engine::sleep_seconds() const {
-  bool waiting = state_ == State::kStarting || leaving_ || (census_ && census_->running());
-  for (const auto& [id, set] : sets_) {
-    waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
-  }
-  if (!waiting) return -1;  // nothing can go wrong that a peer would not tell
-  double seconds = std::fmin(census_interval() / 4, 0.25);
-  for (const auto& [id, set] : sets_) seconds = std::fmin(seconds, plan_patience(*set));
-  return seconds;
 }
 
 bool Engine::take_requests() {

@@ -1,9 +1,10 @@
 // One rank: takes submissions, agrees with its peers on what runs next, runs it and tells when it
 // is done.
 //
-// All work happens on one progress thread, which sleeps when there is none. Other threads only put
-// submissions into a queue and wait for handles. An engine knows nothing outside itself: several of
-// them can live in one process.
+// One thread at a time does all the work, and is said to drive the engine: a thread that waits for
+// an operation, or, when none does, the engine's progress thread, which sleeps when there is no
+// work. Other threads only put submissions into a queue and wait for handles. An engine knows
+// nothing outside itself: several of them can live in one process.
 #pragma once
 
 #include <atomic>
@@ -22,6 +23,7 @@
 #include "engine/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
+#include "engine/spin_budget.h"
 #include "engine/tracing.h"
 #include "transport/mesh.h"
 
@@ -52,7 +54,11 @@ class Engine {
   hp_handle remove_set(std::uint32_t set);
   hp_handle join(std::uint32_t set);
   HandleTable& handles() { return handles_; }
+  // HP_OK, HP_IN_PROGRESS if `timeout` seconds (negative: any number) have passed first, or how the
+  // operation failed. Does the engine's work meanwhile, unless another thread does.
   Status wait(hp_handle handle, double timeout);
+  // submit() and wait() without a detour over the progress thread.
+  Status perform(const OperationPtr& operation, double timeout);
 
   // Leaves in good order; returns when the progress thread has ended.
   void shutdown();
@@ -68,9 +74,25 @@ class Engine {
 
   void admit(const OperationPtr& operation);
 
-  // The progress thread.
+  // Who drives, and when (driving.cc).
   void pin_thread();
+  bool is_crowded() const;
   void run();
+  void work();
+  bool try_to_drive();
+  void let_go(double seconds);
+  void wait_for(HandleTable::Wait& wait, double timeout);
+  void drive(HandleTable::Wait& wait, double timeout);
+  void leave();
+  bool guarded_step();
+  bool work_left();
+  bool nothing_in_sight() const;
+  double watch_interval() const;
+  double sleep_seconds() const;
+  template <typename Body>
+  bool guarded(Body&& body);
+
+  // What whoever drives does.
   bool step();
   bool take_requests();
   void submit_here(const OperationPtr& operation);
@@ -79,8 +101,6 @@ class Engine {
   bool execute();
   bool advance_leaving();
   void check_links();
-  bool work_left();
-  double sleep_seconds() const;
 
   // Process sets (sets.cc).
   void make_set(const MembersPtr& members, std::vector<Segment> segments);
@@ -149,7 +169,14 @@ class Engine {
   std::optional<std::string> abort_requested_;
   std::atomic<bool> requests_waiting_{false};
 
-  // The progress thread's own.
+  // See driving.cc.
+  std::atomic<bool> driven_{false};
+  std::atomic<double> dozes_until_{0};  // the progress thread, if it sleeps
+  bool crowded_ = false;  // more ranks on this host than processors: nobody gains by spinning
+
+  // Belongs to whoever drives.
+  bool socket_traffic_ = false;  // the last caller to drive has had some
+  SpinBudget spin_budget_;
   std::shared_ptr<Doorbell> doorbell_;
   std::unique_ptr<Mesh> mesh_;
   std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;  // those that this rank is in

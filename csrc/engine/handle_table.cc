@@ -8,96 +8,100 @@ namespace {
 // Callers that look at signals wait in slices; between two of them they still count as blocked.
 constexpr double kBetweenWaits = 1.0;
 
+double seconds_now() {
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 void HandleTable::add(const OperationPtr& operation) {
   std::lock_guard lock(mutex_);
   operation->handle = ++last_handle_;
-  slots_[operation->handle].operation = operation;
+  operations_[operation->handle] = operation;
 }
-
-void HandleTable::finish_locked(const OperationPtr& operation) {
-  const auto found = slots_.find(operation->handle);
-  if (found == slots_.end()) return;
-  if (found->second.released) {
-    slots_.erase(found);
-  } else {
-    found->second.done = true;
-  }
-}
-
-void HandleTable::finish(const OperationPtr& operation) { finish_all({operation}); }
 
 void HandleTable::finish_all(const std::vector<OperationPtr>& operations) {
-  if (operations.empty()) return;
-  {
-    std::lock_guard lock(mutex_);
-    for (const OperationPtr& operation : operations) finish_locked(operation);
+  std::lock_guard lock(mutex_);
+  for (const OperationPtr& operation : operations) {
+    if (operation->handle == 0) continue;  // submitted by others only
+    if (operation->waiting.released) operations_.erase(operation->handle);
+    operation->done.store(true, std::memory_order_release);
+    if (operation->waiting.sleepers > 0) operation->waiting.ended.notify_all();
   }
-  changed_.notify_all();
 }
 
-HandleTable::Slot& HandleTable::find(hp_handle handle) {
-  const auto found = slots_.find(handle);
-  if (found == slots_.end() || found->second.released) {
+const OperationPtr& HandleTable::find(hp_handle handle) const {
+  const auto found = operations_.find(handle);
+  if (found == operations_.end() || found->second->waiting.released) {
     throw Error(HP_INVALID_ARGUMENT, "unknown handle " + std::to_string(handle));
   }
   return found->second;
 }
 
-const HandleTable::Slot& HandleTable::find(hp_handle handle) const {
-  return const_cast<HandleTable*>(this)->find(handle);
-}
-
-Status HandleTable::status_of(const Slot& slot) const {
-  if (slot.done) looks_.fetch_add(1, std::memory_order_relaxed);
-  return slot.done ? slot.operation->status : Status{HP_IN_PROGRESS, "not done yet"};
+Status HandleTable::status_of(const Operation& operation) const {
+  if (!operation.done.load(std::memory_order_acquire)) return {HP_IN_PROGRESS, "not done yet"};
+  look();
+  return operation.status;
 }
 
 Status HandleTable::poll(hp_handle handle) const {
   std::lock_guard lock(mutex_);
-  return status_of(find(handle));
-}
-
-Status HandleTable::wait(hp_handle handle, double timeout, double now) {
-  std::unique_lock lock(mutex_);
-  Slot& slot = find(handle);  // references into the map stay valid while others come and go
-  if (slot.done) return status_of(slot);
-  ++slot.waiters;
-  const auto done = [&] { return slot.done; };
-  if (timeout < 0) {
-    changed_.wait(lock, done);
-  } else {
-    changed_.wait_for(lock, std::chrono::duration<double>(timeout), done);
-  }
-  --slot.waiters;
-  slot.left_wait_at = now + (timeout < 0 ? 0 : timeout);
-  return status_of(slot);
+  return status_of(*find(handle));
 }
 
 OperationPtr HandleTable::done(hp_handle handle) const {
   std::lock_guard lock(mutex_);
-  const Slot& slot = find(handle);
-  if (!slot.done) throw Error(HP_INVALID_ARGUMENT, "the operation is not done yet");
-  return slot.operation;
+  const OperationPtr& operation = find(handle);
+  if (!operation->done) throw Error(HP_INVALID_ARGUMENT, "the operation is not done yet");
+  look();
+  return operation;
 }
 
 void HandleTable::release(hp_handle handle) {
   std::lock_guard lock(mutex_);
-  Slot& slot = find(handle);
-  if (slot.done) {
-    looks_.fetch_add(1, std::memory_order_relaxed);
-    slots_.erase(handle);
-  } else {
-    slot.released = true;
-  }
+  const OperationPtr& operation = find(handle);
+  operation->waiting.released = true;
+  if (!operation->done) return;
+  look();
+  operations_.erase(handle);
 }
 
-bool HandleTable::waited_for(hp_handle handle, double now) const {
+bool HandleTable::waited_for(const Operation& operation, double now) const {
   std::lock_guard lock(mutex_);
-  const auto found = slots_.find(handle);
-  if (found == slots_.end()) return false;
-  return found->second.waiters > 0 || now - found->second.left_wait_at < kBetweenWaits;
+  const auto& waiting = operation.waiting;
+  return waiting.waiters > 0 || now - waiting.left_wait_at < kBetweenWaits;
 }
+
+HandleTable::Wait::Wait(HandleTable& table, hp_handle handle) : table_(table) {
+  std::lock_guard lock(table_.mutex_);
+  operation_ = table_.find(handle);
+  ++operation_->waiting.waiters;
+  again_ = operation_->waiting.left_wait_at > 0;
+}
+
+HandleTable::Wait::~Wait() {
+  if (done()) return;  // nobody asks any more
+  const double now = seconds_now();
+  std::lock_guard lock(table_.mutex_);
+  --operation_->waiting.waiters;
+  operation_->waiting.left_wait_at = now;
+}
+
+void HandleTable::Wait::sleep(double seconds) {
+  std::unique_lock lock(table_.mutex_);
+  auto& waiting = operation_->waiting;
+  const auto ended = [&] { return operation_->done.load(); };
+  if (ended()) return;
+  ++waiting.sleepers;
+  if (seconds < 0) {
+    waiting.ended.wait(lock, ended);
+  } else {
+    waiting.ended.wait_for(lock, std::chrono::duration<double>(seconds), ended);
+  }
+  --waiting.sleepers;
+}
+
+Status HandleTable::Wait::status() const { return table_.status_of(*operation_); }
 
 }  // namespace horoplug

@@ -1,6 +1,8 @@
 // One submitted operation, from its submission to the release of its handle.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -45,10 +47,20 @@ struct Operation {
   // nobody looks at the result.
   bool absent = false;
 
-  // Written by the progress thread, read by others once the operation is done.
+  // Written by whoever drives the engine, read by others once the operation is done.
   std::vector<TensorOutcome> outcomes;
   std::int64_t value = 0;  // kAddSet: the number of the new set; kJoin: the last rank to join
   Status status;
+
+  // Set when all of the above is written. What belongs to the handle is in the handle table's care.
+  std::atomic<bool> done{false};
+  struct Waiting {
+    bool released = false;
+    int waiters = 0;             // threads that are blocked on it
+    int sleepers = 0;            // those of them that are to be notified
+    double left_wait_at = -1e9;  // a wait that timed out is usually taken up again at once
+    std::condition_variable ended;
+  } waiting;
 
   // "allreduce 'grad.0'", for messages. Names of bindings begin with the operation already.
   std::string describe() const {

@@ -120,7 +120,7 @@ double Engine::plan_patience(const ProcessSet& set) const {
   if (!set.negotiator.held_up()) return kNever;
   const double time = now();
   for (const auto& [name, operation] : set.pending) {
-    if (handles_.waited_for(operation->handle, time)) return kPatienceOfWaiters;
+    if (handles_.waited_for(*operation, time)) return kPatienceOfWaiters;
   }
   return set.plan_patience;
 }
@@ -183,7 +183,7 @@ RankReport Engine::report_of_this_rank() const {
     report.executing |= !set->executor.idle();
     for (const auto& [name, operation] : set->pending) {
       report.pending.push_back({id, name, std::fmax(0, time - waiting_since(*operation)),
-                                handles_.waited_for(operation->handle, time),
+                                handles_.waited_for(*operation, time),
                                 operation->signature.op == OpKind::kJoin});
     }
   }

@@ -18,8 +18,7 @@ void Doorbell::ring() {
   [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof one);
 }
 
-void Doorbell::finish_sleep() {
-  if (word_->exchange(0) != 0) return;  // nobody rang: the eventfd is empty
+void Doorbell::silence() {
   std::uint64_t count;
   [[maybe_unused]] const auto read = ::read(event_.get(), &count, sizeof count);
 }

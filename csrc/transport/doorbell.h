@@ -1,4 +1,4 @@
-// Wakes a progress thread that sleeps, and costs next to nothing while it does not.
+// Wakes an engine that sleeps, and costs next to nothing while it does not.
 //
 // The owner says "asleep" in a shared word before it sleeps in epoll on the eventfd, and looks at
 // its work once more after saying so. Whoever gives it work publishes the work first and rings
@@ -29,9 +29,11 @@ class Doorbell {
   void ring();
 
   // The owner's side. prepare_sleep(); look for work; sleep on fd() if there is none;
-  // finish_sleep().
+  // finish_sleep(). Whenever fd() can be read: silence(). (A ringer may come to write there only
+  // after the owner has woken for another reason.)
   void prepare_sleep() { word_->store(1); }
-  void finish_sleep();
+  void finish_sleep() { word_->store(0); }
+  void silence();
   int fd() const { return event_.get(); }
 
  private:

@@ -1,4 +1,4 @@
-// All links of one rank, and the sleep of its progress thread between their events.
+// All links of one rank, and the sleep of its engine between their events.
 #pragma once
 
 #include <memory>
@@ -29,13 +29,25 @@ class Mesh {
   bool pump_writes();
 
   // Sleeps until something comes in, someone rings, or `seconds` have passed (negative: for ever).
-  // `work_left` is asked once more after others can see that this thread is about to sleep.
+  // `work_left` is asked once more after others can see that this thread is about to sleep. False
+  // if there was some, and it did not sleep.
   template <typename WorkLeft>
-  void sleep(double seconds, WorkLeft&& work_left) {
+  bool sleep(double seconds, WorkLeft&& work_left) {
     doorbell_->prepare_sleep();
-    if (!work_left()) poller_.wait(seconds, readable_);
+    const bool sleeps = !work_left();
+    if (sleeps) poller_.wait(seconds, readable_);
     doorbell_->finish_sleep();
+    return sleeps;
   }
+
+  // Takes note of what has ended a doze.
+  void look() { poller_.wait(0, readable_); }
+
+  // For the progress thread's sleep while others may drive.
+  Poller& poller() { return poller_; }
+
+  // Whether there is a link whose peer rings the doorbell, and a look at the link is needed.
+  bool has_silent_links() const { return !without_fd_.empty(); }
 
   // Closes every connection for writing once it has said what is queued.
   void close_writes();

@@ -1,6 +1,7 @@
 #include "transport/poller.h"
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <array>
 #include <cerrno>
@@ -12,45 +13,85 @@ namespace {
 
 constexpr int kDoorbell = -1;
 
-}  // namespace
-
-Poller::Poller(const Doorbell& doorbell) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  if (!epoll_) throw std::system_error(errno, std::generic_category(), "epoll");
-  control(EPOLL_CTL_ADD, doorbell.fd(), kDoorbell, EPOLLIN);
+Fd checked(int fd) {
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "epoll");
+  return Fd(fd);
 }
 
-void Poller::control(int operation, int fd, int token, unsigned events) {
+void control(const Fd& epoll, int operation, int fd, int token, unsigned events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = static_cast<std::uint32_t>(token);
-  if (::epoll_ctl(epoll_.get(), operation, fd, &event) != 0) {
+  if (::epoll_ctl(epoll.get(), operation, fd, &event) != 0) {
     throw std::system_error(errno, std::generic_category(), "epoll");
   }
 }
 
-void Poller::add(int fd, int token) { control(EPOLL_CTL_ADD, fd, token, EPOLLIN); }
+// Rounded up: waking just before a deadline would only mean to sleep again.
+int milliseconds(double seconds) {
+  return seconds < 0 ? -1 : static_cast<int>(std::ceil(std::fmin(seconds, 86400.0) * 1000));
+}
+
+}  // namespace
+
+Poller::Poller(Doorbell& doorbell)
+    : doorbell_(doorbell),
+      epoll_(checked(::epoll_create1(EPOLL_CLOEXEC))),
+      outer_(checked(::epoll_create1(EPOLL_CLOEXEC))),
+      kick_(checked(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC))) {
+  control(epoll_, EPOLL_CTL_ADD, doorbell.fd(), kDoorbell, EPOLLIN);
+  control(outer_, EPOLL_CTL_ADD, epoll_.get(), 0, EPOLLIN);
+  control(outer_, EPOLL_CTL_ADD, kick_.get(), 0, EPOLLIN);
+}
+
+void Poller::add(int fd, int token) { control(epoll_, EPOLL_CTL_ADD, fd, token, EPOLLIN); }
 
 void Poller::want_write(int fd, int token, bool wanted) {
   const auto index = static_cast<std::size_t>(token);
   if (index >= writing_.size()) writing_.resize(index + 1, 0);
   if ((writing_[index] != 0) == wanted) return;
   writing_[index] = wanted ? 1 : 0;
-  control(EPOLL_CTL_MOD, fd, token, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  control(epoll_, EPOLL_CTL_MOD, fd, token, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 void Poller::remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
 void Poller::wait(double seconds, std::vector<int>& tokens) {
   tokens.clear();
-  // Rounded up: waking just before a deadline would only mean to sleep again.
-  const int milliseconds =
-      seconds < 0 ? -1 : static_cast<int>(std::ceil(std::fmin(seconds, 86400.0) * 1000));
   std::array<epoll_event, 64> events;
-  const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds);
+  const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds(seconds));
   for (int i = 0; i < count; ++i) {
     const auto token = static_cast<int>(static_cast<std::uint32_t>(events[i].data.u64));
-    if (token != kDoorbell) tokens.push_back(token);
+    if (token == kDoorbell) {
+      doorbell_.silence();
+    } else {
+      tokens.push_back(token);
+    }
   }
+}
+
+void Poller::doze(double seconds) {
+  std::array<epoll_event, 2> events;
+  ::epoll_wait(outer_.get(), events.data(), events.size(), milliseconds(seconds));
+  std::uint64_t count;
+  [[maybe_unused]] const auto read = ::read(kick_.get(), &count, sizeof count);
+}
+
+void Poller::mute() {
+  control(outer_, EPOLL_CTL_MOD, epoll_.get(), 0, 0);
+  muted_.store(true);
+}
+
+void Poller::unmute() {
+  if (muted_.load() && muted_.exchange(false)) {
+    control(outer_, EPOLL_CTL_MOD, epoll_.get(), 0, EPOLLIN);
+  }
+}
+
+void Poller::kick() {
+  const std::uint64_t one = 1;
+  // Fails only when the counter is full, and then it wakes already.
+  [[maybe_unused]] const auto written = ::write(kick_.get(), &one, sizeof one);
 }
 
 }  // namespace horoplug

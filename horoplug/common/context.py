@@ -48,8 +48,9 @@ class Context:
     """What ``init`` makes and ``shutdown`` ends; both can be repeated any number of times."""
 
     def __init__(self) -> None:
-        self.operations: dict[int, InFlight | Several] = {}
-        """By the handle that the user holds. An entry keeps the operation's tensors alive."""
+        self.operations: dict[int, InFlight | Several | tuple[Any, ...]] = {}
+        """By the handle that the user holds. An entry keeps the tensors alive. That of a blocking operation, whose
+        handle nobody holds, is just these."""
         self.process_sets: dict[int, ProcessSet] = {}
         """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
         self.per_job: dict[Any, Any] = {}
@@ -177,6 +178,12 @@ class Context:
         self.operations[number] = operation
         return number
 
+    def hold(self, tensors: tuple[Any, ...]) -> int:
+        """Keep the tensors of a blocking operation alive; ``operations.pop`` of the result ends it."""
+        number = next(self._numbers)
+        self.operations[number] = tensors
+        return number
+
     def track_several(self, operations: Several, count: int) -> list[int]:
         """The same for ``count`` operations at once; their handles are consecutive."""
         numbers = list(itertools.islice(self._numbers, count))
@@ -215,6 +222,8 @@ class Context:
             raise HorovodInternalError(
                 f"handle {number} belongs to a job that was shut down before its result was asked for"
             )
+        if isinstance(operation, tuple):
+            return None
         return operation.member(number) if isinstance(operation, Several) else operation
 
     def _forget_stale(self) -> None:

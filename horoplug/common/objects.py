@@ -10,7 +10,7 @@ from typing import Any
 from horoplug._native import Memory
 from horoplug.common import dtypes
 from horoplug.common.context import context
-from horoplug.common.ops import submit
+from horoplug.common.ops import perform, submit
 from horoplug.common.opspec import BY_NAME, Call, OpSpec
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
 
@@ -49,7 +49,7 @@ class _Bytes:
         return list(counts)
 
     def run(self, spec: OpSpec, tensors: Sequence[memoryview], call: Call, grouped: bool) -> Any:
-        return submit(self, spec, tensors, call, grouped).wait()
+        return perform(self, spec, tensors, call, grouped)
 
 
 _BYTES = _Bytes()
@@ -71,7 +71,7 @@ def broadcast_object(
         call = Call(
             name and f"{name}.{suffix}", root=root_rank, process_set=set_number(process_set)
         )
-        submit(_BYTES, BY_NAME["broadcast"], (memoryview(part),), call, in_place=True).wait()
+        perform(_BYTES, BY_NAME["broadcast"], (memoryview(part),), call, in_place=True)
     return obj if is_root else pickle.loads(data)
 
 
@@ -82,7 +82,7 @@ def allgather_object(
     has none."""
     view = memoryview(bytearray(dumps(obj)))
     call = Call(name, process_set=set_number(process_set))
-    operation = submit(_BYTES, BY_NAME["allgather"], (view,), call)
+    operation = submit(_BYTES, BY_NAME["allgather"], (view,), call, blocking=True)
     joined = operation.wait()
     objects, start = [], 0
     for length in filter(None, operation.row_counts[0]):

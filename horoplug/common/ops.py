@@ -1,7 +1,8 @@
 """Operations in flight: from a framework's tensors to the core and back.
 
 The way of a call: a function made by :mod:`horoplug.common.variants` -> :func:`submit` -> ``Engine.submit`` of the
-core. What is particular to a framework is behind :class:`Adapter`.
+core, or, if the caller waits for the result, :func:`perform` -> ``Engine.perform``. What is particular to a framework
+is behind :class:`Adapter`.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class Adapter(Protocol):
         """Row counts as an int32 tensor."""
 
     def run(self, spec: OpSpec, tensors: Sequence[Tensor], call: Call, grouped: bool) -> Any:
-        """A blocking, out-of-place operation: ``submit(...).wait()``, made differentiable where that has a meaning."""
+        """A blocking, out-of-place operation: :func:`perform`, made differentiable where that has a meaning."""
 
 
 class Operation:
@@ -171,8 +172,10 @@ def submit(
     call: Call,
     grouped: bool = False,
     in_place: bool = False,
+    blocking: bool = False,
 ) -> Operation | Parts:
-    """Hand an operation to the core and return at once.
+    """Hand an operation to the core and return at once. ``blocking``: the caller waits for it next, so that this may
+    begin to wait; failures of the operation itself come from here, too.
 
     Raises TypeError and ValueError for what this rank alone can see to be wrong (dtype, device, layout, arguments, a
     name that is in flight), NotInitializedError, and HorovodInternalError if the job is over."""
@@ -180,7 +183,75 @@ def submit(
     described = [adapter.describe(tensor, in_place) for tensor in tensors]
     if grouped and len({code for _, code, _, _ in described}) != 1:
         return _submit_parts(engine, adapter, spec, tensors, described, call, in_place)
-    return _submit(engine, adapter, spec, tensors, described, call, grouped, in_place)
+    return _submit(engine, adapter, spec, tensors, described, call, grouped, in_place, blocking)
+
+
+def perform(
+    adapter: Adapter,
+    spec: OpSpec,
+    tensors: Sequence[Tensor],
+    call: Call,
+    grouped: bool = False,
+    in_place: bool = False,
+) -> Any:
+    """``submit(...).wait()``, for less: small operations that block are all about latency."""
+    if grouped or spec.output is not Output.LIKE_INPUT:
+        return submit(adapter, spec, tensors, call, grouped, in_place, blocking=True).wait()
+    engine = context.engine()
+    given = tensors[0]
+    tensor, code, address, shape = adapter.describe(given, in_place)
+    if code == dtypes.BOOL:
+        _check_bool(spec, call)
+    output, target = (tensor, address) if in_place else adapter.empty_like(tensor)
+    name = _core_name(spec, call)
+    number = context.hold((tensor, output))  # whatever interrupts
+    try:
+        handle = engine.perform(
+            spec.code, code, ((address, target, shape),), name, *call[1:], -1, False
+        )
+    except Error as error:
+        context.operations.pop(number, None)
+        raise _failure(error) from None
+    except Exception:  # an argument of a wrong type
+        context.operations.pop(number, None)
+        raise
+    if handle:  # not done yet
+        operation = Operation(engine, adapter, spec, [tensor], [output], False)
+        operation.handle = handle
+        if in_place:
+            operation.targets = tensors
+        context.operations.pop(number, None)
+        if name:
+            context.submitted(call.process_set, name)
+        return operation.wait()
+    context.operations.pop(number, None)
+    context.waited()
+    if in_place and tensor is not given:
+        adapter.copy_back(tensor, given)
+        return given
+    return output
+
+
+def _failure(error: Error) -> ValueError | HorovodInternalError:
+    """What to raise for an operation that was refused, or has failed while it was waited for."""
+    failure = exception(error)
+    if isinstance(failure, HorovodInternalError):
+        context.waited()
+    return failure
+
+
+def _check_bool(spec: OpSpec, call: Call) -> None:
+    if spec.reduces and call.reduce_op == Average:
+        raise ValueError(f"{spec.name} of bool has no average; use op=Max (or) or op=Min (and).")
+
+
+def _core_name(spec: OpSpec, call: Call) -> str | None:
+    """The name in the core. Raises ValueError if it is in flight."""
+    if not call.name:
+        return None
+    name = f"{spec.name}.{call.name}"
+    context.check_name(call.process_set, name)
+    return name
 
 
 def _submit(
@@ -192,10 +263,11 @@ def _submit(
     call: Call,
     grouped: bool,
     in_place: bool,
+    blocking: bool = False,
 ) -> Operation:
     code = described[0][1]
-    if spec.reduces and code == dtypes.BOOL and call.reduce_op == Average:
-        raise ValueError(f"{spec.name} of bool has no average; use op=Max (or) or op=Min (and).")
+    if code == dtypes.BOOL:
+        _check_bool(spec, call)
     if spec.least_ndim and any(len(shape) < spec.least_ndim for _, _, _, shape in described):
         raise ValueError(f"{spec.name} needs a first dimension to divide; a scalar has none.")
     if call.splits is not None:
@@ -223,17 +295,16 @@ def _submit(
             for (_, _, address, shape), (_, target) in zip(described, made, strict=True)
         ]
 
-    name = f"{spec.name}.{call.name}" if call.name else None
-    if name:
-        context.check_name(call.process_set, name)
+    name = _core_name(spec, call)
     operation = Operation(engine, adapter, spec, inputs, outputs, grouped)
     if in_place and any(i is not t for i, t in zip(inputs, tensors, strict=True)):
         operation.targets = tensors
     try:
-        operation.handle = engine.submit(spec.code, code, rows, name, *call[1:])
+        start = engine.perform if blocking else engine.submit
+        operation.handle = start(spec.code, code, rows, name, *call[1:])
     except Error as error:
         context.operations.pop(operation.number, None)
-        raise exception(error) from None
+        raise _failure(error) from None
     except Exception:  # an argument of a wrong type
         context.operations.pop(operation.number, None)
         raise

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from horoplug._native import Error
 from horoplug.common.context import context
-from horoplug.common.ops import Adapter, submit
+from horoplug.common.ops import Adapter, perform, submit
 from horoplug.common.opspec import BARRIER, OPERATIONS, OpSpec
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
 from horoplug.common.status import await_value, exception
@@ -54,7 +54,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank of the process set is here."""
     engine = context.engine()
     try:
-        await_value(engine, engine.submit(BARRIER, 0, (), process_set=set_number(process_set)))
+        await_value(engine, engine.perform(BARRIER, 0, (), process_set=set_number(process_set)))
         context.waited()
     except Error as error:
         raise exception(error) from None
@@ -140,7 +140,7 @@ def _waiting(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
     options = spec.options
 
     def run(tensors: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return submit(adapter, spec, tensors, options(*args, **kwargs), grouped, True).wait()
+        return perform(adapter, spec, tensors, options(*args, **kwargs), grouped, True)
 
     return run
 

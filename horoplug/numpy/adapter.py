@@ -7,7 +7,7 @@ import numpy as np
 
 from horoplug._native import Memory
 from horoplug.common import dtypes
-from horoplug.common.ops import submit
+from horoplug.common.ops import perform
 from horoplug.common.opspec import Call, OpSpec
 
 _CODES = {np.dtype(name): code for name, code in dtypes.CODES.items() if name != "bfloat16"}
@@ -76,4 +76,4 @@ class NumpyAdapter:
         return np.array(counts, np.int32)
 
     def run(self, spec: OpSpec, tensors: Sequence[Any], call: Call, grouped: bool) -> Any:
-        return submit(self, spec, tensors, call, grouped).wait()
+        return perform(self, spec, tensors, call, grouped)

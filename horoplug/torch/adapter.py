@@ -7,7 +7,7 @@ import torch
 
 from horoplug._native import Memory
 from horoplug.common import dtypes
-from horoplug.common.ops import submit
+from horoplug.common.ops import perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.torch.autograd import Collective
 from horoplug.torch.compression import Compression
@@ -76,7 +76,7 @@ class TorchAdapter:
     def run(self, spec: OpSpec, tensors: Sequence[torch.Tensor], call: Call, grouped: bool) -> Any:
         if torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors):
             return Collective.run(self, spec, tensors, call, grouped)
-        return submit(self, spec, tensors, call, grouped).wait()
+        return perform(self, spec, tensors, call, grouped)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -56,7 +56,7 @@ class Collective(torch.autograd.Function):
         grouped: bool,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        operation = submit(adapter, spec, tensors, call, grouped)
+        operation = submit(adapter, spec, tensors, call, grouped, blocking=True)
         result = operation.wait()
         shapes = [tensor.shape for tensor in tensors]
         ctx.past = Forward(adapter, spec, call, shapes, operation.row_counts)

@@ -194,6 +194,38 @@ class Engine {
                    double prescale, double postscale, py::handle splits, int process_set,
                    int device) {
     Arena arena;
+    const hp_submission submission = describe(arena, op, dtype, tensors, name, reduce_op, root,
+                                              prescale, postscale, splits, process_set, device);
+    hp_handle handle = 0;
+    check(hp_submit(get(), &submission, &handle));
+    return handle;
+  }
+
+  // Waits for one slice: the caller looks at signals and goes on to wait().
+  hp_handle perform(int op, int dtype, py::handle tensors, py::handle name, int reduce_op, int root,
+                    double prescale, double postscale, py::handle splits, int process_set,
+                    int device, bool keep) {
+    Arena arena;
+    const hp_submission submission = describe(arena, op, dtype, tensors, name, reduce_op, root,
+                                              prescale, postscale, splits, process_set, device);
+    hp_engine* const engine = get();
+    hp_handle handle = 0;
+    const hp_status status =
+        without_gil([&] { return hp_perform(engine, &submission, kWaitSlice, &handle); });
+    if (status == HP_IN_PROGRESS || (status == HP_OK && keep)) return handle;
+    if (status == HP_OK) {
+      hp_release(engine, handle);
+      return 0;
+    }
+    const std::string message = hp_last_error();
+    if (handle != 0) hp_release(engine, handle);
+    raise(status, message);
+  }
+
+ private:
+  static hp_submission describe(Arena& arena, int op, int dtype, py::handle tensors,
+                                py::handle name, int reduce_op, int root, double prescale,
+                                double postscale, py::handle splits, int process_set, int device) {
     const Items items(tensors, "tensors must be a sequence");
     auto* const table = arena.allocate<hp_tensor>(items.size());
     for (Py_ssize_t i = 0; i < items.size(); ++i) {
@@ -222,11 +254,10 @@ class Engine {
       std::tie(submission.splits, submission.split_count) =
           arena.integers(splits, "splits must be a sequence");
     }
-    hp_handle handle = 0;
-    check(hp_submit(get(), &submission, &handle));
-    return handle;
+    return submission;
   }
 
+ public:
   hp_handle add_process_set(const std::vector<std::int32_t>& ranks) {
     hp_handle handle = 0;
     check(
@@ -480,6 +511,9 @@ PYBIND11_MODULE(_native, module) {
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
            "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)
+      .def("perform", &Engine::perform, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
+           "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
+           "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1, "keep"_a = true)
       .def("add_process_set", &Engine::add_process_set, "ranks"_a)
       .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
       .def("join", &Engine::join, "process_set"_a = 0)

@@ -8,10 +8,10 @@
  * thread is hp_last_error();
  *   - an engine is an object. There is no process-wide state behind this header.
  *
- * Threads: hp_submit, hp_poll, hp_wait, hp_result, hp_release and hp_timeline_* may be called from
- * any thread at any time between hp_engine_create and hp_engine_destroy. The log function may be
- * called from several threads at once. hp_engine_destroy must not race with
- * another call on the same engine.
+ * Threads: hp_submit, hp_perform, hp_poll, hp_wait, hp_result, hp_release and hp_timeline_* may be
+ * called from any thread at any time between hp_engine_create and hp_engine_destroy. The log
+ * function may be called from several threads at once. hp_engine_destroy must not race with another
+ * call on the same engine.
  */
 #ifndef HOROPLUG_HOROPLUG_H_
 #define HOROPLUG_HOROPLUG_H_
@@ -193,8 +193,8 @@ typedef struct hp_stats {
   uint64_t bytes;            /* payload bytes reduced or moved, counted once per rank */
   uint64_t control_messages; /* control messages sent by this rank */
   uint64_t control_bytes;
-  uint64_t cached_names;    /* names that are known as small integers now */
-  uint64_t wakeups;         /* times the progress thread woke from sleep */
+  uint64_t cached_names; /* names that are known as small integers now */
+  uint64_t wakeups;      /* times the progress thread, or a caller in its place, woke from sleep */
   uint64_t planned_batches; /* batches that ran without being negotiated */
   uint64_t broken_plans;    /* times that negotiation had to be taken up again */
 } hp_stats;
@@ -265,9 +265,10 @@ HP_API hp_status hp_value(hp_engine* engine, hp_handle handle, int64_t* value);
 /* HP_OK when done, HP_IN_PROGRESS when not, the operation's failure otherwise. */
 HP_API hp_status hp_poll(hp_engine* engine, hp_handle handle);
 
-/* Blocks for at most timeout seconds (negative: until done). A thread in here counts as blocked for
- * the deadlock detector. A caller that must look at signals calls again with the same handle; the
- * wait counts as one. */
+/* Blocks for at most timeout seconds (negative: until done); 0 is hp_poll. Meanwhile the thread
+ * does the engine's work, unless another one does: it may call the log function. It counts as
+ * blocked for the deadlock detector. A caller that must look at signals calls again with the same
+ * handle; the wait counts as one. */
 HP_API hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout);
 
 /* Result of tensor `index` of a handle that is done; valid until hp_release. */
@@ -291,6 +292,12 @@ HP_API hp_status hp_timeline_start(hp_engine* engine, const char* path, int32_t 
 
 /* Completes the timeline, if there is one. hp_engine_shutdown does so too. */
 HP_API hp_status hp_timeline_stop(hp_engine* engine);
+
+/* hp_submit and hp_wait in one, without waking another thread where that can be avoided. `handle`
+ * is 0 if the operation was refused; otherwise it is submitted, the status is that of hp_wait, and
+ * the caller releases the handle. */
+HP_API hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double timeout,
+                            hp_handle* handle);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,270 @@
+// Who does the engine's work, and who sleeps meanwhile.
+//
+// The work is done by the thread that has set driven_: the progress thread, or a caller that waits
+// for an operation. Nobody ever blocks for driven_; who does not get it sleeps, a caller on its
+// operation's condition and the progress thread in Poller::doze(). A small operation of a caller
+// that drives costs no other thread's wake-up: the doorbell says "awake", so that neither peers nor
+// other threads of this process ring, and the progress thread is muted if sockets could wake it.
+//
+// No wake-up is lost. While driven_ is free, the doorbell says "asleep", and the progress thread is
+// in doze() or on its way there or back; these bring it out:
+//   - A ring and data on a socket. Who stops driving declares itself asleep first, looks for work
+//     once more, lets go, and un-mutes then, which looks at what has come. The progress thread
+//     mutes itself when it was woken and finds the engine driven; it tries once more after that,
+//     and only dozes if this fails, too. Then somebody still drives, and un-mutes later.
+//   - Time. dozes_until_ says when it wakes at the latest; it is written before the progress thread
+//     lets go or tries for the last time, and who stops driving reads it after letting go, and
+//     kicks if something must be looked at sooner. Either the progress thread gets hold of driven_,
+//     or who has it sees until when it dozes. (driven_, dozes_until_ and Poller's flag are
+//     sequentially consistent.)
+// A caller that sleeps on a condition leaves all of this to others: as long as its operation is
+// pending, so is a time at which the progress thread looks.
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "engine/engine.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace horoplug {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// How many steps the progress thread looks for more before it sleeps, and gives way to callers.
+constexpr int kSpins = 50;
+// A caller that leaves finishes what is as good as done.
+constexpr int kLastSteps = 4;
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+}  // namespace
+
+bool Engine::is_crowded() const {
+  const int host = config_.members[static_cast<std::size_t>(config_.rank)].host;
+  int ranks = 0;
+  for (const Member& member : config_.members) ranks += member.host == host ? 1 : 0;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) < ranks;
+}
+
+// Whatever goes wrong in the body is thrown, and ends the engine here.
+template <typename Body>
+bool Engine::guarded(Body&& body) {
+  try {
+    return body();
+  } catch (const PeerError& error) {
+    fail({error.code(), "rank " + std::to_string(error.rank()) + ": " + error.what()});
+  } catch (const Error& error) {
+    fail(error.status());
+  } catch (const std::exception& error) {
+    fail({HP_INTERNAL, std::string("internal error: ") + error.what()});
+  }
+  return true;
+}
+
+bool Engine::guarded_step() {
+  return guarded([this] { return step(); });
+}
+
+bool Engine::try_to_drive() {
+  if (driven_.load(std::memory_order_relaxed) || driven_.exchange(true)) return false;
+  doorbell_->finish_sleep();
+  return true;
+}
+
+// Others may drive from here on. Whatever must be looked at before `seconds` have passed (negative:
+// never) brings the progress thread to it.
+void Engine::let_go(double seconds) {
+  const double needed = seconds < 0 ? kNever : now() + seconds;
+  driven_.store(false);
+  mesh_->poller().unmute();
+  if (needed < dozes_until_.load()) mesh_->poller().kick();
+}
+
+double Engine::watch_interval() const { return std::fmin(census_interval() / 4, 0.25); }
+
+// How soon somebody has to watch(); negative: nothing can go wrong that a peer would not tell.
+double Engine::sleep_seconds() const {
+  bool waiting = state_ == State::kStarting || leaving_ || (census_ && census_->running());
+  for (const auto& [id, set] : sets_) {
+    waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
+  }
+  if (!waiting) return -1;
+  double seconds = watch_interval();
+  for (const auto& [id, set] : sets_) seconds = std::fmin(seconds, plan_patience(*set));
+  return seconds;
+}
+
+// Asked after the doorbell says "asleep".
+bool Engine::work_left() {
+  if (requests_waiting_.load()) return true;
+  // A flag in shared memory may have changed just before the doorbell could be heard.
+  return step();
+}
+
+// Whatever comes now would come through a socket or with a submission.
+bool Engine::nothing_in_sight() const {
+  return !requests_waiting_.load() && !mesh_->has_silent_links() && sleep_seconds() < 0;
+}
+
+// ---- the progress thread ----
+
+void Engine::run() {
+  bool drives = try_to_drive();
+  double seconds = 0;
+  while (true) {
+    if (drives) {
+      work();
+      if (state_ == State::kStopped) {
+        driven_ = false;
+        return;
+      }
+      seconds = sleep_seconds();
+      dozes_until_ = seconds < 0 ? kNever : now() + seconds;
+      driven_ = false;
+      mesh_->poller().unmute();
+    } else {
+      mesh_->poller().mute();
+      seconds = watch_interval();
+      dozes_until_ = now() + seconds;
+      if ((drives = try_to_drive())) continue;
+    }
+    mesh_->poller().doze(seconds);
+    ++counters_.wakeups;
+    drives = try_to_drive();
+    if (drives) mesh_->look();
+  }
+}
+
+// As long as there is something to do; the doorbell says "asleep" then.
+void Engine::work() {
+  int idle_spins = 0;
+  while (state_ != State::kStopped) {
+    if (guarded_step()) {
+      idle_spins = 0;
+      continue;
+    }
+    guarded([this] {
+      watch();
+      return true;
+    });
+    // Only a running collective is worth spinning for: its next flag or frame is on its way.
+    bool running = false;
+    for (const auto& [id, set] : sets_) running |= set->executor.running() != nullptr;
+    if (running && !crowded_ && ++idle_spins < kSpins) continue;
+    idle_spins = 0;
+    doorbell_->prepare_sleep();
+    if (!guarded([this] { return work_left(); })) return;
+    doorbell_->finish_sleep();
+  }
+}
+
+// ---- callers ----
+
+Status Engine::wait(hp_handle handle, double timeout) {
+  HandleTable::Wait wait(handles_, handle);
+  wait_for(wait, timeout);
+  return wait.status();
+}
+
+Status Engine::perform(const OperationPtr& operation, double timeout) {
+  if (!try_to_drive()) {
+    submit(operation);
+    return wait(operation->handle, timeout);
+  }
+  try {
+    std::lock_guard lock(mutex_);
+    admit(operation);
+    requests_waiting_.store(true);
+  } catch (...) {
+    leave();
+    throw;
+  }
+  HandleTable::Wait wait(handles_, operation->handle);
+  drive(wait, timeout);
+  return wait.status();
+}
+
+void Engine::wait_for(HandleTable::Wait& wait, double timeout) {
+  if (wait.done() || timeout == 0) return;
+  if (try_to_drive()) {
+    drive(wait, timeout);
+  } else {
+    wait.sleep(timeout);
+  }
+}
+
+// Works until the operation is done or `timeout` seconds have passed, and leaves then.
+void Engine::drive(HandleTable::Wait& wait, double timeout) {
+  double time = now();
+  const double deadline = timeout < 0 ? kNever : time + timeout;
+  const std::uint64_t bytes = mesh_->bytes_moved();
+  Poller& poller = mesh_->poller();
+  if (socket_traffic_ && !poller.muted()) poller.mute();
+  // Who waits in slices has spun in the first one.
+  double spin_until = wait.again() ? time : kNever;
+  bool spins = false;
+  while (!wait.done() && state_ != State::kStopped) {
+    const bool busy = guarded_step();
+    if (wait.done()) break;
+    time = now();
+    if (time >= deadline) break;
+    if (busy) {
+      if (std::exchange(spins, false)) spin_budget_.paid();
+      spin_until = kNever;
+      continue;
+    }
+    if (spin_until == kNever) {
+      const double budget = spin_budget_.next();
+      spin_until = time + budget;
+      spins = budget > 0;
+    }
+    if (time < spin_until) {
+      if (crowded_) {
+        ::sched_yield();
+      } else {
+        pause();
+      }
+    } else {
+      if (std::exchange(spins, false)) spin_budget_.wasted();
+      guarded([&] {
+        watch();
+        if (!poller.muted()) poller.mute();
+        double seconds = sleep_seconds();
+        if (deadline != kNever) {
+          seconds = seconds < 0 ? deadline - time : std::fmin(seconds, deadline - time);
+        }
+        if (mesh_->sleep(seconds, [&] { return work_left() || wait.done(); })) ++counters_.wakeups;
+        return true;
+      });
+    }
+  }
+  if (spins && wait.done()) spin_budget_.paid();
+  socket_traffic_ = mesh_->bytes_moved() != bytes;
+  leave();
+}
+
+// Hands over to the progress thread what is left to do.
+void Engine::leave() {
+  doorbell_->prepare_sleep();
+  int steps = 0;
+  while (state_ != State::kStopped && !nothing_in_sight() && steps < kLastSteps &&
+         guarded([this] { return step(); })) {
+    ++steps;
+  }
+  const bool at_once = state_ == State::kStopped || steps == kLastSteps;
+  let_go(at_once ? 0 : sleep_seconds());
+}
+
+}  // namespace horoplug
