@@ -1,19 +1,18 @@
 """The libraries that a benchmark can measure: horoplug, and peers to compare with, all behind one method.
 
-``prepare(case)`` gives an input array and a function that runs the case's collective on it.
+``prepare(case)`` gives an input and what runs the case's collective on it.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-Run = Callable[[], Any]
-"""One operation on the input; returns the output, which may be the input."""
+from harness.clock import Run
 
 OPS = ("sum", "avg", "min", "max", "prod")
 
@@ -32,19 +31,57 @@ class Case:
         return f"{self.collective}.{self.dtype}.{self.op}.{self.count}"
 
 
-class Horoplug:
+class Prepared(NamedTuple):
+    """An input, one operation on it, and where its output is: None if the operation returns it."""
+
+    x: np.ndarray
+    run: Run
+    output: Any = None
+
+    def result(self) -> np.ndarray:
+        """Run it; the output."""
+        returned = self.run()
+        output = returned if self.output is None else self.output
+        if not isinstance(output, np.ndarray):  # a tensor, perhaps of a type that NumPy does not know
+            import torch
+
+            bits = getattr(torch, f"int{8 * self.x.itemsize}")
+            output = output.contiguous().view(bits).numpy().view(self.x.dtype)
+        return output.ravel()
+
+
+class Peer(ABC):
+    """A library on the ranks of a job of horoplug's, given as ``hvd``."""
+
+    name: str
+    needs_mpi: ClassVar[bool] = False
+
+    @abstractmethod
+    def __init__(self, hvd: Any) -> None: ...
+
+    @abstractmethod
+    def prepare(self, case: Case) -> Prepared:
+        """SystemExit if the library does not know such a case."""
+
+    def close(self) -> None:
+        """The job is over."""
+
+
+class Horoplug(Peer):
     """horoplug's NumPy functions; in place where there is such a variant."""
 
-    def __init__(self) -> None:
-        import horoplug as hvd
+    name = "horoplug"
 
+    def __init__(self, hvd: Any = None) -> None:
+        if hvd is None:
+            import horoplug as hvd
         self.hvd = hvd
         hvd.init()
         self.ops = dict(
             zip(OPS, (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product), strict=True)
         )
 
-    def prepare(self, case: Case) -> tuple[np.ndarray, Run]:
+    def prepare(self, case: Case) -> Prepared:
         hvd, x, name, op = self.hvd, np.empty(case.count, case.dtype), case.name, self.ops[case.op]
         runs: dict[str, Run] = {
             "allreduce": lambda: hvd.allreduce_(x, op=op, name=name),
@@ -53,11 +90,13 @@ class Horoplug:
             "alltoall": lambda: hvd.alltoall(x, name=name),
             "reducescatter": lambda: hvd.reducescatter(x, op=op, name=name),
         }
-        return x, runs[case.collective]
+        return Prepared(x, runs[case.collective])
 
 
-class TorchGloo:
+class TorchGloo(Peer):
     """torch.distributed with gloo, on preallocated outputs."""
+
+    name = "torch-gloo"
 
     def __init__(self, hvd: Any) -> None:
         import torch
@@ -73,16 +112,14 @@ class TorchGloo:
         store = store or dist.TCPStore(address, port)
         dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=self.size)
 
-    def prepare(self, case: Case) -> tuple[np.ndarray, Run]:
-        torch, dist, op = self.torch, self.dist, self.ops[case.op]
+    def prepare(self, case: Case) -> Prepared:
+        dist, op = self.dist, self.ops[case.op]
         if op is None:
             raise SystemExit("gloo has no average")
         x = np.empty(case.count, case.dtype)
-        # Types that torch does not take from NumPy, such as bfloat16, have their names in common.
-        bits = x if case.dtype.kind in "biuf" else x.view(f"i{case.dtype.itemsize}")
-        t = torch.from_numpy(bits).view(getattr(torch, case.dtype.name))
+        t = as_tensor(self.torch, x)
         gathered = t.new_empty(case.count * self.size)
-        exchanged = torch.empty_like(t)
+        exchanged = self.torch.empty_like(t)
         scattered = t.new_empty(case.count // self.size)
         runs: dict[str, Run] = {
             "allreduce": lambda: dist.all_reduce(t, op),
@@ -91,11 +128,18 @@ class TorchGloo:
             "alltoall": lambda: dist.all_to_all_single(exchanged, t),
             "reducescatter": lambda: dist.reduce_scatter_tensor(scattered, t, op),
         }
-        return x, runs[case.collective]
+        outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
+        return Prepared(x, runs[case.collective], outputs.get(case.collective, t))
+
+    def close(self) -> None:
+        self.dist.destroy_process_group()
 
 
-class Mpi4py:
+class Mpi4py(Peer):
     """mpi4py's buffer functions, on preallocated outputs."""
+
+    name = "mpi4py"
+    needs_mpi = True
 
     def __init__(self, hvd: Any) -> None:
         from mpi4py import MPI
@@ -108,7 +152,7 @@ class Mpi4py:
             )
         self.ops = dict(zip(OPS, (MPI.SUM, None, MPI.MIN, MPI.MAX, MPI.PROD), strict=True))
 
-    def prepare(self, case: Case) -> tuple[np.ndarray, Run]:
+    def prepare(self, case: Case) -> Prepared:
         comm, op = self.comm, self.ops[case.op]
         if op is None or case.dtype.char not in "?bBhHiIlLqQfd":
             raise SystemExit(f"MPI has no {case.op} of {case.dtype}")
@@ -123,7 +167,48 @@ class Mpi4py:
             "alltoall": lambda: comm.Alltoall(x, exchanged),
             "reducescatter": lambda: comm.Reduce_scatter_block(x, scattered, op),
         }
-        return x, runs[case.collective]
+        outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
+        return Prepared(x, runs[case.collective], outputs.get(case.collective, x))
 
 
-PEERS = {"torch-gloo": TorchGloo, "mpi4py": Mpi4py}
+class Horovod(Peer):
+    """Horovod on tensors of torch, where one is installed that was built with MPI: mpirun starts it."""
+
+    name = "horovod"
+    needs_mpi = True
+
+    def __init__(self, hvd: Any) -> None:
+        import horovod.torch as theirs
+        import torch
+
+        theirs.init()
+        if (theirs.size(), theirs.rank()) != (hvd.size(), hvd.rank()):
+            raise SystemExit(f"Horovod sees {theirs.size()} ranks where horoplug sees {hvd.size()}")
+        self.torch, self.theirs = torch, theirs
+        reductions = theirs.Sum, theirs.Average, theirs.Min, theirs.Max, theirs.Product
+        self.ops = dict(zip(OPS, reductions, strict=True))
+
+    def prepare(self, case: Case) -> Prepared:
+        x = np.empty(case.count, case.dtype)
+        theirs, name, op, t = self.theirs, case.name, self.ops[case.op], as_tensor(self.torch, x)
+        runs: dict[str, Run] = {
+            "allreduce": lambda: theirs.allreduce_(t, op=op, name=name),
+            "allgather": lambda: theirs.allgather(t, name=name),
+            "broadcast": lambda: theirs.broadcast_(t, root_rank=0, name=name),
+            "alltoall": lambda: theirs.alltoall(t, name=name),
+            "reducescatter": lambda: theirs.reducescatter(t, op=op, name=name),
+        }
+        return Prepared(x, runs[case.collective])
+
+    def close(self) -> None:
+        self.theirs.shutdown()
+
+
+PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (TorchGloo, Mpi4py, Horovod)}
+
+
+def as_tensor(torch: Any, x: np.ndarray) -> Any:
+    """The same memory as a tensor. Types that torch does not take from NumPy, such as bfloat16, have their names in
+    common."""
+    bits = x if x.dtype.kind in "biuf" else x.view(f"i{x.dtype.itemsize}")
+    return torch.from_numpy(bits).view(getattr(torch, x.dtype.name))

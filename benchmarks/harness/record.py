@@ -1,0 +1,113 @@
+"""What a benchmark says: a table while it runs, and one JSON format for all of them, which ``report.py`` reads.
+
+A JSON file is one object: ``benchmark``, ``title``, ``about``, ``ranks``, ``options``, ``machine``, ``started``,
+``load`` (before and after), ``columns`` (title and unit by name), ``plot``, ``rows`` (a value or null for every column),
+``notes`` (sentences that were made from the rows) and ``wrong`` (results that were not as expected; a benchmark that
+has any ends with status 1).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import machine
+
+FORMAT = 1
+
+
+class Column(NamedTuple):
+    title: str
+    unit: str = ""
+    form: str = ""  # as in format()
+    width: int = 9
+
+
+class Plot(NamedTuple):
+    """Columns to draw: a line through ``x`` and ``y`` for each ``line``, on logarithmic axes; or bars (``kind``)."""
+
+    kind: str
+    x: str
+    y: str
+    line: str
+
+
+class Record:
+    """Prints on the first rank only; the other ranks may use it all the same."""
+
+    def __init__(
+        self,
+        benchmark: str,
+        title: str,
+        about: str,
+        columns: Mapping[str, Column],
+        plots: Sequence[Plot],
+        *,
+        ranks: int,
+        options: Mapping[str, Any],
+        speaks: bool = True,
+    ) -> None:
+        self.columns = columns
+        self.rows: list[dict[str, Any]] = []
+        self.speaks = speaks
+        self.wrong = 0
+        self.head = {
+            "format": FORMAT,
+            "benchmark": benchmark,
+            "title": title,
+            "about": " ".join(about.split()),
+            "ranks": ranks,
+            "options": {name: value for name, value in options.items() if value is not None},
+            "machine": machine.describe(),
+            "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "columns": {
+                name: {"title": c.title, "unit": c.unit, "form": c.form}
+                for name, c in columns.items()
+            },
+            "plots": [plot._asdict() for plot in plots],
+        }
+        self.notes: list[str] = []
+        self.load = {"before": machine.load()}
+        self._say(f"# {title}")
+        described = ", ".join(f"{name} {value}" for name, value in self.head["machine"].items())
+        self._say(f"# {described}; load {self.load['before']:.2f}")
+        self._say("#" + " ".join(f"{c.title:>{c.width}}" for c in columns.values()))
+        units = [f"({c.unit})" if c.unit else "" for c in columns.values()]
+        line = zip(units, columns.values(), strict=True)
+        self._say("#" + " ".join(f"{unit:>{c.width}}" for unit, c in line))
+
+    def row(self, **values: Any) -> None:
+        """Add a row; what it leaves out is null. A value for ``wrong`` counts."""
+        unknown = values.keys() - self.columns.keys()
+        if unknown:
+            raise TypeError(f"no such columns: {unknown}")
+        row = {name: values.get(name) for name in self.columns}
+        self.rows.append(row)
+        self.wrong += row.get("wrong") or 0
+        cells = [
+            f"{'-' if row[name] is None else format(row[name], c.form):>{c.width}}"
+            for name, c in self.columns.items()
+        ]
+        self._say(" " + " ".join(cells))
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+        self._say(f"# {sentence}")
+
+    def end(self, path: str | None) -> int:
+        """Write the JSON file, if there is to be one. Returns the exit status."""
+        self.load["after"] = machine.load()
+        if "wrong" in self.columns:
+            self.note(f"wrong results: {self.wrong}")
+        if self.speaks and path:
+            rest = {"load": self.load, "rows": self.rows, "notes": self.notes, "wrong": self.wrong}
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(json.dumps({**self.head, **rest}, indent=1) + "\n")
+        return 1 if self.wrong else 0
+
+    def _say(self, text: str) -> None:
+        if self.speaks:
+            print(text, flush=True)
