@@ -33,8 +33,8 @@ from harness.models import elements, gradients
 from harness.peers import PEERS, Peer
 from harness.record import Column, Plot, Record
 
-ABOUT = """All gradients of a model, float32, submitted one by one in the order of the backward pass and then waited for:
-time per step, averaging included except where a variant is called bare."""
+ABOUT = """All gradients of a model, float32, submitted one by one in the order of the backward pass and then waited
+for: time per step, averaging included except where a variant is called bare."""
 
 COLUMNS = {
     "model": Column("model", width=12),
@@ -57,7 +57,7 @@ Variants = Iterator[tuple[str, Run, bool]]
 """Name, one step, and whether it leaves the sum instead of the average."""
 
 
-# ---- one function for each library: steps on the same tensors ---------------------------------------------------------
+# ---- one function for each library: steps on the same tensors --------------------------------------------------------
 
 
 def horoplug_steps(_: Peer, tensors: Tensors) -> Variants:
@@ -68,7 +68,7 @@ def horoplug_steps(_: Peer, tensors: Tensors) -> Variants:
         parameter.grad = tensor
     # Hooks fire in backward only; forward order is the opposite of the gradients'.
     named = [(f"gradient.{number}", p) for number, p in enumerate(parameters)]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named)
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named)
     yield "horoplug", optimizer.synchronize, False
 
     yield "horoplug, one by one", one_by_one(hvd, tensors), False
@@ -101,7 +101,9 @@ def gloo_steps(peer: Any, tensors: Tensors) -> Variants:
     buckets = [
         (torch.empty(sum(t.numel() for t in members)), members) for members in bucketed(tensors)
     ]
-    divided = [(flat, members, flat.split([t.numel() for t in members])) for flat, members in buckets]
+    divided = [
+        (flat, members, flat.split([t.numel() for t in members])) for flat, members in buckets
+    ]
 
     def in_buckets() -> None:
         works = []

@@ -53,20 +53,23 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 @contextmanager
-def job(args: argparse.Namespace) -> Iterator[tuple[Horoplug, list[Peer]]]:
-    """Horoplug, initialised, and the peers that were asked for."""
+def job(args: argparse.Namespace, *, peers: bool = True) -> Iterator[tuple[Horoplug, list[Peer]]]:
+    """Horoplug, initialised, and unless it is to be alone the peers that were asked for."""
     mpi.adopt_place()
     own = Horoplug()
-    peers: list[Peer] = []
-    for name in getattr(args, "peer", []):
-        kind, _, which = name.partition(":")
-        peers.append(PEERS[kind](own.hvd))
-        if which:
-            peers[-1].name = name
-    yield own, peers
-    for peer in peers:
+    wanted = getattr(args, "peer", []) if peers else []
+    opened = [open_peer(name, own.hvd) for name in wanted]
+    yield own, opened
+    for peer in opened:
         peer.close()
     own.hvd.shutdown()
+
+
+def open_peer(name: str, hvd: Any) -> Peer:
+    """A peer by its name on the command line, by which it is called from then on."""
+    peer = PEERS[name.partition(":")[0]](hvd)
+    peer.name = name
+    return peer
 
 
 def byte_count(text: str) -> int:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import platform
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -42,7 +41,9 @@ class Prepared(NamedTuple):
         """Run it; the output."""
         returned = self.run()
         output = returned if self.output is None else self.output
-        if not isinstance(output, np.ndarray):  # a tensor, perhaps of a type that NumPy does not know
+        if not isinstance(
+            output, np.ndarray
+        ):  # a tensor, perhaps of a type that NumPy does not know
             import torch
 
             bits = getattr(torch, f"int{8 * self.x.itemsize}")
@@ -50,18 +51,18 @@ class Prepared(NamedTuple):
         return output.ravel()
 
 
-class Peer(ABC):
+class Peer:
     """A library on the ranks of a job of horoplug's, given as ``hvd``."""
 
     name: str
     needs_mpi: ClassVar[bool] = False
 
-    @abstractmethod
-    def __init__(self, hvd: Any) -> None: ...
+    def __init__(self, hvd: Any) -> None:
+        raise NotImplementedError
 
-    @abstractmethod
     def prepare(self, case: Case) -> Prepared:
         """SystemExit if the library does not know such a case."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """The job is over."""

@@ -1,15 +1,17 @@
 """What a benchmark says: a table while it runs, and one JSON format for all of them, which ``report.py`` reads.
 
-A JSON file is one object: ``benchmark``, ``title``, ``about``, ``ranks``, ``options``, ``machine``, ``started``,
-``load`` (before and after), ``columns`` (title and unit by name), ``plot``, ``rows`` (a value or null for every column),
-``notes`` (sentences that were made from the rows) and ``wrong`` (results that were not as expected; a benchmark that
-has any ends with status 1).
+A JSON file is one object: ``format``, ``benchmark``, ``title``, ``about``, ``command``, ``ranks``, ``options``,
+``machine``, ``started``, ``load`` (before and after), ``columns`` (title, unit and form by name), ``plots``, ``rows``
+(a value or null for every column), ``notes`` (sentences that were made from the rows) and ``wrong`` (results that were
+not as expected; a benchmark that has any ends with status 1).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,14 +56,16 @@ class Record:
         self.rows: list[dict[str, Any]] = []
         self.speaks = speaks
         self.wrong = 0
-        self.head = {
+        described = machine.describe()
+        self.head: dict[str, Any] = {
             "format": FORMAT,
             "benchmark": benchmark,
             "title": title,
             "about": " ".join(about.split()),
+            "command": _command(benchmark, ranks),
             "ranks": ranks,
             "options": {name: value for name, value in options.items() if value is not None},
-            "machine": machine.describe(),
+            "machine": described,
             "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "columns": {
                 name: {"title": c.title, "unit": c.unit, "form": c.form}
@@ -72,8 +76,8 @@ class Record:
         self.notes: list[str] = []
         self.load = {"before": machine.load()}
         self._say(f"# {title}")
-        described = ", ".join(f"{name} {value}" for name, value in self.head["machine"].items())
-        self._say(f"# {described}; load {self.load['before']:.2f}")
+        where = ", ".join(f"{name} {value}" for name, value in described.items())
+        self._say(f"# {where}; load {self.load['before']:.2f}")
         self._say("#" + " ".join(f"{c.title:>{c.width}}" for c in columns.values()))
         units = [f"({c.unit})" if c.unit else "" for c in columns.values()]
         line = zip(units, columns.values(), strict=True)
@@ -111,3 +115,13 @@ class Record:
     def _say(self, text: str) -> None:
         if self.speaks:
             print(text, flush=True)
+
+
+def _command(benchmark: str, ranks: int) -> str:
+    """How to repeat it on one machine."""
+    words = sys.argv[1:]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at : at + 2]
+    start = ["-np", str(ranks)] if ranks > 1 else []
+    return shlex.join(["python", f"benchmarks/{benchmark}.py", *start, *words])
