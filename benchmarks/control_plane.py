@@ -48,8 +48,8 @@ COLUMNS = {
     "protocol": Column("protocol", width=21),
     "messages": Column("mean sent", "messages", ".2f", 10),
     "bytes": Column("mean sent", "B", ".0f", 10),
-    "busiest_messages": Column("busiest", "messages", ".0f", 10),
-    "busiest_bytes": Column("busiest", "B", ".0f", 13),
+    "busiest_messages": Column("busiest rank", "messages", ".0f", 12),
+    "busiest_bytes": Column("busiest rank", "B", ".0f", 13),
     "simulated": Column("negotiators", width=11),
 }
 
@@ -184,6 +184,11 @@ def main() -> int:
         options=options_of(args),
     )
     measure(args, binary, record)
+    last = [row for row in record.rows if row["protocol"] == "horoplug, last step"][-1]
+    record.note(
+        f"after {STEPS} equal steps, with {last['ranks']} ranks, a rank sends {last['messages']:.2f} messages "
+        f"and {last['bytes']:.0f} B per step"
+    )
     record.note(
         f"up to {FULL // args.tensors} ranks every rank has a negotiator; beyond, ranks with equal subtrees share one"
     )

@@ -92,10 +92,13 @@ def draw(records: list[Record], plot: dict[str, str]) -> str:
             axes.plot(list(positive), list(positive.values()), label=line, markersize=4, **style)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        if records[0]["columns"][plot["x"]]["unit"] == "B":
+            axes.xaxis.set_major_formatter(lambda x, _: byte_text(x))
     else:
         draw_bars(axes, lines)
         if min(values) > 0 and max(values) / min(values) > 30:
             axes.set_yscale("log")
+            axes.set_ylim(bottom=min(values) / 2)
     axes.set(xlabel=label(records[0], plot["x"]), ylabel=label(records[0], plot["y"]))
     axes.grid(True, axis="both" if plot["kind"] == "lines" else "y", alpha=0.3)
     axes.set_axisbelow(True)
@@ -108,6 +111,15 @@ def draw(records: list[Record], plot: dict[str, str]) -> str:
     pyplot.close(figure)
     svg = text.getvalue()
     return svg[svg.index("<svg") :]
+
+
+def byte_text(count: float) -> str:
+    """In the largest binary unit that is not too large."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
 
 
 def draw_bars(axes: Any, lines: dict[str, dict[Any, float]]) -> None:
