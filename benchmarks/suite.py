@@ -1,7 +1,8 @@
 """Runs several benchmarks, one after the other, and keeps what they have measured as JSON files.
 
-    python benchmarks/suite.py short              about five minutes, against gloo
-    python benchmarks/suite.py full --out DIR     all that can run here, with every peer that is installed
+    python benchmarks/suite.py short            a few minutes, beside gloo
+    python benchmarks/suite.py full             all that can run here, beside every peer that is installed
+    python benchmarks/suite.py full --only train --report FILE.html
 
 A benchmark whose peer is not installed is left out, and named at the end, as is one that fails.
 """
@@ -109,8 +110,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "bench")
-    parser.add_argument("--only", default="", metavar="TEXT", help="parts with this in their name")
+    add = parser.add_argument
+    add("--out", type=Path, default=HERE.parent / "build" / "bench", help="[build/bench]")
+    add("--only", default="", metavar="TEXT", help="parts with this in their name")
+    add("--report", type=Path, metavar="FILE", help="make a page of all that is in --out")
     args = parser.parse_args()
     remarks, failed = [], False
     for part in SUITES[args.suite]:
@@ -125,7 +128,10 @@ def main() -> int:
         problem = run(part, args.out)
         failed |= bool(problem)
         remarks.append(f"{part.name}: {problem or 'done'}, {time.monotonic() - begin:.0f} s")
-    print("", *remarks, f"JSON files: {args.out}", sep="\n")
+    print("", *remarks, f"JSON files: {args.out}", sep="\n", flush=True)
+    if args.report:
+        command = [sys.executable, HERE / "report.py", args.out, "-o", args.report]
+        failed |= subprocess.run(list(map(str, command))).returncode != 0
     return 1 if failed else 0
 
 

@@ -1,9 +1,9 @@
 """What a benchmark says: a table while it runs, and one JSON format for all of them, which ``report.py`` reads.
 
 A JSON file is one object: ``format``, ``benchmark``, ``title``, ``about``, ``command``, ``ranks``, ``options``,
-``machine``, ``started``, ``load`` (before and after), ``columns`` (title, unit and form by name), ``plots``, ``rows``
-(a value or null for every column), ``notes`` (sentences that were made from the rows) and ``wrong`` (results that were
-not as expected; a benchmark that has any ends with status 1).
+``machine``, ``started``, ``columns`` (title, unit and form by name), ``plots``, ``load`` (before and after), ``notes``
+(sentences that were made from the rows), ``wrong`` (results that were not as expected; a benchmark that has any ends
+with status 1) and ``rows`` (a value or null for every column).
 """
 
 from __future__ import annotations
@@ -107,14 +107,21 @@ class Record:
         if "wrong" in self.columns:
             self.note(f"wrong results: {self.wrong}")
         if self.speaks and path:
-            rest = {"load": self.load, "rows": self.rows, "notes": self.notes, "wrong": self.wrong}
+            rest = {"load": self.load, "notes": self.notes, "wrong": self.wrong, "rows": self.rows}
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(json.dumps({**self.head, **rest}, indent=1) + "\n")
+            Path(path).write_text(_compact({**self.head, **rest}) + "\n")
         return 1 if self.wrong else 0
 
     def _say(self, text: str) -> None:
         if self.speaks:
             print(text, flush=True)
+
+
+def _compact(record: dict[str, Any]) -> str:
+    """JSON with a line for each row, so that files are small and their differences can be read."""
+    rows = ",\n ".join(json.dumps(row) for row in record["rows"])
+    rest = json.dumps({name: value for name, value in record.items() if name != "rows"}, indent=1)
+    return f'{rest[:-2]},\n "rows": [\n {rows}\n]}}'
 
 
 def _command(benchmark: str, ranks: int) -> str:
