@@ -22,10 +22,11 @@ def alternate(
     machine, which comes and goes, so meets all of them."""
     clock = time.perf_counter
     seconds: list[list[float]] = [[] for _ in runs]
+    warm_up = max(1 if iterations <= blocks else 2, iterations // 20)
     for _ in range(blocks):
         for run, times in zip(runs, seconds, strict=True):
             hvd.barrier()
-            for _ in range(max(2, iterations // 20) if iterations > 1 else 1):  # warm-up
+            for _ in range(warm_up):
                 run()
             hvd.barrier()
             for _ in range(-(-iterations // blocks)):

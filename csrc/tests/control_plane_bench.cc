@@ -222,9 +222,9 @@ class ControlPlane {
 };
 
 int argument(char** argv, int index) {
-  const int value = std::atoi(argv[index]);
+  const long value = std::strtol(argv[index], nullptr, 10);
   if (value < 1) throw std::invalid_argument(std::string("not a positive number: ") + argv[index]);
-  return value;
+  return static_cast<int>(value);
 }
 
 int run(int argc, char** argv) {
