@@ -191,7 +191,10 @@ def main() -> int:
             f"{what}, {args.dtype}, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
             ABOUT,
             COLUMNS,
-            [Plot("lines", "size", "time", "library")],
+            [
+                Plot("lines", "size", "time", "library"),
+                Plot("lines", "size", "ratio", "library"),
+            ],
             ranks=hvd.size(),
             options=options_of(args),
             speaks=hvd.rank() == 0,

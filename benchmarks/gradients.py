@@ -236,7 +236,7 @@ def main() -> int:
             f"gradients, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
             ABOUT,
             COLUMNS,
-            [Plot("bars", "model", "time", "variant")],
+            [Plot("bars", "model", "time", "variant"), Plot("bars", "model", "ratio", "variant")],
             ranks=hvd.size(),
             options=options_of(args),
             speaks=hvd.rank() == 0,

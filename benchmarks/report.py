@@ -113,6 +113,10 @@ def draw(records: list[Record], plot: dict[str, str]) -> str:
     return svg[svg.index("<svg") :]
 
 
+def short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
 def byte_text(count: float) -> str:
     """In the largest binary unit that is not too large."""
     for unit in ("B", "KiB", "MiB"):
@@ -129,7 +133,7 @@ def draw_bars(axes: Any, lines: dict[str, dict[Any, float]]) -> None:
         places = [groups.index(x) - 0.4 + (number + 0.5) * width for x in by_x]
         colour = COLOURS[number % len(COLOURS)]
         bars = axes.bar(places, list(by_x.values()), width * 0.92, label=line, color=colour)
-        axes.bar_label(bars, fmt="%.3g", fontsize=7, padding=1)
+        axes.bar_label(bars, fmt=short, fontsize=7, padding=1)
     axes.set_xticks(range(len(groups)), [str(group) for group in groups])
 
 
@@ -161,8 +165,8 @@ def page(records: list[Record]) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     parts = [
         {
-            "title": group[0]["title"],
-            "benchmark": group[0]["benchmark"],
+            "title": group[0]["title"][:1].upper() + group[0]["title"][1:],
+            "program": f"{group[0]['benchmark']}.py",
             "about": group[0]["about"],
             "plots": [draw(group, plot) for plot in group[0]["plots"]],
             "records": group,

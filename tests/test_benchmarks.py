@@ -142,6 +142,27 @@ def test_an_mpi_is_known_by_its_files(tmp_path, monkeypatch, name):
     assert mpi.installed() == [name]
 
 
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("allreduce", "-b 8 -e 64 -f 8 -n 5"),
+        ("gradients", "--model 3x1KiB -n 2"),
+        ("train", "--model cnn --steps 2 --blocks 1"),
+    ],
+)
+def test_what_is_named_horovod(tmp_path, program, options):
+    """Horovod's place is taken by horoplug under that name, which has the same API."""
+    pytest.importorskip("torch")
+    table = tmp_path / "table.json"
+    script = [sys.executable, BENCHMARKS / f"{program}.py", *options.split(), "--peer", "horovod"]
+    launch = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", "2"]
+    command = [str(word) for word in [*launch, *script, "--json", table]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [row.get("library", row.get("variant")) for row in record(table)["rows"]]
+    assert {"horoplug", "horovod"} <= set(names)
+
+
 def test_peers_that_cannot_be(tmp_path):
     for peer in ("nothing", "torch-gloo:mpich", "mpi4py:nothing"):
         run("allreduce", "-np", 2, "--peer", peer, status=2)
@@ -309,13 +330,13 @@ def test_report(measured, tmp_path):
     text = page.read_text()
     assert len(text) < 1_000_000
     headings = Page(text).headings
-    assert [heading.split(":")[0] for heading in headings] == [
-        "allreduce",
-        *(["control_plane"] if BINARY.exists() else []),
-        "torch_hooks",
+    assert headings == [
+        "Allreduce, float32, 2 ranks on 1 host(s)",
+        *(["Control plane, 20 tensors in 2 burst(s)"] if BINARY.exists() else []),
+        "Gradient hooks, 2 rank(s)",
     ]
     drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(drawings) == 1 + 3 * BINARY.exists()
+    assert len(drawings) == 2 + 3 * BINARY.exists()
     words = "".join(ElementTree.fromstring(drawings[0]).itertext())
     for label in ("horoplug", "torch-gloo", "a <peer>", "time (µs)", "size (B)"):
         assert label in words
