@@ -197,6 +197,7 @@ def main() -> int:
             ],
             ranks=hvd.size(),
             options=options_of(args),
+            peers=peers,
             speaks=hvd.rank() == 0,
         )
         sweep(args, hvd, [own, *peers], record)

@@ -239,6 +239,7 @@ def main() -> int:
             [Plot("bars", "model", "time", "variant"), Plot("bars", "model", "ratio", "variant")],
             ranks=hvd.size(),
             options=options_of(args),
+            peers=peers,
             speaks=hvd.rank() == 0,
         )
         for model in models:

@@ -119,6 +119,7 @@ def main() -> int:
             record.row(situation="straggler", library=own.name, **waited)
             for name in args.peer:
                 peer = open_peer(name, hvd)
+                record.version(peer)
                 waited = straggle(hvd, peer, args.seconds)
                 record.row(situation="straggler", library=name, **{**waited, "wakeups": None})
                 peer.close()

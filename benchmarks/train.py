@@ -235,6 +235,7 @@ def main() -> int:
             [Plot("bars", "model", "efficiency", "variant")],
             ranks=hvd.size(),
             options=options_of(args),
+            peers=peers,
             speaks=hvd.rank() == 0,
         )
         for model in models:

@@ -123,7 +123,9 @@ def test_mpi(tmp_path, name):
     pytest.importorskip("mpi4py")
     if mpi.find(name) is None:
         pytest.skip(f"{name} is not installed: make mpi")
-    rows, _ = sweep(tmp_path, "--peer", f"mpi4py:{name}")
+    rows, text = sweep(tmp_path, "--peer", f"mpi4py:{name}")
+    maker = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel"}[name]
+    assert f"# mpi4py:{name}: {maker}" in text
     assert {row["library"] for row in rows} == {"horoplug", f"mpi4py:{name}"}
 
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import platform
+import re
+import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,6 +58,7 @@ class Peer:
 
     name: str
     needs_mpi: ClassVar[bool] = False
+    version: str = ""
 
     def __init__(self, hvd: Any) -> None:
         raise NotImplementedError
@@ -104,6 +107,7 @@ class TorchGloo(Peer):
         import torch.distributed as dist
 
         self.torch, self.dist, self.size = torch, dist, hvd.size()
+        self.version = f"torch {torch.__version__}"
         R = dist.ReduceOp
         self.ops = dict(zip(OPS, (R.SUM, None, R.MIN, R.MAX, R.PRODUCT), strict=True))
         first = hvd.rank() == 0
@@ -146,6 +150,7 @@ class Mpi4py(Peer):
         from mpi4py import MPI
 
         self.MPI, self.comm, self.size = MPI, MPI.COMM_WORLD, hvd.size()
+        self.version = " ".join(re.split(r"[\n,]", MPI.Get_library_version())[0].split())
         if (self.comm.size, self.comm.rank) != (hvd.size(), hvd.rank()):
             raise SystemExit(
                 f"--peer mpi4py: MPI sees rank {self.comm.rank} of {self.comm.size} where horoplug sees "
@@ -186,6 +191,7 @@ class Horovod(Peer):
         if (theirs.size(), theirs.rank()) != (hvd.size(), hvd.rank()):
             raise SystemExit(f"Horovod sees {theirs.size()} ranks where horoplug sees {hvd.size()}")
         self.torch, self.theirs = torch, theirs
+        self.version = f"Horovod {sys.modules['horovod'].__version__}"
         reductions = theirs.Sum, theirs.Average, theirs.Min, theirs.Max, theirs.Product
         self.ops = dict(zip(OPS, reductions, strict=True))
 

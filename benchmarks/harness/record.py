@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import machine
+from harness.peers import Peer
 
 FORMAT = 1
 
@@ -50,6 +51,7 @@ class Record:
         *,
         ranks: int,
         options: Mapping[str, Any],
+        peers: Sequence[Peer] = (),
         speaks: bool = True,
     ) -> None:
         self.columns = columns
@@ -76,6 +78,8 @@ class Record:
         self.notes: list[str] = []
         self.load = {"before": machine.load()}
         self._say(f"# {title}")
+        for peer in peers:
+            self.version(peer)
         where = ", ".join(f"{name} {value}" for name, value in described.items())
         self._say(f"# {where}; load {self.load['before']:.2f}")
         self._say("#" + " ".join(f"{c.title:>{c.width}}" for c in columns.values()))
@@ -100,6 +104,9 @@ class Record:
     def note(self, sentence: str) -> None:
         self.notes.append(sentence)
         self._say(f"# {sentence}")
+
+    def version(self, peer: Peer) -> None:
+        self.note(f"{peer.name}: {peer.version}")
 
     def end(self, path: str | None) -> int:
         """Write the JSON file, if there is to be one. Returns the exit status."""
