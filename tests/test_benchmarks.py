@@ -1,25 +1,60 @@
-"""The benchmarks run, and their own checks find the results right."""
+"""The benchmarks run, their own checks find the results right, and what they write is complete."""
 
+import html.parser
 import json
+import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import control_plane  # noqa: E402
+import suite  # noqa: E402
+from harness import models, mpi  # noqa: E402
+
+BINARY = ROOT / "build" / "release" / "bin" / control_plane.BINARY
+needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="make cpp-release builds it")
+
+
+def run(program, *options, status=0):
+    """Run a benchmark; what it has printed."""
+    command = [sys.executable, str(BENCHMARKS / f"{program}.py"), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout
+
+
+def record(path):
+    """A record, after a look at whether it is one."""
+    found = json.loads(path.read_text())
+    assert found["format"] == 1
+    assert found["rows"]
+    assert found["wrong"] == 0
+    assert found["command"].startswith(f"python benchmarks/{found['benchmark']}.py ")
+    assert found["machine"].keys() >= {"processor", "cores", "memory", "kernel", "horoplug"}
+    assert found["load"].keys() == {"before", "after"}
+    for row in found["rows"]:
+        assert row.keys() == found["columns"].keys()
+    for plot in found["plots"]:
+        assert {plot["x"], plot["y"], plot["line"]} <= row.keys()
+    return found
+
+
+# ---- allreduce.py: what is swept, and the check ----------------------------------------------------------------------
 
 
 def sweep(tmp_path, *options):
     """Rows of a small sweep on two ranks, and the text that was printed."""
     table = tmp_path / "table.json"
-    command = [sys.executable, ROOT / "benchmarks" / "allreduce.py", "-np", "2", "-n", "5"]
-    command += ["-b", "8", "-e", "8K", "-f", "8", "--json", table, *options]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=100, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(table.read_text())["rows"], done.stdout
+    shape = ("-np", 2, "-n", 5, "-b", 8, "-e", "8K", "-f", 8)
+    text = run("allreduce", *shape, "--json", table, *options)
+    return record(table)["rows"], text
 
 
 @pytest.mark.parametrize(
@@ -33,41 +68,285 @@ def sweep(tmp_path, *options):
     ],
 )
 def test_sweep(tmp_path, collective, bus_factor):
-    rows, text = sweep(tmp_path, "--collective", collective)
-    assert [row["size"] for row in rows] == [8, 64, 512, 4096]
-    assert [row["wrong"] for row in rows] == [0, 0, 0, 0]
-    for row in rows:
-        assert row["algbw"] == pytest.approx(row["size"] / row["time_us"] / 1e3)
+    pytest.importorskip("torch")
+    rows, text = sweep(tmp_path, "--collective", collective, "--peer", "torch-gloo")
+    assert [row["size"] for row in rows] == [8, 8, 64, 64, 512, 512, 4096, 4096]
+    assert [row["library"] for row in rows] == ["horoplug", "torch-gloo"] * 4
+    for row, own in zip(rows, [row for row in rows[::2] for _ in range(2)], strict=True):
+        assert row["wrong"] == 0
+        assert row["algbw"] == pytest.approx(row["size"] / row["time"] / 1e3)
         assert row["busbw"] == pytest.approx(row["algbw"] * bus_factor)
-    assert "# wrong elements: 0;" in text
+        assert row["ratio"] == pytest.approx(row["time"] / own["time"])
+    assert "# wrong results: 0" in text
+    assert "# torch-gloo takes" in text
 
 
 @pytest.mark.parametrize("op", ["avg", "min", "max", "prod"])
 @pytest.mark.parametrize("dtype", ["float16", "int32"])
 def test_ops_and_dtypes(tmp_path, op, dtype):
     rows, _ = sweep(tmp_path, "--op", op, "--dtype", dtype)
-    assert sum(row["wrong"] for row in rows) == 0
+    assert len(rows) == 4
 
 
-def test_peer(tmp_path):
-    pytest.importorskip("torch")
-    rows, text = sweep(tmp_path, "--peer", "torch-gloo")
-    assert "ratio" in text
-    assert all(row["ratio"] == pytest.approx(row["peer_us"] / row["time_us"]) for row in rows)
+WRONG = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from harness import peers
+class Deaf(peers.Horoplug):
+    def prepare(self, case):
+        x, run, _ = super().prepare(case)
+        return peers.Prepared(x, lambda: x)
+import {program}
+from harness import job
+job.Horoplug = Deaf
+sys.exit({program}.main())
+"""
 
 
-@pytest.mark.parametrize("options", [[], ["-np", "2", "--groups", "3"], ["-np", "1", "--cpu"]])
-def test_hooks(tmp_path, options):
+def test_a_wrong_result_is_counted_and_ends_in_failure(tmp_path):
+    script = tmp_path / "wrong.py"
+    script.write_text(WRONG.format(program="allreduce"))
+    options = ["-b", "64", "-e", "64", "-n", "5", "--json", tmp_path / "table.json"]
+    launch = [sys.executable, "-m", "horoplug.runner", "-np", "2", sys.executable, script]
+    command = [str(word) for word in [*launch, BENCHMARKS, *options]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 1
+    found = json.loads((tmp_path / "table.json").read_text())
+    assert found["wrong"] == found["rows"][0]["wrong"] > 0
+
+
+# ---- peers that need MPI ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", mpi.KINDS)
+def test_mpi(tmp_path, name):
+    pytest.importorskip("mpi4py")
+    if mpi.find(name) is None:
+        pytest.skip(f"{name} is not installed: make mpi")
+    rows, text = sweep(tmp_path, "--peer", f"mpi4py:{name}")
+    maker = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel"}[name]
+    assert f"# mpi4py:{name}: {maker}" in text
+    assert {row["library"] for row in rows} == {"horoplug", f"mpi4py:{name}"}
+
+
+@pytest.mark.parametrize("name", mpi.KINDS)
+def test_an_mpi_is_known_by_its_files(tmp_path, monkeypatch, name):
+    kind = mpi.KINDS[name]
+    for file in (f"bin/{kind.marker}", "bin/mpirun", f"lib/{kind.library}"):
+        (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / file).touch()
+    monkeypatch.setattr(mpi, "BUILD", tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = mpi.find(name)
+    assert found.mpirun == tmp_path / name / "bin" / "mpirun"
+    assert found.environment()["MPI4PY_LIBMPI"] == str(tmp_path / name / "lib" / kind.library)
+    assert mpi.installed() == [name]
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("allreduce", "-b 8 -e 64 -f 8 -n 5"),
+        ("gradients", "--model 3x1KiB -n 2"),
+        ("train", "--model cnn --steps 2 --blocks 1"),
+    ],
+)
+def test_what_is_named_horovod(tmp_path, program, options):
+    """Horovod's place is taken by horoplug under that name, which has the same API."""
     pytest.importorskip("torch")
     table = tmp_path / "table.json"
-    command = [sys.executable, ROOT / "benchmarks" / "torch_hooks.py", *options]
-    command += ["--parameters", "20", "--iterations", "3", "--json", table]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=100, cwd=tmp_path
-    )
+    script = [sys.executable, BENCHMARKS / f"{program}.py", *options.split(), "--peer", "horovod"]
+    launch = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", "2"]
+    command = [str(word) for word in [*launch, *script, "--json", table]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    row = json.loads(table.read_text())
-    assert row.keys() == {"ranks", "hooks", "backward", "finish"}
-    assert row["ranks"] == (2 if "2" in options else 1)
-    assert row["hooks"] > 0
-    assert row["finish"] > 0
+    names = [row.get("library", row.get("variant")) for row in record(table)["rows"]]
+    assert {"horoplug", "horovod"} <= set(names)
+
+
+def test_peers_that_cannot_be(tmp_path):
+    for peer in ("nothing", "torch-gloo:mpich", "mpi4py:nothing"):
+        run("allreduce", "-np", 2, "--peer", peer, status=2)
+    run("gradients", "-np", 2, "--peer", "mpi4py:mpich", "--peer", "mpi4py:openmpi", status=2)
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "tensors", "elements", "first", "last"),
+    [
+        ("resnet50", 161, 25_557_032, (1000,), (64, 3, 7, 7)),
+        ("bert-large", 391, 335_141_888, (1024,), (30522, 1024)),
+        ("200x1KiB", 200, 51_200, (256,), (256,)),
+        ("3x2M", 3, 3 * 2**19, (2**19,), (2**19,)),
+    ],
+)
+def test_models(model, tensors, elements, first, last):
+    """The numbers of parameters are those that the papers' reference implementations have."""
+    shapes = models.gradients(model)
+    assert len(shapes) == tensors
+    assert models.elements(shapes) == elements
+    assert (shapes[0], shapes[-1]) == (first, last)
+
+
+def test_unknown_model():
+    with pytest.raises(ValueError, match="vgg: not resnet50"):
+        models.gradients("vgg")
+
+
+# ---- the control plane -----------------------------------------------------------------------------------------------
+
+
+@needs_binary
+@pytest.mark.parametrize(
+    ("ranks", "tensors", "bursts", "per_host"), [(2, 3, 1, 8), (100, 20, 3, 8), (403, 7, 2, 5)]
+)
+def test_ranks_with_equal_subtrees_can_share_a_negotiator(ranks, tensors, bursts, per_host):
+    numbers = map(str, (ranks, tensors, bursts, 3, per_host))
+    command = [str(BINARY), *numbers]
+    full, symmetric = (
+        json.loads(subprocess.check_output([*command, mode], timeout=100))
+        for mode in ("full", "symmetric")
+    )
+    assert full["simulated"] == ranks
+    assert symmetric["simulated"] < 10
+    assert full["steps"] == symmetric["steps"]
+
+
+def test_horovods_protocol():
+    """Two ranks, one cycle, 60 cached tensors and four bits of status: a word each way."""
+    later = control_plane.horovod(2, 60, 600, 1, first=False)
+    assert later == control_plane.Traffic(1, 8, 2, 16)
+    assert control_plane.horovod(2, 61, 600, 1, first=False).bytes == 16
+    first = control_plane.horovod(2, 60, 600, 1, first=True)
+    requests, responses = 600 + 60 * (30 + 16), 600 + 60 * 8
+    assert first.messages == 1 + 2
+    assert first.bytes == 8 + (4 + requests + 4 + responses) / 2
+    # What rank 0 hears grows with the ranks, what it says with their logarithm.
+    many = control_plane.horovod(1024, 60, 600, 1, first=True)
+    assert many.busiest_bytes == 2 * 10 * 8 + 1023 * (4 + requests) + 10 * (4 + responses)
+
+
+# ---- everything once, and the report ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A function that runs a part of the tiny suite, once, and gives the path of its record."""
+    folder = tmp_path_factory.mktemp("measured")
+
+    def measure(part):
+        path = folder / f"{part.name}.json"
+        if not path.exists():
+            assert suite.run(part, folder) == ""
+        return path
+
+    return measure
+
+
+PARTS = {part.name: part for part in suite.TINY}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "allreduce",
+        "gradients",
+        "train",
+        "idle",
+        pytest.param("control-plane", marks=needs_binary),
+        "torch-hooks",
+    ],
+)
+def test_tiny(measured, name):
+    pytest.importorskip("torch")
+    part = PARTS[name]
+    found = record(measured(part))
+    assert found["benchmark"] == part.program
+    assert found["ranks"] == (1 if name == "control-plane" else 2)
+    if name == "gradients":
+        variants = ["horoplug", "horoplug, one by one", "torch-gloo", "torch-gloo, buckets"]
+        assert [row["variant"] for row in found["rows"]] == variants
+    if name == "train":
+        alone, own, gloo = found["rows"]
+        assert (alone["variant"], own["variant"], gloo["variant"]) == (
+            "alone",
+            "horoplug",
+            "torch-gloo",
+        )
+        assert own["efficiency"] == pytest.approx(100 * alone["time"] / own["time"])
+    if name == "idle":
+        assert [row["situation"] for row in found["rows"]] == ["idle", "straggler", "straggler"]
+    if name == "control-plane":
+        rows = [row for row in found["rows"] if row["protocol"] == "horoplug, later steps"]
+        assert [row["ranks"] for row in rows] == [2, 16, 128, 1024, 8192, 65536]
+
+
+def test_suites_name_their_parts_once_and_options_that_exist():
+    for parts in suite.SUITES.values():
+        assert len({part.name for part in parts}) == len(parts)
+        for part in parts:
+            assert (BENCHMARKS / f"{part.program}.py").exists()
+            suite.missing(part)
+
+
+class Page(html.parser.HTMLParser):
+    """Headings, and whether every element is closed."""
+
+    VOID = ("meta", "br", "link")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.headings = [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+def test_report(measured, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    names = ["torch-hooks", "allreduce"] + (["control-plane"] if BINARY.exists() else [])
+    for name in names:
+        (tmp_path / f"{name}.json").write_text(measured(PARTS[name]).read_text())
+    # The same again beside another peer: it shares section and plots.
+    other = json.loads((tmp_path / "allreduce.json").read_text())
+    for row in other["rows"]:
+        row["library"] = row["library"].replace("torch-gloo", "a <peer>")
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    page = tmp_path / "folder" / "index.html"
+    run("report", tmp_path, "-o", page)
+    text = page.read_text()
+    assert len(text) < 1_000_000
+    headings = Page(text).headings
+    assert headings == [
+        "Allreduce, float32, 2 ranks on 1 host(s)",
+        *(["Control plane, 20 tensors in 2 burst(s)"] if BINARY.exists() else []),
+        "Gradient hooks, 2 rank(s)",
+    ]
+    drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(drawings) == 2 + 3 * BINARY.exists()
+    words = "".join(ElementTree.fromstring(drawings[0]).itertext())
+    for label in ("horoplug", "torch-gloo", "a <peer>", "time (µs)", "size (B)"):
+        assert label in words
+    assert "a <peer>" not in text
+    assert other["machine"]["kernel"] in text
+
+
+def test_report_of_nothing(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    run("report", tmp_path, "-o", tmp_path / "index.html", status=1)

@@ -1,0 +1,52 @@
+"""Timing things that are compared: in turns, within one run, as the slowest rank sees them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Run = Callable[[], Any]
+
+BLOCKS = 5  # of iterations, between which those that are compared take turns
+
+
+def alternate(
+    hvd: Any, runs: Sequence[Run], iterations: int, blocks: int = BLOCKS
+) -> list[np.ndarray]:
+    """Seconds of each iteration of each run, on its slowest rank; at least ``iterations`` of each.
+
+    A block is one run's share of iterations after some to warm up; then it is the next run's turn. The load of the
+    machine, which comes and goes, so meets all of them."""
+    clock = time.perf_counter
+    seconds: list[list[float]] = [[] for _ in runs]
+    warm_up = max(1 if iterations <= blocks else 2, iterations // 20)
+    for _ in range(blocks):
+        for run, times in zip(runs, seconds, strict=True):
+            hvd.barrier()
+            for _ in range(warm_up):
+                run()
+            hvd.barrier()
+            for _ in range(-(-iterations // blocks)):
+                start = clock()
+                run()
+                times.append(clock() - start)
+    return [hvd.allreduce(np.array(times), op=hvd.Max, name="clock.times") for times in seconds]
+
+
+class Summary(NamedTuple):
+    median: float
+    p99: float
+    spread: float
+    """Distance of the quartiles over the median: how much the middle half of the times differs."""
+
+    @classmethod
+    def of(cls, seconds: np.ndarray) -> Summary:
+        low, median, high, p99 = np.quantile(seconds, [0.25, 0.5, 0.75, 0.99])
+        return cls(float(median), float(p99), float((high - low) / median))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))

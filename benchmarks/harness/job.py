@@ -1,0 +1,102 @@
+"""The command line that all benchmarks share, and the job that it starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness import mpi
+from harness.peers import PEERS, Horoplug, Peer
+
+LAUNCH = "import sys; from horoplug.runner.launch import main; sys.exit(main())"
+
+
+def command_line(doc: str | None, peers: tuple[str, ...] = ()) -> argparse.ArgumentParser:
+    """A parser with ``-np``, ``--json`` and, if it can have ``peers``, ``--peer``."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("-np", type=int, default=0, help="start this many ranks on this machine")
+    add("--json", metavar="FILE", help="write what was measured there as well")
+    if peers:
+        add(
+            "--peer",
+            action="append",
+            default=[],
+            metavar="NAME",
+            type=lambda text: _known(text, peers),
+            help=f"another library to measure in the same run: {', '.join(peers)}; may be repeated. "
+            f"mpi4py:NAME takes one of several MPIs ({', '.join(mpi.KINDS)})",
+        )
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments. With ``-np`` it does not return: the process becomes a launcher of that many ranks."""
+    args = parser.parse_args()
+    if args.np:
+        script = [sys.executable, str(Path(sys.argv[0]).resolve()), *_without_np(sys.argv[1:])]
+        wanted = {_mpi_of(peer) for peer in getattr(args, "peer", [])} - {None}
+        if len(wanted) > 1:
+            parser.error("one MPI at a time")
+        for name in wanted:
+            mpi.start(str(name), args.np, script)
+        launcher = [sys.executable, "-c", LAUNCH, "-np", str(args.np)]
+        os.execv(sys.executable, [*launcher, *script])
+    return args
+
+
+@contextmanager
+def job(args: argparse.Namespace, *, peers: bool = True) -> Iterator[tuple[Horoplug, list[Peer]]]:
+    """Horoplug, initialised, and unless it is to be alone the peers that were asked for."""
+    mpi.adopt_place()
+    own = Horoplug()
+    wanted = getattr(args, "peer", []) if peers else []
+    opened = [open_peer(name, own.hvd) for name in wanted]
+    yield own, opened
+    for peer in opened:
+        peer.close()
+    own.hvd.shutdown()
+
+
+def open_peer(name: str, hvd: Any) -> Peer:
+    """A peer by its name on the command line, by which it is called from then on."""
+    peer = PEERS[name.partition(":")[0]](hvd)
+    peer.name = name
+    return peer
+
+
+def byte_count(text: str) -> int:
+    """``8``, ``64K``, ``256M`` or ``1G``; binary multiples, as in nccl-tests."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    unit = units.get(text[-1:].upper(), 1)
+    return int(text if unit == 1 else text[:-1]) * unit
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What a record is to tell of the command line."""
+    return {name: value for name, value in vars(args).items() if name not in ("np", "json")}
+
+
+def _known(text: str, peers: tuple[str, ...]) -> str:
+    kind, _, which = text.partition(":")
+    if kind not in peers or (which and (not PEERS[kind].needs_mpi or which not in mpi.KINDS)):
+        raise argparse.ArgumentTypeError(f"{text}: not one of {', '.join(peers)}")
+    return text
+
+
+def _mpi_of(peer: str) -> str | None:
+    """Name of the MPI that a peer needs, empty for any; None if it needs none."""
+    kind, _, which = peer.partition(":")
+    return which if PEERS[kind].needs_mpi else None
+
+
+def _without_np(words: list[str]) -> list[str]:
+    at = next(i for i, word in enumerate(words) if word.startswith("-np"))
+    return words[:at] + words[at + (2 if words[at] == "-np" else 1) :]

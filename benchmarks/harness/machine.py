@@ -1,0 +1,50 @@
+"""The machine that a benchmark ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("numpy", "torch", "mpi4py", "horovod")
+
+
+def describe() -> dict[str, str]:
+    """What and how fast it is, by label; versions of what is installed."""
+    import horoplug
+    from horoplug import _native
+
+    described = {
+        "processor": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": str(os.cpu_count()),
+        "memory": _memory(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "horoplug": f"{horoplug.__version__} ({_native.cpu_kernels()} kernels)",
+    }
+    for package in PACKAGES:
+        try:
+            described[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return described
+
+
+def load() -> float:
+    """Processes that wanted a core, on average over the last minute; those of the benchmark itself are among them."""
+    return os.getloadavg()[0]
+
+
+def _memory() -> str:
+    kib = _field("/proc/meminfo", "MemTotal").split()
+    return f"{int(kib[0]) / 2**20:.1f} GiB" if kib else "?"
+
+
+def _field(path: str, name: str) -> str:
+    """The value of the first line ``name : value`` of a file; empty without file or line."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")

@@ -1,0 +1,112 @@
+"""The MPIs of this machine, and starting a benchmark under one, so that horoplug and MPI see the same ranks.
+
+An MPI is looked for where Python is, in ``build/mpi/NAME`` (``make mpi`` puts PyPI's wheels there, since two of them
+cannot share a place), and wherever a program named mpirun is. Horoplug does not ask MPI for its place in the job: each
+process derives the variables that any launcher can set from those of Open MPI, MPICH or Intel MPI, and rank 0 serves
+the rendezvous.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+BUILD = Path(__file__).resolve().parents[2] / "build" / "mpi"
+
+# Variables of rank and size: Open MPI's, and those of MPICH and Intel MPI.
+PLACES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+
+
+class Kind(NamedTuple):
+    """How to recognise an MPI by its files, and what mpi4py calls its ABI."""
+
+    marker: str
+    library: str
+    abi: str
+
+
+KINDS = {
+    "openmpi": Kind("ompi_info", "libmpi.so.40", "openmpi"),
+    "mpich": Kind("mpichversion", "libmpi.so.12", "mpich"),
+    "impi": Kind("impi_info", "libmpi.so.12", "mpich"),
+}
+
+
+class Mpi(NamedTuple):
+    name: str
+    prefix: Path
+    mpirun: Path
+    library: Path
+
+    def environment(self) -> dict[str, str]:
+        """What mpirun and mpi4py need to find this MPI and no other."""
+        paths = {"PATH": [self.mpirun.parent], "LD_LIBRARY_PATH": [self.library.parent]}
+        added = {"MPI4PY_LIBMPI": str(self.library), "MPI4PY_MPIABI": KINDS[self.name].abi}
+        if self.name == "openmpi":
+            # It refuses root and more ranks than cores unless it is told.
+            added |= {
+                "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+                "OMPI_MCA_rmaps_base_oversubscribe": "1",
+            }
+        if self.name == "impi":
+            # What its script of variables would set. All ranks are on this machine, and bound to no core, like those
+            # of the other libraries.
+            added |= {"I_MPI_ROOT": str(self.prefix), "I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"}
+        for name, wanted in paths.items():
+            known = [os.environ[name]] if name in os.environ else []
+            added[name] = os.pathsep.join([*map(str, wanted), *known])
+        return added
+
+
+def find(name: str) -> Mpi | None:
+    """The MPI of that name; None if it is not installed."""
+    kind = KINDS[name]
+    on_path = [Path(folder).parent for folder in os.environ.get("PATH", "").split(os.pathsep)]
+    for prefix in [Path(sys.executable).parent.parent, BUILD / name, *on_path]:
+        programs = [prefix / "bin" / f"mpirun.{name}", prefix / "bin" / "mpirun"]
+        mpirun = next((program for program in programs if program.exists()), None)
+        libraries = [prefix / "lib" / kind.library, *prefix.glob(f"lib/*-linux-*/{kind.library}")]
+        library = next((file for file in libraries if file.exists()), None)
+        if mpirun and library and (prefix / "bin" / kind.marker).exists():
+            return Mpi(name, prefix, mpirun, library)
+    return None
+
+
+def installed() -> list[str]:
+    return [name for name in KINDS if find(name)]
+
+
+def start(name: str, ranks: int, script: list[str]) -> None:
+    """Become ``mpirun -np ranks script`` of the MPI of that name (empty: the first that is installed), all on this
+    machine. SystemExit with one line if there is none."""
+    found = find(name or next(iter(installed()), "openmpi"))
+    if found is None:
+        raise SystemExit(f"no {name or 'MPI'} is installed here: make mpi")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        **found.environment(),
+        "HOROPLUG_SECRET_KEY": secrets.token_hex(32),
+        "HOROPLUG_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROPLUG_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROPLUG_RENDEZVOUS_SERVER": "rank0",
+    }
+    mpirun = str(found.mpirun)
+    os.execve(mpirun, [mpirun, "-np", str(ranks), *script], environment)
+
+
+def adopt_place() -> None:
+    """In a process that mpirun has started: tell horoplug its rank. Does nothing elsewhere."""
+    for rank, size in PLACES:
+        if rank in os.environ and "HOROVOD_RANK" not in os.environ:
+            os.environ["HOROVOD_RANK"] = os.environ[rank]
+            os.environ["HOROVOD_SIZE"] = os.environ[size]
+            return

@@ -1,0 +1,221 @@
+"""The libraries that a benchmark can measure: horoplug, and peers to compare with, all behind one method.
+
+``prepare(case)`` gives an input and what runs the case's collective on it.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from harness.clock import Run
+
+OPS = ("sum", "avg", "min", "max", "prod")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: ``count`` elements per rank as input of ``collective``."""
+
+    collective: str
+    dtype: np.dtype[Any]
+    op: str
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.collective}.{self.dtype}.{self.op}.{self.count}"
+
+
+class Prepared(NamedTuple):
+    """An input, one operation on it, and where its output is: None if the operation returns it."""
+
+    x: np.ndarray
+    run: Run
+    output: Any = None
+
+    def result(self) -> np.ndarray:
+        """Run it; the output."""
+        returned = self.run()
+        output = returned if self.output is None else self.output
+        if not isinstance(
+            output, np.ndarray
+        ):  # a tensor, perhaps of a type that NumPy does not know
+            import torch
+
+            bits = getattr(torch, f"int{8 * self.x.itemsize}")
+            output = output.contiguous().view(bits).numpy().view(self.x.dtype)
+        return output.ravel()
+
+
+class Peer:
+    """A library on the ranks of a job of horoplug's, given as ``hvd``."""
+
+    name: str
+    needs_mpi: ClassVar[bool] = False
+    version: str = ""
+
+    def __init__(self, hvd: Any) -> None:
+        raise NotImplementedError
+
+    def prepare(self, case: Case) -> Prepared:
+        """SystemExit if the library does not know such a case."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The job is over."""
+
+
+class Horoplug(Peer):
+    """horoplug's NumPy functions; in place where there is such a variant."""
+
+    name = "horoplug"
+
+    def __init__(self, hvd: Any = None) -> None:
+        if hvd is None:
+            import horoplug as hvd
+        self.hvd = hvd
+        hvd.init()
+        self.ops = dict(
+            zip(OPS, (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product), strict=True)
+        )
+
+    def prepare(self, case: Case) -> Prepared:
+        hvd, x, name, op = self.hvd, np.empty(case.count, case.dtype), case.name, self.ops[case.op]
+        runs: dict[str, Run] = {
+            "allreduce": lambda: hvd.allreduce_(x, op=op, name=name),
+            "allgather": lambda: hvd.allgather(x, name=name),
+            "broadcast": lambda: hvd.broadcast_(x, root_rank=0, name=name),
+            "alltoall": lambda: hvd.alltoall(x, name=name),
+            "reducescatter": lambda: hvd.reducescatter(x, op=op, name=name),
+        }
+        return Prepared(x, runs[case.collective])
+
+
+class TorchGloo(Peer):
+    """torch.distributed with gloo, on preallocated outputs."""
+
+    name = "torch-gloo"
+
+    def __init__(self, hvd: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist, self.size = torch, dist, hvd.size()
+        self.version = f"torch {torch.__version__}"
+        R = dist.ReduceOp
+        self.ops = dict(zip(OPS, (R.SUM, None, R.MIN, R.MAX, R.PRODUCT), strict=True))
+        first = hvd.rank() == 0
+        address = hvd.broadcast_object(platform.node() if hvd.cross_size() > 1 else "127.0.0.1")
+        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False) if first else None
+        port = hvd.broadcast_object(store.port if store else None)
+        store = store or dist.TCPStore(address, port)
+        dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=self.size)
+
+    def prepare(self, case: Case) -> Prepared:
+        dist, op = self.dist, self.ops[case.op]
+        if op is None:
+            raise SystemExit("gloo has no average")
+        x = np.empty(case.count, case.dtype)
+        t = as_tensor(self.torch, x)
+        gathered = t.new_empty(case.count * self.size)
+        exchanged = self.torch.empty_like(t)
+        scattered = t.new_empty(case.count // self.size)
+        runs: dict[str, Run] = {
+            "allreduce": lambda: dist.all_reduce(t, op),
+            "allgather": lambda: dist.all_gather_into_tensor(gathered, t),
+            "broadcast": lambda: dist.broadcast(t, 0),
+            "alltoall": lambda: dist.all_to_all_single(exchanged, t),
+            "reducescatter": lambda: dist.reduce_scatter_tensor(scattered, t, op),
+        }
+        outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
+        return Prepared(x, runs[case.collective], outputs.get(case.collective, t))
+
+    def close(self) -> None:
+        self.dist.destroy_process_group()
+
+
+class Mpi4py(Peer):
+    """mpi4py's buffer functions, on preallocated outputs."""
+
+    name = "mpi4py"
+    needs_mpi = True
+
+    def __init__(self, hvd: Any) -> None:
+        from mpi4py import MPI
+
+        self.MPI, self.comm, self.size = MPI, MPI.COMM_WORLD, hvd.size()
+        self.version = " ".join(re.split(r"[\n,]", MPI.Get_library_version())[0].split())
+        if (self.comm.size, self.comm.rank) != (hvd.size(), hvd.rank()):
+            raise SystemExit(
+                f"--peer mpi4py: MPI sees rank {self.comm.rank} of {self.comm.size} where horoplug sees "
+                f"{hvd.rank()} of {hvd.size()}; start the benchmark with -np or under mpirun"
+            )
+        self.ops = dict(zip(OPS, (MPI.SUM, None, MPI.MIN, MPI.MAX, MPI.PROD), strict=True))
+
+    def prepare(self, case: Case) -> Prepared:
+        comm, op = self.comm, self.ops[case.op]
+        if op is None or case.dtype.char not in "?bBhHiIlLqQfd":
+            raise SystemExit(f"MPI has no {case.op} of {case.dtype}")
+        x = np.empty(case.count, case.dtype)
+        gathered = np.empty(case.count * self.size, case.dtype)
+        exchanged = np.empty_like(x)
+        scattered = np.empty(case.count // self.size, case.dtype)
+        runs: dict[str, Run] = {
+            "allreduce": lambda: comm.Allreduce(self.MPI.IN_PLACE, x, op),
+            "allgather": lambda: comm.Allgather(x, gathered),
+            "broadcast": lambda: comm.Bcast(x, 0),
+            "alltoall": lambda: comm.Alltoall(x, exchanged),
+            "reducescatter": lambda: comm.Reduce_scatter_block(x, scattered, op),
+        }
+        outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
+        return Prepared(x, runs[case.collective], outputs.get(case.collective, x))
+
+
+class Horovod(Peer):
+    """Horovod on tensors of torch, where one is installed that was built with MPI: mpirun starts it."""
+
+    name = "horovod"
+    needs_mpi = True
+
+    def __init__(self, hvd: Any) -> None:
+        import horovod.torch as theirs
+        import torch
+
+        theirs.init()
+        if (theirs.size(), theirs.rank()) != (hvd.size(), hvd.rank()):
+            raise SystemExit(f"Horovod sees {theirs.size()} ranks where horoplug sees {hvd.size()}")
+        self.torch, self.theirs = torch, theirs
+        self.version = f"Horovod {sys.modules['horovod'].__version__}"
+        reductions = theirs.Sum, theirs.Average, theirs.Min, theirs.Max, theirs.Product
+        self.ops = dict(zip(OPS, reductions, strict=True))
+
+    def prepare(self, case: Case) -> Prepared:
+        x = np.empty(case.count, case.dtype)
+        theirs, name, op, t = self.theirs, case.name, self.ops[case.op], as_tensor(self.torch, x)
+        runs: dict[str, Run] = {
+            "allreduce": lambda: theirs.allreduce_(t, op=op, name=name),
+            "allgather": lambda: theirs.allgather(t, name=name),
+            "broadcast": lambda: theirs.broadcast_(t, root_rank=0, name=name),
+            "alltoall": lambda: theirs.alltoall(t, name=name),
+            "reducescatter": lambda: theirs.reducescatter(t, op=op, name=name),
+        }
+        return Prepared(x, runs[case.collective])
+
+    def close(self) -> None:
+        self.theirs.shutdown()
+
+
+PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (TorchGloo, Mpi4py, Horovod)}
+
+
+def as_tensor(torch: Any, x: np.ndarray) -> Any:
+    """The same memory as a tensor. Types that torch does not take from NumPy, such as bfloat16, have their names in
+    common."""
+    bits = x if x.dtype.kind in "biuf" else x.view(f"i{x.dtype.itemsize}")
+    return torch.from_numpy(bits).view(getattr(torch, x.dtype.name))

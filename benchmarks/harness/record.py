@@ -1,0 +1,141 @@
+"""What a benchmark says: a table while it runs, and one JSON format for all of them, which ``report.py`` reads.
+
+A JSON file is one object: ``format``, ``benchmark``, ``title``, ``about``, ``command``, ``ranks``, ``options``,
+``machine``, ``started``, ``columns`` (title, unit and form by name), ``plots``, ``load`` (before and after), ``notes``
+(sentences that were made from the rows), ``wrong`` (results that were not as expected; a benchmark that has any ends
+with status 1) and ``rows`` (a value or null for every column).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import machine
+from harness.peers import Peer
+
+FORMAT = 1
+
+
+class Column(NamedTuple):
+    title: str
+    unit: str = ""
+    form: str = ""  # as in format()
+    width: int = 9
+
+
+class Plot(NamedTuple):
+    """Columns to draw: a line through ``x`` and ``y`` for each ``line``, on logarithmic axes; or bars (``kind``)."""
+
+    kind: str
+    x: str
+    y: str
+    line: str
+
+
+class Record:
+    """Prints on the first rank only; the other ranks may use it all the same."""
+
+    def __init__(
+        self,
+        benchmark: str,
+        title: str,
+        about: str,
+        columns: Mapping[str, Column],
+        plots: Sequence[Plot],
+        *,
+        ranks: int,
+        options: Mapping[str, Any],
+        peers: Sequence[Peer] = (),
+        speaks: bool = True,
+    ) -> None:
+        self.columns = columns
+        self.rows: list[dict[str, Any]] = []
+        self.speaks = speaks
+        self.wrong = 0
+        described = machine.describe()
+        self.head: dict[str, Any] = {
+            "format": FORMAT,
+            "benchmark": benchmark,
+            "title": title,
+            "about": " ".join(about.split()),
+            "command": _command(benchmark, ranks),
+            "ranks": ranks,
+            "options": {name: value for name, value in options.items() if value is not None},
+            "machine": described,
+            "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "columns": {
+                name: {"title": c.title, "unit": c.unit, "form": c.form}
+                for name, c in columns.items()
+            },
+            "plots": [plot._asdict() for plot in plots],
+        }
+        self.notes: list[str] = []
+        self.load = {"before": machine.load()}
+        self._say(f"# {title}")
+        for peer in peers:
+            self.version(peer)
+        where = ", ".join(f"{name} {value}" for name, value in described.items())
+        self._say(f"# {where}; load {self.load['before']:.2f}")
+        self._say("#" + " ".join(f"{c.title:>{c.width}}" for c in columns.values()))
+        units = [f"({c.unit})" if c.unit else "" for c in columns.values()]
+        line = zip(units, columns.values(), strict=True)
+        self._say("#" + " ".join(f"{unit:>{c.width}}" for unit, c in line))
+
+    def row(self, **values: Any) -> None:
+        """Add a row; what it leaves out is null. A value for ``wrong`` counts."""
+        unknown = values.keys() - self.columns.keys()
+        if unknown:
+            raise TypeError(f"no such columns: {unknown}")
+        row = {name: values.get(name) for name in self.columns}
+        self.rows.append(row)
+        self.wrong += row.get("wrong") or 0
+        cells = [
+            f"{'-' if row[name] is None else format(row[name], c.form):>{c.width}}"
+            for name, c in self.columns.items()
+        ]
+        self._say(" " + " ".join(cells))
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+        self._say(f"# {sentence}")
+
+    def version(self, peer: Peer) -> None:
+        self.note(f"{peer.name}: {peer.version}")
+
+    def end(self, path: str | None) -> int:
+        """Write the JSON file, if there is to be one. Returns the exit status."""
+        self.load["after"] = machine.load()
+        if "wrong" in self.columns:
+            self.note(f"wrong results: {self.wrong}")
+        if self.speaks and path:
+            rest = {"load": self.load, "notes": self.notes, "wrong": self.wrong, "rows": self.rows}
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(_compact({**self.head, **rest}) + "\n")
+        return 1 if self.wrong else 0
+
+    def _say(self, text: str) -> None:
+        if self.speaks:
+            print(text, flush=True)
+
+
+def _compact(record: dict[str, Any]) -> str:
+    """JSON with a line for each row, so that files are small and their differences can be read."""
+    rows = ",\n ".join(json.dumps(row) for row in record["rows"])
+    rest = json.dumps({name: value for name, value in record.items() if name != "rows"}, indent=1)
+    return f'{rest[:-2]},\n "rows": [\n {rows}\n]}}'
+
+
+def _command(benchmark: str, ranks: int) -> str:
+    """How to repeat it on one machine."""
+    words = sys.argv[1:]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at : at + 2]
+    start = ["-np", str(ranks)] if ranks > 1 else []
+    return shlex.join(["python", f"benchmarks/{benchmark}.py", *start, *words])

@@ -1,0 +1,130 @@
+"""What a job costs while it has nothing to do: processor time and wake-ups.
+
+    python benchmarks/idle.py -np 2 --peer torch-gloo --peer mpi4py
+
+idle        the library is initialised, has done something, and nobody calls it
+straggler   rank 0 comes late to a small allreduce, for which the other ranks wait
+
+Both are measured for some seconds on every rank; the table has the rank with most. ``processor`` is processor time of
+the whole process over the time that has passed, in percent of a core. ``wake-ups`` are those of horoplug's progress
+thread by its own count; ``switches`` is how often any thread of the process but the main one was put to sleep or off
+its core (voluntary and nonvoluntary context switches in /proc). While horoplug is idle nobody else is initialised; the
+rows of a straggler come after one another in one job.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from harness.clock import Run
+from harness.job import command_line, job, open_peer, options_of, parse
+from harness.peers import PEERS, Case, Peer
+from harness.record import Column, Plot, Record
+
+ABOUT = """A job without work: initialised and idle, and ranks that wait for one that is late. Processor time of the
+process, wake-ups of horoplug's progress thread, and context switches of all threads but the main one, per second, on
+the rank that has most."""
+
+COLUMNS = {
+    "situation": Column("situation", width=10),
+    "library": Column("library", width=14),
+    "seconds": Column("time", "s", ".2f", 7),
+    "processor": Column("processor", "%", ".4f", 10),
+    "wakeups": Column("wake-ups", "1/s", ".2f", 9),
+    "switches": Column("switches", "1/s", ".2f", 9),
+}
+
+MARGIN = 0.2  # seconds around what is measured, so that nobody's measuring wakes the others
+LATE = Case("allreduce", np.dtype(np.float32), "sum", 16)
+
+
+class Reading(NamedTuple):
+    """Of this process, since its start."""
+
+    time: float
+    processor: float
+    wakeups: float
+    switches: float
+
+
+def read() -> Reading:
+    from horoplug.common.context import context
+
+    wakeups = context.engine().stats()["wakeups"]
+    main = threading.main_thread().native_id
+    switches = 0
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != main:
+            status = (task / "status").read_text().splitlines()
+            switches += sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
+    return Reading(time.perf_counter(), time.process_time(), wakeups, switches)
+
+
+def watched(hvd: Any, run: Run, *, counts: bool = True) -> dict[str, float]:
+    """What a run of some seconds has cost the rank that it cost most. ``counts``: this rank is to be looked at."""
+    hvd.barrier()
+    time.sleep(MARGIN)
+    begin = read()
+    run()
+    end = read()
+    time.sleep(MARGIN)
+    seconds = end.time - begin.time
+    spent = [now - before for now, before in zip(end, begin, strict=True)]
+    rates = np.array([spent[1] * 100, *spent[2:]]) / seconds * counts
+    most = hvd.allreduce(np.array([seconds, *rates]), op=hvd.Max, name="idle.most")
+    return dict(zip(("seconds", "processor", "wakeups", "switches"), most.tolist(), strict=True))
+
+
+def straggle(hvd: Any, library: Peer, seconds: float) -> dict[str, float]:
+    """Every rank but the first waits so many seconds in an allreduce."""
+    prepared = library.prepare(LATE)
+    prepared.x[:] = 0
+    prepared.run()  # connections and memory are there
+    late = hvd.rank() == 0
+
+    def wait() -> None:
+        if late:
+            time.sleep(seconds)
+        prepared.run()
+
+    return watched(hvd, wait, counts=not late)
+
+
+def main() -> int:
+    parser = command_line(__doc__, tuple(PEERS))
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each situation [5]")
+    args = parse(parser)
+    with job(args, peers=False) as (own, _):
+        hvd = own.hvd
+        record = Record(
+            "idle",
+            f"idle, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
+            ABOUT,
+            COLUMNS,
+            [Plot("bars", "situation", "processor", "library")],
+            ranks=hvd.size(),
+            options=options_of(args),
+            speaks=hvd.rank() == 0,
+        )
+        own.prepare(LATE).run()
+        idle = watched(hvd, lambda: time.sleep(args.seconds))
+        record.row(situation="idle", library=own.name, **idle)
+        if hvd.size() > 1:
+            waited = straggle(hvd, own, args.seconds)
+            record.row(situation="straggler", library=own.name, **waited)
+            for name in args.peer:
+                peer = open_peer(name, hvd)
+                record.version(peer)
+                waited = straggle(hvd, peer, args.seconds)
+                record.row(situation="straggler", library=name, **{**waited, "wakeups": None})
+                peer.close()
+    return record.end(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Runs several benchmarks, one after the other, and keeps what they have measured as JSON files.
+
+    python benchmarks/suite.py short            a few minutes, beside gloo
+    python benchmarks/suite.py full             all that can run here, beside every peer that is installed
+    python benchmarks/suite.py full --only train --report FILE.html
+
+A benchmark whose peer is not installed is left out, and named at the end, as is one that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from harness import mpi
+
+HERE = Path(__file__).resolve().parent
+LIMIT = 3600.0  # seconds for one benchmark
+
+
+class Part(NamedTuple):
+    name: str  # of the JSON file
+    program: str
+    options: str
+
+    def command(self, out: Path) -> list[str]:
+        script = HERE / f"{self.program}.py"
+        json = out / f"{self.name}.json"
+        return [sys.executable, str(script), *self.options.split(), "--json", str(json)]
+
+
+def peers(program: str, name: str, options: str) -> list[Part]:
+    """The same beside every peer in turn: two MPIs cannot share a job, and MPI's ranks spin where gloo's sleep."""
+    all_peers = ["torch-gloo", *(f"mpi4py:{mpi_name}" for mpi_name in mpi.KINDS), "horovod"]
+    if program == "train":
+        all_peers = ["torch-gloo", "horovod"]
+    return [
+        Part(f"{name}-{peer.replace(':', '-')}", program, f"{options} --peer {peer}")
+        for peer in all_peers
+    ]
+
+
+TINY = [
+    Part("allreduce", "allreduce", "-np 2 -b 8 -e 8K -f 32 -n 5 --peer torch-gloo"),
+    Part("gradients", "gradients", "-np 2 --model 7x1KiB -n 2 --peer torch-gloo"),
+    Part("train", "train", "-np 2 --model cnn --steps 2 --blocks 1 --peer torch-gloo"),
+    Part("idle", "idle", "-np 2 --seconds 0.2 --peer torch-gloo"),
+    Part("control-plane", "control_plane", "--tensors 20 --factor 8 --bursts 2"),
+    Part("torch-hooks", "torch_hooks", "-np 2 --parameters 20 --iterations 3"),
+]
+
+SHORT = [
+    Part("allreduce", "allreduce", "-np 2 -b 8 -e 64M -f 4 --peer torch-gloo"),
+    Part(
+        "gradients",
+        "gradients",
+        "-np 2 --model resnet50 --model 200x1KiB -n 30 --peer torch-gloo",
+    ),
+    Part("train", "train", "-np 2 --peer torch-gloo"),
+    Part("idle", "idle", "-np 2 --peer torch-gloo"),
+    Part("control-plane", "control_plane", "--factor 4"),
+]
+
+FULL = [
+    *peers("allreduce", "allreduce-2", "-np 2 -b 4 -e 256M -f 4"),
+    *peers("allreduce", "allreduce-4", "-np 4 -b 4 -e 64M -f 4 -n 100"),
+    *peers("gradients", "gradients-2", "-np 2 --model resnet50 --model 200x1KiB -n 50"),
+    *peers("gradients", "gradients-bert-2", "-np 2 --model bert-large -n 5"),
+    *peers("train", "train-2", "-np 2 --steps 120"),
+    *peers("idle", "idle-2", "-np 2"),
+    Part("control-plane-1", "control_plane", "--bursts 1"),
+    Part("control-plane-10", "control_plane", "--bursts 10"),
+    Part("torch-hooks", "torch_hooks", "-np 2"),
+]
+
+SUITES = {"tiny": TINY, "short": SHORT, "full": FULL}
+
+
+def missing(part: Part) -> str:
+    """What the part needs and this machine does not have; empty if nothing."""
+    words = part.options.split()
+    for at in (at for at, word in enumerate(words) if word == "--peer"):
+        kind, _, which = words[at + 1].partition(":")
+        module = {"torch-gloo": "torch"}.get(kind, kind)
+        if importlib.util.find_spec(module) is None:
+            return module
+        if which and mpi.find(which) is None:
+            return which
+    return ""
+
+
+def run(part: Part, out: Path) -> str:
+    """Run it; what went wrong, empty if nothing."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{part.name}.json").unlink(missing_ok=True)
+    try:
+        status = subprocess.run(part.command(out), timeout=LIMIT).returncode
+    except subprocess.TimeoutExpired:
+        return f"was ended after {LIMIT:.0f} s"
+    return f"ended with status {status}" if status else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suite", choices=SUITES)
+    add = parser.add_argument
+    add("--out", type=Path, default=HERE.parent / "build" / "bench", help="[build/bench]")
+    add("--only", default="", metavar="TEXT", help="parts with this in their name")
+    add("--report", type=Path, metavar="FILE", help="make a page of all that is in --out")
+    args = parser.parse_args()
+    remarks, failed = [], False
+    for part in SUITES[args.suite]:
+        if args.only not in part.name:
+            continue
+        absent = missing(part)
+        if absent:
+            remarks.append(f"{part.name}: left out, {absent} is not installed")
+            continue
+        print(f"\n== {part.name}: {part.program}.py {part.options}", flush=True)
+        begin = time.monotonic()
+        problem = run(part, args.out)
+        failed |= bool(problem)
+        remarks.append(f"{part.name}: {problem or 'done'}, {time.monotonic() - begin:.0f} s")
+    print("", *remarks, f"JSON files: {args.out}", sep="\n", flush=True)
+    if args.report:
+        command = [sys.executable, HERE / "report.py", args.out, "-o", args.report]
+        failed |= subprocess.run(list(map(str, command))).returncode != 0
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

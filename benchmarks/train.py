@@ -1,0 +1,247 @@
+"""Speed of data-parallel training beside that of one process alone, which is what perfect scaling would multiply.
+
+    python benchmarks/train.py -np 2 --peer torch-gloo
+    python benchmarks/train.py -np 2 --model cnn --peer torch-gloo
+
+Same model, same start, same data, one thread per rank; the blocks of steps of those that are compared take turns within
+one run. ``alone`` is rank 0 by itself while the others sleep. ``efficiency`` is samples per second of all ranks over as
+many times the samples per second of the process alone: with as many ranks as cores, what communication and the sharing
+of memory and caches leave of the machine. Variants:
+
+alone        no communication
+horoplug     ``DistributedOptimizer``
+torch-gloo   ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
+horovod      Horovod's ``DistributedOptimizer``
+
+Models: ``mlp``, 10.5 M parameters on batches of 64; ``cnn``, batch-normalised, on batches of 32 images of 32x32. The
+check: after a step from the common start, every parameter is what the mean of the ranks' gradients makes of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from harness.clock import Summary, alternate
+from harness.job import command_line, job, options_of, parse
+from harness.peers import Peer
+from harness.record import Column, Plot, Record
+from torch import nn
+
+ABOUT = """Steps of training (forward, backward, reduction, SGD with momentum) with one thread per rank on synthetic
+data, beside one process alone; efficiency is samples per second of all ranks over as many times those of the process
+alone. MLP: 10.5 M parameters, batches of 64. CNN: batch-normalised, batches of 32 images of 32x32."""
+
+COLUMNS = {
+    "model": Column("model", width=6),
+    "variant": Column("variant", width=11),
+    "batch": Column("batch", width=5),
+    "steps": Column("steps", width=5),
+    "time": Column("step", "ms", ".2f", 9),
+    "p99": Column("p99", "ms", ".2f", 9),
+    "spread": Column("spread", "%", ".0f", 6),
+    "rate": Column("samples/s", form=".0f", width=9),
+    "efficiency": Column("efficiency", "%", ".1f", 10),
+    "wrong": Column("#wrong", width=6),
+}
+
+BATCHES = 8  # different ones, used in turn
+
+
+class Task(NamedTuple):
+    model: Callable[[], nn.Module]
+    batch: int
+    shape: tuple[int, ...]  # of one sample
+
+
+def mlp() -> nn.Module:
+    sizes = (1024, 2048, 2048, 2048)
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], 10))
+
+
+def cnn() -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs, stride in (
+        (3, 32, 1),
+        (32, 32, 1),
+        (32, 64, 2),
+        (64, 64, 1),
+        (64, 128, 2),
+    ):
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+TASKS = {"mlp": Task(mlp, 64, (1024,)), "cnn": Task(cnn, 32, (3, 32, 32))}
+
+
+class Trainer:
+    """A copy of the model, and what reduces its gradients: nothing, as it is."""
+
+    def __init__(self, name: str, model: nn.Module, data: list[tuple[torch.Tensor, Any]]) -> None:
+        self.name = name
+        self.model = model  # what forward is called on
+        self.parameters = list(model.parameters())
+        self.optimizer: Any = torch.optim.SGD(self.parameters, lr=0.01, momentum=0.9)
+        self.data = data
+        self.steps = 0
+
+    def backward(self) -> None:
+        images, labels = self.data[self.steps % BATCHES]
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(images), labels).backward()
+
+    def step(self) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.steps += 1
+
+
+def optimizer_of(library: Any, trainer: Trainer) -> None:
+    """For horoplug and Horovod, whose API is the same."""
+    named = trainer.model.named_parameters()
+    trainer.optimizer = library.DistributedOptimizer(trainer.optimizer, named)
+
+
+def with_horoplug(_: Any, trainer: Trainer) -> None:
+    import horoplug.torch as hvd
+
+    optimizer_of(hvd, trainer)
+
+
+def with_gloo(_: Any, trainer: Trainer) -> None:
+    with warnings.catch_warnings():  # newer versions have another name for broadcast_buffers
+        warnings.simplefilter("ignore", FutureWarning)
+        trainer.model = nn.parallel.DistributedDataParallel(
+            trainer.model, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
+
+
+def with_horovod(peer: Any, trainer: Trainer) -> None:
+    optimizer_of(peer.theirs, trainer)
+
+
+DISTRIBUTE: dict[str, Callable[[Any, Trainer], None]] = {
+    "horoplug": with_horoplug,
+    "torch-gloo": with_gloo,
+    "horovod": with_horovod,
+}
+
+
+def make_data(task: Task, rank: int) -> list[tuple[torch.Tensor, Any]]:
+    """The rank's own batches, the same in every run."""
+    random = torch.Generator().manual_seed(1000 + rank)
+    return [
+        (
+            torch.randn(task.batch, *task.shape, generator=random),
+            torch.randint(10, (task.batch,), generator=random),
+        )
+        for _ in range(BATCHES)
+    ]
+
+
+def trainers_of(libraries: list[Peer], task: Task, rank: int) -> Iterator[Trainer]:
+    """One for each library, all with the same start."""
+    torch.manual_seed(1)
+    start, data = task.model(), make_data(task, rank)
+    for library in libraries:
+        trainer = Trainer(library.name, copy.deepcopy(start), data)
+        DISTRIBUTE[library.name.partition(":")[0]](library, trainer)
+        yield trainer
+
+
+def wrong_parameters(hvd: Any, alone: Trainer, trainers: list[Trainer]) -> list[int]:
+    """For each trainer: elements of the parameters, on all ranks together, that its first step has made different from
+    what the mean of all ranks' gradients makes of them. Everyone takes that step, ``alone`` with the mean."""
+    alone.backward()
+    for number, parameter in enumerate(alone.parameters):
+        grad = parameter.grad
+        assert grad is not None
+        every = hvd.allgather(grad.numpy().reshape(1, -1), name=f"check.gradient.{number}")
+        parameter.grad = torch.from_numpy(every.mean(axis=0)).view_as(parameter)
+    alone.optimizer.step()
+    alone.steps += 1
+    counts = []
+    for trainer in trainers:
+        trainer.step()
+        wrong = sum(
+            int((~torch.isclose(is_, should, rtol=1e-4, atol=1e-6)).sum())
+            for is_, should in zip(trainer.parameters, alone.parameters, strict=True)
+        )
+        total = hvd.allreduce(np.array([wrong], np.int64), op=hvd.Sum, name="check.wrong")
+        counts.append(int(total[0]))
+    return counts
+
+
+def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Record) -> None:
+    task, ranks = TASKS[model], hvd.size()
+    torch.manual_seed(1)
+    alone = Trainer("alone", task.model(), make_data(task, hvd.rank()))
+    trainers = list(trainers_of(libraries, task, hvd.rank()))
+    wrong = [0, *wrong_parameters(hvd, alone, trainers)]
+    # The other ranks have nothing to do: they go on to the next barrier, where they sleep.
+    runs = [alone.step if hvd.rank() == 0 else lambda: None, *(t.step for t in trainers)]
+    times = alternate(hvd, runs, args.steps, args.blocks)
+    rate_alone = task.batch / Summary.of(times[0]).median
+    for trainer, seconds, bad in zip([alone, *trainers], times, wrong, strict=True):
+        summary = Summary.of(seconds)
+        processes = 1 if trainer is alone else ranks
+        rate = processes * task.batch / summary.median
+        record.row(
+            model=model,
+            variant=trainer.name,
+            batch=task.batch,
+            steps=len(seconds),
+            time=summary.median * 1e3,
+            p99=summary.p99 * 1e3,
+            spread=summary.spread * 100,
+            rate=rate,
+            efficiency=rate / (processes * rate_alone) * 100,
+            wrong=bad,
+        )
+    parameters = sum(p.numel() for p in alone.parameters)
+    record.note(f"{model} has {parameters / 1e6:.2f} M parameters")
+
+
+def main() -> int:
+    parser = command_line(__doc__, ("torch-gloo", "horovod"))
+    add = parser.add_argument
+    add("--model", action="append", choices=TASKS, help="may be repeated [all]")
+    add("--steps", type=int, default=60, help="steps of each variant [60]")
+    add("--blocks", type=int, default=6, help="in which variants take turns [6]")
+    args = parse(parser)
+    models = args.model or list(TASKS)
+    torch.set_num_threads(1)
+    with job(args) as (own, peers):
+        hvd = own.hvd
+        record = Record(
+            "train",
+            f"training, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
+            ABOUT,
+            COLUMNS,
+            [Plot("bars", "model", "efficiency", "variant")],
+            ranks=hvd.size(),
+            options=options_of(args),
+            peers=peers,
+            speaks=hvd.rank() == 0,
+        )
+        for model in models:
+            measure(args, hvd, [own, *peers], model, record)
+    return record.end(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
