@@ -74,6 +74,7 @@ void Negotiator::take_part_in(const DecisionItem& item) {
     throw WireError("a survey of what has not run");
   }
   std::vector<StepMember> step(history_.end() - item.operations, history_.end());
+  last_survey_ = item.batch;
   survey_ = Survey(item.batch, std::move(step), place_.children.size());
   answer_survey();
 }
@@ -85,6 +86,7 @@ void Negotiator::answer_survey() {
 
 void Negotiator::receive(int from, const Waves& waves) {
   child_index(from);
+  if (waves.survey > last_survey_) throw WireError("a survey of the future");
   if (waves.survey != survey_.number() || closed()) return;  // it was given up meanwhile
   if (!survey_.add(waves.labels)) throw WireError("an answer that does not fit the survey");
   answer_survey();

@@ -1,5 +1,6 @@
 #include "engine/messages.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -9,6 +10,7 @@ namespace {
 constexpr int kMaxRank = std::numeric_limits<std::int32_t>::max() - 1;
 // Far beyond any model; keeps a forged bit field from asking for memory.
 constexpr std::uint32_t kMaxId = 1 << 26;
+constexpr std::size_t kMostNameBytes = 64 << 20;  // in one message
 
 Writer begin(MessageKind kind, std::uint32_t set = 0) {
   Writer writer;
@@ -116,6 +118,66 @@ std::vector<std::uint32_t> get_bits(Reader& reader) {
   return ids;
 }
 
+// The names of a message mostly differ in a few letters, and its operations are mostly alike: a
+// name is told by what it shares with the one before at its beginning and its end, and a signature
+// that is the same as the one before by one byte.
+class Series {
+ public:
+  void put_name(Writer& writer, const std::string& name) {
+    const auto [head, tail] = shared(name);
+    writer.put_varint(head);
+    writer.put_varint(tail);
+    writer.put_string(name.substr(head, name.size() - head - tail));
+    name_ = name;
+  }
+  std::string get_name(Reader& reader) {
+    const std::uint64_t head = reader.get_varint();
+    const std::uint64_t tail = reader.get_varint();
+    if (head > name_.size() || tail > name_.size() - head) {
+      throw WireError("a name that shares more than there is");
+    }
+    const std::string middle = reader.get_string();
+    name_ = name_.substr(0, head) + middle + name_.substr(name_.size() - tail);
+    if (name_.empty()) throw WireError("an empty name");
+    // A few bytes can say a long name again and again.
+    bytes_ += name_.size();
+    if (name_.size() > kLongestName || bytes_ > kMostNameBytes) throw WireError("names too long");
+    return name_;
+  }
+
+  void put(Writer& writer, const Signature& signature) {
+    const bool is_same = signature_ && *signature_ == signature;
+    writer.put(static_cast<std::uint8_t>(is_same));
+    if (!is_same) put_signature(writer, signature);
+    signature_ = signature;
+  }
+  Signature get(Reader& reader) {
+    if (!get_bool(reader)) {
+      signature_ = get_signature(reader);
+    } else if (!signature_) {
+      throw WireError("the first signature cannot be like the one before");
+    }
+    return *signature_;
+  }
+
+ private:
+  std::pair<std::size_t, std::size_t> shared(const std::string& name) const {
+    const std::size_t most = std::min(name.size(), name_.size());
+    std::size_t head = 0;
+    while (head < most && name[head] == name_[head]) ++head;
+    std::size_t tail = 0;
+    while (tail < most - head && name.rbegin()[static_cast<std::ptrdiff_t>(tail)] ==
+                                     name_.rbegin()[static_cast<std::ptrdiff_t>(tail)]) {
+      ++tail;
+    }
+    return {head, tail};
+  }
+
+  std::string name_;
+  std::size_t bytes_ = 0;  // of all names that were read
+  std::optional<Signature> signature_;
+};
+
 // In an order that means something.
 void put_numbers(Writer& writer, const std::vector<std::uint32_t>& numbers) {
   writer.put_varint(numbers.size());
@@ -135,7 +197,7 @@ void put_leaver(Writer& writer, int rank) {
 
 int get_leaver(Reader& reader) { return reader.get_int(kMaxRank) + kSetRemoved; }
 
-void put_item(Writer& writer, const DecisionItem& item) {
+void put_item(Writer& writer, Series& series, const DecisionItem& item) {
   writer.put(item.kind);
   switch (item.kind) {
     case DecisionItem::Kind::kBatch:
@@ -146,10 +208,10 @@ void put_item(Writer& writer, const DecisionItem& item) {
         writer.put(static_cast<std::uint8_t>((member.id ? 1 : 0) | (member.name.empty() ? 0 : 2) |
                                              (member.absent.empty() ? 0 : 4)));
         if (member.id) writer.put_varint(*member.id);
-        if (!member.name.empty()) writer.put_string(member.name);
+        if (!member.name.empty()) series.put_name(writer, member.name);
         if (!member.absent.empty()) {
           put_ranks(writer, member.absent);
-          put_signature(writer, member.signature);
+          series.put(writer, member.signature);
         }
       }
       break;
@@ -182,7 +244,7 @@ void put_item(Writer& writer, const DecisionItem& item) {
   }
 }
 
-DecisionItem get_item(Reader& reader) {
+DecisionItem get_item(Reader& reader, Series& series) {
   DecisionItem item;
   item.kind = reader.get_enum<DecisionItem::Kind>(DecisionItem::kKindCount);
   switch (item.kind) {
@@ -193,14 +255,11 @@ DecisionItem get_item(Reader& reader) {
         const auto flags = reader.get<std::uint8_t>();
         if ((flags & 3) == 0 || flags > 7) throw WireError("unknown flags");
         if ((flags & 1) != 0) member.id = static_cast<std::uint32_t>(reader.get_int(kMaxId));
-        if ((flags & 2) != 0) {
-          member.name = reader.get_string();
-          if (member.name.empty()) throw WireError("an empty name");
-        }
+        if ((flags & 2) != 0) member.name = series.get_name(reader);
         if ((flags & 4) != 0) {
           member.absent = get_ranks(reader);
           if (member.absent.empty()) throw WireError("absent, but nobody is");
-          member.signature = get_signature(reader);
+          member.signature = series.get(reader);
         }
       }
       break;
@@ -281,11 +340,12 @@ Bytes encode(std::uint32_t set, const Ready& ready) {
   writer.put_varint(ready.epoch);
   put_bits(writer, ready.ids);
   writer.put_varint(ready.requests.size());
+  Series series;
   for (const Request& request : ready.requests) {
-    writer.put_string(request.name);
+    series.put_name(writer, request.name);
     writer.put_varint(request.variants.size());
     for (const Variant& variant : request.variants) {
-      put_signature(writer, variant.signature);
+      series.put(writer, variant.signature);
       put_ranks(writer, variant.ranks);
     }
   }
@@ -297,13 +357,13 @@ Ready decode_ready(Reader& reader) {
   ready.epoch = get_u32(reader);
   ready.ids = get_bits(reader);
   ready.requests.resize(reader.get_count(2));
+  Series series;
   for (Request& request : ready.requests) {
-    request.name = reader.get_string();
-    if (request.name.empty()) throw WireError("an empty name");
+    request.name = series.get_name(reader);
     request.variants.resize(reader.get_count(1));
     if (request.variants.empty()) throw WireError("a request without contents");
     for (Variant& variant : request.variants) {
-      variant.signature = get_signature(reader);
+      variant.signature = series.get(reader);
       variant.ranks = get_ranks(reader);
       if (variant.ranks.empty() && request.variants.size() > 1) {
         throw WireError("a conflict without ranks");
@@ -318,7 +378,8 @@ Bytes encode(std::uint32_t set, const Decisions& decisions) {
   Writer writer = begin(MessageKind::kDecisions, set);
   writer.put_varint(decisions.epoch);
   writer.put_varint(decisions.items.size());
-  for (const DecisionItem& item : decisions.items) put_item(writer, item);
+  Series series;
+  for (const DecisionItem& item : decisions.items) put_item(writer, series, item);
   return writer.take();
 }
 
@@ -326,7 +387,8 @@ Decisions decode_decisions(Reader& reader) {
   Decisions decisions;
   decisions.epoch = get_u32(reader);
   decisions.items.resize(reader.get_count(2));
-  for (DecisionItem& item : decisions.items) item = get_item(reader);
+  Series series;
+  for (DecisionItem& item : decisions.items) item = get_item(reader, series);
   reader.expect_end();
   return decisions;
 }

@@ -204,6 +204,7 @@ class Negotiator {
 
   std::deque<StepMember> history_;  // the last operations that were decided, the same on all ranks
   Survey survey_;
+  std::uint64_t last_survey_ = 0;
   std::optional<Plan> plan_;
   bool breaking_ = false;        // this rank has said, or heard, that the plan ends
   bool halted_ = false;          // it joins no further batch

@@ -28,6 +28,9 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 
+// Bytes of an operation's name.
+inline constexpr std::size_t kLongestName = 1 << 16;
+
 // Rows of a tensor: its first dimension; a scalar is one row.
 std::int64_t rows_of(const Shape& shape);
 std::int64_t elements_of(const Shape& shape);

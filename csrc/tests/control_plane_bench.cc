@@ -47,9 +47,9 @@ struct Actor {
   std::uint64_t stands_for = 1;
   // Where a message to the parent arrives: the actors with such a child, and the child's rank.
   std::vector<std::pair<std::size_t, int>> above;
-  std::map<int, std::size_t> below;  // children that are actors
-  Traffic traffic;                   // sent and received by one rank, in this step
-  int running = 0;                   // batches decided and not done
+  std::map<int, std::size_t> below;    // children that are actors
+  Traffic traffic;                     // sent and received by one rank, in this step
+  std::vector<std::uint32_t> running;  // plans of the batches that are decided and not done
 };
 
 class ControlPlane {
@@ -72,12 +72,12 @@ class ControlPlane {
   Step run(const std::vector<std::string>& names, int bursts) {
     sent_ = {};
     for (Actor& actor : actors_) actor.traffic = {};
-    for (int burst = 0; burst < bursts; ++burst) {
+    for (int burst = 0; burst < bursts; ++burst, ++wave_) {
       const std::size_t begin = names.size() * burst / bursts;
       const std::size_t end = names.size() * (burst + 1) / bursts;
       for (std::size_t i = 0; i < actors_.size(); ++i) {
         for (std::size_t n = begin; n < end; ++n) {
-          actors_[i].negotiator.submit(names[n], signature_);
+          actors_[i].negotiator.submit(names[n], signature_, wave_);
           ++undecided_;
         }
         collect(i);
@@ -140,7 +140,7 @@ class ControlPlane {
         const auto parent = shapes[static_cast<std::size_t>(place.parent)];
         actors_[actor_of.at(parent)].below[place.rank] = actors_.size();
       }
-      actors_.push_back({Negotiator(kSet, place, {}), 1, {}, {}, {}, 0});
+      actors_.push_back({Negotiator(kSet, place, {}), 1, {}, {}, {}, {}});
     }
     for (std::size_t i = 0; i < actors_.size(); ++i) {
       for (const int child : actors_[i].negotiator.place().children) {
@@ -148,6 +148,11 @@ class ControlPlane {
         actors_[actor_of.at(shape)].above.emplace_back(i, child);
       }
     }
+  }
+
+  static bool is_answer(const Bytes& message) {
+    Reader reader(message);
+    return read_head(reader).kind == MessageKind::kWaves;
   }
 
   // Takes what an actor has to say and has decided. True if there was anything.
@@ -160,7 +165,7 @@ class ControlPlane {
       actor.traffic.add(message.size());
       if (to == actor.negotiator.place().parent) {
         for (const auto& [parent, child] : actor.above)
-          letters_.push_back({parent, child, message});
+          (is_answer(message) ? answers_ : letters_).push_back({parent, child, message});
       } else if (const auto child = actor.below.find(to); child != actor.below.end()) {
         letters_.push_back({child->second, actor.negotiator.place().rank, std::move(message)});
       }
@@ -169,7 +174,7 @@ class ControlPlane {
       if (decision.kind != DecisionItem::Kind::kBatch)
         throw std::logic_error(decision.status.message);
       any = true;
-      ++actor.running;
+      actor.running.push_back(decision.plan);
       undecided_ -= decision.names.size();
     }
     return any;
@@ -182,6 +187,8 @@ class ControlPlane {
     const MessageKind kind = read_head(reader).kind;
     if (kind == MessageKind::kReady) {
       actor.negotiator.receive(letter.from, decode_ready(reader));
+    } else if (kind == MessageKind::kWaves) {
+      actor.negotiator.receive(letter.from, decode_waves(reader));
     } else if (kind == MessageKind::kDecisions) {
       actor.negotiator.receive(letter.from, decode_decisions(reader));
     } else {
@@ -195,11 +202,14 @@ class ControlPlane {
     for (;;) {
       bool any = false;
       for (std::size_t i = 0; i < actors_.size(); ++i) {
-        for (; actors_[i].running > 0; --actors_[i].running) actors_[i].negotiator.batch_done();
+        for (const std::uint32_t plan : std::exchange(actors_[i].running, {})) {
+          actors_[i].negotiator.batch_done(plan);
+        }
         actors_[i].negotiator.flush();
         any |= collect(i);
       }
-      const std::vector<Letter> letters = std::exchange(letters_, {});
+      std::vector<Letter> letters = std::exchange(letters_, {});
+      if (!any && letters.empty()) letters = std::exchange(answers_, {});
       if (!any && letters.empty()) return;
       for (const Letter& letter : letters) deliver(letter);
     }
@@ -216,7 +226,11 @@ class ControlPlane {
   }();
   std::deque<Actor> actors_;
   std::vector<Letter> letters_;
+  // An actor stands for ranks near the root and far from it, and answers when the nearest is asked:
+  // too early for the parents of the others, so that answers wait until there is nothing else.
+  std::vector<Letter> answers_;
   std::uint64_t undecided_ = 0;
+  std::uint64_t wave_ = 0;  // each burst waits for the one before
   Traffic sent_;
   int depth_ = 0;
 };

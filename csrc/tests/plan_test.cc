@@ -471,6 +471,7 @@ TEST_CASE("messages about plans that cannot be right are refused") {
   CHECK_THROWS_AS(root.receive(1, MessageKind::kBreak, {1, 0}), WireError);
   CHECK_THROWS_AS(root.receive(1, MessageKind::kHalted, {0, 0}), WireError);
   CHECK_THROWS_AS(root.receive(0, Waves{0, {}}), WireError);  // no child
+  CHECK_THROWS_AS(root.receive(1, Waves{1, {}}), WireError);  // nobody has asked
 
   Negotiator twice = fresh(1);
   twice.submit("x", sum_of(4));

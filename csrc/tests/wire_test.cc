@@ -31,6 +31,21 @@ Ready some_ready() {
   return ready;
 }
 
+Decisions some_plan() {
+  DecisionItem survey;
+  survey.kind = DecisionItem::Kind::kSurvey;
+  survey.batch = 4;
+  survey.operations = 5;
+  DecisionItem lock;
+  lock.kind = DecisionItem::Kind::kLock;
+  lock.batch = 4;
+  lock.plan = {{0, 3, 200}, {1}, {2, 4}};
+  DecisionItem unlock;
+  unlock.kind = DecisionItem::Kind::kUnlock;
+  unlock.batch = 70;
+  return {2, {survey, lock, unlock}};
+}
+
 std::vector<Bytes> valid_messages() {
   DecisionItem batch;
   batch.batch = 12;
@@ -65,7 +80,11 @@ std::vector<Bytes> valid_messages() {
           encode_census(9),
           encode(report),
           encode(Abort{HP_TIMEOUT, "why"}),
-          encode_bye()};
+          encode_bye(),
+          encode(3, some_plan()),
+          encode(3, Waves{4, {0, 1, 0, 300}}),
+          encode(MessageKind::kBreak, 3, PlanNotice{2, 0}),
+          encode(MessageKind::kHalted, 3, PlanNotice{2, 70})};
 }
 
 }  // namespace
@@ -104,6 +123,45 @@ TEST_CASE("decisions come back as they were sent") {
   CHECK(got.items[0].members[1].absent == std::vector<int>{1, 2});
   CHECK(got.items[0].members[1].signature == some_signature());
   CHECK(!got.items[0].members[2].id);
+}
+
+TEST_CASE("plans come back as they were sent") {
+  const Bytes bytes = encode(3, some_plan());
+  Reader reader(bytes);
+  read_head(reader);
+  const Decisions got = decode_decisions(reader);
+  REQUIRE(got.items.size() == 3);
+  CHECK(got.items[0].kind == DecisionItem::Kind::kSurvey);
+  CHECK(got.items[0].batch == 4);
+  CHECK(got.items[0].operations == 5);
+  CHECK(got.items[1].kind == DecisionItem::Kind::kLock);
+  CHECK(got.items[1].plan == some_plan().items[1].plan);
+  CHECK(got.items[2].kind == DecisionItem::Kind::kUnlock);
+  CHECK(got.items[2].batch == 70);
+}
+
+TEST_CASE("names that share letters come back as they were sent, and take little room") {
+  Ready ready;
+  for (const char* name : {"a", "a", "aa", "aba", "abba", "ab", "b", "layer.1.weight",
+                           "layer.12.weight", "layer.2.weight", "layer.2.bias", "x", "layer.2."}) {
+    ready.requests.push_back({name, {{some_signature(), {}}}});
+  }
+  const auto decoded = [](const Bytes& bytes) {
+    Reader reader(bytes);
+    read_head(reader);
+    return decode_ready(reader);
+  };
+  const Ready got = decoded(encode(0, ready));
+  REQUIRE(got.requests.size() == ready.requests.size());
+  for (std::size_t i = 0; i < got.requests.size(); ++i) {
+    CHECK(got.requests[i].name == ready.requests[i].name);
+    CHECK(got.requests[i].variants[0].signature == some_signature());
+  }
+  // A long name said 20,000 times is more than a reader will hold.
+  ready.requests.assign(20'000, {std::string(60'000, 'x'), {{some_signature(), {}}}});
+  const Bytes bomb = encode(0, ready);
+  CHECK(bomb.size() < 500'000);
+  CHECK_THROWS_AS(decoded(bomb), WireError);
 }
 
 TEST_CASE("a message cut short anywhere is refused") {
