@@ -57,6 +57,7 @@ std::span<const Algorithm> algorithms();
 const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char* forced);
 
 // Each algorithm is defined in the file of its name.
+Task allreduce_lines(Comm& comm, Call& call);
 Task allreduce_direct(Comm& comm, Call& call);
 Task allreduce_ring(Comm& comm, Call& call);
 Task allreduce_doubling(Comm& comm, Call& call);

@@ -11,6 +11,7 @@ void Comm::begin(const Channel& channel, BatchTrace* trace) {
 
 void Comm::end() {
   trace_ = nullptr;
+  if (shared_ != nullptr) shared_->ring();
   for (Link* link : links_) {
     if (link != nullptr) link->forget(channel_);
   }

@@ -22,19 +22,6 @@ void Layout::add_absent(std::uint64_t neutral, std::size_t bytes) {
   bytes_ += bytes;
 }
 
-template <typename Visit>
-void Layout::visit(std::size_t begin, std::size_t bytes, Visit&& visit) const {
-  auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), begin,
-                                [](std::size_t at, const Piece& p) { return at < p.begin; });
-  if (piece != pieces_.begin()) --piece;
-  const std::size_t end = begin + bytes;
-  for (; piece != pieces_.end() && piece->begin < end; ++piece) {
-    const std::size_t from = std::max(begin, piece->begin);
-    const std::size_t to = std::min(end, piece->begin + piece->bytes);
-    if (from < to) visit(*piece, from - piece->begin, from - begin, to - from);
-  }
-}
-
 void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
   const auto& table = kernels();
   const std::size_t element = dtype_size(dtype_);
@@ -51,7 +38,7 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
       const Finish factor{.multiply = prescale_, .divide = 1.0};
       table.scale[static_cast<int>(dtype_)](to + there, piece.input + at, n / element, factor);
     } else if (!in_place) {
-      std::memcpy(to + there, piece.input + at, n);
+      table.copy(to + there, piece.input + at, n);
     }
   });
 }
@@ -60,7 +47,7 @@ void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from)
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
     if (piece.output != nullptr && piece.output + at != from + there) {
       const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
-      std::memcpy(piece.output + at, from + there, n);
+      kernels().copy(piece.output + at, from + there, n);
     }
   });
 }
