@@ -5,6 +5,10 @@
 // part is neither packed nor unpacked: nobody else reads that input, and the result goes to the
 // output and to the slot at the same time. Operands are combined in rank order with float32
 // accumulation for 16-bit floats, by one rank for each element: all ranks get the same bits.
+//
+// Ranks whose tensors lie in a shared buffer neither pack nor unpack at all: when all have come,
+// which is when a user's memory may be written, each reduces its part where it is. Whether all
+// tensors do they find out by what each says with its first flag.
 #include <cstring>
 
 #include "collectives/collective.h"
@@ -46,6 +50,28 @@ class Direct {
       for (std::size_t at = 0; at < run.bytes; at += kBlock) {
         reduce_block(run, at, std::min(kBlock, run.bytes - at), cycle,
                      run.begin + at - chunk.begin);
+      }
+    });
+  }
+
+  // Where every rank's tensors are in everybody's reach: reduces this rank's part of the whole, and
+  // writes the result to all.
+  void reduce_in_place() {
+    const Part mine = even_part(layout_.bytes(), group_.size(), kGrain, me_);
+    const auto operands = group_.operands();
+    layout_.for_each_run(mine.begin, mine.bytes, [&](const Layout::Run& run) {
+      for (std::size_t at = 0; at < run.bytes; at += kBlock) {
+        const std::size_t bytes = std::min(kBlock, run.bytes - at);
+        for (std::size_t rank = 0; rank < operands.size(); ++rank) {
+          operands[rank] = run.output + at + call_.distances[rank];
+        }
+        call_.reduce(run.output + at, operands.data(), group_.size(), bytes / element_,
+                     call_.finish);
+        for (int rank = 0; rank < group_.size(); ++rank) {
+          if (rank == me_) continue;
+          kernels().copy(run.output + at + call_.distances[static_cast<std::size_t>(rank)],
+                         run.output + at, bytes);
+        }
       }
     });
   }
@@ -98,22 +124,40 @@ Task allreduce_direct(Comm& comm, Call& call) {
   SharedGroup& group = *comm.shared();
   Direct direct(group, call);
   const std::size_t cycles = direct.cycles();
+  const bool packs = call.place == 0;
 
-  // Packing runs one cycle ahead: peers that are still at it can be waited for with work done.
-  std::uint64_t packed_cycle = group.next_cycle();
-  co_await group.writable(packed_cycle);
-  direct.pack(0, packed_cycle);
-  group.publish(Stage::kPacked, packed_cycle);
+  const std::uint64_t first = group.next_cycle();
+  co_await group.writable(first);
+  if (packs) direct.pack(0, first);
+  group.publish(Stage::kPacked, first, call.place);
+  if (!packs) {
+    co_await group.reached(Stage::kPacked, first);
+    if (group.inputs(first) == SharedGroup::Inputs::kInOnePlace) {
+      direct.reduce_in_place();
+      group.publish(Stage::kReduced, first);
+      // Only then does nobody write this rank's memory any more.
+      co_await group.reached(Stage::kReduced, first);
+      group.publish(Stage::kDone, first);
+      co_return;
+    }
+    direct.pack(0, first);
+  }
 
   for (std::size_t i = 0; i < cycles; ++i) {
-    const std::uint64_t cycle = packed_cycle;
+    const std::uint64_t cycle = first + i;
+    if (i == 0 && !packs) group.publish(Stage::kRepacked, cycle);
     if (i + 1 < cycles) {
-      packed_cycle = group.next_cycle();
-      co_await group.writable(packed_cycle);
-      direct.pack(i + 1, packed_cycle);
-      group.publish(Stage::kPacked, packed_cycle);
+      // Packing runs one cycle ahead: peers that are still at it can be waited for with work done.
+      const std::uint64_t next = group.next_cycle();
+      co_await group.writable(next);
+      direct.pack(i + 1, next);
+      group.publish(Stage::kPacked, next);
     }
     co_await group.reached(Stage::kPacked, cycle);
+    if (i == 0 && group.inputs(cycle) == SharedGroup::Inputs::kMixed) {
+      if (packs) group.publish(Stage::kRepacked, cycle);
+      co_await group.reached(Stage::kRepacked, cycle);
+    }
     direct.reduce(i, cycle);
     group.publish(Stage::kReduced, cycle);
 

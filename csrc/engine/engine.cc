@@ -42,7 +42,7 @@ Engine::Engine(EngineConfig config)
   });
   hellos_.resize(config_.members.size());
   departed_.resize(config_.members.size(), false);
-  places_.resize(config_.members.size(), 0);
+  segment_ends_.resize(config_.members.size(), Arena::kSegmentBytes);
   started_at_ = last_event_ = last_watch_ = now();
   begin_handshake();
   thread_ = std::thread([this] { run(); });
@@ -133,6 +133,7 @@ void Engine::admit(const OperationPtr& operation) {
                     "same name, or give this one another name");
   }
   known->second.joined = kind == OpKind::kJoin;
+  operation->buffer = buffer_of(*operation);
   operation->submitted_at = now();
   handles_.add(operation);
   submissions_.push_back(operation);

@@ -1,9 +1,10 @@
 // Speed of the allreduce of one host by itself: processes that share memory, each with one thread
 // that drives one collective after the other, without an engine. A program of its own.
 //
-//   allreduce_bench [-n ranks] [-a algorithm] [-o] [-t seconds] [bytes ...]
+//   allreduce_bench [-n ranks] [-a algorithm] [-o | -r] [-t seconds] [bytes ...]
 //
-// -o: out of place. -t: for each size. Prints one line for each size, of float32 values in place:
+// -o: out of place. -r: in a buffer that the ranks share. -t: for each size. Prints one line for
+// each size, of float32 values in place:
 //     bytes  microseconds (median over the ranks' slowest)  10th percentile  efficiency
 // where efficiency is 2 * ranks * bytes / time, the least that memory has to move, as a share of
 // what all ranks together move when each copies an array of the same size (at least 32 MiB) to
@@ -26,6 +27,7 @@
 
 #include "collectives/collective.h"
 #include "transport/patience.h"
+#include "transport/shm/shared_buffer.h"
 
 namespace {
 
@@ -36,6 +38,7 @@ struct Options {
   int ranks = 2;
   const char* algorithm = nullptr;
   bool in_place = true;
+  bool shared = false;
   double seconds = 0.5;
   std::vector<std::size_t> sizes;
 };
@@ -81,17 +84,23 @@ float* make_array(std::size_t bytes) {
 class Rank {
  public:
   Rank(const Options& options, int rank, std::vector<Arena> arenas,
-       std::vector<std::shared_ptr<Doorbell>> doorbells, Board& board)
+       std::vector<std::shared_ptr<Doorbell>> doorbells, const SharedBuffer* buffer, Board& board)
       : options_(options),
+        buffer_(buffer),
         board_(board),
         doorbell_(doorbells[static_cast<std::size_t>(rank)]),
         group_(rank, std::move(arenas), std::move(doorbells), numbers(options.ranks)),
-        comm_(rank, std::vector<Link*>(static_cast<std::size_t>(options.ranks)), &group_) {}
+        comm_(rank, std::vector<Link*>(static_cast<std::size_t>(options.ranks)), &group_) {
+    for (int peer = 0; buffer != nullptr && peer < options.ranks; ++peer) {
+      distances_.push_back(buffer->distance(peer));
+    }
+  }
 
   void bench(std::size_t bytes) {
     bytes = std::max(bytes / sizeof(float), std::size_t{1}) * sizeof(float);
     const std::size_t count = bytes / sizeof(float);
-    float* const input = make_array(bytes);
+    float* const input =
+        buffer_ != nullptr ? reinterpret_cast<float*>(buffer_->data()) : make_array(bytes);
     float* const output = options_.in_place ? input : make_array(bytes);
     measure_stream(bytes);
 
@@ -121,7 +130,7 @@ class Rank {
     if (rank() == 0) report(bytes, rounds);
     meet(board_, size());
     if (output != input) std::free(output);
-    std::free(input);
+    if (buffer_ == nullptr) std::free(input);
   }
 
  private:
@@ -145,6 +154,10 @@ class Rank {
     call.reduce =
         kernels().reduce[static_cast<int>(ReduceOp::kAverage)][static_cast<int>(DType::kFloat32)];
     call.finish.divide = size();
+    if (buffer_ != nullptr) {
+      call.place = 1;
+      call.distances = distances_;
+    }
     Fiber fiber(choose_algorithm(comm_, call, options_.algorithm).run(comm_, call));
     Patience patience;
     while (!fiber.poll()) {
@@ -216,6 +229,8 @@ class Rank {
   }
 
   const Options& options_;
+  const SharedBuffer* const buffer_;  // nullptr: the tensors are in memory of their own
+  std::vector<std::ptrdiff_t> distances_;
   Board& board_;
   std::shared_ptr<Doorbell> doorbell_;
   SharedGroup group_;
@@ -232,7 +247,17 @@ int run_rank(const Options& options, int rank, const std::vector<Fd>& files,
     doorbells.push_back(std::make_shared<Doorbell>(Fd(::dup(events[peer].get()))));
     doorbells.back()->share_word(&arenas.back().header().asleep);
   }
-  Rank self(options, rank, std::move(arenas), std::move(doorbells), board);
+  std::unique_ptr<SharedBuffer> buffer;
+  if (options.shared) {
+    const std::size_t bytes = *std::max_element(options.sizes.begin(), options.sizes.end());
+    std::vector<Segment> parts;
+    for (const Fd& file : files) {
+      Segment::extend(file, Arena::kSegmentBytes + bytes);
+      parts.push_back(Segment::map(file, bytes, Arena::kSegmentBytes));
+    }
+    buffer = std::make_unique<SharedBuffer>(1, rank, std::move(parts), Fd(), 0);
+  }
+  Rank self(options, rank, std::move(arenas), std::move(doorbells), buffer.get(), board);
   for (const std::size_t bytes : options.sizes) self.bench(bytes);
   return 0;
 }
@@ -240,10 +265,11 @@ int run_rank(const Options& options, int rank, const std::vector<Fd>& files,
 Options parse(int argc, char** argv) {
   Options options;
   int flag;
-  while ((flag = ::getopt(argc, argv, "n:a:ot:")) != -1) {
+  while ((flag = ::getopt(argc, argv, "n:a:ort:")) != -1) {
     if (flag == 'n') options.ranks = std::clamp(std::atoi(optarg), 1, Board::kMaxRanks);
     if (flag == 'a') options.algorithm = optarg;
     if (flag == 'o') options.in_place = false;
+    if (flag == 'r') options.shared = true;
     if (flag == 't') options.seconds = std::atof(optarg);
     if (flag == '?') std::exit(2);
   }
@@ -271,7 +297,10 @@ int main(int argc, char** argv) {
   }
   std::printf(
       "     bytes       median us      10 %% us  efficiency   (%d ranks, float32 average, %s)\n",
-      options.ranks, options.in_place ? "in place" : "out of place");
+      options.ranks,
+      options.shared     ? "in a shared buffer"
+      : options.in_place ? "in place"
+                         : "out of place");
   std::fflush(stdout);
   std::vector<pid_t> children;
   for (int rank = 0; rank < options.ranks; ++rank) {

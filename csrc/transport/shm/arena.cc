@@ -13,13 +13,28 @@ SharedGroup::SharedGroup(int me, std::vector<Arena> arenas,
       global_(std::move(global)),
       operands_(arenas_.size()) {}
 
-void SharedGroup::publish(Stage stage, std::uint64_t cycle) {
+void SharedGroup::publish(Stage stage, std::uint64_t cycle, std::uint64_t place) {
   Arena::Flag& flag = arena(me_).flag(stage);
   if (stage == Stage::kPacked) {
     flag.checks[cycle % Arena::kSlots].store(check_, std::memory_order_relaxed);
+    flag.places[cycle % Arena::kSlots].store(place, std::memory_order_relaxed);
   }
   flag.counter.store(cycle, std::memory_order_release);
   unheard_ = true;
+}
+
+SharedGroup::Inputs SharedGroup::inputs(std::uint64_t cycle) const {
+  const auto place = [&](int rank) {
+    return arena(rank)
+        .flag(Stage::kPacked)
+        .places[cycle % Arena::kSlots]
+        .load(std::memory_order_relaxed);
+  };
+  const std::uint64_t mine = place(me_);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (place(rank) != mine) return Inputs::kMixed;
+  }
+  return mine == 0 ? Inputs::kInSlots : Inputs::kInOnePlace;
 }
 
 void SharedGroup::show(std::uint64_t meeting) {

@@ -2,11 +2,13 @@
 // by all.
 //
 // Large data goes through slots, in cycles, numbered from 1 through the life of the process set and
-// the same on every rank. In cycle c a rank uses slot c mod kSlots of its arena, and says how far it
-// is by three counters that only it writes:
+// the same on every rank. In cycle c a rank uses slot c mod kSlots of its arena, and says how far
+// it is by three counters that only it writes:
 //     packed  >= c   its input of cycle c lies in its slot
 //     reduced >= c   its part of the result lies in its slot
 //     done    >= c   it reads nothing of cycle c any more
+// A rank whose input lies where all can read it may say packed without having written its slot; if
+// others' does not, it fills its slot after all, and all ranks meet at a fourth counter, repacked.
 // A slot may be written again, in cycle c, when every rank is done with cycle c - kSlots. A rank
 // waits for that (writable) before it says anything in cycle c, even if it has nothing to write.
 //
@@ -27,7 +29,7 @@
 
 namespace horoplug {
 
-enum class Stage : int { kPacked = 0, kReduced, kDone };
+enum class Stage : int { kPacked = 0, kRepacked, kReduced, kDone };
 
 class Arena {
  public:
@@ -40,12 +42,14 @@ class Arena {
   static constexpr std::size_t kLines = 2;
 
   using Counter = std::atomic<std::uint64_t>;
-  // A counter, and with kPacked the hash of the batch, by cycle mod kSlots.
+  // A counter, and with kPacked what belongs to it, by cycle mod kSlots: the hash of the batch, and
+  // where the input lies if not in the slot (see Call::place).
   struct alignas(64) Flag {
     Counter counter{0};
-    Counter checks[7];
+    Counter checks[kSlots];
+    Counter places[kSlots];
   };
-  static_assert(kSlots <= 7);
+  static_assert(sizeof(Flag) == 64);
   struct alignas(64) Line {
     Counter meeting{0};
     Counter check{0};
@@ -53,7 +57,7 @@ class Arena {
   };
   struct Header {
     alignas(64) Doorbell::Word asleep{0};
-    Flag stages[3];
+    Flag stages[4];
     Line lines[kLines];
   };
   static constexpr std::size_t kPage = 4096;
@@ -100,7 +104,7 @@ class SharedGroup {
   }
   // The same, but nobody is woken before this rank calls ring() or waits for this group: whoever
   // spins is there by then, and waking others costs a store that all cores must have seen.
-  void publish(Stage stage, std::uint64_t cycle);
+  void publish(Stage stage, std::uint64_t cycle, std::uint64_t place = 0);
   void ring();
 
   // Waits until every rank (or one of them) has come to a stage of a cycle. Waiting for kPacked
@@ -128,6 +132,9 @@ class SharedGroup {
   Reached reached_by(int rank, Stage stage, std::uint64_t cycle) {
     return {*this, stage, cycle, rank};
   }
+  // What ranks have said with kPacked about where their input is, all of them having said so.
+  enum class Inputs { kInSlots, kInOnePlace, kMixed };
+  Inputs inputs(std::uint64_t cycle) const;
   // Whether nobody reads or writes the slots any more.
   bool quiet() { return reached(Stage::kDone, cycle_).ready(); }
   // The slot of a cycle may be written.
