@@ -6,6 +6,12 @@
 #include "device/cpu/kernels.h"
 
 namespace horoplug {
+namespace {
+
+// Results of this size leave the caches before anybody reads them.
+constexpr std::size_t kStreamedBytes = 32 << 20;
+
+}  // namespace
 
 void Layout::add(const void* input, void* output, std::size_t bytes) {
   const std::size_t tensor = added_++;
@@ -44,10 +50,13 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
 }
 
 void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const {
+  const bool large = bytes_ >= kStreamedBytes;
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
     if (piece.output != nullptr && piece.output + at != from + there) {
       const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
-      kernels().copy(piece.output + at, from + there, n);
+      // In place, the output has just been in the cache as the input.
+      const bool past_caches = large && piece.output != piece.input;
+      (past_caches ? kernels().stream : kernels().copy)(piece.output + at, from + there, n);
     }
   });
 }
