@@ -18,6 +18,16 @@ class Memory:
     def nbytes(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Buffer:
+    """This rank's part of a shared buffer; given back when garbage collected. Supports the buffer protocol (writable
+    bytes). It does not need its engine any more."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class Result:
     """What one tensor of a finished operation has produced."""
 
@@ -131,6 +141,14 @@ class Engine:
 
     def value(self, handle: int) -> int:
         """The number that the operation of one of the three methods above has produced."""
+
+    def create_buffer(self, nbytes: int) -> int:
+        """Have every rank (they all call this, with the same size) get a buffer that its peers map too; returns a
+        handle. :meth:`take_buffer` then gives it."""
+
+    def take_buffer(self, handle: int) -> Buffer:
+        """The buffer of a handle that is done, once."""
+
     def submit_many(
         self, prepared: Sequence[Prepared], addresses: Sequence[int]
     ) -> tuple[list[int], Error | None]:

@@ -16,9 +16,9 @@ constexpr DTypeInfo kDTypes[] = {
     {2, "bfloat16"}, {4, "uint32"},  {8, "uint64"},
 };
 constexpr const char* kReduceOps[] = {"average", "sum", "adasum", "min", "max", "product"};
-constexpr const char* kOpKinds[] = {"allreduce", "allgather",       "broadcast",
-                                    "alltoall",  "reducescatter",   "barrier",
-                                    "join",      "add_process_set", "remove_process_set"};
+constexpr const char* kOpKinds[] = {
+    "allreduce", "allgather", "broadcast",       "alltoall",           "reducescatter",
+    "barrier",   "join",      "add_process_set", "remove_process_set", "create_buffer"};
 
 // Values may come off the wire, so that one outside the enumeration must not crash the error
 // message about it.

@@ -45,6 +45,7 @@ enum class OpKind : std::uint8_t {
   kJoin = HP_JOIN,
   kAddSet = HP_ADD_PROCESS_SET,
   kRemoveSet = HP_REMOVE_PROCESS_SET,
+  kAddBuffer = HP_CREATE_BUFFER,
 };
 inline constexpr int kOpKindCount = HP_OP_COUNT;
 

@@ -1,94 +1,169 @@
-// Allreduce in shared memory: every rank copies its input into its slot, reduces its part of it
-// straight from everybody's slots, and copies the result from where its peers have reduced it.
+// Allreduce in shared memory: every rank shows its input in its slot, reduces its part of it from
+// everybody's slots, and copies the result from where its peers have reduced it.
 //
-// The copy in is the packing of the fused tensors and the copy out their unpacking. Operands are
-// combined in rank order with float32 accumulation for 16-bit floats, by one rank for each element:
-// all ranks get the same bits.
+// The copy in is the packing of the fused tensors and the copy out their unpacking. A rank's own
+// part is neither packed nor unpacked: nobody else reads that input, and the result goes to the
+// output and to the slot at the same time. Operands are combined in rank order with float32
+// accumulation for 16-bit floats, by one rank for each element: all ranks get the same bits.
+//
+// Ranks whose tensors lie in a shared buffer neither pack nor unpack at all: when all have come,
+// which is when a user's memory may be written, each reduces its part where it is. Whether all
+// tensors do they find out by what each says with its first flag.
+#include <cstring>
+
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 
 namespace horoplug {
 namespace {
 
-// Up to here every rank reduces the whole buffer for itself: more arithmetic, but one meeting of
-// the ranks less.
-constexpr std::size_t kOneShotBytes = 8 * 1024;
 // Parts begin on cache lines, so that no line is written by two ranks.
 constexpr std::size_t kGrain = 64;
+// A reduced block is copied while it is in the L1 cache.
+constexpr std::size_t kBlock = 8192;
 
-std::vector<const void*> places(const SharedGroup& group, std::uint64_t cycle, std::size_t at) {
-  std::vector<const void*> sources(static_cast<std::size_t>(group.size()));
-  for (int rank = 0; rank < group.size(); ++rank) {
-    sources[static_cast<std::size_t>(rank)] = group.slot(rank, cycle) + at;
+class Direct {
+ public:
+  Direct(SharedGroup& group, Call& call)
+      : group_(group),
+        call_(call),
+        layout_(*call.layout),
+        me_(group.rank()),
+        element_(dtype_size(call.dtype)) {}
+
+  std::size_t cycles() const { return chunk_count(layout_.bytes(), Arena::kSlotBytes); }
+
+  // Chunk number `index` runs in a cycle of the group.
+  void pack(std::size_t index, std::uint64_t cycle) {
+    const Part chunk = chunk_at(index);
+    const Part mine = part_of(chunk, me_);
+    std::byte* const slot = group_.slot(me_, cycle);
+    const std::size_t after = mine.begin + mine.bytes;
+    layout_.pack(chunk.begin, mine.begin, slot);
+    layout_.pack(chunk.begin + after, chunk.bytes - after, slot + after);
   }
-  return sources;
-}
 
-Task one_shot(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
-  Layout& layout = *call.layout;
-  const std::uint64_t cycle = group.next_cycle();
+  void reduce(std::size_t index, std::uint64_t cycle) {
+    const Part chunk = chunk_at(index);
+    const Part mine = part_of(chunk, me_);
+    layout_.for_each_run(chunk.begin + mine.begin, mine.bytes, [&](const Layout::Run& run) {
+      for (std::size_t at = 0; at < run.bytes; at += kBlock) {
+        reduce_block(run, at, std::min(kBlock, run.bytes - at), cycle,
+                     run.begin + at - chunk.begin);
+      }
+    });
+  }
 
-  co_await group.writable(cycle);
-  layout.pack(0, layout.bytes(), group.slot(group.rank(), cycle));
-  group.arrive(Stage::kPacked, cycle);
+  // Where every rank's tensors are in everybody's reach: reduces this rank's part of the whole, and
+  // writes the result to all.
+  void reduce_in_place() {
+    const Part mine = even_part(layout_.bytes(), group_.size(), kGrain, me_);
+    const auto operands = group_.operands();
+    layout_.for_each_run(mine.begin, mine.bytes, [&](const Layout::Run& run) {
+      for (std::size_t at = 0; at < run.bytes; at += kBlock) {
+        const std::size_t bytes = std::min(kBlock, run.bytes - at);
+        for (std::size_t rank = 0; rank < operands.size(); ++rank) {
+          operands[rank] = run.output + at + call_.distances[rank];
+        }
+        call_.reduce(run.output + at, operands.data(), group_.size(), bytes / element_,
+                     call_.finish);
+        for (int rank = 0; rank < group_.size(); ++rank) {
+          if (rank == me_) continue;
+          kernels().copy(run.output + at + call_.distances[static_cast<std::size_t>(rank)],
+                         run.output + at, bytes);
+        }
+      }
+    });
+  }
 
-  co_await group.reached(Stage::kPacked, cycle);
-  const auto sources = places(group, cycle, 0);
-  std::byte* result = layout.contiguous_output();
-  if (result == nullptr) result = comm.scratch(Scratch::kWork, layout.bytes());
-  call.reduce(result, sources.data(), group.size(), layout.elements(), call.finish);
-  group.arrive(Stage::kDone, cycle);
-  layout.unpack(0, layout.bytes(), result);
-}
+  void unpack(std::size_t index, std::uint64_t cycle) {
+    const Part chunk = chunk_at(index);
+    for (int i = 1; i < group_.size(); ++i) {
+      const int rank = (me_ + i) % group_.size();
+      const Part part = part_of(chunk, rank);
+      layout_.unpack(chunk.begin + part.begin, part.bytes, group_.slot(rank, cycle) + part.begin);
+    }
+  }
+
+ private:
+  Part chunk_at(std::size_t index) const {
+    return chunk_of({0, layout_.bytes()}, index, Arena::kSlotBytes);
+  }
+  Part part_of(const Part& chunk, int rank) const {
+    return even_part(chunk.bytes, group_.size(), kGrain, rank);
+  }
+
+  // `place`: where the block is in the slots.
+  void reduce_block(const Layout::Run& run, std::size_t at, std::size_t bytes, std::uint64_t cycle,
+                    std::size_t place) {
+    const auto operands = group_.operands();
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      operands[static_cast<std::size_t>(rank)] = group_.slot(rank, cycle) + place;
+    }
+    std::byte* const shown = group_.slot(me_, cycle) + place;
+    if (run.input != nullptr) {
+      operands[static_cast<std::size_t>(me_)] = run.input + at;
+    } else {
+      layout_.pack(run.begin + at, bytes, shown);
+    }
+    std::byte* const result = run.output != nullptr ? run.output + at : shown;
+    call_.reduce(result, operands.data(), group_.size(), bytes / element_, call_.finish);
+    if (result != shown) kernels().copy(shown, result, bytes);
+  }
+
+  SharedGroup& group_;
+  Call& call_;
+  Layout& layout_;
+  const int me_;
+  const std::size_t element_;
+};
 
 }  // namespace
 
 Task allreduce_direct(Comm& comm, Call& call) {
-  Layout& layout = *call.layout;
-  if (layout.bytes() <= kOneShotBytes) {
-    co_await one_shot(comm, call);
-    co_return;
-  }
   SharedGroup& group = *comm.shared();
-  const int me = group.rank();
-  const std::size_t element = dtype_size(call.dtype);
-  const Part whole{0, layout.bytes()};
-  const std::size_t cycles = chunk_count(whole.bytes, Arena::kSlotBytes);
+  Direct direct(group, call);
+  const std::size_t cycles = direct.cycles();
+  const bool packs = call.place == 0;
 
-  // Packing runs one cycle ahead: peers that are still at it can be waited for with work done.
-  std::uint64_t packed_cycle = group.next_cycle();
-  co_await group.writable(packed_cycle);
-  const Part first = chunk_of(whole, 0, Arena::kSlotBytes);
-  layout.pack(first.begin, first.bytes, group.slot(me, packed_cycle));
-  group.arrive(Stage::kPacked, packed_cycle);
+  const std::uint64_t first = group.next_cycle();
+  co_await group.writable(first);
+  if (packs) direct.pack(0, first);
+  group.publish(Stage::kPacked, first, call.place);
+  if (!packs) {
+    co_await group.reached(Stage::kPacked, first);
+    if (group.inputs(first) == SharedGroup::Inputs::kInOnePlace) {
+      direct.reduce_in_place();
+      group.publish(Stage::kReduced, first);
+      // Only then does nobody write this rank's memory any more.
+      co_await group.reached(Stage::kReduced, first);
+      group.publish(Stage::kDone, first);
+      co_return;
+    }
+    direct.pack(0, first);
+  }
 
   for (std::size_t i = 0; i < cycles; ++i) {
-    const std::uint64_t cycle = packed_cycle;
-    const Part chunk = chunk_of(whole, i, Arena::kSlotBytes);
+    const std::uint64_t cycle = first + i;
+    if (i == 0 && !packs) group.publish(Stage::kRepacked, cycle);
     if (i + 1 < cycles) {
-      const Part next = chunk_of(whole, i + 1, Arena::kSlotBytes);
-      packed_cycle = group.next_cycle();
-      co_await group.writable(packed_cycle);
-      layout.pack(next.begin, next.bytes, group.slot(me, packed_cycle));
-      group.arrive(Stage::kPacked, packed_cycle);
+      // Packing runs one cycle ahead: peers that are still at it can be waited for with work done.
+      const std::uint64_t next = group.next_cycle();
+      co_await group.writable(next);
+      direct.pack(i + 1, next);
+      group.publish(Stage::kPacked, next);
     }
-
     co_await group.reached(Stage::kPacked, cycle);
-    const auto parts = split_evenly(chunk.bytes, group.size(), kGrain);
-    const Part& mine = parts[static_cast<std::size_t>(me)];
-    const auto sources = places(group, cycle, mine.begin);
-    // In place: nobody else reads this rank's input to its own part.
-    call.reduce(group.slot(me, cycle) + mine.begin, sources.data(), group.size(),
-                mine.bytes / element, call.finish);
-    group.arrive(Stage::kReduced, cycle);
+    if (i == 0 && group.inputs(cycle) == SharedGroup::Inputs::kMixed) {
+      if (packs) group.publish(Stage::kRepacked, cycle);
+      co_await group.reached(Stage::kRepacked, cycle);
+    }
+    direct.reduce(i, cycle);
+    group.publish(Stage::kReduced, cycle);
 
     co_await group.reached(Stage::kReduced, cycle);
-    for (int rank = 0; rank < group.size(); ++rank) {
-      const Part& part = parts[static_cast<std::size_t>(rank)];
-      layout.unpack(chunk.begin + part.begin, part.bytes, group.slot(rank, cycle) + part.begin);
-    }
-    group.arrive(Stage::kDone, cycle);
+    direct.unpack(i, cycle);
+    group.publish(Stage::kDone, cycle);
   }
 }
 

@@ -31,6 +31,11 @@ struct Call {
   ReduceOp reduce_op = ReduceOp::kSum;
   ReduceFn reduce = nullptr;  // with Adasum: for scaling only
   Finish finish;
+  // allreduce: where in a shared buffer all tensors lie, in place, if they do: a number that is
+  // equal on ranks whose tensors have the same offsets in the same buffer, and by rank the distance
+  // from this rank's part of the buffer to theirs. 0: they do not.
+  std::uint64_t place = 0;
+  std::span<const std::ptrdiff_t> distances;
   int root = 0;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -59,6 +64,7 @@ std::span<const Algorithm> algorithms();
 const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char* forced);
 
 // Each algorithm is defined in the file of its name.
+Task allreduce_lines(Comm& comm, Call& call);
 Task allreduce_direct(Comm& comm, Call& call);
 Task allreduce_ring(Comm& comm, Call& call);
 Task allreduce_doubling(Comm& comm, Call& call);

@@ -6,13 +6,12 @@ void Comm::begin(const Channel& channel, BatchTrace* trace) {
   channel_ = channel;
   trace_ = trace;
   tickets_.assign(links_.size(), 0);
-  if (shared_ == nullptr) return;
-  shared_->begin(channel.check);
-  shared_cycle_ = shared_->cycle();
+  if (shared_ != nullptr) shared_->begin(channel.check);
 }
 
 void Comm::end() {
   trace_ = nullptr;
+  if (shared_ != nullptr) shared_->ring();
   for (Link* link : links_) {
     if (link != nullptr) link->forget(channel_);
   }
@@ -23,7 +22,7 @@ void Comm::withdraw() {
   for (Link* link : links_) {
     if (link != nullptr) link->take_back(channel_);
   }
-  if (shared_ != nullptr) shared_->rewind(shared_cycle_);
+  if (shared_ != nullptr) shared_->withdraw();
 }
 
 void Comm::drop(const Channel& first_dropped) {

@@ -86,7 +86,6 @@ class Comm {
   BatchTrace* trace_ = nullptr;
   std::array<std::pair<std::unique_ptr<std::byte[]>, std::size_t>, 2> scratch_;
   std::vector<std::uint64_t> tickets_;  // last frame sent to each rank in this batch
-  std::uint64_t shared_cycle_ = 0;      // where the batch began
 };
 
 }  // namespace horoplug

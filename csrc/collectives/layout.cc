@@ -6,6 +6,12 @@
 #include "device/cpu/kernels.h"
 
 namespace horoplug {
+namespace {
+
+// Results of this size leave the caches before anybody reads them.
+constexpr std::size_t kStreamedBytes = 32 << 20;
+
+}  // namespace
 
 void Layout::add(const void* input, void* output, std::size_t bytes) {
   const std::size_t tensor = added_++;
@@ -20,19 +26,6 @@ void Layout::add_absent(std::uint64_t neutral, std::size_t bytes) {
   if (bytes == 0) return;
   pieces_.push_back({nullptr, nullptr, neutral, bytes_, bytes, tensor});
   bytes_ += bytes;
-}
-
-template <typename Visit>
-void Layout::visit(std::size_t begin, std::size_t bytes, Visit&& visit) const {
-  auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), begin,
-                                [](std::size_t at, const Piece& p) { return at < p.begin; });
-  if (piece != pieces_.begin()) --piece;
-  const std::size_t end = begin + bytes;
-  for (; piece != pieces_.end() && piece->begin < end; ++piece) {
-    const std::size_t from = std::max(begin, piece->begin);
-    const std::size_t to = std::min(end, piece->begin + piece->bytes);
-    if (from < to) visit(*piece, from - piece->begin, from - begin, to - from);
-  }
 }
 
 void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
@@ -51,16 +44,19 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
       const Finish factor{.multiply = prescale_, .divide = 1.0};
       table.scale[static_cast<int>(dtype_)](to + there, piece.input + at, n / element, factor);
     } else if (!in_place) {
-      std::memcpy(to + there, piece.input + at, n);
+      table.copy(to + there, piece.input + at, n);
     }
   });
 }
 
 void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const {
+  const bool large = bytes_ >= kStreamedBytes;
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
     if (piece.output != nullptr && piece.output + at != from + there) {
       const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
-      std::memcpy(piece.output + at, from + there, n);
+      // In place, the output has just been in the cache as the input.
+      const bool past_caches = large && piece.output != piece.input;
+      (past_caches ? kernels().stream : kernels().copy)(piece.output + at, from + there, n);
     }
   });
 }

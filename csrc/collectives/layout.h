@@ -5,6 +5,7 @@
 // straight to where the transport wants it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -36,6 +37,17 @@ class Layout {
   void pack(std::size_t begin, std::size_t bytes, std::byte* to) const;
   void unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const;
 
+  // A run of bytes that lies within one tensor.
+  struct Run {
+    std::size_t begin;  // in the buffer
+    std::size_t bytes;
+    const std::byte* input;  // nullptr: has to be packed, as it is scaled or absent
+    std::byte* output;       // nullptr: dropped
+  };
+  // Calls use(run) for each run of a range, in order.
+  template <typename Use>
+  void for_each_run(std::size_t begin, std::size_t bytes, Use&& use) const;
+
   // The tensors that have elements, and where they are.
   std::size_t tensors() const { return pieces_.size(); }
   Part tensor(std::size_t index) const { return {pieces_[index].begin, pieces_[index].bytes}; }
@@ -62,5 +74,27 @@ class Layout {
   BatchTrace* trace_ = nullptr;
   std::vector<Piece> pieces_;
 };
+
+template <typename Visit>
+void Layout::visit(std::size_t begin, std::size_t bytes, Visit&& visit) const {
+  auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), begin,
+                                [](std::size_t at, const Piece& p) { return at < p.begin; });
+  if (piece != pieces_.begin()) --piece;
+  const std::size_t end = begin + bytes;
+  for (; piece != pieces_.end() && piece->begin < end; ++piece) {
+    const std::size_t from = std::max(begin, piece->begin);
+    const std::size_t to = std::min(end, piece->begin + piece->bytes);
+    if (from < to) visit(*piece, from - piece->begin, from - begin, to - from);
+  }
+}
+
+template <typename Use>
+void Layout::for_each_run(std::size_t begin, std::size_t bytes, Use&& use) const {
+  const bool as_it_is = prescale_ == 1.0;
+  visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
+    use(Run{begin + there, n, as_it_is && piece.input != nullptr ? piece.input + at : nullptr,
+            piece.output != nullptr ? piece.output + at : nullptr});
+  });
+}
 
 }  // namespace horoplug

@@ -13,19 +13,23 @@ struct Part {
   std::size_t bytes = 0;
 };
 
-// Cuts `bytes` into `parts` nearly equal parts whose borders are multiples of `grain` (the last one
-// takes the rest).
-inline std::vector<Part> split_evenly(std::size_t bytes, int parts, std::size_t grain) {
+// Part number `index` when `bytes` are cut into `parts` nearly equal parts whose borders are
+// multiples of `grain` (the last one takes the rest).
+inline Part even_part(std::size_t bytes, int parts, std::size_t grain, int index) {
+  const auto count = static_cast<std::size_t>(parts);
+  const auto i = static_cast<std::size_t>(index);
   const std::size_t grains = (bytes + grain - 1) / grain;
-  std::vector<Part> result(static_cast<std::size_t>(parts));
-  const std::size_t base = grains / result.size();
-  const std::size_t extra = grains % result.size();
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < result.size(); ++i) {
-    const std::size_t size = std::min((base + (i < extra ? 1 : 0)) * grain, bytes - at);
-    result[i] = {at, size};
-    at += size;
-  }
+  const std::size_t base = grains / count;
+  const std::size_t extra = grains % count;
+  const std::size_t begin = std::min((base * i + std::min(i, extra)) * grain, bytes);
+  return {begin, std::min((base + (i < extra ? 1 : 0)) * grain, bytes - begin)};
+}
+
+// All of them.
+inline std::vector<Part> split_evenly(std::size_t bytes, int parts, std::size_t grain) {
+  std::vector<Part> result;
+  result.reserve(static_cast<std::size_t>(parts));
+  for (int i = 0; i < parts; ++i) result.push_back(even_part(bytes, parts, grain, i));
   return result;
 }
 

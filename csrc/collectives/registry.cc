@@ -28,6 +28,9 @@ bool is_adasum(const Call& call) { return call.reduce_op == ReduceOp::kAdasum; }
 bool elementwise_on_one_host(const Comm& comm, const Call& call) {
   return on_one_host(comm, call) && !is_adasum(call);
 }
+bool fits_into_lines(const Comm& comm, const Call& call) {
+  return elementwise_on_one_host(comm, call) && call.bytes() <= Arena::kLineBytes;
+}
 bool elementwise(const Comm& comm, const Call& call) {
   return always(comm, call) && !is_adasum(call);
 }
@@ -42,6 +45,8 @@ bool adasum_on_one_host(const Comm& comm, const Call& call) {
 double free_of_charge(int, double) { return 0; }
 double steps(int ranks) { return std::ceil(std::log2(ranks)); }
 double cost_direct(int, double bytes) { return 2 * kSharedLatency + 3 * bytes * kSharedByte; }
+// Every rank reads all of everybody's.
+double cost_lines(int ranks, double bytes) { return kSharedLatency + ranks * bytes * kSharedByte; }
 double cost_ring(int ranks, double bytes) {
   return 2 * (ranks - 1) * (kStreamLatency + bytes / ranks * kStreamByte);
 }
@@ -64,6 +69,7 @@ double cost_half_ring(int ranks, double bytes) {
 }
 
 constexpr Algorithm kAlgorithms[] = {
+    {OpKind::kAllreduce, "lines", "shm", true, fits_into_lines, cost_lines, allreduce_lines},
     {OpKind::kAllreduce, "direct", "shm", true, elementwise_on_one_host, cost_direct,
      allreduce_direct},
     {OpKind::kAllreduce, "ring", "stream", false, elementwise, cost_ring, allreduce_ring},

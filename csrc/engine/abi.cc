@@ -22,6 +22,10 @@ struct hp_engine {
   Engine engine;
 };
 
+struct hp_buffer {
+  std::shared_ptr<horoplug::SharedBuffer> buffer;
+};
+
 namespace {
 
 thread_local std::string last_error;
@@ -300,6 +304,31 @@ hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* handle) {
     return HP_OK;
   });
 }
+
+hp_status hp_buffer_create(hp_engine* engine, uint64_t bytes, hp_handle* handle) {
+  return guarded([&] {
+    *handle = engine->engine.create_buffer(bytes);
+    return HP_OK;
+  });
+}
+
+hp_status hp_buffer_take(hp_engine* engine, hp_handle handle, hp_buffer** buffer) {
+  return guarded([&] {
+    const auto operation = engine->engine.handles().done(handle);
+    if (!operation->status.ok()) return report(operation->status);
+    if (operation->signature.op != horoplug::OpKind::kAddBuffer || !operation->buffer) {
+      throw Error(HP_INVALID_ARGUMENT, "the operation has no buffer to give");
+    }
+    *buffer = new hp_buffer{std::move(operation->buffer)};
+    return HP_OK;
+  });
+}
+
+void* hp_buffer_data(const hp_buffer* buffer) { return buffer->buffer->data(); }
+
+uint64_t hp_buffer_size(const hp_buffer* buffer) { return buffer->buffer->bytes(); }
+
+void hp_buffer_free(hp_buffer* buffer) { delete buffer; }
 
 hp_status hp_value(hp_engine* engine, hp_handle handle, int64_t* value) {
   return guarded([&] {

@@ -32,7 +32,7 @@ Engine::Engine(EngineConfig config)
   });
   hellos_.resize(config_.members.size());
   departed_.resize(config_.members.size(), false);
-  places_.resize(config_.members.size(), 0);
+  segment_ends_.resize(config_.members.size(), Arena::kSegmentBytes);
   started_at_ = last_event_ = last_watch_ = now();
   crowded_ = is_crowded();
   begin_handshake();
@@ -126,6 +126,7 @@ void Engine::admit(const OperationPtr& operation) {
   known->second.joined = kind == OpKind::kJoin;
   if (std::exchange(looks_seen_, handles_.looks()) != looks_seen_) ++wave_;
   operation->wave = wave_;
+  operation->buffer = buffer_of(*operation);
   operation->submitted_at = now();
   handles_.add(operation);
   submissions_.push_back(operation);

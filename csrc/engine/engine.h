@@ -53,6 +53,8 @@ class Engine {
   hp_handle add_set(const std::vector<int>& ranks);
   hp_handle remove_set(std::uint32_t set);
   hp_handle join(std::uint32_t set);
+  // And on buffers (buffers.cc); see hp_buffer_create.
+  hp_handle create_buffer(std::uint64_t bytes);
   HandleTable& handles() { return handles_; }
   // HP_OK, HP_IN_PROGRESS if `timeout` seconds (negative: any number) have passed first, or how the
   // operation failed. Does the engine's work meanwhile, unless another thread does.
@@ -108,6 +110,11 @@ class Engine {
   void administer(ProcessSet& set, const OperationPtr& operation);
   bool finish_removals();
   ProcessSet* set_of_message(std::uint32_t number, int from, std::span<const std::byte> message);
+
+  // Shared buffers (buffers.cc).
+  std::shared_ptr<SharedBuffer> buffer_of(const Operation& operation);
+  std::size_t reserve(int rank, std::size_t bytes);
+  void add_buffer(const OperationPtr& operation);
 
   // Messages and the start (handshake.cc).
   void receive(int from, Bytes message);
@@ -165,6 +172,7 @@ class Engine {
   std::uint64_t wave_ = 0;
   // Operations without a name so far, by set and kind.
   std::map<std::pair<std::uint32_t, OpKind>, std::uint64_t> unnamed_;
+  std::map<const std::byte*, std::weak_ptr<SharedBuffer>> buffers_;  // by where they begin
   bool leave_requested_ = false;
   std::optional<std::string> abort_requested_;
   std::atomic<bool> requests_waiting_{false};
@@ -181,7 +189,8 @@ class Engine {
   std::unique_ptr<Mesh> mesh_;
   std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;  // those that this rank is in
   std::uint32_t last_set_ = 0;
-  std::vector<std::size_t> places_;  // by rank: parts of its segment that were given to sets
+  std::uint32_t last_buffer_ = 0;
+  std::vector<std::size_t> segment_ends_;  // by rank: what is in use of its segment, in bytes
   std::map<std::uint32_t, std::vector<std::pair<int, Bytes>>> early_set_messages_;
   std::unique_ptr<Census> census_;
   std::vector<std::optional<Hello>> hellos_;

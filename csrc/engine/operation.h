@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "engine/members.h"
 #include "engine/signature.h"
+#include "transport/shm/shared_buffer.h"
 
 namespace horoplug {
 
@@ -47,9 +48,13 @@ struct Operation {
   // nobody looks at the result.
   bool absent = false;
 
+  // The buffer in which all tensors lie, each being its own output; kAddBuffer: the new one.
+  std::shared_ptr<SharedBuffer> buffer;
+
   // Written by whoever drives the engine, read by others once the operation is done.
   std::vector<TensorOutcome> outcomes;
-  std::int64_t value = 0;  // kAddSet: the number of the new set; kJoin: the last rank to join
+  std::int64_t value =
+      0;  // kAddSet, kAddBuffer: the new one's number; kJoin: the last rank to join
   Status status;
 
   // Set when all of the above is written. What belongs to the handle is in the handle table's care.

@@ -113,6 +113,23 @@ TensorOutcome make_outcome(const TensorArgument& tensor, std::int64_t rows, std:
   return outcome;
 }
 
+// Where all tensors of a batch lie in a shared buffer: see Call::place.
+std::uint64_t place_of(const std::vector<OperationPtr>& operations,
+                       std::vector<std::ptrdiff_t>& to) {
+  const std::shared_ptr<SharedBuffer>& buffer = operations.front()->buffer;
+  if (!buffer || !buffer->shared() || operations.front()->signature.prescale != 1.0) return 0;
+  std::uint64_t place = buffer->number();
+  for (const OperationPtr& operation : operations) {
+    if (operation->absent || operation->buffer != buffer) return 0;
+    for (const TensorArgument& tensor : operation->tensors) {
+      place = (place ^ buffer->offset(tensor.input)) * 0x9E3779B97F4A7C15;
+      place ^= place >> 32;
+    }
+  }
+  for (const int rank : operations.front()->members->ranks) to.push_back(buffer->distance(rank));
+  return place | 1;
+}
+
 // Allreduce and broadcast: all tensors of all operations as one buffer.
 Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
   const Signature& signature = operations.front()->signature;
@@ -137,7 +154,12 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
   if (signature.op == OpKind::kBroadcast) {
     call.root = operations.front()->members->index_of(signature.root);
   }
-  if (signature.op == OpKind::kAllreduce) set_reduction(call, signature, comm.size());
+  std::vector<std::ptrdiff_t> distances;
+  if (signature.op == OpKind::kAllreduce) {
+    set_reduction(call, signature, comm.size());
+    call.place = place_of(operations, distances);
+    call.distances = distances;
+  }
   co_await run(comm, call, algorithm);
 }
 

@@ -126,7 +126,7 @@ void Engine::create_set(std::vector<int> ranks) {
   std::size_t own_place = 0;
   for (const int rank : members->ranks) {
     if (!together) break;
-    const std::size_t place = ++places_[static_cast<std::size_t>(rank)] * Arena::kSegmentBytes;
+    const std::size_t place = reserve(rank, Arena::kSegmentBytes);
     const Fd& file = config_.members[static_cast<std::size_t>(rank)].segment_file;
     if (rank == config_.rank) own_place = place;
     if (members->index < 0 || !file) continue;
@@ -151,6 +151,7 @@ void Engine::administer(ProcessSet& set, const OperationPtr& operation) {
     end_operations({operation}, {});
     return;
   }
+  if (operation->signature.op == OpKind::kAddBuffer) return add_buffer(operation);
   const auto number = static_cast<std::uint32_t>(arguments.front());
   {
     std::lock_guard lock(mutex_);

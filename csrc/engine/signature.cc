@@ -45,8 +45,12 @@ bool same_shapes(const Signature& a, const Signature& b) {
   return true;
 }
 
-bool same_administration(const Signature& a, const Signature& b) {
-  return !is_administrative(a.op) || a.op != b.op || a.shapes == b.shapes;
+bool same_set(const Signature& a, const Signature& b) {
+  const bool concerned = a.op == OpKind::kAddSet || a.op == OpKind::kRemoveSet;
+  return !concerned || a.op != b.op || a.shapes == b.shapes;
+}
+bool same_buffer(const Signature& a, const Signature& b) {
+  return a.op != OpKind::kAddBuffer || a.op != b.op || a.shapes == b.shapes;
 }
 
 constexpr const char* kSameShape = "submit the same shape";
@@ -64,7 +68,9 @@ const std::vector<Field>& fields() {
   static const auto* const table = new std::vector<Field>{
       {"operation", "call the same operation", [](auto& a, auto& b) { return a.op == b.op; },
        [](auto& s) { return std::string(op_kind_name(s.op)); }},
-      {"process set", "name the same ranks, in calls of the same order", same_administration,
+      {"process set", "name the same ranks, in calls of the same order", same_set,
+       [](auto& s) { return describe_shapes(s); }},
+      {"buffer size", "create buffers of the same size, in the same order", same_buffer,
        [](auto& s) { return describe_shapes(s); }},
       {"reduction",
        "use the same op=", [](auto& a, auto& b) { return !reduces(a.op) || a.reduce == b.reduce; },

@@ -19,7 +19,8 @@ struct Signature {
   std::int32_t device = -1;
   double prescale = 1.0;
   double postscale = 1.0;
-  // One per tensor; more than one in a group. kAddSet: the ranks, kRemoveSet: the set's number.
+  // One per tensor; more than one in a group. kAddSet: the ranks, kRemoveSet: the set's number,
+  // kAddBuffer: the size in bytes.
   std::vector<Shape> shapes;
   // A name that will come again is worth a number of its own; those that count themselves up are
   // not.

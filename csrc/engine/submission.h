@@ -11,7 +11,7 @@ namespace horoplug {
 OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members);
 
 // An operation on the job or a set itself (see is_administrative). kAddSet: `arguments` are the
-// ranks, kRemoveSet: the number of the set; `members` are all ranks.
+// ranks, kRemoveSet: the number of the set, kAddBuffer: its size; `members` are all ranks.
 OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments);
 
 // What this rank does in an operation of the others after it has joined. Throws Error(HP_INTERNAL)

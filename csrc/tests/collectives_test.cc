@@ -31,9 +31,9 @@ constexpr int kForcedRanks[] = {2, 3, 6, 7};
 #endif
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
-// Around the sizes at which algorithms change: a slot of shared memory is 1 MiB, a chunk on a
-// stream 256 KiB.
-constexpr std::size_t kSmallCounts[] = {0, 1, 3, 17, 2049};
+// Around the sizes at which algorithms change: a line of shared memory has 4 KiB, a slot and a
+// chunk on a stream have 256 KiB.
+constexpr std::size_t kSmallCounts[] = {0, 1, 3, 17, 1024, 1025, 2049};
 
 double input_value(ReduceOp op, int rank, std::size_t i) {
   switch (op) {
@@ -269,7 +269,7 @@ TEST_CASE("large tensors") {
 }
 
 TEST_CASE("every algorithm that can be forced") {
-  for (const char* algorithm : {"ring", "doubling", "tree", "chain"}) {
+  for (const char* algorithm : {"ring", "doubling", "direct", "lines", "tree", "chain"}) {
     for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
       for (const int ranks : kForcedRanks) {
         CAPTURE(algorithm);
@@ -379,5 +379,57 @@ TEST_CASE("scale factors are applied before and after the reduction") {
               "scaled sum");
       }
     });
+  }
+}
+
+TEST_CASE("fused tensors across the borders of lines, blocks, parts and slots") {
+  // In and out of place by turns, of sizes drawn at random; groups are one batch.
+  std::mt19937_64 random(test_seed());
+  for (const Transport transport : {Transport::kThreads, Transport::kShm}) {
+    for (const int ranks : {2, 3, 4}) {
+      CAPTURE(transport_name(transport));
+      CAPTURE(ranks);
+      Cluster cluster(transport, ranks);
+      for (const std::size_t most : {std::size_t{600}, std::size_t{9'000}, std::size_t{300'000}}) {
+        std::vector<std::vector<std::int64_t>> shapes(1 + random() % 6);
+        for (auto& shape : shapes) shape = {static_cast<std::int64_t>(random() % most)};
+        const double prescale = random() % 2 == 0 ? 1 : 0.5;
+        CHECK_NOTHROW(cluster.run([&](int rank) {
+          std::vector<std::vector<std::byte>> inputs, outputs;
+          std::vector<hp_tensor> tensors;
+          for (std::size_t k = 0; k < shapes.size(); ++k) {
+            inputs.push_back(make_array(
+                DType::kFloat32, static_cast<std::size_t>(shapes[k][0]),
+                [&](std::size_t i) { return static_cast<double>((i + k) % 64) + 2 * rank; }));
+            outputs.emplace_back(k % 2 == 0 ? inputs.back().size() : 0);
+          }
+          for (std::size_t k = 0; k < shapes.size(); ++k) {
+            void* const output = k % 2 == 0 ? outputs[k].data() : inputs[k].data();
+            tensors.push_back({inputs[k].data(), output, shapes[k].data(), 1, 0});
+          }
+          hp_submission submission{};
+          submission.struct_size = sizeof submission;
+          submission.dtype = HP_FLOAT32;
+          submission.reduce_op = HP_AVERAGE;
+          submission.device = -1;
+          submission.prescale = prescale;
+          submission.tensors = tensors.data();
+          submission.tensor_count = static_cast<std::int32_t>(tensors.size());
+          Engine& engine = cluster.engine(rank);
+          const hp_handle handle = engine.submit(make_operation(submission, engine.members(0)));
+          await(engine, handle);
+          engine.handles().release(handle);
+          for (std::size_t k = 0; k < shapes.size(); ++k) {
+            check(difference(DType::kFloat32, k % 2 == 0 ? outputs[k] : inputs[k],
+                             static_cast<std::size_t>(shapes[k][0]),
+                             [&](std::size_t i) {
+                               return prescale *
+                                      (static_cast<double>((i + k) % 64) + engine.size() - 1);
+                             }),
+                  "tensor " + std::to_string(k));
+          }
+        }));
+      }
+    }
   }
 }

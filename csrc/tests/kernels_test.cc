@@ -327,6 +327,33 @@ TEST_CASE("float32 rounds to nearest even") {
   }
 }
 
+TEST_CASE("copies of any size and alignment") {
+  const KernelTables tables = available_kernels();
+  for (int t = 0; t < tables.count; ++t) {
+    for (const CopyFn copy : {tables.tables[t]->copy, tables.tables[t]->stream}) {
+      for (const std::size_t bytes : {0, 1, 63, 64, 255, 256, 257, 511, 513, 1000, 4099}) {
+        for (const std::size_t shift : {0, 1, 15, 63}) {
+          std::vector<unsigned char> from(bytes + 64), to(bytes + 192, 0xee);
+          for (std::size_t i = 0; i < from.size(); ++i) {
+            from[i] = static_cast<unsigned char>(i * 7 + 3);
+          }
+          copy(to.data() + 64 + shift, from.data() + shift / 2, bytes);
+          CAPTURE(bytes);
+          CAPTURE(shift);
+          CHECK(std::equal(from.begin() + static_cast<std::ptrdiff_t>(shift / 2),
+                           from.begin() + static_cast<std::ptrdiff_t>(shift / 2 + bytes),
+                           to.begin() + static_cast<std::ptrdiff_t>(64 + shift)));
+          const auto untouched = std::count(to.begin(), to.end(), 0xee);
+          const auto copied =
+              std::count(from.begin() + static_cast<std::ptrdiff_t>(shift / 2),
+                         from.begin() + static_cast<std::ptrdiff_t>(shift / 2 + bytes), 0xee);
+          CHECK(untouched == static_cast<std::ptrdiff_t>(192) + copied);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("the table") {
   const KernelTables tables = available_kernels();
   REQUIRE(tables.count >= 1);

@@ -2,9 +2,9 @@
 //
 // The owner says "asleep" in a shared word before it sleeps in epoll on the eventfd, and looks at
 // its work once more after saying so. Whoever gives it work publishes the work first and rings
-// then; only a ring that finds the owner asleep makes a system call. All of these accesses are
-// sequentially consistent, so that either the owner sees the work or the ringer sees it asleep.
-// Word and eventfd may be shared between processes.
+// then; only a ring that finds the owner asleep makes a system call. Between the two steps on
+// either side there is a full fence (or both are sequentially consistent), so that either the owner
+// sees the work or the ringer sees it asleep. Word and eventfd may be shared between processes.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,9 @@
 #include "transport/fd.h"
 
 namespace horoplug {
+
+// No memory access before it happens after one that follows it, as all threads see them.
+void full_fence();
 
 class Doorbell {
  public:
@@ -31,7 +34,10 @@ class Doorbell {
   // The owner's side. prepare_sleep(); look for work; sleep on fd() if there is none;
   // finish_sleep(). Whenever fd() can be read: silence(). (A ringer may come to write there only
   // after the owner has woken for another reason.)
-  void prepare_sleep() { word_->store(1); }
+  void prepare_sleep() {
+    word_->store(1);
+    full_fence();
+  }
   void finish_sleep() { word_->store(0); }
   void silence();
   int fd() const { return event_.get(); }

@@ -73,6 +73,31 @@ class Memory {
   std::int64_t bytes_;
 };
 
+// Does not depend on the engine that has made it: arrays over it may live on.
+class Buffer {
+ public:
+  explicit Buffer(hp_buffer* buffer) : buffer_(buffer) {}
+  ~Buffer() { hp_buffer_free(buffer_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  std::uintptr_t address() const {
+    return reinterpret_cast<std::uintptr_t>(hp_buffer_data(buffer_));
+  }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(hp_buffer_size(buffer_)); }
+  py::buffer_info buffer() const {
+    return {hp_buffer_data(buffer_),
+            1,
+            py::format_descriptor<std::uint8_t>::format(),
+            1,
+            {bytes()},
+            {1}};
+  }
+
+ private:
+  hp_buffer* const buffer_;
+};
+
 struct Result {
   std::int64_t rows;
   std::vector<std::int64_t> row_counts;
@@ -277,6 +302,18 @@ class Engine {
     return handle;
   }
 
+  hp_handle create_buffer(std::uint64_t bytes) {
+    hp_handle handle = 0;
+    check(hp_buffer_create(get(), bytes, &handle));
+    return handle;
+  }
+
+  std::unique_ptr<Buffer> take_buffer(hp_handle handle) {
+    hp_buffer* buffer = nullptr;
+    check(hp_buffer_take(get(), handle, &buffer));
+    return std::make_unique<Buffer>(buffer);
+  }
+
   std::int64_t value(hp_handle handle) {
     std::int64_t value = 0;
     check(hp_value(get(), handle, &value));
@@ -455,6 +492,7 @@ void define_error(py::module_& module) {
 }  // namespace horoplug
 
 PYBIND11_MODULE(_native, module) {
+  using horoplug::Buffer;
   using horoplug::Engine;
   using horoplug::Memory;
   using horoplug::Prepared;
@@ -482,6 +520,12 @@ PYBIND11_MODULE(_native, module) {
       .def_property_readonly("address", &Memory::address)
       .def_property_readonly("nbytes", &Memory::bytes)
       .def_buffer(&Memory::buffer);
+
+  py::class_<Buffer>(module, "Buffer", py::buffer_protocol(),
+                     "This rank's part of a shared buffer; given back when garbage collected.")
+      .def_property_readonly("address", &Buffer::address)
+      .def_property_readonly("nbytes", &Buffer::bytes)
+      .def_buffer(&Buffer::buffer);
 
   py::class_<Result>(module, "Result", "What one tensor of a finished operation has produced.")
       .def_readonly("rows", &Result::rows)
@@ -517,6 +561,8 @@ PYBIND11_MODULE(_native, module) {
       .def("add_process_set", &Engine::add_process_set, "ranks"_a)
       .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
       .def("join", &Engine::join, "process_set"_a = 0)
+      .def("create_buffer", &Engine::create_buffer, "nbytes"_a)
+      .def("take_buffer", &Engine::take_buffer, "handle"_a)
       .def("value", &Engine::value, "handle"_a)
       .def("submit_many", &Engine::submit_many, "prepared"_a, "addresses"_a)
       .def("poll", &Engine::poll, "handle"_a)

@@ -9,6 +9,7 @@
 
 #include "device/cpu/kernels.h"
 #include "device/cpu/kernels_adasum.h"
+#include "device/cpu/kernels_copy.h"
 #include "device/cpu/kernels_finish.h"
 #include "device/cpu/kernels_vector.h"
 
@@ -268,6 +269,8 @@ constexpr KernelTable table_of(const char* name) {
   KernelTable table{};
   table.name = name;
   (add_element<Elements>(table), ...);
+  table.copy = copy;
+  table.stream = stream;
   table.f32_to_f16 = convert<F32, U16, to_f16>;
   table.f16_to_f32 = convert<U16, F32, from_f16>;
   table.f32_to_bf16 = convert<F32, U16, to_bf16>;

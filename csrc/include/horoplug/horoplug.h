@@ -84,14 +84,17 @@ typedef enum hp_op {
   HP_ALLTOALL = 3,
   HP_REDUCESCATTER = 4,
   HP_BARRIER = 5,
-  /* These have functions of their own: hp_join, hp_process_set_add, hp_process_set_remove. */
+  /* These have functions of their own: hp_join, hp_process_set_add, hp_process_set_remove,
+   * hp_buffer_create. */
   HP_JOIN = 6,
   HP_ADD_PROCESS_SET = 7,
   HP_REMOVE_PROCESS_SET = 8,
-  HP_OP_COUNT = 9
+  HP_CREATE_BUFFER = 9,
+  HP_OP_COUNT = 10
 } hp_op;
 
 typedef struct hp_engine hp_engine;
+typedef struct hp_buffer hp_buffer;
 typedef int64_t hp_handle; /* > 0; never reused by the same engine */
 
 /* How this process reaches one other rank. The caller has connected and authenticated every file
@@ -258,6 +261,23 @@ HP_API hp_status hp_process_set_remove(hp_engine* engine, int32_t process_set, h
  * Process sets cannot be added or removed meanwhile (HP_MISMATCH). The handle is done when all have
  * joined; hp_value then gives the rank that was the last to do so. */
 HP_API hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* handle);
+
+/* Shared buffers: memory in which ranks of one host can reduce without copies. Every rank gets
+ * `bytes` bytes of its own, zeroed and aligned to a page, which its peers map too; on several
+ * hosts, or a single rank, it is plain memory. An allreduce runs without packing if, on every rank,
+ * its tensors lie in the same buffer at the same offsets and are their own outputs; all else works
+ * as with any memory. Nothing in it is written by a peer except the results of operations that this
+ * rank has submitted and that are not done.
+ *
+ * hp_buffer_create is an operation on all ranks, like hp_process_set_add: same sizes, same order.
+ * hp_buffer_take gives the buffer out of a handle that is done, once; it does not depend on the
+ * engine any more and is the caller's until hp_buffer_free, which concerns this rank alone. It may
+ * not be freed while an operation on it is in flight. */
+HP_API hp_status hp_buffer_create(hp_engine* engine, uint64_t bytes, hp_handle* handle);
+HP_API hp_status hp_buffer_take(hp_engine* engine, hp_handle handle, hp_buffer** buffer);
+HP_API void* hp_buffer_data(const hp_buffer* buffer);
+HP_API uint64_t hp_buffer_size(const hp_buffer* buffer);
+HP_API void hp_buffer_free(hp_buffer* buffer);
 
 /* The number that came out of hp_process_set_add or hp_join, once it is done. */
 HP_API hp_status hp_value(hp_engine* engine, hp_handle handle, int64_t* value);
