@@ -189,4 +189,7 @@ def cpu_kernels() -> str: ...
 def algorithms() -> str:
     """One line per algorithm: ``op name medium``."""
 
+def address_of(buffer: object) -> int | None:
+    """Where the memory of a contiguous object with the buffer protocol begins; None if it does not export it."""
+
 def dtype_size(dtype: int) -> int: ...

@@ -93,6 +93,30 @@ def test_one_rank(engine):
     engine.release(handle)
 
 
+def test_perform_waits_and_forgets(engine):
+    array = np.ones(3, np.float32)
+    arguments = ALLREDUCE, FLOAT32, [tensor(array, array)], "x", SUM
+    assert engine.perform(*arguments, prescale=2.0, keep=False) == 0
+    assert array.tolist() == [2, 2, 2]
+    handle = engine.perform(*arguments)
+    assert engine.poll(handle)
+    engine.release(handle)
+    with pytest.raises(Error):
+        engine.perform(99, FLOAT32, [])
+
+
+def test_perform_gives_the_handle_of_what_takes_longer():
+    arrays = [np.full(10, rank + 1, np.float32) for rank in range(2)]
+    with two_engines() as engines:
+        arguments = [(ALLREDUCE, FLOAT32, [tensor(a, a)], "x", SUM) for a in arrays]
+        handle = engines[0].perform(*arguments[0], keep=False)  # the other rank is not there yet
+        assert handle > 0
+        assert not engines[0].poll(handle)
+        assert engines[1].perform(*arguments[1], keep=False) == 0
+        engines[0].wait(handle)
+        assert all((array == 3).all() for array in arrays)
+
+
 def test_memory_of_a_result(engine):
     source = np.arange(6, dtype=np.float32).reshape(3, 2)
     handle = engine.submit(ALLGATHER, FLOAT32, ((tensor(source)),), name="gather")

@@ -476,6 +476,18 @@ class Engine {
   int generation_;
 };
 
+// Where the memory of an object with the buffer protocol begins; None if it does not export it.
+py::object address_of(py::handle object) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE) != 0) {
+    PyErr_Clear();
+    return py::none();
+  }
+  py::object address = py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(buffer.buf));
+  PyBuffer_Release(&buffer);
+  return address;
+}
+
 void define_error(py::module_& module) {
   py::dict attributes;
   const py::cpp_function status(
@@ -580,5 +592,6 @@ PYBIND11_MODULE(_native, module) {
   module.def("version", [] { return std::string(hp_version()); });
   module.def("cpu_kernels", [] { return std::string(hp_cpu_kernels()); });
   module.def("algorithms", [] { return std::string(hp_algorithms()); });
+  module.def("address_of", &horoplug::address_of, "buffer"_a);
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
 }
