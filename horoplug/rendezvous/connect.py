@@ -23,7 +23,7 @@ _SPARE_INCOMING = 64  # connections in the making beyond one per rank
 _RETRY_PAUSE = 0.02
 _RETRY_SECONDS = 1.0
 _LOGGED = 10
-_BUFFER_BYTES = 4 << 20
+_BUFFER_BYTES = 1073741824
 
 _log = logging.getLogger("horoplug")
 
