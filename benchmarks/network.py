@@ -193,7 +193,10 @@ def terminable() -> Iterator[None]:
 
 def measure(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of allreduce.py's table, with the share of the line; empty if the benchmark failed."""
-    with tempfile.TemporaryDirectory() as scratch, Network(hosts, args.rate, args.congestion) as network:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Network(hosts, args.rate, args.congestion) as network,
+    ):
         table = Path(scratch) / "table.json"
         script = [sys.executable, str(ROOT / "benchmarks" / "allreduce.py"), "--json", str(table)]
         script += ["-b", args.begin, "-e", args.end, "-f", args.factor, "-n", str(args.iterations)]

@@ -46,9 +46,12 @@ struct Algorithm {
   const char* name;
   const char* medium;  // "self", "shm" or "stream"
   bool (*can)(const Comm& comm, const Call& call);
-  // Estimated microseconds for `bytes` bytes on `ranks` ranks.
-  double (*cost)(int ranks, double bytes);
+  // Estimated microseconds for `bytes` bytes on the ranks of `comm`.
+  double (*cost)(const Comm& comm, double bytes);
   Task (*run)(Comm& comm, Call& call);
+  // Whether nothing is written to the outputs, which may be the inputs, before something has come
+  // from every rank, or from a rank that has heard from it, in this call.
+  bool commits;
 };
 
 std::span<const Algorithm> algorithms();
@@ -59,6 +62,8 @@ const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char
 // Each algorithm is defined in the file of its name.
 Task allreduce_direct(Comm& comm, Call& call);
 Task allreduce_ring(Comm& comm, Call& call);
+Task allreduce_pairwise(Comm& comm, Call& call);
+Task allreduce_hierarchical(Comm& comm, Call& call);
 Task allreduce_doubling(Comm& comm, Call& call);
 Task allreduce_adasum_direct(Comm& comm, Call& call);
 Task allreduce_adasum_halving(Comm& comm, Call& call);
