@@ -14,11 +14,11 @@ namespace horoplug {
 namespace {
 
 // Receives posted ahead of the chunk that is being worked on, for each peer.
-constexpr std::size_t kWindow = 4;
+constexpr std::size_t kWindow = 8;
 // A part is cut into so many chunks if they do not get too small, so that one is reduced and sent
 // back while others come in.
-constexpr std::size_t kChunks = 4;
-constexpr std::size_t kLeastChunk = 32 * 1024;
+constexpr std::size_t kChunks = 2;
+constexpr std::size_t kLeastChunk = 64 * 1024;
 
 std::size_t chunk_bytes(std::size_t bytes, int ranks) {
   constexpr std::size_t kLine = 64;
