@@ -78,8 +78,8 @@ class Network:
             )
             run("ip", "-n", self.bridge, "link", "set", port, "master", "br0", "up")
             run(
-                *("ip", "netns", "exec", name, "sysctl", "-qw"),
-                f"net.ipv4.tcp_congestion_control={self.congestion}",
+                *("ip", "netns", "exec", name, "sh", "-c"),
+                f"echo {self.congestion} > /proc/sys/net/ipv4/tcp_congestion_control",
             )
             run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             run("ip", "-n", name, "link", "set", "lo", "up")

@@ -15,7 +15,8 @@ struct Costs {
   // payload. Between hosts both are measured at the start.
   LinkCosts stream{20.0, 1.0 / 3000.0};
   LinkCosts shared{1.0, 1.0 / 20000.0};
-  double message = 3.0;  // handling one more message of several that travel side by side
+  // One more message of several that travel side by side: above all, waking up for it.
+  double message = 15.0;
 };
 
 }  // namespace horoplug

@@ -55,9 +55,11 @@ double cost_pairwise(const Comm& comm, double bytes) {
   return 2 * (link.latency + (others - 1) * comm.costs().message) +
          2 * others / comm.size() * bytes * link.byte * (1 + (others - 1) * kIncast);
 }
+// Nothing is reduced while it comes in, and nothing leaves while it is reduced.
 double cost_doubling(const Comm& comm, double bytes) {
+  constexpr double kIdle = 1.1;
   const LinkCosts& link = comm.costs().stream;
-  return steps(comm) * (link.latency + bytes * link.byte);
+  return steps(comm) * (link.latency + bytes * link.byte * kIdle);
 }
 // Twice through shared memory; in between, each rank of the host has its slice on the host's line.
 double cost_hierarchical(const Comm& comm, double bytes) {
@@ -83,9 +85,9 @@ double cost_half_ring(const Comm& comm, double bytes) { return cost_ring(comm, b
 constexpr Algorithm kAlgorithms[] = {
     {OpKind::kAllreduce, "direct", "shm", elementwise_on_one_host, cost_direct, allreduce_direct,
      true},
-    {OpKind::kAllreduce, "ring", "stream", elementwise, cost_ring, allreduce_ring, false},
     {OpKind::kAllreduce, "pairwise", "stream", elementwise, cost_pairwise, allreduce_pairwise,
      true},
+    {OpKind::kAllreduce, "ring", "stream", elementwise, cost_ring, allreduce_ring, false},
     {OpKind::kAllreduce, "doubling", "stream", elementwise, cost_doubling, allreduce_doubling,
      true},
     {OpKind::kAllreduce, "hierarchical", "mixed", on_many_hosts, cost_hierarchical,
