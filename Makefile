@@ -32,7 +32,7 @@ build/.system-demo: scripts/system-packages
 	@mkdir -p build && touch $@
 
 build/.system-test: scripts/system-packages build/.system-demo
-	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev libclang-rt-16-dev
+	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev iproute2 libclang-rt-16-dev
 	@touch $@
 
 .venv/.created: | build/.system-demo

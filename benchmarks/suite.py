@@ -73,6 +73,8 @@ FULL = [
     *peers("gradients", "gradients-bert-2", "-np 2 --model bert-large -n 5"),
     *peers("train", "train-2", "-np 2 --steps 120"),
     *peers("idle", "idle-2", "-np 2"),
+    Part("network", "network", "-b 4 -e 64M -f 4 --peer torch-gloo"),
+    Part("network-unshaped", "network", "--rate 0 -b 4 -e 64M -f 4 --peer torch-gloo"),
     Part("control-plane-1", "control_plane", "--bursts 1"),
     Part("control-plane-10", "control_plane", "--bursts 10"),
     Part("torch-hooks", "torch_hooks", "-np 2"),

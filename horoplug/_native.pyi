@@ -1,6 +1,6 @@
 """The C core as Python sees it: a thin pybind11 layer over the C ABI (``csrc/include/horoplug/horoplug.h``)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 ABI_VERSION: int
 
@@ -86,9 +86,13 @@ class Engine:
         process_sets: str = "",
         plan_after: int = 0,
         bucket_bytes: int = 0,
+        lanes: Mapping[int, Sequence[int]] = {},
+        link_latency: float = 0.0,
+        link_bandwidth: float = 0.0,
     ) -> None:
-        """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; the engine takes
-        ownership of every descriptor, also on failure. Units and defaults are those of ``hp_config``."""
+        """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; ``lanes``: by rank,
+        the descriptors of further connections. The engine takes ownership of every descriptor, also on failure. Units
+        and defaults are those of ``hp_config``."""
 
     def submit(
         self,

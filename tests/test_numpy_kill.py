@@ -127,6 +127,11 @@ def _gone(victim):
     return False
 
 
+def environment(key):
+    """No limits, and one or several connections between hosts."""
+    return NO_LIMITS | {"HOROPLUG_NUM_STREAMS": str(random.Random(key).choice([1, 3]))}
+
+
 PHASES = [
     die_idle,
     die_after_submitting,
@@ -146,7 +151,7 @@ PHASES = [
 def test_kill(pool, phase, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
-    with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
+    with pool.ranks(len(hosts), hosts=hosts, env=environment(key)) as job:
         internal(errors_of_survivors(job.outcomes(phase, victim, key), victim))
         # What comes after fails at once, with the same culprit.
         survivors = type(job)([w for r, w in enumerate(job.workers) if r != victim])
@@ -168,7 +173,7 @@ def die_while_joining(victim, key):
 def test_kill_during_init(pool, hosts, number):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
-    with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
+    with pool.ranks(len(hosts), hosts=hosts, env=environment(key)) as job:
         errors_of_survivors(job.outcomes(die_while_joining, victim, key), victim)
 
 
@@ -205,7 +210,7 @@ def test_kill_with_a_child_left(pool, hosts, tmp_path):
     os.mkfifo(tmp_path / "over")
     over = os.open(tmp_path / "over", os.O_RDWR)
     try:
-        with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
+        with pool.ranks(len(hosts), hosts=hosts, env=environment(seed())) as job:
             internal(errors_of_survivors(job.outcomes(linger, 1, tmp_path / "over"), 1))
     finally:
         os.write(over, b"x")

@@ -27,6 +27,7 @@ from horoplug.rendezvous.errors import (
     RendezvousError,
 )
 from horoplug.rendezvous.hosts import host_key, interface_address, topology
+from horoplug.rendezvous.links import Identity, Link, Stage
 from horoplug.rendezvous.mesh import build_mesh
 from horoplug.rendezvous.server import StoreServer
 from horoplug.rendezvous.store import StoreClient
@@ -117,7 +118,13 @@ def check(meshes):
                 assert os.path.sameopenfile(segment, theirs.segment_fd)
                 assert os.fstat(segment).st_size == 0
                 os.eventfd_write(doorbell, 1)
-            for fd in (stream, segment, doorbell):
+            lanes = mesh.lanes.get(other, [])
+            for lane in lanes:
+                assert not os.get_blocking(lane)
+                with socket.socket(fileno=os.dup(lane)) as sock:
+                    assert sock.family != socket.AF_UNIX
+                    sock.sendall(f"{rank} to {other}, {lanes.index(lane)}".encode())
+            for fd in (stream, segment, doorbell, *lanes):
                 assert fd < 0 or not os.get_inheritable(fd)
     for rank, mesh in meshes.items():
         local = sum(host == mesh.host for host in mesh.hosts)
@@ -132,6 +139,11 @@ def check(meshes):
                 sock.settimeout(5)
                 assert sock.recv(100) == f"{other} to {rank}".encode()
                 os.set_blocking(stream, False)
+            for i, lane in enumerate(mesh.lanes.get(other, [])):
+                with socket.socket(fileno=os.dup(lane)) as sock:
+                    sock.settimeout(5)
+                    assert sock.recv(100) == f"{other} to {rank}, {i}".encode()
+                    os.set_blocking(lane, False)
 
 
 # ---- good ones -------------------------------------------------------------------------------------------------------
@@ -216,10 +228,63 @@ def test_tcp_listeners_and_options(stores, monkeypatch):
     close_all(meshes)
 
 
+@pytest.mark.parametrize("streams", [1, 4])
+def test_several_connections_between_hosts(stores, streams):
+    clients = stores(4)
+    before = descriptors()
+    meshes = build_all(clients, key={0: "a", 1: "b", 2: "a", 3: "c"}, streams=streams)
+    assert not any(isinstance(mesh, BaseException) for mesh in meshes.values()), meshes
+    check(dict(sorted(meshes.items())))
+    for mesh in meshes.values():
+        remote = [peer[0] for peer in mesh.peers if peer[1] != mesh.host]
+        assert sorted(mesh.lanes) == remote
+        assert all(len(fds) == streams - 1 for fds in mesh.lanes.values())
+        assert len(mesh.streams) == len(set(mesh.streams)) == 3 + len(remote) * (streams - 1)
+    close_all(meshes)
+    assert descriptors() == before
+
+
+def test_different_numbers_of_connections(stores):
+    outcome = build_all(stores(2), key={0: "a", 1: "b"}, streams={0: 2, 1: 3})
+    assert all(isinstance(error, RendezvousError) for error in outcome.values())
+    assert "rank 1 wants 3 connections between hosts, rank 0 2" in str(outcome[0])
+
+
+def test_a_wrong_secret_on_a_further_connection_connects_nothing(stores, monkeypatch):
+    """Every connection is authenticated for itself."""
+    original = connect_module.Connector._dial
+
+    def dial(connector, key):
+        me = connector._me
+        if key == (0, 2):
+            connector._me = Identity(me.rank, me.size, me.generation, bytes(32))
+        original(connector, key)
+        connector._me = me
+
+    monkeypatch.setattr(connect_module.Connector, "_dial", dial)
+    clients = stores(2)
+    before = descriptors()
+    outcome = build_all(clients, key={0: "a", 1: "b"}, streams=3)
+    assert isinstance(outcome[1], AuthenticationError)
+    assert "does not know this job's secret" in str(outcome[1])
+    assert isinstance(outcome[0], PeerLostError)
+    assert descriptors() == before
+
+
 def test_released_descriptors_are_not_closed(stores):
     meshes = build_all(stores(2))
     arguments = meshes[0].release()
-    assert set(arguments) == {"rank", "size", "host", "peers", "segment_fd", "doorbell_fd"}
+    assert set(arguments) == {
+        "rank",
+        "size",
+        "host",
+        "peers",
+        "segment_fd",
+        "doorbell_fd",
+        "lanes",
+        "link_latency",
+        "link_bandwidth",
+    }
     meshes[0].close()
     fds = [arguments["segment_fd"], arguments["doorbell_fd"], *arguments["peers"][0][2:]]
     for fd in fds:
@@ -442,7 +507,7 @@ def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
     strangers = []
     original = connect_module.Connector.expect
 
-    def attack_first(connector, addresses, local):
+    def attack_first(connector, addresses, local, streams):
         for listener in connector._listeners:
             for i in range(12):
                 sock = socket.socket(listener.family, socket.SOCK_STREAM)
@@ -455,7 +520,7 @@ def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
                     sock.sendall(b"HPau\x01\x01")
                 elif i % 4 == 2 and listener.family == socket.AF_UNIX:
                     socket.send_fds(sock, [b"HPau\x01\x01\0\0" + bytes(32)], [0, 1, 2])
-        original(connector, addresses, local)
+        original(connector, addresses, local, streams)
 
     monkeypatch.setattr(connect_module.Connector, "expect", attack_first)
     monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # nobody waits for strangers
@@ -497,18 +562,16 @@ def test_a_silent_stranger_is_dropped_while_the_others_are_waited_for(stores, mo
     assert outcome[0].rank == 1
 
 
-@pytest.mark.parametrize("what", ["generation", "size", "rank", "duplicate"])
+@pytest.mark.parametrize("what", ["generation", "size", "rank", "lane", "duplicate"])
 def test_a_peer_that_knows_the_secret_but_does_not_fit_is_refused(
     stores, what, monkeypatch, caplog
 ):
-    from horoplug.rendezvous.links import Identity, Link, Stage
-
     original = connect_module.Connector.turn
     errors = []
 
     def intrude(connector, store):
         if connector._listeners and connector._me.rank == 0 and not errors:
-            if what == "duplicate" and 1 not in connector._ready:
+            if what == "duplicate" and (1, 0) not in connector._ready:
                 return original(connector, store)
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.connect(connector._listeners[0].getsockname())
@@ -521,7 +584,15 @@ def test_a_peer_that_knows_the_secret_but_does_not_fit_is_refused(
             )
             with open("/dev/null") as null:
                 me.fds = (null.fileno(), null.fileno())
-                link = Link(sock, me, target=0, deadline=0, admit=lambda *_: None, label="rank 0")
+                link = Link(
+                    sock,
+                    me,
+                    target=0,
+                    deadline=0,
+                    admit=lambda *_: None,
+                    label="rank 0",
+                    lane=int(what == "lane"),
+                )
                 link.connected()
                 deadline = time.monotonic() + 5
                 try:

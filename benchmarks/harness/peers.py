@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
@@ -111,7 +112,8 @@ class TorchGloo(Peer):
         R = dist.ReduceOp
         self.ops = dict(zip(OPS, (R.SUM, None, R.MIN, R.MAX, R.PRODUCT), strict=True))
         first = hvd.rank() == 0
-        address = hvd.broadcast_object(platform.node() if hvd.cross_size() > 1 else "127.0.0.1")
+        here = os.environ.get("MASTER_ADDR") or platform.node()
+        address = hvd.broadcast_object(here if hvd.cross_size() > 1 else "127.0.0.1")
         store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False) if first else None
         port = hvd.broadcast_object(store.port if store else None)
         store = store or dist.TCPStore(address, port)

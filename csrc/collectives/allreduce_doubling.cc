@@ -14,8 +14,8 @@ Task allreduce_doubling(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
   const std::size_t bytes = layout.bytes();
   const std::size_t elements = layout.elements();
-  std::byte* work = layout.contiguous_output();
-  if (work == nullptr) work = comm.scratch(Scratch::kWork, bytes);
+  // Not in the output, which is to stay as it is until every rank is known to take part.
+  std::byte* const work = comm.scratch(Scratch::kWork, bytes);
   std::byte* const theirs = comm.scratch(Scratch::kReceive, bytes);
   layout.pack(0, bytes, work);
 

@@ -50,12 +50,14 @@ struct Algorithm {
   OpKind kind;
   const char* name;
   const char* medium;  // "self", "shm" or "stream"
-  // Before all ranks have called it, no rank comes to its end, and no rank's input is overwritten.
-  bool meets;
   bool (*can)(const Comm& comm, const Call& call);
-  // Estimated microseconds for `bytes` bytes on `ranks` ranks.
-  double (*cost)(int ranks, double bytes);
+  // Estimated microseconds for `bytes` bytes on the ranks of `comm`.
+  double (*cost)(const Comm& comm, double bytes);
   Task (*run)(Comm& comm, Call& call);
+  // Whether nothing is written to the outputs, which may be the inputs, before something has come
+  // from every rank, or from a rank that has heard from it, in this call. No rank comes to its end
+  // before that either.
+  bool commits;
 };
 
 std::span<const Algorithm> algorithms();
@@ -67,6 +69,8 @@ const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char
 Task allreduce_lines(Comm& comm, Call& call);
 Task allreduce_direct(Comm& comm, Call& call);
 Task allreduce_ring(Comm& comm, Call& call);
+Task allreduce_pairwise(Comm& comm, Call& call);
+Task allreduce_hierarchical(Comm& comm, Call& call);
 Task allreduce_doubling(Comm& comm, Call& call);
 Task allreduce_adasum_direct(Comm& comm, Call& call);
 Task allreduce_adasum_halving(Comm& comm, Call& call);

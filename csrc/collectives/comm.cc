@@ -2,43 +2,72 @@
 
 namespace horoplug {
 
+Comm::Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared, const Costs& costs)
+    : rank_(rank), shared_(shared), costs_(costs) {
+  for (auto& links : lanes) peers_.push_back({std::move(links), {}});
+}
+
+void Comm::set_local(SharedGroup* local, const std::vector<int>& slice) {
+  local_ = local;
+  std::vector<std::vector<Link*>> lanes;
+  int place = 0;
+  for (const int rank : slice) {
+    if (rank == rank_) place = static_cast<int>(lanes.size());
+    lanes.push_back(peer(rank).lanes);
+  }
+  slice_ = std::make_unique<Comm>(place, std::move(lanes), nullptr, costs_);
+}
+
 void Comm::begin(const Channel& channel, BatchTrace* trace) {
   channel_ = channel;
   trace_ = trace;
-  tickets_.assign(links_.size(), 0);
+  for (Peer& peer : peers_) {
+    peer.tickets.assign(peer.lanes.size(), 0);
+    peer.sent = peer.received = 0;
+  }
   if (shared_ != nullptr) shared_->begin(channel.check);
+  if (local_ != nullptr) local_->begin(channel.check);
+  if (slice_) slice_->begin(channel);
 }
 
 void Comm::end() {
   trace_ = nullptr;
-  if (shared_ != nullptr) shared_->ring();
-  for (Link* link : links_) {
-    if (link != nullptr) link->forget(channel_);
+  for (SharedGroup* group : {shared_, local_}) {
+    if (group != nullptr) group->ring();
+  }
+  for (const Peer& peer : peers_) {
+    for (Link* lane : peer.lanes) lane->forget(channel_);
   }
 }
 
 void Comm::withdraw() {
   end();
-  for (Link* link : links_) {
-    if (link != nullptr) link->take_back(channel_);
+  for (const Peer& peer : peers_) {
+    for (Link* lane : peer.lanes) lane->take_back(channel_);
   }
-  if (shared_ != nullptr) shared_->withdraw();
+  for (SharedGroup* group : {shared_, local_}) {
+    if (group != nullptr) group->withdraw();
+  }
 }
 
 void Comm::drop(const Channel& first_dropped) {
-  for (Link* link : links_) {
-    if (link != nullptr) {
-      link->end_epoch(first_dropped.set, first_dropped.epoch, first_dropped.batch);
+  for (const Peer& peer : peers_) {
+    for (Link* lane : peer.lanes) {
+      lane->end_epoch(first_dropped.set, first_dropped.epoch, first_dropped.batch);
     }
   }
 }
 
 void Comm::resume() {
-  if (shared_ != nullptr) shared_->skip();
+  for (SharedGroup* group : {shared_, local_}) {
+    if (group != nullptr) group->skip();
+  }
 }
 
 void Comm::send(int rank, const void* data, std::size_t bytes) {
-  tickets_[static_cast<std::size_t>(rank)] = link(rank).send(channel_, data, bytes);
+  Peer& to = peer(rank);
+  const std::size_t lane = to.sent++ % to.lanes.size();
+  to.tickets[lane] = to.lanes[lane]->send(channel_, data, bytes);
 }
 
 std::byte* Comm::scratch(Scratch purpose, std::size_t bytes) {
@@ -53,18 +82,23 @@ std::byte* Comm::scratch(Scratch purpose, std::size_t bytes) {
   return memory.get() + (kLine - address % kLine) % kLine;
 }
 
+bool Comm::Peer::flushed() const {
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    if (tickets[i] != 0 && !lanes[i]->sent(tickets[i])) return false;
+  }
+  return true;
+}
+
 bool Comm::Flushed::ready() {
-  for (std::size_t rank = 0; rank < comm_.links_.size(); ++rank) {
-    if (comm_.tickets_[rank] != 0 && !comm_.links_[rank]->sent(comm_.tickets_[rank])) return false;
+  for (const Peer& peer : comm_.peers_) {
+    if (!peer.flushed()) return false;
   }
   return true;
 }
 
 void Comm::Flushed::blame(std::vector<int>& ranks) const {
-  for (std::size_t rank = 0; rank < comm_.links_.size(); ++rank) {
-    if (comm_.tickets_[rank] != 0 && !comm_.links_[rank]->sent(comm_.tickets_[rank])) {
-      ranks.push_back(comm_.links_[rank]->peer());
-    }
+  for (const Peer& peer : comm_.peers_) {
+    if (!peer.flushed()) ranks.push_back(peer.lanes.front()->peer());
   }
 }
 

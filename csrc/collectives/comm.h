@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/task.h"
+#include "collectives/costs.h"
 #include "trace/batch_trace.h"
 #include "transport/link.h"
 #include "transport/shm/arena.h"
@@ -19,14 +20,24 @@ enum class Scratch : int { kWork = 0, kReceive };
 
 class Comm {
  public:
-  // `links` by rank of the set, nullptr at this rank's own place; `shared` is nullptr unless all
-  // are on one host.
-  Comm(int rank, std::vector<Link*> links, SharedGroup* shared)
-      : rank_(rank), links_(std::move(links)), shared_(shared) {}
+  // `lanes` by rank of the set: the links to it, none at this rank's own place. `shared` is nullptr
+  // unless all are on one host.
+  Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared,
+       const Costs& costs = {});
+
+  // For a set that spans hosts with the same number of ranks each, more than one: the ranks of this
+  // host, and by host, in the order of their first ranks, those ranks of the set that have this
+  // one's place on theirs.
+  void set_local(SharedGroup* local, const std::vector<int>& slice);
 
   int rank() const { return rank_; }
-  int size() const { return static_cast<int>(links_.size()); }
+  int size() const { return static_cast<int>(peers_.size()); }
   SharedGroup* shared() const { return shared_; }
+  // What set_local() has given, or nullptr. The ranks of the slice run batches of their own within
+  // the batch of the set.
+  SharedGroup* local() const { return local_; }
+  Comm* slice() const { return slice_.get(); }
+  const Costs& costs() const { return costs_; }
 
   // Enters and leaves the batch whose frames the calls below send and receive. `trace`, if there is
   // one, is told what happens in it.
@@ -48,12 +59,12 @@ class Comm {
   void send(int rank, const void* data, std::size_t bytes);
   // Posts the receive of the next message from a rank.
   Link::Receive receive(int rank, void* data, std::size_t bytes) {
-    return {link(rank), channel_, data, bytes};
+    return {next_lane(rank), channel_, data, bytes};
   }
 
   // The same, appended to a window of posted receives.
   void post(std::deque<Link::Receive>& window, int rank, void* data, std::size_t bytes) {
-    window.emplace_back(link(rank), channel_, data, bytes);
+    window.emplace_back(next_lane(rank), channel_, data, bytes);
   }
 
   // At least `bytes` bytes of working memory, aligned to cache lines; valid until the next call for
@@ -77,15 +88,31 @@ class Comm {
   static constexpr std::size_t kChunkBytes = 256 * 1024;
 
  private:
-  Link& link(int rank) const { return *links_[static_cast<std::size_t>(rank)]; }
+  // The way to one rank. Message i of a batch travels on lane i mod their number; both sides count
+  // alike.
+  struct Peer {
+    std::vector<Link*> lanes;
+    std::vector<std::uint64_t> tickets;  // by lane: last frame sent in this batch
+    std::size_t sent = 0;                // messages of this batch
+    std::size_t received = 0;
+
+    bool flushed() const;
+  };
+  Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  Link& next_lane(int rank) {
+    Peer& from = peer(rank);
+    return *from.lanes[from.received++ % from.lanes.size()];
+  }
 
   const int rank_;
-  std::vector<Link*> links_;
+  std::vector<Peer> peers_;
   SharedGroup* const shared_;
+  const Costs costs_;
+  SharedGroup* local_ = nullptr;
+  std::unique_ptr<Comm> slice_;
   Channel channel_;
   BatchTrace* trace_ = nullptr;
   std::array<std::pair<std::unique_ptr<std::byte[]>, std::size_t>, 2> scratch_;
-  std::vector<std::uint64_t> tickets_;  // last frame sent to each rank in this batch
 };
 
 }  // namespace horoplug

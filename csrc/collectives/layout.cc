@@ -61,6 +61,12 @@ void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from)
   });
 }
 
+std::byte* Layout::in_place() const {
+  std::byte* const output = contiguous_output();
+  return prescale_ == 1.0 && output != nullptr && pieces_.front().input == output ? output
+                                                                                  : nullptr;
+}
+
 std::byte* Layout::contiguous_output() const {
   return pieces_.size() == 1 ? pieces_.front().output : nullptr;
 }

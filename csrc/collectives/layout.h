@@ -52,6 +52,8 @@ class Layout {
   std::size_t tensors() const { return pieces_.size(); }
   Part tensor(std::size_t index) const { return {pieces_[index].begin, pieces_[index].bytes}; }
 
+  // The inputs' memory, if it is one piece, the output too, and needs no factor; nullptr otherwise.
+  std::byte* in_place() const;
   // The outputs' memory, if it is one piece that can serve as the buffer; nullptr otherwise.
   std::byte* contiguous_output() const;
 

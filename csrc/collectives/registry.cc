@@ -1,4 +1,5 @@
 // The table of algorithms.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -8,14 +9,6 @@
 
 namespace horoplug {
 namespace {
-
-// Cost model: microseconds per message and per byte. For streams only the ratio counts: a message
-// costs about as much as 64 KiB of payload. Shared memory is so much cheaper that it is chosen
-// wherever there is some.
-constexpr double kStreamLatency = 20.0;
-constexpr double kStreamByte = 1.0 / 3000.0;
-constexpr double kSharedLatency = 1.0;
-constexpr double kSharedByte = 1.0 / 20000.0;
 
 bool alone(const Comm& comm, const Call&) { return comm.size() == 1; }
 bool on_one_host(const Comm& comm, const Call&) {
@@ -42,63 +35,96 @@ bool adasum_on_one_host(const Comm& comm, const Call& call) {
   return adasum(comm, call) && comm.shared() != nullptr;
 }
 
-double free_of_charge(int, double) { return 0; }
-double steps(int ranks) { return std::ceil(std::log2(ranks)); }
-double cost_direct(int, double bytes) { return 2 * kSharedLatency + 3 * bytes * kSharedByte; }
-// Every rank reads all of everybody's.
-double cost_lines(int ranks, double bytes) { return kSharedLatency + ranks * bytes * kSharedByte; }
-double cost_ring(int ranks, double bytes) {
-  return 2 * (ranks - 1) * (kStreamLatency + bytes / ranks * kStreamByte);
-}
-double cost_doubling(int ranks, double bytes) {
-  return steps(ranks) * (kStreamLatency + bytes * kStreamByte);
-}
-// Halvings and their way back, and the sums of dot products: one exchange more at every distance.
-double cost_halving(int ranks, double bytes) {
-  const double exchanges = 2 * steps(ranks) + steps(ranks) * (steps(ranks) + 1) / 2;
-  return exchanges * kStreamLatency + 2 * (ranks - 1) * bytes / ranks * kStreamByte;
-}
-double cost_tree(int ranks, double bytes) {
-  return steps(ranks) * (kStreamLatency + bytes * kStreamByte);
-}
-double cost_chain(int ranks, double bytes) {
-  return (ranks - 1) * (kStreamLatency + Comm::kChunkBytes * kStreamByte) + bytes * kStreamByte;
-}
-double cost_half_ring(int ranks, double bytes) {
-  return (ranks - 1) * (kStreamLatency + bytes / ranks * kStreamByte);
+bool on_many_hosts(const Comm& comm, const Call& call) {
+  return comm.local() != nullptr && !is_adasum(call);
 }
 
+// Cost model: microseconds, from a latency per message and a time per byte.
+double free_of_charge(const Comm&, double) { return 0; }
+double steps(const Comm& comm) { return std::ceil(std::log2(comm.size())); }
+double cost_direct(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().shared;
+  return 2 * link.latency + 3 * bytes * link.byte;
+}
+// Every rank reads all of everybody's.
+double cost_lines(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().shared;
+  return link.latency + comm.size() * bytes * link.byte;
+}
+double cost_ring(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  return 2 * (comm.size() - 1) * (link.latency + bytes / comm.size() * link.byte);
+}
+// What comes from all sides at once is in each other's way, the more so the more hosts there are.
+double cost_pairwise(const Comm& comm, double bytes) {
+  constexpr double kIncast = 0.01;
+  const LinkCosts& link = comm.costs().stream;
+  const double others = comm.size() - 1;
+  return 2 * (link.latency + (others - 1) * comm.costs().message) +
+         2 * others / comm.size() * bytes * link.byte * (1 + (others - 1) * kIncast);
+}
+// Nothing is reduced while it comes in, and nothing leaves while it is reduced.
+double cost_doubling(const Comm& comm, double bytes) {
+  constexpr double kIdle = 1.1;
+  const LinkCosts& link = comm.costs().stream;
+  return steps(comm) * (link.latency + bytes * link.byte * kIdle);
+}
+// Twice through shared memory; in between, each rank of the host has its slice on the host's line.
+double cost_hierarchical(const Comm& comm, double bytes) {
+  const double hosts = comm.slice()->size();
+  const LinkCosts& link = comm.costs().stream;
+  const double between =
+      std::min(cost_pairwise(*comm.slice(), bytes),
+               2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
+  return 2 * cost_direct(comm, bytes) + between;
+}
+// Halvings and their way back, and the sums of dot products: one exchange more at every distance.
+double cost_halving(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  const double exchanges = 2 * steps(comm) + steps(comm) * (steps(comm) + 1) / 2;
+  return exchanges * link.latency + 2 * (comm.size() - 1) * bytes / comm.size() * link.byte;
+}
+double cost_chain(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  return (comm.size() - 1) * (link.latency + Comm::kChunkBytes * link.byte) + bytes * link.byte;
+}
+double cost_half_ring(const Comm& comm, double bytes) { return cost_ring(comm, bytes) / 2; }
+
 constexpr Algorithm kAlgorithms[] = {
-    {OpKind::kAllreduce, "lines", "shm", true, fits_into_lines, cost_lines, allreduce_lines},
-    {OpKind::kAllreduce, "direct", "shm", true, elementwise_on_one_host, cost_direct,
-     allreduce_direct},
-    {OpKind::kAllreduce, "ring", "stream", false, elementwise, cost_ring, allreduce_ring},
-    {OpKind::kAllreduce, "doubling", "stream", false, elementwise, cost_doubling,
-     allreduce_doubling},
-    {OpKind::kAllreduce, "adasum_direct", "shm", true, adasum_on_one_host, cost_direct,
-     allreduce_adasum_direct},
-    {OpKind::kAllreduce, "adasum_halving", "stream", false, adasum, cost_halving,
-     allreduce_adasum_halving},
-    {OpKind::kAllreduce, "adasum_doubling", "stream", false, adasum, cost_doubling,
-     allreduce_adasum_doubling},
-    {OpKind::kAllreduce, "copy", "self", true, alone, free_of_charge, local_copy},
-    {OpKind::kAllgather, "direct", "shm", true, on_one_host, cost_direct, allgather_direct},
-    {OpKind::kAllgather, "ring", "stream", true, always, cost_half_ring, allgather_ring},
-    {OpKind::kAllgather, "copy", "self", true, alone, free_of_charge, local_copy},
-    {OpKind::kBroadcast, "direct", "shm", false, on_one_host, cost_direct, broadcast_direct},
-    {OpKind::kBroadcast, "tree", "stream", false, always, cost_tree, broadcast_tree},
-    {OpKind::kBroadcast, "chain", "stream", false, always, cost_chain, broadcast_chain},
-    {OpKind::kBroadcast, "copy", "self", false, alone, free_of_charge, local_copy},
-    {OpKind::kAlltoall, "direct", "shm", true, on_one_host, cost_direct, alltoall_direct},
-    {OpKind::kAlltoall, "pairwise", "stream", true, always, cost_half_ring, alltoall_pairwise},
-    {OpKind::kAlltoall, "copy", "self", true, alone, free_of_charge, local_copy},
-    {OpKind::kReducescatter, "direct", "shm", true, on_one_host, cost_direct, reducescatter_direct},
-    {OpKind::kReducescatter, "ring", "stream", true, always, cost_half_ring, reducescatter_ring},
-    {OpKind::kReducescatter, "copy", "self", true, alone, free_of_charge, local_copy},
-    {OpKind::kBarrier, "direct", "shm", true, on_one_host, cost_direct, barrier_direct},
-    {OpKind::kBarrier, "dissemination", "stream", true, always, cost_doubling,
-     barrier_dissemination},
-    {OpKind::kBarrier, "copy", "self", true, alone, free_of_charge, local_copy},
+    {OpKind::kAllreduce, "lines", "shm", fits_into_lines, cost_lines, allreduce_lines, true},
+    {OpKind::kAllreduce, "direct", "shm", elementwise_on_one_host, cost_direct, allreduce_direct,
+     true},
+    {OpKind::kAllreduce, "pairwise", "stream", elementwise, cost_pairwise, allreduce_pairwise,
+     true},
+    {OpKind::kAllreduce, "ring", "stream", elementwise, cost_ring, allreduce_ring, false},
+    {OpKind::kAllreduce, "doubling", "stream", elementwise, cost_doubling, allreduce_doubling,
+     true},
+    {OpKind::kAllreduce, "hierarchical", "mixed", on_many_hosts, cost_hierarchical,
+     allreduce_hierarchical, true},
+    {OpKind::kAllreduce, "adasum_direct", "shm", adasum_on_one_host, cost_direct,
+     allreduce_adasum_direct, true},
+    {OpKind::kAllreduce, "adasum_halving", "stream", adasum, cost_halving, allreduce_adasum_halving,
+     false},
+    {OpKind::kAllreduce, "adasum_doubling", "stream", adasum, cost_doubling,
+     allreduce_adasum_doubling, false},
+    {OpKind::kAllreduce, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kAllgather, "direct", "shm", on_one_host, cost_direct, allgather_direct, true},
+    {OpKind::kAllgather, "ring", "stream", always, cost_half_ring, allgather_ring, false},
+    {OpKind::kAllgather, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kBroadcast, "direct", "shm", on_one_host, cost_direct, broadcast_direct, false},
+    {OpKind::kBroadcast, "tree", "stream", always, cost_doubling, broadcast_tree, false},
+    {OpKind::kBroadcast, "chain", "stream", always, cost_chain, broadcast_chain, false},
+    {OpKind::kBroadcast, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kAlltoall, "direct", "shm", on_one_host, cost_direct, alltoall_direct, true},
+    {OpKind::kAlltoall, "pairwise", "stream", always, cost_half_ring, alltoall_pairwise, false},
+    {OpKind::kAlltoall, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kReducescatter, "direct", "shm", on_one_host, cost_direct, reducescatter_direct, true},
+    {OpKind::kReducescatter, "ring", "stream", always, cost_half_ring, reducescatter_ring, true},
+    {OpKind::kReducescatter, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kBarrier, "direct", "shm", on_one_host, cost_direct, barrier_direct, true},
+    {OpKind::kBarrier, "dissemination", "stream", always, cost_doubling, barrier_dissemination,
+     true},
+    {OpKind::kBarrier, "copy", "self", alone, free_of_charge, local_copy, true},
 };
 
 }  // namespace
@@ -121,7 +147,7 @@ const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char
   for (const Algorithm& candidate : kAlgorithms) {
     if (candidate.kind != call.kind || !candidate.can(comm, call)) continue;
     if (forced != nullptr && std::strcmp(candidate.name, forced) == 0) return candidate;
-    const double cost = candidate.cost(comm.size(), static_cast<double>(call.bytes()));
+    const double cost = candidate.cost(comm, static_cast<double>(call.bytes()));
     if (best == nullptr || cost < best_cost) {
       best = &candidate;
       best_cost = cost;

@@ -8,21 +8,33 @@ namespace {
 // Receives posted ahead of the chunk that is being worked on.
 constexpr std::size_t kWindow = 8;
 
+// A part is cut into so many chunks if they do not get too small: a chunk is passed on when all of
+// it is there, and the line is to have something to do until then.
+constexpr std::size_t kChunks = 4;
+constexpr std::size_t kLeastChunk = 32 * 1024;
+
+std::size_t chunk_bytes(std::span<const Part> parts) {
+  constexpr std::size_t kLine = 64;
+  std::size_t largest = 0;
+  for (const Part& part : parts) largest = std::max(largest, part.bytes);
+  return std::clamp(largest / kChunks / kLine * kLine, kLeastChunk, Comm::kChunkBytes);
+}
+
 struct Piece {
   int step;
   Part part;
 };
 
 // Everything that this rank will receive, in order.
-std::vector<Piece> incoming(const RingPass& pass) {
+std::vector<Piece> incoming(const RingPass& pass, std::size_t piece) {
   const int size = static_cast<int>(pass.parts.size());
   std::vector<Piece> pieces;
   for (int step = 0; step < pass.steps; ++step) {
     const Part& part =
         pass.parts[static_cast<std::size_t>((pass.first + 2 * size - step - 1) % size)];
-    const std::size_t chunks = chunk_count(part.bytes, Comm::kChunkBytes);
+    const std::size_t chunks = chunk_count(part.bytes, piece);
     for (std::size_t i = 0; i < chunks; ++i) {
-      pieces.push_back({step, chunk_of(part, i, Comm::kChunkBytes)});
+      pieces.push_back({step, chunk_of(part, i, piece)});
     }
   }
   return pieces;
@@ -35,21 +47,21 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
   const std::size_t element = dtype_size(call.dtype);
 
+  const std::size_t piece = chunk_bytes(pass.parts);
   const Part& own = pass.parts[static_cast<std::size_t>(pass.first)];
-  for (std::size_t i = 0; i < chunk_count(own.bytes, Comm::kChunkBytes); ++i) {
-    const Part chunk = chunk_of(own, i, Comm::kChunkBytes);
+  for (std::size_t i = 0; i < chunk_count(own.bytes, piece); ++i) {
+    const Part chunk = chunk_of(own, i, piece);
     comm.send(next, pass.buffer + chunk.begin, chunk.bytes);
   }
 
-  const std::vector<Piece> pieces = incoming(pass);
-  std::byte* const arrivals = pass.reduce_steps > 0
-                                  ? comm.scratch(Scratch::kReceive, kWindow * Comm::kChunkBytes)
-                                  : nullptr;
+  const std::vector<Piece> pieces = incoming(pass, piece);
+  std::byte* const arrivals =
+      pass.reduce_steps > 0 ? comm.scratch(Scratch::kReceive, kWindow * piece) : nullptr;
   // Where a piece is received: what will be combined goes beside the buffer, the rest right into
   // it. That memory is free then: what comes in has been around the whole ring since this rank sent
   // its own share of it.
   const auto target = [&](std::size_t i) {
-    return pieces[i].step < pass.reduce_steps ? arrivals + (i % kWindow) * Comm::kChunkBytes
+    return pieces[i].step < pass.reduce_steps ? arrivals + (i % kWindow) * piece
                                               : pass.buffer + pieces[i].part.begin;
   };
 
@@ -62,14 +74,14 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
     co_await posted.front();
     posted.pop_front();
 
-    const Piece& piece = pieces[i];
-    std::byte* const place = pass.buffer + piece.part.begin;
-    if (piece.step < pass.reduce_steps) {
+    const Piece& chunk = pieces[i];
+    std::byte* const place = pass.buffer + chunk.part.begin;
+    if (chunk.step < pass.reduce_steps) {
       const void* const sources[] = {target(i), place};
-      const bool last = piece.step == pass.reduce_steps - 1;
-      call.reduce(place, sources, 2, piece.part.bytes / element, last ? call.finish : Finish{});
+      const bool last = chunk.step == pass.reduce_steps - 1;
+      call.reduce(place, sources, 2, chunk.part.bytes / element, last ? call.finish : Finish{});
     }
-    if (piece.step < pass.steps - 1) comm.send(next, place, piece.part.bytes);
+    if (chunk.step < pass.steps - 1) comm.send(next, place, chunk.part.bytes);
   }
   co_await comm.flushed();
 }

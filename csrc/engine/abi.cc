@@ -115,6 +115,9 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
     member.segment_file = Fd(peer.segment_fd);
     member.doorbell = make_doorbell(peer.doorbell_fd);
     if (stream) member.stream = std::make_unique<horoplug::SocketStream>(std::move(stream));
+    for (int32_t i = 0; i < peer.lane_count; ++i) {
+      member.lanes.push_back(std::make_unique<horoplug::SocketStream>(Fd(peer.lane_fds[i])));
+    }
     taken.push_back(std::move(member));
   }
   Member self;
@@ -158,6 +161,9 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   set_unless_zero(options.operation_timeout, given.operation_timeout);
   set_unless_zero(options.deadlock_time, given.deadlock_time);
   options.progress_cpu = given.progress_cpu - 1;
+  if (given.link_latency > 0 && given.link_bandwidth > 0) {
+    options.costs.stream = {given.link_latency * 1e6, 1e6 / given.link_bandwidth};
+  }
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   config.log = make_log(given);
   return config;

@@ -16,18 +16,21 @@ Engine::Engine(EngineConfig config)
     throw Error(HP_INVALID_ARGUMENT,
                 "rank " + std::to_string(rank) + " of a job of " + std::to_string(config_.size()));
   }
-  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::vector<std::unique_ptr<Stream>>> lanes(config_.members.size());
   for (int peer = 0; peer < config_.size(); ++peer) {
     auto& member = config_.members[static_cast<std::size_t>(peer)];
     if (peer != rank && !member.stream) {
       throw Error(HP_INVALID_ARGUMENT, "no connection to rank " + std::to_string(peer));
     }
-    streams.push_back(std::move(member.stream));
+    if (peer == rank) continue;
+    auto& to_peer = lanes[static_cast<std::size_t>(peer)];
+    to_peer.push_back(std::move(member.stream));
+    for (auto& lane : member.lanes) to_peer.push_back(std::move(lane));
   }
   auto& self = config_.members[static_cast<std::size_t>(rank)];
   if (!self.doorbell) self.doorbell = std::make_shared<Doorbell>();
   doorbell_ = self.doorbell;
-  mesh_ = std::make_unique<Mesh>(std::move(streams), doorbell_, [this](int from, Bytes bytes) {
+  mesh_ = std::make_unique<Mesh>(std::move(lanes), doorbell_, [this](int from, Bytes bytes) {
     receive(from, std::move(bytes));
   });
   hellos_.resize(config_.members.size());
@@ -357,8 +360,10 @@ bool Engine::execute() {
 
 void Engine::check_links() {
   for (int peer = 0; peer < mesh_->size(); ++peer) {
-    const Link* link = mesh_->link(peer);
-    if (link == nullptr || !link->failure() || departed_[static_cast<std::size_t>(peer)]) continue;
+    if (departed_[static_cast<std::size_t>(peer)]) continue;
+    const Link* link = mesh_->failed(peer);
+    // Looking for it may have brought this peer's goodbye.
+    if (link == nullptr || departed_[static_cast<std::size_t>(peer)]) continue;
     departed_[static_cast<std::size_t>(peer)] = true;
     if (said_bye_) continue;
     const std::string what = link->closed_by_peer() ? " has died or lost its connection: " : ": ";

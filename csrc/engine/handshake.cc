@@ -1,11 +1,15 @@
 // The start of an engine: every rank introduces itself to every other one, compares settings, and
 // maps the memory of those on its host. Also the way of control messages, before and after.
+#include <algorithm>
+
 #include "engine/engine.h"
 
 namespace horoplug {
 namespace {
 
 std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig& config) {
+  std::size_t lanes = 0;
+  for (const Member& member : config.members) lanes = std::max(lanes, member.lanes.size());
   return {
       {"horoplug version", HOROPLUG_VERSION},
       {"number of ranks", std::to_string(config.size())},
@@ -15,6 +19,9 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
       {"algorithm", config.options.algorithm.empty() ? "automatic" : config.options.algorithm},
       {"steps before a plan", std::to_string(config.options.plan_after)},
       {"bucket bytes", std::to_string(config.options.bucket_bytes)},
+      {"number of connections between hosts", std::to_string(lanes + 1)},
+      {"latency between hosts", std::to_string(config.options.costs.stream.latency)},
+      {"time per byte between hosts", std::to_string(config.options.costs.stream.byte)},
   };
 }
 
@@ -82,7 +89,7 @@ void Engine::receive_hello(int from, const Hello& hello) {
 void Engine::finish_handshake() {
   std::vector<int> hosts;
   std::vector<int> ranks;
-  bool one_host = config_.size() > 1;
+  const int here = config_.members[static_cast<std::size_t>(config_.rank)].host;
   for (int rank = 0; rank < config_.size(); ++rank) {
     Member& member = config_.members[static_cast<std::size_t>(rank)];
     hosts.push_back(member.host);
@@ -93,12 +100,11 @@ void Engine::finish_handshake() {
       member.segment = Segment::map(member.segment_file, Arena::kSegmentBytes);
       member.doorbell->share_word(&Arena(*member.segment).header().asleep);
     }
-    one_host = one_host && member.segment && member.host == hosts.front();
   }
 
   std::vector<Segment> segments;
   for (const Member& member : config_.members) {
-    if (one_host) segments.push_back(*member.segment);
+    if (member.host == here && member.segment) segments.push_back(*member.segment);
   }
   const MembersPtr everyone = make_members(0, std::move(ranks), config_.rank);
   make_set(everyone, std::move(segments));

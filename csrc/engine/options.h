@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "collectives/costs.h"
 #include "transport/doorbell.h"
 #include "transport/fd.h"
 #include "transport/shm/segment.h"
@@ -28,6 +29,7 @@ struct EngineOptions {
   double deadlock_time = 5;
   std::string algorithm;     // forced where it can run; empty: the cheapest
   std::string process_sets;  // to be added after the start; must be the same on all ranks
+  Costs costs;               // from which algorithms are chosen; the same on all ranks
   int progress_cpu = -1;     // the progress thread runs on this CPU only; -1: anywhere
 };
 
@@ -36,6 +38,9 @@ struct EngineOptions {
 struct Member {
   int host = 0;
   std::unique_ptr<Stream> stream;  // nullptr for the engine's own rank
+  // Further connections, for data only; their number is the same between all ranks on different
+  // hosts.
+  std::vector<std::unique_ptr<Stream>> lanes;
   Fd segment_file;
   std::optional<Segment> segment;
   std::shared_ptr<Doorbell> doorbell;

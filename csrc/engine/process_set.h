@@ -22,7 +22,8 @@ struct ProcessSet {
         executor(members->set, std::move(comm), algorithm) {}
 
   const MembersPtr members;
-  const std::unique_ptr<SharedGroup> shared;  // nullptr if the set spans hosts
+  // The members on this host: all of them, or as many as on every other one; nullptr otherwise.
+  const std::unique_ptr<SharedGroup> shared;
   Negotiator negotiator;
   Executor executor;
   std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided

@@ -34,7 +34,7 @@ Task meet(Comm& comm) {
 
 Task run(Comm& comm, Call& call, const char* algorithm) {
   const Algorithm& chosen = choose_algorithm(comm, call, algorithm);
-  if (comm.planned() && !chosen.meets) co_await meet(comm);
+  if (comm.planned() && !chosen.commits) co_await meet(comm);
   if (comm.trace() == nullptr) {
     co_await chosen.run(comm, call);
     co_return;

@@ -79,23 +79,32 @@ hp_handle Engine::join(std::uint32_t set) {
 
 // ---- the progress thread ----
 
+// `segments`: the memory of those members that are on this rank's host, or none.
 void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) {
+  const int here = config_.members[static_cast<std::size_t>(config_.rank)].host;
   std::vector<int> hosts;
-  std::vector<Link*> links;
+  std::vector<int> local;
+  std::vector<std::vector<Link*>> links;
   std::vector<std::shared_ptr<Doorbell>> doorbells;
   for (const int rank : members->ranks) {
     const Member& member = config_.members[static_cast<std::size_t>(rank)];
     hosts.push_back(member.host);
-    links.push_back(mesh_->link(rank));
+    links.push_back(mesh_->lanes(rank));
+    if (member.host != here) continue;
+    local.push_back(rank);
     doorbells.push_back(member.doorbell);
   }
+  const HostGrid grid(hosts);
   std::unique_ptr<SharedGroup> shared;
-  if (!segments.empty()) {
+  if (segments.size() == local.size() && grid.per_host() > 1) {
     std::vector<Arena> arenas(segments.begin(), segments.end());
-    shared = std::make_unique<SharedGroup>(members->index, std::move(arenas), std::move(doorbells),
-                                           members->ranks);
+    shared = std::make_unique<SharedGroup>(grid.place(members->index), std::move(arenas),
+                                           std::move(doorbells), std::move(local));
   }
-  auto comm = std::make_unique<Comm>(members->index, std::move(links), shared.get());
+  auto comm =
+      std::make_unique<Comm>(members->index, std::move(links),
+                             grid.hosts() == 1 ? shared.get() : nullptr, config_.options.costs);
+  if (shared && grid.hosts() > 1) comm->set_local(shared.get(), grid.slice(members->index));
   Negotiator::Options options;
   options.fusion_threshold = config_.options.fusion_threshold;
   options.fuse_groups = config_.options.fuse_groups;
@@ -117,19 +126,21 @@ void Engine::create_set(std::vector<int> ranks) {
   }
   // Where a set has its memory in its ranks' segments. All ranks count alike, and places are not
   // used again: some rank may not be done yet with what was there.
-  const int host = config_.members[static_cast<std::size_t>(members->ranks.front())].host;
-  bool together = members->size() > 1;
+  const int here = config_.members[static_cast<std::size_t>(config_.rank)].host;
+  std::vector<int> hosts;
   for (const int rank : members->ranks) {
-    together = together && config_.members[static_cast<std::size_t>(rank)].host == host;
+    hosts.push_back(config_.members[static_cast<std::size_t>(rank)].host);
   }
+  const bool together = HostGrid(hosts).per_host() > 1;
   std::vector<Segment> segments;
   std::size_t own_place = 0;
   for (const int rank : members->ranks) {
     if (!together) break;
     const std::size_t place = reserve(rank, Arena::kSegmentBytes);
-    const Fd& file = config_.members[static_cast<std::size_t>(rank)].segment_file;
+    const Member& member = config_.members[static_cast<std::size_t>(rank)];
+    const Fd& file = member.segment_file;
     if (rank == config_.rank) own_place = place;
-    if (members->index < 0 || !file) continue;
+    if (members->index < 0 || !file || member.host != here) continue;
     Segment::extend(file, place + Arena::kSegmentBytes);
     segments.push_back(Segment::map(file, Arena::kSegmentBytes, place));
   }

@@ -5,15 +5,25 @@
 
 namespace horoplug {
 
-Topology::Topology(std::span<const int> hosts)
-    : parents_(hosts.size(), -1), children_(hosts.size()) {
+namespace {
+
+// Ranks by host, hosts in order of appearance.
+std::vector<std::vector<int>> by_host(std::span<const int> hosts) {
   std::unordered_map<int, std::size_t> host_index;
-  std::vector<std::vector<int>> members;  // ranks by host, hosts in order of appearance
+  std::vector<std::vector<int>> members;
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
     const auto [entry, fresh] = host_index.try_emplace(hosts[rank], members.size());
     if (fresh) members.emplace_back();
     members[entry->second].push_back(static_cast<int>(rank));
   }
+  return members;
+}
+
+}  // namespace
+
+Topology::Topology(std::span<const int> hosts)
+    : parents_(hosts.size(), -1), children_(hosts.size()) {
+  const auto members = by_host(hosts);
   const auto connect = [this](int child, int parent) {
     parents_[static_cast<std::size_t>(child)] = parent;
     children_[static_cast<std::size_t>(parent)].push_back(child);
@@ -54,6 +64,28 @@ int Topology::depth() const {
     deepest = std::max(deepest, steps);
   }
   return deepest;
+}
+
+HostGrid::HostGrid(std::span<const int> hosts) : members_(by_host(hosts)) {
+  const bool even = std::all_of(members_.begin(), members_.end(), [this](const auto& ranks) {
+    return ranks.size() == members_.front().size();
+  });
+  if (even && !members_.empty()) per_host_ = static_cast<int>(members_.front().size());
+}
+
+int HostGrid::place(int rank) const {
+  for (const auto& ranks : members_) {
+    const auto found = std::find(ranks.begin(), ranks.end(), rank);
+    if (found != ranks.end()) return static_cast<int>(found - ranks.begin());
+  }
+  return -1;
+}
+
+std::vector<int> HostGrid::slice(int rank) const {
+  const auto at = static_cast<std::size_t>(place(rank));
+  std::vector<int> ranks;
+  for (const auto& of_host : members_) ranks.push_back(of_host[at]);
+  return ranks;
 }
 
 }  // namespace horoplug

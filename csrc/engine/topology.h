@@ -40,4 +40,23 @@ class Topology {
   std::vector<std::vector<int>> children_;
 };
 
+// The ranks of a set as a grid of hosts and places on a host, if every host has as many of them.
+class HostGrid {
+ public:
+  // hosts[i]: the host of rank i of the set.
+  explicit HostGrid(std::span<const int> hosts);
+
+  int hosts() const { return static_cast<int>(members_.size()); }
+  // How many ranks every host has; 0 if they are not as many everywhere.
+  int per_host() const { return per_host_; }
+  // Which one of its host a rank is.
+  int place(int rank) const;
+  // The ranks with the same place, by host; only if per_host() > 0.
+  std::vector<int> slice(int rank) const;
+
+ private:
+  std::vector<std::vector<int>> members_;  // by host, in order of appearance
+  int per_host_ = 0;
+};
+
 }  // namespace horoplug

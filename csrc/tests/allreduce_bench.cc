@@ -90,7 +90,8 @@ class Rank {
         board_(board),
         doorbell_(doorbells[static_cast<std::size_t>(rank)]),
         group_(rank, std::move(arenas), std::move(doorbells), numbers(options.ranks)),
-        comm_(rank, std::vector<Link*>(static_cast<std::size_t>(options.ranks)), &group_) {
+        comm_(rank, std::vector<std::vector<Link*>>(static_cast<std::size_t>(options.ranks)),
+              &group_) {
     for (int peer = 0; buffer != nullptr && peer < options.ranks; ++peer) {
       distances_.push_back(buffer->distance(peer));
     }

@@ -89,8 +89,8 @@ std::string transport_name(Transport transport) {
   return "?";
 }
 
-std::vector<EngineConfig> make_configs(Transport transport, int ranks,
-                                       const EngineOptions& options) {
+std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options,
+                                       int lanes) {
   const auto count = static_cast<std::size_t>(ranks);
   const bool in_memory = transport == Transport::kInproc || transport == Transport::kThreads;
   const bool by_file = transport == Transport::kShm || transport == Transport::kMixed;
@@ -126,11 +126,18 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks,
   for (std::size_t a = 0; a < count; ++a) {
     for (std::size_t b = a + 1; b < count; ++b) {
       const bool together = configs[a].members[a].host == configs[a].members[b].host;
-      StreamPair pair = in_memory             ? make_inproc_pipe(doorbells[a], doorbells[b])
-                        : by_file && together ? unix_pair()
-                                              : tcp_pair();
+      const auto connect = [&]() -> StreamPair {
+        if (in_memory) return make_inproc_pipe(doorbells[a], doorbells[b]);
+        return by_file && together ? unix_pair() : tcp_pair();
+      };
+      StreamPair pair = connect();
       configs[a].members[b].stream = std::move(pair.first);
       configs[b].members[a].stream = std::move(pair.second);
+      for (int lane = 1; lane < lanes && !together; ++lane) {
+        StreamPair further = connect();
+        configs[a].members[b].lanes.push_back(std::move(further.first));
+        configs[b].members[a].lanes.push_back(std::move(further.second));
+      }
     }
   }
   return configs;
@@ -144,8 +151,8 @@ EngineOptions test_options() {
   return options;
 }
 
-Cluster::Cluster(Transport transport, int ranks, EngineOptions options) {
-  for (EngineConfig& config : make_configs(transport, ranks, options)) {
+Cluster::Cluster(Transport transport, int ranks, EngineOptions options, int lanes) {
+  for (EngineConfig& config : make_configs(transport, ranks, options, lanes)) {
     engines_.push_back(std::make_unique<Engine>(std::move(config)));
   }
   for (auto& engine : engines_) engine->wait_until_ready();

@@ -24,16 +24,17 @@ inline constexpr Transport kTransports[] = {Transport::kInproc, Transport::kThre
                                             Transport::kShm, Transport::kTcp, Transport::kMixed};
 std::string transport_name(Transport transport);
 
-// The parts of which rank r's engine is made, for tests that start engines themselves.
-std::vector<EngineConfig> make_configs(Transport transport, int ranks,
-                                       const EngineOptions& options);
+// The parts of which rank r's engine is made, for tests that start engines themselves. `lanes`:
+// connections between two ranks on different hosts.
+std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options,
+                                       int lanes = 1);
 
 // Options with short deadlines, which a correct test never meets.
 EngineOptions test_options();
 
 class Cluster {
  public:
-  Cluster(Transport transport, int ranks, EngineOptions options = test_options());
+  Cluster(Transport transport, int ranks, EngineOptions options = test_options(), int lanes = 1);
   ~Cluster();
 
   int size() const { return static_cast<int>(engines_.size()); }

@@ -19,7 +19,8 @@ namespace {
 constexpr DType kDTypes[] = {DType::kBool, DType::kInt8, DType::kFloat16, DType::kFloat64};
 constexpr int kRanks[] = {1, 2, 3, 5};
 constexpr std::size_t kLargeCounts[] = {70'001, 270'003};
-constexpr int kForcedRanks[] = {2, 7};
+constexpr int kForcedRanks[] = {2, 6};
+constexpr std::size_t kForcedCounts[] = {1, 999, 300'007};
 #else
 constexpr DType kDTypes[] = {DType::kBool,   DType::kUInt8,   DType::kInt8,     DType::kUInt16,
                              DType::kInt16,  DType::kUInt32,  DType::kInt32,    DType::kUInt64,
@@ -28,6 +29,7 @@ constexpr DType kDTypes[] = {DType::kBool,   DType::kUInt8,   DType::kInt8,     
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8};
 constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
 constexpr int kForcedRanks[] = {2, 3, 6, 7};
+constexpr std::size_t kForcedCounts[] = {1, 999, 300'007, 1'700'003};
 #endif
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
@@ -269,8 +271,9 @@ TEST_CASE("large tensors") {
 }
 
 TEST_CASE("every algorithm that can be forced") {
-  for (const char* algorithm : {"ring", "doubling", "direct", "lines", "tree", "chain"}) {
-    for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
+  for (const char* algorithm :
+       {"ring", "doubling", "pairwise", "hierarchical", "direct", "lines", "tree", "chain"}) {
+    for (const Transport transport : {Transport::kShm, Transport::kTcp, Transport::kMixed}) {
       for (const int ranks : kForcedRanks) {
         CAPTURE(algorithm);
         CAPTURE(transport_name(transport));
@@ -280,13 +283,57 @@ TEST_CASE("every algorithm that can be forced") {
         Cluster cluster(transport, ranks, options);
         CHECK_NOTHROW(cluster.run([&](int rank) {
           Engine& engine = cluster.engine(rank);
-          for (const std::size_t count : {std::size_t{1}, std::size_t{999}, std::size_t{300'007}}) {
+          for (const std::size_t count :
+               {std::size_t{1}, std::size_t{999}, std::size_t{300'007}, std::size_t{1'700'003}}) {
             check_allreduce(engine, rank, DType::kFloat32, ReduceOp::kSum, count, true);
+            check_allreduce(engine, rank, DType::kBFloat16, ReduceOp::kAverage, count, false);
             check_broadcast(engine, rank, DType::kInt32, 1, count);
           }
         }));
       }
     }
+  }
+}
+
+TEST_CASE("several connections between two hosts") {
+  for (const Transport transport : {Transport::kInproc, Transport::kTcp, Transport::kMixed}) {
+    for (const int ranks : {2, 4, 5}) {
+      CAPTURE(transport_name(transport));
+      CAPTURE(ranks);
+      Cluster cluster(transport, ranks, test_options(), 3);
+      CHECK_NOTHROW(run_large(cluster));
+    }
+  }
+}
+
+TEST_CASE("process sets that span hosts reduce within each host first") {
+  // Of two hosts with four ranks each: even and uneven sets.
+  for (const std::vector<int>& members :
+       {std::vector<int>{0, 1, 2, 3}, {0, 3, 4, 7}, {0, 1, 2}, {0, 2, 4}, {1, 2, 4, 5, 6, 7}}) {
+    EngineOptions options = test_options();
+    options.algorithm = "hierarchical";
+    Cluster cluster(Transport::kMixed, 8, options, 2);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set(members)));
+      if (std::find(members.begin(), members.end(), rank) != members.end()) {
+        for (const std::size_t count : {std::size_t{3}, std::size_t{700'001}}) {
+          auto data = make_array(DType::kFloat32, count,
+                                 [&](std::size_t i) { return static_cast<double>(i % 9) + rank; });
+          Order request;
+          request.set = set;
+          request.shape = {static_cast<std::int64_t>(count)};
+          request.input = request.output = data.data();
+          const double ranks = std::accumulate(members.begin(), members.end(), 0.0);
+          const auto size = static_cast<double>(members.size());
+          check(
+              difference(DType::kFloat32, perform(engine, request), count,
+                         [&](std::size_t i) { return size * static_cast<double>(i % 9) + ranks; }),
+              "sum in a set");
+        }
+      }
+      await(engine, engine.remove_set(set));
+    });
   }
 }
 

@@ -9,7 +9,7 @@ namespace horoplug {
 namespace {
 
 // Reads per pump: a fast peer must not keep this thread from its other links.
-constexpr int kReadsPerPump = 64;
+constexpr int kReadsPerPump = 4;
 // Payloads from this size on are read straight into their place; smaller ones come with their
 // header in one read.
 constexpr std::uint64_t kDirectRead = 4096;

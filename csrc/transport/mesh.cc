@@ -2,22 +2,20 @@
 
 namespace horoplug {
 
-Mesh::Mesh(std::vector<std::unique_ptr<Stream>> streams, std::shared_ptr<Doorbell> doorbell,
-           Link::ControlHandler on_control)
-    : doorbell_(std::move(doorbell)), poller_(*doorbell_) {
-  for (std::size_t rank = 0; rank < streams.size(); ++rank) {
-    if (!streams[rank]) {
-      links_.push_back(nullptr);
-      continue;
+Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
+           std::shared_ptr<Doorbell> doorbell, Link::ControlHandler on_control)
+    : doorbell_(std::move(doorbell)), poller_(*doorbell_), lanes_(lanes.size()) {
+  for (std::size_t rank = 0; rank < lanes.size(); ++rank) {
+    for (auto& stream : lanes[rank]) {
+      auto link = std::make_unique<Link>(static_cast<int>(rank), std::move(stream), on_control);
+      if (link->fd() >= 0) {
+        poller_.add(link->fd(), static_cast<int>(links_.size()));
+      } else {
+        without_fd_.push_back(link.get());
+      }
+      lanes_[rank].push_back(link.get());
+      links_.push_back(std::move(link));
     }
-    const int token = static_cast<int>(rank);
-    auto link = std::make_unique<Link>(token, std::move(streams[rank]), on_control);
-    if (link->fd() >= 0) {
-      poller_.add(link->fd(), token);
-    } else {
-      without_fd_.push_back(link.get());
-    }
-    links_.push_back(std::move(link));
   }
 }
 
@@ -26,8 +24,8 @@ Mesh::~Mesh() = default;
 void Mesh::send_control(int rank, Bytes message) { link(rank)->send_control(std::move(message)); }
 
 void Mesh::send_control_to_all(const Bytes& message) {
-  for (const auto& link : links_) {
-    if (link) link->send_control(message);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (link(rank) != nullptr) link(rank)->send_control(message);
   }
 }
 
@@ -41,8 +39,8 @@ bool Mesh::read(Link& link) {
 
 bool Mesh::pump() {
   bool moved = false;
-  if (readable_.empty() && without_fd_.size() + 1 < links_.size()) poller_.wait(0, readable_);
-  for (const int rank : readable_) moved |= read(*link(rank));
+  if (readable_.empty() && without_fd_.size() < links_.size()) poller_.wait(0, readable_);
+  for (const int token : readable_) moved |= read(*links_[static_cast<std::size_t>(token)]);
   readable_.clear();
   for (Link* link : without_fd_) moved |= read(*link);
   return pump_writes() || moved;
@@ -50,42 +48,54 @@ bool Mesh::pump() {
 
 bool Mesh::pump_writes() {
   bool moved = false;
-  for (const auto& link : links_) {
-    if (!link || link->failure()) continue;
-    if (link->wants_write()) moved |= link->pump_write();
-    if (link->fd() >= 0) poller_.want_write(link->fd(), link->peer(), link->wants_write());
+  for (std::size_t token = 0; token < links_.size(); ++token) {
+    Link& link = *links_[token];
+    if (link.failure()) continue;
+    if (link.wants_write()) moved |= link.pump_write();
+    if (link.fd() >= 0) {
+      poller_.want_write(link.fd(), static_cast<int>(token), link.wants_write());
+    }
   }
   return moved;
 }
 
+const Link* Mesh::failed(int rank) {
+  for (Link* lane : lanes(rank)) {
+    if (!lane->failure()) continue;
+    if (!link(rank)->failure()) read(*link(rank));
+    return lane;
+  }
+  return nullptr;
+}
+
 void Mesh::close_writes() {
-  for (const auto& link : links_) {
-    if (link && !link->failure()) link->close_write();
+  for (int rank = 0; rank < size(); ++rank) {
+    if (link(rank) != nullptr && !link(rank)->failure()) link(rank)->close_write();
   }
 }
 
 bool Mesh::all_closed_by_peers() const {
-  for (const auto& link : links_) {
-    if (link && !link->failure()) return false;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (link(rank) != nullptr && !link(rank)->failure()) return false;
   }
   return true;
 }
 
 std::uint64_t Mesh::control_messages() const {
   std::uint64_t sum = 0;
-  for (const auto& link : links_) sum += link ? link->control_messages() : 0;
+  for (const auto& link : links_) sum += link->control_messages();
   return sum;
 }
 
 std::uint64_t Mesh::control_bytes() const {
   std::uint64_t sum = 0;
-  for (const auto& link : links_) sum += link ? link->control_bytes() : 0;
+  for (const auto& link : links_) sum += link->control_bytes();
   return sum;
 }
 
 std::uint64_t Mesh::bytes_moved() const {
   std::uint64_t sum = 0;
-  for (const auto& link : links_) sum += link ? link->bytes_moved() : 0;
+  for (const auto& link : links_) sum += link->bytes_moved();
   return sum;
 }
 

@@ -12,14 +12,18 @@ namespace horoplug {
 
 class Mesh {
  public:
-  // streams[r]: the connection to rank r; nullptr for this rank itself.
-  Mesh(std::vector<std::unique_ptr<Stream>> streams, std::shared_ptr<Doorbell> doorbell,
+  // lanes[r]: the connections to rank r; none for this rank itself.
+  Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes, std::shared_ptr<Doorbell> doorbell,
        Link::ControlHandler on_control);
   ~Mesh();
 
-  int size() const { return static_cast<int>(links_.size()); }
-  // nullptr for this rank itself.
-  Link* link(int rank) const { return links_[static_cast<std::size_t>(rank)].get(); }
+  int size() const { return static_cast<int>(lanes_.size()); }
+  // All connections to a rank, over which collectives spread their messages; none to this rank.
+  const std::vector<Link*>& lanes(int rank) const { return lanes_[static_cast<std::size_t>(rank)]; }
+  // The first of them, which also carries the control messages; nullptr for this rank itself.
+  Link* link(int rank) const { return lanes(rank).empty() ? nullptr : lanes(rank).front(); }
+  // One that is of no more use, or nullptr. What a peer has said before it went is read first.
+  const Link* failed(int rank);
 
   void send_control(int rank, Bytes message);
   void send_control_to_all(const Bytes& message);
@@ -50,6 +54,8 @@ class Mesh {
   bool has_silent_links() const { return !without_fd_.empty(); }
 
   // Closes every connection for writing once it has said what is queued.
+  // Closes the first connection to every rank for writing once it has said what is queued. The
+  // others end with this object: a peer must hear why this rank goes before it sees them close.
   void close_writes();
   bool all_closed_by_peers() const;
 
@@ -62,8 +68,9 @@ class Mesh {
 
   std::shared_ptr<Doorbell> doorbell_;
   Poller poller_;
-  std::vector<std::unique_ptr<Link>> links_;
-  std::vector<Link*> without_fd_;  // their peers ring the doorbell
+  std::vector<std::unique_ptr<Link>> links_;  // all; their places are the poller's tokens
+  std::vector<std::vector<Link*>> lanes_;     // by rank
+  std::vector<Link*> without_fd_;             // their peers ring the doorbell
   std::vector<int> readable_;
 };
 

@@ -18,6 +18,7 @@ from .log import LEVELS
 
 MIB = 1024 * 1024
 SECRET_BYTES = 32
+MAX_STREAMS = 64
 
 
 # ---- parsers: text -> value; a ValueError says what is allowed -------------------------------------------------------
@@ -282,6 +283,13 @@ VARIABLES: tuple[Variable, ...] = (
         aliases=("_HOROVOD_SECRET_KEY",),
         private=True,
     ),
+    Variable(
+        "NUM_STREAMS",
+        "num_streams",
+        _integer(1, MAX_STREAMS),
+        1,
+        "connections between two ranks on different hosts",
+    ),
     Variable("GLOO_IFACE", "gloo_iface", _text, None, "network interface to listen on"),
     Variable(
         "THREAD_AFFINITY",
@@ -365,6 +373,7 @@ class Config:
     rendezvous_port: int | None = None
     rendezvous_server: str = "launcher"
     secret_key: bytes | None = dataclasses.field(default=None, repr=False)
+    num_streams: int = 1
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
     dynamic_process_sets: bool = False

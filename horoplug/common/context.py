@@ -107,7 +107,7 @@ class Context:
             )
             config.log_notes(logger)
             mesh = self._connect(config, ranks)
-            streams = [(peer[2], os.fstat(peer[2])) for peer in mesh.peers]
+            streams = [(fd, os.fstat(fd)) for fd in mesh.streams]
             try:
                 self._engine = _start_engine(config, mesh, process_sets)
             except Error as error:

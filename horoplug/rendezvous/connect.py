@@ -23,7 +23,10 @@ _SPARE_INCOMING = 64  # connections in the making beyond one per rank
 _RETRY_PAUSE = 0.02
 _RETRY_SECONDS = 1.0
 _LOGGED = 10
-_BUFFER_BYTES = 4 << 20
+_BUFFER_BYTES = 1073741824
+
+Key = tuple[int, int]
+"""A connection: the rank at its other end, and its lane."""
 
 _log = logging.getLogger("horoplug")
 
@@ -42,10 +45,10 @@ def unix_listener(size: int) -> tuple[str, socket.socket]:
     return name, sock
 
 
-def tcp_listener(address: str, size: int) -> socket.socket:
-    """A listener on a free port of ``address`` and of no other interface."""
+def tcp_listener(address: str, connections: int) -> socket.socket:
+    """A listener on a free port of ``address`` and of no other interface, for so many at once."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.create_server((address, 0), family=family, backlog=size + _SPARE_INCOMING)
+    sock = socket.create_server((address, 0), family=family, backlog=connections + _SPARE_INCOMING)
     sock.setblocking(False)
     return sock
 
@@ -84,11 +87,12 @@ class Connector:
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         self._links: dict[Link, None] = {}  # in the making, oldest first
-        self._ready: dict[int, Link] = {}
+        self._ready: dict[Key, Link] = {}
+        self._streams = 1  # lanes to a rank on another host
         self._addresses: dict[int, tuple[str, int] | str] = {}
         self._local: set[int] = set()
-        self._retries: dict[int, float] = {}  # rank: when to try again
-        self._failing: dict[int, float] = {}  # rank: when it first failed
+        self._retries: dict[Key, float] = {}  # when to try again
+        self._failing: dict[Key, float] = {}  # when it first failed
         self._complaints = 0
         self._store_watched = False
 
@@ -98,23 +102,34 @@ class Connector:
         self._data_timeout = data_timeout
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def expect(self, addresses: dict[int, tuple[str, int] | str], local: set[int]) -> None:
-        """Where all other ranks listen, and which of them are on this host; starts connecting."""
+    def expect(
+        self, addresses: dict[int, tuple[str, int] | str], local: set[int], streams: int = 1
+    ) -> None:
+        """Where all other ranks listen, which of them are on this host, and how many connections there are to each of
+        those that are not; starts connecting."""
         self._addresses = addresses
         self._local = local
+        self._streams = streams
         for rank in sorted(addresses):
             if rank < self._me.rank:
-                self._dial(rank)
+                for lane in range(self._lanes(rank)):
+                    self._dial((rank, lane))
+
+    def _lanes(self, rank: int) -> int:
+        return 1 if rank in self._local else self._streams
+
+    def _complete_rank(self, rank: int) -> bool:
+        return all((rank, lane) in self._ready for lane in range(self._lanes(rank)))
 
     @property
     def missing(self) -> list[int]:
         """Ranks that are not connected yet."""
-        return sorted(rank for rank in self._addresses if rank not in self._ready)
+        return sorted(rank for rank in self._addresses if not self._complete_rank(rank))
 
     @property
     def done(self) -> bool:
         """Whether all ranks are connected."""
-        return len(self._ready) == len(self._addresses)
+        return len(self._ready) == sum(map(self._lanes, self._addresses))
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -135,9 +150,9 @@ class Connector:
             if link.target is None:
                 self._complain(f"{link.label} was too slow to identify itself")
                 self._drop(link)
-        for rank in [rank for rank, when in self._retries.items() if when <= now]:
-            del self._retries[rank]
-            self._dial(rank)
+        for due in [due for due, when in self._retries.items() if when <= now]:
+            del self._retries[due]
+            self._dial(due)
 
     def _patience(self) -> float:
         """Seconds until the next deadline; the loop's owner checks the whole mesh's, too."""
@@ -145,8 +160,9 @@ class Connector:
         due += [link.deadline for link in self._links if link.target is None][:1]
         return max(min(due) - time.monotonic(), 0.0) + 0.001
 
-    def _dial(self, rank: int) -> None:
+    def _dial(self, key: Key) -> None:
         """Start to connect to a rank below."""
+        rank, lane = key
         address = self._addresses[rank]
         local = isinstance(address, str)
         family = socket.AF_UNIX
@@ -161,6 +177,7 @@ class Connector:
             deadline=self._deadline,
             admit=self._admit,
             label=f"rank {rank}",
+            lane=lane,
         )
         try:
             if not local:
@@ -168,7 +185,7 @@ class Connector:
             error = sock.connect_ex("\0" + address if isinstance(address, str) else address)
             if error == errno.EAGAIN:  # a Unix listener's backlog is full
                 sock.close()
-                self._retries[rank] = time.monotonic() + _RETRY_PAUSE
+                self._retries[key] = time.monotonic() + _RETRY_PAUSE
                 return
             if error not in (0, errno.EINPROGRESS):
                 raise OSError(error, os.strerror(error))
@@ -176,7 +193,7 @@ class Connector:
                 link.connected()
         except OSError as error:
             sock.close()
-            self._failed(rank, error)
+            self._failed(key, error)
             return
         self._watch(link)
         self._advance(link)
@@ -207,7 +224,7 @@ class Connector:
             )
             self._watch(link)
             incoming = [other for other in self._links if other.target is None]
-            if len(incoming) > self._me.size + _SPARE_INCOMING:
+            if len(incoming) > self._me.size * self._streams + _SPARE_INCOMING:
                 self._complain(f"{incoming[0].label} made way: too many connections at once")
                 self._drop(incoming[0])
 
@@ -226,7 +243,7 @@ class Connector:
         except OSError as error:
             self._drop(link)
             if link.target is not None:
-                self._failed(link.target, error)
+                self._failed((link.target, link.lane), error)
         else:
             if link.stage is Stage.READY:
                 self._complete(link)
@@ -246,24 +263,26 @@ class Connector:
         self._selector.unregister(link.sock)
         del self._links[link]
         assert link.rank is not None
-        self._ready[link.rank] = link
-        self._failing.pop(link.rank, None)
+        self._ready[link.rank, link.lane] = link
+        self._failing.pop((link.rank, link.lane), None)
 
-    def _admit(self, rank: int, local: bool) -> Refusal | None:
+    def _admit(self, rank: int, lane: int, local: bool) -> Refusal | None:
         """Judge a rank that has connected to this one."""
         if rank <= self._me.rank or rank not in self._addresses or local != (rank in self._local):
             return Refusal.RANK
-        return Refusal.DUPLICATE if rank in self._ready else None
+        if lane >= self._lanes(rank):
+            return Refusal.LANE
+        return Refusal.DUPLICATE if (rank, lane) in self._ready else None
 
-    def _failed(self, rank: int, error: OSError) -> None:
+    def _failed(self, key: Key, error: OSError) -> None:
         """A connection to a rank below did not come about: try again, for a moment."""
-        now = time.monotonic()
-        if now - self._failing.setdefault(rank, now) > _RETRY_SECONDS:
+        now, rank = time.monotonic(), key[0]
+        if now - self._failing.setdefault(key, now) > _RETRY_SECONDS:
             raise PeerLostError(
                 rank,
                 f"rank {rank} cannot be connected to: {error.strerror}; it has ended or failed",
             )
-        self._retries[rank] = now + _RETRY_PAUSE
+        self._retries[key] = now + _RETRY_PAUSE
 
     def _watch(self, link: Link) -> None:
         self._links[link] = None
@@ -291,9 +310,13 @@ class Connector:
         for link in list(self._links):
             self._drop(link)
 
-    def detach(self) -> dict[int, tuple[int, int, int]]:
-        """(stream, segment, doorbell) descriptors by rank; from now on the caller's."""
-        detached = {rank: link.detach() for rank, link in self._ready.items()}
+    def stream(self, rank: int) -> socket.socket:
+        """The first connection to a rank, which stays this object's."""
+        return self._ready[rank, 0].sock
+
+    def detach(self) -> dict[Key, tuple[int, int, int]]:
+        """(stream, segment, doorbell) descriptors by rank and lane; from now on the caller's."""
+        detached = {key: link.detach() for key, link in self._ready.items()}
         self._ready.clear()
         return detached
 

@@ -1,8 +1,9 @@
 """One connection between two ranks while it is being made: authentication, then an exchange of hellos.
 
-A hello has 40 bytes: magic, version, kind, refusal, rank, size, generation, job. Between ranks on one host it carries
-two descriptors: the sender's memfd and eventfd. The rank that listens checks first and answers with its own hello, or
-with a refusal that says why. Sockets never block; whoever runs the event loop calls :meth:`Link.advance` when one is
+Two ranks on different hosts may have several connections, *lanes*, numbered from 0. A hello has 40 bytes: magic,
+version, kind, refusal, lane, rank, size, generation, job. Between ranks on one host it carries two descriptors: the
+sender's memfd and eventfd. The rank that listens checks first and answers with its own hello, or with a refusal that
+says why. Sockets never block; whoever runs the event loop calls :meth:`Link.advance` when one is
 ready."""
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from collections.abc import Callable
 from .auth import FRAME_BYTES, Handshake, Role
 from .errors import AuthenticationError, ProtocolError
 
-_HELLO = struct.Struct("!4sBBHIIQ16s")
+_HELLO = struct.Struct("!4sBBBBIIQ16s")
 _MAGIC = b"HPme"
-_VERSION = 1
+_VERSION = 2
 _FDS = 2  # the memfd and the eventfd
 _FD_SPACE = socket.CMSG_SPACE(8 * 4)  # room for more, so that too many are noticed and closed
 
@@ -37,6 +38,7 @@ class Refusal(enum.IntEnum):
     SIZE = 2
     RANK = 3
     DUPLICATE = 4
+    LANE = 5
 
 
 _REFUSAL_TEXT = {
@@ -44,6 +46,7 @@ _REFUSAL_TEXT = {
     Refusal.SIZE: "it believes the job to have another size",
     Refusal.RANK: "it does not expect a connection from this rank",
     Refusal.DUPLICATE: "this rank is connected to it already",
+    Refusal.LANE: "it expects fewer connections (HOROPLUG_NUM_STREAMS)",
 }
 
 
@@ -69,10 +72,10 @@ class Identity:
             None  # memfd and eventfd, once there is a peer on this host
         )
 
-    def hello(self, kind: int = _OFFER, refusal: int = 0) -> bytes:
+    def hello(self, kind: int = _OFFER, refusal: int = 0, lane: int = 0) -> bytes:
         """The 40 bytes."""
         return _HELLO.pack(
-            _MAGIC, _VERSION, kind, refusal, self.rank, self.size, self.generation, self.job
+            _MAGIC, _VERSION, kind, refusal, lane, self.rank, self.size, self.generation, self.job
         )
 
 
@@ -91,12 +94,15 @@ class Link:
         *,
         target: int | None,
         deadline: float,
-        admit: Callable[[int, bool], Refusal | None],
+        admit: Callable[[int, int, bool], Refusal | None],
         label: str,
+        lane: int = 0,
     ) -> None:
-        """``target``: the rank connected to, None for an accepted connection. ``admit`` judges the rank that an
-        accepted connection turns out to be; it is told the rank and whether the connection is local."""
+        """``target`` and ``lane``: the rank connected to, None for an accepted connection, and which of the connections
+        to it this is. ``admit`` judges what an accepted connection turns out to be; it is told the rank, the lane and
+        whether the connection is local."""
         self.sock = sock
+        self.lane = lane
         self.target = target
         self.rank = target
         self.deadline = deadline
@@ -192,45 +198,51 @@ class Link:
         return data
 
     def _offer(self) -> None:
-        self._outbox += self._me.hello()
+        self._outbox += self._me.hello(lane=self.lane)
         if self.local and self._me.fds is not None:
             self._fds_out = self._me.fds
 
     def _greeted(self, frame: bytes) -> None:
-        magic, version, kind, refusal, rank, size, generation, job = _HELLO.unpack(frame)
+        magic, version, kind, refusal, lane, rank, size, generation, job = _HELLO.unpack(frame)
         if magic != _MAGIC or version != _VERSION or kind not in (_OFFER, _REFUSAL):
             raise ProtocolError(f"{self.label} sent no valid hello")
         if kind == _REFUSAL and self.target is not None:
             text = _REFUSAL_TEXT.get(refusal, "for an unknown reason")
             raise ProtocolError(f"{self.label} refused the connection: {text}")
         if self.target is None:
-            self._judge(rank, size, generation)
-        elif rank != self.target or size != self._me.size or generation != self._me.generation:
+            self._judge(rank, lane, size, generation)
+        elif (rank, lane, size, generation) != (
+            self.target,
+            self.lane,
+            self._me.size,
+            self._me.generation,
+        ):
             raise ProtocolError(
-                f"{self.label} says it is rank {rank} of {size} in generation {generation}"
+                f"{self.label} says it is rank {rank} of {size} in generation {generation}, lane {lane}"
             )
         if not hmac.compare_digest(job, self._me.job):
             raise ProtocolError(f"{self.label} belongs to another job")
         if len(self.fds) != (_FDS if self.local else 0):
             raise ProtocolError(f"{self.label} sent {len(self.fds)} descriptors, not {_FDS}")
+        self.lane = lane
         if self.target is None:
             self._offer()
             self._flush_or_fail()
         self.rank = rank
         self.stage = Stage.READY
 
-    def _judge(self, rank: int, size: int, generation: int) -> None:
+    def _judge(self, rank: int, lane: int, size: int, generation: int) -> None:
         refusal: Refusal | None
         if generation != self._me.generation:
             refusal = Refusal.GENERATION
         elif size != self._me.size:
             refusal = Refusal.SIZE
         else:
-            refusal = self._admit(rank, self.local)
+            refusal = self._admit(rank, lane, self.local)
         if refusal is not None:
             self._last(self._me.hello(_REFUSAL, refusal))
             raise ProtocolError(
-                f"{self.label} (rank {rank} of {size}, generation {generation}) was refused: "
+                f"{self.label} (rank {rank} of {size}, generation {generation}, lane {lane}) was refused: "
                 f"{refusal.name.lower()}"
             )
 

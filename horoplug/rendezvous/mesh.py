@@ -1,10 +1,13 @@
 """Connects every rank with every other and hands the connections over as open descriptors.
 
 1. Every rank publishes a *record* in the store (host key, size, name of its Unix listener) and waits for all others'.
-2. Only if they are not all on one host, every rank opens a TCP listener and publishes its address.
+2. Only if they are not all on one host, every rank opens a TCP listener and publishes its address, and how many
+   connections it wants to each rank on another host.
 3. Rank j connects to every i < j: by an abstract Unix socket on the same host (nothing in the file system; it carries
-   each side's memfd and eventfd), by TCP otherwise. Both ends authenticate before anything else (links.py).
+   each side's memfd and eventfd), by that many TCP connections otherwise. Both ends
+   authenticate before anything else (links.py).
 4. A rank that has all its connections says so in the store and waits until all have: success is everyone's.
+5. If there are several hosts, ranks measure what messages between them cost (measure.py), and agree on it.
 
 While it connects, a rank keeps a get of the others' step 4 pending, so that a rank that dies or gives up is reported
 at once and by number. All keys begin with the generation (how often the job has initialised), so that nothing of an
@@ -17,6 +20,7 @@ import dataclasses
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +36,7 @@ from .errors import (
 )
 from .hosts import Topology, host_key, interface_address, topology
 from .links import Identity
+from .measure import Measurement, Speed, agree
 from .store import StoreClient
 
 _log = logging.getLogger("horoplug")
@@ -59,6 +64,10 @@ class Mesh:
     cross_rank: int
     cross_size: int
     is_homogeneous: bool
+    lanes: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    """By rank on another host: the descriptors of the connections beyond the first."""
+    speed: Speed | None = None
+    """Of messages between hosts, the same on all ranks (see measure.py); None: unknown."""
     owned: bool = True
 
     def release(self) -> dict[str, Any]:
@@ -71,13 +80,22 @@ class Mesh:
             "peers": self.peers,
             "segment_fd": self.segment_fd,
             "doorbell_fd": self.doorbell_fd,
+            "lanes": self.lanes,
+            "link_latency": self.speed[0] if self.speed else 0.0,
+            "link_bandwidth": self.speed[1] if self.speed else 0.0,
         }
+
+    @property
+    def streams(self) -> list[int]:
+        """The descriptors of all connections."""
+        return [peer[2] for peer in self.peers] + [fd for fds in self.lanes.values() for fd in fds]
 
     def close(self) -> None:
         """Close the descriptors, unless they were released. Idempotent."""
         if self.owned:
             self.owned = False
-            for fd in (self.segment_fd, self.doorbell_fd, *(f for p in self.peers for f in p[2:])):
+            shared = [fd for peer in self.peers for fd in peer[3:]]
+            for fd in (self.segment_fd, self.doorbell_fd, *shared, *self.streams):
                 if fd >= 0:
                     os.close(fd)
 
@@ -94,13 +112,15 @@ def build_mesh(
     timeout: float = 30.0,
     data_timeout: float = 30.0,
     interface: str | None = None,
+    streams: int = 1,
 ) -> Mesh:
     """Connect this rank with all others, within ``timeout`` seconds.
 
     ``generation``: how often the job has initialised before, the same on all ranks. ``started_as``: by rank, the number
     that the process was started with, if the job is but a part of what was started. ``key``: the host key, by default
     :func:`host_key`. ``data_timeout``: seconds after which the kernel gives up a TCP connection whose peer does not
-    acknowledge. ``interface``: name of the network interface to listen on. A job of one rank needs neither store nor
+    acknowledge. ``interface``: name of the network interface to listen on. ``streams``: connections to each rank on
+    another host, the same on all ranks. A job of one rank needs neither store nor
     secret, and opens nothing.
 
     Errors: MissingRanksError names ranks that did not come; PeerLostError a rank that ended or gave up; RankTakenError
@@ -119,7 +139,7 @@ def build_mesh(
         store.delete(f"{part}{generation - 2}/")
     builder = _Builder(rank, numbers, store, secret, part, generation, timeout)
     try:
-        return builder.build(key, data_timeout, interface)
+        return builder.build(key, data_timeout, interface, streams)
     except PeerLostError:
         raise
     except BaseException as error:
@@ -152,7 +172,7 @@ class _Builder:
         self.own_fds: list[int] = []
         self.published = False
 
-    def build(self, key: str, data_timeout: float, interface: str | None) -> Mesh:
+    def build(self, key: str, data_timeout: float, interface: str | None, streams: int) -> Mesh:
         others = [r for r in range(self.size) if r != self.rank]
         name, listener = unix_listener(self.size)
         self.connector.listen(listener)
@@ -165,26 +185,41 @@ class _Builder:
         local = {r for r in others if where.hosts[r] == where.hosts[self.rank]}
         addresses: dict[int, tuple[str, int] | str] = {r: str(records[r]["unix"]) for r in local}
         if len(local) < len(others):
-            addresses |= self._exchange_tcp(interface, others, local, data_timeout)
+            addresses |= self._exchange_tcp(interface, others, local, data_timeout, streams)
         if local:
             self._make_shared()
-        self.connector.expect(addresses, local)
+        self.connector.expect(addresses, local, streams)
         self._connect(others)
+        speed = self._measure(where.hosts) if len(local) < len(others) else None
         links = self.connector.detach()
-        peers = [(r, where.hosts[r], *links[r]) for r in others]
+        peers = [(r, where.hosts[r], *links[r, 0]) for r in others]
+        lanes = {r: [links[r, i][0] for i in range(1, streams)] for r in others if r not in local}
         segment, doorbell = self.own_fds or (-1, -1)
         self.own_fds = []
-        return _assemble(self.rank, self.size, where, peers, (segment, doorbell))
+        return _assemble(self.rank, self.size, where, peers, (segment, doorbell), lanes, speed)
 
     def _exchange_tcp(
-        self, interface: str | None, others: list[int], local: set[int], data_timeout: float
+        self,
+        interface: str | None,
+        others: list[int],
+        local: set[int],
+        data_timeout: float,
+        streams: int,
     ) -> dict[int, tuple[str, int] | str]:
         """Listen on TCP, and learn where the ranks on other hosts do."""
         address = interface_address(interface) if interface else self.store.local_address
-        listener = tcp_listener(address, self.size)
+        listener = tcp_listener(address, self.size * streams)
         self.connector.listen(listener, data_timeout)
-        self._publish("tcp", {"address": address, "port": listener.getsockname()[1]})
+        self._publish(
+            "tcp", {"address": address, "port": listener.getsockname()[1], "streams": streams}
+        )
         found = self._collect("tcp", [r for r in others if r not in local])
+        for r, tcp in sorted(found.items()):
+            if tcp.get("streams") != streams:
+                raise ProtocolError(
+                    f"rank {r} wants {tcp.get('streams')} connections between hosts, rank {self.rank} "
+                    f"{streams}; set HOROPLUG_NUM_STREAMS alike on every rank"
+                )
         return {r: (str(tcp["address"]), int(tcp["port"])) for r, tcp in found.items()}
 
     def _make_shared(self) -> None:
@@ -228,6 +263,21 @@ class _Builder:
                     f"rank {r} was started with a size of {record.get('size')}, "
                     f"rank {self.rank} with {self.size}"
                 )
+
+    def _measure(self, hosts: list[int]) -> Speed | None:
+        """What links between hosts cost, as all ranks together have measured it; None if it is unknown."""
+
+        def remote(r: int) -> socket.socket | None:
+            return self.connector.stream(r) if hosts[r] != hosts[self.rank] else None
+
+        following, previous = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        speed = None
+        # If a connection broke, its rank is gone, which the store will say; or the core will find out.
+        with contextlib.suppress(OSError):
+            speed = Measurement(remote(following), remote(previous)).run(self.deadline)
+        self._publish("speed", {"speed": speed})
+        found = self._collect("speed", [r for r in range(self.size) if r != self.rank])
+        return agree([speed, *(record.get("speed") for record in found.values())])
 
     # ---- connecting --------------------------------------------------------------------------------------------------
 
@@ -291,6 +341,8 @@ def _assemble(
     where: Topology,
     peers: list[tuple[int, int, int, int, int]],
     own: tuple[int, int],
+    lanes: dict[int, list[int]] | None = None,
+    speed: Speed | None = None,
 ) -> Mesh:
     return Mesh(
         rank=rank,
@@ -305,4 +357,6 @@ def _assemble(
         cross_rank=where.cross_rank,
         cross_size=where.cross_size,
         is_homogeneous=where.is_homogeneous,
+        lanes=lanes or {},
+        speed=speed,
     )

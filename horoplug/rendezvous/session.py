@@ -76,6 +76,7 @@ class Rendezvous:
             timeout=config.start_timeout,
             data_timeout=config.gloo_timeout_seconds,
             interface=config.gloo_iface,
+            streams=config.num_streams,
         )
 
     def close(self) -> None:

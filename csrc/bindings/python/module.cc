@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <memory_resource>
 #include <optional>
@@ -163,12 +164,18 @@ class Engine {
          double operation_timeout, double deadlock_time,
          const std::optional<std::string>& algorithm, int log_level, py::object log,
          int progress_cpu, bool separate_groups, const std::string& process_sets, int plan_after,
-         std::int64_t bucket_bytes)
+         std::int64_t bucket_bytes, const std::map<int, std::vector<std::int32_t>>& lanes,
+         double link_latency, double link_bandwidth)
       : log_callable_(std::move(log)), generation_(fork_generation) {
     std::vector<hp_peer> table;
     table.reserve(peers.size());
     for (const auto& [peer_rank, peer_host, stream, segment, doorbell] : peers) {
-      table.push_back({sizeof(hp_peer), peer_rank, peer_host, stream, segment, doorbell});
+      table.push_back(
+          {sizeof(hp_peer), peer_rank, peer_host, stream, segment, doorbell, 0, nullptr});
+      const auto further = lanes.find(peer_rank);
+      if (further == lanes.end()) continue;
+      table.back().lane_count = static_cast<std::int32_t>(further->second.size());
+      table.back().lane_fds = further->second.data();
     }
     hp_config config = {};
     config.struct_size = sizeof(config);
@@ -193,6 +200,8 @@ class Engine {
     config.process_sets = process_sets.c_str();
     config.plan_after = plan_after;
     config.bucket_bytes = bucket_bytes;
+    config.link_latency = link_latency;
+    config.link_bandwidth = link_bandwidth;
     if (!log_callable_.is_none()) {
       log_ = std::make_unique<LogQueue>(
           [callable = log_callable_.ptr()](std::int32_t level, const char* text) {
@@ -556,14 +565,16 @@ PYBIND11_MODULE(_native, module) {
       .def(py::init<int, int, int, const std::vector<horoplug::Peer>&, int, int, std::int64_t,
                     std::int64_t, double, double, double, double, double,
                     const std::optional<std::string>&, int, py::object, int, bool,
-                    const std::string&, int, std::int64_t>(),
+                    const std::string&, int, std::int64_t,
+                    const std::map<int, std::vector<std::int32_t>>&, double, double>(),
            py::kw_only(), "rank"_a, "size"_a, "host"_a, "peers"_a, "segment_fd"_a = -1,
            "doorbell_fd"_a = -1, "fusion_threshold"_a = 0, "cache_capacity"_a = 0,
            "stall_check_time"_a = 0.0, "stall_shutdown_time"_a = 0.0, "data_timeout"_a = 0.0,
            "operation_timeout"_a = 0.0, "deadlock_time"_a = 0.0, "algorithm"_a = py::none(),
            "log_level"_a = 0, "log"_a = py::none(), "progress_cpu"_a = -1,
            "separate_groups"_a = false, "process_sets"_a = "", "plan_after"_a = 0,
-           "bucket_bytes"_a = 0)
+           "bucket_bytes"_a = 0, "lanes"_a = std::map<int, std::vector<std::int32_t>>{},
+           "link_latency"_a = 0.0, "link_bandwidth"_a = 0.0)
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
            "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)

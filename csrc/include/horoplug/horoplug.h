@@ -108,6 +108,9 @@ typedef struct hp_peer {
       stream_fd; /* connected TCP or Unix stream socket; carries control and, between hosts, data */
   int32_t segment_fd;  /* the peer's memfd, when it is on this host */
   int32_t doorbell_fd; /* the peer's eventfd, when it is on this host */
+  int32_t lane_count;  /* further connections to the peer, over which data is spread as well; the
+                          same number on both sides, in the same order */
+  const int32_t* lane_fds;
 } hp_peer;
 
 /* All times in seconds. Zero means the default; negative means "never" where that makes sense. */
@@ -142,6 +145,8 @@ typedef struct hp_config {
   int32_t plan_after;   /* steps in a row with the same operations after which their order becomes a
                            plan that needs no negotiation; default 3; negative: never */
   int64_t bucket_bytes; /* operations of a plan run together up to this size; default 8 MiB */
+  double link_latency;  /* seconds that a message between hosts takes, as measured, and */
+  double link_bandwidth; /* bytes per second; the same on all ranks. Default: a guess */
 } hp_config;
 
 /* One operation on one or more tensors (more than one: a group, which runs as a whole or not at

@@ -1,0 +1,294 @@
+"""Allreduce between hosts: network namespaces on this machine, each with one rank, joined by a bridge.
+
+    python benchmarks/network.py --hosts 2 --peer torch-gloo
+    python benchmarks/network.py --hosts 4 --rate 0 -b 64K -e 64M -f 4        (unshaped: the CPU is the limit)
+
+Needs root and iproute2. Every namespace has a pair of virtual Ethernet devices; with ``--rate`` a token bucket filter
+limits both directions of it to so many Mbit/s. Ranks, sizes, peers and the clock are those of allreduce.py;
+``--algorithm`` and ``--streams`` set the variables of these names for all ranks. Peer ``mpi4py`` runs on MPICH or Intel
+MPI (``mpiexec`` of the ``--mpi`` installation), over TCP, in the same namespaces.
+
+``line`` is busbw over the rate, which can reach 95.6 % at most: with an MTU of 1500, a frame of 1514 bytes has 1448
+bytes of payload. Whatever happens, the namespaces are removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.record import Column, Plot, Record
+
+ABOUT = """One collective between hosts, each of which is a network namespace of this machine with one rank; all hosts'
+frames go through one bridge. busbw is what each rank must at least have sent or received over time. The line is what the
+token bucket filters let through, of which frames' headers take 4.4 %."""
+
+COLUMNS = {
+    "hosts": Column("hosts", form="d", width=5),
+    "size": Column("size", "B", width=10),
+    "library": Column("library", width=14),
+    "time": Column("time", "µs", ".1f", 11),
+    "p99": Column("p99", "µs", ".1f", 11),
+    "busbw": Column("busbw", "Gbit/s", ".3f", 8),
+    "line": Column("line", "%", ".1f", 6),
+    "ratio": Column("ratio", "x", ".2f", 7),
+    "wrong": Column("#wrong", form="d", width=6),
+}
+
+ROOT = Path(__file__).resolve().parent.parent
+PORT = 29400
+# What a filter lets through at once, and for how long it keeps what has to wait. Small enough that it does not hide the
+# rate from messages of 256 KiB; a queue as long as those of cheap switches.
+BURST = "128kb"
+QUEUE = "20ms"
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+class Network:
+    """Namespaces ``<prefix>0`` ... with addresses 10.213.0.1 ..., and one more for the bridge between them."""
+
+    def __init__(self, hosts: int, rate: int, congestion: str) -> None:
+        """``rate``: Mbit/s of each host's line in either direction; 0: unshaped."""
+        self.prefix = f"hp{os.getpid()}h"
+        self.names = [f"{self.prefix}{i}" for i in range(hosts)]
+        self.addresses = [f"10.213.0.{i + 1}" for i in range(hosts)]
+        self.bridge = f"hp{os.getpid()}b"
+        self.rate = rate
+        self.congestion = congestion
+
+    def __enter__(self) -> Network:
+        try:
+            self._make()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _make(self) -> None:
+        run("ip", "netns", "add", self.bridge)
+        run("ip", "-n", self.bridge, "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", self.bridge, "link", "set", "br0", "up")
+        for i, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
+            port = f"port{i}"
+            run("ip", "netns", "add", name)
+            run(
+                *("ip", "-n", name, "link", "add", "eth0", "type", "veth"),
+                *("peer", "name", port, "netns", self.bridge),
+            )
+            run("ip", "-n", self.bridge, "link", "set", port, "master", "br0", "up")
+            run(
+                *("ip", "netns", "exec", name, "sh", "-c"),
+                f"echo {self.congestion} > /proc/sys/net/ipv4/tcp_congestion_control",
+            )
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+            if self.rate:
+                for space, device in ((name, "eth0"), (self.bridge, port)):
+                    run(
+                        *("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf"),
+                        *("rate", f"{self.rate}mbit", "burst", BURST, "latency", QUEUE),
+                    )
+
+    def inside(self, host: int) -> list[str]:
+        """What a command starts with that is to run on a host."""
+        return ["ip", "netns", "exec", self.names[host]]
+
+    def remove(self) -> None:
+        """Idempotent; also what was made only in part."""
+        for name in (*self.names, self.bridge):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def environment(network: Network, args: argparse.Namespace) -> dict[str, str]:
+    """Variables that all ranks have in common."""
+    variables = {
+        "HOROPLUG_SECRET_KEY": secrets.token_hex(32),
+        "HOROPLUG_GLOO_RENDEZVOUS_ADDR": network.addresses[0],
+        "HOROPLUG_GLOO_RENDEZVOUS_PORT": str(PORT),
+        "HOROPLUG_RENDEZVOUS_SERVER": "rank0",
+        "HOROPLUG_GLOO_IFACE": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "MASTER_ADDR": network.addresses[0],
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
+    }
+    if args.algorithm:
+        variables["HOROPLUG_ALGORITHM"] = args.algorithm
+    if args.streams:
+        variables["HOROPLUG_NUM_STREAMS"] = str(args.streams)
+    return {**os.environ, **variables}
+
+
+def start_ranks(
+    network: Network, script: Sequence[str], variables: dict[str, str]
+) -> list[subprocess.Popen[bytes]]:
+    size = str(len(network.names))
+    return [
+        subprocess.Popen(
+            [*network.inside(rank), *script],
+            env={**variables, "HOROPLUG_RANK": str(rank), "HOROPLUG_SIZE": size},
+            start_new_session=True,
+        )
+        for rank in range(len(network.names))
+    ]
+
+
+def start_mpi(
+    network: Network, script: Sequence[str], variables: dict[str, str], mpi: str, scratch: str
+) -> list[subprocess.Popen[bytes]]:
+    """The same by Hydra, the launcher of MPICH and Intel MPI: what it takes for ssh enters a namespace instead."""
+    beside = Path(mpi or sys.executable).with_name("mpiexec")
+    mpiexec = str(Path(mpi) / "bin" / "mpiexec") if mpi else str(beside)
+    if not os.access(mpiexec, os.X_OK):
+        raise SystemExit(f"--peer mpi4py needs {mpiexec}: pip install mpi4py mpich, or set --mpi")
+    entry = Path(scratch) / "enter"
+    entry.write_text(
+        "#!/bin/sh\n# [-x] address command: runs it in the namespace of that address\n"
+        'while [ "${1#-}" != "$1" ]; do shift; done\n'
+        f'host=$((${{1##*.}} - 1)); shift\nexec ip netns exec "{network.prefix}$host" sh -c "$*"\n'
+    )
+    entry.chmod(0o755)
+    command = [mpiexec, "-launcher", "ssh", "-launcher-exec", str(entry), "-iface", "eth0"]
+    command += ["-hosts", ",".join(network.addresses), "-ppn", "1", "-n", str(len(network.names))]
+    tcp = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0", "I_MPI_FABRICS": "ofi"}
+    return [
+        subprocess.Popen(
+            [*network.inside(0), *command, *script],
+            env={**variables, **tcp},
+            start_new_session=True,
+        )
+    ]
+
+
+def wait(processes: list[subprocess.Popen[bytes]]) -> int:
+    """The first exit code that is not 0. Ends all of them if one fails or this process is to end."""
+    try:
+        code = 0
+        for process in processes:
+            code = code or process.wait()
+        return code
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, like Ctrl-C, lets everything be cleaned up."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def measure(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of allreduce.py's table; empty if the benchmark failed."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Network(hosts, args.rate, args.congestion) as network,
+    ):
+        table = Path(scratch) / "table.json"
+        script = [sys.executable, str(ROOT / "benchmarks" / "allreduce.py"), "--json", str(table)]
+        script += ["-b", args.begin, "-e", args.end, "-f", args.factor, "-n", str(args.iterations)]
+        script += ["--collective", args.collective]
+        if args.peer:
+            script += ["--peer", args.peer]
+        variables = environment(network, args)
+        if args.peer == "mpi4py":
+            processes = start_mpi(network, script, variables, args.mpi, scratch)
+        else:
+            processes = start_ranks(network, script, variables)
+        if wait(processes):
+            return []
+        rows: list[dict[str, Any]] = json.loads(table.read_text())["rows"]
+    return rows
+
+
+def report(record: Record, hosts: int, rows: list[dict[str, Any]], rate: int) -> None:
+    for row in rows:
+        busbw = 8 * row["busbw"]
+        record.row(
+            hosts=hosts,
+            **{name: row[name] for name in ("size", "library", "time", "p99", "ratio", "wrong")},
+            busbw=busbw,
+            line=100e3 * busbw / rate if rate else None,
+        )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--hosts", default="2,4", help="numbers of hosts, separated by commas [2,4]")
+    add("--rate", type=int, default=1000, help="Mbit/s of a host's line; 0: unshaped [1000]")
+    add("--peer", choices=("torch-gloo", "mpi4py"), help="another library, in the same run")
+    add("--mpi", metavar="DIR", help="installation of MPICH or Intel MPI [beside python]")
+    add("--congestion", default="reno", help="TCP's congestion control [reno]")
+    add("--algorithm", help="force an algorithm")
+    add("--streams", type=int, help="connections between two hosts")
+    add("--collective", default="allreduce", help="[allreduce]")
+    add("-b", dest="begin", default="4", help="smallest size in bytes [4]")
+    add("-e", dest="end", default="64M", help="largest size [64M]")
+    add("-f", dest="factor", default="4", help="step between sizes [4]")
+    add("-n", dest="iterations", type=int, default=0, help="iterations [by size]")
+    add("--json", metavar="FILE", help="write the rows there as well")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse()
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        raise SystemExit("network.py needs root and iproute2 (ip, tc) to make network namespaces")
+    line = f"{args.rate} Mbit/s" if args.rate else "unshaped"
+    record = Record(
+        "network",
+        f"{args.collective}, float32, between network namespaces, {line}",
+        ABOUT,
+        COLUMNS,
+        [Plot("lines", "size", "busbw", "library"), Plot("lines", "size", "ratio", "library")],
+        ranks=1,
+        options=vars(args),
+    )
+    try:
+        with terminable():
+            for hosts in map(int, args.hosts.split(",")):
+                measured = measure(hosts, args)
+                if not measured:
+                    return 1
+                report(record, hosts, measured, args.rate)
+    except KeyboardInterrupt:
+        return 130
+    return record.end(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

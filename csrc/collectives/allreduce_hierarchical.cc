@@ -1,0 +1,106 @@
+// Allreduce over several hosts with the same number of ranks each: the ranks of a host reduce in
+// shared memory, each one its slice; every slice is reduced between the hosts by the ranks that
+// have it, side by side, so that a host's line carries the data once and not once per rank; and the
+// results are shared in shared memory again.
+//
+// Outputs are written in the last step only, which needs data of every rank.
+#include <cstring>
+
+#include "collectives/collective.h"
+#include "collectives/partition.h"
+
+namespace horoplug {
+namespace {
+
+constexpr std::size_t kGrain = 64;  // slices begin on cache lines
+
+// The buffer in pieces of one cycle, and this rank's slice of each piece, one behind the other.
+class Slices {
+ public:
+  Slices(std::size_t bytes, const SharedGroup& group) : whole_{0, bytes}, group_(group) {}
+
+  std::size_t cycles() const { return chunk_count(whole_.bytes, Arena::kSlotBytes); }
+  Part piece(std::size_t cycle) const { return chunk_of(whole_, cycle, Arena::kSlotBytes); }
+  // Within the piece, by rank.
+  std::vector<Part> slices(std::size_t cycle) const {
+    return split_evenly(piece(cycle).bytes, group_.size(), kGrain);
+  }
+  Part mine(std::size_t cycle) const {
+    return slices(cycle)[static_cast<std::size_t>(group_.rank())];
+  }
+  std::size_t bytes_of_mine() const {
+    std::size_t sum = 0;
+    for (std::size_t cycle = 0; cycle < cycles(); ++cycle) sum += mine(cycle).bytes;
+    return sum;
+  }
+
+ private:
+  const Part whole_;
+  const SharedGroup& group_;
+};
+
+// Reduces this rank's slices of its host's inputs to `to`.
+Task reduce_in_host(SharedGroup& group, Call& call, const Slices& slices, std::byte* to) {
+  const std::size_t element = dtype_size(call.dtype);
+  std::vector<const void*> sources(static_cast<std::size_t>(group.size()));
+  for (std::size_t i = 0; i < slices.cycles(); ++i) {
+    const std::uint64_t cycle = group.next_cycle();
+    co_await group.writable(cycle);
+    call.layout->pack(slices.piece(i).begin, slices.piece(i).bytes,
+                      group.slot(group.rank(), cycle));
+    group.arrive(Stage::kPacked, cycle);
+
+    co_await group.reached(Stage::kPacked, cycle);
+    const Part mine = slices.mine(i);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      sources[static_cast<std::size_t>(rank)] = group.slot(rank, cycle) + mine.begin;
+    }
+    call.reduce(to, sources.data(), group.size(), mine.bytes / element, Finish{});
+    to += mine.bytes;
+    group.arrive(Stage::kDone, cycle);
+  }
+}
+
+// Reduces this rank's slices between the hosts, by whatever algorithm is best for that.
+Task reduce_between_hosts(Comm& comm, const Call& call, std::byte* data, std::size_t bytes) {
+  if (bytes == 0) co_return;
+  Layout layout(call.dtype, 1.0);
+  layout.add(data, data, bytes);
+  Call part = call;
+  part.layout = &layout;
+  co_await choose_algorithm(comm, part, nullptr).run(comm, part);
+}
+
+// Gives every rank's slices to all ranks of the host.
+Task share_in_host(SharedGroup& group, Call& call, const Slices& slices, const std::byte* from) {
+  for (std::size_t i = 0; i < slices.cycles(); ++i) {
+    const std::uint64_t cycle = group.next_cycle();
+    co_await group.writable(cycle);
+    const Part mine = slices.mine(i);
+    if (mine.bytes > 0) std::memcpy(group.slot(group.rank(), cycle), from, mine.bytes);
+    from += mine.bytes;
+    group.arrive(Stage::kPacked, cycle);
+
+    co_await group.reached(Stage::kPacked, cycle);
+    const auto parts = slices.slices(i);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const Part& part = parts[static_cast<std::size_t>(rank)];
+      call.layout->unpack(slices.piece(i).begin + part.begin, part.bytes, group.slot(rank, cycle));
+    }
+    group.arrive(Stage::kDone, cycle);
+  }
+}
+
+}  // namespace
+
+Task allreduce_hierarchical(Comm& comm, Call& call) {
+  SharedGroup& group = *comm.local();
+  const Slices slices(call.layout->bytes(), group);
+  const std::size_t bytes = slices.bytes_of_mine();
+  std::byte* const work = comm.scratch(Scratch::kWork, bytes);
+  co_await reduce_in_host(group, call, slices, work);
+  co_await reduce_between_hosts(*comm.slice(), call, work, bytes);
+  co_await share_in_host(group, call, slices, work);
+}
+
+}  // namespace horoplug

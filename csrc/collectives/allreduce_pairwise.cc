@@ -1,0 +1,105 @@
+// Allreduce by direct exchange: every rank sends each other one its part, reduces its own part from
+// all of them at once, and sends the result to all. Two messages' latency whatever the number of
+// ranks, for the same bytes as around a ring; p - 1 flows come in at once, which suits few hosts.
+//
+// Operands are combined in rank order, with float32 accumulation for 16-bit floats, by one rank for
+// each element. A result needs everybody's contribution, so that no output is written before every
+// rank is there.
+#include <deque>
+
+#include "collectives/collective.h"
+#include "collectives/partition.h"
+
+namespace horoplug {
+namespace {
+
+// Receives posted ahead of the chunk that is being worked on, for each peer.
+constexpr std::size_t kWindow = 8;
+// A part is cut into so many chunks if they do not get too small, so that one is reduced and sent
+// back while others come in.
+constexpr std::size_t kChunks = 2;
+constexpr std::size_t kLeastChunk = 64 * 1024;
+
+std::size_t chunk_bytes(std::size_t bytes, int ranks) {
+  constexpr std::size_t kLine = 64;
+  const std::size_t wanted = bytes / static_cast<std::size_t>(ranks) / kChunks / kLine * kLine;
+  return std::clamp(wanted, kLeastChunk, Comm::kChunkBytes);
+}
+
+}  // namespace
+
+Task allreduce_pairwise(Comm& comm, Call& call) {
+  Layout& layout = *call.layout;
+  const int size = comm.size();
+  const auto me = static_cast<std::size_t>(comm.rank());
+  const std::size_t element = dtype_size(call.dtype);
+  const std::size_t piece = chunk_bytes(layout.bytes(), size);
+  const auto parts = split_evenly(layout.bytes(), size, element);
+  const Part& own = parts[me];
+  std::byte* work = layout.in_place();
+  if (work == nullptr) {
+    work = comm.scratch(Scratch::kWork, layout.bytes());
+    layout.pack(0, layout.bytes(), work);
+  }
+
+  // Everybody begins with another peer.
+  std::vector<int> peers;
+  for (int i = 1; i < size; ++i) peers.push_back((comm.rank() + i) % size);
+  for (std::size_t i = 0; i < chunk_count(parts.front().bytes, piece); ++i) {  // none is larger
+    for (const int peer : peers) {
+      const Part chunk = chunk_of(parts[static_cast<std::size_t>(peer)], i, piece);
+      if (chunk.bytes > 0) comm.send(peer, work + chunk.begin, chunk.bytes);
+    }
+  }
+
+  const std::size_t chunks = chunk_count(own.bytes, piece);
+  const std::size_t room = std::min(own.bytes, piece);
+  std::byte* const arrivals =
+      comm.scratch(Scratch::kReceive, static_cast<std::size_t>(size) * kWindow * room);
+  const auto place = [&](int rank, std::size_t i) {
+    return arrivals + (static_cast<std::size_t>(rank) * kWindow + i % kWindow) * room;
+  };
+  std::vector<std::deque<Link::Receive>> posted(static_cast<std::size_t>(size));
+  const auto post_contributions = [&](std::size_t i) {
+    for (const int peer : peers) {
+      comm.post(posted[static_cast<std::size_t>(peer)], peer, place(peer, i),
+                chunk_of(own, i, piece).bytes);
+    }
+  };
+  // Straight into the buffer: a peer has this rank's share of its part when it sends the result.
+  const auto post_results = [&] {
+    for (const int peer : peers) {
+      const auto rank = static_cast<std::size_t>(peer);
+      for (std::size_t i = 0; i < chunk_count(parts[rank].bytes, piece); ++i) {
+        const Part chunk = chunk_of(parts[rank], i, piece);
+        comm.post(posted[rank], peer, work + chunk.begin, chunk.bytes);
+      }
+    }
+  };
+
+  std::vector<const void*> sources(static_cast<std::size_t>(size));
+  for (std::size_t i = 0; i < std::min(chunks, kWindow); ++i) post_contributions(i);
+  if (chunks <= kWindow) post_results();
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const Part chunk = chunk_of(own, i, piece);
+    for (const int peer : peers) {
+      const auto rank = static_cast<std::size_t>(peer);
+      co_await posted[rank].front();
+      posted[rank].pop_front();
+      sources[rank] = place(peer, i);
+    }
+    std::byte* const result = work + chunk.begin;
+    sources[me] = result;
+    call.reduce(result, sources.data(), size, chunk.bytes / element, call.finish);
+    for (const int peer : peers) comm.send(peer, result, chunk.bytes);
+    if (i + kWindow < chunks) post_contributions(i + kWindow);
+    if (i + kWindow + 1 == chunks) post_results();
+  }
+  for (auto& window : posted) {
+    for (; !window.empty(); window.pop_front()) co_await window.front();
+  }
+  co_await comm.flushed();
+  layout.unpack(0, layout.bytes(), work);
+}
+
+}  // namespace horoplug

@@ -1,0 +1,22 @@
+// What moving data costs, in microseconds: the two constants of every kind of link, from which the
+// table of algorithms computes what an algorithm would take. They are the same on all ranks, or
+// these would choose differently.
+#pragma once
+
+namespace horoplug {
+
+struct LinkCosts {
+  double latency;  // of a message until the other side has it
+  double byte;     // each
+};
+
+struct Costs {
+  // A guess for streams, where only the ratio counts: a message costs about as much as 64 KiB of
+  // payload. Between hosts both are measured at the start.
+  LinkCosts stream{20.0, 1.0 / 3000.0};
+  LinkCosts shared{1.0, 1.0 / 20000.0};
+  // One more message of several that travel side by side: above all, waking up for it.
+  double message = 15.0;
+};
+
+}  // namespace horoplug

@@ -1,0 +1,99 @@
+"""Measuring what a message and a byte cost between hosts."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from horoplug.rendezvous import measure
+from horoplug.rendezvous.measure import Measurement, agree
+
+
+def pairs(count):
+    """Connections that do not block, by (from, to)."""
+    ends = [socket.socketpair() for _ in range(count)]
+    for pair in ends:
+        for sock in pair:
+            sock.setblocking(False)
+    return ends
+
+
+def run_all(arguments, deadline=20.0):
+    """One measurement per rank, side by side; by rank what came out of it."""
+    results = [None] * len(arguments)
+
+    def one(rank):
+        try:
+            results[rank] = Measurement(*arguments[rank]).run(time.monotonic() + deadline)
+        except OSError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(r,), daemon=True) for r in range(len(arguments))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return results
+
+
+def nothing_left(ends):
+    sockets = [sock for pair in ends for sock in pair]
+    for sock in sockets:
+        with pytest.raises(BlockingIOError):
+            sock.recv(1)
+    for sock in sockets:
+        sock.close()
+
+
+def plausible(speed):
+    latency, bandwidth = speed
+    return 0 < latency < 20 and 1e3 < bandwidth < 1e12
+
+
+def test_two_ranks_share_a_connection():
+    ends = pairs(1)
+    (one, other) = ends[0]
+    results = run_all([(one, one), (other, other)])
+    assert all(map(plausible, results))
+    nothing_left(ends)
+
+
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_a_ring(ranks):
+    ends = pairs(ranks)  # rank r has the first end of pair r, the next rank the second one
+    results = run_all([(ends[r][0], ends[r - 1][1]) for r in range(ranks)])
+    assert all(map(plausible, results))
+    nothing_left(ends)
+
+
+def test_a_chain():
+    """Neighbours on one host have nothing to measure."""
+    ends = pairs(1)
+    results = run_all([(ends[0][0], None), (None, ends[0][1]), (None, None)])
+    assert plausible(results[0])
+    assert results[1:] == [None, None]
+    nothing_left(ends)
+
+
+def test_a_rank_that_goes_is_noticed():
+    ends = pairs(1)
+    ends[0][1].close()
+    assert isinstance(run_all([(ends[0][0], ends[0][0])])[0], OSError)
+    ends[0][0].close()
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever():
+    ends = pairs(1)
+    assert isinstance(run_all([(ends[0][0], ends[0][0])], deadline=0.05)[0], TimeoutError)
+    for sock in ends[0]:
+        sock.close()
+
+
+def test_agreement():
+    assert agree([None, None]) is None
+    assert agree([None, (2e-5, 1e8)]) == (2e-5, 1e8)
+    assert agree([(1e-5, 3e8), (9e-5, 1e8), (2e-5, 2e8), None]) == (2e-5, 2e8)
+    assert agree([[1.23456789e-5, 123456789.0]]) == (1.23e-5, 123460000.0)
+    assert measure._PINGS > 1  # the first does not count
