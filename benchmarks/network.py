@@ -31,8 +31,8 @@ from typing import Any
 from harness.record import Column, Plot, Record
 
 ABOUT = """One collective between hosts, each of which is a network namespace of this machine with one rank; all hosts'
-frames go through one bridge. busbw is what each rank must at least have sent or received over time. The line is what the
-token bucket filters let through, of which frames' headers take 4.4 %."""
+frames go through one bridge. busbw is what each rank must at least have sent or received over time. The line is what
+the token bucket filters let through, of which frames' headers take 4.4 %."""
 
 COLUMNS = {
     "hosts": Column("hosts", form="d", width=5),

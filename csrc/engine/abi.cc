@@ -346,7 +346,7 @@ hp_status hp_value(hp_engine* engine, hp_handle handle, int64_t* value) {
 }
 
 hp_status hp_poll(hp_engine* engine, hp_handle handle) {
-  return guarded([&] { return report(engine->engine.handles().poll(handle)); });
+  return guarded([&] { return report(engine->engine.poll(handle)); });
 }
 
 hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout) {

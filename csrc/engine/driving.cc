@@ -18,7 +18,9 @@
 //     or who has it sees until when it dozes. (driven_, dozes_until_ and Poller's flag are
 //     sequentially consistent.)
 // A caller that sleeps on a condition leaves all of this to others: as long as its operation is
-// pending, so is a time at which the progress thread looks.
+// pending, so is a time at which the progress thread looks. Submissions that a plan can do nothing
+// with yet wake nobody (queue_submissions()); who waits for one of them, or asks for it, sees to it
+// that they are taken (announce()).
 #include <sched.h>
 
 #include <algorithm>
@@ -197,12 +199,13 @@ Status Engine::perform(const OperationPtr& operation, double timeout) {
 }
 
 void Engine::wait_for(HandleTable::Wait& wait, double timeout) {
-  if (wait.done() || timeout == 0) return;
-  if (try_to_drive()) {
+  if (wait.done()) return;
+  if (timeout != 0 && try_to_drive()) {
     drive(wait, timeout);
-  } else {
-    wait.sleep(timeout);
+    return;
   }
+  announce();
+  wait.sleep(timeout);
 }
 
 // Works until the operation is done or `timeout` seconds have passed, and leaves then.

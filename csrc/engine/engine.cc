@@ -3,7 +3,9 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "engine/messages.h"
 #include "engine/submission.h"
@@ -72,17 +74,19 @@ void Engine::wait_until_ready() {
 }
 
 hp_handle Engine::submit(OperationPtr operation) {
+  bool wakes;
   {
     std::lock_guard lock(mutex_);
     admit(operation);
-    requests_waiting_.store(true);
+    wakes = queue_submissions();
   }
-  doorbell_->ring();
+  if (wakes) doorbell_->ring();
   return operation->handle;
 }
 
 Status Engine::submit_all(const std::vector<OperationPtr>& operations) {
   Status refused;
+  bool wakes;
   {
     std::lock_guard lock(mutex_);
     try {
@@ -90,10 +94,45 @@ Status Engine::submit_all(const std::vector<OperationPtr>& operations) {
     } catch (const Error& error) {
       refused = error.status();
     }
-    requests_waiting_.store(true);
+    wakes = queue_submissions();
   }
-  doorbell_->ring();
+  if (wakes) doorbell_->ring();
   return refused;
+}
+
+// Under the lock: there are new submissions. Whether somebody must wake up for them.
+bool Engine::queue_submissions() {
+  submissions_waiting_.store(true);
+  if (submissions_.size() < submissions_wanted_) return false;
+  requests_waiting_.store(true);
+  return true;
+}
+
+// How many submissions it takes from here on to change anything. True if they are there already.
+bool Engine::set_submissions_wanted() {
+  std::size_t wanted = std::numeric_limits<std::size_t>::max();
+  for (const auto& [id, set] : sets_) {
+    wanted = std::min(wanted, set->negotiator.submissions_wanted());
+  }
+  if (wanted == last_wanted_) return false;
+  last_wanted_ = wanted;
+  std::lock_guard lock(mutex_);
+  submissions_wanted_ = wanted;
+  if (submissions_.empty() || submissions_.size() < wanted) return false;
+  requests_waiting_.store(true);
+  return true;
+}
+
+Status Engine::poll(hp_handle handle) {
+  const Status status = handles_.poll(handle);
+  if (status.code == HP_IN_PROGRESS) announce();
+  return status;
+}
+
+// Somebody wants to see what has been submitted done.
+void Engine::announce() {
+  if (!submissions_waiting_.load() || requests_waiting_.exchange(true)) return;
+  doorbell_->ring();
 }
 
 // Under the lock. Throws Error if the operation cannot be submitted now.
@@ -179,6 +218,7 @@ bool Engine::step() {
   check_links();
   busy |= take_requests();
   busy |= negotiate();
+  busy |= set_submissions_wanted();
   busy |= execute();
   busy |= finish_removals();
   busy |= mesh_->pump_writes();
@@ -187,7 +227,7 @@ bool Engine::step() {
 }
 
 bool Engine::take_requests() {
-  if (!requests_waiting_.load()) return false;
+  if (!requests_waiting_.load() && !submissions_waiting_.load()) return false;
   std::vector<OperationPtr> submissions;
   std::optional<std::string> abort_reason;
   {
@@ -201,6 +241,7 @@ bool Engine::take_requests() {
     abort_reason.swap(abort_requested_);
     leaving_ |= leave_requested_;
     requests_waiting_.store(false);
+    submissions_waiting_.store(false);
   }
   for (const OperationPtr& operation : submissions) submit_here(operation);
   if (abort_reason) {

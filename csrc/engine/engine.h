@@ -59,6 +59,7 @@ class Engine {
   // HP_OK, HP_IN_PROGRESS if `timeout` seconds (negative: any number) have passed first, or how the
   // operation failed. Does the engine's work meanwhile, unless another thread does.
   Status wait(hp_handle handle, double timeout);
+  Status poll(hp_handle handle);
   // submit() and wait() without a detour over the progress thread.
   Status perform(const OperationPtr& operation, double timeout);
 
@@ -75,6 +76,9 @@ class Engine {
   enum class State { kStarting, kRunning, kLeaving, kStopped };
 
   void admit(const OperationPtr& operation);
+  bool queue_submissions();
+  bool set_submissions_wanted();
+  void announce();
 
   // Who drives, and when (driving.cc).
   void pin_thread();
@@ -175,7 +179,11 @@ class Engine {
   std::map<const std::byte*, std::weak_ptr<SharedBuffer>> buffers_;  // by where they begin
   bool leave_requested_ = false;
   std::optional<std::string> abort_requested_;
+  // There is something that the engine has to be woken for. Submissions that cannot change anything
+  // before others come (see Negotiator::submissions_wanted) wait until somebody is awake anyway.
   std::atomic<bool> requests_waiting_{false};
+  std::atomic<bool> submissions_waiting_{false};
+  std::size_t submissions_wanted_ = 1;  // under the lock
 
   // See driving.cc.
   std::atomic<bool> driven_{false};
@@ -208,6 +216,7 @@ class Engine {
   double last_silence_warning_ = -1e9;
   bool census_requested_ = false;
   std::uint64_t last_bytes_moved_ = 0;
+  std::size_t last_wanted_ = 1;
   std::map<std::pair<std::uint32_t, std::string>, double> stall_warned_;
 
   struct Counters {

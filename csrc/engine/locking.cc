@@ -1,5 +1,6 @@
 // The Negotiator's way into a plan, through it and out of it.
 #include <algorithm>
+#include <limits>
 
 #include "base/hash.h"
 #include "engine/negotiator.h"
@@ -125,6 +126,12 @@ std::vector<const std::pair<const std::string, Negotiator::Pending>*> Negotiator
   std::sort(entries.begin(), entries.end(),
             [](const auto* a, const auto* b) { return a->second.order < b->second.order; });
   return entries;
+}
+
+std::size_t Negotiator::submissions_wanted() const {
+  if (!plan_ || breaking_) return 1;
+  const std::size_t missing = plan_->missing();
+  return missing > 0 ? missing : std::numeric_limits<std::size_t>::max();
 }
 
 void Negotiator::join_plan() {

@@ -99,6 +99,8 @@ class Negotiator {
   bool held_up() const { return plan_ && !breaking_ && plan_->held_up(); }
   // This rank has joined a batch of the plan that it cannot know to be joined by all.
   bool waits_in_plan() const { return plan_ && !breaking_ && plan_->running(); }
+  // As long as fewer operations than this are submitted, none of them can change anything.
+  std::size_t submissions_wanted() const;
   // Ends the plan, if there is one, on all ranks.
   void break_plan();
 

@@ -50,6 +50,10 @@ class Plan {
   const std::vector<std::string>& last() const { return last_; }
   void batch_done() { running_ = false; }
 
+  // How many operations must become ready at least before anything can be joined; 0 if none has to:
+  // it waits for the batch that runs.
+  std::size_t missing() const { return batches_[next_].places.size() - batches_[next_].ready; }
+
   // Something is ready that can not be joined since a batch before it, or its own, is not complete.
   bool held_up() const { return !running_ && ready_ > 0 && !batches_[next_].complete(); }
 
