@@ -138,7 +138,7 @@ void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) 
 void Tracing::attach(const ProcessSet& set, Batch& batch) {
   BatchTrace::Batch traced;
   traced.operation = op_kind_name(batch.operations.front()->signature.op);
-  traced.plan = set.negotiator.epoch();
+  traced.plan = batch.plan;
   traced.number = static_cast<std::int64_t>(batch.number);
   traced.bytes = 0;
   traced.row = batch_row(set.members->set);
