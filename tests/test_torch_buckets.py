@@ -130,7 +130,7 @@ KINDS = {
 
 def check_kinds(kind):
     make, shape = KINDS[kind]
-    steps(pair(make), shape)
+    steps(pair(make), shape, count=10)  # by then the steps are a locked plan
     steps(pair(make, op=hvd.Sum), shape)
 
 
@@ -459,6 +459,24 @@ def test_another_job(pool, hosts):
         hvd.shutdown()
 
     with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
+        job.run(run)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_elastic(pool, size):
+    """Where ranks may come later, the first step is without, so that old and new ones make them at one point."""
+
+    def run():
+        made = pair(Model)
+        optimizer = made[0][1]
+        assert optimizer._buckets is None
+        train(optimizer, made[0][0], 1)
+        assert len(optimizer._buckets.buckets) == (hvd.size() > 1)
+        train(made[1][1], made[1][0], 1)
+        if hvd.size() > 1:
+            steps(made, (6, 4), count=2)
+
+    with pool.ranks(size, env={"HOROVOD_ELASTIC": "1"}) as job:
         job.run(run)
 
 

@@ -55,15 +55,18 @@ def DistributedOptimizer(
         sum does not overflow.
     groups: gradients that travel together: the number of groups, or lists of parameters. (num_groups: its old name.)
     sparse_as_dense: make sparse gradients dense to reduce them, instead of gathering them.
-    gradient_as_bucket_view: True puts the gradients into buckets of shared memory that are reduced in place: less
-        memory traffic, and few operations instead of one for each parameter. ``parameter.grad`` is then a view of a
-        bucket from its hook on, whatever it was before; what still refers to it after ``zero_grad`` sees the gradients
-        of the next step, as with DistributedDataParallel's argument of this name. Every rank gives the same value, and
-        its first optimizers in the same order. It takes dense floating-point parameters on the CPU, the same on all
-        ranks, all ranks, and no compression, groups or Adasum. None and False leave the gradients where they are.
+    gradient_as_bucket_view: True puts the gradients into buckets of shared memory, which are reduced in place: nothing
+        is packed or unpacked, and a few operations take the place of one per parameter. This pays most where gradients
+        stay in place (accumulation, ``zero_grad(set_to_none=False)``) and where there are many small ones. A hook makes
+        ``parameter.grad`` a view of its bucket, whatever it was before. What still refers to it after ``zero_grad``
+        sees the next step's gradients, as with DistributedDataParallel's argument of this name. The results have the
+        same bits as without, on one host. It takes the same on all ranks: dense floating-point parameters on the CPU,
+        and no compression, groups, Adasum or process set. None and False leave the gradients where they are.
 
     Returns an object of a class that is derived from the optimizer's and has its name. It shares the optimizer's
-    parameter groups and state. Raises ValueError for arguments that make no sense."""
+    parameter groups and state. Raises ValueError for arguments that make no sense, and with
+    gradient_as_bucket_view=True for parameters that are not such or differ between the ranks (in an elastic job: after
+    the first step). Backward or ``step`` then raises it for a sparse gradient."""
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already.")
     if gradient_predivide_factor != 1.0 and op != Average:
