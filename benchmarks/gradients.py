@@ -7,6 +7,8 @@ The gradients are there all at once, in the order in which backward makes them; 
 order, and then all are waited for. The time includes the averaging, but where the variant is called bare. Variants:
 
 horoplug              ``DistributedOptimizer.synchronize()``, which submits what hooks have not: the way of training
+horoplug, views       the same with gradient_as_bucket_view=True and the gradients in the buckets already, where
+                      hooks or backward have put them
 horoplug, one by one  ``allreduce_async_`` for each gradient, then ``synchronize`` for each
 torch-gloo            ``all_reduce(async_op=True)`` for each gradient, then wait and divide
 torch-gloo, buckets   the buckets of DistributedDataParallel: gradients are divided on their way into flat buckets of
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,8 +55,16 @@ COLUMNS = {
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # DistributedDataParallel's
 
 Tensors = list[torch.Tensor]
-Variants = Iterator[tuple[str, Run, bool]]
-"""Name, one step, and whether it leaves the sum instead of the average."""
+
+
+class Variant(NamedTuple):
+    name: str
+    step: Run
+    sums: bool  # it leaves the sum instead of the average
+    tensors: Tensors | None = None  # its own; None: those of all others
+
+
+Variants = Iterator[Variant]
 
 
 # ---- one function for each library: steps on the same tensors --------------------------------------------------------
@@ -63,15 +73,26 @@ Variants = Iterator[tuple[str, Run, bool]]
 def horoplug_steps(_: Peer, tensors: Tensors) -> Variants:
     import horoplug.torch as hvd
 
+    def optimizer(parameters: list[Any], named: list[tuple[str, Any]], views: bool) -> Any:
+        """Its hooks fire in backward only: ``synchronize`` is a step."""
+        plain = torch.optim.SGD(parameters, lr=0.0)
+        return hvd.DistributedOptimizer(plain, named, gradient_as_bucket_view=views)
+
     parameters = [torch.nn.Parameter(torch.empty_like(tensor)) for tensor in tensors]
     for parameter, tensor in zip(parameters, tensors, strict=True):
         parameter.grad = tensor
-    # Hooks fire in backward only; forward order is the opposite of the gradients'.
     named = [(f"gradient.{number}", p) for number, p in enumerate(parameters)]
-    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named)
-    yield "horoplug", optimizer.synchronize, False
+    yield Variant("horoplug", optimizer(parameters, named, False).synchronize, False)
 
-    yield "horoplug, one by one", one_by_one(hvd, tensors), False
+    parameters = [torch.nn.Parameter(torch.empty_like(tensor)) for tensor in tensors]
+    # Buckets are filled in the opposite order of the names, since that of backward is the opposite of forward's.
+    named = [(f"view.{number}", p) for number, p in enumerate(parameters)][::-1]
+    in_buckets = optimizer(parameters, named, True)
+    in_buckets.synchronize()  # makes them zeros
+    views = [p.grad for p in parameters if p.grad is not None]
+    yield Variant("horoplug, views", in_buckets.synchronize, False, views)
+
+    yield Variant("horoplug, one by one", one_by_one(hvd, tensors), False)
 
 
 def one_by_one(hvd: Any, tensors: Tensors) -> Run:
@@ -116,8 +137,8 @@ def gloo_steps(peer: Any, tensors: Tensors) -> Variants:
             for tensor, place in zip(members, places, strict=True):
                 tensor.view(-1).copy_(place)
 
-    yield "torch-gloo", each, False
-    yield "torch-gloo, buckets", in_buckets, False
+    yield Variant("torch-gloo", each, False)
+    yield Variant("torch-gloo, buckets", in_buckets, False)
 
 
 def bucketed(tensors: Tensors) -> list[Tensors]:
@@ -151,13 +172,13 @@ def mpi4py_steps(peer: Any, tensors: Tensors) -> Variants:
         for tensor in tensors:
             tensor.div_(size)
 
-    yield f"{peer.name}, bare", bare, True
-    yield peer.name, average, False
-    yield f"{peer.name}, Iallreduce", asynchronous, False
+    yield Variant(f"{peer.name}, bare", bare, True)
+    yield Variant(peer.name, average, False)
+    yield Variant(f"{peer.name}, Iallreduce", asynchronous, False)
 
 
 def horovod_steps(peer: Any, tensors: Tensors) -> Variants:
-    yield peer.name, one_by_one(peer.theirs, tensors), False
+    yield Variant(peer.name, one_by_one(peer.theirs, tensors), False)
 
 
 STEPS: dict[str, Callable[[Any, Tensors], Variants]] = {
@@ -191,26 +212,27 @@ def wrong_elements(hvd: Any, tensors: Tensors, step: Run, sums: bool) -> int:
 def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Record) -> None:
     shapes = gradients(model)
     size = elements(shapes) * 4
-    # All variants work on the same memory.
+    # All variants but one work on the same memory.
     tensors = [torch.zeros(shape) for shape in shapes]
     variants = [
         variant
         for library in libraries
         for variant in STEPS[library.name.partition(":")[0]](library, tensors)
     ]
-    wrong = [wrong_elements(hvd, tensors, step, sums) for _, step, sums in variants]
-    for tensor in tensors:
-        tensor.zero_()
+    wrong = [wrong_elements(hvd, v.tensors or tensors, v.step, v.sums) for v in variants]
+    for variant in variants:
+        for tensor in variant.tensors or tensors:
+            tensor.zero_()
     iterations = args.iterations or min(200, max(5, 2**32 // (size + 2**23)))
-    times = alternate(hvd, [step for _, step, _ in variants], iterations)
+    times = alternate(hvd, [variant.step for variant in variants], iterations)
     first = Summary.of(times[0]).median
-    for (name, _, _), seconds, bad in zip(variants, times, wrong, strict=True):
+    for variant, seconds, bad in zip(variants, times, wrong, strict=True):
         summary = Summary.of(seconds)
         record.row(
             model=model,
             tensors=len(shapes),
             bytes=size,
-            variant=name,
+            variant=variant.name,
             iterations=len(seconds),
             time=summary.median * 1e3,
             p99=summary.p99 * 1e3,

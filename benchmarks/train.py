@@ -8,10 +8,11 @@ one run. ``alone`` is rank 0 by itself while the others sleep. ``efficiency`` is
 many times the samples per second of the process alone: with as many ranks as cores, what communication and the sharing
 of memory and caches leave of the machine. Variants:
 
-alone        no communication
-horoplug     ``DistributedOptimizer``
-torch-gloo   ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
-horovod      Horovod's ``DistributedOptimizer``
+alone            no communication
+horoplug         ``DistributedOptimizer``
+horoplug, views  ``DistributedOptimizer(gradient_as_bucket_view=True)``
+torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
+horovod          Horovod's ``DistributedOptimizer``
 
 Models: ``mlp``, 10.5 M parameters on batches of 64; ``cnn``, batch-normalised, on batches of 32 images of 32x32. The
 check: after a step from the common start, every parameter is what the mean of the ranks' gradients makes of it.
@@ -40,7 +41,7 @@ alone. MLP: 10.5 M parameters, batches of 64. CNN: batch-normalised, batches of 
 
 COLUMNS = {
     "model": Column("model", width=6),
-    "variant": Column("variant", width=11),
+    "variant": Column("variant", width=15),
     "batch": Column("batch", width=5),
     "steps": Column("steps", width=5),
     "time": Column("step", "ms", ".2f", 9),
@@ -110,16 +111,22 @@ class Trainer:
         self.steps += 1
 
 
-def optimizer_of(library: Any, trainer: Trainer) -> None:
+def optimizer_of(library: Any, trainer: Trainer, **options: Any) -> None:
     """For horoplug and Horovod, whose API is the same."""
     named = trainer.model.named_parameters()
-    trainer.optimizer = library.DistributedOptimizer(trainer.optimizer, named)
+    trainer.optimizer = library.DistributedOptimizer(trainer.optimizer, named, **options)
 
 
 def with_horoplug(_: Any, trainer: Trainer) -> None:
     import horoplug.torch as hvd
 
     optimizer_of(hvd, trainer)
+
+
+def with_views(_: Any, trainer: Trainer) -> None:
+    import horoplug.torch as hvd
+
+    optimizer_of(hvd, trainer, gradient_as_bucket_view=True)
 
 
 def with_gloo(_: Any, trainer: Trainer) -> None:
@@ -134,11 +141,12 @@ def with_horovod(peer: Any, trainer: Trainer) -> None:
     optimizer_of(peer.theirs, trainer)
 
 
-DISTRIBUTE: dict[str, Callable[[Any, Trainer], None]] = {
-    "horoplug": with_horoplug,
-    "torch-gloo": with_gloo,
-    "horovod": with_horovod,
+DISTRIBUTE: dict[str, dict[str, Callable[[Any, Trainer], None]]] = {
+    "horoplug": {"": with_horoplug, ", views": with_views},
+    "torch-gloo": {"": with_gloo},
+    "horovod": {"": with_horovod},
 }
+"""By library, and by what is added to its name."""
 
 
 def make_data(task: Task, rank: int) -> list[tuple[torch.Tensor, Any]]:
@@ -154,13 +162,14 @@ def make_data(task: Task, rank: int) -> list[tuple[torch.Tensor, Any]]:
 
 
 def trainers_of(libraries: list[Peer], task: Task, rank: int) -> Iterator[Trainer]:
-    """One for each library, all with the same start."""
+    """One for each way to use each library, all with the same start."""
     torch.manual_seed(1)
     start, data = task.model(), make_data(task, rank)
     for library in libraries:
-        trainer = Trainer(library.name, copy.deepcopy(start), data)
-        DISTRIBUTE[library.name.partition(":")[0]](library, trainer)
-        yield trainer
+        for more, distribute in DISTRIBUTE[library.name.partition(":")[0]].items():
+            trainer = Trainer(library.name + more, copy.deepcopy(start), data)
+            distribute(library, trainer)
+            yield trainer
 
 
 def wrong_parameters(hvd: Any, alone: Trainer, trainers: list[Trainer]) -> list[int]:

@@ -1,7 +1,7 @@
 """Gradients on their way: submitted, waited for, and put where the optimizer looks for them."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.process_sets import ProcessSet, set_number
 from horoplug.common.variants import synchronize
 from horoplug.torch.adapter import ADAPTER
+from horoplug.torch.buckets import Bucket
 from horoplug.torch.compression import CastCompressor, NoneCompressor
 from horoplug.torch.grouping import Group
 from horoplug.torch.mpi_ops import sparse_allreduce_async
@@ -128,6 +129,27 @@ class Reducer:
         for parameter, tensor, kept in packed:
             if tensor.is_sparse:
                 handles[parameter] = self._submit_sparse(parameter, tensor), kept
+
+    def submit_buckets(self, buckets: Sequence[Bucket], handles: Handles) -> None:
+        """Reduce each where it is. Raises as :meth:`submit` does."""
+        prepared = []
+        for bucket in buckets:
+            if bucket.prepared is None:
+                call, code = (
+                    self._call(bucket.name),
+                    ADAPTER.describe(bucket.flat, in_place=True)[1],
+                )
+                bucket.prepared = prepare(_ALLREDUCE, call, code, bucket.flat.shape)
+            prepared.append(bucket.prepared)
+        tensors = [bucket.flat for bucket in buckets]
+        batch = Batch(prepared, [tensor.data_ptr() for tensor in tensors], tensors)
+        self._batches.append((batch, [], []))  # there is nothing to take over
+        for bucket, number in zip(buckets, batch.numbers, strict=False):
+            for parameter in bucket:
+                handles.pop(parameter, None)
+            handles[bucket] = number, None
+        if batch.refused is not None:
+            raise batch.refused
 
     def finish(self) -> None:
         """Wait for all that was submitted, and put the results into the gradients.
