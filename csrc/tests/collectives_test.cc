@@ -283,8 +283,7 @@ TEST_CASE("every algorithm that can be forced") {
         Cluster cluster(transport, ranks, options);
         CHECK_NOTHROW(cluster.run([&](int rank) {
           Engine& engine = cluster.engine(rank);
-          for (const std::size_t count :
-               {std::size_t{1}, std::size_t{999}, std::size_t{300'007}, std::size_t{1'700'003}}) {
+          for (const std::size_t count : kForcedCounts) {
             check_allreduce(engine, rank, DType::kFloat32, ReduceOp::kSum, count, true);
             check_allreduce(engine, rank, DType::kBFloat16, ReduceOp::kAverage, count, false);
             check_broadcast(engine, rank, DType::kInt32, 1, count);
