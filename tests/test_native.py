@@ -188,6 +188,8 @@ def test_two_ranks_and_stats():
         "control_bytes",
         "cached_names",
         "wakeups",
+        "planned_batches",
+        "broken_plans",
     }
     assert (stats["tensors"], stats["bytes"]) == (1, 4000)
 

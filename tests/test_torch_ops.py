@@ -405,7 +405,8 @@ def test_signatures():
         "broadcast_parameters": "params root_rank ps",
         "broadcast_optimizer_state": "optimizer root_rank model=None ps",
         "DistributedOptimizer": "optimizer named_parameters=None compression=C backward_passes_per_step=1 op=0 "
-        "gradient_predivide_factor=1.0 num_groups=0 groups=None sparse_as_dense=False ps",
+        "gradient_predivide_factor=1.0 num_groups=0 groups=None sparse_as_dense=False ps "
+        "gradient_as_bucket_view=None",
         "init": "comm=None process_sets=None",
     }
     short = {id(hvd.global_process_set): "ps", id(hvd.Compression.none): "C"}
