@@ -131,11 +131,6 @@ void Engine::dispatch_safely(int from, std::span<const std::byte> message) {
 void Engine::dispatch(int from, std::span<const std::byte> message) {
   Reader reader(message);
   const MessageHead head = read_head(reader);
-  // Of the message's process set; nullptr: there is nothing to do for now.
-  const auto negotiator = [&]() -> Negotiator* {
-    ProcessSet* const set = set_of_message(head.set, from, message);
-    return set == nullptr ? nullptr : &set->negotiator;
-  };
   switch (head.kind) {
     case MessageKind::kHello:
       throw WireError("it introduced itself twice");
@@ -148,21 +143,15 @@ void Engine::dispatch(int from, std::span<const std::byte> message) {
       break;
     }
     case MessageKind::kDecisions:
-      if (auto* to = negotiator()) to->receive(from, decode_decisions(reader));
-      break;
     case MessageKind::kLeave:
-      if (auto* to = negotiator()) to->receive_leave(from, decode_leave(reader));
-      break;
     case MessageKind::kJoin:
-      if (auto* to = negotiator()) to->receive_join(from, decode_join(reader));
-      break;
     case MessageKind::kWaves:
-      if (auto* to = negotiator()) to->receive(from, decode_waves(reader));
-      break;
     case MessageKind::kBreak:
     case MessageKind::kHalt:
     case MessageKind::kHalted:
-      if (auto* to = negotiator()) to->receive(from, head.kind, decode_plan_notice(reader));
+      if (ProcessSet* const set = set_of_message(head.set, from, message)) {
+        set->negotiator.receive(from, head.kind, reader);
+      }
       break;
     case MessageKind::kFail: {
       const auto found = sets_.find(head.set);

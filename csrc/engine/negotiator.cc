@@ -100,6 +100,33 @@ std::size_t Negotiator::child_index(int from) const {
   return static_cast<std::size_t>(found - place_.children.begin());
 }
 
+bool Negotiator::receive(int from, MessageKind kind, Reader& reader) {
+  switch (kind) {
+    case MessageKind::kReady:
+      receive(from, decode_ready(reader));
+      return true;
+    case MessageKind::kDecisions:
+      receive(from, decode_decisions(reader));
+      return true;
+    case MessageKind::kLeave:
+      receive_leave(from, decode_leave(reader));
+      return true;
+    case MessageKind::kJoin:
+      receive_join(from, decode_join(reader));
+      return true;
+    case MessageKind::kWaves:
+      receive(from, decode_waves(reader));
+      return true;
+    case MessageKind::kBreak:
+    case MessageKind::kHalt:
+    case MessageKind::kHalted:
+      receive(from, kind, decode_plan_notice(reader));
+      return true;
+    default:
+      return false;
+  }
+}
+
 void Negotiator::receive(int from, const Ready& ready) {
   const std::size_t child = child_index(from);
   if (ready.epoch > epoch_) throw WireError("an epoch of the future");
@@ -262,12 +289,6 @@ void Negotiator::refuse(const std::string& name, const std::string& text) {
   item.code = HP_MISMATCH;
   item.text = text;
   urgent_.push_back(std::move(item));
-}
-
-bool Negotiator::closing() const {
-  return std::any_of(urgent_.begin(), urgent_.end(), [](const DecisionItem& item) {
-    return item.kind == DecisionItem::Kind::kClose;
-  });
 }
 
 DecisionItem Negotiator::make_batch(const std::vector<ReadyOperation>& batch) {

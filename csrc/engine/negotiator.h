@@ -105,6 +105,9 @@ class Negotiator {
   void break_plan();
 
   // Messages of this set. They throw WireError if the message cannot be right.
+  //
+  // Any of them, after its head. False if it is none of those below.
+  bool receive(int from, MessageKind kind, Reader& reader);
   void receive(int from, const Ready& ready);
   void receive(int from, const Decisions& decisions);
   void receive_leave(int from, int rank);
@@ -161,7 +164,6 @@ class Negotiator {
   void request_end(int rank);
   void forget_everything();
   void enter(const std::string& name, const Signature& signature);
-  bool closing() const;
 
   // Plans (locking.cc).
   void note_decided(const std::vector<ReadyOperation>& batch);

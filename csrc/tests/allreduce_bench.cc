@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
-#include "transport/patience.h"
+#include "patience.h"
 #include "transport/shm/shared_buffer.h"
 
 namespace {

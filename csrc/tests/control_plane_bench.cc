@@ -185,13 +185,7 @@ class ControlPlane {
     actor.traffic.add(letter.message.size());
     Reader reader(letter.message);
     const MessageKind kind = read_head(reader).kind;
-    if (kind == MessageKind::kReady) {
-      actor.negotiator.receive(letter.from, decode_ready(reader));
-    } else if (kind == MessageKind::kWaves) {
-      actor.negotiator.receive(letter.from, decode_waves(reader));
-    } else if (kind == MessageKind::kDecisions) {
-      actor.negotiator.receive(letter.from, decode_decisions(reader));
-    } else {
+    if (!actor.negotiator.receive(letter.from, kind, reader)) {
       throw std::logic_error("a message that agreeing does not need");
     }
     collect(letter.to);

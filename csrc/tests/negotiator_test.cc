@@ -114,11 +114,7 @@ class Simulation {
     Reader reader(message);
     const MessageHead head = read_head(reader);
     REQUIRE(head.set == 7);
-    if (head.kind == MessageKind::kReady) (*this)[to].receive(from, decode_ready(reader));
-    if (head.kind == MessageKind::kDecisions) (*this)[to].receive(from, decode_decisions(reader));
-    if (head.kind == MessageKind::kLeave) (*this)[to].receive_leave(from, decode_leave(reader));
-    if (head.kind == MessageKind::kJoin) (*this)[to].receive_join(from, decode_join(reader));
-    if (head.kind == MessageKind::kWaves) (*this)[to].receive(from, decode_waves(reader));
+    REQUIRE((*this)[to].receive(from, head.kind, reader));
     collect(to);
   }
 

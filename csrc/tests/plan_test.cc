@@ -167,26 +167,7 @@ class Job {
     queue.pop_front();
     Reader reader(message);
     const MessageHead head = read_head(reader);
-    Negotiator& negotiator = (*this)[to].negotiator;
-    switch (head.kind) {
-      case MessageKind::kReady:
-        negotiator.receive(from, decode_ready(reader));
-        break;
-      case MessageKind::kDecisions:
-        negotiator.receive(from, decode_decisions(reader));
-        break;
-      case MessageKind::kLeave:
-        negotiator.receive_leave(from, decode_leave(reader));
-        break;
-      case MessageKind::kJoin:
-        negotiator.receive_join(from, decode_join(reader));
-        break;
-      case MessageKind::kWaves:
-        negotiator.receive(from, decode_waves(reader));
-        break;
-      default:
-        negotiator.receive(from, head.kind, decode_plan_notice(reader));
-    }
+    REQUIRE((*this)[to].negotiator.receive(from, head.kind, reader));
     collect(to);
   }
 

@@ -61,30 +61,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   const auto on_control = [&](int from, Bytes message) {
     Reader reader(message);
-    switch (read_head(reader).kind) {
-      case MessageKind::kReady:
-        negotiator.receive(from, decode_ready(reader));
-        break;
-      case MessageKind::kDecisions:
-        negotiator.receive(from, decode_decisions(reader));
-        break;
-      case MessageKind::kLeave:
-        negotiator.receive_leave(from, decode_leave(reader));
-        break;
-      case MessageKind::kJoin:
-        negotiator.receive_join(from, decode_join(reader));
-        break;
-      case MessageKind::kCensus:
-        census.receive_census(from, decode_census(reader));
-        break;
-      case MessageKind::kReport:
-        census.receive(from, decode_report(reader));
-        break;
-      default:
-        break;
+    const MessageKind kind = read_head(reader).kind;
+    if (kind == MessageKind::kCensus) {
+      census.receive_census(from, decode_census(reader));
+    } else if (kind == MessageKind::kReport) {
+      census.receive(from, decode_report(reader));
+    } else {
+      negotiator.receive(from, kind, reader);
     }
     negotiator.flush();
-    negotiator.take_decisions();
+    for (const auto& decision : negotiator.take_decisions()) {
+      if (decision.kind == DecisionItem::Kind::kBatch) negotiator.batch_done(decision.plan);
+      // The program goes on, so that operations recur and plans can be.
+      const bool has_x = decision.names == std::vector<std::string>{"x"};
+      if (has_x && !negotiator.closed()) negotiator.submit("x", some_signature());
+    }
     negotiator.take_outgoing();
     if (auto report = census.take_result()) diagnose(*report, {.members = {{0, {0, 1, 2}}}});
   };
@@ -94,11 +85,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::byte memory[64];
   auto first = std::make_unique<Link::Receive>(link, channel, memory, 16);
   Link::Receive second(link, channel, memory + 16, 16);
+  link.send(channel, memory, 16);
+  link.send({0, 1, 1, 1}, memory, 16);
   int reads = 0;
   while (!link.failure()) {
     link.pump_read();
     if (++reads == 2) first.reset();  // withdrawn, perhaps in the middle of its frame
     if (reads == 3) link.forget({0, 0, 2, 1});
+    if (reads == 4) link.take_back({0, 1, 1, 1});
+    if (reads == 5) link.end_epoch(0, 1, 1);
+    if (reads > 5) link.pump_write();
   }
   return 0;
 }
