@@ -72,12 +72,12 @@ void Negotiator::note_join(int rank) {
 }
 
 void Negotiator::fail_all(const Status& status) {
+  if (!plan_) flush();  // errors and ends that were decided before come before; so may a plan
   if (plan_) {
     failure_later_ = status;
     break_plan();
     return;
   }
-  flush();  // errors and ends that were decided before come before
   DecisionItem item;
   item.kind = DecisionItem::Kind::kFailAll;
   item.code = status.code;

@@ -424,6 +424,28 @@ TEST_CASE("what is called off or ends while a plan is locked, ends on all ranks 
   }
 }
 
+TEST_CASE("a failure of everything can come at every moment, also the one at which a plan is due") {
+  const auto step = [&](Program& program) { submit_all_then_wait(program, {"a"}); };
+  const std::vector<Program> programs(3, repeat(10, step));
+  bool was_in_plan = false;
+  for (int when = 0; !was_in_plan; ++when) {
+    CAPTURE(when);
+    REQUIRE(when < 10'000);
+    Random random(7);
+    Job job({0, 0, 0}, {}, programs);
+    for (int i = 0; i < when; ++i) REQUIRE(job.happen(random));
+    was_in_plan = !job[0].done.empty() && job[0].done.back().plan != 0;
+    job[0].negotiator.fail_all({HP_DEADLOCK, "called off"});
+    for (int rank = 0; rank < 3; ++rank) job[rank].at = job[rank].program.size();
+    while (job.happen(random)) {
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK(job[rank].negotiator.epoch() == job[0].negotiator.epoch());
+      CHECK(!job[rank].negotiator.locked());
+    }
+  }
+}
+
 TEST_CASE("messages about plans that cannot be right are refused") {
   const Topology topology(std::vector<int>{0, 0, 0});
   const auto fresh = [&](int rank) { return Negotiator(0, topology.place(rank), {}); };
