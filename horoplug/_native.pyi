@@ -86,6 +86,7 @@ class Engine:
         process_sets: str = "",
         plan_after: int = 0,
         bucket_bytes: int = 0,
+        autotune: tuple[int, int, int, int, int, str] = (0, 0, 0, 0, 0, ""),
         lanes: Mapping[int, Sequence[int]] = {},
         link_latency: float = 0.0,
         link_bandwidth: float = 0.0,

@@ -24,14 +24,15 @@ constexpr std::size_t kBlock = 8192;
 
 class Direct {
  public:
-  Direct(SharedGroup& group, Call& call)
+  Direct(SharedGroup& group, Call& call, std::size_t chunk)
       : group_(group),
         call_(call),
         layout_(*call.layout),
         me_(group.rank()),
-        element_(dtype_size(call.dtype)) {}
+        element_(dtype_size(call.dtype)),
+        chunk_(chunk) {}
 
-  std::size_t cycles() const { return chunk_count(layout_.bytes(), Arena::kSlotBytes); }
+  std::size_t cycles() const { return chunk_count(layout_.bytes(), chunk_); }
 
   // Chunk number `index` runs in a cycle of the group.
   void pack(std::size_t index, std::uint64_t cycle) {
@@ -86,9 +87,7 @@ class Direct {
   }
 
  private:
-  Part chunk_at(std::size_t index) const {
-    return chunk_of({0, layout_.bytes()}, index, Arena::kSlotBytes);
-  }
+  Part chunk_at(std::size_t index) const { return chunk_of({0, layout_.bytes()}, index, chunk_); }
   Part part_of(const Part& chunk, int rank) const {
     return even_part(chunk.bytes, group_.size(), kGrain, rank);
   }
@@ -116,13 +115,14 @@ class Direct {
   Layout& layout_;
   const int me_;
   const std::size_t element_;
+  const std::size_t chunk_;
 };
 
 }  // namespace
 
 Task allreduce_direct(Comm& comm, Call& call) {
   SharedGroup& group = *comm.shared();
-  Direct direct(group, call);
+  Direct direct(group, call, comm.chunk_bytes());
   const std::size_t cycles = direct.cycles();
   const bool packs = call.place == 0;
 

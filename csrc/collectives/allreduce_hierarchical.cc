@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::size_t kGrain = 64;  // slices begin on cache lines
 
-// The buffer in pieces of one cycle, and this rank's slice of each piece, one behind the other.
+// The buffer in pieces of one cycle, and this rank's slice of each piece, one behind the other. How
+// large the pieces are decides what is reduced where: it is not for tuning.
 class Slices {
  public:
   Slices(std::size_t bytes, const SharedGroup& group) : whole_{0, bytes}, group_(group) {}

@@ -20,10 +20,10 @@ constexpr std::size_t kWindow = 8;
 constexpr std::size_t kChunks = 2;
 constexpr std::size_t kLeastChunk = 64 * 1024;
 
-std::size_t chunk_bytes(std::size_t bytes, int ranks) {
+std::size_t chunk_bytes(std::size_t bytes, int ranks, std::size_t most) {
   constexpr std::size_t kLine = 64;
   const std::size_t wanted = bytes / static_cast<std::size_t>(ranks) / kChunks / kLine * kLine;
-  return std::clamp(wanted, kLeastChunk, Comm::kChunkBytes);
+  return std::clamp(wanted, std::min(kLeastChunk, most), most);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
   const int size = comm.size();
   const auto me = static_cast<std::size_t>(comm.rank());
   const std::size_t element = dtype_size(call.dtype);
-  const std::size_t piece = chunk_bytes(layout.bytes(), size);
+  const std::size_t piece = chunk_bytes(layout.bytes(), size, comm.chunk_bytes());
   const auto parts = split_evenly(layout.bytes(), size, element);
   const Part& own = parts[me];
   std::byte* work = layout.in_place();

@@ -3,7 +3,7 @@
 namespace horoplug {
 
 Comm::Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared, const Costs& costs)
-    : rank_(rank), shared_(shared), costs_(costs) {
+    : rank_(rank), shared_(shared), measured_(costs), costs_(costs) {
   for (auto& links : lanes) peers_.push_back({std::move(links), {}});
 }
 
@@ -15,19 +15,23 @@ void Comm::set_local(SharedGroup* local, const std::vector<int>& slice) {
     if (rank == rank_) place = static_cast<int>(lanes.size());
     lanes.push_back(peer(rank).lanes);
   }
-  slice_ = std::make_unique<Comm>(place, std::move(lanes), nullptr, costs_);
+  slice_ = std::make_unique<Comm>(place, std::move(lanes), nullptr, measured_);
 }
 
-void Comm::begin(const Channel& channel, BatchTrace* trace) {
+void Comm::begin(const Channel& channel, BatchTrace* trace, const Tuning& tuning) {
   channel_ = channel;
   trace_ = trace;
+  chunk_bytes_ = static_cast<std::size_t>(tuning.chunk_bytes);
+  costs_.stream.latency =
+      measured_.stream.latency * static_cast<double>(tuning.latency_percent) / 100;
   for (Peer& peer : peers_) {
     peer.tickets.assign(peer.lanes.size(), 0);
     peer.sent = peer.received = 0;
+    peer.in_use = std::min(peer.lanes.size(), static_cast<std::size_t>(tuning.lanes));
   }
   if (shared_ != nullptr) shared_->begin(channel.check);
   if (local_ != nullptr) local_->begin(channel.check);
-  if (slice_) slice_->begin(channel);
+  if (slice_) slice_->begin(channel, nullptr, tuning);
 }
 
 void Comm::end() {
@@ -66,7 +70,7 @@ void Comm::resume() {
 
 void Comm::send(int rank, const void* data, std::size_t bytes) {
   Peer& to = peer(rank);
-  const std::size_t lane = to.sent++ % to.lanes.size();
+  const std::size_t lane = to.sent++ % to.in_use;
   to.tickets[lane] = to.lanes[lane]->send(channel_, data, bytes);
 }
 

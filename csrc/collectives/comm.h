@@ -9,6 +9,7 @@
 
 #include "base/task.h"
 #include "collectives/costs.h"
+#include "collectives/tuning.h"
 #include "trace/batch_trace.h"
 #include "transport/link.h"
 #include "transport/shm/arena.h"
@@ -37,11 +38,12 @@ class Comm {
   // the batch of the set.
   SharedGroup* local() const { return local_; }
   Comm* slice() const { return slice_.get(); }
+  // As measured, and corrected by what has proved good since.
   const Costs& costs() const { return costs_; }
 
   // Enters and leaves the batch whose frames the calls below send and receive. `trace`, if there is
   // one, is told what happens in it.
-  void begin(const Channel& channel, BatchTrace* trace = nullptr);
+  void begin(const Channel& channel, BatchTrace* trace = nullptr, const Tuning& tuning = {});
   void end();
   // Leaves a batch that not all ranks have joined, after its coroutine is gone: as if it had not
   // begun.
@@ -83,9 +85,11 @@ class Comm {
   };
   Flushed flushed() const { return Flushed(*this); }
 
-  // Messages are cut into pieces of this size, so that a piece is still in the cache when it is
-  // reduced, and the next one travels meanwhile.
-  static constexpr std::size_t kChunkBytes = 256 * 1024;
+  // Messages are cut into pieces of this size or less, so that a piece is still in the cache when
+  // it is reduced, and the next one travels meanwhile.
+  std::size_t chunk_bytes() const { return chunk_bytes_; }
+  static constexpr std::size_t kChunkBytes = Tuning::kMostChunk;
+  static_assert(kChunkBytes == Arena::kSlotBytes);
 
  private:
   // The way to one rank. Message i of a batch travels on lane i mod their number; both sides count
@@ -93,6 +97,7 @@ class Comm {
   struct Peer {
     std::vector<Link*> lanes;
     std::vector<std::uint64_t> tickets;  // by lane: last frame sent in this batch
+    std::size_t in_use = 1;              // lanes, in this batch
     std::size_t sent = 0;                // messages of this batch
     std::size_t received = 0;
 
@@ -101,13 +106,15 @@ class Comm {
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   Link& next_lane(int rank) {
     Peer& from = peer(rank);
-    return *from.lanes[from.received++ % from.lanes.size()];
+    return *from.lanes[from.received++ % from.in_use];
   }
 
   const int rank_;
   std::vector<Peer> peers_;
   SharedGroup* const shared_;
-  const Costs costs_;
+  const Costs measured_;
+  Costs costs_;
+  std::size_t chunk_bytes_ = kChunkBytes;
   SharedGroup* local_ = nullptr;
   std::unique_ptr<Comm> slice_;
   Channel channel_;

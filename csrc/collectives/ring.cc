@@ -13,11 +13,11 @@ constexpr std::size_t kWindow = 8;
 constexpr std::size_t kChunks = 4;
 constexpr std::size_t kLeastChunk = 32 * 1024;
 
-std::size_t chunk_bytes(std::span<const Part> parts) {
+std::size_t chunk_bytes(std::span<const Part> parts, std::size_t most) {
   constexpr std::size_t kLine = 64;
   std::size_t largest = 0;
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
-  return std::clamp(largest / kChunks / kLine * kLine, kLeastChunk, Comm::kChunkBytes);
+  return std::clamp(largest / kChunks / kLine * kLine, std::min(kLeastChunk, most), most);
 }
 
 struct Piece {
@@ -47,7 +47,7 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
   const std::size_t element = dtype_size(call.dtype);
 
-  const std::size_t piece = chunk_bytes(pass.parts);
+  const std::size_t piece = chunk_bytes(pass.parts, comm.chunk_bytes());
   const Part& own = pass.parts[static_cast<std::size_t>(pass.first)];
   for (std::size_t i = 0; i < chunk_count(own.bytes, piece); ++i) {
     const Part chunk = chunk_of(own, i, piece);

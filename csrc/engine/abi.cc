@@ -154,7 +154,15 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
         given.cache_capacity < 0 ? 0 : static_cast<std::size_t>(given.cache_capacity);
   }
   if (given.plan_after != 0) options.plan_after = std::max(given.plan_after, 0);
-  set_unless_zero(options.bucket_bytes, given.bucket_bytes);
+  set_unless_zero(options.tuning.bucket_bytes, given.bucket_bytes);
+  if (given.autotune != 0) {
+    options.tuner.mode = given.autotune < 0 ? horoplug::Autotune::kOff : horoplug::Autotune::kAll;
+  }
+  options.tuner.fixed = given.autotune_fixed;
+  set_unless_zero(options.tuner.warmup, given.autotune_warmup);
+  set_unless_zero(options.tuner.turns, given.autotune_steps);
+  set_unless_zero(options.tuner.choices, given.autotune_samples);
+  if (given.autotune_log != nullptr) options.autotune_log = given.autotune_log;
   set_unless_zero(options.stall_check_time, given.stall_check_time);
   set_unless_zero(options.stall_shutdown_time, given.stall_shutdown_time);
   set_unless_zero(options.data_timeout, given.data_timeout);

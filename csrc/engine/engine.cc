@@ -12,7 +12,10 @@
 
 namespace horoplug {
 Engine::Engine(EngineConfig config)
-    : config_(std::move(config)), log_(config_.log), tracing_(config_.rank, config_.log) {
+    : config_(std::move(config)),
+      log_(config_.log),
+      tracing_(config_.rank, config_.log),
+      tuning_log_(config_.options.autotune_log, config_.log) {
   const int rank = config_.rank;
   if (config_.size() < 1 || rank < 0 || rank >= config_.size()) {
     throw Error(HP_INVALID_ARGUMENT,
@@ -285,6 +288,7 @@ bool Engine::negotiate() {
     auto decisions = set->negotiator.take_decisions();
     tracing_.cycle(*set, decisions.size());
     for (auto& decision : decisions) busy |= apply(*set, decision);
+    for (const Trial& trial : set->negotiator.take_trials()) tuning_log_.write(id, trial);
     cached_names += set->negotiator.cached_names();
   }
   counters_.cached_names = cached_names;
@@ -311,7 +315,8 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
   for (const std::string& name : decision.names) take(name);
   const auto run = [&] {
     if (set.executor.idle()) set.last_progress = last_event_;
-    Batch batch{decision.batch, decision.plan, std::move(operations), std::move(decision.absent)};
+    Batch batch{decision.batch, decision.plan, decision.tuning, std::move(operations),
+                std::move(decision.absent)};
     tracing_.decided(set, batch);
     set.executor.enqueue(std::move(batch));
   };
@@ -385,7 +390,7 @@ bool Engine::execute() {
       }
       if (!done) break;
       set->last_event = last_event_ = now();
-      set->negotiator.batch_done(done->plan);
+      set->negotiator.batch_done(done->plan, last_event_);
       ++counters_.batches;
       if (done->plan != 0) ++counters_.planned_batches;
       for (const OperationPtr& operation : done->operations) {

@@ -25,6 +25,7 @@
 #include "engine/process_set.h"
 #include "engine/spin_budget.h"
 #include "engine/tracing.h"
+#include "engine/tuning_log.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
@@ -157,6 +158,7 @@ class Engine {
   EngineConfig config_;
   const Log log_;
   Tracing tracing_;
+  TuningLog tuning_log_;
   HandleTable handles_;
 
   // Shared with submitting threads.

@@ -10,6 +10,9 @@ std::uint64_t hash_of(const Batch& batch) {
   Hash hash;
   hash.add(batch.number);
   hash.add(batch.plan);
+  hash.add(static_cast<std::uint64_t>(batch.tuning.chunk_bytes));
+  hash.add(static_cast<std::uint64_t>(batch.tuning.lanes));
+  hash.add(static_cast<std::uint64_t>(batch.tuning.latency_percent));
   for (const OperationPtr& operation : batch.operations) {
     hash.add(operation->name).add(digest(operation->signature));
   }
@@ -60,7 +63,7 @@ void Executor::start(Batch batch) {
   running_->batch = std::move(batch);
   running_->channel = channel_of(running_->batch.plan, running_->batch.number);
   running_->channel.check = hash_of(running_->batch);
-  comm_->begin(running_->channel, running_->batch.trace.get());
+  comm_->begin(running_->channel, running_->batch.trace.get(), running_->batch.tuning);
   if (running_->batch.trace) running_->batch.trace->start();
   running_->fiber = std::make_unique<Fiber>(
       run_batch(*comm_, running_->batch, algorithm_.empty() ? nullptr : algorithm_.c_str()));

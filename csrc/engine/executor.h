@@ -17,6 +17,7 @@ namespace horoplug {
 struct Batch {
   std::uint64_t number = 0;
   std::uint32_t plan = 0;  // epoch of the plan that it belongs to; 0: it was negotiated
+  Tuning tuning{};         // how it runs
   std::vector<OperationPtr> operations;
   // By place in `operations`: ranks that have joined and take no part of their own; or empty.
   std::vector<std::vector<int>> absent{};

@@ -47,8 +47,9 @@ std::optional<DecisionItem> Negotiator::consider_plan() {
   if (is_surveyed && survey_.complete()) {
     if (plan_would_break()) return std::nullopt;
     item.kind = DecisionItem::Kind::kLock;
-    const std::int64_t limit = std::min(options_.fusion_threshold, options_.bucket_bytes);
-    item.plan = make_plan(survey_.step(), survey_.labels(), limit, options_.fuse_groups);
+    item.choices = tuner_.choices(survey_.step(), survey_.labels(), options_.fusion_threshold,
+                                  options_.fuse_groups);
+    item.rounds = tuner_.rounds();
     return item;
   }
   // Two steps are alike at the first repetition.
@@ -100,7 +101,7 @@ void Negotiator::lock(const DecisionItem& item) {
     throw WireError("a plan of what was not asked for");
   }
   ++epoch_;
-  plan_.emplace(epoch_, last_batch_, survey_.step(), item.plan);
+  plan_.emplace(epoch_, last_batch_, survey_.step(), item.choices, item.rounds);
   // All of this was about operations that are pending; readiness counts for the plan from here on.
   entries_.clear();
   ready_.clear();
@@ -141,6 +142,7 @@ void Negotiator::join_plan() {
   decision.batch = plan_->joined();
   decision.plan = plan_->epoch();
   decision.names = plan_->last();
+  decision.tuning = plan_->last_tuning();
   decisions_.push_back(std::move(decision));
 }
 
@@ -199,7 +201,9 @@ void Negotiator::answer_halt() {
     return;
   }
   const std::uint64_t steps = plan_->steps_joined();
-  const bool was_worth_it = steps >= kWorthIt * static_cast<std::uint64_t>(steps_wanted_);
+  const bool was_worth_it =
+      tuner_.trial_over() || steps >= kWorthIt * static_cast<std::uint64_t>(steps_wanted_);
+  tuner_.plan_ended();
   steps_wanted_ = was_worth_it ? options_.plan_after : std::min(2 * steps_wanted_, kMostSteps);
   DecisionItem item;
   item.kind = DecisionItem::Kind::kUnlock;

@@ -190,6 +190,63 @@ std::vector<std::uint32_t> get_numbers(Reader& reader) {
   return numbers;
 }
 
+// What a message says in a few bytes must not take up much more memory than that.
+constexpr int kMostChoices = 32;
+constexpr int kMostRounds = 1 << 20;
+constexpr std::int64_t kChunkUnit = 64;
+
+void put(Writer& writer, const Tuning& tuning) {
+  for (const std::int64_t value :
+       {tuning.bucket_bytes, tuning.chunk_bytes, tuning.lanes, tuning.latency_percent}) {
+    writer.put_varint(static_cast<std::uint64_t>(value));
+  }
+}
+
+Tuning get_tuning(Reader& reader) {
+  Tuning tuning;
+  for (std::int64_t* const value :
+       {&tuning.bucket_bytes, &tuning.chunk_bytes, &tuning.lanes, &tuning.latency_percent}) {
+    *value = static_cast<std::int64_t>(reader.get_varint());
+    if (*value < 1) throw WireError("a setting that cannot be");
+  }
+  if (tuning.chunk_bytes < Tuning::kLeastChunk || tuning.chunk_bytes > Tuning::kMostChunk ||
+      tuning.chunk_bytes % kChunkUnit != 0) {
+    throw WireError("pieces of a size that cannot be");
+  }
+  return tuning;
+}
+
+// Choices often differ in their settings only: batches that are those of the choice before are not
+// told again.
+void put_choices(Writer& writer, const std::vector<PlanChoice>& choices) {
+  writer.put_varint(choices.size());
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    put(writer, choices[i].tuning);
+    const bool is_same = i > 0 && choices[i].batches == choices[i - 1].batches;
+    writer.put_varint(is_same ? 0 : choices[i].batches.size());
+    if (is_same) continue;
+    for (const auto& places : choices[i].batches) put_numbers(writer, places);
+  }
+}
+
+std::vector<PlanChoice> get_choices(Reader& reader) {
+  std::vector<PlanChoice> choices(static_cast<std::size_t>(reader.get_int(kMostChoices)));
+  if (choices.empty()) throw WireError("an empty plan");
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    choices[i].tuning = get_tuning(reader);
+    PlanContents& batches = choices[i].batches;
+    batches.resize(reader.get_count(2));
+    for (auto& places : batches) {
+      places = get_numbers(reader);
+      if (places.empty()) throw WireError("an empty batch");
+    }
+    if (!batches.empty()) continue;
+    if (i == 0) throw WireError("an empty plan");
+    batches = choices[i - 1].batches;
+  }
+  return choices;
+}
+
 // A rank or kSetRemoved.
 void put_leaver(Writer& writer, int rank) {
   writer.put_varint(static_cast<std::uint64_t>(rank - kSetRemoved));
@@ -238,8 +295,8 @@ void put_item(Writer& writer, Series& series, const DecisionItem& item) {
       break;
     case DecisionItem::Kind::kLock:
       writer.put_varint(item.batch);
-      writer.put_varint(item.plan.size());
-      for (const auto& ids : item.plan) put_numbers(writer, ids);
+      writer.put_varint(item.rounds);
+      put_choices(writer, item.choices);
       break;
   }
 }
@@ -286,12 +343,8 @@ DecisionItem get_item(Reader& reader, Series& series) {
       break;
     case DecisionItem::Kind::kLock:
       item.batch = reader.get_varint();
-      item.plan.resize(reader.get_count(2));
-      for (auto& ids : item.plan) {
-        ids = get_numbers(reader);
-        if (ids.empty()) throw WireError("an empty batch");
-      }
-      if (item.plan.empty()) throw WireError("an empty plan");
+      item.rounds = static_cast<std::uint32_t>(reader.get_int(kMostRounds));
+      item.choices = get_choices(reader);
       break;
   }
   return item;

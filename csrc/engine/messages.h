@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/wire.h"
+#include "engine/plan.h"
 #include "engine/signature.h"
 
 namespace horoplug {
@@ -35,7 +36,7 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 15;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 3;
+  static constexpr std::uint32_t kProtocol = 4;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -85,8 +86,9 @@ struct DecisionItem {
   std::string text;              // kError, kFailAll
   // kClose: who has left, or nobody (the set was removed). kJoined: who was the last to join.
   std::int32_t rank = 0;
-  std::uint32_t operations = 0;  // kSurvey: so many of the last that were decided make a step
-  std::vector<std::vector<std::uint32_t>> plan;  // kLock: their places in the step, by batch
+  std::uint32_t operations = 0;     // kSurvey: so many of the last that were decided make a step
+  std::vector<PlanChoice> choices;  // kLock: which of them share a batch, and how they run
+  std::uint32_t rounds = 0;         // kLock: turns that each of the choices has
 };
 
 // "Who has left" when a process set ends because it was removed.

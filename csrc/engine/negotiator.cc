@@ -6,7 +6,11 @@
 namespace horoplug {
 
 Negotiator::Negotiator(std::uint32_t set, TreePlace place, Options options)
-    : set_(set), place_(std::move(place)), options_(options), steps_wanted_(options.plan_after) {}
+    : set_(set),
+      place_(std::move(place)),
+      options_(std::move(options)),
+      tuner_(options_.tuner, options_.tuning, options_.job),
+      steps_wanted_(options_.plan_after) {}
 
 void Negotiator::submit(const std::string& name, const Signature& signature, std::uint64_t wave) {
   if (!pending_.emplace(name, Pending{signature, wave, ++submissions_}).second) {
@@ -85,12 +89,16 @@ void Negotiator::fail_all(const Status& status) {
   publish({item});
 }
 
-void Negotiator::batch_done(std::uint32_t plan) {
+void Negotiator::batch_done(std::uint32_t plan, double now) {
   if (plan == 0) {
     if (is_root()) --outstanding_;
   } else if (plan_ && plan_->epoch() == plan) {
     for (const std::string& name : plan_->last()) pending_.erase(name);
     plan_->batch_done();
+    if (is_root() && plan_->at_step_end()) {
+      tuner_.step_done(plan_->last_choice(), now);
+      if (tuner_.trial_over()) break_plan();
+    }
   }
 }
 
@@ -435,6 +443,7 @@ void Negotiator::apply(const DecisionItem& item) {
     case DecisionItem::Kind::kBatch:
       if (item.batch != last_batch_ + 1) throw WireError("a batch out of order");
       last_batch_ = decision.batch = item.batch;
+      decision.tuning = options_.tuning;
       for (const auto& member : item.members) {
         const NameTable::Entry* known = member.id ? table_.at(*member.id) : nullptr;
         const std::string name = member.name.empty() && known ? known->name : member.name;

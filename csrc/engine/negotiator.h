@@ -40,6 +40,7 @@
 #include "engine/plan.h"
 #include "engine/step_watch.h"
 #include "engine/topology.h"
+#include "engine/tuner.h"
 
 namespace horoplug {
 
@@ -54,8 +55,11 @@ class Negotiator {
     int max_outstanding = 2;
     // Steps in a row with the same operations after which their order becomes a plan; 0: never.
     int plan_after = 3;
-    // Bytes of a plan's batches: small enough that the first one is complete long before the last.
-    std::int64_t bucket_bytes = 8 << 20;
+    // To begin with, and of everything that is negotiated. A plan's batches are small enough that
+    // the first one is complete long before the last.
+    Tuning tuning;
+    TunerOptions tuner;
+    Tuner::Job job;
   };
 
   struct Outgoing {
@@ -73,6 +77,7 @@ class Negotiator {
     std::vector<std::vector<int>> absent;
     // kBatch: what the members are that this rank has not submitted, because it has joined.
     std::map<std::string, Signature> unknown;
+    Tuning tuning;  // kBatch: how it runs
     int rank = 0;   // kJoined: the last to join
     Status status;  // kError, kFailAll, kClose
   };
@@ -90,8 +95,9 @@ class Negotiator {
   void close();
   // Root only: every pending operation fails, on all ranks, and the set goes on.
   void fail_all(const Status& status);
-  // A batch of this set is done on this rank; `plan` as in its decision.
-  void batch_done(std::uint32_t plan);
+  // A batch of this set is done on this rank; `plan` as in its decision. `now`: in seconds, on any
+  // clock, for the tuner.
+  void batch_done(std::uint32_t plan, double now = 0);
 
   bool locked() const { return plan_.has_value(); }
   // Something is ready here that the plan does not let run, since a batch before it, or its own, is
@@ -121,6 +127,8 @@ class Negotiator {
 
   std::vector<Outgoing> take_outgoing() { return std::exchange(outgoing_, {}); }
   std::vector<Decision> take_decisions() { return std::exchange(decisions_, {}); }
+
+  std::vector<Trial> take_trials() { return tuner_.take_results(); }
 
   bool is_root() const { return place_.is_root(); }
   bool closed() const { return !end_.ok(); }
@@ -220,6 +228,7 @@ class Negotiator {
   StepWatch watch_;
   std::vector<std::uint64_t> surveyed_;  // the step of the survey, as the watch has it
   std::uint64_t surveys_ = 0;
+  Tuner tuner_;
   int steps_wanted_;                     // identical ones, before the next plan
   std::optional<Status> failure_later_;  // of everything, once the plan has ended
   std::deque<ReadyOperation> ready_;

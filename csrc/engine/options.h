@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "collectives/costs.h"
+#include "engine/tuner.h"
 #include "transport/doorbell.h"
 #include "transport/fd.h"
 #include "transport/shm/segment.h"
@@ -20,8 +21,10 @@ struct EngineOptions {
   std::int64_t fusion_threshold = 128 << 20;  // bytes; 0: no fusion
   bool fuse_groups = true;
   std::size_t cache_capacity = 8192;
-  int plan_after = 3;                   // identical steps; 0: no plans
-  std::int64_t bucket_bytes = 8 << 20;  // of a plan's batches
+  int plan_after = 3;  // identical steps; 0: no plans
+  Tuning tuning;       // to begin with
+  TunerOptions tuner;
+  std::string autotune_log;  // a file that gets the tuner's results; empty: none
   double stall_check_time = 60;
   double stall_shutdown_time = -1;
   double data_timeout = 30;

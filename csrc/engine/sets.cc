@@ -85,11 +85,13 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   std::vector<int> hosts;
   std::vector<int> local;
   std::vector<std::vector<Link*>> links;
+  int most_lanes = 1;
   std::vector<std::shared_ptr<Doorbell>> doorbells;
   for (const int rank : members->ranks) {
     const Member& member = config_.members[static_cast<std::size_t>(rank)];
     hosts.push_back(member.host);
     links.push_back(mesh_->lanes(rank));
+    most_lanes = std::max(most_lanes, static_cast<int>(links.back().size()));
     if (member.host != here) continue;
     local.push_back(rank);
     doorbells.push_back(member.doorbell);
@@ -110,7 +112,9 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   options.fuse_groups = config_.options.fuse_groups;
   options.cache_capacity = config_.options.cache_capacity;
   options.plan_after = config_.options.plan_after;
-  options.bucket_bytes = config_.options.bucket_bytes;
+  options.tuning = config_.options.tuning;
+  options.tuner = config_.options.tuner;
+  options.job = {.ranks = members->size(), .one_host = grid.hosts() == 1, .lanes = most_lanes};
   TreePlace place = globally(Topology(hosts).place(members->index), *members);
   sets_.emplace(members->set,
                 std::make_unique<ProcessSet>(members, std::move(shared), std::move(place), options,

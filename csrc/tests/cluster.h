@@ -13,6 +13,14 @@
 
 namespace horoplug::testing {
 
+// Under a sanitizer everything takes five to fifteen times as long, and some things far longer;
+// what it looks for shows in a part of a grid as well.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 enum class Transport {
   kInproc,   // in-memory streams, no shared memory: the algorithms for streams
   kThreads,  // in-memory streams and plain shared memory: the direct algorithms

@@ -39,6 +39,7 @@ class Job {
     std::uint32_t plan;
     std::uint64_t number;
     std::vector<std::string> names;
+    Tuning tuning;
     bool operator==(const Batch&) const = default;
   };
   struct Rank {
@@ -155,7 +156,7 @@ class Job {
     Rank& me = (*this)[rank];
     Batch batch = std::move(me.queue.front());
     me.queue.pop_front();
-    me.negotiator.batch_done(batch.plan);
+    me.negotiator.batch_done(batch.plan, now_ += 1.0);
     for (const std::string& name : batch.names) me.in_flight.erase(name);
     me.done.push_back(std::move(batch));
     collect(rank);
@@ -197,7 +198,8 @@ class Job {
           const bool is_here = me.pending.erase(name) == 1;
           REQUIRE((is_here || decision.unknown.contains(name) || name == kJoinName));
         }
-        me.queue.push_back({decision.plan, decision.batch, std::move(decision.names)});
+        me.queue.push_back(
+            {decision.plan, decision.batch, std::move(decision.names), decision.tuning});
         break;
       case DecisionItem::Kind::kUnlock:
         if (!me.queue.empty() && me.queue.back().plan == decision.plan &&
@@ -225,6 +227,7 @@ class Job {
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::map<std::pair<int, int>, std::deque<Bytes>> channels_;
   std::uint64_t messages_ = 0;
+  double now_ = 0;
 };
 
 std::vector<int> random_hosts(Random& random, int ranks) {
@@ -251,7 +254,8 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
   const std::uint64_t seed = test_seed();
   std::uint64_t planned = 0;
   std::uint64_t withdrawn = 0;
-  for (std::uint64_t round = 0; round < 1500; ++round) {
+  std::set<std::int64_t> settings;
+  for (std::uint64_t round = 0; round < (kSanitized ? 400 : 1500); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -259,7 +263,14 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
     Negotiator::Options options;
     options.plan_after = 2 + below(random, 3);
     options.max_outstanding = 1 + below(random, 3);
-    options.bucket_bytes = 40 * (1 + below(random, 4));
+    options.tuning.bucket_bytes = 40 * (1 + below(random, 4));
+    // Every other job varies its batches and pieces while it runs.
+    options.job = {.ranks = ranks, .one_host = false, .lanes = 2};
+    options.tuner = {.mode = chance(random, 2) ? Autotune::kAll : Autotune::kOff,
+                     .warmup = 1,
+                     .turns = 1 + below(random, 2),
+                     .choices = 100,
+                     .buckets = {40, 80, 200}};
     Job job(random_hosts(random, ranks), options,
             random_programs(random, ranks, 5 + below(random, 30)));
     finish(job, random, chance(random, 2) ? 20 + below(random, 500) : 0);
@@ -271,6 +282,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
     std::map<std::string, int> runs;
     for (const auto& batch : job[0].done) {
       planned += batch.plan != 0;
+      settings.insert(batch.tuning.bucket_bytes);
       for (const auto& name : batch.names) ++runs[name];
     }
     // The rank with the most data has submitted everything that ran.
@@ -284,8 +296,9 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
     REQUIRE(runs == submitted);
   }
   MESSAGE("planned batches: " << planned << ", withdrawn: " << withdrawn);
-  CHECK(planned > 1000);
+  CHECK(planned > (kSanitized ? 300 : 1000));
   CHECK(withdrawn > 10);
+  CHECK(settings.contains(200));
 }
 
 TEST_CASE("a locked step sends no message") {
@@ -455,7 +468,7 @@ TEST_CASE("messages about plans that cannot be right are refused") {
   };
   DecisionItem lock;
   lock.kind = DecisionItem::Kind::kLock;
-  lock.plan = {{0}};
+  lock.choices = {{{}, {{0}}}};
   DecisionItem survey;
   survey.kind = DecisionItem::Kind::kSurvey;
   lock.batch = survey.batch = 1;
@@ -491,14 +504,14 @@ TEST_CASE("messages about plans that cannot be right are refused") {
     one.submit("x", sum_of(4));
     decide(one, batch);
     decide(one, survey);
-    lock.plan = wrong;
+    lock.choices = {{{}, wrong}};
     CHECK_THROWS_AS(decide(one, lock), WireError);
   }
   Negotiator locked = fresh(1);
   locked.submit("x", sum_of(4));
   decide(locked, batch);
   decide(locked, survey);
-  lock.plan = {{0}};
+  lock.choices = {{{}, {{0}}}};
   decide(locked, lock);
   CHECK(locked.locked());
   CHECK_THROWS_AS(decide(locked, batch, 1), WireError);   // a decision in spite of the plan

@@ -180,6 +180,38 @@ VARIABLES: tuple[Variable, ...] = (
         "bytes of tensors that run together in a plan",
     ),
     Variable(
+        "AUTOTUNE",
+        "autotune",
+        _flag,
+        None,
+        "1: all settings are tuned from the times of the job's steps; 0: none; unset: those that cannot change a "
+        "result. What is set by a variable of its own stays as it is",
+    ),
+    Variable(
+        "AUTOTUNE_LOG", "autotune_log", _text, None, "file for what the tuning has found, as CSV"
+    ),
+    Variable(
+        "AUTOTUNE_WARMUP_SAMPLES",
+        "autotune_warmup_samples",
+        _integer(1, 2**10),
+        3,
+        "steps of each value of a setting that do not count",
+    ),
+    Variable(
+        "AUTOTUNE_STEPS_PER_SAMPLE",
+        "autotune_steps_per_sample",
+        _integer(1, 2**16),
+        10,
+        "and those that do",
+    ),
+    Variable(
+        "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        "autotune_max_samples",
+        _integer(1, 2**10),
+        20,
+        "values that are tried at most, of all settings together",
+    ),
+    Variable(
         "STALL_CHECK_DISABLE", "stall_check_disable", _flag, False, "1: never report stalled ranks"
     ),
     Variable(
@@ -317,12 +349,7 @@ VARIABLES: tuple[Variable, ...] = (
 # Horovod's knobs that have no counterpart here. Setting them must not break a job.
 IGNORED: tuple[str, ...] = (
     "ADASUM_MPI_CHUNK_SIZE",
-    "AUTOTUNE",
-    "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
     "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-    "AUTOTUNE_LOG",
-    "AUTOTUNE_STEPS_PER_SAMPLE",
-    "AUTOTUNE_WARMUP_SAMPLES",
     "BATCH_D2D_MEMCOPIES",
     "CCL_CACHE",
     "CONTROLLER",
@@ -338,6 +365,10 @@ IGNORED: tuple[str, ...] = (
     "NUM_NCCL_STREAMS",
     "TORUS_ALLREDUCE",
 )
+# What tuning leaves alone if its variable is set: the core's bit for it.
+TUNABLE: dict[str, int] = {"PLAN_BUCKET_SIZE": 1, "NUM_STREAMS": 4, "ALGORITHM": 8}
+# With several connections to choose from there is something to tune.
+TUNED_STREAMS = 4
 # The launcher sets these for scripts that look at them; they say what is true anyway.
 _EXPECTED = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
 
@@ -351,6 +382,13 @@ class Config:
     cache_capacity: int = 8192
     plan_after_steps: int = 3
     plan_bucket_size: int = 8 * MIB
+    autotune: bool | None = None
+    autotune_log: str | None = None
+    autotune_warmup_samples: int = 3
+    autotune_steps_per_sample: int = 10
+    autotune_max_samples: int = 20
+    autotune_fixed: tuple[str, ...] = ()
+    """Variables, among those of :data:`TUNABLE`, that the environment sets."""
     stall_check_time_seconds: float = 60.0
     stall_shutdown_time_seconds: float = 0.0
     gloo_timeout_seconds: float = 30.0
@@ -386,6 +424,14 @@ class Config:
         """Read ``env`` (default: the process's environment). Errors: ValueError of one line."""
         env = os.environ if env is None else env
         values = {variable.field: _read(variable, env) for variable in VARIABLES}
+        values["autotune_fixed"] = fixed = tuple(
+            variable.name
+            for variable in VARIABLES
+            if variable.name in TUNABLE
+            and any(env.get(name, "").strip() for name in variable.names)
+        )
+        if values["autotune"] and "NUM_STREAMS" not in fixed:
+            values["num_streams"] = TUNED_STREAMS
         notes: list[tuple[int, str]] = []
         ignored = [name for name in map(_ignored(env), IGNORED) if name]
         if ignored:
@@ -411,6 +457,19 @@ class Config:
                     f"it must be less than {count}"
                 )
         return cls(**values, notes=tuple(notes))
+
+    @property
+    def core_autotune(self) -> tuple[int, int, int, int, int, str]:
+        """Mode, what is fixed, steps to warm up, steps that count, most samples and the file, as the core has them."""
+        modes = {None: 0, True: 1, False: -1}
+        return (
+            modes[self.autotune],
+            sum(TUNABLE[name] for name in self.autotune_fixed),
+            self.autotune_warmup_samples,
+            self.autotune_steps_per_sample,
+            self.autotune_max_samples,
+            (self.autotune_log or "") if self.rank == 0 else "",
+        )
 
     @property
     def core_log_level(self) -> int:

@@ -294,6 +294,7 @@ def _start_engine(config: Config, mesh: Mesh, process_sets: Sequence[Sequence[in
         process_sets=", ".join(map(str, process_sets)),
         plan_after=config.plan_after_steps,
         bucket_bytes=config.plan_bucket_size,
+        autotune=config.core_autotune,
         progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
     )
 

@@ -156,6 +156,10 @@ class Arena {
 // rank, host, stream_fd, segment_fd, doorbell_fd
 using Peer = std::tuple<int, int, int, int, int>;
 
+// mode, what is fixed, steps to warm up, steps that count, most choices, log: as in hp_config
+using Autotune =
+    std::tuple<std::int32_t, std::uint32_t, std::int32_t, std::int32_t, std::int32_t, std::string>;
+
 class Engine {
  public:
   Engine(int rank, int size, int host, const std::vector<Peer>& peers, int segment_fd,
@@ -165,7 +169,7 @@ class Engine {
          const std::optional<std::string>& algorithm, int log_level, py::object log,
          int progress_cpu, bool separate_groups, const std::string& process_sets, int plan_after,
          std::int64_t bucket_bytes, const std::map<int, std::vector<std::int32_t>>& lanes,
-         double link_latency, double link_bandwidth)
+         double link_latency, double link_bandwidth, const Autotune& autotune)
       : log_callable_(std::move(log)), generation_(fork_generation) {
     std::vector<hp_peer> table;
     table.reserve(peers.size());
@@ -202,6 +206,13 @@ class Engine {
     config.bucket_bytes = bucket_bytes;
     config.link_latency = link_latency;
     config.link_bandwidth = link_bandwidth;
+    const auto& [mode, fixed, warmup, steps, samples, tuning_log] = autotune;
+    config.autotune = mode;
+    config.autotune_fixed = fixed;
+    config.autotune_warmup = warmup;
+    config.autotune_steps = steps;
+    config.autotune_samples = samples;
+    config.autotune_log = tuning_log.empty() ? nullptr : tuning_log.c_str();
     if (!log_callable_.is_none()) {
       log_ = std::make_unique<LogQueue>(
           [callable = log_callable_.ptr()](std::int32_t level, const char* text) {
@@ -566,7 +577,8 @@ PYBIND11_MODULE(_native, module) {
                     std::int64_t, double, double, double, double, double,
                     const std::optional<std::string>&, int, py::object, int, bool,
                     const std::string&, int, std::int64_t,
-                    const std::map<int, std::vector<std::int32_t>>&, double, double>(),
+                    const std::map<int, std::vector<std::int32_t>>&, double, double,
+                    const horoplug::Autotune&>(),
            py::kw_only(), "rank"_a, "size"_a, "host"_a, "peers"_a, "segment_fd"_a = -1,
            "doorbell_fd"_a = -1, "fusion_threshold"_a = 0, "cache_capacity"_a = 0,
            "stall_check_time"_a = 0.0, "stall_shutdown_time"_a = 0.0, "data_timeout"_a = 0.0,
@@ -574,7 +586,8 @@ PYBIND11_MODULE(_native, module) {
            "log_level"_a = 0, "log"_a = py::none(), "progress_cpu"_a = -1,
            "separate_groups"_a = false, "process_sets"_a = "", "plan_after"_a = 0,
            "bucket_bytes"_a = 0, "lanes"_a = std::map<int, std::vector<std::int32_t>>{},
-           "link_latency"_a = 0.0, "link_bandwidth"_a = 0.0)
+           "link_latency"_a = 0.0, "link_bandwidth"_a = 0.0,
+           "autotune"_a = horoplug::Autotune{0, 0, 0, 0, 0, ""})
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
            "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)

@@ -145,9 +145,24 @@ typedef struct hp_config {
   int32_t plan_after;   /* steps in a row with the same operations after which their order becomes a
                            plan that needs no negotiation; default 3; negative: never */
   int64_t bucket_bytes; /* operations of a plan run together up to this size; default 8 MiB */
-  double link_latency;  /* seconds that a message between hosts takes, as measured, and */
-  double link_bandwidth; /* bytes per second; the same on all ranks. Default: a guess */
+  int32_t autotune;     /* 0: what cannot change any result is tuned from the times of a plan's
+                           steps; 1: so is everything else; negative: nothing */
+  uint32_t autotune_fixed;  /* what is left as it is, a sum of hp_tunable */
+  int32_t autotune_warmup;  /* steps of each choice that do not count; default 3 */
+  int32_t autotune_steps;   /* steps of each choice that do; default 10 */
+  int32_t autotune_samples; /* choices that are tried at most; default 20; negative: none */
+  const char* autotune_log; /* rank 0: a file that gets the results, as CSV; NULL: none */
+  double link_latency;      /* seconds that a message between hosts takes, as measured, and */
+  double link_bandwidth;    /* bytes per second; the same on all ranks. Default: a guess */
 } hp_config;
+
+/* What can be tuned. */
+typedef enum hp_tunable {
+  HP_TUNE_BUCKETS = 1,   /* bytes that run together in a plan */
+  HP_TUNE_CHUNKS = 2,    /* bytes of the pieces in which data travels */
+  HP_TUNE_LANES = 4,     /* connections that are used between two ranks on different hosts */
+  HP_TUNE_ALGORITHMS = 8 /* sizes at which other algorithms are chosen */
+} hp_tunable;
 
 /* One operation on one or more tensors (more than one: a group, which runs as a whole or not at
  * all).

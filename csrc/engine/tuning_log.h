@@ -1,0 +1,25 @@
+// Tells users what the tuner has found: in the log, and in a file with a line of CSV for each
+// choice that was tried.
+#pragma once
+
+#include <fstream>
+#include <string>
+
+#include "base/log.h"
+#include "engine/tuner.h"
+
+namespace horoplug {
+
+class TuningLog {
+ public:
+  // An empty path: no file. Throws Error if it cannot be written.
+  TuningLog(const std::string& path, const Log& log);
+
+  void write(std::uint32_t set, const Trial& trial);
+
+ private:
+  const Log log_;
+  std::ofstream file_;
+};
+
+}  // namespace horoplug
