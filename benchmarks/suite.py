@@ -50,6 +50,7 @@ TINY = [
     Part("gradients", "gradients", "-np 2 --model 7x1KiB -n 2 --peer torch-gloo"),
     Part("train", "train", "-np 2 --model cnn --steps 2 --blocks 1 --peer torch-gloo"),
     Part("idle", "idle", "-np 2 --seconds 0.2 --peer torch-gloo"),
+    Part("raw", "raw", "-b 8 -e 8 --turns 1 --seconds 0.01"),
     Part("control-plane", "control_plane", "--tensors 20 --factor 8 --bursts 2"),
     Part("torch-hooks", "torch_hooks", "-np 2 --parameters 20 --iterations 3"),
 ]
@@ -67,6 +68,8 @@ SHORT = [
 ]
 
 FULL = [
+    Part("raw-2", "raw", "--ranks 2"),
+    Part("raw-4", "raw", "--ranks 4 -e 64M"),
     *peers("allreduce", "allreduce-2", "-np 2 -b 4 -e 256M -f 4"),
     *peers("allreduce", "allreduce-4", "-np 4 -b 4 -e 64M -f 4 -n 100"),
     *peers("gradients", "gradients-2", "-np 2 --model resnet50 --model 200x1KiB -n 50"),

@@ -15,6 +15,7 @@ BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import control_plane  # noqa: E402
+import raw  # noqa: E402
 import suite  # noqa: E402
 from harness import models, mpi  # noqa: E402
 
@@ -257,6 +258,7 @@ PARTS = {part.name: part for part in suite.TINY}
         "train",
         "idle",
         pytest.param("control-plane", marks=needs_binary),
+        pytest.param("raw", marks=needs_binary),
         "torch-hooks",
     ],
 )
@@ -265,7 +267,7 @@ def test_tiny(measured, name):
     part = PARTS[name]
     found = record(measured(part))
     assert found["benchmark"] == part.program
-    assert found["ranks"] == (1 if name == "control-plane" else 2)
+    assert found["ranks"] == (1 if name in ("control-plane", "raw") else 2)
     if name == "gradients":
         variants = ["horoplug", "horoplug, views", "horoplug, one by one"]
         variants += ["torch-gloo", "torch-gloo, buckets"]
@@ -277,6 +279,8 @@ def test_tiny(measured, name):
         assert own["efficiency"] == pytest.approx(100 * alone["time"] / own["time"])
     if name == "idle":
         assert [row["situation"] for row in found["rows"]] == ["idle", "straggler", "straggler"]
+    if name == "raw":
+        assert [row["library"] for row in found["rows"]] == [*raw.OURS, *mpi.installed()]
     if name == "control-plane":
         rows = [row for row in found["rows"] if row["protocol"] == "horoplug, later steps"]
         assert [row["ranks"] for row in rows] == [2, 16, 128, 1024, 8192, 65536]
