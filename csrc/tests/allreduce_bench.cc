@@ -1,10 +1,10 @@
 // Speed of the allreduce of one host by itself: processes that share memory, each with one thread
 // that drives one collective after the other, without an engine. A program of its own.
 //
-//   allreduce_bench [-n ranks] [-a algorithm] [-o | -r] [-t seconds] [bytes ...]
+//   allreduce_bench [-n ranks] [-a algorithm] [-c bytes] [-o | -r] [-t seconds] [bytes ...]
 //
-// -o: out of place. -r: in a buffer that the ranks share. -t: for each size. Prints one line for
-// each size, of float32 values in place:
+// -c: of the pieces in which data travels. -o: out of place. -r: in a buffer that the ranks share.
+// -t: for each size. Prints one line for each size, of float32 values in place:
 //     bytes  microseconds (median over the ranks' slowest)  10th percentile  efficiency
 // where efficiency is 2 * ranks * bytes / time, the least that memory has to move, as a share of
 // what all ranks together move when each copies an array of the same size (at least 32 MiB) to
@@ -37,6 +37,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   int ranks = 2;
   const char* algorithm = nullptr;
+  Tuning tuning;
   bool in_place = true;
   bool shared = false;
   double seconds = 0.5;
@@ -145,7 +146,7 @@ class Rank {
   int size() const { return group_.size(); }
 
   void allreduce(const float* input, float* output, std::size_t bytes) {
-    comm_.begin(Channel{.batch = ++batch_, .check = batch_});
+    comm_.begin(Channel{.batch = ++batch_, .check = batch_}, nullptr, options_.tuning);
     Layout layout(DType::kFloat32, 1.0);
     layout.add(input, output, bytes);
     Call call;
@@ -266,9 +267,12 @@ int run_rank(const Options& options, int rank, const std::vector<Fd>& files,
 Options parse(int argc, char** argv) {
   Options options;
   int flag;
-  while ((flag = ::getopt(argc, argv, "n:a:ort:")) != -1) {
+  while ((flag = ::getopt(argc, argv, "n:a:c:ort:")) != -1) {
     if (flag == 'n') options.ranks = std::clamp(std::atoi(optarg), 1, Board::kMaxRanks);
     if (flag == 'a') options.algorithm = optarg;
+    if (flag == 'c')
+      options.tuning.chunk_bytes =
+          std::clamp<std::int64_t>(std::atoi(optarg), Tuning::kLeastChunk, Tuning::kMostChunk);
     if (flag == 'o') options.in_place = false;
     if (flag == 'r') options.shared = true;
     if (flag == 't') options.seconds = std::atof(optarg);
