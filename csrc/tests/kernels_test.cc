@@ -330,7 +330,8 @@ TEST_CASE("float32 rounds to nearest even") {
 TEST_CASE("copies of any size and alignment") {
   const KernelTables tables = available_kernels();
   for (int t = 0; t < tables.count; ++t) {
-    for (const CopyFn copy : {tables.tables[t]->copy, tables.tables[t]->stream}) {
+    for (const CopyFn copy :
+         {tables.tables[t]->copy, tables.tables[t]->copy_repeated, tables.tables[t]->stream}) {
       for (const std::size_t bytes : {0, 1, 63, 64, 255, 256, 257, 511, 513, 1000, 4099}) {
         for (const std::size_t shift : {0, 1, 15, 63}) {
           std::vector<unsigned char> from(bytes + 64), to(bytes + 192, 0xee);
@@ -365,7 +366,7 @@ TEST_CASE("the table") {
     }
   }
   const char* forced = std::getenv("HOROPLUG_CPU_KERNELS");
-  if (forced == nullptr) CHECK(&kernels() == tables.tables[0]);
+  if (forced == nullptr) CHECK(std::strcmp(kernels().name, tables.tables[0]->name) == 0);
 }
 
 TEST_CASE("names and sizes") {

@@ -26,7 +26,20 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
+// Sanitizers do not see what string instructions read and write.
+bool has_fast_strings() {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return false;
+#else
+  constexpr unsigned kErms = 1U << 9;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ebx & kErms) != 0;
+#endif
+}
+
 }  // namespace
+#else
+static bool has_fast_strings() { return false; }
 #endif
 
 KernelTables available_kernels() {
@@ -60,7 +73,11 @@ const KernelTable& choose() {
 }  // namespace
 
 const KernelTable& kernels() {
-  static const KernelTable& chosen = choose();
+  static const KernelTable chosen = [] {
+    KernelTable table = choose();
+    if (has_fast_strings()) table.copy = table.copy_repeated;
+    return table;
+  }();
   return chosen;
 }
 

@@ -36,8 +36,9 @@ using ReduceFn = void (*)(void* dst, const void* const* src, int sources, std::s
 // dst[i] = finish(src[i]); dst may equal src.
 using ScaleFn = void (*)(void* dst, const void* src, std::size_t count, Finish finish);
 
-// Copies bytes between places that do not overlap. `stream` does not bring what it writes into the
-// caches: for what nobody reads soon.
+// Copies bytes between places that do not overlap. `copy_repeated` is a faster `copy` where the
+// processor has fast string instructions, and is `copy` in kernels() there. `stream` does not bring
+// what it writes into the caches: for what nobody reads soon.
 using CopyFn = void (*)(void* dst, const void* src, std::size_t bytes);
 
 // Element-wise conversion (float32 <-> float16, bfloat16), to nearest even.
@@ -59,7 +60,7 @@ struct KernelTable {
   const char* name;                              // "avx512", "avx2", "baseline"
   ReduceFn reduce[kReduceOpCount][kDTypeCount];  // nullptr: Adasum, which has the two below
   ScaleFn scale[kDTypeCount];
-  CopyFn copy, stream;
+  CopyFn copy, copy_repeated, stream;
   ConvertFn f32_to_f16, f16_to_f32, f32_to_bf16, bf16_to_f32;
   DotsFn dots[kDTypeCount];    // of the floating types; nullptr for the others
   BlendFn blend[kDTypeCount];  // likewise

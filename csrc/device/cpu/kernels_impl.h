@@ -270,6 +270,7 @@ constexpr KernelTable table_of(const char* name) {
   table.name = name;
   (add_element<Elements>(table), ...);
   table.copy = copy;
+  table.copy_repeated = copy_repeated;
   table.stream = stream;
   table.f32_to_f16 = convert<F32, U16, to_f16>;
   table.f16_to_f32 = convert<U16, F32, from_f16>;
