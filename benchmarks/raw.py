@@ -91,7 +91,11 @@ def contenders(ranks: int, seconds: float, folder: Path) -> list[Contender]:
             found.append(Contender(name, [*start, str(programs[abi]), str(seconds)], env))
         if name == "impi" and ONECCL.exists():
             # Without a thread of its own for progress, which would take cores from the ranks.
-            settings = {"CCL_ATL_TRANSPORT": "mpi", "CCL_LOG_LEVEL": "error", "CCL_WORKER_OFFLOAD": "0"}
+            settings = {
+                "CCL_ATL_TRANSPORT": "mpi",
+                "CCL_LOG_LEVEL": "error",
+                "CCL_WORKER_OFFLOAD": "0",
+            }
             env = {**env, **settings}
             found.append(Contender("oneccl", [*start, str(ONECCL), str(seconds)], env))
     return found
