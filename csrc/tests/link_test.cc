@@ -171,6 +171,58 @@ TEST_CASE("a receive that is withdrawn leaves its memory alone, and the link goe
   }
 }
 
+TEST_CASE("what is taken back is not sent, and its memory is not read any more") {
+  Pair pair;
+  const Channel plan{3, 1, 8, 77};
+  const Bytes original = pattern(4 << 20, 5);
+  Bytes first = original;
+  Bytes second = pattern(100, 6);
+  pair.a->send(plan, first.data(), first.size());
+  pair.a->send(plan, second.data(), second.size());
+  pair.a->pump_write();
+  REQUIRE(pair.a->wants_write());  // in the middle of the first frame
+  pair.a->take_back(plan);
+  std::fill(first.begin(), first.end(), std::byte{0});
+  std::fill(second.begin(), second.end(), std::byte{0});
+
+  Bytes got(original.size());
+  Bytes more(second.size(), std::byte{9});
+  Link::Receive begun(*pair.b, plan, got.data(), got.size());
+  Link::Receive never(*pair.b, plan, more.data(), more.size());
+  pair.pump();
+  CHECK(begun.ready());
+  CHECK(got == original);
+  CHECK(!never.ready());
+  CHECK(more == Bytes(second.size(), std::byte{9}));
+  CHECK(!pair.a->wants_write());
+}
+
+TEST_CASE("frames of a plan that has ended are dropped, before and after they come") {
+  Pair pair;
+  const Bytes data = pattern(100, 7);
+  const Channel kept{3, 1, 7, 1};
+  const Channel dropped{3, 1, 8, 2};
+  const Channel later{3, 1, 9, 3};
+  const Channel next_plan{3, 2, 8, 4};
+  for (const Channel& channel : {kept, dropped}) pair.a->send(channel, data.data(), data.size());
+  pair.pump();
+  pair.b->end_epoch(3, 1, 8);
+  for (const Channel& channel : {dropped, later, next_plan}) {
+    pair.a->send(channel, data.data(), data.size());
+  }
+  pair.pump();
+  for (const Channel& channel : {kept, dropped, later, next_plan}) {
+    CAPTURE(channel.epoch);
+    CAPTURE(channel.batch);
+    Bytes got(data.size());
+    Link::Receive receive(*pair.b, channel, got.data(), got.size());
+    const bool arrives = channel.epoch == 2 || channel.batch == 7;
+    CHECK(receive.ready() == arrives);
+    if (arrives) CHECK(got == data);
+  }
+  CHECK(!pair.b->failure());
+}
+
 TEST_CASE("ranks whose batches differ find out at the first frame") {
   for (const bool posted_first : {false, true}) {
     for (const bool other_check : {false, true}) {

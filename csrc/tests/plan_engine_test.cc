@@ -164,51 +164,65 @@ TEST_CASE("in a locked step no rank sends a control message, on any transport") 
   }
 }
 
-TEST_CASE("a batch that is withdrawn leaves its inputs as they were") {
-  // Rank 0 joins a large batch in place and starts to send it; rank 1 does something else instead.
-  for (const Transport transport : kTransports) {
-    CAPTURE(transport_name(transport));
-    constexpr std::int64_t kElements = 1 << 19;
-    Cluster cluster(transport, 2);
-    std::vector<std::vector<float>> tensors(2, std::vector<float>(kElements));
-    for (int step = 0; step < 12; ++step) {
-      cluster.run([&](int rank) {
-        auto& tensor = tensors[static_cast<std::size_t>(rank)];
-        std::fill(tensor.begin(), tensor.end(), static_cast<float>(rank + step));
-        Order order;
-        order.name = "big";
-        order.shape = {kElements};
-        order.input = order.output = tensor.data();
-        if (step == 10) {
-          // The plan holds "big" alone. Rank 1 waits for another operation first, which rank 0 has
-          // submitted as well.
-          Order other;
-          other.name = "other";
-          other.shape = {1};
-          std::vector<float> one(1, 1.0F);
-          other.input = other.output = one.data();
-          Engine& engine = cluster.engine(rank);
-          if (rank == 0) {
-            const hp_handle big = submit(engine, order);
-            const hp_handle small = submit(engine, other);
-            await(engine, small);
-            await(engine, big);
-          } else {
-            await(engine, submit(engine, other));
-            await(engine, submit(engine, order));
-          }
-          if (one[0] != 2.0F) throw std::runtime_error("other is wrong");
+namespace {
+
+// Rank 0 joins a large batch in place and starts to send it, or shows it to the other; rank 1 does
+// something else instead, with `others` elements.
+void withdraw_and_go_on(Transport transport, std::int64_t elements, std::int64_t others) {
+  CAPTURE(transport_name(transport));
+  CAPTURE(others);
+  Cluster cluster(transport, 2);
+  std::vector<std::vector<float>> tensors(2,
+                                          std::vector<float>(static_cast<std::size_t>(elements)));
+  for (int step = 0; step < 12; ++step) {
+    cluster.run([&](int rank) {
+      auto& tensor = tensors[static_cast<std::size_t>(rank)];
+      std::fill(tensor.begin(), tensor.end(), static_cast<float>(rank + step));
+      Engine& engine = cluster.engine(rank);
+      Order big;
+      big.name = "big";
+      big.shape = {elements};
+      big.input = big.output = tensor.data();
+      if (step == 10) {
+        // The plan holds "big" alone. Rank 1 waits for another operation first, which rank 0 has
+        // submitted as well.
+        std::vector<float> values(static_cast<std::size_t>(others), 1.0F);
+        Order other;
+        other.name = "other";
+        other.shape = {others};
+        other.input = other.output = values.data();
+        if (rank == 0) {
+          const hp_handle first = submit(engine, big);
+          const hp_handle second = submit(engine, other);
+          await(engine, second);
+          await(engine, first);
         } else {
-          await(cluster.engine(rank), submit(cluster.engine(rank), order));
+          await(engine, submit(engine, other));
+          await(engine, submit(engine, big));
         }
-        if (std::count(tensor.begin(), tensor.end(), static_cast<float>(2 * step + 1)) !=
-            kElements) {
-          throw std::runtime_error("wrong in step " + std::to_string(step));
+        if (std::count(values.begin(), values.end(), 2.0F) != others) {
+          throw std::runtime_error("other is wrong");
         }
-      });
+      } else {
+        await(engine, submit(engine, big));
+      }
+      if (std::count(tensor.begin(), tensor.end(), static_cast<float>(2 * step + 1)) != elements) {
+        throw std::runtime_error("wrong in step " + std::to_string(step));
+      }
+    });
+  }
+  CHECK(stats_after(cluster, 0).broken_plans == 1);
+  CHECK(stats_after(cluster, 0).planned_batches > 3);
+}
+
+}  // namespace
+
+TEST_CASE("a batch that is withdrawn leaves its inputs as they were") {
+  constexpr std::int64_t kElements = 1 << 19;
+  for (const Transport transport : kTransports) {
+    for (const std::int64_t others : {std::int64_t{1}, kElements + 99}) {
+      withdraw_and_go_on(transport, kElements, others);
     }
-    CHECK(stats_after(cluster, 0).broken_plans == 1);
-    CHECK(stats_after(cluster, 0).planned_batches > 3);
   }
 }
 
