@@ -153,6 +153,9 @@ def test_environment():
         *("--start-timeout", 7, "--gloo-timeout-seconds", 8, "--fusion-threshold-mb", 2),
         *("--cache-capacity", 9, "--no-stall-check", "--stall-check-warning-time-seconds", 4),
         *("--stall-check-shutdown-time-seconds", 5, "--log-level", "DEBUG", "--gloo"),
+        *("--autotune", "--autotune-log-file", "y.csv", "--autotune-warmup-samples", 2),
+        *("--autotune-steps-per-sample", 4, "--autotune-bayes-opt-max-samples", 6),
+        *("--autotune-gaussian-process-noise", 0.5),
         *("--log-without-timestamp", "--timeline-filename", "x.json", "--timeline-mark-cycles"),
     ]
     stale = {
@@ -183,6 +186,11 @@ def test_environment():
             "GLOO_TIMEOUT_SECONDS": 8,
             "FUSION_THRESHOLD": 2 << 20,
             "CACHE_CAPACITY": 9,
+            "AUTOTUNE": 1,
+            "AUTOTUNE_LOG": "y.csv",
+            "AUTOTUNE_WARMUP_SAMPLES": 2,
+            "AUTOTUNE_STEPS_PER_SAMPLE": 4,
+            "AUTOTUNE_BAYES_OPT_MAX_SAMPLES": 6,
             "STALL_CHECK_DISABLE": 1,
             "TIMELINE": "x.json",
             "TIMELINE_MARK_CYCLES": 1,

@@ -117,6 +117,29 @@ def _build() -> argparse.ArgumentParser:
         metavar="N",
         help="tensor names that are remembered; 0: none",
     )
+    autotune = parser.add_argument_group("autotuning")
+    whether = autotune.add_mutually_exclusive_group()
+    whether.add_argument("--autotune", action="store_true", help="tune all settings")
+    whether.add_argument(
+        "--no-autotune", action="store_true", help="tune none, not even those that change no result"
+    )
+    autotune.add_argument(
+        "--autotune-log-file", metavar="FILE", help="what it has found, as comma-separated values"
+    )
+    for flag, default, what in (
+        ("warmup-samples", 3, "steps of each value of a setting that do not count"),
+        ("steps-per-sample", 10, "and those that do"),
+        ("bayes-opt-max-samples", 20, "values that are tried at most"),
+    ):
+        autotune.add_argument(
+            f"--autotune-{flag}", type=_whole(1), metavar="N", help=f"{what} ({default})"
+        )
+    autotune.add_argument(
+        "--autotune-gaussian-process-noise",
+        type=float,
+        metavar="X",
+        help="accepted, without effect: times are compared as they are",
+    )
     timeline = parser.add_argument_group("timeline")
     timeline.add_argument(
         "--timeline-filename",
@@ -169,6 +192,10 @@ def parse(arguments: Sequence[str]) -> Options:
         ("START_TIMEOUT", found.start_timeout),
         ("GLOO_TIMEOUT_SECONDS", found.gloo_timeout_seconds),
         ("CACHE_CAPACITY", found.cache_capacity),
+        ("AUTOTUNE_LOG", found.autotune_log_file),
+        ("AUTOTUNE_WARMUP_SAMPLES", found.autotune_warmup_samples),
+        ("AUTOTUNE_STEPS_PER_SAMPLE", found.autotune_steps_per_sample),
+        ("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", found.autotune_bayes_opt_max_samples),
         ("STALL_CHECK_TIME_SECONDS", found.stall_check_warning_time_seconds),
         ("STALL_SHUTDOWN_TIME_SECONDS", found.stall_check_shutdown_time_seconds),
         ("TIMELINE", found.timeline_filename),
@@ -178,6 +205,8 @@ def parse(arguments: Sequence[str]) -> Options:
             settings[name] = str(value)
     if found.fusion_threshold_mb is not None:
         settings["FUSION_THRESHOLD"] = str(found.fusion_threshold_mb << 20)
+    if found.autotune or found.no_autotune:
+        settings["AUTOTUNE"] = "1" if found.autotune else "0"
     if found.no_stall_check or found.stall_check:
         settings["STALL_CHECK_DISABLE"] = "1" if found.no_stall_check else "0"
     if found.timeline_mark_cycles or found.no_timeline_mark_cycles:
