@@ -8,7 +8,7 @@ ranks share, as gradients in bucket views are. Each MPI is called from raw_mpi.c
 which comes without, runs what MPICH's has compiled), oneCCL from raw_ccl.cpp. In each turn every contender runs once,
 in processes of its own; the median over the turns counts. ``copy`` is what must at least be read and written,
 2 * ranks * size, over the time, in percent of what all ranks together move when they copy arrays of that size beside
-it.
+it. Nobody touches a buffer between two calls, of no library.
 """
 
 from __future__ import annotations
