@@ -13,6 +13,7 @@ it. Nobody touches a buffer between two calls, of no library.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from harness.record import Column, Plot, Record
 HERE = Path(__file__).resolve().parent
 BINARY = "allreduce_bench"
 OURS = ("horoplug", "horoplug shared")
+HOPELESS = 100  # times the fastest one's time, from 64 KiB up: not waited for at larger sizes
 ONECCL = mpi.BUILD / "oneccl" / "raw_ccl"
 
 ABOUT = """The allreduce of one host by itself, called from C++ on float32 in place, without engine and Python, beside
@@ -134,6 +136,17 @@ def main() -> int:
                 if ratio is not None:
                     ratios[name].append(ratio)
                 record.row(size=size, library=name, time=time, ratio=ratio, copy=copies.get(name))
+            hopeless = [
+                library
+                for library in libraries
+                if size >= 2**16 and is_hopeless(times, library.name)
+            ]
+            for library in hopeless:
+                libraries.remove(library)
+                record.note(
+                    f"{library.name} takes more than {HOPELESS} times as long as the fastest at {size} B, and is left "
+                    "out from there on"
+                )
             size *= args.f
     for name, values in ratios.items():
         record.note(
@@ -141,6 +154,11 @@ def main() -> int:
             f"geometric mean; at least {min(values):.2f} times"
         )
     return record.end(args.json)
+
+
+def is_hopeless(times: dict[str, float], name: str) -> bool:
+    """Libraries that spin lose whole time slices where ranks share a core, and would take hours."""
+    return name not in OURS and times.get(name, math.inf) > HOPELESS * min(times.values())
 
 
 def measure(
