@@ -77,7 +77,7 @@ build/mpi/%/.installed: requirements/mpi.txt .venv/.created
 # Its wheel has an archive for machines without GPUs, which lacks Intel's runtime libraries and hwloc; Open MPI's wheel
 # has that.
 ONECCL := build/mpi/oneccl
-$(ONECCL)/raw_ccl: benchmarks/raw_ccl.cpp requirements/oneccl.txt $(MPIS)
+$(ONECCL)/raw_ccl: benchmarks/raw_ccl.cpp benchmarks/raw_timing.h requirements/oneccl.txt $(MPIS)
 	$(BIN)/pip install -q --no-deps --ignore-installed --prefix $(ONECCL) -r requirements/oneccl.txt
 	@rm -f $(ONECCL)/lib/libccl*
 	$(CXX) -std=c++17 -O2 -I$(ONECCL)/include -Ibuild/mpi/mpich/include -o $@ $< $(ONECCL)/lib/ccl/cpu/lib/libccl.a \
