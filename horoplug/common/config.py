@@ -427,8 +427,7 @@ class Config:
         values["autotune_fixed"] = fixed = tuple(
             variable.name
             for variable in VARIABLES
-            if variable.name in TUNABLE
-            and any(env.get(name, "").strip() for name in variable.names)
+            if variable.name in TUNABLE and _given(variable, env)
         )
         if values["autotune"] and "NUM_STREAMS" not in fixed:
             values["num_streams"] = TUNED_STREAMS
@@ -488,17 +487,21 @@ def value(name: str) -> Any:
     return _read(next(v for v in VARIABLES if v.name == name), os.environ)
 
 
+def _given(variable: Variable, env: Mapping[str, str]) -> str | None:
+    """The strongest of the variable's names that is set."""
+    return next((name for name in variable.names if env.get(name, "").strip()), None)
+
+
 def _read(variable: Variable, env: Mapping[str, str]) -> Any:
-    for name in variable.names:
-        text = env.get(name, "")
-        if not text.strip():
-            continue
-        try:
-            return variable.parse(text)
-        except ValueError as error:
-            shown = "(not shown)" if variable.private else repr(text)
-            raise ValueError(f"{name}={shown} is wrong: it must be {error}") from None
-    return variable.default
+    name = _given(variable, env)
+    if name is None:
+        return variable.default
+    text = env[name]
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        shown = "(not shown)" if variable.private else repr(text)
+        raise ValueError(f"{name}={shown} is wrong: it must be {error}") from None
 
 
 def _ignored(env: Mapping[str, str]) -> Callable[[str], str]:
