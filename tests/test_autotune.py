@@ -77,7 +77,7 @@ def test_everything_is_tuned_if_asked_except_what_is_set(pool, tmp_path):
         "HOROVOD_AUTOTUNE_LOG": str(log),
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "100",
     }
-    run(pool, "aab", 120, wanted)
+    run(pool, "aab", 180, wanted)
     assert set(trials(log)) == {"bucket_bytes", "chunk_bytes", "lanes", "latency_percent"}
     run(
         pool,
