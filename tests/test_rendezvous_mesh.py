@@ -446,6 +446,21 @@ def test_a_rank_that_dies_while_it_connects_is_named_at_once(stores, monkeypatch
     assert descriptors() == before - 2  # rank 1's socket, and the server's end of it
 
 
+def test_a_rank_that_hears_of_a_loss_tells_those_who_do_not_wait_for_the_lost_one(stores):
+    """Rank 2 gives up because rank 0 died; rank 1 has all that it needs of rank 0, and waits for rank 2's address."""
+    zero, one, two = stores(3)
+    keys = {1: "a", 2: "b"}
+    zero.register(0)
+    record = {"size": 3, "host": "a", "unix": "nobody-listens-here", "pid": 1}
+    assert zero.claim("0/rank/0", json.dumps(record).encode())
+    zero._sock.close()
+    for rank, client in ((2, two), (1, one)):
+        (error,) = build_all([client], [rank], size=3, key=keys[rank]).values()
+        assert isinstance(error, PeerLostError)
+        assert error.rank == 0
+        assert "rank 0 (pid" in str(error)
+
+
 def test_a_rank_that_cannot_be_connected_to_is_named(stores):
     zero, one = stores(2)
     zero.register(0)

@@ -140,8 +140,6 @@ def build_mesh(
     builder = _Builder(rank, numbers, store, secret, part, generation, timeout)
     try:
         return builder.build(key, data_timeout, interface, streams)
-    except PeerLostError:
-        raise
     except BaseException as error:
         builder.give_up(error)
         raise
@@ -308,15 +306,21 @@ class _Builder:
             self.store.abandon(everyone)
 
     def give_up(self, error: BaseException) -> None:
-        """Tell the others that this rank will not make it, unless they never heard of it."""
+        """Tell the others that this rank will not make it, and because of whom, unless they never heard of it.
+
+        Not even a lost rank is known to all: who has all that it needs of that one may wait for this one alone."""
         if not self.published or isinstance(error, RankTakenError):
             return
-        text = str(error) if isinstance(error, (RendezvousError, OSError)) else repr(error)
+        culprit, reason = self.numbers[self.rank], str(error)
+        if isinstance(error, PeerLostError):
+            culprit = error.rank
+        else:
+            text = reason if isinstance(error, (RendezvousError, OSError)) else repr(error)
+            reason = f"rank {culprit} gave up: {text}"
         with contextlib.suppress(
             RendezvousError, OSError
         ):  # else they will notice in their own time
-            number = self.numbers[self.rank]
-            self.store.abort(self.prefix, number, f"rank {number} gave up: {text}")
+            self.store.abort(self.prefix, culprit, reason)
 
     def close(self) -> None:
         self.connector.close()
