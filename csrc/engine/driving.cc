@@ -38,7 +38,8 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// How many steps the progress thread looks for more before it sleeps, and gives way to callers.
+// How many steps the progress thread looks for more before it sleeps, if no caller waits: what this
+// process computes meanwhile needs the processor.
 constexpr int kSpins = 50;
 // A caller that leaves finishes what is as good as done.
 constexpr int kLastSteps = 4;
@@ -155,6 +156,7 @@ void Engine::work() {
   while (state_ != State::kStopped) {
     if (guarded_step()) {
       idle_spins = 0;
+      if (spin_budget_.waiting()) spin_budget_.found(now());
       continue;
     }
     guarded([this] {
@@ -164,7 +166,14 @@ void Engine::work() {
     // Only a running collective is worth spinning for: its next flag or frame is on its way.
     bool running = false;
     for (const auto& [id, set] : sets_) running |= set->executor.running() != nullptr;
-    if (running && !crowded_ && ++idle_spins < kSpins) continue;
+    if (!running) {
+      spin_budget_.forget();
+    } else if (!crowded_ && ++idle_spins < kSpins) {
+      continue;
+    } else if (!crowded_ && handles_.has_sleepers() && spin_budget_.spin(now())) {
+      pause();
+      continue;
+    }
     idle_spins = 0;
     doorbell_->prepare_sleep();
     if (!guarded([this] { return work_left(); })) return;
@@ -215,32 +224,24 @@ void Engine::drive(HandleTable::Wait& wait, double timeout) {
   const std::uint64_t bytes = mesh_->bytes_moved();
   Poller& poller = mesh_->poller();
   if (socket_traffic_ && !poller.muted()) poller.mute();
-  // Who waits in slices has spun in the first one.
-  double spin_until = wait.again() ? time : kNever;
-  bool spins = false;
+  spin_budget_.forget();
+  if (wait.again()) spin_budget_.skip(time);  // in the first of the slices that it waits in
   while (!wait.done() && state_ != State::kStopped) {
     const bool busy = guarded_step();
     if (wait.done()) break;
     time = now();
     if (time >= deadline) break;
     if (busy) {
-      if (std::exchange(spins, false)) spin_budget_.paid();
-      spin_until = kNever;
+      spin_budget_.found(time);
       continue;
     }
-    if (spin_until == kNever) {
-      const double budget = spin_budget_.next();
-      spin_until = time + budget;
-      spins = budget > 0;
-    }
-    if (time < spin_until) {
+    if (spin_budget_.spin(time)) {
       if (crowded_) {
         ::sched_yield();
       } else {
         pause();
       }
     } else {
-      if (std::exchange(spins, false)) spin_budget_.wasted();
       guarded([&] {
         watch();
         if (!poller.muted()) poller.mute();
@@ -253,7 +254,7 @@ void Engine::drive(HandleTable::Wait& wait, double timeout) {
       });
     }
   }
-  if (spins && wait.done()) spin_budget_.paid();
+  if (wait.done() && spin_budget_.waiting()) spin_budget_.found(now());
   socket_traffic_ = mesh_->bytes_moved() != bytes;
   leave();
 }

@@ -94,12 +94,14 @@ void HandleTable::Wait::sleep(double seconds) {
   const auto ended = [&] { return operation_->done.load(); };
   if (ended()) return;
   ++waiting.sleepers;
+  ++table_.sleepers_;
   if (seconds < 0) {
     waiting.ended.wait(lock, ended);
   } else {
     waiting.ended.wait_for(lock, std::chrono::duration<double>(seconds), ended);
   }
   --waiting.sleepers;
+  --table_.sleepers_;
 }
 
 Status HandleTable::Wait::status() const { return table_.status_of(*operation_); }

@@ -50,6 +50,8 @@ class HandleTable {
 
   // Whether a thread is blocked on this operation, counting one that comes back within a moment.
   bool waited_for(const Operation& operation, double now) const;
+  // Whether a thread sleeps in a Wait.
+  bool has_sleepers() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
 
  private:
   const OperationPtr& find(hp_handle handle) const;
@@ -60,6 +62,7 @@ class HandleTable {
   std::unordered_map<hp_handle, OperationPtr> operations_;
   hp_handle last_handle_ = 0;
   mutable std::atomic<std::uint64_t> looks_{0};
+  std::atomic<int> sleepers_{0};
 };
 
 }  // namespace horoplug

@@ -233,17 +233,50 @@ TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
   }
 }
 
+namespace {
+
+// Waits for what comes `arrives` seconds later, or `wakes` seconds after that for who sleeps then.
+// Returns how long it span.
+double wait_once(SpinBudget& budget, double arrives, double wakes) {
+  constexpr double kLook = 1e-6;
+  double time = 0;
+  while (time < arrives && budget.spin(time)) time += kLook;
+  const double spun = time;
+  budget.found(time < arrives ? arrives + wakes : time);
+  return spun;
+}
+
+}  // namespace
+
 TEST_CASE("a thread spins for as long as it pays") {
   SpinBudget budget;
-  CHECK(budget.next() == SpinBudget::kMost);
-  for (int i = 0; i < 10; ++i) budget.wasted();
+  CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02));
+  for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
   double total = 0;
-  for (int i = 0; i < 160; ++i) {
-    const double seconds = budget.next();
-    if (seconds > 0) budget.wasted();
-    total += seconds;
+  for (int i = 0; i < 160; ++i) total += wait_once(budget, 1.0, 0);
+  CHECK(total == doctest::Approx(10 * SpinBudget::kTry).epsilon(0.1));
+  for (int i = 0; i < 10 * SpinBudget::kRests; ++i) wait_once(budget, 10e-6, 0);
+  CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02));
+}
+
+TEST_CASE("ranks that sleep because the others do come out of it") {
+  SpinBudget budget;
+  for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
+  // What comes is as late as the others' waking up makes it, which is longer than a first try.
+  int asleep = 0;
+  for (int i = 0; i < 10 * SpinBudget::kRests; ++i)
+    asleep += wait_once(budget, 90e-6, 30e-6) < 89e-6;
+  CHECK(asleep <= 3 * SpinBudget::kRests);
+}
+
+TEST_CASE("nobody spins for long where the others need this processor") {
+  SpinBudget budget;
+  double total = 0;
+  for (int i = 0; i < 1600; ++i) {
+    double time = 0;
+    while (budget.spin(time)) time += 1e-6;
+    total += time;
+    budget.found(time + 30e-6);  // however long it has spun
   }
-  CHECK(total == doctest::Approx(10 * SpinBudget::kTry));
-  for (int i = 0; i < 10; ++i) budget.paid();
-  CHECK(budget.next() == SpinBudget::kMost);
+  CHECK(total / 1600 < 5e-6);
 }
