@@ -8,7 +8,8 @@ one run. ``alone`` is rank 0 by itself while the others sleep. ``efficiency`` is
 many times the samples per second of the process alone: with as many ranks as cores, what communication and the sharing
 of memory and caches leave of the machine. Variants:
 
-alone            no communication
+alone            no communication, and nobody else computes
+apart            no communication, every rank computes: what the machine leaves of two processes, whatever reduces
 horoplug         ``DistributedOptimizer``
 horoplug, views  ``DistributedOptimizer(gradient_as_bucket_view=True)``
 torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
@@ -198,14 +199,17 @@ def wrong_parameters(hvd: Any, alone: Trainer, trainers: list[Trainer]) -> list[
 def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Record) -> None:
     task, ranks = TASKS[model], hvd.size()
     torch.manual_seed(1)
-    alone = Trainer("alone", task.model(), make_data(task, hvd.rank()))
+    alone, apart = (
+        Trainer(name, task.model(), make_data(task, hvd.rank())) for name in ("alone", "apart")
+    )
     trainers = list(trainers_of(libraries, task, hvd.rank()))
-    wrong = [0, *wrong_parameters(hvd, alone, trainers)]
+    wrong = [0, 0, *wrong_parameters(hvd, alone, trainers)]
     # The other ranks have nothing to do: they go on to the next barrier, where they sleep.
-    runs = [alone.step if hvd.rank() == 0 else lambda: None, *(t.step for t in trainers)]
+    steps_alone = alone.step if hvd.rank() == 0 else lambda: None
+    runs = [steps_alone, apart.step, *(t.step for t in trainers)]
     times = alternate(hvd, runs, args.steps, args.blocks)
     rate_alone = task.batch / Summary.of(times[0]).median
-    for trainer, seconds, bad in zip([alone, *trainers], times, wrong, strict=True):
+    for trainer, seconds, bad in zip([alone, apart, *trainers], times, wrong, strict=True):
         summary = Summary.of(seconds)
         processes = 1 if trainer is alone else ranks
         rate = processes * task.batch / summary.median

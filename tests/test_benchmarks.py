@@ -273,8 +273,8 @@ def test_tiny(measured, name):
         variants += ["torch-gloo", "torch-gloo, buckets"]
         assert [row["variant"] for row in found["rows"]] == variants
     if name == "train":
-        alone, own, *_ = found["rows"]
-        variants = ["alone", "horoplug", "horoplug, views", "torch-gloo"]
+        alone, _, own, *_ = found["rows"]
+        variants = ["alone", "apart", "horoplug", "horoplug, views", "torch-gloo"]
         assert [row["variant"] for row in found["rows"]] == variants
         assert own["efficiency"] == pytest.approx(100 * alone["time"] / own["time"])
     if name == "idle":
