@@ -86,6 +86,30 @@ def test_every_variable_of_horovod_is_known():
     assert not read & ignored
 
 
+def test_autotune():
+    assert Config.from_env({}).core_autotune == (0, 0, 3, 10, 20, "")
+    samples = {
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "5",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "6",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "7",
+        "HOROVOD_AUTOTUNE_LOG": "tuning.csv",
+    }
+    assert Config.from_env(samples | {"HOROVOD_AUTOTUNE": "0"}).core_autotune == (
+        -1, 0, 5, 6, 7, "tuning.csv"
+    )  # fmt: skip
+    other_rank = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_AUTOTUNE": "1"}
+    assert Config.from_env(samples | other_rank).core_autotune == (1, 0, 5, 6, 7, "")
+    assert Config.from_env({"HOROVOD_AUTOTUNE": "1"}).num_streams == 4
+    # What has a variable of its own stays as it says.
+    fixed = {
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROPLUG_NUM_STREAMS": "3",
+        "HOROPLUG_PLAN_BUCKET_SIZE": "100000",
+    }
+    assert Config.from_env(fixed).num_streams == 3
+    assert Config.from_env(fixed).core_autotune[:2] == (1, 1 + 4)
+
+
 def test_secret():
     secret = bytes(range(32))
     for text in (secret.hex(), base64.b64encode(secret).decode()):
