@@ -5,8 +5,8 @@
 
 Needs root and iproute2. Every namespace has a pair of virtual Ethernet devices; with ``--rate`` a token bucket filter
 limits both directions of it to so many Mbit/s. Ranks, sizes, peers and the clock are those of allreduce.py;
-``--algorithm`` and ``--streams`` set the variables of these names for all ranks. Peer ``mpi4py`` runs on MPICH or Intel
-MPI (``mpiexec`` of the ``--mpi`` installation), over TCP, in the same namespaces.
+``--algorithm`` and ``--streams`` set the variables of these names for all ranks. Peer ``mpi4py:mpich`` (``make mpi``
+installs it) runs over TCP, in the same namespaces.
 
 ``line`` is busbw over the rate, which can reach 95.6 % at most: with an MTU of 1500, a frame of 1514 bytes has 1448
 bytes of payload. Whatever happens, the namespaces are removed at the end.
@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import mpi
 from harness.record import Column, Plot, Record
 
 ABOUT = """One collective between hosts, each of which is a network namespace of this machine with one rank; all hosts'
@@ -46,6 +47,10 @@ COLUMNS = {
     "wrong": Column("#wrong", form="d", width=6),
 }
 
+# Of MPIs, Open MPI's launcher would need daemons in the namespaces, and Intel's wheel has nothing for networks.
+PEERS = ("torch-gloo", "mpi4py:mpich")
+# MPICH on TCP: all ranks see the host name of this machine, and would talk through its memory.
+TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "MPIR_CVAR_NOLOCAL": "1"}
 ROOT = Path(__file__).resolve().parent.parent
 PORT = 29400
 # What a filter lets through at once, and for how long it keeps what has to wait. Small enough that it does not hide the
@@ -154,13 +159,12 @@ def start_ranks(
 
 
 def start_mpi(
-    network: Network, script: Sequence[str], variables: dict[str, str], mpi: str, scratch: str
+    network: Network, script: Sequence[str], variables: dict[str, str], name: str, scratch: str
 ) -> list[subprocess.Popen[bytes]]:
-    """The same by Hydra, the launcher of MPICH and Intel MPI: what it takes for ssh enters a namespace instead."""
-    beside = Path(mpi or sys.executable).with_name("mpiexec")
-    mpiexec = str(Path(mpi) / "bin" / "mpiexec") if mpi else str(beside)
-    if not os.access(mpiexec, os.X_OK):
-        raise SystemExit(f"--peer mpi4py needs {mpiexec}: pip install mpi4py mpich, or set --mpi")
+    """The same by Hydra, MPICH's launcher: what it takes for ssh enters a namespace instead."""
+    found = mpi.find(name)
+    if found is None:
+        raise SystemExit(f"--peer mpi4py:{name}: {name} is not installed here: make mpi")
     entry = Path(scratch) / "enter"
     entry.write_text(
         "#!/bin/sh\n# [-x] address command: runs it in the namespace of that address\n"
@@ -168,13 +172,13 @@ def start_mpi(
         f'host=$((${{1##*.}} - 1)); shift\nexec ip netns exec "{network.prefix}$host" sh -c "$*"\n'
     )
     entry.chmod(0o755)
-    command = [mpiexec, "-launcher", "ssh", "-launcher-exec", str(entry), "-iface", "eth0"]
+    command = [str(found.mpirun.with_name("mpiexec")), "-launcher", "ssh"]
+    command += ["-launcher-exec", str(entry), "-iface", "eth0"]
     command += ["-hosts", ",".join(network.addresses), "-ppn", "1", "-n", str(len(network.names))]
-    tcp = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0", "I_MPI_FABRICS": "ofi"}
     return [
         subprocess.Popen(
             [*network.inside(0), *command, *script],
-            env={**variables, **tcp},
+            env={**variables, **found.environment(), **TCP},
             start_new_session=True,
         )
     ]
@@ -222,8 +226,9 @@ def measure(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
         if args.peer:
             script += ["--peer", args.peer]
         variables = environment(network, args)
-        if args.peer == "mpi4py":
-            processes = start_mpi(network, script, variables, args.mpi, scratch)
+        kind, _, name = (args.peer or "").partition(":")
+        if kind == "mpi4py":
+            processes = start_mpi(network, script, variables, name, scratch)
         else:
             processes = start_ranks(network, script, variables)
         if wait(processes):
@@ -250,8 +255,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--hosts", default="2,4", help="numbers of hosts, separated by commas [2,4]")
     add("--rate", type=int, default=1000, help="Mbit/s of a host's line; 0: unshaped [1000]")
-    add("--peer", choices=("torch-gloo", "mpi4py"), help="another library, in the same run")
-    add("--mpi", metavar="DIR", help="installation of MPICH or Intel MPI [beside python]")
+    add("--peer", choices=PEERS, help="another library, in the same run")
     add("--congestion", default="reno", help="TCP's congestion control [reno]")
     add("--algorithm", help="force an algorithm")
     add("--streams", type=int, help="connections between two hosts")

@@ -39,6 +39,8 @@ def peers(program: str, name: str, options: str) -> list[Part]:
     all_peers = ["torch-gloo", *(f"mpi4py:{mpi_name}" for mpi_name in mpi.KINDS), "horovod"]
     if program == "train":
         all_peers = ["torch-gloo", "horovod"]
+    if program == "network":
+        all_peers = ["torch-gloo", "mpi4py:mpich"]
     return [
         Part(f"{name}-{peer.replace(':', '-')}", program, f"{options} --peer {peer}")
         for peer in all_peers
@@ -76,8 +78,8 @@ FULL = [
     *peers("gradients", "gradients-bert-2", "-np 2 --model bert-large -n 5"),
     *peers("train", "train-2", "-np 2 --steps 120"),
     *peers("idle", "idle-2", "-np 2"),
-    Part("network", "network", "-b 4 -e 64M -f 4 --peer torch-gloo"),
-    Part("network-unshaped", "network", "--rate 0 -b 4 -e 64M -f 4 --peer torch-gloo"),
+    *peers("network", "network", "-b 4 -e 64M -f 4"),
+    *peers("network", "network-unshaped", "--rate 0 -b 4 -e 64M -f 4"),
     Part("control-plane-1", "control_plane", "--bursts 1"),
     Part("control-plane-10", "control_plane", "--bursts 10"),
     Part("torch-hooks", "torch_hooks", "-np 2"),
