@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from harness.clock import Run
@@ -43,39 +43,36 @@ MARGIN = 0.2  # seconds around what is measured, so that nobody's measuring wake
 LATE = Case("allreduce", np.dtype(np.float32), "sum", 16)
 
 
-class Reading(NamedTuple):
-    """Of this process, since its start."""
-
-    time: float
-    processor: float
-    wakeups: float
-    switches: float
+def clocks() -> tuple[float, float]:
+    """Seconds that have passed, and seconds of processor time of this process."""
+    return time.perf_counter(), time.process_time()
 
 
-def read() -> Reading:
+def counts() -> tuple[float, float]:
+    """Wake-ups of the engine, and context switches of all threads but the main one, so far."""
     from horoplug.common.context import context
 
-    wakeups = context.engine().stats()["wakeups"]
     main = threading.main_thread().native_id
     switches = 0
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != main:
             status = (task / "status").read_text().splitlines()
             switches += sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
-    return Reading(time.perf_counter(), time.process_time(), wakeups, switches)
+    return context.engine().stats()["wakeups"], switches
 
 
-def watched(hvd: Any, run: Run, *, counts: bool = True) -> dict[str, float]:
-    """What a run of some seconds has cost the rank that it cost most. ``counts``: this rank is to be looked at."""
+def watched(hvd: Any, run: Run, *, matters: bool = True) -> dict[str, float]:
+    """What a run of some seconds has cost the rank that it cost most. ``matters``: this rank is to be looked at."""
     hvd.barrier()
     time.sleep(MARGIN)
-    begin = read()
+    # To count costs milliseconds: the clocks do not see it.
+    begin = (*counts(), *clocks())
     run()
-    end = read()
+    end_clocks = clocks()
+    end = (*counts(), *end_clocks)
     time.sleep(MARGIN)
-    seconds = end.time - begin.time
-    spent = [now - before for now, before in zip(end, begin, strict=True)]
-    rates = np.array([spent[1] * 100, *spent[2:]]) / seconds * counts
+    wakeups, switches, seconds, processor = (b - a for a, b in zip(begin, end, strict=True))
+    rates = np.array([processor * 100, wakeups, switches]) / seconds * matters
     most = hvd.allreduce(np.array([seconds, *rates]), op=hvd.Max, name="idle.most")
     return dict(zip(("seconds", "processor", "wakeups", "switches"), most.tolist(), strict=True))
 
@@ -92,7 +89,7 @@ def straggle(hvd: Any, library: Peer, seconds: float) -> dict[str, float]:
             time.sleep(seconds)
         prepared.run()
 
-    return watched(hvd, wait, counts=not late)
+    return watched(hvd, wait, matters=not late)
 
 
 def main() -> int:
