@@ -11,7 +11,9 @@
 //   - A ring and data on a socket. Who stops driving declares itself asleep first, looks for work
 //     once more, lets go, and un-mutes then, which looks at what has come. The progress thread
 //     mutes itself when it was woken and finds the engine driven; it tries once more after that,
-//     and only dozes if this fails, too. Then somebody still drives, and un-mutes later.
+//     and only dozes if this fails, too. Then somebody still drives, and un-mutes later. A rank
+//     that has nothing under way rests: it is woken by submissions and sockets, but no longer by
+//     flags in shared memory, which all belong to operations that it has done with, or not begun.
 //   - Time. dozes_until_ says when it wakes at the latest; it is written before the progress thread
 //     lets go or tries for the last time, and who stops driving reads it after letting go, and
 //     kicks if something must be looked at sooner. Either the progress thread gets hold of driven_,
@@ -121,6 +123,11 @@ bool Engine::nothing_in_sight() const {
   return !requests_waiting_.load() && !mesh_->has_silent_links() && sleep_seconds() < 0;
 }
 
+// Peers that are behind in an operation that is done here need not wake anybody.
+void Engine::rest_if_idle() {
+  if (state_ != State::kStopped && nothing_in_sight()) doorbell_->rest();
+}
+
 // ---- the progress thread ----
 
 void Engine::run() {
@@ -176,7 +183,10 @@ void Engine::work() {
     }
     idle_spins = 0;
     doorbell_->prepare_sleep();
-    if (!guarded([this] { return work_left(); })) return;
+    if (!guarded([this] { return work_left(); })) {
+      rest_if_idle();
+      return;
+    }
     doorbell_->finish_sleep();
   }
 }
@@ -267,6 +277,7 @@ void Engine::leave() {
          guarded([this] { return step(); })) {
     ++steps;
   }
+  rest_if_idle();
   const bool at_once = state_ == State::kStopped || steps == kLastSteps;
   let_go(at_once ? 0 : sleep_seconds());
 }

@@ -94,6 +94,7 @@ class Engine {
   bool guarded_step();
   bool work_left();
   bool nothing_in_sight() const;
+  void rest_if_idle();
   double watch_interval() const;
   double sleep_seconds() const;
   template <typename Body>

@@ -1,6 +1,7 @@
 // Callers that do the engine's work while they wait: several at once, in slices, against others
 // that submit, and when the engine ends under their hands.
 #include <doctest/doctest.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,6 +10,7 @@
 
 #include "cluster.h"
 #include "engine/spin_budget.h"
+#include "transport/doorbell.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -247,6 +249,41 @@ double wait_once(SpinBudget& budget, double arrives, double wakes) {
 }
 
 }  // namespace
+
+TEST_CASE("a doorbell wakes who is asleep, and who rests only for what concerns it") {
+  Doorbell bell;
+  const auto heard = [&] {
+    pollfd entry{bell.fd(), POLLIN, 0};
+    const bool rung = ::poll(&entry, 1, 0) == 1;
+    bell.silence();
+    return rung;
+  };
+  const auto ring = [&] {
+    bell.ring();
+    return heard();
+  };
+  const auto ring_unless_resting = [&] {
+    bell.ring_unless_resting();
+    return heard();
+  };
+  CHECK(!ring());
+  CHECK(!ring_unless_resting());
+  bell.prepare_sleep();
+  CHECK(ring());
+  CHECK(!ring());  // it is awake now
+  bell.prepare_sleep();
+  CHECK(ring_unless_resting());
+  CHECK(!ring_unless_resting());
+  bell.prepare_sleep();
+  bell.rest();
+  CHECK(!ring_unless_resting());
+  CHECK(ring());
+  CHECK(!ring());
+  bell.prepare_sleep();
+  bell.rest();
+  bell.finish_sleep();
+  CHECK(!ring());
+}
 
 TEST_CASE("a thread spins for as long as it pays") {
   SpinBudget budget;

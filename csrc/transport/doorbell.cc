@@ -22,8 +22,9 @@ Doorbell::Doorbell() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!event_) throw std::system_error(errno, std::generic_category(), "eventfd");
 }
 
-void Doorbell::ring() {
-  if (word_->load() == 0 || word_->exchange(0) == 0) return;
+void Doorbell::ring_if(std::uint32_t deepest) {
+  const std::uint32_t found = word_->load();
+  if (found == kAwake || found > deepest || word_->exchange(kAwake) == kAwake) return;
   const std::uint64_t one = 1;
   // Fails only when the counter is full, and then the owner is being woken already.
   [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof one);

@@ -49,7 +49,7 @@ void SharedGroup::ring() {
   unheard_ = false;
   full_fence();
   for (int rank = 0; rank < size(); ++rank) {
-    if (rank != me_) doorbells_[static_cast<std::size_t>(rank)]->ring();
+    if (rank != me_) doorbells_[static_cast<std::size_t>(rank)]->ring_unless_resting();
   }
 }
 
