@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <thread>
 
@@ -146,6 +147,36 @@ TEST_CASE("what a caller leaves behind is done by the progress thread") {
       }
     });
   }
+}
+
+TEST_CASE("a progress thread that sleeps in an operation is woken when the others come to it") {
+  constexpr int kRounds = 100;
+  Cluster cluster(Transport::kShm, 2);
+  std::atomic<int> begun{0};
+  const auto start = std::chrono::steady_clock::now();
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    for (int round = 0; round < kRounds; ++round) {
+      // Once the plan is locked, rank 0 has time to fall asleep in its batch.
+      while (rank == 1 && begun.load() <= round) std::this_thread::yield();
+      for (int i = 0; rank == 1 && i < 2000; ++i) std::this_thread::yield();
+      Ones ones(100'000);
+      const OperationPtr operation = ones.operation(engine, "late");
+      const hp_handle handle = engine.submit(operation);
+      if (rank == 0) begun.store(round + 1);
+      Status status{HP_IN_PROGRESS, ""};
+      for (int i = 0; status.code == HP_IN_PROGRESS && i < 60000000; ++i) {
+        std::this_thread::yield();
+        status = engine.poll(handle);
+      }
+      CHECK(status.ok());
+      engine.handles().release(handle);
+      ones.check(engine);
+    }
+  });
+  // Otherwise it would look at its work now and then only, four times per second.
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(kRounds / 8));
+  CHECK(cluster.engine(0).stats().planned_batches > kRounds / 2);
 }
 
 TEST_CASE("an operation that is refused leaves the engine to the progress thread") {
