@@ -357,6 +357,23 @@ hp_status hp_poll(hp_engine* engine, hp_handle handle) {
   return guarded([&] { return report(engine->engine.poll(handle)); });
 }
 
+hp_status hp_on_done(hp_engine* engine, hp_handle handle, hp_done done, void* context) {
+  return guarded([&] {
+    engine->engine.on_done(handle, done, context);
+    return HP_OK;
+  });
+}
+
+hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int32_t* size,
+                              int32_t* place) {
+  return guarded([&] {
+    const auto members = engine->engine.any_members(checked_set(process_set));
+    if (size != nullptr) *size = members->size();
+    if (place != nullptr) *place = members->index;
+    return HP_OK;
+  });
+}
+
 hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout) {
   return guarded([&] { return report(engine->engine.wait(handle, timeout)); });
 }

@@ -132,6 +132,11 @@ Status Engine::poll(hp_handle handle) {
   return status;
 }
 
+// Nobody waits for it, so that it must not lie in the queue until others have come.
+void Engine::on_done(hp_handle handle, hp_done done, void* context) {
+  if (handles_.on_done(handle, done, context)) announce();
+}
+
 // Somebody wants to see what has been submitted done.
 void Engine::announce() {
   if (!submissions_waiting_.load() || requests_waiting_.exchange(true)) return;

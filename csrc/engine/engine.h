@@ -42,7 +42,9 @@ class Engine {
   // otherwise.
   void wait_until_ready();
 
-  // The ranks of a process set that this rank is in; Error(HP_INVALID_ARGUMENT) otherwise.
+  // The ranks of a process set that exists, and that this rank is in; Error(HP_INVALID_ARGUMENT)
+  // otherwise.
+  MembersPtr any_members(std::uint32_t set) const;
   MembersPtr members(std::uint32_t set) const;
   // Queues an operation (see make_operation) and gives it a name, if it has none, and a handle.
   hp_handle submit(OperationPtr operation);
@@ -61,6 +63,8 @@ class Engine {
   // operation failed. Does the engine's work meanwhile, unless another thread does.
   Status wait(hp_handle handle, double timeout);
   Status poll(hp_handle handle);
+  // See hp_on_done.
+  void on_done(hp_handle handle, hp_done done, void* context);
   // submit() and wait() without a detour over the progress thread.
   Status perform(const OperationPtr& operation, double timeout);
 

@@ -1,6 +1,7 @@
 #include "engine/handle_table.h"
 
 #include <chrono>
+#include <utility>
 
 namespace horoplug {
 namespace {
@@ -22,13 +23,36 @@ void HandleTable::add(const OperationPtr& operation) {
 }
 
 void HandleTable::finish_all(const std::vector<OperationPtr>& operations) {
-  std::lock_guard lock(mutex_);
-  for (const OperationPtr& operation : operations) {
-    if (operation->handle == 0) continue;  // submitted by others only
-    if (operation->waiting.released) operations_.erase(operation->handle);
-    operation->done.store(true, std::memory_order_release);
-    if (operation->waiting.sleepers > 0) operation->waiting.ended.notify_all();
+  std::vector<std::pair<hp_done, void*>> calls;
+  {
+    std::lock_guard lock(mutex_);
+    for (const OperationPtr& operation : operations) {
+      if (operation->handle == 0) continue;  // submitted by others only
+      auto& waiting = operation->waiting;
+      if (waiting.released) operations_.erase(operation->handle);
+      operation->done.store(true, std::memory_order_release);
+      if (waiting.sleepers > 0) waiting.ended.notify_all();
+      if (waiting.done != nullptr) calls.emplace_back(waiting.done, waiting.done_context);
+    }
   }
+  for (const auto& [done, context] : calls) done(context);
+}
+
+bool HandleTable::on_done(hp_handle handle, hp_done done, void* context) {
+  {
+    std::lock_guard lock(mutex_);
+    const OperationPtr& operation = find(handle);
+    auto& waiting = operation->waiting;
+    if (done == nullptr) throw Error(HP_INVALID_ARGUMENT, "no function to call");
+    if (waiting.done != nullptr) {
+      throw Error(HP_INVALID_ARGUMENT, "a function is called already when this operation is done");
+    }
+    waiting.done = done;
+    waiting.done_context = context;
+    if (!operation->done.load()) return true;
+  }
+  done(context);
+  return false;
 }
 
 const OperationPtr& HandleTable::find(hp_handle handle) const {

@@ -15,7 +15,8 @@ class HandleTable {
   // Gives the operation a handle.
   void add(const OperationPtr& operation);
 
-  // Ends operations: their waiters wake up. The status must be set in them already.
+  // Ends operations: their waiters wake up, and who asked for it is called. The status must be set
+  // in them already.
   void finish_all(const std::vector<OperationPtr>& operations);
 
   // HP_OK, HP_IN_PROGRESS or how it failed; Error(HP_INVALID_ARGUMENT) for an unknown handle.
@@ -23,6 +24,8 @@ class HandleTable {
   // An operation that is done; throws Error(HP_INVALID_ARGUMENT) otherwise.
   OperationPtr done(hp_handle handle) const;
   void release(hp_handle handle);
+  // See hp_on_done. Whether the operation was in flight, so that the call is still to come.
+  bool on_done(hp_handle handle, hp_done done, void* context);
 
   // Grows whenever somebody has looked at the result of an operation that is done.
   std::uint64_t looks() const { return looks_.load(std::memory_order_relaxed); }

@@ -65,6 +65,8 @@ struct Operation {
     int sleepers = 0;            // those of them that are to be notified
     double left_wait_at = -1e9;  // a wait that timed out is usually taken up again at once
     std::condition_variable ended;
+    hp_done done = nullptr;  // to be called when it has ended
+    void* done_context = nullptr;
   } waiting;
 
   // "allreduce 'grad.0'", for messages. Names of bindings begin with the operation already.

@@ -40,14 +40,18 @@ TreePlace globally(TreePlace place, const Members& members) {
 
 // ---- called by any thread ----
 
-MembersPtr Engine::members(std::uint32_t set) const {
+MembersPtr Engine::any_members(std::uint32_t set) const {
   std::lock_guard lock(mutex_);
   const auto found = known_sets_.find(set);
   if (found == known_sets_.end()) {
     if (!end_status_.ok()) throw Error(end_status_.code, end_status_.message);
     throw Error(HP_INVALID_ARGUMENT, "process set " + std::to_string(set) + " does not exist");
   }
-  const MembersPtr& members = found->second.members;
+  return found->second.members;
+}
+
+MembersPtr Engine::members(std::uint32_t set) const {
+  MembersPtr members = any_members(set);
   if (members->index < 0) {
     throw Error(HP_INVALID_ARGUMENT, "rank " + std::to_string(config_.rank) +
                                          " is not in process set " + std::to_string(set) + " of " +

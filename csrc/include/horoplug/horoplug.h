@@ -8,10 +8,10 @@
  * thread is hp_last_error();
  *   - an engine is an object. There is no process-wide state behind this header.
  *
- * Threads: hp_submit, hp_perform, hp_poll, hp_wait, hp_result, hp_release and hp_timeline_* may be
- * called from any thread at any time between hp_engine_create and hp_engine_destroy. The log
- * function may be called from several threads at once. hp_engine_destroy must not race with another
- * call on the same engine.
+ * Threads: hp_submit, hp_perform, hp_poll, hp_wait, hp_on_done, hp_result, hp_release and
+ * hp_timeline_* may be called from any thread at any time between hp_engine_create and
+ * hp_engine_destroy. The log function may be called from several threads at once.
+ * hp_engine_destroy must not race with another call on the same engine.
  */
 #ifndef HOROPLUG_HOROPLUG_H_
 #define HOROPLUG_HOROPLUG_H_
@@ -332,6 +332,20 @@ HP_API hp_status hp_timeline_start(hp_engine* engine, const char* path, int32_t 
 
 /* Completes the timeline, if there is one. hp_engine_shutdown does so too. */
 HP_API hp_status hp_timeline_stop(hp_engine* engine);
+
+/* Calls `done` with `context` once the operation of this handle has ended, well or badly, also
+ * because the engine has: exactly once, and at once, in this call, if it has ended already. It may
+ * be called on any thread that drives the engine, and holds the engine up: it must be short, must
+ * not throw, and may call nothing of this engine but hp_poll, hp_result, hp_take, hp_value and
+ * hp_release, for handles that are done. There can be one for each handle, which the caller does
+ * not release before. HP_INVALID_ARGUMENT: there is one already, or no such handle. */
+typedef void (*hp_done)(void* context);
+HP_API hp_status hp_on_done(hp_engine* engine, hp_handle handle, hp_done done, void* context);
+
+/* How many ranks a process set has, and this rank's place among them, or -1 if it is in another
+ * one. Either may be NULL. */
+HP_API hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int32_t* size,
+                                     int32_t* place);
 
 /* hp_submit and hp_wait in one, without waking another thread where that can be avoided. `handle`
  * is 0 if the operation was refused; otherwise it is submitted, the status is that of hp_wait, and
