@@ -1,6 +1,6 @@
 """Builds the core and its Python module with CMake; everything else about the package is in pyproject.toml.
 
-Both libraries come from one CMake build directory, ``build/release``, which ``make`` and CMake users share: building
+All libraries come from one CMake build directory, ``build/release``, which ``make`` and CMake users share: building
 for another interpreter, or once more, does not compile the core again. What a directory was configured with stays
 (options such as ``HOROPLUG_WERROR``); only what belongs to the interpreter is set anew each time.
 """
@@ -40,7 +40,7 @@ class Build(build):
 
 
 class BuildExt(build_ext):
-    """Runs CMake and installs libhoroplug.so and the module side by side; errors and progress are shown."""
+    """Runs CMake and installs libhoroplug.so and what is built on it side by side; errors and progress are shown."""
 
     def run(self) -> None:
         folder = Path(os.environ.get("HOROPLUG_BUILD_DIR", ROOT / "build" / "release"))
@@ -56,7 +56,16 @@ class BuildExt(build_ext):
         ]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(
-            [cmake, "--build", str(folder), "--target", "horoplug", "_native"], check=True
+            [
+                cmake,
+                "--build",
+                str(folder),
+                "--target",
+                "horoplug",
+                "_native",
+                "horoplug_tensorflow",
+            ],
+            check=True,
         )
         subprocess.run(
             [cmake, "--install", str(folder), "--prefix", str(package), "--component", "python"],

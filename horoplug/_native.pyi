@@ -177,6 +177,10 @@ class Engine:
         """Forget a handle. A handle still in flight is forgotten when it is done."""
 
     def release_many(self, handles: Sequence[int]) -> None: ...
+    @property
+    def address(self) -> int:
+        """Where the core has it (``hp_engine*``), for other bindings in this process. It goes away with this object."""
+
     def shutdown(self) -> None: ...
     def abort(self, reason: str) -> None: ...
     def stats(self) -> dict[str, int]:

@@ -70,7 +70,8 @@ def sdist(tmp_path_factory):
 
 def libraries(folder):
     found = sorted((folder / "horoplug").glob("*.so"))
-    assert [path.name.split(".")[0] for path in found] == ["_native", "libhoroplug"]
+    names = [path.name.split(".")[0] for path in found]
+    assert names == ["_native", "libhoroplug", "libhoroplug_tensorflow"]
     return found
 
 
@@ -95,11 +96,12 @@ def test_contents(unpacked):
 
 @pytest.mark.timeout(600)
 def test_libraries_need_only_the_language_runtime(unpacked):
-    native, core = libraries(unpacked)
-    for library in native, core:
+    native, core, tensorflow = libraries(unpacked)
+    for library in native, core, tensorflow:
         needed = set(re.findall(r"NEEDED.*\[(.+)\]", run(["readelf", "-dW", library])))
-        assert needed - ({core.name} if library == native else set()) <= ALLOWED
-    assert "[$ORIGIN]" in run(["readelf", "-dW", native])
+        assert needed - (set() if library == core else {core.name}) <= ALLOWED
+    for library in native, tensorflow:
+        assert "[$ORIGIN]" in run(["readelf", "-dW", library])
 
 
 def exported(library):
@@ -113,12 +115,13 @@ def exported(library):
 
 @pytest.mark.timeout(600)
 def test_only_the_c_abi_is_exported(unpacked):
-    native, core = libraries(unpacked)
+    native, core, tensorflow = libraries(unpacked)
     header = (ROOT / "csrc" / "include" / "horoplug" / "horoplug.h").read_text()
     declared = set(re.findall(r"^HP_API .*?\b(hp_\w+)\(", header, re.M))
     assert "hp_submit" in declared
     assert exported(core) == declared
     assert exported(native) == {"PyInit__native"}
+    assert exported(tensorflow) == {"horoplug_tensorflow_problem", "horoplug_tensorflow_use"}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What every framework's module offers, whatever its tensors are: ``from horoplug.common.api import *``."""
+"""What every framework's module offers of the job itself: ``from horoplug.common.api import *``."""
 
 from horoplug.common.basics import (
     ccl_built,
@@ -30,7 +30,6 @@ from horoplug.common.errors import (
     HostsUpdatedInterrupt,
     NotInitializedError,
 )
-from horoplug.common.objects import allgather_object, broadcast_object
 from horoplug.common.process_sets import (
     ProcessSet,
     add_process_set,
@@ -38,7 +37,6 @@ from horoplug.common.process_sets import (
     remove_process_set,
 )
 from horoplug.common.reduce_ops import Adasum, Average, Max, Min, Product, Sum
-from horoplug.common.variants import barrier, join, poll, synchronize
 
 __all__ = [
     "Adasum",
@@ -53,9 +51,6 @@ __all__ = [
     "Product",
     "Sum",
     "add_process_set",
-    "allgather_object",
-    "barrier",
-    "broadcast_object",
     "ccl_built",
     "cross_rank",
     "cross_size",
@@ -67,14 +62,12 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
-    "join",
     "local_rank",
     "local_size",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
-    "poll",
     "rank",
     "remove_process_set",
     "rocm_built",
@@ -82,5 +75,4 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
-    "synchronize",
 ]

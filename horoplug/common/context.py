@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horoplug._native import Engine, Error
@@ -55,6 +55,7 @@ class Context:
         """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
         self.per_job: dict[Any, Any] = {}
         """For whoever has to remember something until the next init."""
+        self._followers: list[Callable[[Engine | None], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
         self._mesh: Mesh | None = None
@@ -115,6 +116,7 @@ class Context:
                     raise ValueError(error.args[1]) from None
                 raise exception(error) from None
             self._mesh, self._streams = mesh, streams
+            self._tell_followers()
             self._begin_timeline(config, logger)
             return True
 
@@ -171,6 +173,19 @@ class Context:
             self._forget_process_sets()
             if engine is not None:
                 engine.shutdown()
+                self._tell_followers()
+
+    def follow(self, follower: Callable[[Engine | None], None]) -> None:
+        """Have a function called with every engine that starts (and the one that runs now), and with None when it has
+        shut down: once it returns from that, the engine may go away."""
+        with self._lock:
+            self._followers.append(follower)
+            if self._engine is not None:
+                follower(self._engine)
+
+    def _tell_followers(self) -> None:
+        for follower in self._followers:
+            follower(self._engine)
 
     def track(self, operation: InFlight) -> int:
         """Keep an operation and its tensors until it is done; returns the handle for the user."""

@@ -10,4 +10,10 @@ operations are generated from the table in :mod:`horoplug.common.opspec`; ``help
 """
 
 from horoplug.common.api import *  # noqa: F403
+from horoplug.common.objects import allgather_object as allgather_object
+from horoplug.common.objects import broadcast_object as broadcast_object
+from horoplug.common.variants import barrier as barrier
+from horoplug.common.variants import join as join
+from horoplug.common.variants import poll as poll
+from horoplug.common.variants import synchronize as synchronize
 from horoplug.numpy.operations import *  # noqa: F403

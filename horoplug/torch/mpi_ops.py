@@ -7,9 +7,14 @@ from collections.abc import Callable
 import torch
 
 from horoplug.common.api import *  # noqa: F403
+from horoplug.common.objects import allgather_object as allgather_object
+from horoplug.common.objects import broadcast_object as broadcast_object
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
-from horoplug.common.variants import synchronize
+from horoplug.common.variants import barrier as barrier
+from horoplug.common.variants import join as join
+from horoplug.common.variants import poll as poll
+from horoplug.common.variants import synchronize as synchronize
 from horoplug.torch.operations import *  # noqa: F403
 from horoplug.torch.operations import allgather_async
 

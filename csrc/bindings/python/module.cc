@@ -303,6 +303,8 @@ class Engine {
   }
 
  public:
+  std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(get()); }
+
   hp_handle add_process_set(const std::vector<std::int32_t>& ranks) {
     hp_handle handle = 0;
     check(
@@ -608,6 +610,7 @@ PYBIND11_MODULE(_native, module) {
       .def("release", &Engine::release, "handle"_a)
       .def("release_many", &Engine::release_many, "handles"_a)
       .def("shutdown", &Engine::shutdown)
+      .def_property_readonly("address", &Engine::address)
       .def("abort", &Engine::abort, "reason"_a)
       .def("stats", &Engine::stats)
       .def("timeline_start", &Engine::timeline_start, "path"_a, "mark_cycles"_a = false)

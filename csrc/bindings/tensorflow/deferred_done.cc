@@ -1,0 +1,74 @@
+#include "deferred_done.h"
+
+#include <link.h>
+
+#include <functional>
+#include <utility>
+
+namespace horoplug::tensorflow {
+namespace {
+
+static_assert(sizeof(DeferredDone::Function) == sizeof(std::function<void()>));
+
+// What a manager of libstdc++ takes as its last argument, to destroy the functor.
+constexpr int kDestroy = 3;
+
+struct Search {
+  std::uintptr_t address = 0;
+  bool found = false;
+};
+
+int look_in_object(dl_phdr_info* object, std::size_t, void* data) {
+  auto* const search = static_cast<Search*>(data);
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const auto& segment = object->dlpi_phdr[i];
+    if (segment.p_type != PT_LOAD || (segment.p_flags & PF_X) == 0) continue;
+    const std::uintptr_t begin = object->dlpi_addr + segment.p_vaddr;
+    search->found |= search->address >= begin && search->address - begin < segment.p_memsz;
+  }
+  return search->found ? 1 : 0;
+}
+
+bool is_code(std::uintptr_t address) {
+  Search search{address};
+  ::dl_iterate_phdr(look_in_object, &search);
+  return search.found;
+}
+
+bool looks_right(const DeferredDone::Function& function) {
+  return is_code(reinterpret_cast<std::uintptr_t>(function.manager)) &&
+         is_code(reinterpret_cast<std::uintptr_t>(function.invoker));
+}
+
+DeferredDone::Function* function_of(TF_AsyncOpKernelDoneCallback* callback) {
+  return reinterpret_cast<DeferredDone::Function*>(callback);
+}
+
+}  // namespace
+
+bool DeferredDone::can_defer(TF_AsyncOpKernelDoneCallback* callback) {
+  static const bool can =
+      api().RunAsyncOpKernelDoneCallback != nullptr && looks_right(*function_of(callback));
+  return can;
+}
+
+DeferredDone::DeferredDone(TF_AsyncOpKernelDoneCallback* callback)
+    : function_(std::exchange(*function_of(callback), {})) {}
+
+DeferredDone::DeferredDone(DeferredDone&& other) noexcept
+    : function_(std::exchange(other.function_, {})) {}
+
+DeferredDone& DeferredDone::operator=(DeferredDone&& other) noexcept {
+  std::swap(function_, other.function_);
+  return *this;
+}
+
+DeferredDone::~DeferredDone() {
+  if (function_.manager != nullptr) function_.manager(&function_, &function_, kDestroy);
+}
+
+void DeferredDone::operator()() {
+  api().RunAsyncOpKernelDoneCallback(reinterpret_cast<TF_AsyncOpKernelDoneCallback*>(&function_));
+}
+
+}  // namespace horoplug::tensorflow

@@ -1,0 +1,53 @@
+// Owners for what TensorFlow's C API hands out, and the failure of a call.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "tf_api.h"
+
+namespace horoplug::tensorflow {
+
+// What a kernel fails with. Thrown inside of this library only.
+class Failure : public std::runtime_error {
+ public:
+  Failure(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Code code() const { return code_; }
+
+ private:
+  Code code_;
+};
+
+// A TF_Status, to be passed to a call and checked after it.
+class CallStatus {
+ public:
+  CallStatus() : status_(api().NewStatus()) {}
+  explicit CallStatus(const Failure& failure) : CallStatus() {
+    api().SetStatus(status_, failure.code(), failure.what());
+  }
+  ~CallStatus() { api().DeleteStatus(status_); }
+  CallStatus(const CallStatus&) = delete;
+  CallStatus& operator=(const CallStatus&) = delete;
+
+  TF_Status* get() const { return status_; }
+  bool ok() const { return api().GetCode(status_) == kOk; }
+  void check() const {
+    if (!ok()) throw Failure(static_cast<Code>(api().GetCode(status_)), api().Message(status_));
+  }
+
+ private:
+  TF_Status* const status_;
+};
+
+struct TensorDeleter {
+  void operator()(TF_Tensor* tensor) const { api().DeleteTensor(tensor); }
+};
+using Tensor = std::unique_ptr<TF_Tensor, TensorDeleter>;
+
+struct ShapeDeleter {
+  void operator()(TF_ShapeHandle* shape) const { api().DeleteShapeHandle(shape); }
+};
+using ShapeHandle = std::unique_ptr<TF_ShapeHandle, ShapeDeleter>;
+
+}  // namespace horoplug::tensorflow

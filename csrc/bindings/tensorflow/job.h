@@ -1,0 +1,76 @@
+// The process's engine, as the kernels find it: Python says when one has started, and when it is to
+// be let go of.
+//
+// Kernels and the thread that ends them borrow the engine. Who lets go of it waits until everybody
+// has given it back, after which it may be destroyed.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "horoplug/horoplug.h"
+
+namespace horoplug::tensorflow {
+
+struct JobInfo {
+  hp_engine* engine = nullptr;
+  std::int32_t rank = 0;
+  std::int32_t local_rank = 0;
+  std::int32_t local_size = 0;
+};
+
+class Job {
+ public:
+  // The engine from now on. With a null pointer: waits until nobody uses the last one any more.
+  void set(const JobInfo& info);
+
+  // An engine on loan.
+  class Loan {
+   public:
+    Loan() = default;
+    Loan(Job* job, const JobInfo& info) : job_(job), info_(info) {}
+    ~Loan() { give_back(); }
+    Loan(Loan&& other) noexcept : job_(std::exchange(other.job_, nullptr)), info_(other.info_) {}
+    Loan& operator=(Loan&& other) noexcept {
+      std::swap(job_, other.job_);
+      std::swap(info_, other.info_);
+      return *this;
+    }
+
+    explicit operator bool() const { return job_ != nullptr; }
+    const JobInfo* operator->() const { return &info_; }
+    void give_back();
+
+   private:
+    Job* job_ = nullptr;
+    JobInfo info_;
+  };
+  // Empty if there is no engine.
+  Loan borrow();
+
+  // Runs a task on the thread that ends kernels, in order: the engine, which calls from a thread
+  // that it needs, is not held up by what TensorFlow does then.
+  void post(std::function<void()> task);
+
+ private:
+  void run_tasks();
+
+  std::mutex mutex_;
+  std::condition_variable given_back_;
+  JobInfo info_;
+  int loans_ = 0;
+
+  std::mutex tasks_mutex_;
+  std::condition_variable task_arrived_;
+  std::deque<std::function<void()>> tasks_;
+  bool has_thread_ = false;
+};
+
+// The process's one. A forked child has a new one, without an engine.
+Job& job();
+
+}  // namespace horoplug::tensorflow

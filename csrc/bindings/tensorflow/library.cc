@@ -1,0 +1,51 @@
+// What TensorFlow and Python find of this library: tf.load_op_library() opens it, and with that
+// come its operations. TensorFlow looks for what is new in its registry while it does so, which is
+// why this is a library of its own.
+#include <string>
+
+#include "handles.h"
+#include "job.h"
+#include "ops.h"
+
+namespace {
+
+using horoplug::tensorflow::Failure;
+
+// Why the library is of no use; empty if it is.
+std::string& problem() {
+  static auto* const text = new std::string;
+  return *text;
+}
+
+[[gnu::constructor]] void load() {
+  const std::string missing = horoplug::tensorflow::load_api();
+  if (!missing.empty()) {
+    problem() = missing + " is missing";
+    return;
+  }
+  try {
+    horoplug::tensorflow::register_ops();
+  } catch (const Failure& failure) {
+    problem() = failure.what();
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Why there are no operations; an empty string if there are.
+__attribute__((visibility("default"))) const char* horoplug_tensorflow_problem() {
+  return problem().c_str();
+}
+
+// The engine to use from now on (hp_engine*). With a null pointer: waits until the last one is no
+// longer in use, after it has shut down.
+__attribute__((visibility("default"))) void horoplug_tensorflow_use(hp_engine* engine,
+                                                                    std::int32_t rank,
+                                                                    std::int32_t local_rank,
+                                                                    std::int32_t local_size) {
+  horoplug::tensorflow::job().set({engine, rank, local_rank, local_size});
+}
+
+}  // extern "C"

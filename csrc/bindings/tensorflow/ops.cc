@@ -1,0 +1,146 @@
+#include "ops.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "handles.h"
+#include "kernel.h"
+
+namespace horoplug::tensorflow {
+namespace {
+
+constexpr const char* kTypes =
+    "T: {uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16, uint32, "
+    "uint64}";
+
+// By what an operation takes: its inputs and attributes, as TensorFlow writes them.
+struct Parts {
+  unsigned takes;
+  std::vector<const char*> inputs;
+  std::vector<const char*> attributes;
+};
+
+std::vector<Parts> parts() {
+  return {
+      {kTakesTensor, {"tensor: T"}, {kTypes}},
+      {kTakesTensors, {"tensors: num_tensors * T"}, {kTypes, "num_tensors: int >= 1"}},
+      {kTakesSplits, {"splits: int32"}, {}},
+      {kTakesName, {}, {"tensor_name: string = ''", "ignore_name_scope: bool = false"}},
+      {kTakesReduction,
+       {},
+       {"reduce_op: int", "prescale_factor: string = '1'", "postscale_factor: string = '1'"}},
+      {kTakesRoot, {}, {"root_rank: int"}},
+      {kTakesSet, {}, {"process_set_id: int = 0"}},
+  };
+}
+
+std::vector<std::string> inputs_of(const OpRow& row) {
+  std::vector<std::string> specs;
+  for (const Parts& part : parts()) {
+    if (row.takes_any(part.takes)) {
+      specs.insert(specs.end(), part.inputs.begin(), part.inputs.end());
+    }
+  }
+  return specs;
+}
+
+std::vector<std::string> outputs_of(const OpRow& row) {
+  if (row.output == Output::kNothing) return {};
+  const std::string count = row.takes_any(kTakesTensors) ? "num_tensors * " : "";
+  const std::string count_type = row.count_type == kInt64 ? "int64" : "int32";
+  const bool is_number = row.output == Output::kNumber;
+  std::vector<std::string> specs = {std::string(row.result) + ": " +
+                                    (is_number ? count_type : count + "T")};
+  if (row.output == Output::kRowsCounted) {
+    specs.push_back(std::string(row.counts) + ": " + count + count_type);
+  }
+  return specs;
+}
+
+// Functions of C that TensorFlow calls for one row of the table.
+template <std::size_t kIndex>
+struct Calls {
+  static constexpr const OpRow& kRow = kOps[kIndex];
+
+  static void* create(TF_OpKernelConstruction* construction) {
+    try {
+      return new Kernel(kRow, construction);
+    } catch (const Failure& failure) {
+      api().OpKernelConstruction_Failure(construction, CallStatus(failure).get());
+    } catch (const std::exception& error) {
+      const CallStatus status(Failure(kInternal, error.what()));
+      api().OpKernelConstruction_Failure(construction, status.get());
+    }
+    return nullptr;
+  }
+  static void remove(void* kernel) { delete static_cast<Kernel*>(kernel); }
+  static void run(void* kernel, TF_OpKernelContext* context) {
+    compute(*static_cast<Kernel*>(kernel), context);
+  }
+  static void run_async(void* kernel, TF_OpKernelContext* context,
+                        TF_AsyncOpKernelDoneCallback* done) {
+    compute_async(*static_cast<Kernel*>(kernel), context, done);
+  }
+  static void infer(TF_ShapeInferenceContext* context, TF_Status* status) {
+    infer_shapes(kRow, context, status);
+  }
+};
+
+template <std::size_t kIndex>
+void define() {
+  const OpRow& row = kOps[kIndex];
+  TF_OpDefinitionBuilder* const builder = api().NewOpDefinitionBuilder(row.name);
+  for (const std::string& spec : inputs_of(row)) {
+    api().OpDefinitionBuilderAddInput(builder, spec.c_str());
+  }
+  for (const std::string& spec : outputs_of(row)) {
+    api().OpDefinitionBuilderAddOutput(builder, spec.c_str());
+  }
+  for (const Parts& part : parts()) {
+    if (!row.takes_any(part.takes)) continue;
+    for (const char* spec : part.attributes) api().OpDefinitionBuilderAddAttr(builder, spec);
+  }
+  if (row.query == Query::kNone) {
+    api().OpDefinitionBuilderAddAttr(builder, "blocking: bool = false");
+  }
+  // Otherwise TensorFlow would merge and fold it.
+  api().OpDefinitionBuilderSetIsStateful(builder, true);
+  api().OpDefinitionBuilderSetShapeInferenceFunction(builder, Calls<kIndex>::infer);
+  const CallStatus status;
+  api().RegisterOpDefinition(builder, status.get());
+  status.check();
+}
+
+template <std::size_t kIndex>
+void define_kernel(const char* device) {
+  const OpRow& row = kOps[kIndex];
+  using Call = Calls<kIndex>;
+  const bool is_async = row.query == Query::kNone && api().NewAsyncKernelBuilder != nullptr;
+  TF_KernelBuilder* const builder =
+      is_async ? api().NewAsyncKernelBuilder(row.name, device, Call::create, Call::run_async,
+                                             Call::remove)
+               : api().NewKernelBuilder(row.name, device, Call::create, Call::run, Call::remove);
+  // TensorFlow moves tensors of other devices to the host's memory and back.
+  for (const auto& specs : {inputs_of(row), outputs_of(row)}) {
+    for (const std::string& spec : specs) {
+      api().KernelBuilder_HostMemory(builder, spec.substr(0, spec.find(':')).c_str());
+    }
+  }
+  const CallStatus status;
+  api().RegisterKernelBuilder((std::string(row.name) + device).c_str(), builder, status.get());
+  status.check();
+}
+
+template <std::size_t... kIndices>
+void register_all(std::index_sequence<kIndices...>) {
+  (define<kIndices>(), ...);
+  (define_kernel<kIndices>("CPU"), ...);
+  (define_kernel<kIndices>("GPU"), ...);
+}
+
+}  // namespace
+
+void register_ops() { register_all(std::make_index_sequence<kOps.size()>()); }
+
+}  // namespace horoplug::tensorflow

@@ -1,0 +1,347 @@
+// One run of a kernel: from TensorFlow's tensors to the core and back.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "deferred_done.h"
+#include "handles.h"
+#include "job.h"
+#include "kernel.h"
+
+namespace horoplug::tensorflow {
+namespace {
+
+// The core's data types by TensorFlow's numbers; -1: none.
+constexpr std::array<std::int32_t, 24> kDataTypes = [] {
+  std::array<std::int32_t, 24> types{};
+  types.fill(-1);
+  types[1] = HP_FLOAT32;
+  types[2] = HP_FLOAT64;
+  types[3] = HP_INT32;
+  types[4] = HP_UINT8;
+  types[5] = HP_INT16;
+  types[6] = HP_INT8;
+  types[9] = HP_INT64;
+  types[10] = HP_BOOL;
+  types[14] = HP_BFLOAT16;
+  types[17] = HP_UINT16;
+  types[19] = HP_FLOAT16;
+  types[22] = HP_UINT32;
+  types[23] = HP_UINT64;
+  return types;
+}();
+
+std::int32_t data_type(TF_DataType type) {
+  const auto index = static_cast<std::size_t>(type);
+  const std::int32_t known = index < kDataTypes.size() ? kDataTypes[index] : -1;
+  if (known < 0) throw Failure(kInvalidArgument, "tensors of this type are not supported");
+  return known;
+}
+
+// What a failed call of the core is in TensorFlow. Horovod's users know a job that is broken as an
+// UnknownError, and disagreement between ranks as a FailedPreconditionError.
+Failure failure_of(hp_status status) {
+  Code code = kUnknown;
+  switch (status) {
+    case HP_INVALID_ARGUMENT:
+    case HP_DUPLICATE_NAME:
+    case HP_UNSUPPORTED:
+      code = kInvalidArgument;
+      break;
+    case HP_MISMATCH:
+    case HP_DEADLOCK:
+      code = kFailedPrecondition;
+      break;
+    case HP_INTERNAL:
+      code = kInternal;
+      break;
+    default:
+      break;
+  }
+  return {code, hp_last_error()};
+}
+
+void check(hp_status status) {
+  if (status != HP_OK) throw failure_of(status);
+}
+
+// Runs `body`; TensorFlow is told how it failed. Nothing is thrown into its code.
+template <typename Body>
+bool guarded(TF_OpKernelContext* context, Body&& body) {
+  const auto fail = [&](const Failure& failure) {
+    api().OpKernelContext_Failure(context, CallStatus(failure).get());
+  };
+  try {
+    body();
+    return true;
+  } catch (const Failure& failure) {
+    fail(failure);
+  } catch (const std::exception& error) {
+    fail({kInternal, error.what()});
+  }
+  return false;
+}
+
+class Run {
+ public:
+  // Gathers the inputs and makes room for the outputs. Throws Failure.
+  Run(const Kernel& kernel, TF_OpKernelContext* context);
+
+  // The whole of it, on this thread. Throws Failure.
+  void perform();
+  // Starts it; TensorFlow is told by `done` when it has ended. Deletes itself then. Throws Failure
+  // before it has taken anything.
+  static void start(std::unique_ptr<Run> run, TF_AsyncOpKernelDoneCallback* done);
+
+ private:
+  void add_tensor(int input);
+  void read_splits(int input);
+  hp_submission submission() const;
+  void submit();
+  void finish();
+  void collect();
+  void set_rows(int index);
+  void set_counts(int output, const std::int64_t* counts, int size, int ndim = 1);
+  void query();
+  Tensor input(int index) const;
+
+  const Kernel& kernel_;
+  const OpRow& row_;
+  TF_OpKernelContext* const context_;
+  Job::Loan job_;
+  CallStatus status_;
+  int count_ = 0;  // of the tensors
+  TF_DataType type_ = 0;
+  std::vector<Tensor> kept_;  // what the core reads from and writes to
+  std::vector<std::vector<std::int64_t>> shapes_;
+  std::vector<hp_tensor> tensors_;
+  std::vector<std::int64_t> splits_;
+  hp_handle handle_ = 0;
+  DeferredDone done_;
+};
+
+Run::Run(const Kernel& kernel, TF_OpKernelContext* context)
+    : kernel_(kernel), row_(kernel.row), context_(context), job_(job().borrow()) {
+  if (!job_) {
+    throw Failure(kFailedPrecondition, "Horovod has not been initialized; use hvd.init().");
+  }
+  const int inputs = api().NumInputs(context);
+  count_ = row_.tensors(inputs);
+  shapes_.reserve(static_cast<std::size_t>(count_));  // their addresses are handed out
+  for (int i = 0; i < count_; ++i) add_tensor(i);
+  if (row_.takes_any(kTakesSplits)) read_splits(inputs - 1);
+}
+
+Tensor Run::input(int index) const {
+  TF_Tensor* tensor = nullptr;
+  api().GetInput(context_, index, &tensor, status_.get());
+  status_.check();
+  return Tensor(tensor);
+}
+
+void Run::add_tensor(int index) {
+  Tensor tensor = input(index);
+  type_ = api().TensorType(tensor.get());
+  auto& shape = shapes_.emplace_back();
+  for (int i = 0; i < api().NumDims(tensor.get()); ++i) {
+    shape.push_back(api().Dim(tensor.get(), i));
+  }
+  const auto ndim = static_cast<std::int32_t>(shape.size());
+  hp_tensor described{api().TensorData(tensor.get()), nullptr, shape.data(), ndim, 0};
+  if (row_.output == Output::kLikeInput) {
+    // TensorFlow lets the output have the input's memory if nobody else holds it. It keeps the
+    // input itself until the kernel has ended.
+    tensor.reset();
+    int forwarded = -1;
+    tensor.reset(api().ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.data(), ndim,
+                                                    &forwarded, status_.get()));
+    status_.check();
+    described.output = api().TensorData(tensor.get());
+  }
+  kept_.push_back(std::move(tensor));
+  tensors_.push_back(described);
+}
+
+void Run::read_splits(int index) {
+  const Tensor tensor = input(index);
+  if (api().NumDims(tensor.get()) != 1) {
+    throw Failure(kInvalidArgument, "splits takes one integer for each rank");
+  }
+  const auto* const values = static_cast<const std::int32_t*>(api().TensorData(tensor.get()));
+  splits_.assign(values, values + api().Dim(tensor.get(), 0));
+  if (splits_.empty() || shapes_[0].empty()) return;
+  // As in Horovod, rows beyond the splits are sent nowhere.
+  std::int64_t sum = 0;
+  for (const std::int64_t split : splits_) sum += split;
+  if (sum >= 0) shapes_[0][0] = std::min(shapes_[0][0], sum);
+}
+
+hp_submission Run::submission() const {
+  hp_submission submission{};
+  submission.struct_size = sizeof submission;
+  submission.op = row_.op;
+  submission.dtype = count_ > 0 ? data_type(type_) : 0;
+  submission.reduce_op = kernel_.reduce_op;
+  submission.root = kernel_.root;
+  submission.device = -1;
+  submission.process_set = kernel_.process_set;
+  submission.prescale = kernel_.prescale;
+  submission.postscale = kernel_.postscale;
+  submission.name = kernel_.name.empty() ? nullptr : kernel_.name.c_str();
+  submission.tensors = tensors_.data();
+  submission.tensor_count = count_;
+  submission.splits = splits_.data();
+  submission.split_count = static_cast<std::int32_t>(splits_.size());
+  if (row_.op == HP_ALLTOALL && shapes_[0].empty()) {
+    throw Failure(kInvalidArgument, "alltoall needs a first dimension to divide");
+  }
+  return submission;
+}
+
+void Run::submit() {
+  if (row_.op == HP_JOIN) return check(hp_join(job_->engine, kernel_.process_set, &handle_));
+  const hp_submission made = submission();
+  check(hp_submit(job_->engine, &made, &handle_));
+}
+
+void Run::perform() {
+  if (row_.query != Query::kNone) return query();
+  if (row_.op == HP_JOIN) {
+    submit();
+    hp_wait(job_->engine, handle_, -1);
+  } else {
+    const hp_submission made = submission();
+    const hp_status status = hp_perform(job_->engine, &made, -1, &handle_);
+    if (handle_ == 0) check(status);
+  }
+  finish();
+}
+
+// The operation has ended.
+void Run::finish() {
+  hp_engine* const engine = job_->engine;
+  struct Release {
+    ~Release() { hp_release(engine, handle); }
+    hp_engine* const engine;
+    const hp_handle handle;
+  } const release{engine, handle_};
+  check(hp_poll(engine, handle_));
+  collect();
+}
+
+void Run::collect() {
+  if (row_.output == Output::kNumber) {
+    std::int64_t value = 0;
+    check(hp_value(job_->engine, handle_, &value));
+    set_counts(0, &value, 1, 0);
+  }
+  if (row_.output != Output::kRows && row_.output != Output::kRowsCounted) return;
+  for (int i = 0; i < count_; ++i) set_rows(i);
+}
+
+void Run::set_rows(int index) {
+  hp_tensor_result result{};
+  result.struct_size = sizeof result;
+  check(hp_result(job_->engine, handle_, index, &result));
+  std::vector<std::int64_t> shape = shapes_[static_cast<std::size_t>(index)];
+  if (shape.empty()) shape.push_back(0);
+  shape[0] = result.rows;
+  const auto ndim = static_cast<int>(shape.size());
+  Tensor tensor;
+  if (result.owned == 0 || result.bytes == 0) {
+    tensor.reset(api().AllocateTensor(type_, shape.data(), ndim, 0));
+  } else {
+    void* data = nullptr;
+    check(hp_take(job_->engine, handle_, index, &data));
+    const Deallocator free_data = [](void* memory, std::size_t, void*) { hp_free(memory); };
+    tensor.reset(api().NewTensor(type_, shape.data(), ndim, data,
+                                 static_cast<std::size_t>(result.bytes), free_data, nullptr));
+  }
+  if (!tensor) throw Failure(kInternal, "TensorFlow does not take the output");
+  api().SetOutput(context_, index, tensor.get(), status_.get());
+  status_.check();
+  if (row_.output == Output::kRowsCounted) {
+    set_counts(count_ + index, result.row_counts, result.row_count_size);
+  }
+}
+
+void Run::set_counts(int output, const std::int64_t* counts, int size, int ndim) {
+  const std::int64_t shape = size;
+  const bool is_wide = row_.count_type == kInt64;
+  const auto bytes = static_cast<std::size_t>(size) * (is_wide ? 8 : 4);
+  const Tensor tensor(api().AllocateTensor(row_.count_type, &shape, ndim, bytes));
+  if (!tensor) throw Failure(kInternal, "out of memory");
+  void* const data = api().TensorData(tensor.get());
+  if (is_wide) {
+    std::copy_n(counts, size, static_cast<std::int64_t*>(data));
+  } else {
+    std::copy_n(counts, size, static_cast<std::int32_t*>(data));
+  }
+  api().SetOutput(context_, output, tensor.get(), status_.get());
+  status_.check();
+}
+
+void Run::query() {
+  std::int32_t size = 0;
+  std::int32_t place = job_->rank;
+  if (row_.takes_any(kTakesSet)) {
+    check(hp_process_set_size(job_->engine, kernel_.process_set, &size, &place));
+  }
+  std::int64_t answer = 0;
+  switch (row_.query) {
+    case Query::kSize:
+      answer = size;
+      break;
+    case Query::kLocalSize:
+      answer = job_->local_size;
+      break;
+    case Query::kRank:
+      answer = place;
+      break;
+    case Query::kLocalRank:
+      answer = job_->local_rank;
+      break;
+    case Query::kIncluded:
+      answer = place >= 0 ? 1 : 0;
+      break;
+    case Query::kNone:
+      break;
+  }
+  set_counts(0, &answer, 1, 0);
+}
+
+void Run::start(std::unique_ptr<Run> owned, TF_AsyncOpKernelDoneCallback* done) {
+  owned->submit();
+  // From here on the run owns itself, until it is called for.
+  Run* const run = owned.release();
+  run->done_ = DeferredDone(done);
+  const hp_done ended = [](void* context) {
+    job().post([run = static_cast<Run*>(context)] {
+      guarded(run->context_, [&] { run->finish(); });
+      DeferredDone tell = std::move(run->done_);
+      delete run;  // gives the engine back, before TensorFlow does whatever it does now
+      tell();
+    });
+  };
+  hp_on_done(run->job_->engine, run->handle_, ended, run);
+}
+
+}  // namespace
+
+void compute(const Kernel& kernel, TF_OpKernelContext* context) {
+  guarded(context, [&] { Run(kernel, context).perform(); });
+}
+
+void compute_async(const Kernel& kernel, TF_OpKernelContext* context,
+                   TF_AsyncOpKernelDoneCallback* done) {
+  if (kernel.blocking || !DeferredDone::can_defer(done)) {
+    compute(kernel, context);
+  } else {
+    const auto start = [&] { Run::start(std::make_unique<Run>(kernel, context), done); };
+    if (guarded(context, start)) return;
+  }
+  api().RunAsyncOpKernelDoneCallback(done);
+}
+
+}  // namespace horoplug::tensorflow

@@ -1,0 +1,35 @@
+#include "tf_api.h"
+
+#include <dlfcn.h>
+
+namespace horoplug::tensorflow {
+namespace {
+
+constexpr const char* kLibrary = "libtensorflow_framework.so.2";
+
+Api functions;
+
+template <typename Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  return function != nullptr;
+}
+
+}  // namespace
+
+const char* load_api() {
+  void* const library = ::dlopen(kLibrary, RTLD_NOLOAD | RTLD_LAZY);
+  if (library == nullptr) return kLibrary;
+#define HOROPLUG_TF_FIND(name, result, parameters) \
+  if (!find(library, "TF_" #name, functions.name)) return "TF_" #name;
+  HOROPLUG_TF_FUNCTIONS(HOROPLUG_TF_FIND)
+#undef HOROPLUG_TF_FIND
+#define HOROPLUG_TF_TRY(name, result, parameters) find(library, "TF_" #name, functions.name);
+  HOROPLUG_TF_OPTIONAL_FUNCTIONS(HOROPLUG_TF_TRY)
+#undef HOROPLUG_TF_TRY
+  return "";
+}
+
+const Api& api() { return functions; }
+
+}  // namespace horoplug::tensorflow

@@ -1,0 +1,62 @@
+"""One operation of the table as TensorFlow runs it: at once in eager mode, as a node while a graph is built."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horoplug.common.opspec import Call
+from horoplug.tensorflow.library import OPS
+
+
+def run(
+    operation: str,
+    tensors: Sequence[tf.Tensor],
+    call: Call,
+    *,
+    grouped: bool = False,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """The outputs of an operation (a row of ``horoplug.common.opspec``) on one tensor, or on a group of one dtype.
+
+    In a graph an operation is known to the other ranks by its node's name. In eager mode it is known by its name
+    alone, or by the order in which the ranks call those without one."""
+    function = f"grouped_{operation}" if grouped else operation
+    arguments: dict[str, Any] = {"process_set_id": call.process_set}
+    arguments |= {"tensors": tensors} if grouped else {"tensor": tensors[0]}
+    if operation in ("allreduce", "reducescatter"):
+        arguments["reduce_op"] = call.reduce_op
+        # As text: attributes of type float have too few bits.
+        arguments["prescale_factor"] = repr(float(call.prescale))
+        arguments["postscale_factor"] = repr(float(call.postscale))
+    elif operation == "broadcast":
+        arguments["root_rank"] = call.root
+    elif operation == "alltoall":
+        splits = [] if call.splits is None else call.splits
+        arguments["splits"] = tf.convert_to_tensor(splits, tf.int32)
+    if tf.executing_eagerly():
+        arguments |= {"tensor_name": call.name or "", "blocking": True}
+    else:
+        node = _node_name(call.name or f"{function}_{tensors[0].name}")
+        arguments["name"] = node
+        if call.name and node != call.name:  # on the wire it has the name that was given
+            arguments["tensor_name"] = call.name
+        arguments["ignore_name_scope"] = ignore_name_scope
+    return getattr(OPS, f"horovod_{function}")(**arguments)
+
+
+def _node_name(name: str) -> str:
+    """A name as nodes of a graph may have it."""
+    legal = re.sub(r"[^A-Za-z0-9_./>-]", "_", name)
+    return legal if re.match(r"[A-Za-z0-9.]", legal) else f"horovod_{legal}"
+
+
+def rank_in(process_set: int) -> tf.Tensor:
+    """This rank's place in a process set, as an int32 scalar that is looked up when the graph runs."""
+    return OPS.horovod_rank(process_set_id=process_set)
+
+
+def size_of(process_set: int) -> tf.Tensor:
+    """The number of ranks in a process set, likewise."""
+    return OPS.horovod_size(process_set_id=process_set)

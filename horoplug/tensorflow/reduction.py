@@ -1,0 +1,135 @@
+"""Gradients of all ranks become one: what tapes and optimizers do with the gradients that they have computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import tensorflow as tf
+
+from horoplug.common.process_sets import ProcessSet
+from horoplug.common.reduce_ops import Average
+from horoplug.tensorflow.mpi_ops import allreduce, grouped_allreduce
+from horoplug.tensorflow.nodes import size_of
+
+Groups = int | Sequence[Sequence[Any]] | None
+
+# Bytes of gradients that a graph hands to the core at once. Fewer would cost an operation for each, more would keep
+# the first ones waiting.
+_BUNDLE: Final = 1 << 20
+
+
+def check_groups(groups: Groups) -> None:
+    """Raises ValueError unless ``groups`` is None, a positive number, or lists of variables."""
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
+        return
+    if isinstance(groups, (list, tuple)) and all(isinstance(g, (list, tuple)) for g in groups):
+        return
+    raise ValueError("groups takes a positive number or a list of lists of variables.")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced. The arguments are those of :func:`DistributedGradientTape`.
+
+    Raises ValueError for a predivide factor with another op than Average, and for ``groups`` that are none."""
+
+    name: str  # what the operations' names begin with, the same on every rank
+    device_dense: str
+    device_sparse: str
+    compression: Any
+    sparse_as_dense: bool
+    op: int
+    gradient_predivide_factor: float
+    groups: Groups
+    process_set: ProcessSet
+    scale_local_gradients: bool
+
+    def __post_init__(self) -> None:
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor is for op=Average only.")
+        check_groups(self.groups)
+
+    def local(self, gradient: Any) -> Any:
+        """The gradient of a source that every rank has for itself: its share of the average, if it is to be scaled."""
+        if gradient is None or not self.scale_local_gradients:
+            return gradient
+        factor = 1.0 / tf.cast(size_of(self.process_set.process_set_id or 0), gradient.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                gradient.values * factor, gradient.indices, gradient.dense_shape
+            )
+        return gradient * factor
+
+    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """The reduced gradients in the order of ``sources``, which they belong to. What is None stays so.
+
+        On ranks outside of the process set: the gradients as they are."""
+        reduced = list(gradients)
+        if self.process_set.included() is False:
+            return reduced
+        if self.sparse_as_dense:
+            reduced = [
+                tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in reduced
+            ]
+        for group in self._groups(reduced, sources):
+            # By place: variables of the same model may have other names on other ranks.
+            name = f"{self.name}.{len(reduced)}.{group[0]}"
+            results = self._allreduce([reduced[place] for place in group], name)
+            for place, result in zip(group, results, strict=True):
+                reduced[place] = result
+        return reduced
+
+    def _allreduce(self, gradients: list[Any], name: str) -> list[Any]:
+        options = {
+            "device_dense": self.device_dense,
+            "device_sparse": self.device_sparse,
+            "compression": self.compression,
+            "op": self.op,
+            "process_set": self.process_set,
+            "name": name,
+        }
+        is_sparse = isinstance(gradients[0], tf.IndexedSlices)
+        if self.gradient_predivide_factor != 1.0 and not is_sparse:
+            options["prescale_factor"] = 1.0 / self.gradient_predivide_factor
+            options["postscale_factor"] = self.gradient_predivide_factor
+        if len(gradients) == 1:
+            return [allreduce(gradients[0], **options)]
+        return grouped_allreduce(gradients, **options)
+
+    def _groups(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[list[int]]:
+        """The places of gradients that travel together. In eager mode, where only one operation at a time is under
+        way, these are all that may."""
+        sparse = [p for p, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
+        left_out = {p for p, g in enumerate(gradients) if g is None} | set(sparse)
+        dense = [p for p in range(len(gradients)) if p not in left_out]
+        groups: list[list[int]]
+        if isinstance(self.groups, int):
+            count = min(self.groups, len(dense))
+            groups = [
+                dense[len(dense) * i // count : len(dense) * (i + 1) // count] for i in range(count)
+            ]
+        elif self.groups is not None:
+            number = {id(v): n for n, group in enumerate(self.groups) for v in group}
+            by_number: dict[Any, list[int]] = {}
+            for place in dense:
+                key = number.get(id(sources[place]), ("alone", place))
+                by_number.setdefault(key, []).append(place)
+            groups = list(by_number.values())
+        elif tf.executing_eagerly():
+            groups = [dense]
+        else:
+            groups = _bundles(gradients, dense)
+        return [group for group in groups if group] + [[place] for place in sparse]
+
+
+def _bundles(gradients: Sequence[Any], places: Sequence[int]) -> list[list[int]]:
+    """Neighbours, as many as make up a bundle. What is computed first comes from the end of the model."""
+    bundles: list[list[int]] = [[]]
+    filled = 0
+    for place in reversed(places):
+        bundles[-1].append(place)
+        filled += gradients[place].dtype.size * (gradients[place].shape.num_elements() or _BUNDLE)
+        if filled >= _BUNDLE:
+            bundles.append([])
+            filled = 0
+    return bundles

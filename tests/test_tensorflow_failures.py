@@ -1,0 +1,247 @@
+"""TensorFlow and the end of a job: a rank is killed, or shuts down, while operations are pending; and what happens in
+processes of their own."""
+
+import os
+import random
+import signal
+import textwrap
+import threading
+
+import pytest
+from support import NO_LIMITS, run_script, seed
+from test_numpy_kill import errors_of_survivors
+
+tf = pytest.importorskip("tensorflow")
+hvd = pytest.importorskip("horoplug.tensorflow")
+
+pytest_plugins = ["jobs"]
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def pending_eagerly(victim, _):
+    if hvd.rank() == victim:
+        die()
+    hvd.allreduce(tf.ones(10), name="waiting")
+
+
+def pending_in_a_graph(victim, _):
+    @tf.function
+    def step(x):
+        return [hvd.allreduce(x, name=f"waiting{i}") for i in range(20)] + [hvd.allgather(x)]
+
+    step.get_concrete_function(tf.ones(10))
+    if hvd.rank() == victim:
+        die()
+    step(tf.ones(10))
+
+
+def pending_at_any_moment(victim, key):
+    """Large and small ones, in steps that repeat."""
+    sizes = [3, 1_000_000, 50, 300_000]
+    inputs = [tf.ones(n) for n in sizes]
+
+    @tf.function
+    def step(*inputs):
+        return [hvd.allreduce(x, name=f"waiting{i}") for i, x in enumerate(inputs)]
+
+    step(*inputs)
+    if hvd.rank() == victim:
+        threading.Timer(random.Random(key).uniform(0.0, 0.5), die).start()
+    while True:
+        step(*inputs)
+
+
+def pending_join(victim, _):
+    if hvd.rank() == victim:
+        die()
+    tf.function(hvd.join)()
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+@pytest.mark.parametrize(
+    "phase", [pending_eagerly, pending_in_a_graph, pending_at_any_moment, pending_join]
+)
+def test_kill(pool, phase, hosts):
+    key = seed()
+    victim = random.Random(key).randrange(len(hosts))
+    with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
+        errors_of_survivors(job.outcomes(phase, victim, key), victim, "UnknownError")
+        survivors = type(job)([w for r, w in enumerate(job.workers) if r != victim])
+        after = survivors.outcomes(lambda: hvd.allreduce(tf.ones(2)))
+        assert all(o.kind == "UnknownError" and f"rank {victim}" in o.message for o in after)
+        survivors.run(hvd.shutdown)
+
+
+def check_different_operations():
+    """A thread that waits in eager mode is known to wait, so that this is found to be a deadlock."""
+    name = f"only{hvd.rank()}"
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match=r"allreduce.only0.*allreduce.only1"
+    ):
+        hvd.allreduce(tf.ones(2), name=name)
+    assert hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2]
+
+
+def test_different_operations(pool):
+    with pool.ranks(2, env={"HOROVOD_DEADLOCK_TIME_SECONDS": "0.3"}) as job:
+        job.run(check_different_operations)
+
+
+def check_different_graphs():
+    """A graph may be busy with something else for long, so that a limit ends it."""
+    step = tf.function(lambda x: hvd.allreduce(x, name=f"only{hvd.rank()}"))
+    with pytest.raises(tf.errors.UnknownError, match=r"allreduce.only[01].*giving up"):
+        step(tf.ones(2))
+
+
+def test_different_graphs(pool):
+    with pool.ranks(2, env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "1"}) as job:
+        job.run(check_different_graphs)
+
+
+def check_shutdown_here():
+    """A thread waits for what comes to an end because another one shuts down."""
+    failures = []
+
+    def wait(call):
+        try:
+            call(tf.ones(3))
+        except tf.errors.OpError as error:
+            failures.append(error)
+
+    pending = tf.function(lambda x: [hvd.allreduce(x + i, name=f"p{i}") for i in range(10)])
+    pending.get_concrete_function(tf.ones(3))
+    if hvd.rank() == 0:
+        calls = [pending, lambda x: hvd.allreduce(x, name="eager")]
+        threads = [threading.Thread(target=wait, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        hvd.allgather(tf.ones(1), name="begun")
+        hvd.shutdown()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert len(failures) == 2
+        kinds = (tf.errors.UnknownError, tf.errors.FailedPreconditionError)
+        assert all(isinstance(failure, kinds) for failure in failures)
+    else:
+        hvd.allgather(tf.ones(1), name="begun")
+        with pytest.raises(tf.errors.UnknownError, match="rank 0 has shut down"):
+            hvd.allreduce(tf.ones(3), name="never")
+        hvd.shutdown()
+    hvd.init()
+    assert hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2]
+
+
+def test_shutdown_while_pending(pool):
+    with pool.ranks(2) as job:
+        for _ in range(3):
+            job.run(check_shutdown_here)
+
+
+def run_code(tmp_path, code, size=1, **options):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    done = run_script(script, size=size, **options)
+    for each in done:
+        assert each.returncode == 0, each.stderr[-3000:]
+    return done
+
+
+def test_no_thread_of_tensorflow_waits(tmp_path):
+    """With one thread for operations, those that need each other on the ranks go on, and so does what is computed."""
+    run_code(
+        tmp_path,
+        """
+        import tensorflow as tf
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        import horoplug.tensorflow as hvd
+        hvd.init()
+        rank = hvd.rank()
+        names = list(range(16))
+
+        @tf.function
+        def step(x):
+            # The ranks come to them from opposite ends.
+            parts = {i: hvd.allreduce(x, op=hvd.Sum, name=f"n{i}") for i in names[:: 1 - 2 * rank]}
+            return tf.add_n([parts[i] for i in names])
+
+        for _ in range(5):
+            assert step(tf.ones(4)).numpy().tolist() == [32.0] * 4
+        """,
+        size=2,
+        env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "30"},  # to fail with a name
+    )
+
+
+def test_a_forked_child_is_no_rank(tmp_path):
+    run_code(
+        tmp_path,
+        """
+        import os
+        import tensorflow as tf
+        import horoplug.tensorflow as hvd
+        from horoplug.tensorflow.library import OPS
+        hvd.init()
+        tf.function(lambda x: hvd.allreduce(x))(tf.ones(2))
+        child = os.fork()
+        if child == 0:
+            try:
+                hvd.shutdown()
+                assert not hvd.is_initialized()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert hvd.allreduce(tf.ones(2)).numpy().tolist() == [1, 1]
+        """,
+    )
+
+
+def test_without_tensorflow(tmp_path):
+    code = """
+    import sys
+    sys.modules["tensorflow"] = None
+    try:
+        import horoplug.tensorflow
+    except ImportError as error:
+        assert "pip install tensorflow" in str(error), error
+    else:
+        raise SystemExit("imported")
+    """
+    run_code(tmp_path, code)
+
+
+def test_memory(tmp_path):
+    """What is moved out of TensorFlow's hands for an operation is given back after it."""
+    pytest.importorskip("psutil")
+    run_code(
+        tmp_path,
+        """
+        import psutil
+        import tensorflow as tf
+        import horoplug.tensorflow as hvd
+        hvd.init()
+
+        @tf.function
+        def step(x):
+            for _ in tf.range(100):
+                parts = [hvd.allreduce(x + i) for i in range(8)] + [hvd.allgather(x), hvd.broadcast(x, 0)]
+                x = tf.add_n(parts) / 10 - 2.8
+            return x
+
+        def grown():
+            before = psutil.Process().memory_info().rss
+            step(tf.ones(10_000))
+            return psutil.Process().memory_info().rss - before
+
+        for _ in range(20):  # the core remembers what the last 16384 operations were
+            grown()
+        # 1000 operations on 40 kB each: of any of the ten, tensors that were not given back would be 4 MB.
+        assert min(grown() for _ in range(5)) < 1_000_000
+        """,
+    )
