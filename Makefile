@@ -105,7 +105,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 
 # --- checks ---------------------------------------------------------------------------------------------------------
 
-test: cpp build
+test: cpp build .venv/.tensorflow
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
