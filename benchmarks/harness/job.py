@@ -55,7 +55,6 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 @contextmanager
 def job(args: argparse.Namespace, *, peers: bool = True) -> Iterator[tuple[Horoplug, list[Peer]]]:
     """Horoplug, initialised, and unless it is to be alone the peers that were asked for."""
-    mpi.adopt_place()
     own = Horoplug()
     wanted = getattr(args, "peer", []) if peers else []
     opened = [open_peer(name, own.hvd) for name in wanted]

@@ -1,24 +1,17 @@
 """The MPIs of this machine, and starting a benchmark under one, so that horoplug and MPI see the same ranks.
 
 An MPI is looked for where Python is, in ``build/mpi/NAME`` (``make mpi`` puts PyPI's wheels there, since two of them
-cannot share a place), and wherever a program named mpirun is. Horoplug does not ask MPI for its place in the job: each
-process derives the variables that any launcher can set from those of Open MPI, MPICH or Intel MPI, and rank 0 serves
-the rendezvous.
+cannot share a place), and wherever a program named mpirun is.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "mpi"
-
-# Variables of rank and size: Open MPI's, and those of MPICH and Intel MPI.
-PLACES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
 class Kind(NamedTuple):
@@ -88,25 +81,6 @@ def start(name: str, ranks: int, script: list[str]) -> None:
     found = find(name or next(iter(installed()), "openmpi"))
     if found is None:
         raise SystemExit(f"no {name or 'MPI'} is installed here: make mpi")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        **found.environment(),
-        "HOROPLUG_SECRET_KEY": secrets.token_hex(32),
-        "HOROPLUG_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "HOROPLUG_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROPLUG_RENDEZVOUS_SERVER": "rank0",
-    }
     mpirun = str(found.mpirun)
+    environment = {**os.environ, **found.environment()}
     os.execve(mpirun, [mpirun, "-np", str(ranks), *script], environment)
-
-
-def adopt_place() -> None:
-    """In a process that mpirun has started: tell horoplug its rank. Does nothing elsewhere."""
-    for rank, size in PLACES:
-        if rank in os.environ and "HOROVOD_RANK" not in os.environ:
-            os.environ["HOROVOD_RANK"] = os.environ[rank]
-            os.environ["HOROVOD_SIZE"] = os.environ[size]
-            return

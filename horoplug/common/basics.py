@@ -7,16 +7,18 @@ from typing import Any
 
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, add_process_set
+from horoplug.rendezvous.launched import ranks_of_communicator
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job; does nothing if this process is in it already.
 
-    Under ``horovodrun`` (or with ``HOROVOD_RANK``, ``HOROVOD_SIZE`` … set) this blocks until every rank is here, else
-    the process is a job of its own: rank 0 of 1. May be called again after :func:`shutdown`, any number of times.
+    Under ``horovodrun`` (or with ``HOROVOD_RANK``, ``HOROVOD_SIZE`` … set) and under ``mpirun`` this blocks until every
+    rank is here, else the process is a job of its own: rank 0 of 1. May be called again after :func:`shutdown`, any
+    number of times.
 
     ``comm``: the ranks (of all that were started) that make up this process's job, in the order of their numbers in
-    it; by default all. The processes of several such jobs know nothing of each other.
+    it, or a communicator of mpi4py; by default all. The processes of several such jobs know nothing of each other.
     ``process_sets``: the sets of ranks (:class:`ProcessSet`, or lists) to register, the same on every rank; or the
     string "dynamic", which is accepted for Horovod's sake: sets can be added and removed at any time.
 
@@ -37,12 +39,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 def _ranks_of(comm: Any) -> tuple[int, ...] | None:
     if comm is None:
         return None
+    if hasattr(comm, "Get_group"):
+        return ranks_of_communicator(comm)
     try:
         return tuple(operator.index(rank) for rank in comm) or None
     except TypeError:
         raise ValueError(
-            "init(comm=...) takes a list of ranks; horoplug has not been built with MPI support, so that it "
-            "takes no MPI communicator."
+            f"init(comm=...) takes a list of ranks or a communicator of mpi4py, got {type(comm).__name__}."
         ) from None
 
 

@@ -20,7 +20,9 @@ from horoplug.common.config import Config
 from horoplug.common.errors import HorovodInternalError, NotInitializedError
 from horoplug.common.status import MISMATCH, exception
 from horoplug.rendezvous.fork import close_in_children
+from horoplug.rendezvous.launched import Meeting, meet, recognise
 from horoplug.rendezvous.mesh import Mesh
+from horoplug.rendezvous.server import StoreServer
 from horoplug.rendezvous.session import Rendezvous
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Context:
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # stays over shutdowns
         self._identity: tuple[object, ...] = ()  # what the rendezvous was made for
+        self._meeting: Meeting | None = None  # of processes that mpirun has started
         # How often it was used, by the ranks that took part (None: all).
         self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles count on over re-initialisations, so that a stale one can be told from a valid one.
@@ -102,12 +105,12 @@ class Context:
                 return False
             self._hook_process()
             self._forget_stale()
-            config = Config.from_env()
+            config, server = self._place(Config.from_env())
             logger = log.configure(
                 config.log_level, hide_time=config.log_hide_time, rank=config.rank
             )
             config.log_notes(logger)
-            mesh = self._connect(config, ranks)
+            mesh = self._connect(config, ranks, server)
             streams = [(fd, os.fstat(fd)) for fd in mesh.streams]
             try:
                 self._engine = _start_engine(config, mesh, process_sets)
@@ -144,7 +147,19 @@ class Context:
         except Error as error:
             raise exception(error) from None
 
-    def _connect(self, config: Config, ranks: tuple[int, ...] | None) -> Mesh:
+    def _place(self, config: Config) -> tuple[Config, StoreServer | None]:
+        """The configuration with what another launcher than ours has decided, and the first time rank 0's server."""
+        launched = recognise(os.environ)
+        if launched is None:
+            return config, None
+        server = None
+        if self._meeting is None:
+            self._meeting, server = meet(config, launched)
+        return self._meeting.apply(config), server
+
+    def _connect(
+        self, config: Config, ranks: tuple[int, ...] | None, server: StoreServer | None
+    ) -> Mesh:
         if ranks is not None:
             _check_ranks(ranks, config)
         identity = (
@@ -158,7 +173,7 @@ class Context:
             if self._rendezvous is not None:
                 self._rendezvous.close()
                 self._rendezvous = None
-            self._rendezvous = Rendezvous(config)
+            self._rendezvous = Rendezvous(config, server)
             self._identity = identity
             self._generations = {}
         generation = self._generations.get(ranks, 0)

@@ -16,12 +16,13 @@ from .store import StoreClient
 class Rendezvous:
     """The store's client of this process, and its server if this is where it runs. A context manager."""
 
-    def __init__(self, config: Config) -> None:
-        """Connect to the store, within ``config.start_timeout``; a job of one rank connects to nothing.
+    def __init__(self, config: Config, server: StoreServer | None = None) -> None:
+        """Connect to the store, within ``config.start_timeout``; a job of one rank connects to nothing. ``server``: one
+        that this process serves already, and that is closed with this.
 
         Errors: ValueError if variables are missing, else RendezvousError or AuthenticationError."""
         self._config = config
-        self._server: StoreServer | None = None
+        self._server = server
         self._client: StoreClient | None = None
         if config.size == 1:
             return

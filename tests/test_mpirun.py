@@ -1,0 +1,226 @@
+"""Jobs that mpirun starts, under every MPI that is installed in build/mpi."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT, environment, until
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness import mpi
+
+from horoplug.rendezvous.launched import LAUNCHERS, recognise
+
+KINDS = ["openmpi", "mpich", "impi"]
+
+JOB = """
+import sys
+import numpy as np
+from mpi4py import MPI
+import horoplug as hvd
+
+hvd.init()
+rank, size, world = hvd.rank(), hvd.size(), MPI.COMM_WORLD
+assert (rank, size) == (world.rank, world.size)
+assert (hvd.local_rank(), hvd.local_size(), hvd.cross_size()) == (rank, size, 1)
+assert hvd.allreduce(np.array([rank]), op=hvd.Sum) == size * (size - 1) // 2
+
+# Again, with and without others.
+hvd.shutdown()
+hvd.init()
+assert hvd.allgather(np.array([rank])).tolist() == [*range(size)]
+hvd.shutdown()
+
+# Communicators: all, and two halves in the opposite order.
+hvd.init(comm=world.Dup())
+assert (hvd.rank(), hvd.size()) == (rank, size)
+hvd.shutdown()
+halves = world.Split(rank % 2, -rank)
+hvd.init(comm=halves)
+assert (hvd.rank(), hvd.size()) == (halves.rank, halves.size)
+assert hvd.allgather_object(rank) == halves.allgather(rank)
+hvd.shutdown()
+sys.stdout.write(f"rank {rank} of {size} is done\\n")
+"""
+
+
+@pytest.fixture(params=KINDS)
+def place(request):
+    found = mpi.find(request.param)
+    if found is None:
+        pytest.skip(f"{request.param} is not installed: make mpi")
+    return found
+
+
+def mpirun(place: mpi.Mpi, script: str, *args: str, np: int = 2, **variables: str):
+    """Start ``python -c script args`` under mpirun."""
+    return subprocess.Popen(
+        [str(place.mpirun), "-np", str(np), sys.executable, "-c", script, *args],
+        env=environment() | place.environment() | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        output, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate(timeout=20)
+        pytest.fail(f"not done after 60 s:\n{output}", pytrace=False)
+    return process.returncode, output
+
+
+def test_a_job(place):
+    pytest.importorskip("mpi4py")
+    status, output = finish(mpirun(place, JOB, np=4))
+    assert status == 0, output
+    assert sorted(re.findall(r"rank (\d) of 4 is done", output)) == ["0", "1", "2", "3"]
+
+
+def test_hosts_that_share_no_memory(place):
+    """They find rank 0 by its address on the network."""
+    pytest.importorskip("mpi4py")
+    script = """
+import os
+from mpi4py import MPI
+os.environ["HOROVOD_HOSTNAME"] = f"host{MPI.COMM_WORLD.rank % 2}"
+import numpy as np
+import horoplug as hvd
+hvd.init()
+assert (hvd.local_size(), hvd.cross_size()) == (2, 2)
+assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
+print("done", flush=True)
+"""
+    status, output = finish(mpirun(place, script, np=4))
+    assert status == 0, output
+    assert output.count("done") == 4
+
+
+FAILING = """
+import sys
+import numpy as np
+import horoplug as hvd
+hvd.init()
+hvd.allreduce(np.ones(1), name="before")
+if hvd.rank() == 1:
+    sys.exit(0)
+try:
+    hvd.allreduce(np.ones(1), name="after")
+except hvd.HorovodInternalError as error:
+    print(f"failed: {error}", flush=True)
+"""
+
+
+def test_a_rank_that_ends_early(place):
+    """The others hear of it, and nobody waits for anybody when MPI ends."""
+    pytest.importorskip("mpi4py")
+    status, output = finish(mpirun(place, FAILING))
+    assert status == 0, output
+    assert re.search(r"failed: .*after.*rank 1", output), output
+
+
+def test_a_rank_that_is_killed(place, tmp_path):
+    pytest.importorskip("mpi4py")
+    script = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import horoplug as hvd
+hvd.init()
+if hvd.rank() == 1:
+    part = Path(sys.argv[1], "part")
+    part.write_text(str(os.getpid()))
+    part.rename(Path(sys.argv[1], "pid"))
+while True:
+    hvd.allreduce(np.ones(1), name="step")
+"""
+    process = mpirun(place, script, str(tmp_path))
+    pid = Path(tmp_path, "pid")
+    until(lambda: pid.exists() or process.poll() is not None, timeout=40)
+    assert process.poll() is None, process.communicate()[0]
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    status, output = finish(process)
+    assert status != 0, output
+
+
+REFUSED = """
+import sys
+if sys.argv[1:] == ["no mpi4py"]:
+    sys.modules["mpi4py"] = None
+import horoplug as hvd
+try:
+    hvd.init()
+except ValueError as error:
+    # In one piece: the processes write to one place.
+    sys.stdout.write(f"refused: {error}\\n")
+"""
+
+
+def refusals(output: str) -> list[str]:
+    return re.findall(r"refused: (.*)", output)
+
+
+def test_without_mpi4py(place):
+    _, output = finish(mpirun(place, REFUSED, "no mpi4py"))
+    assert len(refusals(output)) == 2, output
+    assert all("pip install mpi4py" in text for text in refusals(output))
+
+
+def test_without_a_library(place):
+    pytest.importorskip("mpi4py")
+    variables = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "MPI4PY_MPIABI": ""}
+    _, output = finish(mpirun(place, REFUSED, **variables))
+    assert len(refusals(output)) == 2, output
+    assert all("MPI4PY_LIBMPI" in text for text in refusals(output))
+
+
+def test_the_mpirun_of_another_mpi():
+    """Open MPI's library makes jobs of one process under another mpirun, which must not go unnoticed."""
+    pytest.importorskip("mpi4py")
+    theirs, ours = mpi.find("mpich"), mpi.find("openmpi")
+    if theirs is None or ours is None:
+        pytest.skip("needs Open MPI and MPICH: make mpi")
+    variables = ours.environment() | {"PATH": theirs.environment()["PATH"]}
+    _, output = finish(mpirun(theirs, REFUSED, **variables))
+    assert len(refusals(output)) == 2, output
+    assert all("the mpirun that belongs to it" in text for text in refusals(output))
+
+
+# ---- who has started a process ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.size)
+def test_recognised(launcher):
+    variables = {launcher.rank: "1", launcher.size: "3"}
+    found = recognise(variables)
+    assert found is not None
+    assert (found.launcher, found.rank, found.size) == (launcher, 1, 3)
+    # Horovod's own variables are stronger, and a job of one needs nobody.
+    assert recognise(variables | {"HOROVOD_SIZE": "2"}) is None
+    assert recognise(variables | {"HOROPLUG_SIZE": "2"}) is None
+    assert recognise({launcher.rank: "0", launcher.size: "1"}) is None
+    assert recognise({launcher.rank: "3", launcher.size: "3"}) is None
+    assert recognise({launcher.rank: "one", launcher.size: "3"}) is None
+    assert recognise({launcher.size: "3"}) is None
+
+
+def test_communicators_elsewhere():
+    import horoplug as hvd
+
+    class Communicator:
+        def Get_group(self):
+            raise AssertionError("not to be asked")
+
+    with pytest.raises(ValueError, match="mpirun"):
+        hvd.init(comm=Communicator())
+    with pytest.raises(ValueError, match="list of ranks or a communicator"):
+        hvd.init(comm=object())
