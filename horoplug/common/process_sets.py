@@ -155,4 +155,8 @@ def set_number(process_set: ProcessSet) -> int:
         raise ValueError(
             f"{process_set} is not registered in this job; use add_process_set, on every rank."
         )
+    if number and number not in context.process_sets:
+        raise ValueError(
+            f"{process_set} has the number {number}, which no process set of this job has."
+        )
     return number

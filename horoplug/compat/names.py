@@ -26,6 +26,21 @@ MODULES: Final = {
     "horovod.runner.common.util.timeout": "horoplug.compat.timeout",
     "horovod.runner.elastic.worker": "horoplug.common.elastic",
     "horovod.runner.util.threads": "horoplug.compat.threads",
+    "horovod.keras": "horoplug.keras",
+    "horovod.keras.callbacks": "horoplug.keras.callbacks",
+    "horovod.keras.elastic": "horoplug.keras.elastic",
+    "horovod.tensorflow": "horoplug.tensorflow",
+    "horovod.tensorflow.compression": "horoplug.tensorflow.compression",
+    "horovod.tensorflow.elastic": "horoplug.tensorflow.elastic",
+    "horovod.tensorflow.functions": "horoplug.tensorflow.functions",
+    "horovod.tensorflow.gradient_aggregation": "horoplug.tensorflow.gradient_aggregation",
+    "horovod.tensorflow.gradient_aggregation_eager": "horoplug.tensorflow.gradient_aggregation_eager",
+    "horovod.tensorflow.keras": "horoplug.tensorflow.keras",
+    "horovod.tensorflow.keras.callbacks": "horoplug.tensorflow.keras.callbacks",
+    "horovod.tensorflow.keras.elastic": "horoplug.tensorflow.keras.elastic",
+    "horovod.tensorflow.mpi_ops": "horoplug.tensorflow.mpi_ops",
+    "horovod.tensorflow.sync_batch_norm": "horoplug.tensorflow.sync_batch_norm",
+    "horovod.tensorflow.util": "horoplug.tensorflow.util",
     "horovod.torch": "horoplug.torch",
     "horovod.torch.compression": "horoplug.torch.compression",
     "horovod.torch.elastic": "horoplug.torch.elastic",
@@ -41,6 +56,7 @@ MODULES: Final = {
 ADDED: Final = {
     "horovod.common.exceptions": (("get_version_mismatch_message", "horoplug.compat.util"),),
     "horovod.common.process_sets": (("_basics", "horoplug.compat.basics"),),
+    "horovod.tensorflow.mpi_ops": (("_basics", "horoplug.compat.basics"),),
     "horovod.torch": (("_check_has_gpu", "horoplug.compat.util"),),
     "horovod.torch.mpi_ops": (("_basics", "horoplug.compat.basics"),),
 }
@@ -49,7 +65,6 @@ ADDED: Final = {
 MISSING: Final = (
     "horovod._keras",
     "horovod.data",
-    "horovod.keras",
     "horovod.mxnet",
     "horovod.ray",
     "horovod.run",
@@ -86,7 +101,8 @@ MISSING: Final = (
     "horovod.runner.util.remote",
     "horovod.runner.util.streams",
     "horovod.spark",
-    "horovod.tensorflow",
+    "horovod.tensorflow.data",
+    "horovod.tensorflow.mpi_lib",
     "horovod.torch.mpi_lib_v2",
 )
 """Modules and functions of Horovod that horoplug does not have; with all that is inside of them."""
@@ -96,15 +112,46 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-_COMMON = _words("""
+_JOB = _words("""
     init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
     mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built
     rocm_built ProcessSet global_process_set add_process_set remove_process_set Average Sum Adasum Min Max Product
+""")
+
+_TORCH = [
+    *_JOB,
+    *_words("""
     HorovodInternalError allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async
     grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
     grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async reducescatter
     reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize
+    """),
+]
+
+_TENSORFLOW = [
+    *_JOB,
+    *_words("""
+    is_homogeneous allgather grouped_allgather broadcast broadcast_ alltoall join rank_op local_rank_op size_op
+    local_size_op process_set_included_op
+    """),
+]
+
+_KERAS = [
+    *_JOB,
+    *_words("""
+    Compression DistributedOptimizer allgather allreduce broadcast broadcast_global_variables callbacks elastic
+    load_model reducescatter
+    """),
+]
+
+_KERAS_CALLBACKS = _words("""
+    BestModelCheckpoint BroadcastGlobalVariablesCallback LearningRateScheduleCallback LearningRateWarmupCallback
+    MetricAverageCallback
 """)
+
+_KERAS_ELASTIC = _words(
+    "CommitStateCallback KerasState UpdateBatchStateCallback UpdateEpochStateCallback run"
+)
 
 NAMES: Final = {
     "horovod": ["__version__", "run"],
@@ -126,6 +173,9 @@ NAMES: Final = {
         get_average_backwards_compatibility_fun get_ext_suffix get_extension_full_path gloo_built gpu_available
         is_iterable is_version_greater_equal_than mpi_built nccl_built num_rank_is_power_2 split_list
     """),
+    "horovod.keras": [*_KERAS, "PartialDistributedOptimizer"],
+    "horovod.keras.callbacks": _KERAS_CALLBACKS,
+    "horovod.keras.elastic": _KERAS_ELASTIC,
     "horovod.runner": ["run"],
     "horovod.runner.common.util.env": _words("""
         IGNORE_REGEXES KUBEFLOW_MPI_EXEC LOG_LEVEL_STR get_env_rank_and_size is_exportable is_kubeflow_mpi
@@ -133,8 +183,37 @@ NAMES: Final = {
     "horovod.runner.common.util.timeout": ["Timeout", "TimeoutException"],
     "horovod.runner.elastic.worker": ["HostUpdateResult", "WorkerNotificationManager"],
     "horovod.runner.util.threads": ["execute_function_multithreaded", "in_thread", "on_event"],
+    "horovod.tensorflow": [
+        *_TENSORFLOW,
+        *_words("""
+        allreduce grouped_allreduce reducescatter grouped_reducescatter broadcast_variables broadcast_global_variables
+        BroadcastGlobalVariablesHook broadcast_object broadcast_object_fn allgather_object DistributedOptimizer
+        DistributedGradientTape PartialDistributedGradientTape SyncBatchNormalization LocalGradientAggregationHelper
+        Compression compression elastic functions mpi_ops util _executing_eagerly _make_subgraph _cache vars_to_refs
+        refs_to_vars handle_average_backwards_compatibility check_num_rank_power_of_2 gpu_available
+        _make_allreduce_grads_fn _make_cached_allreduce_grads_fn
+        """),
+    ],
+    "horovod.tensorflow.compression": _words(
+        "Compression Compressor FP16Compressor NoneCompressor"
+    ),
+    "horovod.tensorflow.elastic": _words("TensorFlowKerasState TensorFlowState run"),
+    "horovod.tensorflow.functions": _words("""
+        BroadcastGlobalVariablesHook allgather_object broadcast_global_variables broadcast_object broadcast_object_fn
+        broadcast_variables
+    """),
+    "horovod.tensorflow.gradient_aggregation": ["LocalGradientAggregationHelper"],
+    "horovod.tensorflow.gradient_aggregation_eager": ["LocalGradientAggregationHelperEager"],
+    "horovod.tensorflow.keras": _KERAS,
+    "horovod.tensorflow.keras.callbacks": _KERAS_CALLBACKS,
+    "horovod.tensorflow.keras.elastic": _KERAS_ELASTIC,
+    "horovod.tensorflow.mpi_ops": [*_TENSORFLOW, "_basics"],
+    "horovod.tensorflow.sync_batch_norm": ["SyncBatchNormalization"],
+    "horovod.tensorflow.util": _words("""
+        _cache _executing_eagerly _make_subgraph refs_to_vars vars_to_refs
+    """),
     "horovod.torch": [
-        *_COMMON,
+        *_TORCH,
         *_words("""
         elastic mpi_ops optimizer functions compression sync_batch_norm Compression allgather_object broadcast_object
         broadcast_optimizer_state broadcast_parameters DistributedOptimizer SyncBatchNorm _check_has_gpu
@@ -151,7 +230,7 @@ NAMES: Final = {
     "horovod.torch.functions": _words("""
         allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters
     """),
-    "horovod.torch.mpi_ops": [*_COMMON, "_basics", "is_homogeneous"],
+    "horovod.torch.mpi_ops": [*_TORCH, "_basics", "is_homogeneous"],
     "horovod.torch.optimizer": ["DistributedOptimizer", "_DistributedOptimizer"],
     "horovod.torch.sync_batch_norm": ["SyncBatchNorm"],
 }
