@@ -21,7 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Run by tests/test_horovod_api.py, on several ranks at once.
-collect_ignore = ["tests/horovod_api"]
+collect_ignore = ["tests/horovod_api", "tests/horovod_tensorflow_api"]
 
 FILES_BEFORE = pytest.StashKey[set[Path]]()
 

@@ -1,4 +1,5 @@
-"""Horovod's torch API, as its users test it: every rank runs the same pytest (see tests/horovod_api/conftest.py)."""
+"""Horovod's API, as its users test it: every rank runs the same pytest (see tests/horovod_api/conftest.py and
+tests/horovod_tensorflow_api/conftest.py)."""
 
 import re
 import subprocess
@@ -31,15 +32,15 @@ FILES = [
 ]
 
 
-def run(files: list[str], size: int, timeout: float) -> list[str]:
+def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> list[str]:
     """What pytest's last line says on every rank, the time left out."""
     command = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", str(size)]
     command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    command += [str(FOLDER / name) for name in files]
+    command += [str(folder / name) for name in files]
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment(),
+        env=environment() | {"TF_CPP_MIN_LOG_LEVEL": "2"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -62,6 +63,17 @@ def run(files: list[str], size: int, timeout: float) -> list[str]:
 def test_conforms(size):
     lines = run(FILES, size, timeout=350)
     assert len(lines) == size
+    assert re.fullmatch(r"\d+ passed(, \d+ warnings?)?", lines[0])
+    assert len({line.split()[0] for line in lines}) == 1, lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_tensorflow_conforms():
+    pytest.importorskip("tensorflow")
+    folder = FOLDER.with_name("horovod_tensorflow_api")
+    lines = run([path.name for path in folder.glob("test_*.py")], 2, 350, folder)
+    assert len(lines) == 2
     assert re.fullmatch(r"\d+ passed(, \d+ warnings?)?", lines[0])
     assert len({line.split()[0] for line in lines}) == 1, lines
 

@@ -37,11 +37,10 @@ def initialize(session):
     session.run(v1.local_variables_initializer())
 
 
-@pytest.mark.parametrize("use_resource", [True, False])
 @pytest.mark.parametrize("average", [True, False])
-def test_local_gradient_aggregation(session, average, use_resource):
+def test_local_gradient_aggregation(session, average):
     passes = 4
-    plain = Adding(use_resource)
+    plain = Adding()
     optimizer = hvd.DistributedOptimizer(
         optimizer=plain, backward_passes_per_step=passes, average_aggregated_gradients=average
     )
@@ -79,12 +78,13 @@ def test_local_variables(session):
 
 
 @pytest.mark.no_job
-def test_process_set():
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_process_set(use_resource):
     _, size = get_env_rank_and_size()
     even = hvd.ProcessSet(range(0, size, 2))
     hvd.init(process_sets=[even, hvd.ProcessSet(range(1, size, 2))])
     with tf.Graph().as_default(), v1.Session() as session:
-        plain = Adding()
+        plain = Adding(use_resource)
         optimizer = hvd.DistributedOptimizer(
             optimizer=plain, average_aggregated_gradients=True, process_set=even
         )
