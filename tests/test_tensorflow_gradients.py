@@ -158,7 +158,8 @@ def train(model, tape_of, ids, y, steps, compiled):
                 variable.assign_sub(0.1 * tf.convert_to_tensor(g))
         return loss
 
-    step = tf.function(step) if compiled else step
+    # Without autograph: that of TensorFlow 2.12 does not know zip(strict=True).
+    step = tf.function(step, autograph=False) if compiled else step
     return [step().numpy() for _ in range(steps)]
 
 

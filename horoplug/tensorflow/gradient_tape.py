@@ -8,6 +8,7 @@ import tensorflow as tf
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.tensorflow.compression import Compression
+from horoplug.tensorflow.library import as_written
 from horoplug.tensorflow.reduction import Groups, Reduction
 
 Tape = TypeVar("Tape", bound=tf.GradientTape)
@@ -23,6 +24,7 @@ class _Reducing:
         """Leave the gradient of a source (a variable) to this rank alone."""
         self._local_sources[id(source)] = source  # kept, so that nobody else gets its id
 
+    @as_written
     def gradient(
         self,
         target: Any,
@@ -38,6 +40,7 @@ class _Reducing:
         flat = list(tf.nest.flatten(gradients, expand_composites=False))
         return tf.nest.pack_sequence_as(gradients, self._reduce(flat, flat_sources))
 
+    @as_written
     def get_local_and_global_gradients(
         self, gradients: Sequence[Any], sources: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:

@@ -125,5 +125,6 @@ def _register(name: str, rule: Rule) -> None:
 
 for _name, _rule in RULES.items():
     _register(_name, _rule)
-for _name in ("Join", "Barrier", "Size", "LocalSize", "Rank", "LocalRank", "ProcessSetIncluded"):
+_NUMBERS = ("Size", "LocalSize", "Rank", "LocalRank", "ProcessSetIncluded", "Defers")
+for _name in ("Join", "Barrier", *_NUMBERS):
     tf.no_gradient(f"Horovod{_name}")

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
+from horoplug.tensorflow.library import in_any_order
 from horoplug.tensorflow.mpi_ops import allreduce, grouped_allreduce
 from horoplug.tensorflow.nodes import size_of
 
@@ -97,8 +98,8 @@ class Reduction:
         return grouped_allreduce(gradients, **options)
 
     def _groups(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[list[int]]:
-        """The places of gradients that travel together. In eager mode, where only one operation at a time is under
-        way, these are all that may."""
+        """The places of gradients that travel together. Where only one operation at a time is under way, as in eager
+        mode, these are all that may."""
         sparse = [p for p, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         left_out = {p for p, g in enumerate(gradients) if g is None} | set(sparse)
         dense = [p for p in range(len(gradients)) if p not in left_out]
@@ -115,7 +116,7 @@ class Reduction:
                 key = number.get(id(sources[place]), ("alone", place))
                 by_number.setdefault(key, []).append(place)
             groups = list(by_number.values())
-        elif tf.executing_eagerly():
+        elif tf.executing_eagerly() or not in_any_order():
             groups = [dense]
         else:
             groups = _bundles(gradients, dense)
