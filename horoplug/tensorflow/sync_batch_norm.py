@@ -4,12 +4,14 @@ One exchange of a few numbers per channel in the forward pass, and one in the ba
 of different sizes, empty ones included.
 """
 
+import itertools
+import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from horoplug.common.context import context
-from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
 from horoplug.common.reduce_ops import Sum
 from horoplug.tensorflow.library import as_written
 from horoplug.tensorflow.mpi_ops import allreduce
@@ -62,12 +64,13 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         count, mean, squares = (
             tf.cast(tf.reshape(numbers, [-1]), tf.float64) for numbers in (count, mean, squares)
         )
-        sums = allreduce(
-            tf.concat([count, count * mean, squares + count * mean**2], 0),
-            op=Sum,
-            name=f"sync_batch_norm.{self.name}",
-            process_set=self.process_set,
-        )
+        with tf.name_scope("sync_batch_norm/"):  # instead of scopes that are called like layers
+            sums = allreduce(
+                tf.concat([count, count * mean, squares + count * mean**2], 0),
+                op=Sum,
+                name=f"sync_batch_norm.{self._number()}",
+                process_set=self.process_set,
+            )
         total, squares = tf.split(sums[1:], 2)
         mean = total / sums[0]
         variance = tf.maximum(squares / sums[0] - mean**2, 0)
@@ -77,6 +80,17 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             if keep_dims or axis not in axes
         ]
         return tf.cast(tf.reshape(mean, shape), kind), tf.cast(tf.reshape(variance, shape), kind)
+
+    def _number(self) -> int:
+        """The layer's number in the job, in the order of first use, which is the same on every rank. Its name need
+        not be: that depends on what else a rank has made."""
+        key = SyncBatchNormalization, set_number(self.process_set)
+        numbers, unused = context.per_job.setdefault(
+            key, (weakref.WeakKeyDictionary(), itertools.count())
+        )
+        if self not in numbers:
+            numbers[self] = next(unused)
+        return int(numbers[self])
 
     def _asked(
         self,
