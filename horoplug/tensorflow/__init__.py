@@ -18,6 +18,7 @@ except ImportError as error:
     ) from error
 
 from horoplug.common.api import *  # noqa: F403
+from horoplug.tensorflow import elastic as elastic
 from horoplug.tensorflow.compression import Compression as Compression
 from horoplug.tensorflow.functions import *  # noqa: F403
 from horoplug.tensorflow.gradient_aggregation import (

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -41,15 +42,15 @@ std::int32_t data_type(TF_DataType type) {
 }
 
 // What a failed call of the core is in TensorFlow. Horovod's users know a job that is broken as an
-// UnknownError, and disagreement between ranks as a FailedPreconditionError.
+// UnknownError, and disagreement between ranks as a FailedPreconditionError. What concerns all ranks
+// can be told by the text (horoplug/tensorflow/elastic.py).
 Failure failure_of(hp_status status) {
   Code code = kUnknown;
   switch (status) {
     case HP_INVALID_ARGUMENT:
     case HP_DUPLICATE_NAME:
     case HP_UNSUPPORTED:
-      code = kInvalidArgument;
-      break;
+      return {kInvalidArgument, hp_last_error()};
     case HP_MISMATCH:
     case HP_DEADLOCK:
       code = kFailedPrecondition;
@@ -60,7 +61,7 @@ Failure failure_of(hp_status status) {
     default:
       break;
   }
-  return {code, hp_last_error()};
+  return {code, std::string("a Horovod operation has failed: ") + hp_last_error()};
 }
 
 void check(hp_status status) {
