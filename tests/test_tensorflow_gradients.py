@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import gradient_test
 from support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
@@ -38,8 +39,8 @@ def check_allreduce_gradient(key):
     size, rank = hvd.size(), hvd.rank()
     weights = normal(key, size, 5, 3)  # the output's gradient on each rank
     x = tf.ones([5, 3])
-    for op, expected in ((hvd.Average, 2 * weights.mean(0)), (hvd.Sum, 2 * weights.sum(0))):
-        options = {"op": op, "prescale_factor": 2.0}
+    for op, expected in ((hvd.Average, 6 * weights.mean(0)), (hvd.Sum, 6 * weights.sum(0))):
+        options = {"op": op, "prescale_factor": 2.0, "postscale_factor": 3.0}
         close(gradient(lambda x, o=options: hvd.allreduce(x, **o) * weights[rank], x), expected)
         named = options | {"name": "named"}
         close(gradient(lambda x, o=named: hvd.allreduce(x, **o) * weights[rank], x), expected)
@@ -72,7 +73,7 @@ def check_broadcast_gradient(key):
 def check_alltoall_gradient(key):
     """A row's gradient is what came of it where it went."""
     size, rank = hvd.size(), hvd.rank()
-    splits = [(rank + r) % 3 for r in range(size)]
+    splits = [(2 * rank + r) % 3 for r in range(size)]  # not what is received
     where = np.repeat(np.arange(size) + 1.0, splits)
     x = tf.ones([sum(splits), 2])
     close(gradient(lambda x: hvd.alltoall(x, splits)[0] * (rank + 1), x), np.stack([where] * 2, 1))
@@ -97,18 +98,13 @@ def check_reducescatter_gradient(key):
         close(gradient(lambda x, g=group: g(x) * (rank + 1), x), expected)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        check_allreduce_gradient,
-        check_allgather_gradient,
-        check_broadcast_gradient,
-        check_alltoall_gradient,
-        check_reducescatter_gradient,
-    ],
+test_gradient = gradient_test(
+    check_allreduce_gradient,
+    check_allgather_gradient,
+    check_broadcast_gradient,
+    check_alltoall_gradient,
+    check_reducescatter_gradient,
 )
-def test_gradient(ranks, check):
-    ranks.run(check, seed())
 
 
 def check_second_gradient():
