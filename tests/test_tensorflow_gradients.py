@@ -214,6 +214,7 @@ def check_tape():
         loss = a * a + b * b + c
     mean = (size - 1) / 2
     close(tape.gradient(loss, a), [2 * mean])
+    close(tape.gradient(loss, a, output_gradients=tf.constant([3.0])), [6 * mean])
     found = tape.gradient(loss, {"a": a, "rest": [b, c]})
     close(found["a"], [2 * mean])
     close(found["rest"][0], [2 * (rank + 1) / size])

@@ -30,7 +30,8 @@ def results(layers, x, weights, compiled, **options):
 
 
 def layers_of(kind, key, shape, **options):
-    made = [kind(**options) for _ in range(2)]
+    # Layers may be called otherwise on other ranks.
+    made = [kind(name=f"layer{number}_of_{hvd.rank()}", **options) for number in range(2)]
     for number, layer in enumerate(made):
         layer.build(shape)
         random = np.random.default_rng([key, number])
