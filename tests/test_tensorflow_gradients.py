@@ -248,6 +248,65 @@ def test_tape(ranks):
     ranks.run(check_tape)
 
 
+def check_groups():
+    """How many gradients an operation has, and in what order operations begin."""
+    count = 5
+    sources = [tf.Variable(tf.ones([100_000 if n == 1 else n + 2])) for n in range(count)]
+    a, b, c, *_ = sources
+
+    def groups_of(**options):
+        @tf.function
+        def step():
+            with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+                loss = tf.add_n([tf.reduce_sum(v) * (n + 1.0) for n, v in enumerate(sources)])
+            return tape.gradient(loss, sources)
+
+        for n, found in enumerate(step()):
+            np.testing.assert_array_equal(found, np.full(found.shape, n + 1.0))
+        found = []
+        for node in step.get_concrete_function().graph.get_operations():
+            if node.type in ("HorovodAllreduce", "HorovodGroupedAllreduce"):
+                found.append([tensor.shape[0] - 2 for tensor in node.inputs])
+        return found
+
+    large = 100_000 - 2
+    assert groups_of(num_groups=2) == groups_of(groups=2) == [[0, large], [2, 3, 4]]
+    assert groups_of(groups=9) == [[0], [large], [2], [3], [4]]
+    assert groups_of(groups=[[c, a], [b]]) == [[0, 2], [large], [3], [4]]
+    assert groups_of() == [[4, 3, 2, large, 0]]  # what is computed first comes from the end
+    sources[3] = tf.Variable(tf.ones([400_000]))
+    assert groups_of() == [[4, 400_000 - 2], [2, large, 0]]
+
+
+def test_groups(ranks):
+    ranks.run(check_groups)
+
+
+def check_process_set():
+    """Ranks outside of a set keep their gradients; its members have the average over the set."""
+    rank = hvd.rank()
+    part = hvd.add_process_set([0, 2])
+    a, b = tf.Variable([1.0]), tf.Variable([2.0])
+    slices = tf.Variable([[1.0], [2.0]])
+    for sparse_as_dense in (False, True):
+        with tf.GradientTape() as tape:
+            loss = (a + b) * (rank + 1.0) + tf.gather(slices, [1])
+        tape = hvd.DistributedGradientTape(tape, process_set=part, sparse_as_dense=sparse_as_dense)
+        tape.register_local_source(b)
+        of_a, of_b, of_slices = tape.gradient(loss, [a, b, slices])
+        close(of_a, [2.0 if rank in (0, 2) else rank + 1.0])
+        close(of_b, [(rank + 1) / 2])
+        close(tf.convert_to_tensor(of_slices), [[0], [1]])
+        if rank in (0, 2):
+            assert isinstance(of_slices, tf.Tensor) == sparse_as_dense
+    hvd.remove_process_set(part)
+
+
+def test_process_set(pool):
+    with pool.ranks(3) as job:
+        job.run(check_process_set)
+
+
 def check_local_layers():
     size, rank = hvd.size(), hvd.rank()
     layers = [tf.keras.layers.Dense(1, use_bias=False) for _ in range(2)]

@@ -3,9 +3,12 @@ the same library, and what other test modules check on a new one. Where that env
 later TensorFlow might do, HOROPLUG_TENSORFLOW_KERNELS makes the present one like it."""
 
 import pytest
+import test_tensorflow_elastic as of_elastic
 import test_tensorflow_gradients as of_gradients
 import test_tensorflow_ops as of_ops
+import test_tensorflow_optimizer as of_optimizer
 import test_tensorflow_programs as of_programs
+import test_tensorflow_sync_batch_norm as of_batch_norm
 from support import ROOT, Pool, seed
 
 tf = pytest.importorskip("tensorflow")
@@ -74,6 +77,21 @@ def check_many():
         assert step(tf.ones([3])).numpy().tolist() == [40 * 41.0] * 3
 
 
+def check_optimizer(key):
+    for mode in ("graph", "function"):
+        of_optimizer.check_training(key, mode)
+        of_optimizer.check_several_backward_passes(key, mode)
+        of_optimizer.check_adasum(key, mode)
+    of_optimizer.check_sessions()
+    of_optimizer.check_helpers()
+
+
+def check_elastic():
+    of_elastic.check_run(compiled=True)
+    of_elastic.check_keras()
+    of_elastic.check_old_graph()
+
+
 def test_operations(ranks):
     ranks.run(check_operations, seed())
 
@@ -97,3 +115,15 @@ def test_saved_model(ranks, tmp_path):
 
 def test_mismatches(ranks):
     ranks.run(of_ops.check_mismatches)
+
+
+def test_optimizer(ranks):
+    ranks.run(check_optimizer, seed() % 10000)
+
+
+def test_batch_norm(ranks):
+    ranks.run(of_batch_norm.check_as_one_batch, seed() % 10000, True)
+
+
+def test_elastic(ranks):
+    ranks.run(check_elastic)

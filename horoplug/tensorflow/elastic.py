@@ -129,4 +129,5 @@ class TensorFlowKerasState(TensorFlowState):
         of_optimizer = getattr(self.optimizer, "variables", ())
         if callable(of_optimizer):  # a method in Keras 2
             of_optimizer = of_optimizer()
-        return [*self.model.variables, *of_optimizer]
+        of_model = self.model.variables if self.model.built else ()
+        return [*of_model, *of_optimizer]

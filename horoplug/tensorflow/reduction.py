@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
-from horoplug.tensorflow.library import in_any_order
+from horoplug.tensorflow.library import as_written, in_any_order
 from horoplug.tensorflow.mpi_ops import allreduce, grouped_allreduce
 from horoplug.tensorflow.nodes import size_of
 
@@ -76,6 +76,7 @@ class Reduction:
             return gradient
         return share(gradient, self.process_set)
 
+    @as_written
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """The reduced gradients in the order of ``sources``, which they belong to. What is None stays so; those of
         local sources are :meth:`local`.
