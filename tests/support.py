@@ -108,11 +108,11 @@ class Outcome:
 class _Worker:
     """One process of a pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
+                [python, __file__, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment(),
@@ -205,9 +205,10 @@ class Ranks:
 
 
 class Pool:
-    """Processes that are used for one job after the other."""
+    """Processes that are used for one job after the other. ``python``: their interpreter, of this one's version."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str | Path = sys.executable) -> None:
+        self.python = str(python)
         self.workers: list[_Worker] = []
 
     @contextlib.contextmanager
@@ -220,7 +221,7 @@ class Pool:
             w for w in self.workers if w.process.poll() is None and not w.connection.closed
         ]
         while len(self.workers) < size:
-            self.workers.append(_Worker())
+            self.workers.append(_Worker(self.python))
         key = secrets.token_bytes(32)
         with StoreServer(key, "127.0.0.1", 0) as server:
             ranks = Ranks(self.workers[:size])

@@ -1,9 +1,11 @@
 """The examples do what they say, on one process and under the launcher. (train.py: test_training.py.)"""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support import ROOT, environment
@@ -164,6 +166,24 @@ def test_language_model_refuses_too_short_a_text(tmp_path):
     assert (
         done.stderr == "A text of 5 characters is too short for 1 process(es) with --context 64.\n"
     )
+
+
+# ---- tensorflow/train.py --------------------------------------------------------------------------------------------
+
+
+def test_tensorflow():
+    pytest.importorskip("tensorflow")
+    if not Path("/usr/share/datasets/fashion-mnist").is_dir():
+        pytest.skip("Fashion-MNIST is not installed")
+    program = ROOT / "examples" / "tensorflow" / "train.py"
+    options = ("--epochs", 2, "--max-samples", 6000, "--json")
+    text, other = launch(program, *options)
+    assert other == "", "only rank 0 prints"
+    summary = json.loads(text.splitlines()[-1])
+    assert summary["processes"] == 2
+    first, last = summary["epochs"]
+    assert last["loss"] < first["loss"] - 0.2
+    assert last["accuracy"] > 0.65, "chance is 0.1"
 
 
 def imported(program):

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from cases import REDUCTIONS, allreduce_test
 from support import ranks_fixture, seed
 
 import horoplug as hvd
@@ -26,13 +27,6 @@ DTYPES = [
     "float32",
     "float64",
 ]
-REDUCTIONS = {
-    "Average": hvd.Average,
-    "Sum": hvd.Sum,
-    "Min": hvd.Min,
-    "Max": hvd.Max,
-    "Product": hvd.Product,
-}
 # Ranks with the same letter share memory; others are connected by TCP.
 PLACES = ["a", "aa", "ab", "aaa", "aab", "aaaa", "abab", "abcd"]
 
@@ -107,13 +101,7 @@ def check_allreduce(dtype, op, key):
     return bits
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", REDUCTIONS)
-def test_allreduce(ranks, dtype, op):
-    if (dtype, op) == ("bool", "Average"):
-        pytest.skip("refused: see test_bool_average")
-    bits = ranks.run(check_allreduce, dtype, REDUCTIONS[op], seed())
-    assert all(b == bits[0] for b in bits), "ranks have different bits"
+test_allreduce = allreduce_test(check_allreduce, DTYPES)
 
 
 def check_grouped_allreduce(dtype, key):

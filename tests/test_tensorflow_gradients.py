@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import gradient_test
 from support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
@@ -38,8 +39,8 @@ def check_allreduce_gradient(key):
     size, rank = hvd.size(), hvd.rank()
     weights = normal(key, size, 5, 3)  # the output's gradient on each rank
     x = tf.ones([5, 3])
-    for op, expected in ((hvd.Average, 2 * weights.mean(0)), (hvd.Sum, 2 * weights.sum(0))):
-        options = {"op": op, "prescale_factor": 2.0}
+    for op, expected in ((hvd.Average, 6 * weights.mean(0)), (hvd.Sum, 6 * weights.sum(0))):
+        options = {"op": op, "prescale_factor": 2.0, "postscale_factor": 3.0}
         close(gradient(lambda x, o=options: hvd.allreduce(x, **o) * weights[rank], x), expected)
         named = options | {"name": "named"}
         close(gradient(lambda x, o=named: hvd.allreduce(x, **o) * weights[rank], x), expected)
@@ -72,7 +73,7 @@ def check_broadcast_gradient(key):
 def check_alltoall_gradient(key):
     """A row's gradient is what came of it where it went."""
     size, rank = hvd.size(), hvd.rank()
-    splits = [(rank + r) % 3 for r in range(size)]
+    splits = [(2 * rank + r) % 3 for r in range(size)]  # not what is received
     where = np.repeat(np.arange(size) + 1.0, splits)
     x = tf.ones([sum(splits), 2])
     close(gradient(lambda x: hvd.alltoall(x, splits)[0] * (rank + 1), x), np.stack([where] * 2, 1))
@@ -97,18 +98,13 @@ def check_reducescatter_gradient(key):
         close(gradient(lambda x, g=group: g(x) * (rank + 1), x), expected)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        check_allreduce_gradient,
-        check_allgather_gradient,
-        check_broadcast_gradient,
-        check_alltoall_gradient,
-        check_reducescatter_gradient,
-    ],
+test_gradient = gradient_test(
+    check_allreduce_gradient,
+    check_allgather_gradient,
+    check_broadcast_gradient,
+    check_alltoall_gradient,
+    check_reducescatter_gradient,
 )
-def test_gradient(ranks, check):
-    ranks.run(check, seed())
 
 
 def check_second_gradient():
@@ -158,7 +154,8 @@ def train(model, tape_of, ids, y, steps, compiled):
                 variable.assign_sub(0.1 * tf.convert_to_tensor(g))
         return loss
 
-    step = tf.function(step) if compiled else step
+    # Without autograph: that of TensorFlow 2.12 does not know zip(strict=True).
+    step = tf.function(step, autograph=False) if compiled else step
     return [step().numpy() for _ in range(steps)]
 
 
@@ -217,6 +214,7 @@ def check_tape():
         loss = a * a + b * b + c
     mean = (size - 1) / 2
     close(tape.gradient(loss, a), [2 * mean])
+    close(tape.gradient(loss, a, output_gradients=tf.constant([3.0])), [6 * mean])
     found = tape.gradient(loss, {"a": a, "rest": [b, c]})
     close(found["a"], [2 * mean])
     close(found["rest"][0], [2 * (rank + 1) / size])
@@ -248,6 +246,65 @@ def check_tape():
 
 def test_tape(ranks):
     ranks.run(check_tape)
+
+
+def check_groups():
+    """How many gradients an operation has, and in what order operations begin."""
+    count = 5
+    sources = [tf.Variable(tf.ones([100_000 if n == 1 else n + 2])) for n in range(count)]
+    a, b, c, *_ = sources
+
+    def groups_of(**options):
+        @tf.function
+        def step():
+            with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+                loss = tf.add_n([tf.reduce_sum(v) * (n + 1.0) for n, v in enumerate(sources)])
+            return tape.gradient(loss, sources)
+
+        for n, found in enumerate(step()):
+            np.testing.assert_array_equal(found, np.full(found.shape, n + 1.0))
+        found = []
+        for node in step.get_concrete_function().graph.get_operations():
+            if node.type in ("HorovodAllreduce", "HorovodGroupedAllreduce"):
+                found.append([tensor.shape[0] - 2 for tensor in node.inputs])
+        return found
+
+    large = 100_000 - 2
+    assert groups_of(num_groups=2) == groups_of(groups=2) == [[0, large], [2, 3, 4]]
+    assert groups_of(groups=9) == [[0], [large], [2], [3], [4]]
+    assert groups_of(groups=[[c, a], [b]]) == [[0, 2], [large], [3], [4]]
+    assert groups_of() == [[4, 3, 2, large, 0]]  # what is computed first comes from the end
+    sources[3] = tf.Variable(tf.ones([400_000]))
+    assert groups_of() == [[4, 400_000 - 2], [2, large, 0]]
+
+
+def test_groups(ranks):
+    ranks.run(check_groups)
+
+
+def check_process_set():
+    """Ranks outside of a set keep their gradients; its members have the average over the set."""
+    rank = hvd.rank()
+    part = hvd.add_process_set([0, 2])
+    a, b = tf.Variable([1.0]), tf.Variable([2.0])
+    slices = tf.Variable([[1.0], [2.0]])
+    for sparse_as_dense in (False, True):
+        with tf.GradientTape() as tape:
+            loss = (a + b) * (rank + 1.0) + tf.gather(slices, [1])
+        tape = hvd.DistributedGradientTape(tape, process_set=part, sparse_as_dense=sparse_as_dense)
+        tape.register_local_source(b)
+        of_a, of_b, of_slices = tape.gradient(loss, [a, b, slices])
+        close(of_a, [2.0 if rank in (0, 2) else rank + 1.0])
+        close(of_b, [(rank + 1) / 2])
+        close(tf.convert_to_tensor(of_slices), [[0], [1]])
+        if rank in (0, 2):
+            assert isinstance(of_slices, tf.Tensor) == sparse_as_dense
+    hvd.remove_process_set(part)
+
+
+def test_process_set(pool):
+    with pool.ranks(3) as job:
+        job.run(check_process_set)
 
 
 def check_local_layers():

@@ -4,8 +4,9 @@ import random
 
 import numpy as np
 import pytest
+from cases import allreduce_test, exchanged
 from support import ranks_fixture, seed
-from test_numpy_ops import REDUCTIONS, arrays, reduced, shapes
+from test_numpy_ops import arrays, reduced, shapes
 
 import horoplug as plain
 
@@ -78,13 +79,7 @@ def check_allreduce(dtype, op, key):
     return seen
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", REDUCTIONS)
-def test_allreduce(ranks, dtype, op):
-    if (dtype, op) == ("bool", "Average"):
-        pytest.skip("refused: see test_refusals")
-    seen = ranks.run(check_allreduce, dtype, REDUCTIONS[op], seed())
-    assert all(b == seen[0] for b in seen), "ranks have different bits"
+test_allreduce = allreduce_test(check_allreduce, DTYPES)
 
 
 def check_others(dtype, key):
@@ -108,11 +103,7 @@ def check_others(dtype, key):
             same(send(mine), values[root], dtype)
             same(mine, values[rank], dtype)
 
-    splits = [(rank + r) % 2 for r in range(size)]
-    parts = []
-    for r in range(size):
-        theirs = [(r + s) % 2 for s in range(size)]
-        parts.append(values[r][sum(theirs[:rank]) : sum(theirs[: rank + 1])])
+    splits, parts = exchanged(values, rank)
     for exchange in both(hvd.alltoall):
         for given in (splits, tf.constant(splits)):
             output, received = exchange(mine, given)

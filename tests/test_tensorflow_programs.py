@@ -86,6 +86,7 @@ def check_keras(key):
     rank = hvd.rank()
 
     class Stepping(tf.keras.Model):
+        @tf.autograph.experimental.do_not_convert
         def train_step(self, data):
             x, y = data
             with hvd.DistributedGradientTape(tf.GradientTape()) as tape:

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from support import ranks_fixture, seed
+from cases import gradient_test
+from support import ranks_fixture
 
 import horoplug.torch as hvd
 
@@ -104,18 +105,13 @@ def check_no_gradient():
         assert hvd.synchronize(handle).grad_fn is None
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        check_allreduce_gradient,
-        check_allgather_gradient,
-        check_broadcast_gradient,
-        check_alltoall_gradient,
-        check_reducescatter_gradient,
-    ],
+test_gradient = gradient_test(
+    check_allreduce_gradient,
+    check_allgather_gradient,
+    check_broadcast_gradient,
+    check_alltoall_gradient,
+    check_reducescatter_gradient,
 )
-def test_gradient(ranks, check):
-    ranks.run(check, seed())
 
 
 def test_second_gradient(ranks):

@@ -5,8 +5,9 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from cases import allreduce_test, exchanged
 from support import ranks_fixture, seed
-from test_numpy_ops import REDUCTIONS, arrays, reduced, shapes
+from test_numpy_ops import arrays, reduced, shapes
 from test_numpy_refusals import refused
 
 import horoplug.torch as hvd
@@ -84,13 +85,7 @@ def check_allreduce(dtype, op, key):
     return seen
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", REDUCTIONS)
-def test_allreduce(ranks, dtype, op):
-    if (dtype, op) == ("bool", "Average"):
-        pytest.skip("refused: see test_refusals")
-    seen = ranks.run(check_allreduce, dtype, REDUCTIONS[op], seed())
-    assert all(b == seen[0] for b in seen), "ranks have different bits"
+test_allreduce = allreduce_test(check_allreduce, DTYPES)
 
 
 def check_others(dtype, key):
@@ -115,12 +110,8 @@ def check_others(dtype, key):
         assert hvd.broadcast_(mine, root) is mine
         same(mine, values[root], dtype)
 
-    splits = [(rank + r) % 2 for r in range(size)]
+    splits, parts = exchanged(values, rank)
     mine = rows[rank][: sum(splits)]
-    parts = []
-    for r in range(size):
-        theirs = [(r + s) % 2 for s in range(size)]
-        parts.append(values[r][sum(theirs[:rank]) : sum(theirs[: rank + 1])])
     for given in (splits, torch.tensor(splits, dtype=torch.int32), torch.tensor(splits)):
         output, received = hvd.alltoall(mine, given)
         same(output, np.concatenate(parts), dtype)

@@ -7,10 +7,11 @@ failure the ranks that there were start again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntFlag
 from typing import Any, Final, Protocol
 
@@ -178,13 +179,18 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
+def run_fn(
+    func: Callable[..., Any],
+    reset: Callable[[], Any],
+    is_failure: Callable[[BaseException], bool] | None = None,
+) -> Callable[..., Any]:
     """``func(state, …)`` inside of a loop that goes on after failures; what a framework's ``elastic.run`` is made of.
 
     The state is synchronised before ``func`` runs. On HorovodInternalError the last committed state is restored, on
     HostsUpdatedInterrupt the current one is kept; then ``reset`` starts the ranks anew and ``func`` is called again.
     Other exceptions are the caller's, and so is HorovodInternalError after FAILURES_WITHOUT_COMMIT of them in a row
-    without a commit."""
+    without a commit. ``is_failure``: recognises a framework's own exceptions that are as good as HorovodInternalError;
+    that is what they are raised as."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -195,9 +201,10 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
         try:
             while True:
                 try:
-                    if not skip_sync:
-                        state.sync()
-                    return func(state, *args, **kwargs)
+                    with _failures(is_failure):
+                        if not skip_sync:
+                            state.sync()
+                        return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
                     if _commits(state) != commits:
                         failures, commits = 0, _commits(state)
@@ -215,6 +222,23 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
             notification_manager.remove_listener(state)
 
     return wrapper
+
+
+@contextlib.contextmanager
+def _failures(is_failure: Callable[[BaseException], bool] | None) -> Iterator[None]:
+    """Raise what is a failure, or was raised because of one, as HorovodInternalError."""
+    try:
+        yield
+    except (HorovodInternalError, HostsUpdatedInterrupt):
+        raise
+    except Exception as error:
+        # Cleaning up after a failure may fail, too, and hide it.
+        cause: BaseException | None = error
+        while is_failure is not None and cause is not None:
+            if isinstance(cause, HorovodInternalError) or is_failure(cause):
+                raise HorovodInternalError(str(cause)) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
 
 
 def _commits(state: Any) -> int:

@@ -1,49 +1,22 @@
 """Smaller tensors on the way: ``Compression.none``, ``.fp16``, ``.bf16``."""
 
-from typing import Any
-
 import tensorflow as tf
 
-
-class Compressor:
-    """The interface; derive from it for a compression of your own. Both methods are static."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """``(tensor to send, whatever decompress needs to undo it)``."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The received tensor as it was before compress."""
-        raise NotImplementedError
+from horoplug.common import compression
+from horoplug.common.compression import Compressor as Compressor
+from horoplug.common.compression import NoneCompressor as NoneCompressor
 
 
-class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: None) -> tf.Tensor:
-        return tensor
-
-
-class CastCompressor(Compressor):
+class CastCompressor(compression.CastCompressor):
     """Sends floating-point tensors in a narrower type; others, and those that are as narrow, as they are."""
 
-    dtype: tf.DType
-
     @classmethod
-    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        narrower = tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size
-        return tf.cast(tensor, cls.dtype) if narrower else tensor, tensor.dtype
+    def _is_wider(cls, tensor: tf.Tensor) -> bool:
+        return bool(tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size)
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: tf.DType) -> tf.Tensor:
-        return tf.cast(tensor, ctx)
+    def _cast(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        return tf.cast(tensor, dtype)
 
 
 class FP16Compressor(CastCompressor):

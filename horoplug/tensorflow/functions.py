@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from horoplug.common import objects
 from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.tensorflow.library import as_written
 from horoplug.tensorflow.mpi_ops import broadcast_
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 
+@as_written
 def broadcast_variables(
     variables: Sequence[Any],
     root_rank: int,
@@ -33,6 +35,7 @@ def broadcast_variables(
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
+@as_written
 def broadcast_global_variables(root_rank: int) -> Any:
     """Broadcast all variables of a graph of TensorFlow 1: returns the operation that does so.
 

@@ -1,6 +1,6 @@
 """A ``tf.GradientTape`` whose gradients are those of all ranks together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -8,6 +8,7 @@ import tensorflow as tf
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.tensorflow.compression import Compression
+from horoplug.tensorflow.library import as_written
 from horoplug.tensorflow.reduction import Groups, Reduction
 
 Tape = TypeVar("Tape", bound=tf.GradientTape)
@@ -17,12 +18,12 @@ class _Reducing:
     """What is added to the user's tape; see :func:`DistributedGradientTape`."""
 
     _reduction: Reduction
-    _local_sources: dict[int, Any]
 
     def register_local_source(self, source: Any) -> None:
         """Leave the gradient of a source (a variable) to this rank alone."""
-        self._local_sources[id(source)] = source  # kept, so that nobody else gets its id
+        self._reduction.leave_local(source)
 
+    @as_written
     def gradient(
         self,
         target: Any,
@@ -36,26 +37,31 @@ class _Reducing:
         gradients = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat_sources = tf.nest.flatten(sources)
         flat = list(tf.nest.flatten(gradients, expand_composites=False))
-        return tf.nest.pack_sequence_as(gradients, self._reduce(flat, flat_sources))
+        return tf.nest.pack_sequence_as(gradients, self._reduction.reduce(flat, flat_sources))
 
+    @as_written
     def get_local_and_global_gradients(
         self, gradients: Sequence[Any], sources: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Gradients that are not to be reduced, and the reduced ones, each with None where the other list has one."""
-        is_local = [id(source) in self._local_sources for source in sources]
-        whole = self._reduce(list(gradients), list(sources))
+        whole = self._reduction.reduce(gradients, sources)
+        is_local = [self._reduction.is_local(source) for source in sources]
         return (
             [g if local else None for g, local in zip(whole, is_local, strict=True)],
             [None if local else g for g, local in zip(whole, is_local, strict=True)],
         )
 
-    def _reduce(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
-        local = {p for p, source in enumerate(sources) if id(source) in self._local_sources}
-        shared = [None if p in local else g for p, g in enumerate(gradients)]
-        reduced = self._reduction.reduce(shared, sources)
-        for place in local:
-            reduced[place] = self._reduction.local(gradients[place])
-        return reduced
+
+def _reducing(tape: Tape, arguments: Mapping[str, Any]) -> Tape:
+    """A tape that takes the place of `tape`. ``arguments``: the user's, by name."""
+    kind = type(tape)
+    made: Any = object.__new__(
+        type(kind.__name__, (_Reducing, kind), {"__module__": kind.__module__})
+    )
+    made.__dict__.update(vars(tape))
+    # The same name for both kinds of tape: ranks may differ in their local layers.
+    made._reduction = Reduction.of("DistributedGradientTape", arguments)
+    return made
 
 
 def DistributedGradientTape(
@@ -78,26 +84,7 @@ def DistributedGradientTape(
     groups, or lists of variables (those in no list travel alone); ``num_groups`` is its older name.
     ``scale_local_gradients``: divide the gradients of local sources (``register_local_source``) by the number of
     ranks, as the average does."""
-    reduction = Reduction(
-        "DistributedGradientTape",
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        groups if groups is not None else (num_groups or None),
-        process_set,
-        scale_local_gradients,
-    )
-    kind = type(gradtape)
-    made: Any = object.__new__(
-        type(kind.__name__, (_Reducing, kind), {"__module__": kind.__module__})
-    )
-    made.__dict__.update(vars(gradtape))
-    made._reduction = reduction
-    made._local_sources = {}
-    return made
+    return _reducing(gradtape, locals())
 
 
 def PartialDistributedGradientTape(
@@ -116,19 +103,7 @@ def PartialDistributedGradientTape(
 ) -> Tape:
     """:func:`DistributedGradientTape` in which the trainable variables of ``local_layers`` (a layer or a list of them)
     are local sources."""
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    tape: Any = _reducing(gradtape, locals())
     layers = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:
         for variable in layer.trainable_weights if layer is not None else ():

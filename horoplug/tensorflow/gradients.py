@@ -39,8 +39,10 @@ class Forward:
 
     def again(self, operation: str, tensors: Sequence[tf.Tensor], **options: Any) -> Any:
         """Run an operation on the gradients, with other options."""
-        # Of an operation in a graph this is empty, and the names of nodes are used.
+        # Of an operation in a graph this is empty, and the node's name is used.
         called = self.op.get_attr("tensor_name").decode()
+        if not called and not tf.executing_eagerly():
+            called = self.op.outputs[0].op.name.rpartition("/")[2]
         name = f"{called}.gradient" if called else None
         call = Call(name, process_set=self.process_set, **options)
         return run(operation, tensors, call, grouped=self.is_grouped)
@@ -125,5 +127,6 @@ def _register(name: str, rule: Rule) -> None:
 
 for _name, _rule in RULES.items():
     _register(_name, _rule)
-for _name in ("Join", "Barrier", "Size", "LocalSize", "Rank", "LocalRank", "ProcessSetIncluded"):
+_NUMBERS = ("Size", "LocalSize", "Rank", "LocalRank", "ProcessSetIncluded", "Defers")
+for _name in ("Join", "Barrier", *_NUMBERS):
     tf.no_gradient(f"Horovod{_name}")

@@ -18,7 +18,7 @@ from horoplug.common.process_sets import ProcessSet, global_process_set, set_num
 from horoplug.common.reduce_ops import NAMES, Average, Sum
 from horoplug.tensorflow import gradients as gradients
 from horoplug.tensorflow.compression import Compression
-from horoplug.tensorflow.library import OPS
+from horoplug.tensorflow.library import OPS, as_written
 from horoplug.tensorflow.nodes import run, size_of
 
 __all__ = [
@@ -126,6 +126,7 @@ def _allreduce_slices(slices: tf.IndexedSlices, call: Call, compression: Any) ->
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+@as_written
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -152,6 +153,7 @@ def allreduce(
         return _reduce("allreduce", tensor, call, compression, ignore_name_scope)
 
 
+@as_written
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -186,6 +188,7 @@ def grouped_allreduce(
     return [results[place] for place in range(len(tensors))]
 
 
+@as_written
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -199,6 +202,7 @@ def allgather(
     return run("allgather", [converted], call, ignore_name_scope=ignore_name_scope)[0]
 
 
+@as_written
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -210,6 +214,7 @@ def grouped_allgather(
     return [output for output, _ in _by_dtype("allgather", tensors, call, ignore_name_scope)]
 
 
+@as_written
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -224,6 +229,7 @@ def broadcast(
     return run("broadcast", [converted], call, ignore_name_scope=ignore_name_scope)
 
 
+@as_written
 def broadcast_(
     variables: Sequence[Any],
     root_rank: int,
@@ -240,6 +246,7 @@ def broadcast_(
     return [variable.assign(value) for variable, value in zip(variables, received, strict=True)]
 
 
+@as_written
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -256,6 +263,7 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
+@as_written
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -274,6 +282,7 @@ def reducescatter(
         return _reduce("reducescatter", tensor, call, compression, ignore_name_scope)
 
 
+@as_written
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -290,12 +299,14 @@ def grouped_reducescatter(
         return _reduce_group("reducescatter", tensors, call, compression, False)
 
 
+@as_written
 def join(process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """Say that this rank has no more data, and wait until every rank of the set has; returns the (global) rank that was
     the last, as an int32 scalar. See :func:`horoplug.common.variants.join`."""
     return OPS.horovod_join(process_set_id=set_number(process_set), blocking=tf.executing_eagerly())
 
 
+@as_written
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Wait until every rank of the process set is here. In a graph of TensorFlow 1: returns the operation."""
     waiting = OPS.horovod_barrier(
@@ -308,26 +319,31 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 # Numbers that are looked up when a graph runs, so that it can be used in another job.
 
 
+@as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks in a process set, as an int32 scalar."""
     return OPS.horovod_size(process_set_id=process_set_id, name=name)
 
 
+@as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of ranks on this host, as an int32 scalar."""
     return OPS.horovod_local_size(name=name)
 
 
+@as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This rank's number, as an int32 scalar."""
     return OPS.horovod_rank(name=name)
 
 
+@as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This rank's number on its host, as an int32 scalar."""
     return OPS.horovod_local_rank(name=name)
 
 
+@as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Whether this rank is in a process set, 0 or 1, as an int32 scalar."""
     return OPS.horovod_process_set_included(process_set_id=process_set_id, name=name)

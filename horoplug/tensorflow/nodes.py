@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from horoplug.common.opspec import Call
-from horoplug.tensorflow.library import OPS
+from horoplug.tensorflow.library import OPS, in_any_order
 
 
 def run(
@@ -38,6 +38,7 @@ def run(
     if tf.executing_eagerly():
         arguments |= {"tensor_name": call.name or "", "blocking": True}
     else:
+        in_any_order()  # has tf.function keep to an order if there is a need to
         node = _node_name(call.name or f"{function}_{tensors[0].name}")
         arguments["name"] = node
         if call.name and node != call.name:  # on the wire it has the name that was given

@@ -1,13 +1,14 @@
 """Gradients of all ranks become one: what tapes and optimizers do with the gradients that they have computed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import tensorflow as tf
 
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
+from horoplug.tensorflow.library import as_written, in_any_order
 from horoplug.tensorflow.mpi_ops import allreduce, grouped_allreduce
 from horoplug.tensorflow.nodes import size_of
 
@@ -42,28 +43,53 @@ class Reduction:
     gradient_predivide_factor: float
     groups: Groups
     process_set: ProcessSet
-    scale_local_gradients: bool
+    scale_local_gradients: bool = True
+    _local: dict[int, Any] = field(
+        default_factory=dict, init=False
+    )  # sources by id, of which nobody else gets one
 
     def __post_init__(self) -> None:
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor is for op=Average only.")
         check_groups(self.groups)
 
+    @classmethod
+    def of(cls, name: str, arguments: Mapping[str, Any]) -> "Reduction":
+        """From the arguments of a user's call, by name; those that are none of a reduction's are left out."""
+        known = [f.name for f in fields(cls) if f.init and f.name in arguments]
+        chosen = {key: arguments[key] for key in known} | {"name": name}
+        if chosen["groups"] is None:  # num_groups is its older name
+            chosen["groups"] = arguments.get("num_groups") or None
+        return cls(**chosen)
+
+    def leave_local(self, source: Any) -> None:
+        """Leave the gradient of a source (a variable) to this rank alone."""
+        self._local[id(source)] = source
+
+    def is_local(self, source: Any) -> bool:
+        """Whether :meth:`leave_local` was called for it."""
+        return id(source) in self._local
+
     def local(self, gradient: Any) -> Any:
         """The gradient of a source that every rank has for itself: its share of the average, if it is to be scaled."""
         if gradient is None or not self.scale_local_gradients:
             return gradient
-        factor = 1.0 / tf.cast(size_of(self.process_set.process_set_id or 0), gradient.dtype)
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(
-                gradient.values * factor, gradient.indices, gradient.dense_shape
-            )
-        return gradient * factor
+        return share(gradient, self.process_set)
 
+    @as_written
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """The reduced gradients in the order of ``sources``, which they belong to. What is None stays so.
+        """The reduced gradients in the order of ``sources``, which they belong to. What is None stays so; those of
+        local sources are :meth:`local`.
 
         On ranks outside of the process set: the gradients as they are."""
+        shared = [None if self.is_local(s) else g for g, s in zip(gradients, sources, strict=True)]
+        reduced = self._reduce(shared, sources)
+        for place, source in enumerate(sources):
+            if self.is_local(source):
+                reduced[place] = self.local(gradients[place])
+        return reduced
+
+    def _reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         reduced = list(gradients)
         if self.process_set.included() is False:
             return reduced
@@ -97,8 +123,8 @@ class Reduction:
         return grouped_allreduce(gradients, **options)
 
     def _groups(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[list[int]]:
-        """The places of gradients that travel together. In eager mode, where only one operation at a time is under
-        way, these are all that may."""
+        """The places of gradients that travel together. Where only one operation at a time is under way, as in eager
+        mode, these are all that may."""
         sparse = [p for p, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         left_out = {p for p, g in enumerate(gradients) if g is None} | set(sparse)
         dense = [p for p in range(len(gradients)) if p not in left_out]
@@ -115,11 +141,19 @@ class Reduction:
                 key = number.get(id(sources[place]), ("alone", place))
                 by_number.setdefault(key, []).append(place)
             groups = list(by_number.values())
-        elif tf.executing_eagerly():
+        elif tf.executing_eagerly() or not in_any_order():
             groups = [dense]
         else:
             groups = _bundles(gradients, dense)
         return [group for group in groups if group] + [[place] for place in sparse]
+
+
+def share(gradient: Any, process_set: ProcessSet) -> Any:
+    """A gradient divided by the number of ranks."""
+    factor = 1.0 / tf.cast(size_of(process_set.process_set_id or 0), gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
 
 
 def _bundles(gradients: Sequence[Any], places: Sequence[int]) -> list[list[int]]:

@@ -1,49 +1,22 @@
 """Smaller tensors on the way: ``Compression.none``, ``.fp16``, ``.bf16``."""
 
-from typing import Any
-
 import torch
 
-
-class Compressor:
-    """The interface; derive from it for a compression of your own. Both methods are static."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """``(tensor to send, whatever decompress needs to undo it)``."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The received tensor as it was before compress."""
-        raise NotImplementedError
+from horoplug.common import compression
+from horoplug.common.compression import Compressor as Compressor
+from horoplug.common.compression import NoneCompressor as NoneCompressor
 
 
-class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: None) -> torch.Tensor:
-        return tensor
-
-
-class CastCompressor(Compressor):
+class CastCompressor(compression.CastCompressor):
     """Sends floating-point tensors in a narrower type; others, and those that are as narrow, as they are."""
 
-    dtype: torch.dtype
-
     @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        narrower = tensor.is_floating_point() and tensor.element_size() > cls.dtype.itemsize
-        return tensor.to(cls.dtype) if narrower else tensor, tensor.dtype
+    def _is_wider(cls, tensor: torch.Tensor) -> bool:
+        return bool(tensor.is_floating_point() and tensor.element_size() > cls.dtype.itemsize)
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
-        return tensor.to(ctx)
+    def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
 
 
 class FP16Compressor(CastCompressor):

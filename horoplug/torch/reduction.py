@@ -53,7 +53,7 @@ class Reducer:
         self._sends_as_is = _method(compression, "compress") is NoneCompressor.compress
         self._casts_only = _method(compression, "decompress") in (
             NoneCompressor.decompress,
-            CastCompressor.decompress,
+            _method(CastCompressor, "decompress"),
         )
         # By parameter: dtype and shape of its gradient as it is sent, and the reduction of such a tensor.
         self._known: dict[torch.Tensor, tuple[torch.dtype, torch.Size, Prepared]] = {}

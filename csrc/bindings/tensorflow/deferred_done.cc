@@ -47,8 +47,7 @@ DeferredDone::Function* function_of(TF_AsyncOpKernelDoneCallback* callback) {
 }  // namespace
 
 bool DeferredDone::can_defer(TF_AsyncOpKernelDoneCallback* callback) {
-  static const bool can =
-      api().RunAsyncOpKernelDoneCallback != nullptr && looks_right(*function_of(callback));
+  static const bool can = looks_right(*function_of(callback)) && !kernels_are("unmovable");
   return can;
 }
 

@@ -1,7 +1,9 @@
 // Owners for what TensorFlow's C API hands out, and the failure of a call.
 #pragma once
 
+#include <exception>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -23,8 +25,8 @@ class Failure : public std::runtime_error {
 class CallStatus {
  public:
   CallStatus() : status_(api().NewStatus()) {}
-  explicit CallStatus(const Failure& failure) : CallStatus() {
-    api().SetStatus(status_, failure.code(), failure.what());
+  CallStatus(Code code, const char* message) : CallStatus() {
+    api().SetStatus(status_, code, message);
   }
   ~CallStatus() { api().DeleteStatus(status_); }
   CallStatus(const CallStatus&) = delete;
@@ -39,6 +41,25 @@ class CallStatus {
  private:
   TF_Status* const status_;
 };
+
+// Runs `body`; if it throws, `report` gets a code and a message. Nothing is thrown into
+// TensorFlow's code, which is not made for that. Returns whether nothing was thrown.
+template <typename Body, typename Report>
+bool guarded(Body&& body, Report&& report) noexcept {
+  try {
+    body();
+    return true;
+  } catch (const Failure& failure) {
+    report(failure.code(), failure.what());
+  } catch (const std::bad_alloc&) {
+    report(kResourceExhausted, "horoplug is out of memory");
+  } catch (const std::exception& error) {
+    report(kInternal, error.what());
+  } catch (...) {
+    report(kInternal, "horoplug has failed for an unknown reason");
+  }
+  return false;
+}
 
 struct TensorDeleter {
   void operator()(TF_Tensor* tensor) const { api().DeleteTensor(tensor); }

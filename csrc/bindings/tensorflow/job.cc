@@ -26,12 +26,19 @@ void Job::Loan::give_back() {
   if (--job.loans_ == 0) job.given_back_.notify_all();
 }
 
-void Job::post(std::function<void()> task) {
+void Job::start_thread() {
+  std::lock_guard lock(tasks_mutex_);
+  if (has_thread_) return;
+  // It is left running when the process ends.
+  std::thread([this] { run_tasks(); }).detach();
+  has_thread_ = true;
+}
+
+void Job::post(Task* task) noexcept {
   {
     std::lock_guard lock(tasks_mutex_);
-    tasks_.push_back(std::move(task));
-    // It is left running when the process ends.
-    if (!std::exchange(has_thread_, true)) std::thread([this] { run_tasks(); }).detach();
+    (last_ == nullptr ? first_ : last_->next_) = task;
+    last_ = task;
   }
   task_arrived_.notify_one();
 }
@@ -39,11 +46,11 @@ void Job::post(std::function<void()> task) {
 void Job::run_tasks() {
   std::unique_lock lock(tasks_mutex_);
   for (;;) {
-    task_arrived_.wait(lock, [this] { return !tasks_.empty(); });
-    std::deque<std::function<void()>> tasks = std::exchange(tasks_, {});
+    task_arrived_.wait(lock, [this] { return first_ != nullptr; });
+    Task* tasks = std::exchange(first_, nullptr);
+    last_ = nullptr;
     lock.unlock();
-    for (auto& task : tasks) task();
-    tasks.clear();
+    while (tasks != nullptr) std::exchange(tasks, tasks->next_)->run();
     lock.lock();
   }
 }

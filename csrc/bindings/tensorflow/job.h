@@ -7,8 +7,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <mutex>
 #include <utility>
 
@@ -52,9 +50,22 @@ class Job {
   // Empty if there is no engine.
   Loan borrow();
 
-  // Runs a task on the thread that ends kernels, in order: the engine, which calls from a thread
-  // that it needs, is not held up by what TensorFlow does then.
-  void post(std::function<void()> task);
+  // Something to do on the thread that ends kernels.
+  class Task {
+   public:
+    virtual ~Task() = default;
+    // Called once; may delete the task.
+    virtual void run() noexcept = 0;
+
+   private:
+    friend class Job;
+    Task* next_ = nullptr;
+  };
+  // Has that thread start, if it has not. Throws std::system_error if there can be no more threads.
+  void start_thread();
+  // Runs a task there, in order: the engine, which calls from a thread that it needs, is not held
+  // up by what TensorFlow does then. After start_thread().
+  void post(Task* task) noexcept;
 
  private:
   void run_tasks();
@@ -66,7 +77,8 @@ class Job {
 
   std::mutex tasks_mutex_;
   std::condition_variable task_arrived_;
-  std::deque<std::function<void()>> tasks_;
+  Task* first_ = nullptr;
+  Task* last_ = nullptr;
   bool has_thread_ = false;
 };
 

@@ -9,8 +9,6 @@
 
 namespace {
 
-using horoplug::tensorflow::Failure;
-
 // Why the library is of no use; empty if it is.
 std::string& problem() {
   static auto* const text = new std::string;
@@ -23,11 +21,8 @@ std::string& problem() {
     problem() = missing + " is missing";
     return;
   }
-  try {
-    horoplug::tensorflow::register_ops();
-  } catch (const Failure& failure) {
-    problem() = failure.what();
-  }
+  horoplug::tensorflow::guarded([] { horoplug::tensorflow::register_ops(); },
+                                [](auto, const char* message) { problem() = message; });
 }
 
 }  // namespace
@@ -37,6 +32,12 @@ extern "C" {
 // Why there are no operations; an empty string if there are.
 __attribute__((visibility("default"))) const char* horoplug_tensorflow_problem() {
   return problem().c_str();
+}
+
+// Whether kernels in graphs return before they have ended; see HorovodDefers for what may prevent
+// it.
+__attribute__((visibility("default"))) bool horoplug_tensorflow_asynchronous() {
+  return horoplug::tensorflow::api().NewAsyncKernelBuilder != nullptr;
 }
 
 // The engine to use from now on (hp_engine*). With a null pointer: waits until the last one is no

@@ -64,15 +64,12 @@ struct Calls {
   static constexpr const OpRow& kRow = kOps[kIndex];
 
   static void* create(TF_OpKernelConstruction* construction) {
-    try {
-      return new Kernel(kRow, construction);
-    } catch (const Failure& failure) {
-      api().OpKernelConstruction_Failure(construction, CallStatus(failure).get());
-    } catch (const std::exception& error) {
-      const CallStatus status(Failure(kInternal, error.what()));
-      api().OpKernelConstruction_Failure(construction, status.get());
-    }
-    return nullptr;
+    Kernel* made = nullptr;
+    guarded([&] { made = new Kernel(kRow, construction); },
+            [&](Code code, const char* message) {
+              api().OpKernelConstruction_Failure(construction, CallStatus(code, message).get());
+            });
+    return made;
   }
   static void remove(void* kernel) { delete static_cast<Kernel*>(kernel); }
   static void run(void* kernel, TF_OpKernelContext* context) {
@@ -116,7 +113,8 @@ template <std::size_t kIndex>
 void define_kernel(const char* device) {
   const OpRow& row = kOps[kIndex];
   using Call = Calls<kIndex>;
-  const bool is_async = row.query == Query::kNone && api().NewAsyncKernelBuilder != nullptr;
+  const bool takes_time = row.query == Query::kNone || row.query == Query::kDefers;
+  const bool is_async = takes_time && api().NewAsyncKernelBuilder != nullptr;
   TF_KernelBuilder* const builder =
       is_async ? api().NewAsyncKernelBuilder(row.name, device, Call::create, Call::run_async,
                                              Call::remove)

@@ -29,7 +29,7 @@ enum class Output {
 };
 
 // What the operations do that are over at once.
-enum class Query { kNone, kSize, kLocalSize, kRank, kLocalRank, kIncluded };
+enum class Query { kNone, kSize, kLocalSize, kRank, kLocalRank, kIncluded, kDefers };
 
 struct OpRow {
   const char* name = "";
@@ -50,7 +50,7 @@ struct OpRow {
 inline constexpr TF_DataType kInt32 = 3;
 inline constexpr TF_DataType kInt64 = 9;
 
-// The names, and those of their outputs, are Horovod's but for the barrier.
+// The names, and those of their outputs, are Horovod's where it has the operation.
 inline constexpr std::array kOps{
     OpRow{"HorovodAllreduce", Output::kLikeInput,
           kTakesTensor | kTakesName | kTakesReduction | kTakesSet, "sum", HP_ALLREDUCE,
@@ -82,6 +82,9 @@ inline constexpr std::array kOps{
     OpRow{"HorovodLocalRank", Output::kNumber, 0, "local_rank", -1, "", Query::kLocalRank, kInt32},
     OpRow{"HorovodProcessSetIncluded", Output::kNumber, kTakesSet, "included", -1, "",
           Query::kIncluded, kInt32},
+    // Whether asynchronous kernels can return before they have ended (see deferred_done.h).
+    // TensorFlow has to run one to know.
+    OpRow{"HorovodDefers", Output::kNumber, 0, "answer", -1, "", Query::kDefers, kInt32},
 };
 
 // Registers all operations and their kernels. Throws Failure.

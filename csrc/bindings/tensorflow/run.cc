@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "deferred_done.h"
@@ -40,15 +42,15 @@ std::int32_t data_type(TF_DataType type) {
 }
 
 // What a failed call of the core is in TensorFlow. Horovod's users know a job that is broken as an
-// UnknownError, and disagreement between ranks as a FailedPreconditionError.
+// UnknownError, and disagreement between ranks as a FailedPreconditionError. What concerns all ranks
+// can be told by the text (horoplug/tensorflow/elastic.py).
 Failure failure_of(hp_status status) {
   Code code = kUnknown;
   switch (status) {
     case HP_INVALID_ARGUMENT:
     case HP_DUPLICATE_NAME:
     case HP_UNSUPPORTED:
-      code = kInvalidArgument;
-      break;
+      return {kInvalidArgument, hp_last_error()};
     case HP_MISMATCH:
     case HP_DEADLOCK:
       code = kFailedPrecondition;
@@ -59,42 +61,36 @@ Failure failure_of(hp_status status) {
     default:
       break;
   }
-  return {code, hp_last_error()};
+  return {code, std::string("a Horovod operation has failed: ") + hp_last_error()};
 }
 
 void check(hp_status status) {
   if (status != HP_OK) throw failure_of(status);
 }
 
-// Runs `body`; TensorFlow is told how it failed. Nothing is thrown into its code.
+// Runs `body`; TensorFlow is told how it failed.
 template <typename Body>
 bool guarded(TF_OpKernelContext* context, Body&& body) {
-  const auto fail = [&](const Failure& failure) {
-    api().OpKernelContext_Failure(context, CallStatus(failure).get());
-  };
-  try {
-    body();
-    return true;
-  } catch (const Failure& failure) {
-    fail(failure);
-  } catch (const std::exception& error) {
-    fail({kInternal, error.what()});
-  }
-  return false;
+  return tensorflow::guarded(std::forward<Body>(body), [&](Code code, const char* message) {
+    api().OpKernelContext_Failure(context, CallStatus(code, message).get());
+  });
 }
 
-class Run {
+class Run : private Job::Task {
  public:
   // Gathers the inputs and makes room for the outputs. Throws Failure.
   Run(const Kernel& kernel, TF_OpKernelContext* context);
 
   // The whole of it, on this thread. Throws Failure.
   void perform();
-  // Starts it; TensorFlow is told by `done` when it has ended. Deletes itself then. Throws Failure
-  // before it has taken anything.
-  static void start(std::unique_ptr<Run> run, TF_AsyncOpKernelDoneCallback* done);
+  // Starts it; TensorFlow is told by `done` when it has ended. Deletes itself then. Throws before
+  // it has taken anything.
+  static void start(std::unique_ptr<Run> owned, TF_AsyncOpKernelDoneCallback* done);
+  // Answers the question of whether `start` would do for such a kernel.
+  void answer(bool defers);
 
  private:
+  void run() noexcept override;
   void add_tensor(int input);
   void read_splits(int input);
   hp_submission submission() const;
@@ -123,7 +119,7 @@ class Run {
 
 Run::Run(const Kernel& kernel, TF_OpKernelContext* context)
     : kernel_(kernel), row_(kernel.row), context_(context), job_(job().borrow()) {
-  if (!job_) {
+  if (!job_ && row_.query != Query::kDefers) {
     throw Failure(kFailedPrecondition, "Horovod has not been initialized; use hvd.init().");
   }
   const int inputs = api().NumInputs(context);
@@ -305,26 +301,33 @@ void Run::query() {
     case Query::kIncluded:
       answer = place >= 0 ? 1 : 0;
       break;
+    case Query::kDefers:  // not from where it was asked
     case Query::kNone:
       break;
   }
   set_counts(0, &answer, 1, 0);
 }
 
+void Run::answer(bool defers) {
+  const std::int64_t answer = defers ? 1 : 0;
+  set_counts(0, &answer, 1, 0);
+}
+
 void Run::start(std::unique_ptr<Run> owned, TF_AsyncOpKernelDoneCallback* done) {
+  job().start_thread();
   owned->submit();
   // From here on the run owns itself, until it is called for.
   Run* const run = owned.release();
   run->done_ = DeferredDone(done);
-  const hp_done ended = [](void* context) {
-    job().post([run = static_cast<Run*>(context)] {
-      guarded(run->context_, [&] { run->finish(); });
-      DeferredDone tell = std::move(run->done_);
-      delete run;  // gives the engine back, before TensorFlow does whatever it does now
-      tell();
-    });
-  };
+  const hp_done ended = [](void* context) { job().post(static_cast<Run*>(context)); };
   hp_on_done(run->job_->engine, run->handle_, ended, run);
+}
+
+void Run::run() noexcept {
+  guarded(context_, [this] { finish(); });
+  DeferredDone tell = std::move(done_);
+  delete this;  // gives the engine back, before TensorFlow does whatever it does now
+  tell();
 }
 
 }  // namespace
@@ -335,7 +338,10 @@ void compute(const Kernel& kernel, TF_OpKernelContext* context) {
 
 void compute_async(const Kernel& kernel, TF_OpKernelContext* context,
                    TF_AsyncOpKernelDoneCallback* done) {
-  if (kernel.blocking || !DeferredDone::can_defer(done)) {
+  const bool can_defer = DeferredDone::can_defer(done);
+  if (kernel.row.query == Query::kDefers) {
+    guarded(context, [&] { Run(kernel, context).answer(can_defer); });
+  } else if (kernel.blocking || !can_defer) {
     compute(kernel, context);
   } else {
     const auto start = [&] { Run::start(std::make_unique<Run>(kernel, context), done); };

@@ -66,11 +66,8 @@ void infer(const OpRow& row, TF_ShapeInferenceContext* context) {
 }  // namespace
 
 void infer_shapes(const OpRow& row, TF_ShapeInferenceContext* context, TF_Status* status) {
-  try {
-    infer(row, context);
-  } catch (const Failure& failure) {
-    api().SetStatus(status, failure.code(), failure.what());
-  }
+  guarded([&] { infer(row, context); },
+          [&](Code code, const char* message) { api().SetStatus(status, code, message); });
 }
 
 }  // namespace horoplug::tensorflow

@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+#include <string_view>
+
 namespace horoplug::tensorflow {
 namespace {
 
@@ -27,7 +30,15 @@ const char* load_api() {
 #define HOROPLUG_TF_TRY(name, result, parameters) find(library, "TF_" #name, functions.name);
   HOROPLUG_TF_OPTIONAL_FUNCTIONS(HOROPLUG_TF_TRY)
 #undef HOROPLUG_TF_TRY
+  const bool has_both = functions.NewAsyncKernelBuilder != nullptr &&
+                        functions.RunAsyncOpKernelDoneCallback != nullptr;
+  if (!has_both || kernels_are("synchronous")) functions.NewAsyncKernelBuilder = nullptr;
   return "";
+}
+
+bool kernels_are(std::string_view kind) {
+  const char* const wanted = std::getenv("HOROPLUG_TENSORFLOW_KERNELS");
+  return wanted != nullptr && wanted == kind;
 }
 
 const Api& api() { return functions; }

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 // NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are
 // TensorFlow's. All but TF_StringView and the numbers are opaque.
@@ -32,6 +33,7 @@ enum Code : TF_Code {
   kOk = 0,
   kUnknown = 2,
   kInvalidArgument = 3,
+  kResourceExhausted = 8,
   kFailedPrecondition = 9,
   kInternal = 13,
 };
@@ -122,10 +124,15 @@ struct Api {
 };
 // NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)
 
-// Looks all functions up. Returns what is missing, or an empty string.
+// Looks all functions up. Returns what is missing, or an empty string. Those for asynchronous
+// kernels are there together or not at all.
 const char* load_api();
 
 // Valid after load_api() was successful.
 const Api& api();
+
+// What HOROPLUG_TENSORFLOW_KERNELS asks for, to test on any version what happens on others:
+// "synchronous" (TensorFlow has no others), or "unmovable" (see deferred_done.h).
+bool kernels_are(std::string_view kind);
 
 }  // namespace horoplug::tensorflow

@@ -1,0 +1,30 @@
+"""Horovod has a class of its own for eager mode; here one is for both."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+
+
+class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
+    """:class:`LocalGradientAggregationHelper` for an optimizer of Keras."""
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[[list[Any], list[Any]], Sequence[Any]],
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        super().__init__(
+            backward_passes_per_step,
+            allreduce_func,
+            sparse_as_dense,
+            average_aggregated_gradients,
+            optimizer_type=self._OPTIMIZER_TYPE_KERAS,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )

@@ -1,0 +1,95 @@
+"""Horovod's odds and ends for TensorFlow, which some programs use."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.common.reduce_ops import Adasum, check_ranks, resolve
+from horoplug.tensorflow.reduction import Groups, Reduction
+
+_cache = functools.cache
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Whether TensorFlow finds a GPU. The arguments are Horovod's, which asks for every framework."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def _executing_eagerly() -> bool:
+    return bool(tf.executing_eagerly())
+
+
+def _make_subgraph(f: Callable[..., Any]) -> Any:
+    return tf.function(f)
+
+
+def vars_to_refs(vars: Any) -> Any:
+    """A hashable stand-in for a variable, or a tuple of them for a list."""
+    if isinstance(vars, (list, tuple)):
+        return tuple(vars_to_refs(each) for each in vars)
+    return vars.ref()
+
+
+def refs_to_vars(refs: Any) -> Any:
+    """What :func:`vars_to_refs` was given."""
+    if isinstance(refs, (list, tuple)):
+        return [refs_to_vars(each) for each in refs]
+    return refs.deref()
+
+
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
+    """The op that ``op`` and its deprecated predecessor ``average`` ask for. Raises ValueError if both are given."""
+    return resolve(op, average)
+
+
+def check_num_rank_power_of_2(num_rank: int) -> None:
+    """Raises NotImplementedError for a number of ranks that Adasum cannot combine."""
+    check_ranks(Adasum, num_rank)
+
+
+def _make_allreduce_grads_fn(
+    name: str,
+    device_dense: str,
+    device_sparse: str,
+    compression: Any,
+    sparse_as_dense: bool,
+    op: int,
+    gradient_predivide_factor: float,
+    groups: Groups,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[..., list[Any]]:
+    """A function from gradients, and the variables that they belong to, to the reduced gradients."""
+    reduction = Reduction.of(name, locals())
+
+    def allreduce_grads(grads: Sequence[Any], vars: Sequence[Any] | None = None) -> list[Any]:
+        return reduction.reduce(grads, [None] * len(grads) if vars is None else vars)
+
+    return allreduce_grads
+
+
+@_cache
+def _made_before(groups: Any, **arguments: Any) -> Any:
+    groups = refs_to_vars(groups) if isinstance(groups, tuple) else groups
+    made = _make_allreduce_grads_fn(groups=groups, **arguments)
+    return _make_subgraph(made) if _executing_eagerly() else made
+
+
+def _make_cached_allreduce_grads_fn(
+    name: str,
+    device_dense: str,
+    device_sparse: str,
+    compression: Any,
+    sparse_as_dense: bool,
+    op: int,
+    gradient_predivide_factor: float,
+    groups: Groups,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[..., list[Any]]:
+    """The same function for the same arguments; in eager mode as a ``tf.function``."""
+    arguments = dict(locals())
+    if isinstance(groups, (list, tuple)):
+        arguments["groups"] = vars_to_refs(groups)
+    return _made_before(**arguments)

@@ -1,0 +1,129 @@
+"""The oldest TensorFlow that there is support for, which has no asynchronous kernels, in the environment .venv-oldest:
+the same library, and what other test modules check on a new one. Where that environment cannot be made, and for what a
+later TensorFlow might do, HOROPLUG_TENSORFLOW_KERNELS makes the present one like it."""
+
+import pytest
+import test_tensorflow_elastic as of_elastic
+import test_tensorflow_gradients as of_gradients
+import test_tensorflow_ops as of_ops
+import test_tensorflow_optimizer as of_optimizer
+import test_tensorflow_programs as of_programs
+import test_tensorflow_sync_batch_norm as of_batch_norm
+from support import ROOT, Pool, seed
+
+tf = pytest.importorskip("tensorflow")
+hvd = pytest.importorskip("horoplug.tensorflow")
+
+PYTHON = ROOT / ".venv-oldest" / "bin" / "python"
+
+
+@pytest.fixture(scope="module", params=["oldest", "unmovable"])
+def ranks(request):
+    """Two ranks with TensorFlow 2.12, or with kernels like its."""
+    is_oldest = request.param == "oldest" and PYTHON.exists()
+    kernels = "synchronous" if request.param == "oldest" else request.param
+    pool = Pool(PYTHON) if is_oldest else Pool()
+    env = {} if is_oldest else {"HOROPLUG_TENSORFLOW_KERNELS": kernels}
+    try:
+        with pool.ranks(2, env=env) as job:
+            assert job.run(lambda: tf.__version__ == "2.12.1") == [is_oldest] * 2
+            yield job
+    finally:
+        pool.close()
+
+
+def check_operations(key):
+    for dtype in ("bfloat16", "float64", "int32", "bool"):
+        of_ops.check_allreduce(dtype, hvd.Max if dtype == "bool" else hvd.Sum, key)
+        of_ops.check_others(dtype, key)
+    of_ops.check_small_things()
+    of_ops.check_shapes_in_graphs()
+    of_ops.check_sparse()
+    of_ops.check_names_between_frameworks()
+
+
+def check_graphs():
+    of_ops.check_unused_results()
+    of_ops.check_control_flow()
+    of_gradients.check_old_graphs()
+    of_programs.check_dataset()
+
+
+def check_gradients(key):
+    of_gradients.check_allreduce_gradient(key)
+    of_gradients.check_allgather_gradient(key)
+    of_gradients.check_alltoall_gradient(key)
+    of_gradients.check_reducescatter_gradient(key)
+
+
+def check_training(key):
+    of_gradients.check_training(key, {}, compiled=True)
+    of_gradients.check_training(key, {"num_groups": 2}, compiled=True)
+    of_gradients.check_training(key, {"sparse_as_dense": True}, compiled=False)
+    of_gradients.check_tape()
+    of_gradients.check_local_layers()
+    of_gradients.check_broadcasts()
+    of_programs.check_keras(key)
+
+
+def check_many():
+    """More operations than TensorFlow has threads, all ready at once."""
+
+    @tf.function
+    def step(x):
+        return tf.add_n([hvd.allreduce(x + i, op=hvd.Sum) for i in range(40)])
+
+    for _ in range(5):
+        assert step(tf.ones([3])).numpy().tolist() == [40 * 41.0] * 3
+
+
+def check_optimizer(key):
+    for mode in ("graph", "function"):
+        of_optimizer.check_training(key, mode)
+        of_optimizer.check_several_backward_passes(key, mode)
+        of_optimizer.check_adasum(key, mode)
+    of_optimizer.check_sessions()
+    of_optimizer.check_helpers()
+
+
+def check_elastic():
+    of_elastic.check_run(compiled=True)
+    of_elastic.check_keras()
+    of_elastic.check_old_graph()
+
+
+def test_operations(ranks):
+    ranks.run(check_operations, seed())
+
+
+def test_graphs(ranks):
+    ranks.run(check_graphs)
+    ranks.run(check_many)
+
+
+def test_gradients(ranks):
+    ranks.run(check_gradients, seed())
+
+
+def test_training(ranks):
+    ranks.run(check_training, seed() % 10000)
+
+
+def test_saved_model(ranks, tmp_path):
+    ranks.run(of_programs.check_saved_model, str(tmp_path))
+
+
+def test_mismatches(ranks):
+    ranks.run(of_ops.check_mismatches)
+
+
+def test_optimizer(ranks):
+    ranks.run(check_optimizer, seed() % 10000)
+
+
+def test_batch_norm(ranks):
+    ranks.run(of_batch_norm.check_as_one_batch, seed() % 10000, True)
+
+
+def test_elastic(ranks):
+    ranks.run(check_elastic)
