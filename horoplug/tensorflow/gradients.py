@@ -73,9 +73,17 @@ def _allgather(past: Forward, grads: Sequence[tf.Tensor]) -> Sequence[Any]:
     rank = rank_in(past.process_set)
     inputs, rows = past.op.inputs, past.op.outputs[past.count :]
     return [
-        tf.reshape(grad[tf.reduce_sum(counts[:rank]) :][: counts[rank]], tf.shape(tensor))
+        tf.reshape(_rows(grad, counts, rank, tensor), tf.shape(tensor))
         for grad, counts, tensor in zip(past.average(grads), rows, inputs, strict=True)
     ]
+
+
+def _rows(grad: tf.Tensor, counts: tf.Tensor, rank: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """A rank's rows, which are those of `tensor`. XLA wants to know how many these are; where they begin, it need not
+    know."""
+    size = tf.concat([[1], tf.shape(tensor)], 0)[-tf.rank(grad) :]
+    first = tf.gather(tf.cumsum(tf.cast(counts, tf.int32), exclusive=True), rank)
+    return tf.slice(grad, tf.concat([[first], tf.zeros_like(size)[1:]], 0), size)
 
 
 def _broadcast(past: Forward, grads: Sequence[tf.Tensor]) -> Sequence[Any]:
@@ -118,15 +126,14 @@ RULES: dict[str, Rule] = {
 }
 
 
-def _register(name: str, rule: Rule) -> None:
-    @tf.RegisterGradient(f"Horovod{name}")
-    def gradient(op: Any, *grads: Any) -> Any:
-        past = Forward(op)
-        return list(rule(past, past.tensors(grads)))
+def differentiate(op: Any, grads: Sequence[Any]) -> list[Any]:
+    """The gradients of an operation's inputs."""
+    past = Forward(op)
+    return list(RULES[op.type.removeprefix("Horovod")](past, past.tensors(grads)))
 
 
-for _name, _rule in RULES.items():
-    _register(_name, _rule)
+for _name in RULES:
+    tf.RegisterGradient(f"Horovod{_name}")(lambda op, *grads: differentiate(op, grads))
 _NUMBERS = ("Size", "LocalSize", "Rank", "LocalRank", "ProcessSetIncluded", "Defers")
 for _name in ("Join", "Barrier", *_NUMBERS):
     tf.no_gradient(f"Horovod{_name}")

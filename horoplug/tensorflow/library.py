@@ -116,3 +116,11 @@ def as_written(function: Function) -> Function:
     """Keep ``tf.function`` from rewriting a function, and what it calls, line by line, as it does with users' code."""
     kept: Function = tf.autograph.experimental.do_not_convert(function)
     return kept
+
+
+def prepare_xla() -> str:
+    """Make horoplug known to XLA. Returns what TensorFlow lacks for that, or an empty string."""
+    register = ctypes.CDLL(str(_PATH)).horoplug_tensorflow_xla
+    register.restype = ctypes.c_char_p
+    missing: str = register().decode()
+    return missing

@@ -18,8 +18,8 @@ from horoplug.common.process_sets import ProcessSet, global_process_set, set_num
 from horoplug.common.reduce_ops import NAMES, Average, Sum
 from horoplug.tensorflow import gradients as gradients
 from horoplug.tensorflow.compression import Compression
-from horoplug.tensorflow.library import OPS, as_written
-from horoplug.tensorflow.nodes import run, size_of
+from horoplug.tensorflow.library import as_written
+from horoplug.tensorflow.nodes import emit, run, size_of
 
 __all__ = [
     "allgather",
@@ -303,14 +303,14 @@ def grouped_reducescatter(
 def join(process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """Say that this rank has no more data, and wait until every rank of the set has; returns the (global) rank that was
     the last, as an int32 scalar. See :func:`horoplug.common.variants.join`."""
-    return OPS.horovod_join(process_set_id=set_number(process_set), blocking=tf.executing_eagerly())
+    return emit("join", process_set_id=set_number(process_set), blocking=tf.executing_eagerly())
 
 
 @as_written
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Wait until every rank of the process set is here. In a graph of TensorFlow 1: returns the operation."""
-    waiting = OPS.horovod_barrier(
-        process_set_id=set_number(process_set), blocking=tf.executing_eagerly()
+    waiting = emit(
+        "barrier", process_set_id=set_number(process_set), blocking=tf.executing_eagerly()
     )
     # Functions that are compiled can return tensors only.
     return None if tf.inside_function() else waiting
@@ -322,28 +322,28 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks in a process set, as an int32 scalar."""
-    return OPS.horovod_size(process_set_id=process_set_id, name=name)
+    return emit("size", process_set_id=process_set_id, name=name)
 
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of ranks on this host, as an int32 scalar."""
-    return OPS.horovod_local_size(name=name)
+    return emit("local_size", name=name)
 
 
 @as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This rank's number, as an int32 scalar."""
-    return OPS.horovod_rank(name=name)
+    return emit("rank", name=name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This rank's number on its host, as an int32 scalar."""
-    return OPS.horovod_local_rank(name=name)
+    return emit("local_rank", name=name)
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Whether this rank is in a process set, 0 or 1, as an int32 scalar."""
-    return OPS.horovod_process_set_included(process_set_id=process_set_id, name=name)
+    return emit("process_set_included", process_set_id=process_set_id, name=name)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from horoplug.common.opspec import Call
+from horoplug.tensorflow import xla
 from horoplug.tensorflow.library import OPS, in_any_order
 
 
@@ -44,6 +45,13 @@ def run(
         if call.name and node != call.name:  # on the wire it has the name that was given
             arguments["tensor_name"] = call.name
         arguments["ignore_name_scope"] = ignore_name_scope
+    return emit(function, **arguments)
+
+
+def emit(function: str, **arguments: Any) -> Any:
+    """Calls ``horovod_<function>``, or does the same in a function that XLA compiles."""
+    if not tf.executing_eagerly() and xla.compiling():
+        return xla.emit(function, arguments)
     return getattr(OPS, f"horovod_{function}")(**arguments)
 
 
@@ -55,9 +63,9 @@ def _node_name(name: str) -> str:
 
 def rank_in(process_set: int) -> tf.Tensor:
     """This rank's place in a process set, as an int32 scalar that is looked up when the graph runs."""
-    return OPS.horovod_rank(process_set_id=process_set)
+    return emit("rank", process_set_id=process_set)
 
 
 def size_of(process_set: int) -> tf.Tensor:
     """The number of ranks in a process set, likewise."""
-    return OPS.horovod_size(process_set_id=process_set)
+    return emit("size", process_set_id=process_set)

@@ -11,6 +11,7 @@ from horoplug.common.reduce_ops import Average
 from horoplug.tensorflow.library import as_written, in_any_order
 from horoplug.tensorflow.mpi_ops import allreduce, grouped_allreduce
 from horoplug.tensorflow.nodes import size_of
+from horoplug.tensorflow.xla import compiling
 
 Groups = int | Sequence[Sequence[Any]] | None
 
@@ -93,9 +94,15 @@ class Reduction:
         reduced = list(gradients)
         if self.process_set.included() is False:
             return reduced
-        if self.sparse_as_dense:
+        if self.sparse_as_dense or compiling():
             reduced = [
                 tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in reduced
+            ]
+        if compiling():
+            # The shape of what is computed may not be known when the function is traced.
+            reduced = [
+                g if g is None else tf.ensure_shape(g, source.shape)
+                for g, source in zip(reduced, sources, strict=True)
             ]
         for group in self._groups(reduced, sources):
             # By place: variables of the same model may have other names on other ranks.
@@ -124,7 +131,7 @@ class Reduction:
 
     def _groups(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[list[int]]:
         """The places of gradients that travel together. Where only one operation at a time is under way, as in eager
-        mode, these are all that may."""
+        mode and in functions that XLA compiles, these are all that may."""
         sparse = [p for p, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         left_out = {p for p, g in enumerate(gradients) if g is None} | set(sparse)
         dense = [p for p in range(len(gradients)) if p not in left_out]
@@ -141,7 +148,7 @@ class Reduction:
                 key = number.get(id(sources[place]), ("alone", place))
                 by_number.setdefault(key, []).append(place)
             groups = list(by_number.values())
-        elif tf.executing_eagerly() or not in_any_order():
+        elif tf.executing_eagerly() or compiling() or not in_any_order():
             groups = [dense]
         else:
             groups = _bundles(gradients, dense)

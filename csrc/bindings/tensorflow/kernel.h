@@ -8,6 +8,7 @@
 namespace horoplug::tensorflow {
 
 struct Kernel {
+  explicit Kernel(const OpRow& op) : row(op) {}
   // Reads the attributes. Throws Failure.
   Kernel(const OpRow& op, TF_OpKernelConstruction* construction);
 

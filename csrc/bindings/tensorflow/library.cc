@@ -6,6 +6,7 @@
 #include "handles.h"
 #include "job.h"
 #include "ops.h"
+#include "xla.h"
 
 namespace {
 
@@ -38,6 +39,12 @@ __attribute__((visibility("default"))) const char* horoplug_tensorflow_problem()
 // it.
 __attribute__((visibility("default"))) bool horoplug_tensorflow_asynchronous() {
   return horoplug::tensorflow::api().NewAsyncKernelBuilder != nullptr;
+}
+
+// Prepares for functions that XLA compiles. What TensorFlow lacks for that; an empty string if it
+// has all.
+__attribute__((visibility("default"))) const char* horoplug_tensorflow_xla() {
+  return horoplug::tensorflow::register_xla();
 }
 
 // The engine to use from now on (hp_engine*). With a null pointer: waits until the last one is no

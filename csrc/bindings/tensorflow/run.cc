@@ -1,72 +1,14 @@
 // One run of a kernel: from TensorFlow's tensors to the core and back.
 #include <algorithm>
-#include <array>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "calls.h"
 #include "deferred_done.h"
-#include "handles.h"
-#include "job.h"
-#include "kernel.h"
 
 namespace horoplug::tensorflow {
 namespace {
-
-// The core's data types by TensorFlow's numbers; -1: none.
-constexpr std::array<std::int32_t, 24> kDataTypes = [] {
-  std::array<std::int32_t, 24> types{};
-  types.fill(-1);
-  types[1] = HP_FLOAT32;
-  types[2] = HP_FLOAT64;
-  types[3] = HP_INT32;
-  types[4] = HP_UINT8;
-  types[5] = HP_INT16;
-  types[6] = HP_INT8;
-  types[9] = HP_INT64;
-  types[10] = HP_BOOL;
-  types[14] = HP_BFLOAT16;
-  types[17] = HP_UINT16;
-  types[19] = HP_FLOAT16;
-  types[22] = HP_UINT32;
-  types[23] = HP_UINT64;
-  return types;
-}();
-
-std::int32_t data_type(TF_DataType type) {
-  const auto index = static_cast<std::size_t>(type);
-  const std::int32_t known = index < kDataTypes.size() ? kDataTypes[index] : -1;
-  if (known < 0) throw Failure(kInvalidArgument, "tensors of this type are not supported");
-  return known;
-}
-
-// What a failed call of the core is in TensorFlow. Horovod's users know a job that is broken as an
-// UnknownError, and disagreement between ranks as a FailedPreconditionError. What concerns all ranks
-// can be told by the text (horoplug/tensorflow/elastic.py).
-Failure failure_of(hp_status status) {
-  Code code = kUnknown;
-  switch (status) {
-    case HP_INVALID_ARGUMENT:
-    case HP_DUPLICATE_NAME:
-    case HP_UNSUPPORTED:
-      return {kInvalidArgument, hp_last_error()};
-    case HP_MISMATCH:
-    case HP_DEADLOCK:
-      code = kFailedPrecondition;
-      break;
-    case HP_INTERNAL:
-      code = kInternal;
-      break;
-    default:
-      break;
-  }
-  return {code, std::string("a Horovod operation has failed: ") + hp_last_error()};
-}
-
-void check(hp_status status) {
-  if (status != HP_OK) throw failure_of(status);
-}
 
 // Runs `body`; TensorFlow is told how it failed.
 template <typename Body>
@@ -119,9 +61,7 @@ class Run : private Job::Task {
 
 Run::Run(const Kernel& kernel, TF_OpKernelContext* context)
     : kernel_(kernel), row_(kernel.row), context_(context), job_(job().borrow()) {
-  if (!job_ && row_.query != Query::kDefers) {
-    throw Failure(kFailedPrecondition, "Horovod has not been initialized; use hvd.init().");
-  }
+  if (!job_ && row_.query != Query::kDefers) throw not_initialized();
   const int inputs = api().NumInputs(context);
   count_ = row_.tensors(inputs);
   shapes_.reserve(static_cast<std::size_t>(count_));  // their addresses are handed out
@@ -174,19 +114,7 @@ void Run::read_splits(int index) {
 }
 
 hp_submission Run::submission() const {
-  hp_submission submission{};
-  submission.struct_size = sizeof submission;
-  submission.op = row_.op;
-  submission.dtype = count_ > 0 ? data_type(type_) : 0;
-  submission.reduce_op = kernel_.reduce_op;
-  submission.root = kernel_.root;
-  submission.device = -1;
-  submission.process_set = kernel_.process_set;
-  submission.prescale = kernel_.prescale;
-  submission.postscale = kernel_.postscale;
-  submission.name = kernel_.name.empty() ? nullptr : kernel_.name.c_str();
-  submission.tensors = tensors_.data();
-  submission.tensor_count = count_;
+  hp_submission submission = describe(kernel_, count_ > 0 ? data_type(type_) : 0, tensors_);
   submission.splits = splits_.data();
   submission.split_count = static_cast<std::int32_t>(splits_.size());
   if (row_.op == HP_ALLTOALL && shapes_[0].empty()) {
@@ -279,33 +207,8 @@ void Run::set_counts(int output, const std::int64_t* counts, int size, int ndim)
 }
 
 void Run::query() {
-  std::int32_t size = 0;
-  std::int32_t place = job_->rank;
-  if (row_.takes_any(kTakesSet)) {
-    check(hp_process_set_size(job_->engine, kernel_.process_set, &size, &place));
-  }
-  std::int64_t answer = 0;
-  switch (row_.query) {
-    case Query::kSize:
-      answer = size;
-      break;
-    case Query::kLocalSize:
-      answer = job_->local_size;
-      break;
-    case Query::kRank:
-      answer = place;
-      break;
-    case Query::kLocalRank:
-      answer = job_->local_rank;
-      break;
-    case Query::kIncluded:
-      answer = place >= 0 ? 1 : 0;
-      break;
-    case Query::kDefers:  // not from where it was asked
-    case Query::kNone:
-      break;
-  }
-  set_counts(0, &answer, 1, 0);
+  const std::int64_t number = look_up(kernel_, job_);
+  set_counts(0, &number, 1, 0);
 }
 
 void Run::answer(bool defers) {

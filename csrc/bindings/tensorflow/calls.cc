@@ -1,0 +1,111 @@
+#include "calls.h"
+
+#include <array>
+#include <cstddef>
+#include <string>
+
+namespace horoplug::tensorflow {
+namespace {
+
+// The core's data types by TensorFlow's numbers; -1: none.
+constexpr std::array<std::int32_t, 24> kDataTypes = [] {
+  std::array<std::int32_t, 24> types{};
+  types.fill(-1);
+  types[1] = HP_FLOAT32;
+  types[2] = HP_FLOAT64;
+  types[3] = HP_INT32;
+  types[4] = HP_UINT8;
+  types[5] = HP_INT16;
+  types[6] = HP_INT8;
+  types[9] = HP_INT64;
+  types[10] = HP_BOOL;
+  types[14] = HP_BFLOAT16;
+  types[17] = HP_UINT16;
+  types[19] = HP_FLOAT16;
+  types[22] = HP_UINT32;
+  types[23] = HP_UINT64;
+  return types;
+}();
+
+// Horovod's users know a job that is broken as an UnknownError, and disagreement between ranks as a
+// FailedPreconditionError.
+Code code_of(hp_status status) {
+  switch (status) {
+    case HP_INVALID_ARGUMENT:
+    case HP_DUPLICATE_NAME:
+    case HP_UNSUPPORTED:
+      return kInvalidArgument;
+    case HP_MISMATCH:
+    case HP_DEADLOCK:
+      return kFailedPrecondition;
+    case HP_INTERNAL:
+      return kInternal;
+    default:
+      return kUnknown;
+  }
+}
+
+}  // namespace
+
+std::int32_t data_type(TF_DataType type) {
+  const auto index = static_cast<std::size_t>(type);
+  const std::int32_t known = index < kDataTypes.size() ? kDataTypes[index] : -1;
+  if (known < 0) throw Failure(kInvalidArgument, "tensors of this type are not supported");
+  return known;
+}
+
+// What concerns all ranks can be told by the text (horoplug/tensorflow/elastic.py).
+void check(hp_status status) {
+  if (status == HP_OK) return;
+  const Code code = code_of(status);
+  const char* const whose = code == kInvalidArgument ? "" : "a Horovod operation has failed: ";
+  throw Failure(code, std::string(whose) + hp_last_error());
+}
+
+Failure not_initialized() {
+  return {kFailedPrecondition, "Horovod has not been initialized; use hvd.init()."};
+}
+
+hp_submission describe(const Kernel& kernel, std::int32_t dtype,
+                       std::span<const hp_tensor> tensors) {
+  hp_submission submission{};
+  submission.struct_size = sizeof submission;
+  submission.op = kernel.row.op;
+  submission.dtype = dtype;
+  submission.reduce_op = kernel.reduce_op;
+  submission.root = kernel.root;
+  submission.device = -1;
+  submission.process_set = kernel.process_set;
+  submission.prescale = kernel.prescale;
+  submission.postscale = kernel.postscale;
+  submission.name = kernel.name.empty() ? nullptr : kernel.name.c_str();
+  submission.tensors = tensors.data();
+  submission.tensor_count = static_cast<std::int32_t>(tensors.size());
+  return submission;
+}
+
+std::int64_t look_up(const Kernel& kernel, const Job::Loan& job) {
+  std::int32_t size = 0;
+  std::int32_t place = job->rank;
+  if (kernel.row.takes_any(kTakesSet)) {
+    check(hp_process_set_size(job->engine, kernel.process_set, &size, &place));
+  }
+  switch (kernel.row.query) {
+    case Query::kSize:
+      return size;
+    case Query::kLocalSize:
+      return job->local_size;
+    case Query::kRank:
+      return place;
+    case Query::kLocalRank:
+      return job->local_rank;
+    case Query::kIncluded:
+      return place >= 0 ? 1 : 0;
+    case Query::kDefers:  // not from here
+    case Query::kNone:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace horoplug::tensorflow
