@@ -294,12 +294,16 @@ def check_errors():
     joined = compiled(lambda x: hvd.allgather(x))
     for _ in range(2):
         assert total(tf.ones(2)).numpy().tolist() == [size] * 2
-        disagree = r"FAILED_PRECONDITION.*allreduce.total.*shape.*rank 1.*\[HorovodAllreduce\]"
+        disagree = r"FAILED_PRECONDITION.*'allreduce.total'.*shape.*rank 1.*\[HorovodAllreduce\]"
         with pytest.raises(tf.errors.InternalError, match=disagree):
             total(tf.ones(2 + rank))
         with pytest.raises(tf.errors.InternalError, match=r"INVALID_ARGUMENT.*compiled for"):
             joined(tf.ones(2 + rank))
         assert joined(tf.ones(1)).numpy().tolist() == [1] * size
+
+    # Compiled on one rank only, it is known by the same name.
+    function = total if rank else lambda x: hvd.allreduce(x, op=hvd.Sum, name="total")
+    assert function(tf.ones(2)).numpy().tolist() == [size] * 2
 
     hvd.shutdown()
     with pytest.raises(tf.errors.InternalError, match=r"FAILED_PRECONDITION.*hvd.init\(\)"):
