@@ -8,6 +8,7 @@ thread runs in the order in which it was traced.
 """
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
@@ -53,6 +54,15 @@ def problem() -> str:
     return "" if _custom_call() else f"TensorFlow {tf.__version__} lacks xla_custom_call_v2"
 
 
+def _placement() -> str:
+    """Why there can be no operations in a function that runs where this one will, or an empty string: nobody has
+    written the custom call for a GPU."""
+    with tf.init_scope():
+        device = tf.identity(tf.constant(0.0)).device
+    on_host = tf.DeviceSpec.from_string(device).device_type in (None, "CPU")
+    return "" if on_host else f"it runs on {device}, and not on a CPU"
+
+
 def _custom_call() -> Any:
     try:
         from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -76,8 +86,9 @@ def emit(function: str, arguments: dict[str, Any]) -> Any:
     Raises NotImplementedError for what cannot be compiled, and ValueError for tensors whose shapes are not known when
     the function is traced."""
     operation = function.removeprefix("grouped_")
-    if problem():
-        refuse(operation, problem())
+    reason = problem() or _placement()
+    if reason:
+        refuse(operation, reason)
     if operation == "join":
         refuse(operation, "ranks that have joined do not run the program any more")
     if operation in _QUERIES:
@@ -94,6 +105,13 @@ def emit(function: str, arguments: dict[str, Any]) -> Any:
     if is_grouped:
         return (outputs, counts) if counts else outputs
     return (outputs[0], counts[0]) if counts else outputs[0]
+
+
+def job_is_broken(error: BaseException) -> bool:
+    """Whether a compiled program has failed because of what is an UnknownError elsewhere. XLA knows only InternalErrors,
+    and what they are is in the message."""
+    failed = re.search(r"\bUNKNOWN: .*\[Horovod\w+\]", str(error), re.DOTALL)
+    return isinstance(error, tf.errors.InternalError) and failed is not None
 
 
 class _Emitted:
@@ -238,11 +256,9 @@ class _Program:
         with tf.init_scope():
             if not tf.executing_eagerly():
                 refuse("operation", "it is in a graph of TensorFlow 1")
-            with tf.device(
-                "CPU:0"
-            ):  # not a tf.Variable, which a tf.function wants to have for itself
-                handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=_ANONYMOUS)
-                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0))
+            # Not a tf.Variable, which a tf.function wants to have for itself.
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=_ANONYMOUS)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0))
         return handle
 
     def RequiresUniqueFunctionRetracing(self) -> bool:
