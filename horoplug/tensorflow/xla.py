@@ -108,8 +108,9 @@ def emit(function: str, arguments: dict[str, Any]) -> Any:
 
 
 def job_is_broken(error: BaseException) -> bool:
-    """Whether a compiled program has failed because of what is an UnknownError elsewhere. XLA knows only InternalErrors,
-    and what they are is in the message."""
+    """Whether a compiled program has failed because of what is an UnknownError elsewhere.
+
+    XLA knows only InternalErrors, and what they are is in the message."""
     failed = re.search(r"\bUNKNOWN: .*\[Horovod\w+\]", str(error), re.DOTALL)
     return isinstance(error, tf.errors.InternalError) and failed is not None
 
