@@ -8,7 +8,6 @@ thread runs in the order in which it was traced.
 """
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
@@ -105,14 +104,6 @@ def emit(function: str, arguments: dict[str, Any]) -> Any:
     if is_grouped:
         return (outputs, counts) if counts else outputs
     return (outputs[0], counts[0]) if counts else outputs[0]
-
-
-def job_is_broken(error: BaseException) -> bool:
-    """Whether a compiled program has failed because of what is an UnknownError elsewhere.
-
-    XLA knows only InternalErrors, and what they are is in the message."""
-    failed = re.search(r"\bUNKNOWN: .*\[Horovod\w+\]", str(error), re.DOTALL)
-    return isinstance(error, tf.errors.InternalError) and failed is not None
 
 
 class _Emitted:
