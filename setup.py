@@ -64,6 +64,7 @@ class BuildExt(build_ext):
                 "horoplug",
                 "_native",
                 "horoplug_tensorflow",
+                "horoplug_jax",
             ],
             check=True,
         )

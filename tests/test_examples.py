@@ -13,6 +13,7 @@ from support import ROOT, environment
 EXAMPLES = ROOT / "examples" / "pytorch"
 BENCHMARK = EXAMPLES / "synthetic_benchmark.py"
 LANGUAGE_MODEL = EXAMPLES / "language_model.py"
+JAX = ROOT / "examples" / "jax" / "train_fashion.py"
 
 NUMBER = r"([\d,]+(?:\.\d+)?)"
 
@@ -184,6 +185,21 @@ def test_tensorflow():
     first, last = summary["epochs"]
     assert last["loss"] < first["loss"] - 0.2
     assert last["accuracy"] > 0.65, "chance is 0.1"
+
+
+# ---- jax/train_fashion.py -------------------------------------------------------------------------------------------
+
+
+def test_jax():
+    pytest.importorskip("optax")
+    text, other = launch(JAX, "--epochs", 2, "--max-samples", 4000)
+    assert other == "", "only rank 0 prints"
+    assert "4000 images of Fashion-MNIST, 2 process(es)" in text
+    epochs = figures("epoch #/2: loss #, test accuracy #%, # images/s", text)
+    assert [number for number, *_ in epochs] == [1, 2]
+    (_, first, _, _), (_, last, accuracy, _) = epochs
+    assert last < first < 2.3
+    assert accuracy > 65
 
 
 def imported(program):

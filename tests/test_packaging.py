@@ -71,7 +71,7 @@ def sdist(tmp_path_factory):
 def libraries(folder):
     found = sorted((folder / "horoplug").glob("*.so"))
     names = [path.name.split(".")[0] for path in found]
-    assert names == ["_native", "libhoroplug", "libhoroplug_tensorflow"]
+    assert names == ["_native", "libhoroplug", "libhoroplug_jax", "libhoroplug_tensorflow"]
     return found
 
 
@@ -96,11 +96,11 @@ def test_contents(unpacked):
 
 @pytest.mark.timeout(600)
 def test_libraries_need_only_the_language_runtime(unpacked):
-    native, core, tensorflow = libraries(unpacked)
-    for library in native, core, tensorflow:
+    native, core, jax, tensorflow = libraries(unpacked)
+    for library in native, core, jax, tensorflow:
         needed = set(re.findall(r"NEEDED.*\[(.+)\]", run(["readelf", "-dW", library])))
         assert needed - (set() if library == core else {core.name}) <= ALLOWED
-    for library in native, tensorflow:
+    for library in native, jax, tensorflow:
         assert "[$ORIGIN]" in run(["readelf", "-dW", library])
 
 
@@ -115,12 +115,13 @@ def exported(library):
 
 @pytest.mark.timeout(600)
 def test_only_the_c_abi_is_exported(unpacked):
-    native, core, tensorflow = libraries(unpacked)
+    native, core, jax, tensorflow = libraries(unpacked)
     header = (ROOT / "csrc" / "include" / "horoplug" / "horoplug.h").read_text()
     declared = set(re.findall(r"^HP_API .*?\b(hp_\w+)\(", header, re.M))
     assert "hp_submit" in declared
     assert exported(core) == declared
     assert exported(native) == {"PyInit__native"}
+    assert exported(jax) == {"horoplug_jax_run", "horoplug_jax_use"}
     assert exported(tensorflow) == {"horoplug_tensorflow_problem", "horoplug_tensorflow_use"}
 
 

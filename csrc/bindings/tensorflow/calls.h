@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <span>
 
+#include "../common/job.h"
 #include "handles.h"
-#include "job.h"
 #include "kernel.h"
 
 namespace horoplug::tensorflow {
+
+using bindings::Job;
+using bindings::job;
 
 // The core's number of a data type. Throws Failure if it has none.
 std::int32_t data_type(TF_DataType type);

@@ -3,8 +3,8 @@
 // why this is a library of its own.
 #include <string>
 
+#include "../common/job.h"
 #include "handles.h"
-#include "job.h"
 #include "ops.h"
 #include "xla.h"
 
@@ -53,7 +53,7 @@ __attribute__((visibility("default"))) void horoplug_tensorflow_use(hp_engine* e
                                                                     std::int32_t rank,
                                                                     std::int32_t local_rank,
                                                                     std::int32_t local_size) {
-  horoplug::tensorflow::job().set({engine, rank, local_rank, local_size});
+  horoplug::bindings::job().set({engine, rank, local_rank, local_size});
 }
 
 }  // extern "C"

@@ -1,8 +1,8 @@
-// The process's engine, as the kernels find it: Python says when one has started, and when it is to
-// be let go of.
+// The process's engine, as a framework's operations find it: Python says when one has started, and
+// when it is to be let go of.
 //
-// Kernels and the thread that ends them borrow the engine. Who lets go of it waits until everybody
-// has given it back, after which it may be destroyed.
+// Operations and the thread that ends them borrow the engine. Who lets go of it waits until
+// everybody has given it back, after which it may be destroyed.
 #pragma once
 
 #include <condition_variable>
@@ -12,7 +12,7 @@
 
 #include "horoplug/horoplug.h"
 
-namespace horoplug::tensorflow {
+namespace horoplug::bindings {
 
 struct JobInfo {
   hp_engine* engine = nullptr;
@@ -50,7 +50,7 @@ class Job {
   // Empty if there is no engine.
   Loan borrow();
 
-  // Something to do on the thread that ends kernels.
+  // Something to do on the thread that ends operations.
   class Task {
    public:
     virtual ~Task() = default;
@@ -64,7 +64,7 @@ class Job {
   // Has that thread start, if it has not. Throws std::system_error if there can be no more threads.
   void start_thread();
   // Runs a task there, in order: the engine, which calls from a thread that it needs, is not held
-  // up by what TensorFlow does then. After start_thread().
+  // up by what the framework does then. After start_thread().
   void post(Task* task) noexcept;
 
  private:
@@ -85,4 +85,4 @@ class Job {
 // The process's one. A forked child has a new one, without an engine.
 Job& job();
 
-}  // namespace horoplug::tensorflow
+}  // namespace horoplug::bindings

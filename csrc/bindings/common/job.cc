@@ -4,7 +4,7 @@
 
 #include <thread>
 
-namespace horoplug::tensorflow {
+namespace horoplug::bindings {
 
 void Job::set(const JobInfo& info) {
   std::unique_lock lock(mutex_);
@@ -73,4 +73,4 @@ Job& job() {
   return *current;
 }
 
-}  // namespace horoplug::tensorflow
+}  // namespace horoplug::bindings

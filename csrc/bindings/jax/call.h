@@ -1,0 +1,66 @@
+// One call of a handler, as this library sees it: what XLA's structs say, checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "horoplug/horoplug.h"
+#include "xla_ffi.h"
+
+namespace horoplug::jax {
+
+// What a call fails with. Thrown inside of this library only.
+class Failure : public std::runtime_error {
+ public:
+  Failure(xla::ErrorCode code, const std::string& message)
+      : std::runtime_error(message), code_(code) {}
+  xla::ErrorCode code() const { return code_; }
+
+  // The failed call of the core on this thread.
+  static Failure of(hp_status status);
+
+ private:
+  xla::ErrorCode code_;
+};
+
+inline void check(hp_status status) {
+  if (status != HP_OK) throw Failure::of(status);
+}
+
+// A tensor in XLA's memory, dense and in row-major order.
+struct Tensor {
+  explicit Tensor(const xla::Buffer& buffer);
+
+  std::int32_t dtype;  // hp_dtype
+  void* data;
+  std::vector<std::int64_t> shape;
+
+  std::int64_t rows() const { return shape.empty() ? 1 : shape.front(); }
+  std::size_t bytes() const;
+};
+
+// The tensors among arguments or results: all but tokens, which only say in which order calls run.
+std::vector<Tensor> tensors_of(const xla::Buffers& buffers);
+
+// Attributes of a call. Python passes all of them, so that one that is missing is a defect.
+class Attributes {
+ public:
+  explicit Attributes(const xla::Attributes& attributes) : attributes_(attributes) {}
+
+  std::string text(std::string_view name) const;
+  double number(std::string_view name) const;
+  std::int32_t integer(std::string_view name) const;
+  std::vector<std::int64_t> integers(std::string_view name) const;
+
+ private:
+  const void* find(std::string_view name, xla::AttributeType type) const;
+  const void* scalar(std::string_view name, xla::DataType dtype) const;
+
+  const xla::Attributes& attributes_;
+};
+
+}  // namespace horoplug::jax

@@ -1,0 +1,125 @@
+// What this library needs of XLA's foreign function interface (typed FFI, API 0.x), declared for
+// itself: the structs that XLA passes to a handler, and the functions that it passes along.
+//
+// XLA only ever appends to these structs, and says in each how long its own is. Names are those of
+// its documentation, without the prefix.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace horoplug::jax::xla {
+
+enum ExtensionType : int { kExtensionMetadata = 1 };
+
+struct Extension {
+  std::size_t struct_size;
+  ExtensionType type;
+  Extension* next;
+};
+
+struct ApiVersion {
+  std::size_t struct_size;
+  Extension* extensions;
+  int major;
+  int minor;
+};
+
+// What a handler says of itself when it is registered: XLA calls it with this extension instead of
+// running it.
+struct Metadata {
+  std::size_t struct_size;
+  ApiVersion api_version;
+  std::uint32_t traits;
+};
+
+struct MetadataExtension {
+  Extension base;
+  Metadata* metadata;
+};
+
+struct Error;  // opaque
+
+enum ErrorCode : int {
+  kUnknown = 2,
+  kInvalidArgument = 3,
+  kFailedPrecondition = 9,
+  kUnimplemented = 12,
+  kInternal = 13,
+};
+
+struct ErrorCreateArgs {
+  std::size_t struct_size;
+  Extension* extensions;
+  const char* message;  // is copied
+  ErrorCode code;
+};
+
+struct Api {
+  std::size_t struct_size;
+  Extension* extensions;
+  ApiVersion api_version;
+  const void* internal;
+  Error* (*error_create)(ErrorCreateArgs*);
+  // Further functions follow.
+};
+
+enum DataType : int { kInvalid = 0, kToken = 17 };
+
+struct Buffer {
+  std::size_t struct_size;
+  Extension* extensions;
+  DataType dtype;
+  void* data;
+  std::int64_t rank;
+  std::int64_t* dims;
+};
+
+struct ByteSpan {
+  const char* data;
+  std::size_t size;
+};
+
+enum AttributeType : int { kArray = 1, kDictionary = 2, kScalar = 3, kString = 4 };
+
+struct Scalar {
+  DataType dtype;
+  void* value;
+};
+
+struct Array {
+  DataType dtype;
+  std::size_t size;
+  void* data;
+};
+
+// Arguments and results alike.
+struct Buffers {
+  std::size_t struct_size;
+  Extension* extensions;
+  std::int64_t size;
+  int* types;
+  Buffer** buffers;
+};
+
+struct Attributes {
+  std::size_t struct_size;
+  Extension* extensions;
+  std::int64_t size;
+  AttributeType* types;
+  ByteSpan** names;  // ascending
+  void** values;     // Array, Scalar or ByteSpan
+};
+
+struct CallFrame {
+  std::size_t struct_size;
+  Extension* extensions;
+  const Api* api;
+  void* context;
+  int stage;
+  Buffers arguments;
+  Buffers results;
+  Attributes attributes;
+};
+
+}  // namespace horoplug::jax::xla

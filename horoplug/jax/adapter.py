@@ -1,0 +1,54 @@
+"""JAX's arrays for the core, outside of compiled programs: they pass as NumPy arrays, on CPUs without a copy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from horoplug.common import dtypes, ops
+from horoplug.common.opspec import BY_NAME, Call
+from horoplug.jax.order import wait_for_programs
+from horoplug.numpy.adapter import NumpyAdapter
+
+_ALIGNMENT = 64  # of memory that JAX uses as it is
+
+
+class _Adapter(NumpyAdapter):
+    def empty_like(self, tensor: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+        memory = np.empty(tensor.nbytes + _ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        made = memory[start : start + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape)
+        return made, memory.ctypes.data + start
+
+
+_ADAPTER = _Adapter()
+
+
+def to_array(value: Any) -> Any:
+    """A leaf of the user's pytree as an array of JAX. TypeError for what is none, ValueError for a dtype that the core
+    does not know."""
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float)):
+        raise TypeError(f"expected an array, got {type(value).__name__}.")
+    array = jax.numpy.asarray(value)
+    if array.dtype.name not in dtypes.CODES:
+        raise dtypes.unsupported(array.dtype, dtypes.NAMES)
+    return array
+
+
+def perform(operation: str, arrays: Sequence[Any], call: Call) -> list[tuple[Any, Any]]:
+    """An operation on concrete arrays of one dtype, of JAX or NumPy. For each: the output, where the array is, and for
+    alltoall the rows received from each rank (otherwise None). Raises as :func:`horoplug.common.ops.submit` does."""
+    wait_for_programs()
+    spec = BY_NAME[operation]
+    tensors = [np.asarray(array) for array in arrays]
+    if len(tensors) == 1:
+        results = [ops.perform(_ADAPTER, spec, tensors, call)]
+    else:
+        results = ops.perform(_ADAPTER, spec, tensors, call, grouped=True)
+    if not spec.received_splits:
+        results = [(result, None) for result in results]
+    return [
+        (jax.device_put(result, array.sharding) if isinstance(array, jax.Array) else result, counts)
+        for array, (result, counts) in zip(arrays, results, strict=True)
+    ]

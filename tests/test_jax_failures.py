@@ -1,0 +1,375 @@
+"""JAX and the end of a job: ranks that disagree, are killed or shut down while a program runs; and what happens in
+processes of their own."""
+
+import os
+import random
+import signal
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+from support import NO_LIMITS, run_script, seed
+from test_numpy_kill import errors_of_survivors
+
+jax = pytest.importorskip("jax")
+hvd = pytest.importorskip("horoplug.jax")
+jnp = jax.numpy
+
+pytest_plugins = ["jobs"]
+
+FAILURE = jax.errors.JaxRuntimeError.__name__
+
+
+def run(function, *arguments):
+    return jax.block_until_ready(jax.jit(function)(*arguments))
+
+
+def large(x):
+    """Something that XLA does not run on the thread that calls the program, with the value of the first element."""
+    return jnp.tanh(jnp.ones((200, 200)) @ jnp.ones((200, 200))).sum() * 0 + x
+
+
+# ---- a rank dies ----------------------------------------------------------------------------------------------------
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def pending_in_a_program(victim, _):
+    step = jax.jit(lambda x: [hvd.allreduce(large(x), name=f"waiting{i}") for i in range(20)])
+    compiled = step.lower(jnp.ones(10)).compile()
+    if hvd.rank() == victim:
+        die()
+    jax.block_until_ready(compiled(jnp.ones(10)))
+
+
+def pending_at_any_moment(victim, key):
+    """Large and small ones, in steps that repeat and that nobody waits for one by one."""
+    inputs = [jnp.ones(n) for n in [3, 1_000_000, 50, 300_000]]
+
+    @jax.jit
+    def step(inputs):
+        return [hvd.allreduce(x, name=f"waiting{i}") for i, x in enumerate(inputs)]
+
+    step(inputs)
+    if hvd.rank() == victim:
+        threading.Timer(random.Random(key).uniform(0.0, 0.5), die).start()
+    while True:
+        jax.block_until_ready([step(inputs) for _ in range(3)])
+
+
+def pending_eagerly(victim, _):
+    if hvd.rank() == victim:
+        die()
+    hvd.allreduce(jnp.ones(10), name="waiting")
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+@pytest.mark.parametrize("phase", [pending_in_a_program, pending_at_any_moment, pending_eagerly])
+def test_kill(pool, phase, hosts):
+    key = seed()
+    victim = random.Random(key).randrange(len(hosts))
+    with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
+        kind = "HorovodInternalError" if phase is pending_eagerly else FAILURE
+        errors_of_survivors(job.outcomes(phase, victim, key), victim, kind)
+        survivors = type(job)([w for r, w in enumerate(job.workers) if r != victim])
+        after = survivors.outcomes(lambda: run(hvd.allreduce, jnp.ones(2)))
+        assert all(o.kind == FAILURE and f"rank {victim}" in o.message for o in after)
+        survivors.run(hvd.shutdown)
+
+
+# ---- ranks disagree -------------------------------------------------------------------------------------------------
+
+
+def check_disagreement():
+    """Every rank gets an error that says what the other one has, and the job goes on; in programs that XLA runs on the
+    calling thread and in others, and in the middle of a program."""
+    rank = hvd.rank()
+    goes_on = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="goes on"))
+
+    cases = {
+        r"mismatched shape: \[3\] on rank 0 but \[4\]": lambda x: x[: 3 + rank],
+        "mismatched data type: float32 on rank 0 but int32": lambda x: x.astype(
+            [x.dtype, int][rank]
+        ),
+    }
+    for work in (lambda x: x), large:
+        for message, change in cases.items():
+
+            def program(x, work=work, change=change):
+                first = hvd.allreduce(work(x), op=hvd.Sum)
+                second = hvd.allreduce(change(work(x)), name="bad")
+                return first, second, hvd.allreduce(first, name="after it")
+
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match=f"'allreduce.bad': {message}"):
+                    run(program, jnp.ones(5))
+                assert goes_on(jnp.ones(2)).tolist() == [2, 2]
+        with pytest.raises(RuntimeError, match=r"'allreduce\.x'.*sum on rank 0 but max on rank 1"):
+            run(lambda x, work=work: OPERATIONS[rank](work(x)), jnp.ones(4))
+        assert goes_on(jnp.ones(2)).tolist() == [2, 2]
+    # Nobody looks at the results of the program that fails.
+    lost = jax.jit(lambda x: hvd.allreduce(large(x), name="lost"))
+    lost.lower(jnp.ones(3 + rank)).compile()
+    lost(jnp.ones(3 + rank))
+    hvd.barrier()
+    assert goes_on(jnp.ones(2)).tolist() == [2, 2]
+    assert hvd.allreduce(jnp.ones(2), op=hvd.Sum).tolist() == [2, 2]
+
+
+OPERATIONS = [
+    lambda x: hvd.allreduce(x, op=hvd.Sum, name="x"),
+    lambda x: hvd.allreduce(x, op=hvd.Max, name="x"),
+]
+
+
+def test_disagreement(pool):
+    with pool.ranks(2) as job:
+        job.run(check_disagreement)
+
+
+def check_wait_for_each_other():
+    """Programs that cannot both go first, on one thread and on two."""
+    rank = hvd.rank()
+    names = ["one", "two"][:: 1 - 2 * rank]
+
+    def both(x):
+        return [hvd.allreduce(large(x), name=name) for name in names]
+
+    with pytest.raises(RuntimeError, match=r"deadlock.*Rank 0 .*\.one.*rank 1 .*\.two"):
+        run(both, jnp.ones(2))
+    programs = [jax.jit(lambda x, n=n: hvd.allreduce(large(x), name=n)) for n in names]
+    for program in programs:
+        program.lower(jnp.ones(2)).compile()
+    failures = []
+
+    def work(program):
+        try:
+            jax.block_until_ready(program(jnp.ones(2)))
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(program,)) for program in programs]
+    for thread in threads:
+        thread.start()
+        thread.join(0.2)  # if they do not go on together, then in this order
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert all("deadlock" in failure for failure in failures)
+    hvd.barrier()
+    assert run(lambda x: hvd.allreduce(x, op=hvd.Sum), jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_wait_for_each_other(pool):
+    with pool.ranks(2, env={"HOROVOD_DEADLOCK_TIME_SECONDS": "0.3"}) as job:
+        job.run(check_wait_for_each_other)
+
+
+def check_meeting():
+    """Ranks with and without JAX, in programs and outside, meet by name."""
+    import horoplug as plain
+
+    ways = [
+        lambda x: run(lambda x: hvd.allreduce(x, op=hvd.Sum, name="meet"), jnp.asarray(x)),
+        lambda x: plain.allreduce(x, op=hvd.Sum, name="meet"),
+        lambda x: hvd.allreduce(jnp.asarray(x), op=hvd.Sum, name="meet"),
+    ]
+    for turn in range(3):
+        x = np.arange(4, dtype=np.float32)
+        assert (np.asarray(ways[(hvd.rank() + turn) % 3](x)) == 2 * x).all()
+
+
+def test_meeting(pool):
+    with pool.ranks(2) as job:
+        job.run(check_meeting)
+
+
+# ---- shutdown and init ----------------------------------------------------------------------------------------------
+
+
+def check_again():
+    """Programs that were compiled in another job."""
+    size = hvd.size()
+    programs = [
+        jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum)),
+        jax.jit(lambda x: hvd.allgather(x).sum(keepdims=True)),
+        jax.jit(lambda x: hvd.allreduce(x * hvd.size(), op=hvd.Max)),
+    ]
+    x = jnp.ones(1)
+    ahead = programs[1].lower(x).compile()
+    for program in programs:
+        assert program(x).tolist() == [size]
+    if hvd.rank() == 0:
+        hvd.shutdown()
+        with pytest.raises(RuntimeError, match=r"has not been initialized; use hvd\.init"):
+            jax.block_until_ready(programs[0](x))
+        with pytest.raises(ValueError, match="has not been initialized"):
+            jax.jit(lambda x: hvd.allgather(x))(x)
+        with pytest.raises(ValueError, match="has not been initialized"):
+            hvd.allreduce(x)
+    else:
+        with pytest.raises(RuntimeError, match="rank 0 has shut down"):
+            run(lambda x: hvd.allreduce(x, name="never"), x)
+        hvd.shutdown()
+    hvd.init()
+    for program in programs:
+        assert program(x).tolist() == [size]
+    hvd.shutdown()
+    hvd.init(comm=[int(os.environ["HOROVOD_RANK"])])  # alone
+    for program in programs:
+        assert program(x).tolist() == [1]
+    with pytest.raises(RuntimeError, match=r"compiled for rank \d of 2, but is rank 0 of 1 now"):
+        jax.block_until_ready(ahead(x))
+    hvd.shutdown()
+    hvd.init()
+
+
+def test_init_again(pool):
+    with pool.ranks(2) as job:
+        for _ in range(2):
+            job.run(check_again)
+
+
+def check_shutdown_while_pending():
+    failures = []
+    pending = jax.jit(lambda x: [hvd.allreduce(large(x), name=f"p{i}") for i in range(5)])
+    compiled = pending.lower(jnp.ones(3)).compile()
+
+    def wait():
+        try:
+            jax.block_until_ready(compiled(jnp.ones(3)))
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    if hvd.rank() == 0:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        hvd.allgather(jnp.ones(1), name="begun")
+        hvd.shutdown()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert len(failures) == 1
+    else:
+        hvd.allgather(jnp.ones(1), name="begun")
+        with pytest.raises(RuntimeError, match="rank 0 has shut down"):
+            run(lambda x: hvd.allreduce(x, name="never"), jnp.ones(3))
+        hvd.shutdown()
+    hvd.init()
+    assert run(lambda x: hvd.allreduce(x, op=hvd.Sum), jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_shutdown_while_pending(pool):
+    with pool.ranks(2) as job:
+        for _ in range(2):
+            job.run(check_shutdown_while_pending)
+
+
+# ---- processes of their own -----------------------------------------------------------------------------------------
+
+
+def run_code(tmp_path, code, size=1, **options):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    done = run_script(script, size=size, **options)
+    for each in done:
+        assert each.returncode == 0, each.stderr[-3000:]
+    return done
+
+
+def test_one_core(tmp_path):
+    """With one thread of XLA, which an operation holds while it waits."""
+    run_code(
+        tmp_path,
+        """
+        import os
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        import jax, jax.numpy as jnp
+        import horoplug.jax as hvd
+        hvd.init()
+        rank = hvd.rank()
+
+        @jax.jit
+        def step(x):
+            parts = []
+            for i in range(16):
+                y = x
+                for _ in range((i * 5 + rank * 3) % 4):
+                    y = jnp.tanh(y @ y)
+                parts.append(hvd.allreduce(y[: i + 1, 0] * 0 + i, op=hvd.Sum))
+            return parts
+
+        x = jnp.ones((100 + 50 * rank, 100 + 50 * rank))
+        for _ in range(5):
+            results = step(x)
+            at_once = hvd.allreduce(jnp.ones(2), op=hvd.Sum)
+        assert [p.tolist() for p in results] == [[2.0 * i] * (i + 1) for i in range(16)]
+        """,
+        size=2,
+        env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "30"},  # to fail with a name
+    )
+
+
+@pytest.mark.parametrize(
+    ("missing", "module", "use"),
+    [
+        ("jax", "horoplug.jax", "pass"),
+        ("optax", "horoplug.jax", "hvd.DistributedOptimizer(None)"),
+    ],
+)
+def test_without(tmp_path, missing, module, use):
+    run_code(
+        tmp_path,
+        f"""
+        import sys
+        sys.modules["{missing}"] = None
+        try:
+            import {module} as hvd
+            {use}
+        except ImportError as error:
+            assert "pip install {missing}" in str(error), error
+        else:
+            raise SystemExit("it worked")
+        """,
+    )
+
+
+def test_memory(tmp_path):
+    """What an operation takes is given back after it, also if it fails."""
+    pytest.importorskip("psutil")
+    run_code(
+        tmp_path,
+        """
+        import psutil
+        import jax, jax.numpy as jnp
+        import horoplug.jax as hvd
+        hvd.init()
+
+        @jax.jit
+        def step(x):
+            def body(x, _):
+                parts = [hvd.allreduce(x), hvd.broadcast(x, 0), hvd.allgather(x), hvd.reducescatter(x)]
+                return sum(parts) / 4, None
+            return jax.lax.scan(body, x, None, length=250)[0]
+
+        bad = jax.jit(lambda x: hvd.broadcast(x, 7))
+
+        def grown():
+            before = psutil.Process().memory_info().rss
+            jax.block_until_ready(step(jnp.ones(10_000)))
+            for _ in range(100):
+                hvd.allgather(hvd.allreduce(jnp.ones(10_000)))
+                try:
+                    jax.block_until_ready(bad(jnp.ones(10_000)))
+                except RuntimeError:
+                    pass
+            return psutil.Process().memory_info().rss - before
+
+        for _ in range(18):  # the core remembers what the last 16384 operations were
+            grown()
+        # 250 of each, of 40 kB: what was not given back would be 10 MB.
+        assert min(grown() for _ in range(5)) < 1_000_000
+        """,
+    )

@@ -1,0 +1,372 @@
+"""Operations in compiled programs: their order, control flow, threads, and what JAX does to programs."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from support import ranks_fixture, seed
+
+jax = pytest.importorskip("jax")
+hvd = pytest.importorskip("horoplug.jax")
+jnp, lax = jax.numpy, jax.lax
+
+pytest_plugins = ["jobs"]
+
+ranks = ranks_fixture("a", "aab")
+
+
+@pytest.fixture
+def several(ranks):
+    """More than one rank: alone there is no order to disagree about."""
+    return ranks if ranks.size > 1 else pytest.skip("needs several ranks")
+
+
+def mean_of_ranks():
+    return sum(range(hvd.size())) / hvd.size()
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+
+def check_independent(key):
+    """Many operations that XLA could run in any order, and without names: they meet by their order alone. Each has a
+    shape of its own, so that a pair that does not belong together is an error; what comes before each takes another
+    time on each rank."""
+    rank, size = hvd.rank(), hvd.size()
+    order = random.Random(key)
+    kinds = [order.choice(["allreduce", "allgather", "broadcast"]) for _ in range(30)]
+    work = random.Random(key + rank)
+    rounds = [work.randrange(4) for _ in kinds]
+
+    @jax.jit
+    def program(xs, w):
+        outputs = []
+        for i, (kind, x) in enumerate(zip(kinds, xs, strict=True)):
+            busy = x
+            for _ in range(rounds[i]):
+                busy = jnp.tanh(busy @ w) + x
+            x = busy[: i + 1, 0] * 0 + x[: i + 1, 0]
+            if kind == "allreduce":
+                outputs.append(hvd.allreduce(x, op=hvd.Sum))
+            elif kind == "allgather":
+                outputs.append(hvd.allgather(x))
+            else:
+                outputs.append(hvd.broadcast(x, size - 1))
+        return outputs
+
+    rows = 64 * (1 + rank)  # so that no two ranks have the same program
+    xs = [jnp.full((rows, 64), i + rank, jnp.float32) for i in range(len(kinds))]
+    for _ in range(5):
+        outputs = program(xs, jnp.eye(64))
+    for i, (kind, output) in enumerate(zip(kinds, outputs, strict=True)):
+        expected = {
+            "allreduce": [i * size + sum(range(size))] * (i + 1),
+            "allgather": [i + r for r in range(size) for _ in range(i + 1)],
+            "broadcast": [i + size - 1] * (i + 1),
+        }[kind]
+        assert output.tolist() == expected
+
+
+def test_independent(several):
+    several.run(check_independent, seed())
+
+
+def check_unused():
+    """Results that nobody uses, on one rank or all; and operations that look alike."""
+    rank, size = hvd.rank(), hvd.size()
+
+    @jax.jit
+    def program(x):
+        first = hvd.allreduce(x, op=hvd.Sum)
+        second = hvd.allreduce(x, op=hvd.Sum)
+        lonely = hvd.allgather(x[:2])
+        return (x, second) if rank % 2 else (first, lonely)
+
+    for _ in range(3):
+        result = program(jnp.ones(3))[rank % 2]
+        assert result.tolist() == [size] * 3
+
+
+def test_unused(ranks):
+    ranks.run(check_unused)
+
+
+def check_back_to_back():
+    """Programs that are dispatched without a look at the last one's results, and calls in between."""
+    rank, size = hvd.rank(), hvd.size()
+    steps = [
+        jax.jit(lambda x, n=n: hvd.allreduce(x[:n] @ x[:n].T, op=hvd.Sum)) for n in range(20, 30)
+    ]
+    x = jnp.ones((400, 40))
+    results = []
+    for turn in range(4):
+        for n, step in enumerate(steps, 20):
+            results.append((n, step(x)))
+            if n % 5 == rank:
+                jax.block_until_ready(results[-1])
+            if n % 4 == 0:  # at once, and named by its order like those in the programs
+                assert hvd.allreduce(jnp.ones(n + turn), op=hvd.Sum).shape == (n + turn,)
+                assert hvd.broadcast_object(n, 0) == n
+    hvd.barrier()
+    for n, result in results:
+        assert result.shape == (n, n)
+        assert float(result[0, 0]) == 40 * size
+
+
+def test_back_to_back(several):
+    several.run(check_back_to_back)
+
+
+def check_retraced():
+    """Only one rank traces a program again, and ranks trace in different orders."""
+    rank, size = hvd.rank(), hvd.size()
+    total = jax.jit(lambda x: hvd.allreduce(x.sum(keepdims=True), op=hvd.Sum))
+    other = jax.jit(lambda x: hvd.allgather(x[:2]))
+    for step in (total, other) if rank % 2 else (other, total):
+        step.lower(jnp.ones(9)).compile()
+    for n in range(6):
+        rows = 4 + (n if rank == 0 else 0)  # a last batch that is smaller, say
+        assert total(jnp.ones(rows)).tolist() == [4 * size + (n if size > 0 else 0)]
+        assert other(jnp.ones(rows)).shape == (2 * size,)
+
+
+def test_retraced(several):
+    several.run(check_retraced)
+
+
+def check_threads(key):
+    """Each with names of its own, in another order on every rank. (XLA runs small programs on the thread that calls
+    them; larger ones one after the other, so that those have an order to keep: see test_jax_failures.py.)"""
+    rank, size = hvd.rank(), hvd.size()
+    failures = []
+
+    def work(number):
+        try:
+            step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name=f"thread{number}"))
+            for turn in range(30):
+                assert step(jnp.full(3, turn)).tolist() == [turn * size] * 3
+                at_once = hvd.allreduce(jnp.full(2, turn), op=hvd.Max, name=f"at once {number}")
+                assert at_once.tolist() == [turn] * 2
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    random.Random(key + rank).shuffle(threads)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert not failures
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_threads(several):
+    several.run(check_threads, seed())
+
+
+# ---- control flow ---------------------------------------------------------------------------------------------------
+
+
+def check_control_flow():
+    rank, mean = hvd.rank(), mean_of_ranks()
+    x = jnp.full(3, rank, jnp.float32)
+
+    def body(carry, i):
+        carry = hvd.allreduce(carry) + i
+        return carry, hvd.allgather(carry[:1])
+
+    last, each = jax.jit(lambda x: lax.scan(body, x, jnp.arange(5.0)))(x)
+    np.testing.assert_allclose(last, np.full(3, mean + 10), rtol=1e-6)
+    assert each.shape == (5, hvd.size())
+
+    def more(state):
+        # The condition has an operation, too.
+        return hvd.allreduce(state[0], op=hvd.Max) < 7
+
+    def step(state):
+        return state[0] + 1, hvd.allreduce(state[1], op=hvd.Sum, name="in a loop")
+
+    count, total = jax.jit(lambda n, x: lax.while_loop(more, step, (n, x)))(
+        jnp.int32(0), jnp.float32(1)
+    )
+    assert (int(count), float(total)) == (7, hvd.size() ** 7)
+
+    @jax.jit
+    def branch(flag, x):
+        before = hvd.allreduce(x)
+        inside = lax.cond(flag, lambda: hvd.allreduce(x, op=hvd.Sum), lambda: before * 2)
+        return inside, hvd.allreduce(x, op=hvd.Max)
+
+    for flag in True, False, True:
+        inside, after = branch(flag, x)
+        expected = mean * hvd.size() if flag else 2 * mean
+        np.testing.assert_allclose(inside, np.full(3, expected), rtol=1e-6)
+        assert after.tolist() == [hvd.size() - 1] * 3
+    looped = jax.jit(lambda x: lax.fori_loop(0, 3, lambda i, c: hvd.allreduce(c) + i, x))(x)
+    np.testing.assert_allclose(looped, np.full(3, mean + 3), rtol=1e-6)
+    mapped = jax.jit(lambda x: lax.map(lambda c: hvd.allreduce(c, op=hvd.Sum), x))(jnp.arange(4.0))
+    assert mapped.tolist() == [i * hvd.size() for i in range(4)]
+
+
+def test_control_flow(ranks):
+    ranks.run(check_control_flow)
+
+
+def check_transforms():
+    """What JAX does to programs: vmap, remat, custom derivatives, nested jit, donated arguments, compilation ahead."""
+    rank, size, mean = hvd.rank(), hvd.size(), mean_of_ranks()
+    x = jnp.arange(6.0).reshape(3, 2) + rank
+    average = np.arange(6.0).reshape(3, 2) + mean
+    for compiled in jax.jit, lambda f: f:
+        np.testing.assert_allclose(compiled(jax.vmap(hvd.allreduce))(x), average, rtol=1e-6)
+        columns = compiled(jax.vmap(lambda c: hvd.allreduce(c * 2), in_axes=1))(x)
+        np.testing.assert_allclose(columns, 2 * average.T, rtol=1e-6)
+        pairs = compiled(jax.vmap(lambda c, y: hvd.grouped_allreduce([c, y]), in_axes=(0, None)))
+        np.testing.assert_allclose(pairs(x, x[0])[1][2], average[0], rtol=1e-6)
+        gathered = compiled(jax.vmap(hvd.allgather))(x)
+        assert gathered.shape == (3, 2 * size)
+        assert gathered[1].tolist() == [2.0 + r + i for r in range(size) for i in range(2)]
+        scalars = compiled(jax.vmap(hvd.allgather))(x[:, 0])
+        assert scalars.shape == (3, size)
+        nested = compiled(jax.vmap(jax.vmap(hvd.allreduce)))(x)
+        np.testing.assert_allclose(nested, average, rtol=1e-6)
+        with pytest.raises(NotImplementedError, match="cannot be vmapped"):
+            compiled(jax.vmap(lambda c: hvd.allreduce(c, op=hvd.Adasum, process_set=alone())))(x)
+
+    remat = jax.checkpoint(lambda x: jnp.sin(hvd.allreduce(jnp.sin(x))).sum())
+    plain = lambda x: jnp.sin(hvd.allreduce(jnp.sin(x))).sum()  # noqa: E731
+    np.testing.assert_allclose(jax.jit(jax.grad(remat))(x), jax.grad(plain)(x), rtol=1e-6)
+
+    @jax.custom_vjp
+    def doubled(x):
+        return hvd.allreduce(x)
+
+    doubled.defvjp(lambda x: (hvd.allreduce(x), None), lambda _, g: (2 * hvd.allreduce(g),))
+    assert (jax.jit(jax.grad(lambda x: doubled(x).sum()))(x) == 2).all()
+
+    donating = jax.jit(lambda x: jax.jit(hvd.allreduce)(x) + 1, donate_argnums=0)
+    np.testing.assert_allclose(donating(x + 0), average + 1, rtol=1e-6)
+    ahead = jax.jit(hvd.allreduce).lower(x).compile()
+    np.testing.assert_allclose(ahead(x), average, rtol=1e-6)
+    # Arguments, and what else is used later, are not overwritten.
+    before = np.array(x)
+    total, again = jax.jit(lambda x: (hvd.allreduce(x, op=hvd.Sum) + x, x * 1))(x)
+    np.testing.assert_allclose(total, size * average + before, rtol=1e-6)
+    assert (np.asarray(x) == before).all()
+    assert (np.asarray(again) == before).all()
+    with jax.disable_jit():
+        np.testing.assert_allclose(jax.jit(hvd.allreduce)(x), average, rtol=1e-6)
+
+
+def alone():
+    return next((s for s in hvd_sets() if s.included()), hvd.global_process_set)
+
+
+def hvd_sets():
+    from horoplug.common.context import context
+
+    return context.process_sets.values()
+
+
+def check_transforms_with_sets():
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size() if hvd.size() > 1 else 0)]
+    try:
+        check_transforms()
+    finally:
+        for process_set in sets:
+            hvd.remove_process_set(process_set)
+
+
+def test_transforms(ranks):
+    ranks.run(check_transforms_with_sets)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def agree(function, expected, x):
+    """The gradient at x, compiled and not."""
+    for gradient in jax.jit(jax.grad(function)), jax.grad(function):
+        np.testing.assert_allclose(gradient(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def check_gradients():
+    """Horovod's rules: as if the loss were the average of the ranks' losses."""
+    rank, size = hvd.rank(), hvd.size()
+    x = jnp.arange(2.0 * size).reshape(size, 2) + rank
+    weight = (jnp.arange(2.0 * size).reshape(size, 2) + 1) * (rank + 1)
+    of_all = [np.asarray(weight) / (rank + 1) * (r + 1) for r in range(size)]
+    mean = sum(of_all) / size
+    agree(lambda x: (hvd.allreduce(x) * weight).sum(), mean, x)
+    agree(lambda x: (hvd.allreduce(x, op=hvd.Sum) * weight).sum(), mean * size, x)
+    scaled = lambda x: hvd.allreduce(x, prescale_factor=3.0, postscale_factor=2.0)  # noqa: E731
+    agree(lambda x: (scaled(x) * weight).sum(), 6 * mean, x)
+    agree(
+        lambda x: sum((y * weight).sum() for y in hvd.grouped_allreduce([x, 2 * x], name="g")),
+        3 * mean,
+        x,
+    )
+    agree(lambda x: (hvd.allgather(x[:1]) * weight).sum(), np.eye(size)[:, :1] * 0 + place(mean), x)
+    root = mean if rank == size - 1 else np.zeros_like(mean)
+    agree(lambda x: (hvd.broadcast(x, size - 1) * weight).sum(), root, x)
+    back = np.stack([of_all[r][rank] for r in range(size)])
+    agree(lambda x: (hvd.alltoall(x) * weight).sum(), back, x)
+    for op, factor in (hvd.Average, 1), (hvd.Sum, size):
+        joined = np.concatenate(
+            [np.asarray(weight[:1]) / (rank + 1) * (r + 1) for r in range(size)]
+        )
+        agree(lambda x, op=op: (hvd.reducescatter(x, op=op) * weight[:1]).sum(), factor * joined, x)
+    # Rows that do not divide, several shares each, and rows that stay at home.
+    rows = jnp.ones((2 * size + 1, 2)) * (rank + 1)
+    share = hvd.reducescatter(rows, op=hvd.Sum).shape[0]
+    agree(
+        lambda x: (hvd.reducescatter(x, op=hvd.Sum) * jnp.arange(1.0, share + 1)[:, None]).sum(),
+        size
+        * np.concatenate([np.arange(1, n + 1) for n in shares(2 * size + 1)])[:, None]
+        * np.ones((1, 2)),
+        rows,
+    )
+    splits = [1] * size
+    kept = np.ones((2 * size + 1, 2))
+    kept[size:] = 0
+    agree(lambda x: hvd.alltoall(x, splits)[0].sum(), kept, rows)
+
+    # Forward, twice, through loops, and with whole numbers beside.
+    _, tangent = jax.jvp(lambda x: hvd.allreduce(x, name="j"), (x,), (weight,))
+    np.testing.assert_allclose(tangent, mean, rtol=1e-6)
+    agree(jax.grad(lambda y: (hvd.allreduce(jnp.full(2, y)) ** 3).sum()), 12.0, jnp.float32(1))
+    looped = lambda x: lax.scan(lambda c, _: (hvd.allreduce(c) * 2, None), x, None, length=3)[0]  # noqa: E731
+    agree(lambda x: (looped(x) * weight).sum(), 8 * mean, x)
+    chosen = lambda x: lax.cond(x.sum() < -1, lambda: x, lambda: hvd.allreduce(x) * 3)  # noqa: E731
+    agree(lambda x: (chosen(x) * weight).sum(), 3 * mean, x)
+    counted = lambda x: (x * hvd.allreduce(jnp.int32(2), op=hvd.Sum)).sum()  # noqa: E731
+    agree(counted, np.full((size, 2), 2 * size), x)
+    for op in hvd.Min, hvd.Max, hvd.Product:
+        with pytest.raises(
+            NotImplementedError, match=r"has no gradient; use jax\.lax.stop_gradient"
+        ):
+            jax.grad(lambda x, op=op: hvd.allreduce(x, op=op).sum())(x)
+
+    # A metric beside the loss, whose gradient nobody asks for, on one rank even without its value.
+    def loss(x):
+        metric = hvd.allreduce(x.sum())
+        return (hvd.allreduce(x) * weight).sum(), metric if rank else None
+
+    got, _ = jax.jit(jax.grad(loss, has_aux=True))(x)
+    np.testing.assert_allclose(got, mean, rtol=1e-6)
+
+
+def place(mean):
+    """This rank's row of the average, in the first row."""
+    result = np.zeros_like(mean)
+    result[0] = mean[hvd.rank()]
+    return result
+
+
+def shares(rows):
+    return [len(part) for part in np.array_split(np.arange(rows), hvd.size())]
+
+
+def test_gradients(ranks):
+    ranks.run(check_gradients)
