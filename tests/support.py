@@ -108,14 +108,14 @@ class Outcome:
 class _Worker:
     """One process of a pool."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, variables: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
                 [python, __file__, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=environment(),
+                env=environment() | variables,
             )
         self.connection = Connection(ours.detach())
 
@@ -205,10 +205,14 @@ class Ranks:
 
 
 class Pool:
-    """Processes that are used for one job after the other. ``python``: their interpreter, of this one's version."""
+    """Processes that are used for one job after the other. ``python``: their interpreter, of this one's version;
+    ``variables``: of their environment."""
 
-    def __init__(self, python: str | Path = sys.executable) -> None:
+    def __init__(
+        self, python: str | Path = sys.executable, variables: dict[str, str] | None = None
+    ) -> None:
         self.python = str(python)
+        self.variables = variables or {}
         self.workers: list[_Worker] = []
 
     @contextlib.contextmanager
@@ -221,7 +225,7 @@ class Pool:
             w for w in self.workers if w.process.poll() is None and not w.connection.closed
         ]
         while len(self.workers) < size:
-            self.workers.append(_Worker(self.python))
+            self.workers.append(_Worker(self.python, self.variables))
         key = secrets.token_bytes(32)
         with StoreServer(key, "127.0.0.1", 0) as server:
             ranks = Ranks(self.workers[:size])

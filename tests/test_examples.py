@@ -18,14 +18,14 @@ JAX = ROOT / "examples" / "jax" / "train_fashion.py"
 NUMBER = r"([\d,]+(?:\.\d+)?)"
 
 
-def launch(program, *arguments, flags=(), size=2):
+def launch(program, *arguments, flags=(), size=2, variables=None):
     """Run a program on two ranks, and return what each has printed on stdout."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "horoplug.runner", "-np", str(size), *flags),
             *(sys.executable, str(program), *map(str, arguments)),
         ],
-        env=environment(),
+        env=environment() | (variables or {}),
         capture_output=True,
         text=True,
         timeout=110,
@@ -200,6 +200,28 @@ def test_jax():
     (_, first, _, _), (_, last, accuracy, _) = epochs
     assert last < first < 2.3
     assert accuracy > 65
+
+
+# ---- keras/train.py -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+def test_keras_learns(backend, tmp_path):
+    pytest.importorskip("keras")
+    pytest.importorskip(f"horoplug.{backend}")
+    model = tmp_path / "model.keras"
+    text, other = launch(
+        ROOT / "examples" / "keras" / "train.py",
+        *("--max-samples", 4000, "--epochs", 2, "--batch-size", 32, "--save", model),
+        variables={"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert other == ""
+    assert text.startswith("2 process(es), Keras 3")
+    assert f"on {backend}\n" in text
+    (_, first, _), (_, last, accuracy) = figures("epoch #: loss #, test accuracy #%", text)
+    assert last < min(first, 2.0)
+    assert accuracy > 40
+    assert model.stat().st_size > 10_000
 
 
 def imported(program):

@@ -1,0 +1,118 @@
+"""Train a small convolutional network on Fashion-MNIST with Keras, on one process or on many, with any of its backends.
+
+    python examples/keras/train.py                                                # alone
+    KERAS_BACKEND=torch horovodrun -np 2 python examples/keras/train.py           # or tensorflow, or jax
+
+The script is the same for all of them. What makes it distributed are the five lines marked (1) to (5), and that each
+process takes its share of the images. Without Fashion-MNIST (Debian's package dataset-fashion-mnist, or its four files
+in --data-dir) it trains on the handwritten digits that come with scikit-learn.
+"""
+
+import argparse
+import gzip
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import horoplug.keras as hvd
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An array of bytes from a gzipped IDX file: two bytes 0, one 8, the count of dimensions, the dimensions as
+    big-endian int32, the bytes."""
+    content = gzip.decompress(path.read_bytes())
+    shape = np.frombuffer(content, ">i4", content[3], offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+
+
+def load(folder: Path | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Images (count, side, side, 1), float32 in 0..1, and their classes, to train with and to test with."""
+    if folder is None and DEBIAN.is_dir():
+        folder = DEBIAN
+    if folder is None:
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        images, labels = found.images[..., None].astype("float32") / 16, found.target
+        return images[360:], labels[360:], images[:360], labels[:360]
+    parts = []
+    for prefix in ("train", "t10k"):
+        images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
+        parts += [images[..., None].astype("float32") / 255]
+        parts += [read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz").astype("int64")]
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def network(side: int) -> keras.Model:
+    """Two convolutions and two dense layers; takes (count, side, side, 1) and gives (count, 10) class scores."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((side, side, 1)),
+            layers.Conv2D(8, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.GlobalMaxPooling2D(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64, help="of each process")
+    parser.add_argument("--lr", type=float, default=0.002, help="of one process")
+    parser.add_argument("--max-samples", type=int, help="use only so many images")
+    parser.add_argument("--data-dir", type=Path, help="folder with the files of (Fashion-)MNIST")
+    parser.add_argument("--save", type=Path, help="where to save the model, such as model.keras")
+    args = parser.parse_args()
+
+    hvd.init()  # (1)
+    images, labels, test_images, test_labels = load(args.data_dir)
+    # Each process takes every size-th image, and as many as the others.
+    count = (args.max_samples or len(images)) // hvd.size() * hvd.size()
+    mine = slice(hvd.rank(), count, hvd.size())
+
+    model = network(images.shape[1])
+    rate = args.lr * hvd.size()  # (2)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(rate))  # (3)
+    model.compile(
+        optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # (4)
+        hvd.callbacks.MetricAverageCallback(),  # (5)
+        hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=1),
+    ]
+    history = model.fit(
+        images[mine],
+        labels[mine],
+        batch_size=args.batch_size,
+        epochs=args.epochs,
+        validation_data=(
+            test_images[hvd.rank() :: hvd.size()],
+            test_labels[hvd.rank() :: hvd.size()],
+        ),
+        callbacks=callbacks,
+        verbose=0,
+    ).history
+
+    if hvd.rank() == 0:
+        print(f"{hvd.size()} process(es), Keras {keras.__version__} on {keras.backend.backend()}")
+        for epoch, (loss, accuracy) in enumerate(
+            zip(history["loss"], history["val_accuracy"], strict=True), start=1
+        ):
+            print(f"epoch {epoch}: loss {loss:.4f}, test accuracy {accuracy:.1%}")
+        if args.save:
+            model.save(args.save)
+
+
+if __name__ == "__main__":
+    main()

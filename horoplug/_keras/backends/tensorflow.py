@@ -1,0 +1,52 @@
+"""Keras' TensorFlow backend: gradients are reduced by operations of the graph that ``fit`` compiles."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horoplug._keras.options import Options
+from horoplug.common.reduce_ops import Min
+from horoplug.tensorflow.compression import Compression as Compression
+from horoplug.tensorflow.mpi_ops import allgather as allgather
+from horoplug.tensorflow.mpi_ops import allreduce as allreduce
+from horoplug.tensorflow.mpi_ops import broadcast as broadcast
+from horoplug.tensorflow.mpi_ops import reducescatter as reducescatter
+from horoplug.tensorflow.reduction import Reduction
+
+
+def native(variable: Any) -> Any:
+    """The ``tf.Variable`` of a variable of Keras."""
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+
+
+def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) -> Any:
+    """``reduce(gradients)``: what is called at steps only."""
+    return reduce(gradients)
+
+
+class BackendReduction:
+    """See :class:`horoplug._keras.options.Reduction`."""
+
+    def __init__(self, options: Options) -> None:
+        fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+        if isinstance(options.groups, (list, tuple)):
+            fields["groups"] = [[native(v) for v in group] for group in options.groups]
+        self._reduction = Reduction(**fields)
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        return self._reduction.reduce(gradients, [native(variable) for variable in variables])
+
+    def local(self, gradient: Any) -> Any:
+        return self._reduction.local(gradient)
+
+
+def all_true(value: Any, **options: Any) -> Any:
+    """Whether a boolean is true on all ranks."""
+    return allreduce(tf.cast(value, tf.uint8), op=Min, **options) > 0
+
+
+def failure(error: BaseException) -> bool:
+    """Whether an exception says that the job is broken (and not that the program is)."""
+    return isinstance(error, tf.errors.UnknownError) and "Horovod" in str(error)

@@ -1,0 +1,111 @@
+"""Keras' torch backend: what ``backward`` has left in ``.grad`` is reduced in place."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from horoplug._keras.options import Options, group_places
+from horoplug.common.errors import HorovodInternalError
+from horoplug.common.reduce_ops import Min
+from horoplug.torch.compression import Compression as Compression
+from horoplug.torch.grouping import Group
+from horoplug.torch.mpi_ops import allgather as allgather
+from horoplug.torch.mpi_ops import allreduce as allreduce
+from horoplug.torch.mpi_ops import broadcast as broadcast
+from horoplug.torch.mpi_ops import reducescatter as reducescatter
+from horoplug.torch.reduction import Reducer
+
+
+def native(variable: Any) -> Any:
+    """The ``torch.nn.Parameter`` of a variable of Keras."""
+    return variable if isinstance(variable, torch.Tensor) else variable.value
+
+
+class _Place:
+    """Stands in for a parameter, since a gradient need not be one's ``.grad``."""
+
+    grad: torch.Tensor | None = None
+
+
+def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) -> Any:
+    """``reduce(gradients)``: what is called at steps only."""
+    return reduce(gradients)
+
+
+class BackendReduction:
+    """See :class:`horoplug._keras.options.Reduction`."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        groups = options.groups
+        if isinstance(groups, (list, tuple)):
+            groups = [[native(variable) for variable in group] for group in groups]
+        self._groups = groups
+        self._names: dict[Any, str] = {}
+        self._places: dict[tuple[int, int], Any] = {}
+        self._reducer = Reducer(
+            self._names,
+            options.compression,
+            options.op,
+            options.gradient_predivide_factor,
+            options.sparse_as_dense,
+            options.process_set,
+        )
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if self._options.process_set.included() is False:
+            return list(gradients)
+        parameters = [native(variable) for variable in variables]
+        places = {
+            number: self._place(number, len(gradients), gradient, parameter)
+            for number, (gradient, parameter) in enumerate(zip(gradients, parameters, strict=True))
+            if gradient is not None
+        }
+        groups = group_places(places, self._groups, parameters)
+        try:
+            if groups is None:
+                self._reducer.submit(places.values(), {})
+            else:
+                self._submit_groups([places[number] for number in group] for group in groups)
+            self._reducer.finish()
+            return [places[n].grad if n in places else None for n in range(len(gradients))]
+        finally:
+            self._reducer.forget()
+            for place in places.values():
+                place.grad = None
+
+    def _place(self, number: int, count: int, gradient: Any, parameter: Any) -> Any:
+        place = self._places.get((count, number))
+        if place is None:
+            place = self._places[count, number] = _Place()
+            # By place: variables of the same model may have other names on other ranks.
+            self._names[place] = f"{self._options.name}.{count}.{number}"
+        # The caller's own tensor is not overwritten.
+        place.grad = gradient if gradient is parameter.grad else gradient.detach().clone()
+        return place
+
+    def _submit_groups(self, groups: Iterable[Sequence[Any]]) -> None:
+        for group in groups:
+            if len(group) == 1:
+                self._reducer.submit(group, {})
+            elif group:
+                self._reducer.submit_group(Group(group), {})
+
+    def local(self, gradient: Any) -> Any:
+        size = self._options.process_set.size()
+        if gradient is None or not self._options.scale_local_gradients or not size:
+            return gradient
+        return gradient / size
+
+
+def all_true(value: Any, **options: Any) -> Any:
+    """Whether a boolean is true on all ranks."""
+    return allreduce(value.to(torch.uint8), op=Min, **options) > 0
+
+
+def failure(error: BaseException) -> bool:
+    """Whether an exception says that the job is broken (and not that the program is)."""
+    return isinstance(error, HorovodInternalError)

@@ -1,0 +1,152 @@
+"""A model and its optimizer as the state of a training run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
+from horoplug.common.basics import init, rank, shutdown
+from horoplug.common.elastic import ObjectState, run_fn
+from horoplug.common.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horoplug.common.objects import broadcast_object
+
+
+class KerasState(ObjectState):
+    """The state of a training run: ``KerasState(model, optimizer, batch=0, epoch=0)``.
+
+    ``optimizer``: by default the model's. ``backend`` is accepted for Horovod's sake. Each other argument becomes an
+    attribute, see :class:`horoplug.common.elastic.ObjectState`. The model should be built: variables that it makes
+    later are not in the copy that a failure leads back to before the next ``commit``."""
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
+        self.model = model
+        if optimizer is None:
+            optimizer = getattr(model, "optimizer", None)
+        self.optimizer = optimizer
+        if model.built and not getattr(self.optimizer, "built", True):
+            self.optimizer.build(model.trainable_variables)
+        super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
+        self._save_variables()
+
+    def _save_variables(self) -> None:
+        sync_jax(self.model)
+        variables = [*self.model.variables, *optimizer_variables(self.optimizer)]
+        self._saved_variables = [(variable, read(variable)) for variable in variables]
+
+    def save(self) -> None:
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        for variable, value in self._saved_variables:
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        sync_jax(self.model)
+        broadcast_variables(weights(self.model, self.optimizer), root_rank=0)
+        self._save_variables()  # a failure before the first commit leads back to here
+        super().sync()
+
+
+def sync_jax(model: Any) -> None:
+    """While ``fit`` runs on the JAX backend, variables have no values; have it give them back."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+
+
+def run(
+    func: Callable[..., Any],
+    failure: Callable[[BaseException], bool],
+    reset: Callable[[], None] | None = None,
+) -> Callable[..., Any]:
+    """:func:`horoplug.common.elastic.run_fn` for a framework that has exceptions of its own for broken jobs.
+
+    ``failure``: recognises them. ``reset``: what to do besides starting the ranks anew."""
+
+    @functools.wraps(func)
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except (HorovodInternalError, HostsUpdatedInterrupt):
+            raise
+        except Exception as error:
+            # Cleaning up after a failure may fail, too, and hide it.
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, HorovodInternalError) or failure(cause):
+                    raise HorovodInternalError(str(cause)) from error
+                cause = cause.__cause__ or cause.__context__
+            raise
+
+    def start_anew() -> None:
+        shutdown()
+        init()
+        if reset is not None:
+            reset()
+
+    return run_fn(attempt, start_anew)
+
+
+class Commit:
+    """Body of ``CommitStateCallback``."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.batches_remaining = self.batches_per_commit
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches_remaining -= 1
+        if self.batches_remaining <= 0:
+            self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._commit()
+
+    def _commit(self) -> None:
+        self.batches_remaining = self.batches_per_commit
+        self.state.commit()
+
+
+class UpdateBatch:
+    """Body of ``UpdateBatchStateCallback``."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.batch = 0
+
+
+class UpdateEpoch:
+    """Body of ``UpdateEpochStateCallback``."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._offset: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._offset = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # fit may have been given initial_epoch=state.epoch, or fewer epochs.
+        if self._offset is None:
+            self._offset = self.state.epoch - epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert self._offset is not None
+        self.state.epoch = self._offset + epoch + 1

@@ -1,0 +1,94 @@
+"""Operations on values: tensors and variables of Keras' backends, which give tensors, and NumPy arrays, numbers and
+lists, which give NumPy arrays."""
+
+from typing import Any
+
+import numpy as np
+
+import horoplug.numpy
+from horoplug._keras import backends
+from horoplug._keras.functions import broadcast_variables, weights
+from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.common.reduce_ops import Average, resolve
+
+__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
+
+
+def _run(operation: str, value: Any, compression: Any = None, **options: Any) -> Any:
+    """An operation of the framework that a value belongs to, or of ``horoplug.numpy``."""
+    if hasattr(value, "assign") and hasattr(value, "constraint"):  # a variable of Keras
+        value = getattr(value, "value", value)
+        value = value() if callable(value) else value
+    backend = backends.of(value)
+    if backend is None:
+        return getattr(horoplug.numpy, operation)(np.asarray(value), **options)
+    if compression is not None:
+        options["compression"] = compression
+    return getattr(backend, operation)(value, **options)
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduce a value of one shape over all ranks, element by element; every rank gets the result.
+
+    ``op``: Average (the default), Sum, Adasum, Min, Max, Product; ``average`` is its deprecated predecessor.
+    ``compression`` (``Compression.fp16`` …) is for tensors and variables. ``name`` pairs the calls of the ranks."""
+    return _run(
+        "allreduce",
+        value,
+        compression,
+        name=name,
+        op=resolve(op, average),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+
+
+def allgather(
+    value: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Join the ranks' values along the first dimension, which may differ between ranks, in rank order; a scalar counts
+    as one row."""
+    return _run("allgather", value, name=name, process_set=process_set)
+
+
+def broadcast(
+    value: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The value of rank `root_rank` (a global rank), on every rank; shapes are the same on all ranks."""
+    return _run("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
+
+
+def reducescatter(
+    value: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduce like :func:`allreduce` (Average or Sum only), then keep this rank's share of the rows (first dimension);
+    the first `rows % size` ranks get one more."""
+    return _run("reducescatter", value, name=name, op=op, process_set=process_set)
+
+
+def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
+    """Overwrite the weights of a model and the variables of its optimizer with those of rank `root_rank`. Collective.
+
+    Raises ValueError without ``model``: Keras keeps no list of all variables."""
+    if model is None:
+        raise ValueError(
+            "broadcast_global_variables needs to know the model: broadcast_global_variables(0, model), or give fit the "
+            "callback BroadcastGlobalVariablesCallback(0)."
+        )
+    broadcast_variables(weights(model), root_rank)

@@ -1,0 +1,324 @@
+"""Keras' ``fit`` on several ranks, on each backend: what one process with all the data would have done."""
+
+import zipfile
+
+import numpy as np
+import pytest
+from support import seed
+
+from horoplug.common.objects import allgather_object, broadcast_object
+
+keras = pytest.importorskip("keras")
+hvd = pytest.importorskip("horoplug.keras")
+
+pytest_plugins = ["keras_jobs"]
+
+ROWS, BATCH = 48, 8  # of all ranks together
+
+# Quicker for a few steps where it does not matter.
+FAST = {"run_eagerly": keras.backend.backend() == "tensorflow"}
+
+
+def make_model(optimizer, key=1, dropout=0.0, dtype=None, **options):
+    keras.utils.set_random_seed(key)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(5, activation="tanh", dtype=dtype),
+            keras.layers.BatchNormalization(trainable=False),
+            *([keras.layers.Dropout(dropout)] if dropout else []),
+            keras.layers.Dense(1, dtype=dtype),
+        ]
+    )
+    model.compile(optimizer, loss="mse", **options)
+    return model
+
+
+def make_data(key):
+    random = np.random.default_rng(key)
+    x = random.normal(size=(ROWS, 4)).astype("float32")
+    return x, (x[:, :1] - 2 * x[:, 1:2] ** 2).astype("float32")
+
+
+def mine(*arrays, batch=BATCH):
+    """This rank's part of each batch."""
+    rank, size = hvd.rank(), hvd.size()
+    parts = [a.reshape(-1, size, batch // size, *a.shape[1:])[:, rank] for a in arrays]
+    return [part.reshape(-1, *part.shape[2:]) for part in parts]
+
+
+def fit(model, x, y, batch, epochs=2, **options):
+    return model.fit(x, y, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, **options)
+
+
+def fit_mine(model, x, y, **options):
+    return fit(model, *mine(x, y), BATCH // hvd.size(), **options)
+
+
+def assert_same_bits(model):
+    variables = [*model.weights, *model.optimizer.variables]
+    accumulated = {id(v) for v in getattr(model.optimizer, "_accumulated_gradients", ())}
+    bits = [np.array(v.numpy()).tobytes() for v in variables if id(v) not in accumulated]
+    assert all(other == bits for other in allgather_object(bits)), "ranks differ"
+
+
+def adam(**options):
+    return keras.optimizers.Adam(0.01, **options)
+
+
+def sgd(rate=0.1, **options):
+    return keras.optimizers.SGD(rate, **options)
+
+
+# ---- fit ------------------------------------------------------------------------------------------------------------
+
+
+def alone(make, x, y, epochs=2, batch=BATCH):
+    """The weights after one process has been given all the data. (Rank 0 does it for all: it takes time.)"""
+    model = make_model(make(), **FAST)
+    if hvd.rank() == 0:
+        fit(model, x, y, batch, epochs)
+    return broadcast_object(model.get_weights())
+
+
+def distance(weights, others):
+    return max(np.abs(a - b).max() for a, b in zip(weights, others, strict=True))
+
+
+def check_fit(key):
+    x, y = make_data(key)
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
+    eager = {"run_eagerly": True}
+    cases = [
+        (lambda: adam(clipnorm=0.05, use_ema=True, ema_overwrite_frequency=2), {}, {"groups": 2}),
+        (lambda: sgd(schedule, global_clipnorm=0.1, gradient_accumulation_steps=3), {}, {}),
+        (lambda: sgd(gradient_accumulation_steps=3, momentum=0.9, nesterov=True), eager, {}),
+        (lambda: sgd(clipvalue=0.01), eager, {"gradient_predivide_factor": 2.0}),
+        (lambda: keras.optimizers.LossScaleOptimizer(adam()), FAST, {}),
+    ]
+    for make, compiling, options in cases:
+        together = make_model(hvd.DistributedOptimizer(make(), **options), **compiling)
+        history = fit_mine(together, x, y)
+        assert_same_bits(together)
+        assert distance(alone(make, x, y), together.get_weights()) < 1e-5
+        losses = allgather_object(history.history["loss"])
+        assert losses[0] != losses[1]
+
+
+def test_fit(keras_ranks):
+    keras_ranks.run(check_fit, seed(), timeout=110)
+
+
+def check_compression_and_op(key):
+    x, y = make_data(key)
+    expected = alone(lambda: sgd(0.01), x, y)
+    sums = make_model(hvd.DistributedOptimizer(sgd(0.01 / hvd.size()), op=hvd.Sum), **FAST)
+    fit_mine(sums, x, y)
+    assert distance(expected, sums.get_weights()) < 1e-5
+    narrow = make_model(sgd(), **FAST)
+    groups = [narrow.trainable_variables[:1], narrow.trainable_variables[1:3]]
+    options = {"compression": hvd.Compression.bf16, "groups": groups, "name": "mine"}
+    narrow.compile(hvd.DistributedOptimizer(sgd(0.01), **options), loss="mse", **FAST)
+    fit_mine(narrow, x, y)
+    assert_same_bits(narrow)
+    assert 1e-6 < distance(expected, narrow.get_weights()) < 1e-2
+    adasum = make_model(hvd.DistributedOptimizer(sgd(0.01), op=hvd.Adasum), **FAST)
+    fit_mine(adasum, x, y)
+    assert_same_bits(adasum)
+
+
+def test_compression_and_op(keras_ranks):
+    keras_ranks.run(check_compression_and_op, seed())
+
+
+def check_loss_scale():
+    """``compile`` puts a LossScaleOptimizer around ours, and the gradients of rank 1 alone are not finite."""
+    x, y = make_data(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = make_model(hvd.DistributedOptimizer(sgd(0.01)))
+        model.optimizer.initial_scale = 4.0  # which is not too much for float16
+    finally:
+        keras.config.set_dtype_policy("float32")
+    fit_mine(model, x, y, epochs=1)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert int(model.optimizer.iterations) == ROWS // BATCH
+    before = model.get_weights()
+    y = y if hvd.rank() == 0 else np.full_like(y, 1e38)
+    fit(model, x[:4], y[:4], 4, epochs=1)
+    assert float(model.optimizer.dynamic_scale) == 2.0
+    assert int(model.optimizer.iterations) == ROWS // BATCH
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert_same_bits(model)
+
+
+def test_loss_scale(keras_ranks):
+    keras_ranks.run(check_loss_scale)
+
+
+# ---- what is left to each rank --------------------------------------------------------------------------------------
+
+
+def check_local_layers(key):
+    """The first layer has gradients of this rank, divided by the number of ranks or not."""
+    x, y = make_data(key)
+    x, y = x[:BATCH], y[:BATCH]
+    own = make_model(sgd(), **FAST)
+    start = own.get_weights()
+    fit(own, *mine(x, y), BATCH // hvd.size(), epochs=1)
+    expected = alone(sgd, x, y, epochs=1)
+    for scale in (True, False):
+        together = make_model(sgd())
+        optimizer = hvd.PartialDistributedOptimizer(
+            sgd(), local_layers=together.layers[0], scale_local_gradients=scale
+        )
+        together.compile(optimizer, loss="mse", **FAST)
+        fit_mine(together, x, y, epochs=1)
+        found = together.get_weights()
+        divisor = hvd.size() if scale else 1
+        for place in range(2):
+            step = (own.get_weights()[place] - start[place]) / divisor
+            np.testing.assert_allclose(found[place], start[place] + step, atol=1e-6)
+        assert distance(expected[2:], found[2:]) < 1e-6
+        kernels = allgather_object(found[0].tobytes())
+        assert kernels[0] != kernels[1]
+
+
+def test_local_layers(keras_ranks):
+    keras_ranks.run(check_local_layers, seed())
+
+
+def check_process_set():
+    """The other rank goes on alone."""
+    members = hvd.add_process_set([1])
+    x, y = make_data(hvd.rank())
+    model = make_model(hvd.DistributedOptimizer(adam(), process_set=members), **FAST)
+    other = make_model(adam(), **FAST)
+    fit(model, x, y, BATCH, epochs=1)
+    fit(other, x, y, BATCH, epochs=1)
+    assert distance(model.get_weights(), other.get_weights()) < 1e-6
+    hvd.remove_process_set(members)
+
+
+def test_process_set(keras_ranks):
+    keras_ranks.run(check_process_set)
+
+
+# ---- backward_passes_per_step, and steps by hand --------------------------------------------------------------------
+
+
+def check_passes(average):
+    """Gradients are all equal to the rank: steps can be counted."""
+    passes, size = 3, hvd.size()
+    variable = keras.Variable(np.zeros(2, "float32"))
+    optimizer = sgd(1.0)
+    if average:
+        optimizer.build([variable])  # which does not know of passes yet
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, backward_passes_per_step=passes, average_aggregated_gradients=average
+    )
+    gradient = keras.ops.convert_to_tensor(np.full(2, float(hvd.rank()), "float32"))
+    for number in range(1, 8):
+        optimizer.apply([gradient], [variable])
+        step = (size - 1) / 2 * (1 if average else passes)
+        expected = -step * (number // passes)
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6)
+        assert int(optimizer.iterations) == number
+    assert np.all(gradient_of(gradient) == hvd.rank()), "a tensor of the caller's was overwritten"
+
+
+def gradient_of(tensor):
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def check_by_hand():
+    variables = [keras.Variable(np.zeros(2, "float32")) for _ in range(3)]
+    optimizer = hvd.DistributedOptimizer(sgd(1.0))
+    ones = keras.ops.ones(2)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply_gradients(
+            zip([ones * float(hvd.rank()), None, ones], variables, strict=True)
+        )
+    mean = (hvd.size() - 1) / 2
+    assert [v.numpy().tolist() for v in variables] == [[-mean] * 2, [0, 0], [-1, -1]]
+    optimizer.apply([ones, ones, ones])  # as keras says: without variables once it is built
+    assert variables[1].numpy().tolist() == [-1, -1]
+    with pytest.raises(ValueError, match="Received a list of 1 gradients"):
+        optimizer.apply([ones])
+    again = optimizer.from_config(optimizer.get_config())
+    assert type(again).__name__ == "SGD"
+    assert isinstance(optimizer, keras.optimizers.SGD)
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(optimizer)
+    with pytest.raises(ValueError, match="optimizer of Keras"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD)
+    with pytest.raises(ValueError, match="groups"):
+        hvd.DistributedOptimizer(sgd(), groups=0)
+    with pytest.raises(ValueError, match="op=Average only"):
+        hvd.DistributedOptimizer(sgd(), op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match="only one of them"):
+        hvd.DistributedOptimizer(sgd(gradient_accumulation_steps=2), backward_passes_per_step=3)
+
+
+def check_passes_and_steps():
+    check_passes(False)
+    check_passes(True)
+    check_by_hand()
+
+
+def test_passes_and_steps_by_hand(keras_ranks):
+    keras_ranks.run(check_passes_and_steps)
+
+
+# ---- saved models ---------------------------------------------------------------------------------------------------
+
+
+class Mine(keras.optimizers.Adam):
+    """An optimizer of somebody's own."""
+
+
+def check_saved(folder, key):
+    x, y = make_data(key)
+    options = {"backward_passes_per_step": 2}
+    # After an odd number of batches: what is accumulated must be saved as well.
+    for number, (kind, wrap) in enumerate([(adam, {}), (lambda: Mine(0.01), {}), (sgd, options)]):
+        path = f"{folder}/{number}.keras"
+        model = make_model(hvd.DistributedOptimizer(kind(), **wrap), **FAST)
+        fit_mine(model, x[: 3 * BATCH], y[: 3 * BATCH], epochs=1)
+        if wrap:  # each rank has accumulated something else
+            path = f"{folder}/{number}.{hvd.rank()}.keras"
+            model.save(path)
+        elif hvd.rank() == 0:
+            model.save(path)
+        broadcast_object(None)
+        expected = fit_mine(model, x, y).history["loss"]
+        loaded = hvd.load_model(path, custom_optimizers=[Mine], **wrap)
+        loaded.run_eagerly = FAST["run_eagerly"]
+        assert fit_mine(loaded, x, y).history["loss"] == expected
+        assert distance(model.get_weights(), loaded.get_weights()) == 0
+        assert_same_bits(loaded)
+        plain = keras.models.load_model(path, custom_objects={"Mine": Mine})
+        assert type(plain.optimizer) is loaded.optimizer.__class__
+        with zipfile.ZipFile(path) as file:
+            assert b"horoplug" not in file.read("config.json")
+
+
+def test_saved(keras_ranks, tmp_path):
+    keras_ranks.run(check_saved, str(tmp_path), seed())
+
+
+def check_weights_only(folder):
+    """As checkpoints of weights do, which need a model that was made as before."""
+    x, y = make_data(3)
+    path = f"{folder}/{hvd.rank()}.weights.h5"
+    model = make_model(hvd.DistributedOptimizer(adam()), **FAST)
+    fit_mine(model, x, y, epochs=1)
+    model.save_weights(path)
+    other = make_model(hvd.DistributedOptimizer(adam()), key=2)
+    other.load_weights(path)
+    assert distance(model.get_weights(), other.get_weights()) == 0
+
+
+def test_weights_only(keras_ranks, tmp_path):
+    keras_ranks.run(check_weights_only, str(tmp_path))
