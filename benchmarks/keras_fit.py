@@ -17,6 +17,7 @@ keras, alone   the same without horoplug
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -133,7 +134,7 @@ def tensorflow_variants(values: list[np.ndarray]) -> Iterator[Variant]:
         ("keras, alone", Nothing(0.1)),
     ):
         optimizer.build(variables)
-        yield variant(name, lambda o=optimizer: through_keras(o), name == "keras")
+        yield variant(name, functools.partial(through_keras, optimizer), name == "keras")
 
 
 def wrong_elements(hvd: Any, variant: Variant, expected: np.ndarray, own: np.ndarray) -> int:

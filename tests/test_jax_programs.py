@@ -95,18 +95,21 @@ def test_unused(ranks):
 def check_back_to_back():
     """Programs that are dispatched without a look at the last one's results, and calls in between."""
     rank, size = hvd.rank(), hvd.size()
-    steps = [
-        jax.jit(lambda x, n=n: hvd.allreduce(x[:n] @ x[:n].T, op=hvd.Sum)) for n in range(20, 30)
-    ]
+    busy = jnp.ones((300 * (1 + 2 * (rank == 0)), 300))  # rank 0 takes longer
+
+    def program(x, busy, n):
+        return hvd.allreduce(x[:n] @ x[:n].T + jnp.tanh(busy @ busy.T).sum() * 0, op=hvd.Sum)
+
+    steps = [jax.jit(lambda x, busy, n=n: program(x, busy, n)) for n in range(20, 30)]
     x = jnp.ones((400, 40))
     results = []
     for turn in range(4):
         for n, step in enumerate(steps, 20):
-            results.append((n, step(x)))
+            results.append((n, step(x, busy)))
             if n % 5 == rank:
                 jax.block_until_ready(results[-1])
             if n % 4 == 0:  # at once, and named by its order like those in the programs
-                assert hvd.allreduce(jnp.ones(n + turn), op=hvd.Sum).shape == (n + turn,)
+                assert hvd.allreduce(np.ones(n + turn), op=hvd.Sum).shape == (n + turn,)
                 assert hvd.broadcast_object(n, 0) == n
     hvd.barrier()
     for n, result in results:

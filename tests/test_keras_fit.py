@@ -98,7 +98,8 @@ def check_fit(key):
     ]
     for make, compiling, options in cases:
         together = make_model(hvd.DistributedOptimizer(make(), **options), **compiling)
-        history = fit_mine(together, x, y)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        history = fit_mine(together, x, y, callbacks=callbacks)
         assert_same_bits(together)
         assert distance(alone(make, x, y), together.get_weights()) < 1e-5
         losses = allgather_object(history.history["loss"])

@@ -14,12 +14,14 @@ ranks = ranks_fixture("aaaa", "aabb")
 def framework(rank):
     """horoplug for the framework of a rank, and what makes a tensor of an array there and back."""
     if rank % 2 == 0:
-        import horoplug.torch as hvd
         import torch
 
+        import horoplug.torch as hvd
+
         return hvd, torch.from_numpy, lambda tensor: tensor.numpy()
-    import horoplug.tensorflow as hvd
     import tensorflow as tf
+
+    import horoplug.tensorflow as hvd
 
     return hvd, tf.constant, lambda tensor: tensor.numpy()
 

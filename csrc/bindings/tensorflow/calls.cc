@@ -27,22 +27,27 @@ constexpr std::array<std::int32_t, 24> kDataTypes = [] {
   return types;
 }();
 
-// Horovod's users know a job that is broken as an UnknownError, and disagreement between ranks as a
-// FailedPreconditionError.
-Code code_of(hp_status status) {
+// What a failed call of the core is in TensorFlow. Horovod's users know a job that is broken as an
+// UnknownError, and disagreement between ranks as a FailedPreconditionError. What concerns all
+// ranks can be told by the text (horoplug/tensorflow/elastic.py).
+Failure failure_of(hp_status status) {
+  Code code = kUnknown;
   switch (status) {
     case HP_INVALID_ARGUMENT:
     case HP_DUPLICATE_NAME:
     case HP_UNSUPPORTED:
-      return kInvalidArgument;
+      return {kInvalidArgument, hp_last_error()};
     case HP_MISMATCH:
     case HP_DEADLOCK:
-      return kFailedPrecondition;
+      code = kFailedPrecondition;
+      break;
     case HP_INTERNAL:
-      return kInternal;
+      code = kInternal;
+      break;
     default:
-      return kUnknown;
+      break;
   }
+  return {code, std::string("a Horovod operation has failed: ") + hp_last_error()};
 }
 
 }  // namespace
@@ -54,12 +59,8 @@ std::int32_t data_type(TF_DataType type) {
   return known;
 }
 
-// What concerns all ranks can be told by the text (horoplug/tensorflow/elastic.py).
 void check(hp_status status) {
-  if (status == HP_OK) return;
-  const Code code = code_of(status);
-  const char* const whose = code == kInvalidArgument ? "" : "a Horovod operation has failed: ";
-  throw Failure(code, std::string(whose) + hp_last_error());
+  if (status != HP_OK) throw failure_of(status);
 }
 
 Failure not_initialized() {

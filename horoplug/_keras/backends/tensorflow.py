@@ -9,6 +9,7 @@ import tensorflow as tf
 from horoplug._keras.options import Options
 from horoplug.common.reduce_ops import Min
 from horoplug.tensorflow.compression import Compression as Compression
+from horoplug.tensorflow.elastic import is_failure
 from horoplug.tensorflow.mpi_ops import allgather as allgather
 from horoplug.tensorflow.mpi_ops import allreduce as allreduce
 from horoplug.tensorflow.mpi_ops import broadcast as broadcast
@@ -49,4 +50,4 @@ def all_true(value: Any, **options: Any) -> Any:
 
 def failure(error: BaseException) -> bool:
     """Whether an exception says that the job is broken (and not that the program is)."""
-    return isinstance(error, tf.errors.UnknownError) and "Horovod" in str(error)
+    return is_failure(error)
