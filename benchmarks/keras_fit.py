@@ -182,7 +182,7 @@ def main() -> int:
     with job(args) as (own, _):
         hvd = own.hvd
         record = Record(
-            "keras-fit",
+            "keras_fit",
             f"gradients through frameworks, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
             ABOUT,
             COLUMNS,

@@ -55,6 +55,7 @@ TINY = [
     Part("raw", "raw", "-b 8 -e 8 --turns 1 --seconds 0.01"),
     Part("control-plane", "control_plane", "--tensors 20 --factor 8 --bursts 2"),
     Part("torch-hooks", "torch_hooks", "-np 2 --parameters 20 --iterations 3"),
+    Part("keras-fit", "keras_fit", "-np 2 --model 7x1KiB -n 2"),
 ]
 
 SHORT = [
@@ -83,6 +84,7 @@ FULL = [
     Part("control-plane-1", "control_plane", "--bursts 1"),
     Part("control-plane-10", "control_plane", "--bursts 10"),
     Part("torch-hooks", "torch_hooks", "-np 2"),
+    Part("keras-fit", "keras_fit", "-np 2"),
 ]
 
 SUITES = {"tiny": TINY, "short": SHORT, "full": FULL}

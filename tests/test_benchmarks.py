@@ -260,10 +260,13 @@ PARTS = {part.name: part for part in suite.TINY}
         pytest.param("control-plane", marks=needs_binary),
         pytest.param("raw", marks=needs_binary),
         "torch-hooks",
+        "keras-fit",
     ],
 )
 def test_tiny(measured, name):
     pytest.importorskip("torch")
+    if name == "keras-fit":
+        pytest.importorskip("tensorflow")
     part = PARTS[name]
     found = record(measured(part))
     assert found["benchmark"] == part.program

@@ -9,12 +9,15 @@ between.
 
 import functools
 import importlib
+import itertools
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from horoplug._keras import backends
 from horoplug._keras.options import Groups, Options, Reduction
+from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet
 
 Optimizer = TypeVar("Optimizer")
@@ -42,6 +45,20 @@ class Distribution:
         self._thread = threading.local()
         self._not_reduced = 0  # gradients were given so often since they were reduced last
 
+    @property
+    def name(self) -> str:
+        """What the names of this optimizer's operations begin with, and those of no other.
+
+        Keras' own names count what a process has made, which may differ between ranks. This one counts distributed
+        optimizers, from the job's beginning and in the order of their first use, which is the same on every rank."""
+        known = context.per_job.setdefault(Distribution, weakref.WeakKeyDictionary())
+        if self not in known:
+            count = context.per_job.setdefault((Distribution, self.options.name), itertools.count())
+            number = next(count)
+            known[self] = f"{self.options.name}_{number}" if number else self.options.name
+        name: str = known[self]
+        return name
+
     def register_local(self, variable: Any) -> None:
         native = self._backend.native(variable)
         self.local[id(native)] = native  # kept, so that nobody else gets its id
@@ -50,7 +67,7 @@ class Distribution:
         """The gradients that the optimizer goes on with."""
         is_local = [id(self._backend.native(variable)) in self.local for variable in variables]
         shared = [None if own else g for g, own in zip(gradients, is_local, strict=True)]
-        reduced = self.reduction.reduce(shared, variables)
+        reduced = self.reduction.reduce(shared, variables, self.name)
         whole = [
             self.reduction.local(g) if own else r
             for g, r, own in zip(gradients, reduced, is_local, strict=True)
@@ -63,7 +80,7 @@ class Distribution:
         """Whether gradients are finite on all ranks."""
         if self.options.process_set.included() is False:
             return finite
-        options = {"name": f"{self.options.name}.finite", "process_set": self.options.process_set}
+        options = {"name": f"{self.name}.finite", "process_set": self.options.process_set}
         return self._backend.all_true(finite, **options)
 
     @property

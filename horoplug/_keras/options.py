@@ -18,7 +18,7 @@ class Options:
     Raises ValueError for an op that is none, a predivide factor with another op than Average, and ``groups`` that are
     none."""
 
-    name: str  # what the operations' names begin with, the same on every rank
+    name: str  # of the optimizer, the same on every rank
     device_dense: str
     device_sparse: str
     compression: Any
@@ -45,9 +45,9 @@ class Options:
 class Reduction(Protocol):
     """How a backend reduces gradients; made from :class:`Options`."""
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         """The reduced gradients, each of the variable in the same place; what is None stays so. On ranks outside of the
-        process set: the gradients as they are."""
+        process set: the gradients as they are. ``name``: what the operations' names begin with."""
 
     def local(self, gradient: Any) -> Any:
         """The gradient of a variable that every rank has for itself: divided by the number of ranks if

@@ -5,50 +5,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-
-class Compressor:
-    """The interface; derive from it for a compression of your own. Both methods are static, and are traced when they
-    are called inside of ``jax.jit``."""
-
-    @staticmethod
-    def compress(tensor: jax.Array) -> tuple[jax.Array, Any]:
-        """``(array to send, whatever decompress needs to undo it)``."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: jax.Array, ctx: Any) -> jax.Array:
-        """The received array as it was before compress."""
-        raise NotImplementedError
+from horoplug.common import compression
+from horoplug.common.compression import Compressor as Compressor
+from horoplug.common.compression import NoneCompressor as NoneCompressor
 
 
-class NoneCompressor(Compressor):
-    """Sends arrays as they are."""
-
-    @staticmethod
-    def compress(tensor: jax.Array) -> tuple[jax.Array, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: jax.Array, ctx: None) -> jax.Array:
-        return tensor
-
-
-class CastCompressor(Compressor):
+class CastCompressor(compression.CastCompressor):
     """Sends floating-point arrays in a narrower dtype; others, and those that are as narrow, as they are."""
 
-    dtype: Any
-
     @classmethod
-    def compress(cls, tensor: jax.Array) -> tuple[jax.Array, Any]:
-        is_wider = (
-            jnp.issubdtype(tensor.dtype, jnp.floating)
-            and tensor.dtype.itemsize > jnp.dtype(cls.dtype).itemsize
-        )
-        return tensor.astype(cls.dtype) if is_wider else tensor, tensor.dtype
+    def _is_wider(cls, tensor: jax.Array) -> bool:
+        is_floating = jnp.issubdtype(tensor.dtype, jnp.floating)
+        return bool(is_floating and tensor.dtype.itemsize > jnp.dtype(cls.dtype).itemsize)
 
     @staticmethod
-    def decompress(tensor: jax.Array, ctx: Any) -> jax.Array:
-        return tensor.astype(ctx)
+    def _cast(tensor: jax.Array, dtype: Any) -> jax.Array:
+        return tensor.astype(dtype)
 
 
 class FP16Compressor(CastCompressor):

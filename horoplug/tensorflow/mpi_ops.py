@@ -101,7 +101,9 @@ def _reduce_group(
     ]
 
 
-def _allreduce_slices(slices: tf.IndexedSlices, call: Call, compression: Any) -> tf.IndexedSlices:
+def _allreduce_slices(
+    slices: tf.IndexedSlices, call: Call, compression: Any, ignore_name_scope: bool
+) -> tf.IndexedSlices:
     if call.reduce_op not in (Average, Sum):
         raise NotImplementedError(
             f"allreduce of tf.IndexedSlices knows op=Average and op=Sum, not {NAMES[call.reduce_op]}; "
@@ -116,7 +118,8 @@ def _allreduce_slices(slices: tf.IndexedSlices, call: Call, compression: Any) ->
 
     def gather(tensor: tf.Tensor, suffix: str) -> tf.Tensor:
         name = call.name and f"{call.name}.{suffix}"
-        return run("allgather", [tensor], gathering._replace(name=name))[0]
+        named = gathering._replace(name=name)
+        return run("allgather", [tensor], named, ignore_name_scope=ignore_name_scope)[0]
 
     packed, kept = compression.compress(slices.values)
     values = compression.decompress(gather(packed, "values"), kept)
@@ -148,7 +151,7 @@ def allreduce(
     call = opspec.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         with _device(device_sparse):
-            return _allreduce_slices(tensor, call, compression)
+            return _allreduce_slices(tensor, call, compression, ignore_name_scope)
     with _device(device_dense):
         return _reduce("allreduce", tensor, call, compression, ignore_name_scope)
 
@@ -177,7 +180,7 @@ def grouped_allreduce(
         for place, tensor in enumerate(tensors):
             if isinstance(tensor, tf.IndexedSlices):
                 part = call._replace(name=name and f"{name}.{place}")
-                results[place] = _allreduce_slices(tensor, part, compression)
+                results[place] = _allreduce_slices(tensor, part, compression, ignore_name_scope)
     dense = [place for place in range(len(tensors)) if place not in results]
     if dense or not tensors:
         with _device(device_dense):

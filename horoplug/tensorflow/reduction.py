@@ -45,6 +45,7 @@ class Reduction:
     groups: Groups
     process_set: ProcessSet
     scale_local_gradients: bool = True
+    ignore_name_scope: bool = False  # where the scopes of a graph have other names on other ranks
     _local: dict[int, Any] = field(
         default_factory=dict, init=False
     )  # sources by id, of which nobody else gets one
@@ -120,6 +121,7 @@ class Reduction:
             "op": self.op,
             "process_set": self.process_set,
             "name": name,
+            "ignore_name_scope": self.ignore_name_scope,
         }
         is_sparse = isinstance(gradients[0], tf.IndexedSlices)
         if self.gradient_predivide_factor != 1.0 and not is_sparse:

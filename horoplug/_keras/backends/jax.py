@@ -34,7 +34,7 @@ class BackendReduction:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         options = self._options
         reduced = list(gradients)
         if options.process_set.included() is False:
@@ -46,7 +46,7 @@ class BackendReduction:
             results = allreduce(
                 [reduced[place] for place in group],
                 # By place: variables of the same model may have other names on other ranks.
-                name=f"{options.name}.{len(reduced)}.{group[0]}",
+                name=f"{name}.{len(reduced)}.{group[0]}",
                 compression=options.compression,
                 op=options.op,
                 prescale_factor=1.0 / options.gradient_predivide_factor,

@@ -34,9 +34,11 @@ class BackendReduction:
         fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
         if isinstance(options.groups, (list, tuple)):
             fields["groups"] = [[native(v) for v in group] for group in options.groups]
-        self._reduction = Reduction(**fields)
+        self._reduction = Reduction(**fields, ignore_name_scope=True)  # Keras numbers scopes
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
+        if name != self._reduction.name:
+            self._reduction = dataclasses.replace(self._reduction, name=name)
         return self._reduction.reduce(gradients, [native(variable) for variable in variables])
 
     def local(self, gradient: Any) -> Any:
@@ -45,7 +47,7 @@ class BackendReduction:
 
 def all_true(value: Any, **options: Any) -> Any:
     """Whether a boolean is true on all ranks."""
-    return allreduce(tf.cast(value, tf.uint8), op=Min, **options) > 0
+    return allreduce(tf.cast(value, tf.uint8), op=Min, ignore_name_scope=True, **options) > 0
 
 
 def failure(error: BaseException) -> bool:

@@ -43,7 +43,7 @@ class BackendReduction:
             groups = [[native(variable) for variable in group] for group in groups]
         self._groups = groups
         self._names: dict[Any, str] = {}
-        self._places: dict[tuple[int, int], Any] = {}
+        self._places: dict[str, Any] = {}
         self._reducer = Reducer(
             self._names,
             options.compression,
@@ -55,12 +55,12 @@ class BackendReduction:
 
     @torch._disable_dynamo
     @torch.no_grad()
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         if self._options.process_set.included() is False:
             return list(gradients)
         parameters = [native(variable) for variable in variables]
         places = {
-            number: self._place(number, len(gradients), gradient, parameter)
+            number: self._place(f"{name}.{len(gradients)}.{number}", gradient, parameter)
             for number, (gradient, parameter) in enumerate(zip(gradients, parameters, strict=True))
             if gradient is not None
         }
@@ -77,12 +77,12 @@ class BackendReduction:
             for place in places.values():
                 place.grad = None
 
-    def _place(self, number: int, count: int, gradient: Any, parameter: Any) -> Any:
-        place = self._places.get((count, number))
+    def _place(self, name: str, gradient: Any, parameter: Any) -> Any:
+        place = self._places.get(name)
         if place is None:
-            place = self._places[count, number] = _Place()
             # By place: variables of the same model may have other names on other ranks.
-            self._names[place] = f"{self._options.name}.{count}.{number}"
+            place = self._places[name] = _Place()
+            self._names[place] = name
         # The caller's own tensor is not overwritten.
         place.grad = gradient if gradient is parameter.grad else gradient.detach().clone()
         return place
