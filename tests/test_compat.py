@@ -91,9 +91,9 @@ def test_nothing_is_imported_before_it_is_used():
 @pytest.mark.parametrize(
     ("statement", "missing"),
     [
-        ("import horovod.tensorflow", "horovod.tensorflow"),
-        ("import horovod.tensorflow.keras as hvd", "horovod.tensorflow"),
-        ("from horovod.tensorflow import allreduce", "horovod.tensorflow"),
+        ("import horovod.tensorflow.data", "horovod.tensorflow.data"),
+        ("import horovod.spark.keras as hvd", "horovod.spark"),
+        ("from horovod.spark import run", "horovod.spark"),
         ("from horovod import spark", "horovod.spark"),
         ("from horovod.spark.torch import TorchEstimator", "horovod.spark"),
         ("from horovod import run", "horovod.run"),
@@ -102,7 +102,6 @@ def test_nothing_is_imported_before_it_is_used():
         ("from horovod.runner import run", "horovod.runner.run"),
         ("import horovod.runner.launch", "horovod.runner.launch"),
         ("from horovod.runner.common.util import hosts", "horovod.runner.common.util.hosts"),
-        ("import horovod.keras", "horovod.keras"),
         ("import horovod.mxnet", "horovod.mxnet"),
         ("import horovod.ray", "horovod.ray"),
     ],

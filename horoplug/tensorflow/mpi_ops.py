@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from horoplug.common import opspec
+from horoplug.common.api import *  # noqa: F403
 from horoplug.common.opspec import Call
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
 from horoplug.common.reduce_ops import NAMES, Average, Sum
