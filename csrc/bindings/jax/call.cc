@@ -43,8 +43,7 @@ Failure Failure::of(hp_status status) {
     case HP_INVALID_ARGUMENT:
     case HP_DUPLICATE_NAME:
     case HP_UNSUPPORTED:
-      code = xla::kInvalidArgument;
-      break;
+      return {xla::kInvalidArgument, hp_last_error()};
     case HP_MISMATCH:
     case HP_DEADLOCK:
       code = xla::kFailedPrecondition;
@@ -55,7 +54,8 @@ Failure Failure::of(hp_status status) {
     default:
       break;
   }
-  return {code, hp_last_error()};
+  // By which Python tells what concerns all ranks (horoplug/_keras/backends/jax.py).
+  return {code, std::string("a Horovod operation has failed: ") + hp_last_error()};
 }
 
 Tensor::Tensor(const xla::Buffer& buffer)

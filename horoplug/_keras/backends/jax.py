@@ -72,5 +72,6 @@ def all_true(value: Any, **options: Any) -> Any:
 def failure(error: BaseException) -> bool:
     """Whether an exception says that the job is broken (and not that the program is)."""
     return isinstance(error, HorovodInternalError) or (
-        isinstance(error, jax.errors.JaxRuntimeError) and "horoplug" in str(error)
+        isinstance(error, jax.errors.JaxRuntimeError)
+        and "a Horovod operation has failed" in str(error)
     )
