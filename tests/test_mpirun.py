@@ -143,6 +143,7 @@ if hvd.rank() == 1:
 while True:
     hvd.allreduce(np.ones(1), name="step")
 """
+    before = set(Path("/dev/shm").iterdir())
     process = mpirun(place, script, str(tmp_path))
     pid = Path(tmp_path, "pid")
     until(lambda: pid.exists() or process.poll() is not None, timeout=40)
@@ -150,6 +151,10 @@ while True:
     os.kill(int(pid.read_text()), signal.SIGKILL)
     status, output = finish(process)
     assert status != 0, output
+    # MPI leaves its own files behind then.
+    for pattern in ("mpich_shm_*", "sm_segment.*"):
+        for file in set(Path("/dev/shm").glob(pattern)) - before:
+            file.unlink()
 
 
 REFUSED = """

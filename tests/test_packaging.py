@@ -122,7 +122,9 @@ def test_only_the_c_abi_is_exported(unpacked):
     assert exported(core) == declared
     assert exported(native) == {"PyInit__native"}
     assert exported(jax) == {"horoplug_jax_run", "horoplug_jax_use"}
-    assert exported(tensorflow) == {"horoplug_tensorflow_problem", "horoplug_tensorflow_use"}
+    assert exported(tensorflow) == {
+        f"horoplug_tensorflow_{name}" for name in ("asynchronous", "problem", "use", "xla")
+    }
 
 
 @pytest.fixture(scope="module")

@@ -298,7 +298,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
   MESSAGE("planned batches: " << planned << ", withdrawn: " << withdrawn);
   CHECK(planned > (kSanitized ? 300 : 1000));
   CHECK(withdrawn > 10);
-  CHECK(settings.contains(200));
+  if (!kSanitized) CHECK(settings.contains(200));  // of so many jobs one has come to it
 }
 
 TEST_CASE("a locked step sends no message") {
