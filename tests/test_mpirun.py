@@ -57,6 +57,16 @@ def place(request):
     return found
 
 
+@pytest.fixture(autouse=True)
+def files_of_mpi():
+    """Remove what an MPI leaves in shared memory: if a process was killed, and without an mpirun of its own."""
+    before = set(Path("/dev/shm").iterdir())
+    yield
+    for pattern in ("mpich_shm_*", "sm_segment.*"):
+        for file in set(Path("/dev/shm").glob(pattern)) - before:
+            file.unlink(missing_ok=True)
+
+
 def mpirun(place: mpi.Mpi, script: str, *args: str, np: int = 2, **variables: str):
     """Start ``python -c script args`` under mpirun."""
     return subprocess.Popen(
@@ -143,7 +153,6 @@ if hvd.rank() == 1:
 while True:
     hvd.allreduce(np.ones(1), name="step")
 """
-    before = set(Path("/dev/shm").iterdir())
     process = mpirun(place, script, str(tmp_path))
     pid = Path(tmp_path, "pid")
     until(lambda: pid.exists() or process.poll() is not None, timeout=40)
@@ -151,10 +160,6 @@ while True:
     os.kill(int(pid.read_text()), signal.SIGKILL)
     status, output = finish(process)
     assert status != 0, output
-    # MPI leaves its own files behind then.
-    for pattern in ("mpich_shm_*", "sm_segment.*"):
-        for file in set(Path("/dev/shm").glob(pattern)) - before:
-            file.unlink()
 
 
 REFUSED = """

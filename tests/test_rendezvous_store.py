@@ -392,6 +392,9 @@ def test_a_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
     good = connect()
     good.set("big", bytes(wire.MAX_VALUE))
     with raw(server) as bad:
+        bad.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16
+        )  # or it takes tens of MiB unread
         request = b"".join(
             wire.frame(wire.Op.GET, i, wire.pack_get(5, [b"big"], [-1])) for i in range(40)
         )
