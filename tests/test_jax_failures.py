@@ -130,6 +130,39 @@ def test_disagreement(pool):
         job.run(check_disagreement)
 
 
+def check_overlooked(is_lost):
+    """Programs are called on and on, and nobody looks at what they return."""
+    step = jax.jit(lambda x: hvd.allreduce(large(x), name="gradient"))
+
+    def go_on(x):
+        for _ in range(10_000):
+            x = step(jnp.ones(4) if is_lost else x)
+
+    for rows in (4, 4 + hvd.rank()):  # compiled, so that nothing but the operation takes time
+        step.lower(jnp.ones(rows)).compile()
+    x = step(jnp.ones(4))
+    if is_lost and hvd.rank() == 1:
+        hvd.shutdown()
+    elif is_lost:
+        with pytest.raises(RuntimeError, match=r"'allreduce.gradient'.*rank 1 has shut down"):
+            go_on(x)
+        hvd.shutdown()
+    else:
+        x = step(jnp.ones(4 + hvd.rank()))
+        with pytest.raises(RuntimeError, match=r"'allreduce.gradient'.*\[4\] on rank 0"):
+            go_on(x)
+        assert step(jnp.ones(4)).tolist() == [1] * 4
+        hvd.shutdown()
+    hvd.init()
+    assert step(jnp.ones(4)).tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["disagree", "lost"])
+def test_overlooked(pool, is_lost):
+    with pool.ranks(2) as job:
+        job.run(check_overlooked, is_lost)
+
+
 def check_wait_for_each_other():
     """Programs that cannot both go first, on one thread and on two."""
     rank = hvd.rank()

@@ -231,11 +231,23 @@ def check_other_model():
     layer = model.layers[0] if hvd.rank() == 0 else other.layers[0]
     with pytest.raises(HorovodInternalError, match=r"kernel is float32\[4, 3\] on rank 1 and"):
         hvd.broadcast_global_variables(1, layer)
-    if hvd.rank() == 1:
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(7), keras.layers.Dense(1)])
-        model.compile(hvd.DistributedOptimizer(sgd()), loss="mse")
+
+    def different():
+        units = 5 + hvd.rank()
+        made = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dense(1)]
+        )
+        made.compile(hvd.DistributedOptimizer(sgd()), loss="mse")
+        return made
+
+    def go_on(model):  # Keras' own steps do not look whether they have failed
+        for _ in range(1000):
+            model.train_on_batch(x[:4], y[:4])
+
     with pytest.raises(Exception, match=r"rank [01].*shape"):
-        fit_mine(model, x, y, epochs=1)
+        go_on(different())
+    with pytest.raises(Exception, match=r"rank [01].*shape"):
+        fit_mine(different(), x, y, epochs=1)
 
 
 def test_other_model(keras_pool):

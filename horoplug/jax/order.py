@@ -17,6 +17,8 @@ from typing import Any
 
 from jax._src import core, dispatch, effects
 
+from horoplug.common.context import context
+
 
 class CollectiveEffect(effects.Effect):  # type: ignore[misc]
     """What ties operations together. All of its instances are equal."""
@@ -52,18 +54,28 @@ def wait_for_programs() -> None:
             token.block_until_ready()
 
 
-def _has_failed(token: Any) -> bool:
+def _failure(token: Any) -> Exception | None:
+    """What the last program has failed with, if it has ended."""
     if not token._buf.is_ready():
-        return False
+        return None
     try:
         token.block_until_ready()
-    except Exception:
-        return True
-    return False
+    except Exception as error:
+        return error
+    return None
+
+
+def _is_overlooked(failure: Exception) -> bool:
+    """Whether to go on would be of no use: the job is broken, or the last program was given results of one that has
+    failed, since nobody has looked at them (Keras does not)."""
+    text = str(failure)
+    is_ours = "a Horovod operation has failed" in text
+    return is_ours and ("Error dispatching" in text or text.startswith("UNKNOWN"))
 
 
 def _forget_failures() -> None:
     """Let programs run after one that has failed: JAX would hand its token, and with it the failure, to all of them.
+    But for a failure that is overlooked: it comes up when the next program is called.
 
     A token that is where it is wanted is handed on as it is; JAX would take longer to find that out than all else."""
     tokens = dispatch.RuntimeTokenSet
@@ -71,10 +83,15 @@ def _forget_failures() -> None:
 
     def get_token_input(self: Any, effect: Any, devices: Any, *args: Any) -> Any:
         if isinstance(effect, CollectiveEffect):
+            job = context.per_job.setdefault(CollectiveEffect, object())
+            before, self._horoplug_job = getattr(self, "_horoplug_job", None), job
             token = self.current_tokens.get(effect)
             if isinstance(token, core.Token):
-                if _has_failed(token):
+                failure = _failure(token)
+                if failure is not None:
                     del self.current_tokens[effect]
+                    if before is job and _is_overlooked(failure):
+                        raise failure
                 elif token._buf.devices() == set(devices) and len(devices) == 1:
                     return token
         return original(self, effect, devices, *args)
