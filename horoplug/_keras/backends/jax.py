@@ -14,6 +14,7 @@ from horoplug.jax.mpi_ops import allgather as allgather
 from horoplug.jax.mpi_ops import allreduce as allreduce
 from horoplug.jax.mpi_ops import broadcast as broadcast
 from horoplug.jax.mpi_ops import reducescatter as reducescatter
+from horoplug.jax.reduction import Reduction
 
 
 def native(variable: Any) -> Any:
@@ -33,29 +34,25 @@ class BackendReduction:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._reduction = Reduction(
+            options.name,
+            options.compression,
+            options.op,
+            options.gradient_predivide_factor,
+            None,  # groups of paths, which Keras' gradients have none of
+            options.process_set,
+        )
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         options = self._options
-        reduced = list(gradients)
         if options.process_set.included() is False:
-            return reduced
-        reduced = [g.todense() if isinstance(g, JAXSparse) else g for g in reduced]
-        places = [place for place, gradient in enumerate(reduced) if gradient is not None]
+            return list(gradients)
+        dense = [g.todense() if isinstance(g, JAXSparse) else g for g in gradients]
+        places = [place for place, gradient in enumerate(dense) if gradient is not None]
         groups = group_places(places, options.groups, variables)
-        for group in [places] if groups is None else groups:
-            results = allreduce(
-                [reduced[place] for place in group],
-                # By place: variables of the same model may have other names on other ranks.
-                name=f"{name}.{len(reduced)}.{group[0]}",
-                compression=options.compression,
-                op=options.op,
-                prescale_factor=1.0 / options.gradient_predivide_factor,
-                postscale_factor=options.gradient_predivide_factor,
-                process_set=options.process_set,
-            )
-            for place, result in zip(group, results, strict=True):
-                reduced[place] = result
-        return reduced
+        if groups is None:
+            groups = [places] if places else []
+        return self._reduction.reduce_groups(dense, groups, name)
 
     def local(self, gradient: Any) -> Any:
         size = self._options.process_set.size()

@@ -11,8 +11,8 @@ from horoplug._keras.models import load_model as _load_model
 from horoplug._keras.operations import *  # noqa: F403
 from horoplug._keras.optimizer import Optimizer
 from horoplug._keras.optimizer import make as _make
-from horoplug._keras.options import Groups
 from horoplug.common.api import *  # noqa: F403
+from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.keras import Compression as Compression
@@ -38,22 +38,7 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Optimizer:
     """:func:`horoplug.keras.DistributedOptimizer`, with Horovod's order of arguments in this module."""
-    return _make(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups if groups is not None else (num_groups or None),
-        process_set,
-        None,
-        scale_local_gradients,
-    )
+    return _make(optimizer, locals())
 
 
 def load_model(
