@@ -1,6 +1,8 @@
 """Keras' ``fit`` on several ranks, on each backend: what one process with all the data would have done."""
 
+import warnings
 import zipfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -132,6 +134,36 @@ def check_compression_and_op(key):
 
 def test_compression_and_op(keras_ranks):
     keras_ranks.run(check_compression_and_op, seed())
+
+
+def check_gpu_without_xla():
+    """Where TensorFlow has a GPU, "auto" means True, and functions are compiled for it."""
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    x, y = make_data(3)
+    wrapped, bare = make_model(hvd.DistributedOptimizer(sgd())), make_model(sgd())
+    gpu = tf.config.LogicalDevice("/device:GPU:0", "GPU")
+    there = mock.Mock(return_value=[gpu])
+    with mock.patch.multiple(tf.config, list_physical_devices=there, list_logical_devices=there):
+        for chosen in ("auto", True):
+            bare.compile(sgd(), loss="mse", jit_compile=chosen)
+            assert bare.jit_compile
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                wrapped.compile(hvd.DistributedOptimizer(sgd()), loss="mse", jit_compile=chosen)
+                fit_mine(wrapped, x, y)
+            assert len([w for w in said if "jit_compile=False" in str(w.message)]) == 1
+            assert not wrapped.jit_compile
+            assert_same_bits(wrapped)
+            wrapped = make_model(sgd())
+    wrapped.compile(hvd.DistributedOptimizer(sgd()), loss="mse", jit_compile=True)
+    assert wrapped.jit_compile
+
+
+def test_gpu_without_xla(keras_ranks):
+    keras_ranks.run(check_gpu_without_xla)
 
 
 def check_loss_scale():

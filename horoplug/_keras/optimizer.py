@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from horoplug._keras import backends
+from horoplug._keras.jit import compile_where_possible
 from horoplug._keras.options import Options, Reduction
 from horoplug.common.context import context
 
@@ -201,6 +202,9 @@ def distribute(
 
     ``passes``: backward_passes_per_step; ``average_aggregated``: average_aggregated_gradients."""
     module = backends.load(backend)
+    if hasattr(module, "can_compile"):
+        model = importlib.import_module("keras").Model
+        compile_where_possible(model, module.can_compile, is_distributed)
     factor = 1
     if passes > 1:
         _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)

@@ -22,6 +22,11 @@ def native(variable: Any) -> Any:
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
+def can_compile() -> bool:
+    """Whether gradients can be reduced in functions that XLA compiles: it would compile for a GPU if there is one."""
+    return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
+
+
 def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) -> Any:
     """``reduce(gradients)``: what is called at steps only."""
     return reduce(gradients)
