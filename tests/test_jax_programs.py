@@ -121,6 +121,29 @@ def test_back_to_back(several):
     several.run(check_back_to_back)
 
 
+def check_call_after_program():
+    """A call waits for the operations of a program that is under way, and that this rank is slow to come to."""
+    rank, size = hvd.rank(), hvd.size()
+    rounds = 200 if rank == 0 else 1
+
+    @jax.jit
+    def program(x):
+        late = lax.fori_loop(0, rounds, lambda _, w: jnp.tanh(w @ w), jnp.full((300, 300), x[0]))
+        return hvd.allreduce(x + late[0, 0] * 0, op=hvd.Sum)
+
+    # Made before: JAX makes arrays in turn with what programs compute.
+    arrays = jax.block_until_ready([jnp.ones(n) for n in range(2, 6)])
+    program(arrays[0])
+    for array in arrays[1:]:
+        result = program(arrays[0])
+        assert hvd.allreduce(array, op=hvd.Sum).tolist() == [size] * len(array)
+        assert result.tolist() == [size] * 2
+
+
+def test_call_after_program(several):
+    several.run(check_call_after_program)
+
+
 def check_retraced():
     """Only one rank traces a program again, and ranks trace in different orders."""
     rank, size = hvd.rank(), hvd.size()
