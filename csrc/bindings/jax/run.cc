@@ -12,6 +12,7 @@
 #include <functional>
 
 #include "../common/job.h"
+#include "../common/operation.h"
 #include "call.h"
 
 namespace horoplug::jax {
@@ -152,11 +153,7 @@ void Run::perform() {
 // The operation has ended.
 void Run::finish() {
   hp_engine* const engine = job_->engine;
-  struct Release {
-    ~Release() { hp_release(engine, handle); }
-    hp_engine* const engine;
-    const hp_handle handle;
-  } const release{engine, handle_};
+  const bindings::Release release(engine, handle_);
   check(hp_poll(engine, handle_));
   if (!gives_rows()) return;
   for (std::size_t i = 0; i < inputs_.size(); ++i) collect(i);

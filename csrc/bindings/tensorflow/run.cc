@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "../common/operation.h"
 #include "calls.h"
 #include "deferred_done.h"
 
@@ -145,11 +146,7 @@ void Run::perform() {
 // The operation has ended.
 void Run::finish() {
   hp_engine* const engine = job_->engine;
-  struct Release {
-    ~Release() { hp_release(engine, handle); }
-    hp_engine* const engine;
-    const hp_handle handle;
-  } const release{engine, handle_};
+  const bindings::Release release(engine, handle_);
   check(hp_poll(engine, handle_));
   collect();
 }

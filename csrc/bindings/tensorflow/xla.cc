@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "../common/operation.h"
 #include "calls.h"
 
 namespace horoplug::tensorflow {
@@ -117,11 +118,7 @@ void perform(const CustomCall& call, const Job::Loan& job, const void** operands
   hp_handle handle = 0;
   const hp_status status = hp_perform(job->engine, &submission, -1, &handle);
   if (handle == 0) check(status);
-  struct Release {
-    ~Release() { hp_release(engine, handle); }
-    hp_engine* const engine;
-    const hp_handle handle;
-  } const release{job->engine, handle};
+  const bindings::Release release(job->engine, handle);
   check(status);
   if (row.output == Output::kLikeInput) return;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
