@@ -1,6 +1,7 @@
 """Marks everything a test session starts, so that its last test can tell what was left behind."""
 
 import os
+import signal
 import uuid
 from pathlib import Path
 
@@ -16,6 +17,9 @@ def leftover_files() -> set[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background by a shell. Tests that interrupt processes would wait for them in vain.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
     config.stash[FILES_BEFORE] = leftover_files()
 
