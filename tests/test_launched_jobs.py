@@ -9,27 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from starters import STARTERS, distributed, run, srun
+from starters import JOB, STARTERS, distributed, run, srun
 from support import environment
 
 from horoplug.rendezvous.job_key import job_secret
 from horoplug.rendezvous.launched import recognise
 from horoplug.rendezvous.meeting_tcp import ports
 from horoplug.rendezvous.server import StoreServer
-
-JOB = """
-import sys
-import numpy as np
-import horoplug as hvd
-
-hvd.init()
-rank, size = hvd.rank(), hvd.size()
-assert hvd.allreduce(np.array([rank]), op=hvd.Sum) == size * (size - 1) // 2
-hvd.shutdown()
-hvd.init()
-assert hvd.allgather(np.array([rank])).tolist() == [*range(size)]
-sys.stdout.write(f"rank {rank} of {size} is done\\n")
-"""
 
 REFUSED = """
 import sys
