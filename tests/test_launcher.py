@@ -249,7 +249,7 @@ def test_the_ranks_run_where_the_launcher_does(tmp_path):
 
 def test_a_double_dash_ends_the_flags():
     assert parse(["-np", "2", "--", "prog", "--", "-np"]).command == ["prog", "--", "-np"]
-    assert parse(["-np", "2", "prog", "--", "-np", "3"]).processes == 2
+    assert parse(["-np", "2", "prog", "--", "-np", "3"]).num_proc == 2
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

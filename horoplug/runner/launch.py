@@ -27,9 +27,9 @@ def _run(arguments: Sequence[str]) -> int:
 
         print(check_build.version() if options.version else check_build.table())
         return 0
-    if options.processes is None:
+    if options.num_proc is None:
         raise UsageError("how many processes? Give -np N")
-    check_room(options.processes, slots(options.hosts), options.hosts)
+    check_room(options.num_proc, slots(options.hosts), options.hosts)
     check_command(options.command)
 
     from .job import Job
@@ -37,11 +37,11 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         job = Job(
             options.command,
-            options.processes,
+            options.num_proc,
             options.settings,
             compat=options.compat,
-            folder=options.output_folder,
-            timestamps=options.timestamps,
+            folder=options.output_filename,
+            timestamps=options.prefix_output_with_timestamp,
             verbose=options.verbose,
         )
     except OSError as error:
