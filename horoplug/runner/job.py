@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +24,9 @@ from horoplug.rendezvous.server import StoreServer
 
 from . import agent
 from .environment import job_environment, rank_environment
+from .hosts import Host, place
 from .output import Descriptor, Output
+from .remote import Ssh
 
 GRACE_SECONDS = 5.0
 _CAUSE_SECONDS = 2.0  # how long to wait for a rank that left before the one that failed first
@@ -39,12 +41,23 @@ class Job:
         size: int,
         settings: Mapping[str, str],
         *,
+        hosts: Sequence[Host] | None = None,
+        ssh: Ssh | None = None,
+        interfaces: Sequence[str] = (),
         compat: bool = False,
         folder: Path | None = None,
         timestamps: bool = False,
         verbose: bool = False,
     ) -> None:
-        """Errors: OSError if the folder for the output cannot be made."""
+        """``settings``: environment variables for the ranks, without prefix. ``hosts``: where they run, one host after
+        the other; None: all here. ``ssh``: how other hosts are reached;
+        None: as ssh does it by itself. ``interfaces``: names of the network interfaces
+        to use; none: they are found out.
+
+        Errors: UsageError if there are more ranks than slots; OSError if the folder for the output cannot be made."""
+        self._hosts = place(hosts, size) if hosts is not None else []
+        self._ssh = ssh or Ssh()
+        self._interfaces = tuple(interfaces)
         self._command = command
         self._size = size
         self._settings = settings
