@@ -39,6 +39,11 @@ class Options:
     output_filename: Path | None = None
     prefix_output_with_timestamp: bool = False
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables for the ranks that are not Horovod's."""
+        return {"NCCL_IB_DISABLE": "1"} if self.tcp else {}
+
 
 def parse(arguments: Sequence[str]) -> Options:
     """Read the command line, and the file that it names. Errors: UsageError. ``--help`` prints and exits."""

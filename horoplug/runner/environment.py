@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from horoplug.compat import python_path
 
 # The launcher decides these. A HOROPLUG_ variable that was left over from elsewhere would win over what it sets.
-_DECIDED = (
+DECIDED = (
     "RANK",
     "SIZE",
     "LOCAL_RANK",
@@ -42,7 +42,7 @@ def job_environment(
     """What all ranks share. ``outer``: the launcher's environment; ``settings``: from its flags, without prefix;
     ``compat``: horovod is to mean horoplug (:mod:`horoplug.compat`)."""
     env = dict(outer)
-    for name in _DECIDED:
+    for name in DECIDED:
         env.pop(f"HOROPLUG_{name}", None)
         env.pop(f"HOROVOD_{name}", None)
     for name, value in settings.items():

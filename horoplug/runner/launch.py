@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from .arguments import parse
 from .checks import UsageError, check_command, check_room, slots
+from .hosts import parse_hosts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +30,17 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     if options.num_proc is None:
         raise UsageError("how many processes? Give -np N")
+    if options.controller != "gloo":
+        from .mpi_launch import launch
+
+        check_command(options.command)
+        launch(options, parse_hosts(options.hosts) if options.hosts else [])
     check_room(options.num_proc, slots(options.hosts), options.hosts)
     check_command(options.command)
+    for name in ("mpi_args", "binding_args"):
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            print(f"horovodrun: --{flag} has no effect without --mpi or --jsrun", file=sys.stderr)
 
     from .job import Job
 
