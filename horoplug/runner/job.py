@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -48,11 +48,14 @@ class Job:
         folder: Path | None = None,
         timestamps: bool = False,
         verbose: bool = False,
+        variables: Mapping[str, str] | None = None,
+        serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
     ) -> None:
         """``settings``: environment variables for the ranks, without prefix. ``hosts``: where they run, one host after
         the other; None: all here. ``ssh``: how other hosts are reached;
         None: as ssh does it by itself. ``interfaces``: names of the network interfaces
-        to use; none: they are found out.
+        to use; none: they are found out. ``variables``: for the ranks, by their full names. ``serve``: called with an
+        address that all ranks reach and the job's secret before they begin; returns further variables for them.
 
         Errors: UsageError if there are more ranks than slots; OSError if the folder for the output cannot be made."""
         self._hosts = place(hosts, size) if hosts is not None else []
@@ -63,6 +66,8 @@ class Job:
         self._settings = settings
         self._compat = compat
         self._verbose = verbose
+        self._variables = variables or {}
+        self._serve = serve
         writers = (Descriptor(1), Descriptor(2))
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
         self._inbox = bytearray()
@@ -105,6 +110,11 @@ class Job:
                 signal.signal(number, handler)
         return self._report()
 
+    @property
+    def verdict(self) -> str:
+        """Why the job has failed, as one line; empty if it has not."""
+        return self._cause[0] if self._cause is not None else ""
+
     def _start(self, server: StoreServer, secret: bytes) -> None:
         env = job_environment(
             os.environ,
@@ -114,6 +124,9 @@ class Job:
             secret=secret,
             compat=self._compat,
         )
+        env |= self._variables
+        if self._serve is not None:
+            env |= self._serve(server.address[0], secret)
         ranks = {rank: rank_environment(rank) for rank in range(self._size)}
         description = agent.pack_job(self._command, env, ranks, GRACE_SECONDS)
         self._say(f"rendezvous on {server.address[0]}:{server.address[1]}")
@@ -263,7 +276,7 @@ class Job:
         text, code = self._cause or ("", 0)
         try:
             self._output.close()
-            if text:
+            if text and self._serve is None:  # else whoever is served is told
                 self._output.notice(f"horovodrun: {text}")
         except OSError as error:
             if error.errno != errno.EPIPE:

@@ -5,11 +5,15 @@ Exit codes: 0, that of the rank that failed first (128 + n for signal n), 2 for 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from .arguments import parse
+from .arguments import Options, parse
 from .checks import UsageError, check_command, check_room, slots
 from .hosts import parse_hosts
+
+if TYPE_CHECKING:
+    from .job import Job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,17 +39,25 @@ def _run(arguments: Sequence[str]) -> int:
 
         check_command(options.command)
         launch(options, parse_hosts(options.hosts) if options.hosts else [])
-    check_room(options.num_proc, slots(options.hosts), options.hosts)
-    check_command(options.command)
     for name in ("mpi_args", "binding_args"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             print(f"horovodrun: --{flag} has no effect without --mpi or --jsrun", file=sys.stderr)
+    return make_job(options).run()
 
+
+def make_job(
+    options: Options, *, serve: Callable[[str, bytes], Mapping[str, str]] | None = None
+) -> Job:
+    """The job that the options describe; ``serve``: see :class:`horoplug.runner.job.Job`. Errors: UsageError."""
     from .job import Job
 
+    if options.num_proc is None:
+        raise UsageError("how many processes? Give -np N")
+    check_room(options.num_proc, slots(options.hosts), options.hosts)
+    check_command(options.command)
     try:
-        job = Job(
+        return Job(
             options.command,
             options.num_proc,
             options.settings,
@@ -53,10 +65,11 @@ def _run(arguments: Sequence[str]) -> int:
             folder=options.output_filename,
             timestamps=options.prefix_output_with_timestamp,
             verbose=options.verbose,
+            variables=options.variables,
+            serve=serve,
         )
     except OSError as error:
         raise UsageError(f"--output-filename: {error.strerror}: {error.filename}") from None
-    return job.run()
 
 
 if __name__ == "__main__":
