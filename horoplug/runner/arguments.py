@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from .checks import UsageError
+from .remote import Ssh
 
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -54,6 +58,9 @@ class Options:
 
     processes: int | None
     hosts: str | None
+    hostfile: str | None
+    interfaces: tuple[str, ...]
+    ssh: Ssh
     command: list[str]
     verbose: bool
     version: bool
@@ -76,7 +83,6 @@ def _build() -> argparse.ArgumentParser:
     add("-v", "--version", action="store_true", help="print the version")
     add("-np", "--num-proc", type=_whole(1), metavar="N", help="number of processes")
     add("-cb", "--check-build", action="store_true", help="show what this installation can do")
-    add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their slots; this host only")
     add("--verbose", action="store_true", help="say what the launcher does")
     add("--compat", action="store_true", help="let the program import horovod: it gets horoplug")
     add("--gloo", action="store_true", help="accepted: what is used anyway")
@@ -104,6 +110,7 @@ def _build() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds without progress until a transfer fails (30)",
     )
+    _add_hosts(parser)
     tuning = parser.add_argument_group("tuning")
     tuning.add_argument(
         "--fusion-threshold-mb",
@@ -184,6 +191,58 @@ def _build() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Where ranks run, and how these hosts are reached."""
+    group = parser.add_argument_group("hosts")
+    which = group.add_mutually_exclusive_group()
+    which.add_argument(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts and how many processes each has room for (1)",
+    )
+    which.add_argument(
+        "-hostfile",
+        "--hostfile",
+        metavar="FILE",
+        help="the same as a file with a line for each: HOST slots=N",
+    )
+    add = group.add_argument
+    add("-p", "--ssh-port", type=_whole(1), metavar="PORT", help="port of ssh on other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    add(
+        "--ssh",
+        metavar="COMMAND",
+        default=os.environ.get("HOROPLUG_SSH") or "ssh",
+        help="what is called as ssh, also with options (HOROPLUG_SSH)",
+    )
+    add(
+        "--remote-python",
+        metavar="PATH",
+        default=os.environ.get("HOROPLUG_REMOTE_PYTHON") or sys.executable,
+        help="Python on other hosts (HOROPLUG_REMOTE_PYTHON; as on this one)",
+    )
+    add(
+        "--network-interface",
+        "--network-interfaces",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="network interface to use; several, if hosts have other names for it (HOROVOD_GLOO_IFACE)",
+    )
+    add("--disable-cache", action="store_true", help="accepted: hosts are always checked")
+
+
+def _program(text: str) -> tuple[str, ...]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--ssh {text!r}: {error}") from None
+    if not words:
+        raise UsageError("--ssh wants a command, such as ssh")
+    return tuple(words)
+
+
 def parse(arguments: Sequence[str]) -> Options:
     """Read the command line. Errors: UsageError. ``--help`` prints and exits."""
     found = _build().parse_args(arguments)
@@ -217,6 +276,14 @@ def parse(arguments: Sequence[str]) -> Options:
     return Options(
         processes=found.num_proc,
         hosts=found.hosts,
+        hostfile=found.hostfile,
+        interfaces=tuple(" ".join(found.network_interface).replace(",", " ").split()),
+        ssh=Ssh(
+            program=_program(found.ssh),
+            port=found.ssh_port,
+            identity=found.ssh_identity_file,
+            python=found.remote_python,
+        ),
         command=command,
         verbose=found.verbose,
         version=found.version,

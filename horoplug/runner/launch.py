@@ -7,8 +7,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .arguments import parse
-from .checks import UsageError, check_command, check_room, slots
+from .arguments import Options, parse
+from .checks import UsageError, check_command
+from .hosts import Host, parse_hostfile, parse_hosts, place
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +30,9 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     if options.processes is None:
         raise UsageError("how many processes? Give -np N")
-    check_room(options.processes, slots(options.hosts), options.hosts)
-    check_command(options.command)
+    hosts = _hosts(options)
+    here = hosts is None or any(host.is_local for host in place(hosts, options.processes))
+    check_command(options.command, here=here)
 
     from .job import Job
 
@@ -39,6 +41,9 @@ def _run(arguments: Sequence[str]) -> int:
             options.command,
             options.processes,
             options.settings,
+            hosts=hosts,
+            ssh=options.ssh,
+            interfaces=options.interfaces,
             compat=options.compat,
             folder=options.output_folder,
             timestamps=options.timestamps,
@@ -46,7 +51,16 @@ def _run(arguments: Sequence[str]) -> int:
         )
     except OSError as error:
         raise UsageError(f"--output-filename: {error.strerror}: {error.filename}") from None
+    except ValueError as error:  # a variable, or an interface
+        raise UsageError(str(error)) from None
     return job.run()
+
+
+def _hosts(options: Options) -> list[Host] | None:
+    """Where ranks are to run; None: here."""
+    if options.hosts is not None:
+        return parse_hosts(options.hosts)
+    return None if options.hostfile is None else parse_hostfile(options.hostfile)
 
 
 if __name__ == "__main__":
