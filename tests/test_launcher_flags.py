@@ -9,7 +9,7 @@ from horoplug.runner import config_file, launch
 from horoplug.runner.arguments import parse
 from horoplug.runner.flags import all_flags
 
-# As docs of Horovod 0.28.1 have them. Those of ssh and networks are tested where they are used.
+# As docs of Horovod 0.28.1 have them.
 HOROVOD = """
 -v --version -np --num-proc -cb --check-build --start-timeout --output-filename --verbose --config-file
 --fusion-threshold-mb --cycle-time-ms --cache-capacity --hierarchical-allreduce --no-hierarchical-allreduce
@@ -21,7 +21,8 @@ HOROVOD = """
 --stall-check-shutdown-time-seconds --mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp --binding-args
 --num-nccl-streams --thread-affinity --gloo-timeout-seconds --log-level --log-with-timestamp --log-without-timestamp
 -prefix-timestamp --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp -H --hosts
---host-discovery-script --gloo --mpi --jsrun
+--host-discovery-script --gloo --mpi --jsrun -hostfile --hostfile -p --ssh-port -i --ssh-identity-file --disable-cache
+--network-interface --network-interfaces
 """
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +14,7 @@ from typing import Any, NoReturn
 from . import config_file
 from .checks import UsageError
 from .flags import FLAGS, Flag, all_flags
+from .remote import Ssh
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,6 +31,12 @@ class Options:
     """Environment variables for the ranks, without prefix."""
     num_proc: int | None = None
     hosts: str | None = None
+    hostfile: str | None = None
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    ssh: tuple[str, ...] | None = None
+    remote_python: str | None = None
+    network_interfaces: Sequence[str] = ()
     controller: str = "gloo"
     mpi_args: str | None = None
     binding_args: str | None = None
@@ -38,6 +48,21 @@ class Options:
     compat: bool = False
     output_filename: Path | None = None
     prefix_output_with_timestamp: bool = False
+
+    @property
+    def remote(self) -> Ssh:
+        """How other hosts are reached. Errors: UsageError for a wrong HOROPLUG_SSH."""
+        try:
+            program = self.ssh or tuple(shlex.split(os.environ.get("HOROPLUG_SSH", ""))) or ("ssh",)
+        except ValueError as error:
+            raise UsageError(f"HOROPLUG_SSH is wrong: {str(error).lower()}") from None
+        python = self.remote_python or os.environ.get("HOROPLUG_REMOTE_PYTHON") or sys.executable
+        return Ssh(program, self.ssh_port, self.ssh_identity_file, python)
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """Names of network interfaces."""
+        return tuple(" ".join(self.network_interfaces).replace(",", " ").split())
 
     @property
     def variables(self) -> dict[str, str]:
@@ -61,6 +86,8 @@ def options(given: dict[str, Any], command: list[str]) -> Options:
             raise UsageError(
                 f"{flag.names.split()[0]}: elastic jobs are not available yet; give -np, and -H for the hosts"
             )
+    if "hosts" in given and "hostfile" in given:
+        raise UsageError("argument -hostfile/--hostfile: not allowed with argument -H/--hosts")
     fields = {field.name for field in dataclasses.fields(Options)}
     return Options(
         command=command,
@@ -106,6 +133,7 @@ def _add(group: argparse._ActionsContainer, flag: Flag) -> None:
         type=flag.kind.parse,
         choices=flag.kind.choices,
         nargs=flag.count,
+        action="append" if flag.repeated else "store",
         metavar=flag.kind.metavar,
         dest=flag.attribute,
         help=flag.help,

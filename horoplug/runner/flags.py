@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -65,6 +66,16 @@ def _cores(text: str) -> str:
     return text
 
 
+def _program(text: str) -> tuple[str, ...]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if not words:
+        raise argparse.ArgumentTypeError("a command is wanted, such as ssh")
+    return tuple(words)
+
+
 def _text(metavar: str) -> Kind:
     return Kind(str, metavar, (str,))
 
@@ -101,6 +112,7 @@ class Flag:
     text: Callable[[Any], str] = str
     forms: tuple[Form, ...] = ()
     count: int | None = None  # of values, if there are several
+    repeated: bool = False  # may be given more than once
     later: bool = False
 
     @property
@@ -131,7 +143,6 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         _switch("-v --version", "print the version"),
         _switch("-cb --check-build", "show what this installation can do"),
         Flag("-np --num-proc", _whole(1), "number of processes"),
-        Flag("-H --hosts", _text("HOST:SLOTS,..."), "hosts and their slots; this host only"),
         _switch("--verbose", "say what the launcher does"),
         _switch("--no-status", "no line about the job's state at the bottom of the terminal"),
         _switch("--compat", "let the program import horovod: it gets horoplug"),
@@ -161,6 +172,37 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
             "GLOO_TIMEOUT_SECONDS",
             "library_options.gloo_timeout_seconds",
         ),
+    ),
+    "hosts": (
+        Flag(
+            "-H --hosts",
+            _text("HOST:SLOTS,..."),
+            "hosts and how many processes each has room for (1)",
+        ),
+        Flag(
+            "-hostfile --hostfile",
+            _text("FILE"),
+            "the same as a file with a line for each: HOST slots=N",
+        ),
+        Flag("-p --ssh-port", _whole(1, "PORT"), "port of ssh on other hosts"),
+        Flag("-i --ssh-identity-file", _text("FILE"), "private key for ssh"),
+        Flag(
+            "--ssh",
+            Kind(_program, "COMMAND", (str,)),
+            "what is called as ssh, also with options (HOROPLUG_SSH)",
+        ),
+        Flag(
+            "--remote-python",
+            _text("PATH"),
+            "Python on other hosts (HOROPLUG_REMOTE_PYTHON; as on this one)",
+        ),
+        Flag(
+            "--network-interface --network-interfaces",
+            _text("NAME"),
+            "network interface to use; several, if hosts have other names for it (HOROVOD_GLOO_IFACE)",
+            repeated=True,
+        ),
+        _switch("--disable-cache", "accepted: hosts are always checked"),
     ),
     "who starts the ranks": (
         Flag(

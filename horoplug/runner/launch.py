@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .arguments import Options, parse
-from .checks import UsageError, check_command, check_room, slots
-from .hosts import parse_hosts
+from .checks import UsageError, check_command
+from .hosts import Host, parse_hostfile, parse_hosts, place
 
 if TYPE_CHECKING:
     from .job import Job
@@ -38,7 +38,7 @@ def _run(arguments: Sequence[str]) -> int:
         from .mpi_launch import launch
 
         check_command(options.command)
-        launch(options, parse_hosts(options.hosts) if options.hosts else [])
+        launch(options, _hosts(options) or [])
     for name in ("mpi_args", "binding_args"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
@@ -52,15 +52,18 @@ def make_job(
     """The job that the options describe; ``serve``: see :class:`horoplug.runner.job.Job`. Errors: UsageError."""
     from .job import Job
 
-    if options.num_proc is None:
-        raise UsageError("how many processes? Give -np N")
-    check_room(options.num_proc, slots(options.hosts), options.hosts)
-    check_command(options.command)
+    size = options.num_proc or 1
+    hosts = _hosts(options)
+    here = hosts is None or any(host.is_local for host in place(hosts, size))
+    check_command(options.command, here=here)
     try:
         return Job(
             options.command,
-            options.num_proc,
+            size,
             options.settings,
+            hosts=hosts,
+            ssh=options.remote,
+            interfaces=options.interfaces,
             compat=options.compat,
             folder=options.output_filename,
             timestamps=options.prefix_output_with_timestamp,
@@ -70,6 +73,15 @@ def make_job(
         )
     except OSError as error:
         raise UsageError(f"--output-filename: {error.strerror}: {error.filename}") from None
+    except ValueError as error:  # a variable, or an interface
+        raise UsageError(str(error)) from None
+
+
+def _hosts(options: Options) -> list[Host] | None:
+    """Where ranks are to run; None: here."""
+    if options.hosts is not None:
+        return parse_hosts(options.hosts)
+    return None if options.hostfile is None else parse_hostfile(options.hostfile)
 
 
 if __name__ == "__main__":

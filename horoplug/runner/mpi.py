@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from . import environment
 from .checks import UsageError
 from .hosts import Host
 
@@ -216,11 +217,8 @@ IMPLEMENTATIONS: Final = (
 
 JSRUN: Final = Implementation("jsrun", "", "", _jsrun)
 
-# What belongs to this login, this shell or this job, and not to the ranks.
-_OWN: Final = re.compile(
-    r"(?!(PWD|OLDPWD|SHLVL|HOME|HOSTNAME|LOGNAME|MAIL|USER|_)$)(?!SSH_|PMI|PRTE_|OMPI_|BASH_FUNC)[A-Za-z_]\w*$",
-    re.ASCII,
-)
+# What is not a shell's name, or is MPI's own.
+_FORWARDED: Final = re.compile(r"(?!PMI|PRTE_|OMPI_)[A-Za-z_]\w*", re.ASCII)
 
 
 def recognise(text: str) -> Implementation | None:
@@ -237,7 +235,7 @@ def lsf_hosts(env: Mapping[str, str]) -> list[Host]:
 
 def forwarded(env: Mapping[str, str]) -> list[str]:
     """The names of the variables in ``env`` that ranks on other hosts are to have."""
-    return sorted(name for name in env if _OWN.match(name))
+    return sorted(name for name in environment.forwarded(env) if _FORWARDED.fullmatch(name))
 
 
 def _ssh(request: Request) -> str:

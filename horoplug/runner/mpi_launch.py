@@ -49,6 +49,9 @@ def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
         output=options.output_filename and options.output_filename.absolute(),
         binding=options.binding_args,
         more=options.mpi_args,
+        ssh_port=options.ssh_port,
+        ssh_identity=options.ssh_identity_file,
+        interfaces=options.interfaces,
     )
     implementation = mpi.JSRUN if name == "jsrun" else _implementation(program, env)
     try:
