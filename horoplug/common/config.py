@@ -481,10 +481,10 @@ class Config:
             logger.log(level, "%s", text)
 
 
-def value(name: str) -> Any:
-    """What the process's environment says about one variable of the table, by its name without prefix. For what is
-    asked again after ``init``. Errors: ValueError of one line."""
-    return _read(next(v for v in VARIABLES if v.name == name), os.environ)
+def value(name: str, env: Mapping[str, str] | None = None) -> Any:
+    """What an environment, by default the process's, says about one variable of the table, by its name without prefix.
+    For what is asked again after ``init``, or before there is a rank. Errors: ValueError of one line."""
+    return _read(next(v for v in VARIABLES if v.name == name), os.environ if env is None else env)
 
 
 def _given(variable: Variable, env: Mapping[str, str]) -> str | None:

@@ -6,15 +6,17 @@ import ipaddress
 import socket
 
 from .hosts import interface_address
+from .interfaces import interfaces
 
 # Addresses for documentation: nothing is sent there, but their route is the one to other networks.
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def own_address(interface: str | None = None) -> str:
-    """Where other hosts reach this one: at ``interface``, or where its default route begins.
+    """Where other hosts reach this one: at ``interface``, or where its default route begins, or (in a network that is
+    closed) at its first address.
 
-    Errors: ValueError for an interface that is not there, OSError if the host has no address."""
+    Errors: ValueError for an interface that is not there, OSError if the addresses cannot be listed."""
     if interface:
         return interface_address(interface)
     for family, address in _ELSEWHERE:
@@ -24,7 +26,8 @@ def own_address(interface: str | None = None) -> str:
                 return str(sock.getsockname()[0])
             except OSError:
                 continue
-    return socket.gethostbyname(socket.gethostname())
+    # Loopback is the last of them; without any network at all it is the right one.
+    return next((each.address for each in interfaces()), "127.0.0.1")
 
 
 def addresses(name: str) -> list[str]:

@@ -6,12 +6,12 @@ for each host."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from horoplug.rendezvous import slurm
 
-from .hosts import Host
+from .hosts import Host, add_up
 
 Environment = Mapping[str, str]
 
@@ -93,7 +93,7 @@ def allocation(env: Environment) -> list[Host] | None:
     value = env[found.variable].strip()
     says = f"{found.name} has set {found.variable}={value[:80]}"
     try:
-        hosts = _merged(found.hosts(env, value))
+        hosts = add_up(found.hosts(env, value))
     except OSError as error:
         raise ValueError(f"{says}, but: {error.strerror}; name the hosts with -H") from None
     except ValueError as error:
@@ -112,10 +112,3 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ValueError(f"{text!r} is no number of processes")
     return int(text)
-
-
-def _merged(hosts: Iterable[Host]) -> list[Host]:
-    slots: dict[str, int] = {}
-    for host in hosts:
-        slots[host.name] = slots.get(host.name, 0) + host.slots
-    return [Host(name, count) for name, count in slots.items()]

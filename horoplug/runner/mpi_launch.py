@@ -1,0 +1,131 @@
+"""Becomes mpirun or jsrun, as :mod:`horoplug.runner.mpi` says."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from . import mpi
+from .arguments import Options
+from .checks import UsageError
+from .environment import DECIDED, set_variable
+from .hosts import Host, place
+
+_VERSION_SECONDS = 20.0
+# Set in a job of Slurm, LSF, PBS or SGE, whose hosts mpirun knows.
+_ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "LSB_JOBID", "PBS_NODEFILE", "PE_HOSTFILE")
+
+
+def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
+    """Replace this process by mpirun or jsrun. Errors: UsageError."""
+    env = environment(options, os.environ)
+    name = "jsrun" if options.controller == "jsrun" else "mpirun"
+    program = shutil.which(name)
+    if program is None:
+        raise UsageError(
+            f"there is no {name} on PATH; leave out --{options.controller} to start the ranks without MPI"
+        )
+    size = options.num_proc or 1
+    if name == "jsrun":
+        if hosts:
+            raise UsageError("--jsrun takes the hosts of the LSF job; leave out -H")
+        hosts = mpi.lsf_hosts(os.environ)
+    elif hosts:
+        place(hosts, size)
+    request = mpi.Request(
+        processes=size,
+        hosts=hosts,
+        allocated=any(os.environ.get(variable) for variable in _ALLOCATIONS),
+        forwarded=mpi.forwarded(env),
+        root=os.geteuid() == 0,
+        tcp=options.tcp,
+        timestamps=options.prefix_output_with_timestamp,
+        output=options.output_filename and options.output_filename.absolute(),
+        binding=options.binding_args,
+        more=options.mpi_args,
+        ssh_port=options.ssh_port,
+        ssh_identity=options.ssh_identity_file,
+        interfaces=options.interfaces,
+    )
+    implementation = mpi.JSRUN if name == "jsrun" else _implementation(program, env)
+    try:
+        line = implementation.line(request)
+    except ValueError as error:  # of shlex
+        raise UsageError(f"--mpi-args and --binding-args: {str(error).lower()}") from None
+    env = line.variables | _library(program, implementation, env) | env
+    try:
+        for folder in line.folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output-filename: {error.strerror}: {error.filename}") from None
+    for remark in line.remarks:
+        print(f"horovodrun: {remark}", file=sys.stderr)
+    arguments = [program, *line.arguments, *options.command]
+    if options.verbose:
+        print("horovodrun:", *arguments, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(program, arguments, env)
+
+
+def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:
+    """Of mpirun, and so of the ranks: without a place in another job, since MPI gives them theirs."""
+    env = dict(outer)
+    for name in set(DECIDED) - {"CONTROLLER", "CPU_OPERATIONS"}:
+        for prefix in ("HOROPLUG_", "HOROVOD_", "_HOROVOD_"):
+            env.pop(prefix + name, None)
+    for name, value in options.settings.items():
+        set_variable(env, name, value)
+    env |= options.variables
+    env["PYTHONUNBUFFERED"] = "1"
+    if options.compat:
+        from horoplug.compat import python_path
+
+        env["PYTHONPATH"] = python_path(env)
+    return env
+
+
+def _implementation(program: str, env: Mapping[str, str]) -> mpi.Implementation:
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_VERSION_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"{program} --version has not ended within {_VERSION_SECONDS:g} s"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{program} cannot be run: {error.strerror}") from None
+    text = done.stdout.decode(errors="replace")
+    found = mpi.recognise(text)
+    if found is None:
+        first = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
+        raise UsageError(
+            f"{program} is of no MPI that horovodrun knows: --version says {first[:200]!r}; "
+            "give that mpirun's own command line, without horovodrun"
+        )
+    return found
+
+
+def _library(
+    program: str, implementation: mpi.Implementation, env: Mapping[str, str]
+) -> dict[str, str]:
+    """What has mpi4py take the library of this mpirun, where that is found beside it."""
+    if not implementation.library or env.get("MPI4PY_LIBMPI") or env.get("MPI4PY_MPIABI"):
+        return {}
+    prefix = Path(program).resolve().parent.parent
+    for folder in ("lib", "lib64", "lib/release", f"lib/{platform.machine()}-linux-gnu"):
+        if (file := prefix / folder / implementation.library).exists():
+            return {"MPI4PY_LIBMPI": str(file)}
+    return {}
