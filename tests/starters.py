@@ -94,14 +94,19 @@ STARTERS = {starter.__name__: starter for starter in (srun, jsrun, distributed, 
 
 
 def run(
-    environments: Sequence[Variables], script: str, *args: str, timeout: float = 40
+    environments: Sequence[Variables],
+    script: str,
+    *args: str,
+    timeout: float = 40,
+    before: Sequence[Sequence[str]] = (),
 ) -> list[tuple[int, str]]:
-    """Run ``python -c script args`` in each environment at once; exit code and output of each."""
+    """Run ``python -c script args`` in each environment at once; exit code and output of each. ``before``: what each
+    command begins with."""
     processes = []
     with contextlib.ExitStack() as stack:
-        for variables in environments:
+        for i, variables in enumerate(environments):
             process = subprocess.Popen(
-                [sys.executable, "-c", script, *args],
+                [*(before[i] if before else ()), sys.executable, "-c", script, *args],
                 env=environment() | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -10,7 +11,11 @@ from pathlib import Path
 
 import pytest
 from starters import JOB, STARTERS, distributed, run, srun
-from support import environment
+from support import ROOT, environment
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from network import Network
 
 from horoplug.rendezvous.job_key import job_secret
 from horoplug.rendezvous.launched import recognise
@@ -71,6 +76,21 @@ sys.stdout.write(f"rank {hvd.rank()} of 4 is done\\n")
 """
     hosts = [{"HOROVOD_HOSTNAME": f"host{rank % 2}"} for rank in range(4)]
     check(run([a | b for a, b in zip(environments, hosts, strict=True)], script))
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
+)
+def test_two_hosts(home):
+    """Rank 0's launcher gives it another name for its host than it gives to the other rank, and no route leads out."""
+    environments = every(distributed(2), home)
+    with Network(2, rate=0, congestion="reno") as network:
+        environments[1]["MASTER_ADDR"] = network.addresses[0]
+        check(run(environments, JOB, before=[network.inside(0), network.inside(1)]))
+        # By names that nobody knows, with the address given.
+        address = {"HOROPLUG_GLOO_RENDEZVOUS_ADDR": network.addresses[0]}
+        unknown = every(srun(2, nodes=2, SLURM_STEP_NODELIST="x[1-2]"), home, address)
+        check(run(unknown, JOB, before=[network.inside(0), network.inside(1)]))
 
 
 def torchrun(*arguments, home, timeout=60):
