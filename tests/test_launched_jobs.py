@@ -78,6 +78,33 @@ sys.stdout.write(f"rank {hvd.rank()} of 4 is done\\n")
     check(run([a | b for a, b in zip(environments, hosts, strict=True)], script))
 
 
+PARTED = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import horoplug as hvd
+
+hvd.init()
+rank = hvd.rank()
+hvd.shutdown()
+ended = Path(sys.argv[1], "ended")
+if rank == 0:
+    ended.touch()
+else:
+    while not ended.exists():
+        time.sleep(0.01)
+    time.sleep(0.5)  # so that rank 0 is through with everything but its end
+    hvd.init(comm=[1, 2])
+    assert hvd.allgather(np.array([rank])).tolist() == [1, 2]
+sys.stdout.write(f"rank {rank} of 3 is done\\n")
+"""
+
+
+def test_rank_0_ends_before_others_begin_again(home, tmp_path):
+    """It serves the store: as long as others are there, it waits for them with its end, for a while."""
+    check(run(every(srun(3), home), PARTED, str(tmp_path)))
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
 )

@@ -276,9 +276,12 @@ class Context:
             close_in_children(self)
 
     def _at_exit(self) -> None:
-        if self._rendezvous is not None:
-            self._rendezvous.close()  # before the engine: see there
+        rendezvous = self._rendezvous
+        if rendezvous is not None:
+            rendezvous.leave()  # before the engine: see there
         self.shutdown()
+        if rendezvous is not None:
+            rendezvous.close(patient=True)
 
     def forget(self) -> None:
         """In a forked child (a data loader's worker), which is no rank: start afresh. The parent's engine knows that it

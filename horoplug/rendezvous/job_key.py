@@ -77,8 +77,7 @@ def _make(path: Path) -> None:
     try:
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(SECRET_BYTES) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        # Closed, it is complete for other hosts. (Not flushed to the disk, which can take a minute on a busy one.)
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:

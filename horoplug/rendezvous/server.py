@@ -94,6 +94,14 @@ class StoreServer:
         self._thread.join()
         self.forget()
 
+    def wait_for_clients(self, seconds: float) -> None:
+        """Wait until every client has closed its connection, or for so long."""
+        deadline = time.monotonic() + seconds
+        while not self._stop and time.monotonic() < deadline:
+            if all(connection.handshake is not None for connection in list(self._connections)):
+                return
+            time.sleep(0.01)
+
     def forget(self) -> None:
         """Close this process's descriptors without a word (for a forked child, see fork.py)."""
         self._stop = True
