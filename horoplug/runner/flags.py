@@ -141,8 +141,11 @@ def _elastic(names: str, kind: Kind, what: str, count: int | None = None) -> Fla
 FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
     "": (
         _switch("-v --version", "print the version"),
-        _switch("-cb --check-build", "show what this installation can do"),
-        Flag("-np --num-proc", _whole(1), "number of processes"),
+        _switch(
+            "-cb --check-build",
+            "show what this installation can do; with -v also who has started it, and which MPI there is",
+        ),
+        Flag("-np --num-proc", _whole(1), "number of processes (as many as a scheduler has given)"),
         _switch("--verbose", "say what the launcher does"),
         _switch("--no-status", "no line about the job's state at the bottom of the terminal"),
         _switch("--compat", "let the program import horovod: it gets horoplug"),
