@@ -143,6 +143,8 @@ class Job:
                 self._open.add(link)
             if self._server is not None:
                 self._send_job()
+                if self._is_ending:
+                    self._command_agents(b"T")  # a signal came before there was anyone to tell
                 return
             self._start = Start(self._links, self._secret, self._interfaces, self._start_seconds)
         except (StartError, LostError) as error:
@@ -153,6 +155,8 @@ class Job:
             command = [sys.executable, *check[1:]] if link.host.is_local else check
             link.send(b"C", self._description(link, command, self._common(link), None))
             link.send(b"M", self._start.question())
+        if self._is_ending:
+            self._command_agents(b"T")
 
     def _common(self, link: Link) -> dict[str, str]:
         outer = os.environ if link.host.is_local else forwarded(os.environ)
