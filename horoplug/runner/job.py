@@ -84,6 +84,9 @@ class Job:
             patience + _LATER
         )  # seconds without a word after which a host, or the launcher, is gone
         self._beat = min(patience / 6, _BEAT_SECONDS)
+        self._quiet = max(
+            3 * self._beat, 2.0
+        )  # and after which something is likely to be wrong there
         writers = (Descriptor(1), Descriptor(2))
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
         self._secret = secrets.token_bytes(32)
@@ -265,7 +268,7 @@ class Job:
         """When another host counts as lost, unless something comes from it. At the end nobody waits for long."""
         if not self._is_ending:
             return link.heard + self._silence
-        return link.heard + 3 * self._beat if link.greeted else 0.0
+        return link.heard + self._quiet if link.greeted else 0.0
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -357,7 +360,7 @@ class Job:
         """The first failure is known: end the others. A host that has fallen silent meanwhile is its likely reason."""
         silent = {link: now - link.heard for link in self._open if not link.host.is_local}
         for link, seconds in silent.items():
-            if seconds > 3 * self._beat:
+            if seconds > self._quiet:
                 self._lost(link, f"no sign of life for {seconds:.0f} s")
                 return
         code = self._blame.code
