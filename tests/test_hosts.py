@@ -629,3 +629,25 @@ def test_a_suspended_launcher_is_no_lost_one(cluster):
     code, out, err = finish(process)
     assert (code, err) == (0, ""), err
     assert out.count("end") == 2
+
+
+def test_a_launcher_whose_output_nobody_reads_is_no_lost_one(cluster):
+    """As in a pager: it is stuck in a write, and the host must not take that for its end, nor it for the host's."""
+    flags = ["-np", 1, "-H", "h1", "--gloo-timeout-seconds", 1]
+    process = cluster.start(0, *flags, "yes", later=1)
+    wait_for(process, "y")
+    time.sleep(4)  # it is the time itself that is tested
+    assert any(text.startswith("yes") for text in cluster.processes().values())
+    for _ in range(100_000):
+        assert process.stdout.readline() == "[0]<stdout>:y\n"
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert (code, err) == (130, "horovodrun: interrupted; all ranks were ended\n")
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "ring"])
+def test_algorithms(cluster, algorithm):
+    command = [sys.executable, "-c", COLLECTIVES]
+    env = {"HOROPLUG_ALGORITHM": algorithm, "HOROPLUG_NUM_STREAMS": "2"}
+    done = cluster.launch(0, "-np", 3, "-H", "h0:1,h1:2", *command, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
