@@ -9,6 +9,7 @@ that it is told to be in. Needs root, iproute2 and OpenSSH's server."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -47,6 +48,7 @@ Host *
 """
 
 
+@functools.cache
 def why_not() -> str:
     """Why there can be no such hosts here; empty if there can."""
     if os.geteuid() != 0:

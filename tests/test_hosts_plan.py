@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ from horoplug.runner.environment import forwarded
 from horoplug.runner.hosts import (
     Host,
     is_this_host,
+    lookup,
     numbers,
     parse_hostfile,
     parse_hosts,
@@ -85,6 +87,21 @@ def test_this_host():
         assert is_this_host(one.address), one
     for name in ("root@localhost", "nonesuch.invalid", "192.0.2.77"):
         assert not is_this_host(name), name
+
+
+def test_names_are_looked_up_at_once_and_not_for_ever(monkeypatch):
+    def answer(name, *_, **__):
+        if name == "slow":
+            over.wait(60)
+        if name == "unknown":
+            raise socket.gaierror
+        return [(0, 0, 0, "", ("192.0.2.1", 0))]
+
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    found = lookup(["slow", "unknown", "user@a", "a", "a"], seconds=0.5)
+    over.set()
+    assert found == {"slow": [], "unknown": [], "user@a": ["192.0.2.1"], "a": ["192.0.2.1"]}
 
 
 def test_places():
