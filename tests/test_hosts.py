@@ -335,7 +335,7 @@ def refused(cluster, *arguments, hosts="h0,h1", cwd=None, env=None):
         0, "-np", len(hosts.split(",")), "-H", hosts, "--start-timeout", START, *arguments, env=env
     )
     assert done.returncode == 1
-    assert time.monotonic() - began < START + 5  # of which the end of what had begun takes a part
+    assert time.monotonic() - began < START + 15  # of which most is for a busy machine
     return one_line(done)
 
 
@@ -618,13 +618,13 @@ def test_a_host_vanishes_while_nobody_talks(cluster):
 def test_a_suspended_launcher_is_no_lost_one(cluster):
     """Ctrl-Z, for longer than a host or the launcher would be silent."""
     flags = ["-np", 2, "-H", "h0,h1", "--gloo-timeout-seconds", 1]
-    command = python(READY, "sys.stdout.flush()", "import time", "time.sleep(6)", "print('end')")
-    process = cluster.start(0, *flags, *command, later=1)
+    command = python(READY, "sys.stdout.flush()", "import time", "time.sleep(8)", "print('end')")
+    process = cluster.start(0, *flags, *command, later=3)
     wait_for(process, "ready", 2)
     launcher = psutil.Process(process.pid)
     process.send_signal(signal.SIGTSTP)
     until(lambda: launcher.status() == psutil.STATUS_STOPPED)
-    time.sleep(4)  # it is the time itself that is tested
+    time.sleep(5.5)  # it is the time itself that is tested
     process.send_signal(signal.SIGCONT)
     code, out, err = finish(process)
     assert (code, err) == (0, ""), err
@@ -634,9 +634,9 @@ def test_a_suspended_launcher_is_no_lost_one(cluster):
 def test_a_launcher_whose_output_nobody_reads_is_no_lost_one(cluster):
     """As in a pager: it is stuck in a write, and the host must not take that for its end, nor it for the host's."""
     flags = ["-np", 1, "-H", "h1", "--gloo-timeout-seconds", 1]
-    process = cluster.start(0, *flags, "yes", later=1)
+    process = cluster.start(0, *flags, "yes", later=3)
     wait_for(process, "y")
-    time.sleep(4)  # it is the time itself that is tested
+    time.sleep(5.5)  # it is the time itself that is tested
     assert any(text.startswith("yes") for text in cluster.processes().values())
     for _ in range(100_000):
         assert process.stdout.readline() == "[0]<stdout>:y\n"

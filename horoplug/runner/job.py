@@ -80,13 +80,10 @@ class Job:
             self._own_interface = chosen(interfaces)[0].name
         self._start_seconds: float = config.value("START_TIMEOUT", plain)
         patience: float = config.value("GLOO_TIMEOUT_SECONDS", plain)
-        self._silence = (
-            patience + _LATER
-        )  # seconds without a word after which a host, or the launcher, is gone
+        # Seconds without a word after which a host, or the launcher, is gone, and after which that is likely.
+        self._silence = patience + _LATER
         self._beat = min(patience / 6, _BEAT_SECONDS)
-        self._quiet = max(
-            3 * self._beat, 2.0
-        )  # and after which something is likely to be wrong there
+        self._quiet = max(3 * self._beat, 2.0)
         writers = (Descriptor(1), Descriptor(2))
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
         self._secret = secrets.token_bytes(32)
