@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import socket
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +16,7 @@ from horoplug.rendezvous.interfaces import interfaces
 
 from .checks import UsageError
 
+_LOOKUP_SECONDS = 3.0
 _ADDRESS = re.compile(r"\[(?P<six>[^]]+)\]|(?P<name>(?!-)[^\[\]:,\s]+)")
 _HOST = re.compile(rf"(?:{_ADDRESS.pattern})(?::(?P<slots>\d+))?")
 
@@ -102,9 +106,10 @@ def place(hosts: Sequence[Host], size: int) -> list[Placement]:
     Errors: UsageError if there are more ranks than slots."""
     merged: dict[str, int] = {}
     own: str | None = None
+    addresses = lookup(host.name for host in hosts)
     for host in hosts:
         name = host.name
-        if name not in merged and is_this_host(name):
+        if name not in merged and is_this_host(name, addresses[name]):
             own = name = own or name
         merged[name] = merged.get(name, 0) + host.slots
     room = sum(merged.values())
@@ -137,18 +142,35 @@ def numbers(placements: Sequence[Placement]) -> dict[int, dict[str, str]]:
     return found
 
 
-def is_this_host(name: str) -> bool:
-    """Whether a name or an address means this machine. ``user@host`` never does: it is another user's ssh."""
+def is_this_host(name: str, addresses: Collection[str] | None = None) -> bool:
+    """Whether a name or an address means this machine. ``user@host`` never does: it is another user's ssh.
+    ``addresses``: what :func:`lookup` has found for it."""
     own = socket.gethostname()
     known = {"localhost", "localhost.localdomain", "::1", own.lower(), own.lower().split(".")[0]}
     if name.lower() in known or re.fullmatch(r"127(\.\d{1,3}){3}", name):
         return True
     if "@" in name:
         return False
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False  # ssh may know it by this name all the same, from its configuration
-    addresses = {str(entry[4][0]) for entry in found}
+    found = lookup([name])[name] if addresses is None else addresses
     own_addresses = {interface.address for interface in interfaces()}
-    return any(one in own_addresses or one.startswith("127.") for one in addresses)
+    return any(one in own_addresses or one.startswith("127.") for one in found)
+
+
+def lookup(names: Iterable[str], seconds: float = _LOOKUP_SECONDS) -> dict[str, list[str]]:
+    """The addresses of hosts, without ``user@``, all at once. None for a name that is not known, which ssh may know all
+    the same, from its configuration, nor for one that takes too long."""
+    found: dict[str, list[str]] = {}
+
+    def ask(name: str) -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            entries = socket.getaddrinfo(name.rpartition("@")[2], None, type=socket.SOCK_STREAM)
+            found[name] = [str(entry[4][0]) for entry in entries]
+
+    wanted = list(dict.fromkeys(names))
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in wanted]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+    return {name: found.get(name, []) for name in wanted}

@@ -38,6 +38,7 @@ from .start import Start
 GRACE_SECONDS = 5.0
 _BEAT_SECONDS = 5.0  # at most, between two signs of life to another host
 _LATER = 10.0  # seconds after which hosts are given up, beyond the ranks' own limit: theirs is the better error
+_NO_RANKS_SECONDS = 2.0  # for agents to end before ranks have begun
 _END_SECONDS = 12.0  # for an agent to end everything, beyond the grace period
 
 
@@ -85,10 +86,10 @@ class Job:
             self._own_interface = chosen(interfaces)[0].name
         self._start_seconds: float = config.value("START_TIMEOUT", plain)
         patience: float = config.value("GLOO_TIMEOUT_SECONDS", plain)
-        self._silence = (
-            patience + _LATER
-        )  # seconds without a word after which a host, or the launcher, is gone
+        # Seconds without a word after which a host, or the launcher, is gone, and after which that is likely.
+        self._silence = patience + _LATER
         self._beat = min(patience / 6, _BEAT_SECONDS)
+        self._quiet = max(3 * self._beat, 2.0)
         writers = (Descriptor(1), Descriptor(2))
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
         self._secret = secrets.token_bytes(32)
@@ -153,6 +154,8 @@ class Job:
                 self._open.add(link)
             if self._server is not None:
                 self._send_job()
+                if self._is_ending:
+                    self._command_agents(b"T")  # a signal came before there was anyone to tell
                 return
             self._start = Start(self._links, self._secret, self._interfaces, self._start_seconds)
         except (StartError, LostError) as error:
@@ -163,6 +166,8 @@ class Job:
             command = [sys.executable, *check[1:]] if link.host.is_local else check
             link.send(b"C", self._description(link, command, self._common(link), None))
             link.send(b"M", self._start.question())
+        if self._is_ending:
+            self._command_agents(b"T")
 
     def _common(self, link: Link) -> dict[str, str]:
         outer = os.environ if link.host.is_local else forwarded(os.environ)
@@ -276,7 +281,7 @@ class Job:
         """When another host counts as lost, unless something comes from it. At the end nobody waits for long."""
         if not self._is_ending:
             return link.heard + self._silence
-        return link.heard + 3 * self._beat if link.greeted else 0.0
+        return link.heard + self._quiet if link.greeted else 0.0
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -368,7 +373,7 @@ class Job:
         """The first failure is known: end the others. A host that has fallen silent meanwhile is its likely reason."""
         silent = {link: now - link.heard for link in self._open if not link.host.is_local}
         for link, seconds in silent.items():
-            if seconds > 3 * self._beat:
+            if seconds > self._quiet:
                 self._lost(link, f"no sign of life for {seconds:.0f} s")
                 return
         code = self._blame.code
@@ -389,7 +394,8 @@ class Job:
     def _command_agents(self, command: bytes) -> None:
         """Have everything ended, softly (T) or at once (K)."""
         if self._end_by is None:
-            self._end_by = time.monotonic() + GRACE_SECONDS + _END_SECONDS
+            seconds = _NO_RANKS_SECONDS if self._server is None else GRACE_SECONDS + _END_SECONDS
+            self._end_by = time.monotonic() + seconds
         for link in self._links:
             link.send(command)
 

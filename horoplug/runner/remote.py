@@ -39,7 +39,9 @@ class Ssh:
             "StrictHostKeyChecking": "accept-new",
             # A connection of its own, so that its end says something about the host.
             "ControlPath": "none",
+            # What somebody's configuration may have for this host, and what would be in the way.
             "ClearAllForwardings": "yes",
+            "RemoteCommand": "none",
             "ServerAliveInterval": "5",
         }
         command = [*self.program]

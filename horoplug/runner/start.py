@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 
 import horoplug
-from horoplug.rendezvous.interfaces import Interface, chosen, interfaces
+from horoplug.rendezvous.interfaces import chosen, interfaces
 from horoplug.rendezvous.server import StoreServer
 
 from . import agent
-from .hosts import Placement
+from .hosts import Placement, lookup
 from .link import Link
 from .preflight import Message, Preflight, StartError, question
 
@@ -35,23 +35,19 @@ def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
         except ValueError as error:
             if any(host.is_local for host in hosts):
                 raise StartError(f"--network-interface: {error}") from None
-    routes = [_route(host.name) for host in hosts if not host.is_local]
+    others = lookup(host.name for host in hosts if not host.is_local)
+    routes = {_route(address) for addresses in others.values() for address in addresses}
+    found = sorted(known, key=lambda interface: interface.address not in routes)
+    # Loopback is for a machine without a network, on which all hosts are.
+    return [one.address for one in found if not one.is_loopback] or [one.address for one in found]
 
-    def rank(interface: Interface) -> tuple[bool, bool]:
-        return interface.is_loopback, interface.address not in routes
 
-    return [interface.address for interface in sorted(known, key=rank)]
-
-
-def _route(host: str) -> str | None:
-    """The address of this host on the way to another, if that is known by its name."""
-    with contextlib.suppress(OSError, UnicodeError):
-        for family, kind, _, _, place in socket.getaddrinfo(
-            host.rpartition("@")[2], 9, type=socket.SOCK_DGRAM
-        ):
-            with socket.socket(family, kind) as sock:
-                sock.connect(place)  # sends nothing
-                return str(sock.getsockname()[0])
+def _route(address: str) -> str | None:
+    """This host's address on the way to another one; None if there is no way."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((address, 9))  # sends nothing
+        return str(sock.getsockname()[0])
     return None
 
 
@@ -104,17 +100,19 @@ class Start:
             *lines, rest = bytes(inbox).split(b"\n")
             inbox[:] = rest
             for line in lines:
-                message = json.loads(line)
-                self._pass_on(
-                    self._preflight.feed(self._links.index(link), message, time.monotonic())
-                )
+                with contextlib.suppress(ValueError):  # something else that was printed there
+                    message = json.loads(line)
+                    number = self._links.index(link)
+                    self._pass_on(self._preflight.feed(number, message, time.monotonic()))
 
     def _why(self, link: Link, code: int) -> str:
         """Why a probe has ended."""
         lines = self._complaints[link].decode(errors="replace").strip().splitlines()
         last = lines[-1] if lines else f"it ended with code {code}"
-        if "No module named 'horoplug" in last or "No module named horoplug" in last:
+        if "No module named 'horoplug'" in last:
             return f"horoplug is not installed for the Python there ({last})"
+        if "No module named horoplug." in last or "No module named 'horoplug." in last:
+            return f"horoplug is older there than on this host ({last})"
         return f"horoplug does not work there: {last}"
 
     def turn(self) -> None:
