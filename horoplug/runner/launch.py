@@ -68,6 +68,7 @@ def make_job(
             folder=options.output_filename,
             timestamps=options.prefix_output_with_timestamp,
             verbose=options.verbose,
+            status=not options.no_status,
             variables=options.variables,
             serve=serve,
         )
