@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from support import ROOT, environment
+
+import horoplug
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -18,6 +21,7 @@ from horoplug.runner import mpi
 from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts import Host
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this module
 # What mpirun --version prints.
 VERSIONS = {
     "Open MPI 5": "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/",
@@ -214,6 +218,28 @@ def test_output_files(place, tmp_path):
 def test_a_job_that_fails(place):
     done = launch("--mpi", "-np", 2, "sh", "-c", "exit 7", env=place)
     assert done.returncode == 7
+
+
+def test_functions(place):
+    def work(factor):
+        import horoplug as hvd
+
+        hvd.init()
+        print("text of a rank")
+        return factor * hvd.rank(), [name for name in os.environ if "HOROPLUG_RUN" in name]
+
+    def fail():
+        import horoplug as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise KeyError("of rank 1")
+        hvd.barrier()
+
+    options = {"num_proc": 2, "use_mpi": True, "env": environment() | place}
+    assert horoplug.run(work, (3,), **options) == [(0, []), (3, [])]
+    with pytest.raises(horoplug.RankError, match="rank 1: KeyError: 'of rank 1'"):
+        horoplug.run(fail, **options)
 
 
 # ---- what cannot be started ------------------------------------------------------------------------------------------

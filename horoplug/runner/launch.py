@@ -38,7 +38,7 @@ def _run(arguments: Sequence[str]) -> int:
         from .mpi_launch import launch
 
         check_command(options.command)
-        launch(options, _hosts(options) or [])
+        launch(options, given_hosts(options) or [])
     for name in ("mpi_args", "binding_args"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
@@ -53,7 +53,7 @@ def make_job(
     from .job import Job
 
     size = options.num_proc or 1
-    hosts = _hosts(options)
+    hosts = given_hosts(options)
     here = hosts is None or any(host.is_local for host in place(hosts, size))
     check_command(options.command, here=here)
     try:
@@ -78,8 +78,8 @@ def make_job(
         raise UsageError(str(error)) from None
 
 
-def _hosts(options: Options) -> list[Host] | None:
-    """Where ranks are to run; None: here."""
+def given_hosts(options: Options) -> list[Host] | None:
+    """Where ranks are to run, as far as the flags say it; None: they do not."""
     if options.hosts is not None:
         return parse_hosts(options.hosts)
     return None if options.hostfile is None else parse_hostfile(options.hostfile)

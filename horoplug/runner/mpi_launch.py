@@ -24,7 +24,18 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "LSB_JOBID", "PBS_NODEFILE", "PE_
 
 def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
     """Replace this process by mpirun or jsrun. Errors: UsageError."""
-    env = environment(options, os.environ)
+    arguments, env = command(options, hosts, {})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(arguments[0], arguments, env)
+
+
+def command(
+    options: Options, hosts: Sequence[Host], variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command, beginning with mpirun's or jsrun's path, and its environment, which has ``variables`` for the ranks.
+    Makes the folders for the output. Errors: UsageError."""
+    env = environment(options, os.environ) | dict(variables)
     name = "jsrun" if options.controller == "jsrun" else "mpirun"
     program = shutil.which(name)
     if program is None:
@@ -41,7 +52,7 @@ def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
     request = mpi.Request(
         processes=size,
         hosts=hosts,
-        allocated=any(os.environ.get(variable) for variable in _ALLOCATIONS),
+        allocated=is_allocated(os.environ),
         forwarded=mpi.forwarded(env),
         root=os.geteuid() == 0,
         tcp=options.tcp,
@@ -69,9 +80,12 @@ def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
     arguments = [program, *line.arguments, *options.command]
     if options.verbose:
         print("horovodrun:", *arguments, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(program, arguments, env)
+    return arguments, env
+
+
+def is_allocated(env: Mapping[str, str]) -> bool:
+    """Whether a batch system, which mpirun asks, has given hosts to this job."""
+    return any(env.get(variable) for variable in _ALLOCATIONS)
 
 
 def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:

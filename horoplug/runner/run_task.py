@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from horoplug.common.config import parse_secret
+from horoplug.rendezvous.launched import recognise
 
 from .exchange import RAISED, RETURNED, WITHDRAWN, Client
 
-PORT, ADDRESS, SECRET, RANK = (
-    f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET", "RANK")
-)
+PORT, ADDRESS, SECRET = (f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET"))
+"""Where the launcher is; without address and secret those of the rendezvous."""
 _END_SECONDS = 5.0  # that a rank whose function has failed has for its end
 
 
@@ -56,7 +56,7 @@ def main() -> int:
         os.environ.pop(ADDRESS, "") or os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
         int(os.environ.pop(PORT)),
         parse_secret(os.environ.pop(SECRET, "") or os.environ["_HOROVOD_SECRET_KEY"]),
-        int(os.environ.pop(RANK, "") or os.environ["HOROVOD_RANK"]),
+        _rank(),
     )
     try:
         function, args, kwargs = unpack(client.function())
@@ -75,6 +75,13 @@ def main() -> int:
         return _fail(client, problem)
     client.finish(RETURNED)
     return 0
+
+
+def _rank() -> int:
+    if "HOROVOD_RANK" in os.environ:
+        return int(os.environ["HOROVOD_RANK"])
+    launched = recognise(os.environ)  # by mpirun
+    return launched.rank if launched is not None else 0
 
 
 def _fail(client: Client, error: BaseException) -> int:
