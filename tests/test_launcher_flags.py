@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from support import ROOT
 
 from horoplug.common.config import IGNORED, VARIABLES
 from horoplug.runner import config_file, launch
@@ -30,6 +31,17 @@ def test_every_flag_of_horovodrun_is_there():
     ours = {name for flag in all_flags() for name in flag.names.split()}
     ours |= {name for flag in all_flags() for form in flag.forms for name in form.names.split()}
     assert not set(HOROVOD.split()) - ours
+
+
+def test_the_page_has_every_flag_and_every_key():
+    page = (ROOT / "docs" / "horovodrun.md").read_text()
+    forms = [form.names for flag in all_flags() for form in flag.forms]
+    names = {name for text in [flag.names for flag in all_flags()] + forms for name in text.split()}
+    assert not [name for name in names - {"--controller"} if not re.search(rf"`{name}\b", page)]
+    yaml = pytest.importorskip("yaml")
+    (example,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    found = config_file.settings(yaml.safe_load(example))
+    assert set(found) == {flag.attribute for flag in all_flags() if flag.config}
 
 
 def test_the_table_sets_variables_that_are_read():
