@@ -20,7 +20,8 @@ from horoplug.common.config import Config
 from horoplug.common.errors import HorovodInternalError, NotInitializedError
 from horoplug.common.status import MISMATCH, exception
 from horoplug.rendezvous.fork import close_in_children
-from horoplug.rendezvous.launched import Meeting, meet, recognise
+from horoplug.rendezvous.launched import recognise
+from horoplug.rendezvous.meeting import Meeting, meet
 from horoplug.rendezvous.mesh import Mesh
 from horoplug.rendezvous.report import Report
 from horoplug.rendezvous.server import StoreServer
@@ -66,7 +67,7 @@ class Context:
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # stays over shutdowns
         self._identity: tuple[object, ...] = ()  # what the rendezvous was made for
-        self._meeting: Meeting | None = None  # of processes that mpirun has started
+        self._meeting: Meeting | None = None  # of processes that another launcher has started
         # How often it was used, by the ranks that took part (None: all).
         self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles count on over re-initialisations, so that a stale one can be told from a valid one.

@@ -4,13 +4,16 @@ Exit codes: 0, that of the rank that failed first (128 + n for signal n), 2 for 
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from .allocation import allocation
 from .arguments import Options, parse
 from .checks import UsageError, check_command
-from .hosts import Host, parse_hostfile, parse_hosts, place
+from .hosts import Host, is_this_host, parse_hostfile, parse_hosts, place
 
 if TYPE_CHECKING:
     from .job import Job
@@ -28,12 +31,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     if options.version or options.check_build:
-        from . import check_build  # only here: it has a look at what is installed
+        from . import check_build, circumstances  # only here: they look at what is installed
 
-        print(check_build.version() if options.version else check_build.table())
+        # -v is Horovod's flag for the version; with this one it can only mean more of it.
+        in_full = options.version or options.verbose
+        if not options.check_build:
+            print(check_build.version())
+        elif in_full:
+            print(f"{check_build.table()}\n\n{circumstances.describe(os.environ)}")
+        else:
+            print(check_build.table())
         return 0
-    if options.num_proc is None:
-        raise UsageError("how many processes? Give -np N")
+    options = as_scheduled(options)
     if options.controller != "gloo":
         from .mpi_launch import launch
 
@@ -83,6 +92,35 @@ def given_hosts(options: Options) -> list[Host] | None:
     if options.hosts is not None:
         return parse_hosts(options.hosts)
     return None if options.hostfile is None else parse_hostfile(options.hostfile)
+
+
+def as_scheduled(options: Options) -> Options:
+    """Where no hosts are named: those of the scheduler's job that this is run in, and by default as many processes as
+    it has slots. (An mpirun asks the scheduler itself for hosts.)"""
+    hosts = None
+    if options.hosts is None and options.hostfile is None:
+        try:
+            hosts = allocation(os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    if hosts is None or (options.num_proc is not None and _is_here(hosts)):
+        if options.num_proc is None:
+            raise UsageError("how many processes? Give -np N")
+        return options
+    slots = sum(host.slots for host in hosts)
+    named = ",".join(
+        f"[{name}]:{slots}" if ":" in name else f"{name}:{slots}" for name, slots in hosts
+    )
+    return dataclasses.replace(
+        options,
+        num_proc=options.num_proc or slots,
+        hosts=named if options.controller == "gloo" else None,
+    )
+
+
+def _is_here(hosts: Sequence[Host]) -> bool:
+    """Whether they are this machine alone, on which -np may be anything."""
+    return all(is_this_host(host.name) for host in hosts)
 
 
 if __name__ == "__main__":
