@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import mpi
+from .allocation import scheduler
 from .arguments import Options
 from .checks import UsageError
 from .environment import DECIDED, set_variable
 from .hosts import Host, place
 
 _VERSION_SECONDS = 20.0
-# Set in a job of Slurm, LSF, PBS or SGE, whose hosts mpirun knows.
-_ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "LSB_JOBID", "PBS_NODEFILE", "PE_HOSTFILE")
 
 
 def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
@@ -84,8 +83,9 @@ def command(
 
 
 def is_allocated(env: Mapping[str, str]) -> bool:
-    """Whether a batch system, which mpirun asks, has given hosts to this job."""
-    return any(env.get(variable) for variable in _ALLOCATIONS)
+    """Whether a scheduler, which mpirun asks, has given hosts to this job."""
+    found = scheduler(env)
+    return found is not None and found.name != "SageMaker"  # which mpirun does not know
 
 
 def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from .blame import describe
 from .checks import UsageError
 from .exchange import Exchange
 from .hosts import Host, place
-from .launch import given_hosts, make_job
+from .launch import as_scheduled, given_hosts, make_job
 from .preflight import StartError
 from .run_task import ADDRESS, PORT, SECRET
 from .start import candidates
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     for fd in (pipe, function, *results):
         os.set_inheritable(fd, False)
     try:
-        options = parse(arguments[2:])
+        options = as_scheduled(parse(arguments[2:]))
         run = _run if options.controller == "gloo" else _run_with_mpi
         outcome = run(options, function, results)
     except UsageError as error:
