@@ -50,10 +50,11 @@ def test_the_line():
 
 
 def test_where_it_is_wanted():
-    assert status.wanted({"TERM": "xterm"}, terminal=True)
-    assert not status.wanted({"TERM": "xterm"}, terminal=False)
-    assert not status.wanted({"TERM": "dumb"}, terminal=True)
-    assert not status.wanted({}, terminal=True)
+    assert status.wanted({"TERM": "xterm"}, [True, True])
+    for terminals in ([False, True], [True, False]):
+        assert not status.wanted({"TERM": "xterm"}, terminals)
+    assert not status.wanted({"TERM": "dumb"}, [True, True])
+    assert not status.wanted({}, [True, True])
 
 
 @pytest.mark.parametrize("value", [None, b"", b"{", b"[]", b"3", b'{"tensors": 1}', b"\xff"])
@@ -129,6 +130,17 @@ def test_output_in_a_file_does_not_move_it():
     assert err.data == CLEAR + b"up" + CLEAR + b"horovodrun: something\nup"
 
 
+def test_in_the_background_nothing_is_drawn():
+    screen = Screen(True)
+    merged = output.Output(1, (screen, screen))
+    merged.show_status("up")
+    screen.data = b""
+    merged.show_status("", draw=False)
+    assert screen.data == b""
+    merged.feed(0, 0, b"text\n")
+    assert screen.data == b"[0]<stdout>:text\n"
+
+
 # ---- on a terminal ---------------------------------------------------------------------------------------------------
 
 QUICK = """
@@ -160,14 +172,14 @@ while True:
 class Terminal:
     """A job on a terminal of 80 columns, and what has been written there."""
 
-    def __init__(self, *arguments, **variables):
+    def __init__(self, *arguments, stdout=None, **variables):
         self.master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (24, 80))
         self.process = subprocess.Popen(
             [sys.executable, "-c", QUICK, *map(str, arguments)],
             env=environment() | {"TERM": "xterm"} | variables,
             stdin=slave,
-            stdout=slave,
+            stdout=slave if stdout is None else stdout,
             stderr=slave,
             start_new_session=True,
         )
@@ -203,6 +215,8 @@ class Terminal:
     def close(self):
         self.process.kill()
         self.process.wait(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         os.close(self.master)
 
 
@@ -244,6 +258,14 @@ def test_a_terminal_without_it(terminal, flags, variables):
     job.read()
     assert job.data == b"[0]<stdout>:hello\r\n"
     assert job.process.wait(20) == 0
+
+
+def test_output_in_a_pipe(terminal):
+    """Which may lead to the same terminal."""
+    job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.2", stdout=subprocess.PIPE)
+    assert job.process.stdout.read() == b"[0]<stdout>:hello\n"
+    job.read()
+    assert job.data == b""
 
 
 def test_a_failure_stays_on_the_terminal(terminal):

@@ -68,7 +68,7 @@ class Job:
         names of the network interfaces to use; none: they are found out. ``variables``: for the ranks, by their full
         names. ``serve``: called with an address that all ranks reach and the job's secret before they begin, returns
         further variables for them; whoever gives it also has the last word (:attr:`verdict`). ``status``: a line about
-        the job at the bottom of the terminal, if stderr is one.
+        the job at the bottom of the terminal, if there is one.
 
         Errors: UsageError if there are more ranks than slots; ValueError for a wrong variable; OSError if the folder
         for the output cannot be made."""
@@ -96,7 +96,7 @@ class Job:
         writers = (Descriptor(1), Descriptor(2))
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
         self._status: Status | None = None
-        if status and wanted(os.environ, writers[1].terminal):
+        if status and wanted(os.environ, [writer.terminal for writer in writers]):
             self._status = Status(size, time.monotonic())
             self._settings = dict(settings) | {"STATUS_SECONDS": str(SECONDS)}
         self._started: set[int] = set()
@@ -300,8 +300,8 @@ class Job:
             ended=len(self._gone),
             counters=unpack(self._server.value(KEY)) if self._server is not None else None,
         )
-        if in_foreground(2):
-            self._output.show_status(fit(line, 2))
+        foreground = in_foreground(2)
+        self._output.show_status(fit(line, 2) if foreground else "", draw=foreground)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()

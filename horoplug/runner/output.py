@@ -100,10 +100,11 @@ class Output:
         if b"\r" in stream.partial:
             self._redraw(stream)
 
-    def show_status(self, text: str) -> None:
-        """Have a line at the bottom of stderr's terminal, which must be one; an empty text takes it away."""
+    def show_status(self, text: str, draw: bool = True) -> None:
+        """Have a line at the bottom of stderr's terminal, which must be one; an empty text takes it away. Without
+        ``draw`` that is not seen before something else is written."""
         before, self._status = self._status, text.encode("utf-8", "backslashreplace")
-        if self._live is None and (before or self._status):
+        if draw and self._live is None and (before or self._status):
             self._errors.write(_CLEAR + self._status)
 
     def close(self) -> None:

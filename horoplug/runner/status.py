@@ -5,7 +5,7 @@ horovodrun: 4 ranks up, 0:02:31, 312.4 MB/s in 845 tensors/s"""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from horoplug.rendezvous.report import Counters
 
@@ -13,9 +13,10 @@ SECONDS = 1.0  # between two states of the line
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
-def wanted(env: Mapping[str, str], terminal: bool) -> bool:
-    """Whether there is to be a line, on a stream that is a terminal or not."""
-    return terminal and env.get("TERM", "dumb") not in ("", "dumb")
+def wanted(env: Mapping[str, str], terminals: Sequence[bool]) -> bool:
+    """Whether there is to be a line. ``terminals``: whether stdout and stderr are terminals: what becomes of the output
+    in a pipe may end up on the same one, as with ``| tee``, and nobody would move the line out of its way."""
+    return all(terminals) and env.get("TERM", "dumb") not in ("", "dumb")
 
 
 def in_foreground(fd: int) -> bool:
