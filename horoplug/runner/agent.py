@@ -51,6 +51,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
 _HIGH_WATER = 1 << 20  # unsent output beyond which the ranks have to wait
 _KILL_SECONDS = 10.0  # how long a killed process may take to go away
+_FIRST_SILENCE = 60.0
 _POLL = 0.02  # seconds between looks at descendants that are not children
 
 
@@ -132,7 +133,8 @@ def severity(code: int) -> int:
 class Agent:
     """The ranks of one host, from start to end."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence: float | None = None) -> None:
+        """``silence``: seconds without a word after which the launcher counts as gone, until it says how many."""
         self._selector = selectors.DefaultSelector()
         self._inbox = bytearray()
         self._begun = False  # there has been a job
@@ -418,7 +420,7 @@ def guarded() -> int:
     become_subreaper()
     child = os.fork()
     if child == 0:
-        return Agent().run()
+        return Agent(_FIRST_SILENCE).run()
     for fd in (0, 1):
         os.close(fd)  # their ends are to be the agent's
     _, status = os.waitpid(child, 0)

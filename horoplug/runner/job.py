@@ -40,6 +40,7 @@ from .status import SECONDS, Status, fit, in_foreground, wanted
 GRACE_SECONDS = 5.0
 _BEAT_SECONDS = 5.0  # at most, between two signs of life to another host
 _LATER = 10.0  # seconds after which hosts are given up, beyond the ranks' own limit: theirs is the better error
+_NO_RANKS_SECONDS = 2.0  # for agents to end before ranks have begun
 _END_SECONDS = 12.0  # for an agent to end everything, beyond the grace period
 
 
@@ -417,7 +418,8 @@ class Job:
     def _command_agents(self, command: bytes) -> None:
         """Have everything ended, softly (T) or at once (K)."""
         if self._end_by is None:
-            self._end_by = time.monotonic() + GRACE_SECONDS + _END_SECONDS
+            seconds = _NO_RANKS_SECONDS if self._server is None else GRACE_SECONDS + _END_SECONDS
+            self._end_by = time.monotonic() + seconds
         for link in self._links:
             link.send(command)
 

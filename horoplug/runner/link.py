@@ -160,7 +160,8 @@ class Link:
 
     def read_complaints(self) -> str:
         """What ssh has said since the last time. The last of it is kept for :meth:`why_lost`."""
-        assert self.stderr is not None
+        if self.stderr is None or self.stderr.closed:
+            return ""
         try:
             data = os.read(self.stderr.fileno(), 1 << 16)
         except BlockingIOError:
@@ -175,8 +176,7 @@ class Link:
         """Why the agent has gone, which is now certain: its exit code, or what ssh has said last."""
         self._close()
         code = self._wait(2.0)
-        if self.stderr is not None and not self.stderr.closed:
-            self.read_complaints()
+        self.read_complaints()
         if self.host.is_local:
             return f"the agent on this host {describe(code)}"
         lines = [line.strip() for line in self._complaints.decode(errors="replace").splitlines()]

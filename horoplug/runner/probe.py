@@ -64,7 +64,7 @@ class Probe:
             except AuthenticationError:
                 reason = "something else answers there"
             except TimeoutError:
-                reason = f"no answer within {self._seconds:g} s"
+                reason = f"no answer within {self._seconds:.3g} s"
             except OSError as error:
                 reason = (error.strerror or str(error)).lower()
             self._say({kind: {"number": number, "own": own, "reason": reason}})

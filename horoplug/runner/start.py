@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 import horoplug
-from horoplug.rendezvous.interfaces import Interface, chosen, interfaces
+from horoplug.rendezvous.interfaces import chosen, interfaces
 from horoplug.rendezvous.server import StoreServer
 
 from . import agent
@@ -36,11 +36,9 @@ def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
             if any(host.is_local for host in hosts):
                 raise StartError(f"--network-interface: {error}") from None
     routes = [_route(host.name) for host in hosts if not host.is_local]
-
-    def rank(interface: Interface) -> tuple[bool, bool]:
-        return interface.is_loopback, interface.address not in routes
-
-    return [interface.address for interface in sorted(known, key=rank)]
+    found = sorted(known, key=lambda interface: interface.address not in routes)
+    # Loopback is for a machine without a network, on which all hosts are.
+    return [one.address for one in found if not one.is_loopback] or [one.address for one in found]
 
 
 def _route(host: str) -> str | None:
@@ -104,10 +102,10 @@ class Start:
             *lines, rest = bytes(inbox).split(b"\n")
             inbox[:] = rest
             for line in lines:
-                message = json.loads(line)
-                self._pass_on(
-                    self._preflight.feed(self._links.index(link), message, time.monotonic())
-                )
+                with contextlib.suppress(ValueError):  # something else that was printed there
+                    message = json.loads(line)
+                    number = self._links.index(link)
+                    self._pass_on(self._preflight.feed(number, message, time.monotonic()))
 
     def _why(self, link: Link, code: int) -> str:
         """Why a probe has ended."""
