@@ -20,6 +20,7 @@ from harness import mpi as installed
 from horoplug.runner import mpi
 from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts import Host
+from horoplug.runner.remote import Ssh
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this module
 # What mpirun --version prints.
@@ -55,15 +56,18 @@ def test_not_recognised():
         ),
         (
             "Open MPI 5",
-            {"hosts": TWO, "ssh_port": 22, "ssh_identity": "my key", "timestamps": True, "output": Path("/o")},
-            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_ssh_args \"-p 22 -i 'my key'\""
-            " --output tag,timestamp,file=/o/rank",
+            {"hosts": TWO, "ssh": Ssh(("ssh", "-F", "x"), 22, "my key"), "timestamps": True, "output": Path("/o")},
+            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_ssh_agent 'ssh -F x'"
+            " --mca plm_ssh_args \"-p 22 -i 'my key'\" --output tag,timestamp,file=/o/rank",
         ),
         (
             "Open MPI",
-            {"hosts": TWO, "ssh_port": 22, "timestamps": True, "output": Path("/o"), "more": "--report-bindings"},
-            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_rsh_args '-p 22' --tag-output --timestamp-output"
-            " --output-filename /o --report-bindings",
+            {
+                "hosts": TWO, "ssh": Ssh(port=22), "ssh_options": ["-v"], "timestamps": True, "output": Path("/o"),
+                "more": "-x",
+            },
+            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_rsh_args '-v -p 22' --tag-output"
+            " --timestamp-output --output-filename /o -x",
         ),
         (
             "Open MPI",
@@ -104,17 +108,28 @@ def test_many_hosts():
 
 def test_what_is_not_on_the_line():
     line = mpi.recognise(VERSIONS["MPICH"]).line(
-        mpi.Request(2, hosts=TWO, ssh_port=22, tcp=True, timestamps=True, output=Path("/o"))
+        mpi.Request(
+            2,
+            hosts=TWO,
+            ssh=Ssh(("/my/ssh", "-v"), 22),
+            tcp=True,
+            timestamps=True,
+            output=Path("/o"),
+        )
     )
     assert line.variables == {
-        "HYDRA_LAUNCHER_EXTRA_ARGS": "-p 22",
+        "HYDRA_LAUNCHER_EXEC": "/my/ssh",
+        "HYDRA_LAUNCHER_EXTRA_ARGS": "-v -p 22",
         "UCX_TLS": "tcp,sm,self",
         "FI_PROVIDER": "tcp",
     }
     assert line.folders == [Path("/o/rank.0"), Path("/o/rank.1")]
     assert line.remarks == ["this mpirun cannot print the time before every line; it is left out"]
     intel = mpi.recognise(VERSIONS["Intel MPI"])
-    assert intel.line(mpi.Request(2)).variables == {"I_MPI_PIN": "0"}
+    assert intel.line(mpi.Request(2, ssh=Ssh(("ssh", "-v")))).variables == {
+        "I_MPI_PIN": "0",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-v",
+    }
     with pytest.raises(UsageError, match="-machinefile FILE"):
         intel.line(mpi.Request(3, hosts=(Host("a", 2), Host("b", 1))))
 

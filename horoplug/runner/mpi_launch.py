@@ -19,6 +19,18 @@ from .environment import DECIDED, set_variable
 from .hosts import Host, place
 
 _VERSION_SECONDS = 20.0
+# As without MPI: nobody is there to answer a question, and keys of hosts that are seen for the first time are kept.
+_SSH = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new")
+# Variables that name something else than ssh.
+_AGENTS = (
+    *("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent"),
+    *(
+        "HYDRA_LAUNCHER",
+        "HYDRA_LAUNCHER_EXEC",
+        "I_MPI_HYDRA_BOOTSTRAP",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC",
+    ),
+)
 
 
 def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
@@ -48,6 +60,8 @@ def command(
         hosts = mpi.lsf_hosts(os.environ)
     elif hosts:
         place(hosts, size)
+    implementation = mpi.JSRUN if name == "jsrun" else _implementation(program, env)
+    env = _library(program, implementation, env) | env
     request = mpi.Request(
         processes=size,
         hosts=hosts,
@@ -59,16 +73,15 @@ def command(
         output=options.output_filename and options.output_filename.absolute(),
         binding=options.binding_args,
         more=options.mpi_args,
-        ssh_port=options.ssh_port,
-        ssh_identity=options.ssh_identity_file,
+        ssh=options.remote,
+        ssh_options=_SSH if hosts and not any(env.get(each) for each in _AGENTS) else (),
         interfaces=options.interfaces,
     )
-    implementation = mpi.JSRUN if name == "jsrun" else _implementation(program, env)
     try:
         line = implementation.line(request)
     except ValueError as error:  # of shlex
         raise UsageError(f"--mpi-args and --binding-args: {str(error).lower()}") from None
-    env = line.variables | _library(program, implementation, env) | env
+    env = line.variables | env
     try:
         for folder in line.folders:
             folder.mkdir(parents=True, exist_ok=True)

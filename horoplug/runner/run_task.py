@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -65,15 +66,14 @@ def main() -> int:
         return _fail(client, error)
     try:
         cloudpickle.dump(result, client, protocol=5)
-    except OSError:
-        raise
+        client.finish(RETURNED)
+    except ConnectionError:
+        return 1  # the job is over, and everybody has been told why
     except Exception as error:
-        client.finish(WITHDRAWN)
         kind = f"{type(result).__module__}.{type(result).__qualname__}"
         problem = TypeError(f"the function's result, a {kind}, cannot be pickled: {error}")
         problem.__cause__ = error
         return _fail(client, problem)
-    client.finish(RETURNED)
     return 0
 
 
@@ -86,8 +86,10 @@ def _rank() -> int:
 
 def _fail(client: Client, error: BaseException) -> int:
     """Report the exception; it does not hold up the end if a thread of the function goes on."""
-    client.write(pickle.dumps(tuple(describe(error))))
-    client.finish(RAISED)
+    with contextlib.suppress(ConnectionError):  # the job is over
+        client.finish(WITHDRAWN)  # what there is of a result
+        client.write(pickle.dumps(tuple(describe(error))))
+        client.finish(RAISED)
     timer = threading.Timer(_END_SECONDS, os._exit, (1,))
     timer.daemon = True
     timer.start()
