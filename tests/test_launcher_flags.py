@@ -9,6 +9,7 @@ from horoplug.common.config import IGNORED, VARIABLES
 from horoplug.runner import config_file, launch
 from horoplug.runner.arguments import parse
 from horoplug.runner.flags import all_flags
+from horoplug.runner.mpi_launch import environment
 
 # As docs of Horovod 0.28.1 have them.
 HOROVOD = """
@@ -72,6 +73,17 @@ def test_the_table_sets_variables_that_are_read():
 )
 def test_settings(flags, settings):
     assert parse(["-np", "1", *flags.split(), "prog"]).settings == settings
+
+
+def test_variables_that_are_not_horovods():
+    assert parse(["-np", "1", "prog"]).variables == {}
+    flags = ["--tcp", "--network-interface", "eth0", "--network-interfaces", "ib0,ib1"]
+    options = parse(["-np", "1", *flags, "prog"])
+    assert options.variables == {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth0,ib0,ib1"}
+    env = environment(options, {"HOROPLUG_GLOO_IFACE": "old", "HOROVOD_RANK": "3", "KEPT": "1"})
+    assert env["HOROVOD_GLOO_IFACE"] == "eth0,ib0,ib1"
+    assert env["KEPT"] == "1"
+    assert not {"HOROPLUG_GLOO_IFACE", "HOROVOD_RANK"} & set(env)
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,8 @@ _VERSION_SECONDS = 20.0
 _SSH = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new")
 # Variables that name something else than ssh.
 _AGENTS = (
-    *("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent"),
-    *(
-        "HYDRA_LAUNCHER",
-        "HYDRA_LAUNCHER_EXEC",
-        "I_MPI_HYDRA_BOOTSTRAP",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC",
-    ),
+    *("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"),
+    *("I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC"),
 )
 
 
@@ -109,6 +104,8 @@ def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:
             env.pop(prefix + name, None)
     for name, value in options.settings.items():
         set_variable(env, name, value)
+    if options.interfaces:
+        set_variable(env, "GLOO_IFACE", ",".join(options.interfaces))
     env |= options.variables
     env["PYTHONUNBUFFERED"] = "1"
     if options.compat:
