@@ -33,8 +33,8 @@ build/.system-demo: scripts/system-packages
 	@mkdir -p build && touch $@
 
 build/.system-test: scripts/system-packages build/.system-demo
-	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev iproute2 libclang-rt-16-dev \
-	  slurm-client slurmctld slurmd
+	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev iproute2 iptables libclang-rt-16-dev \
+	  openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
 .venv/.created: | build/.system-demo

@@ -73,14 +73,16 @@ def why_not() -> str:
 
 class Cluster:
     """So many hosts, ``h0`` and on. ``networks``: for each, the networks that it is in; ``devices``: the name of its
-    links without number, for hosts that call them otherwise than ``eth``."""
+    links without number, for hosts that call them otherwise than ``eth``; ``ipv6``: there are no other addresses."""
 
     def __init__(
         self,
         hosts: int,
         networks: Sequence[Sequence[int]] | None = None,
         devices: Sequence[str] | None = None,
+        ipv6: bool = False,
     ) -> None:
+        self.ipv6 = ipv6
         self.names = [f"h{i}" for i in range(hosts)]
         self.networks = [list(one) for one in networks or [[0]] * hosts]
         self.devices = list(devices or ["eth"] * hosts)
@@ -123,7 +125,10 @@ class Cluster:
                     *("peer", "name", port, "netns", bridge),
                 )
                 ip("-n", bridge, "link", "set", port, "master", f"br{network}", "up")
-                ip("-n", space, "addr", "add", f"{self.address(i, network)}/24", "dev", device)
+                address = [f"{self.address(i, network)}/24", "dev", device]
+                if self.ipv6:  # without waiting for somebody else who has it
+                    address = [f"{self.address(i, network)}/64", "dev", device, "nodad"]
+                ip("-n", space, "addr", "add", *address)
                 ip("-n", space, "link", "set", device, "up")
             etc = Path("/etc/netns", space)
             etc.mkdir(parents=True)
@@ -138,13 +143,22 @@ class Cluster:
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         (self.folder / "sshd_config").write_text(CONFIG.format(folder=self.folder))
         (self.folder / "ssh_config").write_text(CLIENT.format(folder=self.folder))
+        self.rsh.write_text(
+            f'#!/bin/sh\nexec {self.ssh} -o StrictHostKeyChecking=accept-new "$@"\n'
+        )
+        self.rsh.chmod(0o755)
 
     def _serve(self, host: int) -> None:
         Path("/run/sshd").mkdir(exist_ok=True)
         log = (self.folder / f"sshd{host}.log").open("wb")
         with log:
             server = subprocess.Popen(
-                [*self.inside(host), SSHD, "-D", "-e", "-f", self.folder / "sshd_config"],
+                # A host name of its own, too.
+                [
+                    *("ip", "netns", "exec", self.space(self.names[host]), "unshare", "--uts"),
+                    *("sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]),
+                    *(SSHD, "-D", "-e", "-f", self.folder / "sshd_config"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -159,19 +173,25 @@ class Cluster:
         return f"{self.prefix}{name}"
 
     def address(self, host: int, network: int = 0) -> str:
-        return f"10.214.{network}.{host + 1}"
+        return f"fd00:{network}::{host + 1}" if self.ipv6 else f"10.214.{network}.{host + 1}"
 
     def device(self, host: int, network: int = 0) -> str:
         return f"{self.devices[host]}{network}"
 
     def inside(self, host: int) -> list[str]:
         """What a command starts with that is to run on a host."""
-        return ["ip", "netns", "exec", self.space(self.names[host])]
+        spaces = ["--net", "--uts", "--mount", f"--wd={os.getcwd()}"]
+        return ["nsenter", "-t", str(self._servers[host].pid), *spaces]
 
     @property
     def ssh(self) -> str:
         """ssh with this cluster's keys, and nothing of the user's."""
         return f"ssh -F {self.folder}/ssh_config"
+
+    @property
+    def rsh(self) -> Path:
+        """The same as one program, for an mpirun."""
+        return self.folder / "ssh"
 
     def start(
         self,

@@ -14,6 +14,10 @@ import pytest
 from netns import Cluster, why_not
 from support import ROOT, until
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness import mpi
+
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 START = 8  # seconds in which a wrong start has to be over
@@ -96,7 +100,10 @@ hvd.shutdown()
 @pytest.mark.parametrize(
     ("hosts", "expected"),
     [
-        ("h0:1,h1:1", [(0, 0, 1, 0, 2, "h0"), (1, 0, 1, 1, 2, "h1")]),
+        (
+            "10.214.0.1,h1:1",
+            [(0, 0, 1, 0, 2, "10.214.0.1"), (1, 0, 1, 1, 2, "h1")],
+        ),
         (
             "h0:2,h1:2",
             [
@@ -150,7 +157,50 @@ def test_training(cluster, tmp_path):
     assert sorted(done.stdout.splitlines()) == [f"[{r}]<stdout>:trained" for r in range(3)]
 
 
-def test_environment(cluster, tmp_path):
+@pytest.mark.parametrize("hosts", ["h0,h1", "[fd00:0::1]:1,[fd00:0::2]:1"])
+def test_ipv6(hosts):
+    with Cluster(2, ipv6=True) as cluster:
+        command = [sys.executable, "-c", COLLECTIVES]
+        done = cluster.launch(0, "-np", 2, "-H", hosts, *command)
+        assert (done.returncode, done.stderr) == (0, "")
+        cluster.wait_gone()
+
+
+MPIRUN = {
+    "openmpi": [
+        *("--prtemca", "plm_ssh_agent", "{rsh}", "--map-by", "ppr:2:node", "--bind-to", "none"),
+        *("--mca", "btl_tcp_if_include", "eth0", "-H", "h0:2,h1:2"),
+    ],
+    "mpich": ["-launcher-exec", "{rsh}", "-iface", "eth0", "-hosts", "h0:2,h1:2"],
+}
+
+
+@pytest.mark.parametrize("kind", MPIRUN)
+def test_mpirun(cluster, kind):
+    """Ranks find each other over MPI, and talk over TCP."""
+    pytest.importorskip("mpi4py")
+    place = mpi.find(kind)
+    if place is None:
+        pytest.skip(f"{kind} is not installed: make mpi")
+    program = """
+from mpi4py import MPI
+import numpy as np
+import horoplug as hvd
+hvd.init()
+assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
+place = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+print(f"{place} on {MPI.Get_processor_name()}\\n", end="", flush=True)
+"""
+    variables = {k: v for k, v in place.environment().items() if "oversub" not in k + v}
+    flags = [word.format(rsh=cluster.rsh) for word in MPIRUN[kind]]
+    command = [place.mpirun, *flags, "-np", 4, sys.executable, "-c", program]
+    code, out, err = finish(cluster.popen(0, *command, env=variables), 60)
+    assert code == 0, (out, err)
+    expected = {f"({rank}, {rank % 2}, 2, {rank // 2}, 2) on h{rank // 2}" for rank in range(4)}
+    assert set(out.splitlines()) == expected
+
+
+def test_environment(cluster):
     show = python(
         "wanted = 'PLAIN', 'HOME', 'KEPT_HERE', 'CUDA_VISIBLE_DEVICES', 'SSH_AUTH_SOCK', 'ODD', 'BASH_FUNC_x%%'",
         "print(os.getcwd(), [os.environ.get(name) for name in wanted])",
@@ -579,3 +629,25 @@ def test_a_suspended_launcher_is_no_lost_one(cluster):
     code, out, err = finish(process)
     assert (code, err) == (0, ""), err
     assert out.count("end") == 2
+
+
+def test_a_launcher_whose_output_nobody_reads_is_no_lost_one(cluster):
+    """As in a pager: it is stuck in a write, and the host must not take that for its end, nor it for the host's."""
+    flags = ["-np", 1, "-H", "h1", "--gloo-timeout-seconds", 1]
+    process = cluster.start(0, *flags, "yes", later=1)
+    wait_for(process, "y")
+    time.sleep(4)  # it is the time itself that is tested
+    assert any(text.startswith("yes") for text in cluster.processes().values())
+    for _ in range(100_000):
+        assert process.stdout.readline() == "[0]<stdout>:y\n"
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert (code, err) == (130, "horovodrun: interrupted; all ranks were ended\n")
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "ring"])
+def test_algorithms(cluster, algorithm):
+    command = [sys.executable, "-c", COLLECTIVES]
+    env = {"HOROPLUG_ALGORITHM": algorithm, "HOROPLUG_NUM_STREAMS": "2"}
+    done = cluster.launch(0, "-np", 3, "-H", "h0:1,h1:2", *command, env=env)
+    assert (done.returncode, done.stderr) == (0, "")

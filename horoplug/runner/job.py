@@ -94,6 +94,9 @@ class Job:
             patience + _LATER
         )  # seconds without a word after which a host, or the launcher, is gone
         self._beat = min(patience / 6, _BEAT_SECONDS)
+        self._quiet = max(
+            3 * self._beat, 2.0
+        )  # and after which something is likely to be wrong there
         writers = (Descriptor(1), Descriptor(2))
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
         self._status: Status | None = None
@@ -164,6 +167,8 @@ class Job:
                 self._open.add(link)
             if self._server is not None:
                 self._send_job()
+                if self._is_ending:
+                    self._command_agents(b"T")  # a signal came before there was anyone to tell
                 return
             self._start = Start(self._links, self._secret, self._interfaces, self._start_seconds)
         except (StartError, LostError) as error:
@@ -174,6 +179,8 @@ class Job:
             command = [sys.executable, *check[1:]] if link.host.is_local else check
             link.send(b"C", self._description(link, command, self._common(link), None))
             link.send(b"M", self._start.question())
+        if self._is_ending:
+            self._command_agents(b"T")
 
     def _common(self, link: Link) -> dict[str, str]:
         outer = os.environ if link.host.is_local else forwarded(os.environ)
@@ -289,7 +296,7 @@ class Job:
         """When another host counts as lost, unless something comes from it. At the end nobody waits for long."""
         if not self._is_ending:
             return link.heard + self._silence
-        return link.heard + 3 * self._beat if link.greeted else 0.0
+        return link.heard + self._quiet if link.greeted else 0.0
 
     def _show_status(self, now: float) -> None:
         if self._status is None or now < self._status.due:
@@ -397,7 +404,7 @@ class Job:
         """The first failure is known: end the others. A host that has fallen silent meanwhile is its likely reason."""
         silent = {link: now - link.heard for link in self._open if not link.host.is_local}
         for link, seconds in silent.items():
-            if seconds > 3 * self._beat:
+            if seconds > self._quiet:
                 self._lost(link, f"no sign of life for {seconds:.0f} s")
                 return
         code = self._blame.code
