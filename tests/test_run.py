@@ -186,6 +186,13 @@ def test_several_hosts(tmp_path, monkeypatch):
 
     found = run(work, num_proc=3, hosts="localhost:1,elsewhere:2", verbose=1)
     assert found == [(0, 0, 0), (1, 0, 1), (2, 1, 0)]
+    # Python may be elsewhere there.
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("HOROPLUG_REMOTE_PYTHON", str(python))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    here, there = run(lambda: sys.executable, num_proc=2, hosts="localhost:1,elsewhere:1")
+    assert (here, there) == (sys.executable, str(python))
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

@@ -220,8 +220,8 @@ class Job:
             )
             ranks = {rank: rank_environment(rank, places[rank]) for rank in link.host.ranks}
             command = self._command
-            if command[0] == sys.executable and not link.host.is_local:
-                command = [self._ssh.python, *command[1:]]  # this Python is another file there
+            if self._serve is not None and command[0] == sys.executable and not link.host.is_local:
+                command = [self._ssh.python, *command[1:]]  # a function, by the Python of there
             link.send(b"J", self._description(link, command, env | self._variables, ranks))
 
     def _take_off(self) -> None:
