@@ -3,11 +3,13 @@
 import re
 
 import pytest
+from support import ROOT
 
 from horoplug.common.config import IGNORED, VARIABLES
 from horoplug.runner import config_file, launch
 from horoplug.runner.arguments import parse
 from horoplug.runner.flags import all_flags
+from horoplug.runner.mpi_launch import environment
 
 # As docs of Horovod 0.28.1 have them.
 HOROVOD = """
@@ -30,6 +32,17 @@ def test_every_flag_of_horovodrun_is_there():
     ours = {name for flag in all_flags() for name in flag.names.split()}
     ours |= {name for flag in all_flags() for form in flag.forms for name in form.names.split()}
     assert not set(HOROVOD.split()) - ours
+
+
+def test_the_page_has_every_flag_and_every_key():
+    page = (ROOT / "docs" / "horovodrun.md").read_text()
+    forms = [form.names for flag in all_flags() for form in flag.forms]
+    names = {name for text in [flag.names for flag in all_flags()] + forms for name in text.split()}
+    assert not [name for name in names - {"--controller"} if not re.search(rf"`{name}\b", page)]
+    yaml = pytest.importorskip("yaml")
+    (example,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    found = config_file.settings(yaml.safe_load(example))
+    assert set(found) == {flag.attribute for flag in all_flags() if flag.config}
 
 
 def test_the_table_sets_variables_that_are_read():
@@ -60,6 +73,17 @@ def test_the_table_sets_variables_that_are_read():
 )
 def test_settings(flags, settings):
     assert parse(["-np", "1", *flags.split(), "prog"]).settings == settings
+
+
+def test_variables_that_are_not_horovods():
+    assert parse(["-np", "1", "prog"]).variables == {}
+    flags = ["--tcp", "--network-interface", "eth0", "--network-interfaces", "ib0,ib1"]
+    options = parse(["-np", "1", *flags, "prog"])
+    assert options.variables == {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth0,ib0,ib1"}
+    env = environment(options, {"HOROPLUG_GLOO_IFACE": "old", "HOROVOD_RANK": "3", "KEPT": "1"})
+    assert env["HOROVOD_GLOO_IFACE"] == "eth0,ib0,ib1"
+    assert env["KEPT"] == "1"
+    assert not {"HOROPLUG_GLOO_IFACE", "HOROVOD_RANK"} & set(env)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from support import ROOT, environment
+
+import horoplug
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -17,7 +20,9 @@ from harness import mpi as installed
 from horoplug.runner import mpi
 from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts import Host
+from horoplug.runner.remote import Ssh
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this module
 # What mpirun --version prints.
 VERSIONS = {
     "Open MPI 5": "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/",
@@ -51,15 +56,18 @@ def test_not_recognised():
         ),
         (
             "Open MPI 5",
-            {"hosts": TWO, "ssh_port": 22, "ssh_identity": "my key", "timestamps": True, "output": Path("/o")},
-            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_ssh_args \"-p 22 -i 'my key'\""
-            " --output tag,timestamp,file=/o/rank",
+            {"hosts": TWO, "ssh": Ssh(("ssh", "-F", "x"), 22, "my key"), "timestamps": True, "output": Path("/o")},
+            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_ssh_agent 'ssh -F x'"
+            " --mca plm_ssh_args \"-p 22 -i 'my key'\" --output tag,timestamp,file=/o/rank",
         ),
         (
             "Open MPI",
-            {"hosts": TWO, "ssh_port": 22, "timestamps": True, "output": Path("/o"), "more": "--report-bindings"},
-            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_rsh_args '-p 22' --tag-output --timestamp-output"
-            " --output-filename /o --report-bindings",
+            {
+                "hosts": TWO, "ssh": Ssh(port=22), "ssh_options": ["-v"], "timestamps": True, "output": Path("/o"),
+                "more": "-x",
+            },
+            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_rsh_args '-v -p 22' --tag-output"
+            " --timestamp-output --output-filename /o -x",
         ),
         (
             "Open MPI",
@@ -100,17 +108,28 @@ def test_many_hosts():
 
 def test_what_is_not_on_the_line():
     line = mpi.recognise(VERSIONS["MPICH"]).line(
-        mpi.Request(2, hosts=TWO, ssh_port=22, tcp=True, timestamps=True, output=Path("/o"))
+        mpi.Request(
+            2,
+            hosts=TWO,
+            ssh=Ssh(("/my/ssh", "-v"), 22),
+            tcp=True,
+            timestamps=True,
+            output=Path("/o"),
+        )
     )
     assert line.variables == {
-        "HYDRA_LAUNCHER_EXTRA_ARGS": "-p 22",
+        "HYDRA_LAUNCHER_EXEC": "/my/ssh",
+        "HYDRA_LAUNCHER_EXTRA_ARGS": "-v -p 22",
         "UCX_TLS": "tcp,sm,self",
         "FI_PROVIDER": "tcp",
     }
     assert line.folders == [Path("/o/rank.0"), Path("/o/rank.1")]
     assert line.remarks == ["this mpirun cannot print the time before every line; it is left out"]
     intel = mpi.recognise(VERSIONS["Intel MPI"])
-    assert intel.line(mpi.Request(2)).variables == {"I_MPI_PIN": "0"}
+    assert intel.line(mpi.Request(2, ssh=Ssh(("ssh", "-v")))).variables == {
+        "I_MPI_PIN": "0",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-v",
+    }
     with pytest.raises(UsageError, match="-machinefile FILE"):
         intel.line(mpi.Request(3, hosts=(Host("a", 2), Host("b", 1))))
 
@@ -214,6 +233,28 @@ def test_output_files(place, tmp_path):
 def test_a_job_that_fails(place):
     done = launch("--mpi", "-np", 2, "sh", "-c", "exit 7", env=place)
     assert done.returncode == 7
+
+
+def test_functions(place):
+    def work(factor):
+        import horoplug as hvd
+
+        hvd.init()
+        print("text of a rank")
+        return factor * hvd.rank(), [name for name in os.environ if "HOROPLUG_RUN" in name]
+
+    def fail():
+        import horoplug as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise KeyError("of rank 1")
+        hvd.barrier()
+
+    options = {"num_proc": 2, "use_mpi": True, "env": environment() | place}
+    assert horoplug.run(work, (3,), **options) == [(0, []), (3, [])]
+    with pytest.raises(horoplug.RankError, match="rank 1: KeyError: 'of rank 1'"):
+        horoplug.run(fail, **options)
 
 
 # ---- what cannot be started ------------------------------------------------------------------------------------------

@@ -164,6 +164,37 @@ if __name__ == "__main__":
     ]
 
 
+FAKE_SSH = """#!/bin/sh
+while [ "$1" != "--" ]; do shift; done
+shift 2
+exec sh -c "$*"
+"""
+
+
+def test_several_hosts(tmp_path, monkeypatch):
+    """One of them by what is called as ssh."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(FAKE_SSH)
+    ssh.chmod(0o755)
+    monkeypatch.setenv("HOROPLUG_SSH", str(ssh))
+
+    def work():
+        import horoplug as hvd
+
+        hvd.init()
+        return hvd.rank(), hvd.local_rank(), hvd.cross_rank()
+
+    found = run(work, num_proc=3, hosts="localhost:1,elsewhere:2", verbose=1)
+    assert found == [(0, 0, 0), (1, 0, 1), (2, 1, 0)]
+    # Python may be elsewhere there.
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("HOROPLUG_REMOTE_PYTHON", str(python))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    here, there = run(lambda: sys.executable, num_proc=2, hosts="localhost:1,elsewhere:1")
+    assert (here, there) == (sys.executable, str(python))
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +303,11 @@ def test_a_function_that_cannot_be_unpickled(tmp_path, monkeypatch):
         ({"num_proc": 0}, ValueError, "horoplug.run: .*at least 1 is wanted, not 0"),
         ({"num_proc": 3, "hosts": "localhost:2"}, ValueError, "3 is more than .*: 2 slots"),
         ({"executable": "no-python"}, ValueError, "there is no program 'no-python'"),
+        ({"hosts": "a:1", "hostfile": "b"}, ValueError, "not allowed with"),
+        ({"network_interface": "nonesuch0"}, ValueError, "no network interface nonesuch0"),
+        ({"network_interfaces": ["nonesuch0", "none1"]}, ValueError, "nonesuch0 or none1"),
+        ({"ssh_port": 0}, ValueError, "ssh-port: at least 1 is wanted"),
+        ({"use_mpi": True, "env": {"PATH": "/nonesuch"}}, ValueError, "there is no mpirun on PATH"),
         ({"output_filename": "/dev/null/x"}, ValueError, "--output-filename: Not a directory"),
     ],
 )

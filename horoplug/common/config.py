@@ -338,6 +338,13 @@ VARIABLES: tuple[Variable, ...] = (
         "1: process sets may be added and removed after init",
     ),
     Variable(
+        "STATUS_SECONDS",
+        "status_seconds",
+        _seconds_or_zero,
+        0.0,
+        "how often rank 0 tells the launcher what it has done; 0: never",
+    ),
+    Variable(
         "ELASTIC",
         "elastic",
         _flag,
@@ -415,6 +422,7 @@ class Config:
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
     dynamic_process_sets: bool = False
+    status_seconds: float = 0.0
     elastic: bool = False
     notes: tuple[tuple[int, str], ...] = ()
     """Remarks about the environment, (logging level, text), for :meth:`log_notes`."""

@@ -23,6 +23,7 @@ from horoplug.rendezvous.fork import close_in_children
 from horoplug.rendezvous.launched import recognise
 from horoplug.rendezvous.meeting import Meeting, meet
 from horoplug.rendezvous.mesh import Mesh
+from horoplug.rendezvous.report import Report
 from horoplug.rendezvous.server import StoreServer
 from horoplug.rendezvous.session import Rendezvous
 
@@ -72,6 +73,7 @@ class Context:
         # Handles count on over re-initialisations, so that a stale one can be told from a valid one.
         self._numbers = itertools.count(1)
         self._first_number = 1
+        self._report: Report | None = None
         self._hooked = False
         self._timeline_allowed = False
 
@@ -122,6 +124,8 @@ class Context:
             self._mesh, self._streams = mesh, streams
             self._tell_followers()
             self._begin_timeline(config, logger)
+            if config.rank == 0 and config.status_seconds:
+                self._report = Report(config, self._engine.stats)
             return True
 
     def _begin_timeline(self, config: Config, logger: logging.Logger) -> None:
@@ -187,6 +191,9 @@ class Context:
             engine, self._engine, self._mesh = self._engine, None, None
             self._streams = []
             self._forget_process_sets()
+            report, self._report = self._report, None
+            if report is not None:
+                report.close()
             if engine is not None:
                 engine.shutdown()
                 self._tell_followers()
@@ -288,7 +295,7 @@ class Context:
         is not to be touched here, not even when its object goes away."""
         self.operations.clear()
         self._forget_process_sets()
-        self._engine = self._mesh = self._rendezvous = None
+        self._engine = self._mesh = self._rendezvous = self._report = None
         self._lock = threading.Lock()  # another thread of the parent may have held it
         # The child's copies would keep the connections open after the parent has died, and hide that from its peers.
         for fd, stat in self._streams:

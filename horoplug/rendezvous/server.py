@@ -120,6 +120,14 @@ class StoreServer:
         """Ranks in the order in which their connections ended."""
         return list(self._state.departures)
 
+    def present(self) -> int:
+        """How many ranks take part now."""
+        return self._state.present
+
+    def value(self, key: str) -> bytes | None:
+        """What a key is set to now; None: it is not."""
+        return self._state.value(key.encode())
+
     def _wake(self) -> None:
         try:
             self._wake_out.send(b"w")

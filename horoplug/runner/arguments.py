@@ -67,7 +67,10 @@ class Options:
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables for the ranks that are not Horovod's."""
-        return {"NCCL_IB_DISABLE": "1"} if self.tcp else {}
+        found = {"NCCL_IB_DISABLE": "1"} if self.tcp else {}
+        if self.interfaces:
+            found["NCCL_SOCKET_IFNAME"] = ",".join(self.interfaces)
+        return found
 
 
 def parse(arguments: Sequence[str]) -> Options:

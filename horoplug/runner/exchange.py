@@ -56,6 +56,7 @@ class Exchange:
         """By rank, why what it sent could not be stored."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=1024)
+        self.address = address
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="horoplug-exchange", daemon=True)
         self._thread.start()

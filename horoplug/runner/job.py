@@ -23,6 +23,7 @@ from types import FrameType
 
 from horoplug.common import config
 from horoplug.rendezvous.interfaces import chosen
+from horoplug.rendezvous.report import KEY, unpack
 from horoplug.rendezvous.server import StoreServer
 
 from . import agent
@@ -34,6 +35,7 @@ from .output import Descriptor, Output
 from .preflight import StartError
 from .remote import Ssh
 from .start import Start
+from .status import SECONDS, Status, fit, in_foreground, wanted
 
 GRACE_SECONDS = 5.0
 _BEAT_SECONDS = 5.0  # at most, between two signs of life to another host
@@ -58,6 +60,7 @@ class Job:
         folder: Path | None = None,
         timestamps: bool = False,
         verbose: bool = False,
+        status: bool = False,
         variables: Mapping[str, str] | None = None,
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
     ) -> None:
@@ -65,7 +68,8 @@ class Job:
         the other; None: all here. ``ssh``: how other hosts are reached; None: as ssh does it by itself. ``interfaces``:
         names of the network interfaces to use; none: they are found out. ``variables``: for the ranks, by their full
         names. ``serve``: called with an address that all ranks reach and the job's secret before they begin, returns
-        further variables for them; whoever gives it also has the last word (:attr:`verdict`).
+        further variables for them; whoever gives it also has the last word (:attr:`verdict`). ``status``: a line about
+        the job at the bottom of the terminal, if there is one.
 
         Errors: UsageError if there are more ranks than slots; ValueError for a wrong variable; OSError if the folder
         for the output cannot be made."""
@@ -92,6 +96,12 @@ class Job:
         self._quiet = max(3 * self._beat, 2.0)
         writers = (Descriptor(1), Descriptor(2))
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
+        self._status: Status | None = None
+        if status and wanted(os.environ, [writer.terminal for writer in writers]):
+            self._status = Status(size, time.monotonic())
+            self._settings = dict(settings) | {"STATUS_SECONDS": str(SECONDS)}
+        self._started: set[int] = set()
+        self._gone: set[int] = set()  # ranks whose process has ended
         self._secret = secrets.token_bytes(32)
         self._blame = Blame(range(size))
         self._cause: tuple[str, int] | None = None  # last line and exit code
@@ -207,8 +217,8 @@ class Job:
             )
             ranks = {rank: rank_environment(rank, places[rank]) for rank in link.host.ranks}
             command = self._command
-            if command[0] == sys.executable and not link.host.is_local:
-                command = [self._ssh.python, *command[1:]]  # this Python is another file there
+            if self._serve is not None and command[0] == sys.executable and not link.host.is_local:
+                command = [self._ssh.python, *command[1:]]  # a function, by the Python of there
             link.send(b"J", self._description(link, command, env | self._variables, ranks))
 
     def _take_off(self) -> None:
@@ -269,6 +279,8 @@ class Job:
 
     def _patience(self) -> float | None:
         due = [self._end_by]
+        if self._status is not None:
+            due.append(self._status.due)
         if not self._is_ending:
             due.append(self._blame.due)
             if self._start is not None and self._server is None:
@@ -283,8 +295,22 @@ class Job:
             return link.heard + self._silence
         return link.heard + self._quiet if link.greeted else 0.0
 
+    def _show_status(self, now: float) -> None:
+        if self._status is None or now < self._status.due:
+            return
+        line = self._status.line(
+            now,
+            started=len(self._started),
+            up=self._server.present() if self._server is not None else 0,
+            ended=len(self._gone),
+            counters=unpack(self._server.value(KEY)) if self._server is not None else None,
+        )
+        foreground = in_foreground(2)
+        self._output.show_status(fit(line, 2) if foreground else "", draw=foreground)
+
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
+        self._show_status(now)
         silent = [
             link for link in self._open if not link.host.is_local and now > self._silent_at(link)
         ]
@@ -325,6 +351,7 @@ class Job:
         elif kind in (agent.STDOUT, agent.STDERR):
             self._output.feed(rank, 0 if kind == agent.STDOUT else 1, payload)
         elif kind == b"P":
+            self._started.add(rank)
             where = "" if self._is_local else f" on {link.host.name}"
             self._say(f"rank {rank} is pid {struct.unpack('!i', payload)[0]}{where}")
         elif kind == b"X":
@@ -346,6 +373,7 @@ class Job:
 
     def _ended(self, rank: int, code: int) -> None:
         assert self._server is not None
+        self._gone.add(rank)
         self._say(f"rank {rank} {describe(code)}")
         # Whoever still waits for this rank at the rendezvous waits in vain.
         self._server.mark_lost(rank, f"rank {rank} {describe(code)}")

@@ -47,7 +47,7 @@ def _run(arguments: Sequence[str]) -> int:
         from .mpi_launch import launch
 
         check_command(options.command)
-        launch(options, _hosts(options) or [])
+        launch(options, given_hosts(options) or [])
     for name in ("mpi_args", "binding_args"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
@@ -62,7 +62,7 @@ def make_job(
     from .job import Job
 
     size = options.num_proc or 1
-    hosts = _hosts(options)
+    hosts = given_hosts(options)
     here = hosts is None or any(host.is_local for host in place(hosts, size))
     check_command(options.command, here=here)
     try:
@@ -77,6 +77,7 @@ def make_job(
             folder=options.output_filename,
             timestamps=options.prefix_output_with_timestamp,
             verbose=options.verbose,
+            status=not options.no_status,
             variables=options.variables,
             serve=serve,
         )
@@ -86,8 +87,8 @@ def make_job(
         raise UsageError(str(error)) from None
 
 
-def _hosts(options: Options) -> list[Host] | None:
-    """Where ranks are to run; None: here."""
+def given_hosts(options: Options) -> list[Host] | None:
+    """Where ranks are to run, as far as the flags say it; None: they do not."""
     if options.hosts is not None:
         return parse_hosts(options.hosts)
     return None if options.hostfile is None else parse_hostfile(options.hostfile)

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from . import environment
 from .checks import UsageError
 from .hosts import Host
+from .remote import Ssh
 
 MANY_HOSTS = 64  # from here on, Open MPI starts its daemons one by one and not as a tree
 
@@ -37,8 +38,9 @@ class Request:
     output: Path | None = None
     binding: str | None = None
     more: str | None = None
-    ssh_port: int | None = None
-    ssh_identity: str | None = None
+    ssh: Ssh = dataclasses.field(default_factory=Ssh)
+    ssh_options: Sequence[str] = ()
+    """Further ones, before those of ``ssh``."""
     interfaces: Sequence[str] = ()
 
 
@@ -86,8 +88,10 @@ def _open_mpi(
         line += ["--mca", "pml", "ob1", "--mca", "btl", "^openib,uct,ofi,usnic"]
     if request.interfaces:
         line += ["--mca", "btl_tcp_if_include", ",".join(request.interfaces)]
-    if ssh := _ssh(request):
-        line += ["--mca", f"{remote}_args", ssh]
+    if request.ssh.program != Ssh.program:
+        line += ["--mca", f"{remote}_agent", shlex.join(request.ssh.program)]
+    if options := [*request.ssh_options, *request.ssh.options]:
+        line += ["--mca", f"{remote}_args", shlex.join(options)]
     if len(hosts) >= MANY_HOSTS:
         line += ["--mca", f"{remote}_no_tree_spawn", "true"]
         line += ["--mca", f"{remote}_num_concurrent", str(len(hosts))]
@@ -134,7 +138,8 @@ def _spectrum(request: Request) -> Line:
 # ---- those with Hydra ------------------------------------------------------------------------------------------------
 
 
-def _hydra(request: Request, hosts: list[str], binding: list[str], ssh: str) -> Line:
+def _hydra(request: Request, hosts: list[str], binding: list[str], ssh: tuple[str, str]) -> Line:
+    """``ssh``: variables with the program and with its options."""
     line = ["-prepend-rank", "-np", str(request.processes), *hosts]
     line += shlex.split(request.binding) if request.binding else binding
     folders: list[Path] = []
@@ -144,7 +149,12 @@ def _hydra(request: Request, hosts: list[str], binding: list[str], ssh: str) -> 
         folders = [request.output / f"rank.{rank}" for rank in range(request.processes)]
         line += ["-outfile-pattern", f"{request.output}/rank.%r/stdout"]
         line += ["-errfile-pattern", f"{request.output}/rank.%r/stderr"]
-    variables = {ssh: text} if (text := _ssh(request)) else {}
+    program, *options = request.ssh.program
+    texts = (
+        program if program != "ssh" else "",
+        shlex.join([*options, *request.ssh_options, *request.ssh.options]),
+    )
+    variables = {name: text for name, text in zip(ssh, texts, strict=True) if text}
     return Line([*line, *_more(request)], variables, folders, _no_times("mpirun", request))
 
 
@@ -154,7 +164,7 @@ def _mpich(request: Request) -> Line:
         request,
         ["-hosts", hosts] if hosts else [],
         ["-bind-to", "none"],
-        "HYDRA_LAUNCHER_EXTRA_ARGS",
+        ("HYDRA_LAUNCHER_EXEC", "HYDRA_LAUNCHER_EXTRA_ARGS"),
     )
     if request.tcp:
         line.variables["UCX_TLS"] = "tcp,sm,self"
@@ -173,7 +183,8 @@ def _intel(request: Request) -> Line:
             )
         names = ",".join(host.name for host in request.hosts)
         hosts = ["-hosts", names, "-ppn", str(slots.pop())]
-    line = _hydra(request, hosts, [], "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
+    ssh = "I_MPI_HYDRA_BOOTSTRAP_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
+    line = _hydra(request, hosts, [], ssh)
     if not request.binding:
         line.variables["I_MPI_PIN"] = "0"
     if request.tcp:
@@ -236,12 +247,6 @@ def lsf_hosts(env: Mapping[str, str]) -> list[Host]:
 def forwarded(env: Mapping[str, str]) -> list[str]:
     """The names of the variables in ``env`` that ranks on other hosts are to have."""
     return sorted(name for name in environment.forwarded(env) if _FORWARDED.fullmatch(name))
-
-
-def _ssh(request: Request) -> str:
-    words = ["-p", str(request.ssh_port)] if request.ssh_port else []
-    words += ["-i", request.ssh_identity] if request.ssh_identity else []
-    return shlex.join(words)
 
 
 def _more(request: Request) -> list[str]:

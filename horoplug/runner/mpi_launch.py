@@ -12,19 +12,36 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import mpi
+from .allocation import scheduler
 from .arguments import Options
 from .checks import UsageError
 from .environment import DECIDED, set_variable
 from .hosts import Host, place
 
 _VERSION_SECONDS = 20.0
-# Set in a job of Slurm, LSF, PBS or SGE, whose hosts mpirun knows.
-_ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "LSB_JOBID", "PBS_NODEFILE", "PE_HOSTFILE")
+# As without MPI: nobody is there to answer a question, and keys of hosts that are seen for the first time are kept.
+_SSH = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new")
+# Variables that name something else than ssh.
+_AGENTS = (
+    *("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"),
+    *("I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC"),
+)
 
 
 def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
     """Replace this process by mpirun or jsrun. Errors: UsageError."""
-    env = environment(options, os.environ)
+    arguments, env = command(options, hosts, {})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(arguments[0], arguments, env)
+
+
+def command(
+    options: Options, hosts: Sequence[Host], variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command, beginning with mpirun's or jsrun's path, and its environment, which has ``variables`` for the ranks.
+    Makes the folders for the output. Errors: UsageError."""
+    env = environment(options, os.environ) | dict(variables)
     name = "jsrun" if options.controller == "jsrun" else "mpirun"
     program = shutil.which(name)
     if program is None:
@@ -38,10 +55,12 @@ def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
         hosts = mpi.lsf_hosts(os.environ)
     elif hosts:
         place(hosts, size)
+    implementation = mpi.JSRUN if name == "jsrun" else _implementation(program, env)
+    env = _library(program, implementation, env) | env
     request = mpi.Request(
         processes=size,
         hosts=hosts,
-        allocated=any(os.environ.get(variable) for variable in _ALLOCATIONS),
+        allocated=is_allocated(os.environ),
         forwarded=mpi.forwarded(env),
         root=os.geteuid() == 0,
         tcp=options.tcp,
@@ -49,16 +68,15 @@ def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
         output=options.output_filename and options.output_filename.absolute(),
         binding=options.binding_args,
         more=options.mpi_args,
-        ssh_port=options.ssh_port,
-        ssh_identity=options.ssh_identity_file,
+        ssh=options.remote,
+        ssh_options=_SSH if hosts and not any(env.get(each) for each in _AGENTS) else (),
         interfaces=options.interfaces,
     )
-    implementation = mpi.JSRUN if name == "jsrun" else _implementation(program, env)
     try:
         line = implementation.line(request)
     except ValueError as error:  # of shlex
         raise UsageError(f"--mpi-args and --binding-args: {str(error).lower()}") from None
-    env = line.variables | _library(program, implementation, env) | env
+    env = line.variables | env
     try:
         for folder in line.folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -69,9 +87,13 @@ def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
     arguments = [program, *line.arguments, *options.command]
     if options.verbose:
         print("horovodrun:", *arguments, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(program, arguments, env)
+    return arguments, env
+
+
+def is_allocated(env: Mapping[str, str]) -> bool:
+    """Whether a scheduler, which mpirun asks, has given hosts to this job."""
+    found = scheduler(env)
+    return found is not None and found.name != "SageMaker"  # which mpirun does not know
 
 
 def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:
@@ -82,6 +104,8 @@ def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:
             env.pop(prefix + name, None)
     for name, value in options.settings.items():
         set_variable(env, name, value)
+    if options.interfaces:
+        set_variable(env, "GLOO_IFACE", ",".join(options.interfaces))
     env |= options.variables
     env["PYTHONUNBUFFERED"] = "1"
     if options.compat:

@@ -30,6 +30,12 @@ class Ssh:
     python: str = sys.executable
     """Python at the other end; horoplug is installed for it there, too."""
 
+    @property
+    def options(self) -> list[str]:
+        """Port and key, as ssh's flags."""
+        port = ["-p", str(self.port)] if self.port is not None else []
+        return port + (["-i", self.identity] if self.identity is not None else [])
+
     def command(self, host: str, connect_seconds: float) -> list[str]:
         """A command that runs the agent on a host, whose source it reads first."""
         options = {
@@ -47,9 +53,6 @@ class Ssh:
         command = [*self.program]
         for name, value in options.items():
             command += ["-o", f"{name}={value}"]
-        if self.port is not None:
-            command += ["-p", str(self.port)]
-        if self.identity is not None:
-            command += ["-i", self.identity]
+        command += self.options
         there = f"exec {shlex.quote(self.python)} -I -S -X utf8 -u -c '{_BOOTSTRAP}'"
         return [*command, "-T", "-x", "--", host, there]

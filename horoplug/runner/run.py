@@ -104,10 +104,6 @@ def run(
         raise TypeError(f"horoplug.run wants a function, not {func!r}")
     if use_gloo and use_mpi:
         raise ValueError("horoplug.run: use_gloo or use_mpi, not both")
-    if use_mpi:
-        raise NotImplementedError(
-            "horoplug.run starts its ranks itself; for MPI put the function into a program: horovodrun --mpi"
-        )
     if np is not None:
         warnings.warn("np is called num_proc now", DeprecationWarning, stacklevel=2)
     size = next(number for number in (num_proc, np, 1) if number is not None)
@@ -126,6 +122,8 @@ def run(
             "--output-filename": output_filename,
             "--verbose": verbose,
             "--network-interfaces": interfaces,
+            "--mpi": use_mpi,
+            "--mpi-args": mpi_args,
             "--prefix-output-with-timestamp": prefix_output_with_timestamp,
         }
     )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from horoplug.common.config import parse_secret
+from horoplug.rendezvous.launched import recognise
 
 from .exchange import RAISED, RETURNED, WITHDRAWN, Client
 
-PORT, ADDRESS, SECRET, RANK = (
-    f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET", "RANK")
-)
+PORT, ADDRESS, SECRET = (f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET"))
+"""Where the launcher is; without address and secret those of the rendezvous."""
 _END_SECONDS = 5.0  # that a rank whose function has failed has for its end
 
 
@@ -56,7 +57,7 @@ def main() -> int:
         os.environ.pop(ADDRESS, "") or os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
         int(os.environ.pop(PORT)),
         parse_secret(os.environ.pop(SECRET, "") or os.environ["_HOROVOD_SECRET_KEY"]),
-        int(os.environ.pop(RANK, "") or os.environ["HOROVOD_RANK"]),
+        _rank(),
     )
     try:
         function, args, kwargs = unpack(client.function())
@@ -65,22 +66,30 @@ def main() -> int:
         return _fail(client, error)
     try:
         cloudpickle.dump(result, client, protocol=5)
-    except OSError:
-        raise
+        client.finish(RETURNED)
+    except ConnectionError:
+        return 1  # the job is over, and everybody has been told why
     except Exception as error:
-        client.finish(WITHDRAWN)
         kind = f"{type(result).__module__}.{type(result).__qualname__}"
         problem = TypeError(f"the function's result, a {kind}, cannot be pickled: {error}")
         problem.__cause__ = error
         return _fail(client, problem)
-    client.finish(RETURNED)
     return 0
+
+
+def _rank() -> int:
+    if "HOROVOD_RANK" in os.environ:
+        return int(os.environ["HOROVOD_RANK"])
+    launched = recognise(os.environ)  # by mpirun
+    return launched.rank if launched is not None else 0
 
 
 def _fail(client: Client, error: BaseException) -> int:
     """Report the exception; it does not hold up the end if a thread of the function goes on."""
-    client.write(pickle.dumps(tuple(describe(error))))
-    client.finish(RAISED)
+    with contextlib.suppress(ConnectionError):  # the job is over
+        client.finish(WITHDRAWN)  # what there is of a result
+        client.write(pickle.dumps(tuple(describe(error))))
+        client.finish(RAISED)
     timer = threading.Timer(_END_SECONDS, os._exit, (1,))
     timer.daemon = True
     timer.start()
