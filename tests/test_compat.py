@@ -96,10 +96,7 @@ def test_nothing_is_imported_before_it_is_used():
         ("from horovod.spark import run", "horovod.spark"),
         ("from horovod import spark", "horovod.spark"),
         ("from horovod.spark.torch import TorchEstimator", "horovod.spark"),
-        ("from horovod import run", "horovod.run"),
-        ("import horovod; horovod.run", "horovod.run"),
-        ("import horovod.run", "horovod.run"),
-        ("from horovod.runner import run", "horovod.runner.run"),
+        ("import horovod; horovod.ray", "horovod.ray"),
         ("import horovod.runner.launch", "horovod.runner.launch"),
         ("from horovod.runner.common.util import hosts", "horovod.runner.common.util.hosts"),
         ("import horovod.mxnet", "horovod.mxnet"),
@@ -126,8 +123,17 @@ for statement in "import horovod.nonsense", "from horovod.torch import nonsense"
         raise AssertionError(statement)
 import horovod.torch
 assert not hasattr(horovod, "nonsense") and not hasattr(horovod.torch, "nonsense")
-assert not hasattr(horovod, "run")
+assert not hasattr(horovod, "ray")
 assert importlib.util.find_spec("horovod.torch") is not None
+""")
+
+
+def test_run():
+    compat("""
+import horoplug, horovod, horovod.runner
+from horovod import run
+from horovod.runner import run as of_runner
+assert horovod.run is horovod.runner.run is run is of_runner is horoplug.run
 """)
 
 

@@ -16,30 +16,24 @@ from horoplug.compat.basics import HorovodBasics
 
 pytest_plugins = ["jobs"]
 
-# What horoplug need not have; importing it must then say so.
-NOT_YET = {"run"}
-
 
 def test_names():
-    code = f"""
+    code = """
 import horoplug.compat
 horoplug.compat.install()
 from horoplug.compat.names import MODULES, NAMES, PACKAGES
-not_yet = {NOT_YET!r}
-assert set(NAMES) <= {{*MODULES, *PACKAGES}}
+assert set(NAMES) <= {*MODULES, *PACKAGES}
 assert set(MODULES) <= set(NAMES), "no names are known of a module"
 for module, listed in NAMES.items():
     for name in listed:
         try:
-            exec(f"from {{module}} import {{name}}")
+            exec(f"from {module} import {name}")
         except ImportError as error:
-            assert name in not_yet or module.endswith("sync_batch_norm"), (module, name, error)
+            assert module.endswith("sync_batch_norm"), (module, name, error)
             # A module that is no package cannot say more than Python does.
             package = module in PACKAGES or any(other.startswith(module + ".") for other in MODULES)
             text = "does not provide" if package or "sync_batch" in module else "cannot import name"
             assert text in str(error), (module, name, error)
-        else:
-            assert name != "run" or module.endswith(".elastic")
 """
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60

@@ -56,13 +56,15 @@ def python(*lines):
         ("-np 2 ./no-such-program", "there is no program './no-such-program'"),
         ("-np 2 python no-such.py --flag", "there is no script 'no-such.py'"),
         ("-np 2 python3 -u -W ignore no-such.py", "there is no script 'no-such.py'"),
-        ("-np 4 -H localhost:2 true", "-np 4 is more than -H localhost:2 has: 2 slots"),
+        ("-np 4 -H localhost:2 true", "-np 4 is more than localhost:2 has: 2 slots"),
         ("-np 4 -H localhost:2,127.0.0.1:1 true", "has: 3 slots"),
-        (
-            "-np 2 -H worker-7:2 true",
-            "worker-7 is another host, and remote hosts are not available",
-        ),
-        ("-np 2 -H localhost true", "-H wants host:slots"),
+        ("-np 2 -H localhost true", "-np 2 is more than localhost:1 has: 1 slot"),
+        ("-np 2 -H -oProxyCommand=x:2 true", "expected one argument"),
+        ("-np 2 --hosts=-oProxyCommand=x:2 true", "-H wants host:slots"),
+        ("-np 2 -hostfile /nonesuch true", "/nonesuch cannot be read: No such file"),
+        ("-np 2 -H localhost:2 -hostfile /nonesuch true", "not allowed with"),
+        ("-np 2 --network-interface nonesuch0 true", "there is no network interface nonesuch0"),
+        ("-np 2 --ssh ' true", "--ssh"),
         ("-np 2 -H localhost:0 true", "-H wants host:slots"),
         ("-np 2 -H : true", "-H wants host:slots"),
         ("-np 2 --start-timeout 0 true", "a positive number of seconds is wanted, not '0'"),
@@ -106,13 +108,6 @@ def test_python_script():
     assert script("--check-hash-based-pycs always train.py") == "train.py"
     for none in ("", "-", "-m train", "-c code", "-uc code", "-V", "--version"):
         assert script(none) is None
-
-
-def test_own_names():
-    own = os.uname().nodename
-    assert checks.slots(f"localhost:2,127.0.0.1:1,{own}:4,{own.split('.')[0]}:1") == 8
-    assert checks.slots("[::1]:3") == 3
-    assert checks.slots(None) is None
 
 
 # ---- information -----------------------------------------------------------------------------------------------------
@@ -249,7 +244,7 @@ def test_the_ranks_run_where_the_launcher_does(tmp_path):
 
 def test_a_double_dash_ends_the_flags():
     assert parse(["-np", "2", "--", "prog", "--", "-np"]).command == ["prog", "--", "-np"]
-    assert parse(["-np", "2", "prog", "--", "-np", "3"]).processes == 2
+    assert parse(["-np", "2", "prog", "--", "-np", "3"]).num_proc == 2
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from support import ROOT, until
 
 from horoplug.runner import agent as agent_module
-from horoplug.runner.job import describe
+from horoplug.runner.blame import describe
 
 MARK = "HOROPLUG_TEST_JOB"  # a variable that every process of a job inherits
 NEVER = 600  # seconds: longer than any test
@@ -23,8 +23,8 @@ GRACE_PROMISE = 5.0  # seconds that a rank has to clean up between SIGTERM and S
 SPIN = "while True: signal.pause()"  # a rank that never ends by itself: that the job ends proves that it was ended
 PATIENT_LAUNCHER = f"""
 import sys
-from horoplug.runner import job, launch
-job.GRACE_SECONDS = job._CAUSE_SECONDS = {NEVER}
+from horoplug.runner import blame, job, launch
+job.GRACE_SECONDS = blame.CAUSE_SECONDS = {NEVER}
 sys.exit(launch.main())
 """
 

@@ -14,8 +14,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from harness import mpi
 
-from horoplug.rendezvous.launched import LAUNCHERS, recognise
-
 KINDS = ["openmpi", "mpich", "impi"]
 
 JOB = """
@@ -205,22 +203,24 @@ def test_the_mpirun_of_another_mpi():
     assert all("the mpirun that belongs to it" in text for text in refusals(output))
 
 
-# ---- who has started a process ---------------------------------------------------------------------------------------
+TWO = """
+import ctypes, os, sys
+ctypes.CDLL(sys.argv[1], os.RTLD_LOCAL | os.RTLD_NOW)
+""" + REFUSED.replace('if sys.argv[1:] == ["no mpi4py"]:', "if False:")
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.size)
-def test_recognised(launcher):
-    variables = {launcher.rank: "1", launcher.size: "3"}
-    found = recognise(variables)
-    assert found is not None
-    assert (found.launcher, found.rank, found.size) == (launcher, 1, 3)
-    # Horovod's own variables are stronger, and a job of one needs nobody.
-    assert recognise(variables | {"HOROVOD_SIZE": "2"}) is None
-    assert recognise(variables | {"HOROPLUG_SIZE": "2"}) is None
-    assert recognise({launcher.rank: "0", launcher.size: "1"}) is None
-    assert recognise({launcher.rank: "3", launcher.size: "3"}) is None
-    assert recognise({launcher.rank: "one", launcher.size: "3"}) is None
-    assert recognise({launcher.size: "3"}) is None
+def test_two_libraries_in_one_process():
+    """A program that has opened the library of another MPI than that of mpirun and mpi4py."""
+    pytest.importorskip("mpi4py")
+    ours, theirs = mpi.find("openmpi"), mpi.find("mpich")
+    if theirs is None or ours is None:
+        pytest.skip("needs Open MPI and MPICH: make mpi")
+    _, output = finish(mpirun(ours, TWO, str(theirs.library)))
+    assert len(refusals(output)) == 2, output
+    for text in refusals(output):
+        assert "two MPI libraries" in text
+        assert f"{ours.library.resolve()}" in text
+        assert f"{theirs.library.resolve()}" in text
 
 
 def test_communicators_elsewhere():

@@ -338,6 +338,13 @@ VARIABLES: tuple[Variable, ...] = (
         "1: process sets may be added and removed after init",
     ),
     Variable(
+        "STATUS_SECONDS",
+        "status_seconds",
+        _seconds_or_zero,
+        0.0,
+        "how often rank 0 tells the launcher what it has done; 0: never",
+    ),
+    Variable(
         "ELASTIC",
         "elastic",
         _flag,
@@ -415,6 +422,7 @@ class Config:
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
     dynamic_process_sets: bool = False
+    status_seconds: float = 0.0
     elastic: bool = False
     notes: tuple[tuple[int, str], ...] = ()
     """Remarks about the environment, (logging level, text), for :meth:`log_notes`."""
@@ -481,10 +489,10 @@ class Config:
             logger.log(level, "%s", text)
 
 
-def value(name: str) -> Any:
-    """What the process's environment says about one variable of the table, by its name without prefix. For what is
-    asked again after ``init``. Errors: ValueError of one line."""
-    return _read(next(v for v in VARIABLES if v.name == name), os.environ)
+def value(name: str, env: Mapping[str, str] | None = None) -> Any:
+    """What an environment, by default the process's, says about one variable of the table, by its name without prefix.
+    For what is asked again after ``init``, or before there is a rank. Errors: ValueError of one line."""
+    return _read(next(v for v in VARIABLES if v.name == name), os.environ if env is None else env)
 
 
 def _given(variable: Variable, env: Mapping[str, str]) -> str | None:

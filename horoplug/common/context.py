@@ -20,8 +20,10 @@ from horoplug.common.config import Config
 from horoplug.common.errors import HorovodInternalError, NotInitializedError
 from horoplug.common.status import MISMATCH, exception
 from horoplug.rendezvous.fork import close_in_children
-from horoplug.rendezvous.launched import Meeting, meet, recognise
+from horoplug.rendezvous.launched import recognise
+from horoplug.rendezvous.meeting import Meeting, meet
 from horoplug.rendezvous.mesh import Mesh
+from horoplug.rendezvous.report import Report
 from horoplug.rendezvous.server import StoreServer
 from horoplug.rendezvous.session import Rendezvous
 
@@ -65,12 +67,13 @@ class Context:
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # stays over shutdowns
         self._identity: tuple[object, ...] = ()  # what the rendezvous was made for
-        self._meeting: Meeting | None = None  # of processes that mpirun has started
+        self._meeting: Meeting | None = None  # of processes that another launcher has started
         # How often it was used, by the ranks that took part (None: all).
         self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles count on over re-initialisations, so that a stale one can be told from a valid one.
         self._numbers = itertools.count(1)
         self._first_number = 1
+        self._report: Report | None = None
         self._hooked = False
         self._timeline_allowed = False
 
@@ -121,6 +124,8 @@ class Context:
             self._mesh, self._streams = mesh, streams
             self._tell_followers()
             self._begin_timeline(config, logger)
+            if config.rank == 0 and config.status_seconds:
+                self._report = Report(config, self._engine.stats)
             return True
 
     def _begin_timeline(self, config: Config, logger: logging.Logger) -> None:
@@ -186,6 +191,9 @@ class Context:
             engine, self._engine, self._mesh = self._engine, None, None
             self._streams = []
             self._forget_process_sets()
+            report, self._report = self._report, None
+            if report is not None:
+                report.close()
             if engine is not None:
                 engine.shutdown()
                 self._tell_followers()
@@ -275,16 +283,19 @@ class Context:
             close_in_children(self)
 
     def _at_exit(self) -> None:
-        if self._rendezvous is not None:
-            self._rendezvous.close()  # before the engine: see there
+        rendezvous = self._rendezvous
+        if rendezvous is not None:
+            rendezvous.leave()  # before the engine: see there
         self.shutdown()
+        if rendezvous is not None:
+            rendezvous.close(patient=True)
 
     def forget(self) -> None:
         """In a forked child (a data loader's worker), which is no rank: start afresh. The parent's engine knows that it
         is not to be touched here, not even when its object goes away."""
         self.operations.clear()
         self._forget_process_sets()
-        self._engine = self._mesh = self._rendezvous = None
+        self._engine = self._mesh = self._rendezvous = self._report = None
         self._lock = threading.Lock()  # another thread of the parent may have held it
         # The child's copies would keep the connections open after the parent has died, and hide that from its peers.
         for fd, stat in self._streams:

@@ -79,6 +79,9 @@ class _PackageLoader(Loader):
         def find(attribute: str) -> Any:
             if attribute == "horoplug_version" and name == "horovod":
                 return importlib.import_module("horoplug").__version__
+            if f"{name}.{attribute}" in names.ATTRIBUTES:
+                known, source = names.ATTRIBUTES[f"{name}.{attribute}"]
+                return getattr(importlib.import_module(source), known)
             if f"{name}.{attribute}" in names.MISSING:
                 raise AttributeError(_text(f"{name}.{attribute}"))
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")

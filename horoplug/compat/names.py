@@ -53,6 +53,12 @@ MODULES: Final = {
 }
 """The module that each of Horovod's is."""
 
+ATTRIBUTES: Final = {
+    "horovod.run": ("run", "horoplug.runner.run"),
+    "horovod.runner.run": ("run", "horoplug.runner.run"),
+}
+"""What else the packages have: (name, module that it comes from)."""
+
 ADDED: Final = {
     "horovod.common.exceptions": (("get_version_mismatch_message", "horoplug.compat.util"),),
     "horovod.common.process_sets": (("_basics", "horoplug.compat.basics"),),
@@ -67,7 +73,6 @@ MISSING: Final = (
     "horovod.data",
     "horovod.mxnet",
     "horovod.ray",
-    "horovod.run",
     "horovod.runner.common.service",
     "horovod.runner.common.util.address",
     "horovod.runner.common.util.codec",
@@ -91,7 +96,6 @@ MISSING: Final = (
     "horovod.runner.js_run",
     "horovod.runner.launch",
     "horovod.runner.mpi_run",
-    "horovod.runner.run",
     "horovod.runner.run_task",
     "horovod.runner.task",
     "horovod.runner.task_fn",

@@ -30,7 +30,7 @@ import socket
 import struct
 import time
 
-from .errors import AuthenticationError
+from .errors import AuthenticationError, WrongSecretError
 
 SECRET_BYTES = 32
 _FRAME = struct.Struct("!4sBBH32s")
@@ -87,7 +87,7 @@ class Handshake:
                 f"{_VERSION}: all ranks need the same horoplug"
             )
         if kind == _Kind.REJECT:
-            raise AuthenticationError(
+            raise WrongSecretError(
                 f"{self._peer} refused the connection: this process does not know this job's "
                 "secret (its HOROVOD_SECRET_KEY differs)"
             )

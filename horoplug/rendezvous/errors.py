@@ -15,6 +15,10 @@ class AuthenticationError(RendezvousError):
     """The other end of a connection does not know this job's secret, or speaks another protocol."""
 
 
+class WrongSecretError(AuthenticationError):
+    """The other end speaks the protocol, and has refused this process because it does not know the secret."""
+
+
 class ProtocolError(RendezvousError):
     """The other end, although it knows the secret, sent something that makes no sense."""
 

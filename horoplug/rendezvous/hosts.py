@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Sequence
 
-_SIOCGIFADDR = 0x8915
+from .interfaces import chosen
 
 
 def host_key(name: str | None = None) -> str:
@@ -59,27 +57,12 @@ def topology(rank: int, keys: Sequence[str]) -> Topology:
     )
 
 
-def interface_address(name: str) -> str:
-    """The address of a network interface: IPv4 if it has one, else a global IPv6 one.
+def interface_address(names: str) -> str:
+    """The address of a network interface: IPv4 if it has one, else a global IPv6 one. ``names``: one name, or several
+    separated by commas, of which the first that this host has counts.
 
     Errors: ValueError of one line if there is no such interface or it has no address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        request = struct.pack("256s", name.encode()[:15])
-        try:
-            reply = fcntl.ioctl(sock, _SIOCGIFADDR, request)
-            return socket.inet_ntoa(reply[20:24])
-        except OSError:
-            pass
     try:
-        with open("/proc/net/if_inet6", encoding="ascii") as file:
-            for line in file:
-                digits, _, _, scope, _, device = line.split()
-                if device == name and scope != "20":  # 20: link-local, useless without a zone
-                    return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-    except OSError:
-        pass
-    known = ", ".join(sorted(device for _, device in socket.if_nameindex()))
-    raise ValueError(
-        f"HOROVOD_GLOO_IFACE={name!r} is wrong: it must be a network interface with an address "
-        f"(there are {known})"
-    )
+        return chosen([name.strip() for name in names.split(",") if name.strip()])[0].address
+    except ValueError as error:
+        raise ValueError(f"HOROVOD_GLOO_IFACE={names!r} is wrong: {error}") from None

@@ -1,24 +1,35 @@
-"""Jobs that another launcher than ``horovodrun`` has started: who this process is, and how it finds the others.
+"""Jobs that another launcher than ``horovodrun`` has started: who this process is, and where it finds the others.
 
-:data:`LAUNCHERS` says by which variables a launcher is recognised. Variables of Horovod's own are stronger: where
-``HOROVOD_SIZE`` is set, nobody else is asked. For processes of an MPI the rendezvous is arranged over MPI, which mpi4py
-opens: rank 0 serves the store, and tells the others its address and a new secret."""
+:data:`LAUNCHERS` is the whole table. Whoever is innermost has started this very process, and stands first: ``mpirun``
+in a job of Slurm, ``torchrun`` in a step of ``srun`` or under ``mpirun``. Variables of Horovod's own are stronger than
+all: where ``HOROVOD_SIZE`` is set, nobody else is asked.
+
+Nothing is done here. :mod:`horoplug.rendezvous.meeting` brings the processes together."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import importlib
-import os
-import secrets
-import socket
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
-from horoplug.common.config import SECRET_BYTES, Config
+from . import slurm
 
-from .hosts import host_key, interface_address
-from .server import StoreServer
+Environment = Mapping[str, str]
+
+
+class Place(NamedTuple):
+    """Where processes meet that have no MPI."""
+
+    hosts: tuple[str, ...]
+    """Where rank 0 may be; normally one."""
+    job: str
+    """The same for all ranks of a job, and for no other job or attempt of this user's."""
+    together: bool = False
+    """All ranks are known to be on this host."""
+
+
+def _two_numbers(rank: str, size: str) -> tuple[int, int]:
+    return int(rank), int(size)
 
 
 class Launcher(NamedTuple):
@@ -27,11 +38,96 @@ class Launcher(NamedTuple):
     name: str
     rank: str
     size: str
+    place: Callable[[Environment], Place] | None
+    """Where they meet; None: over MPI."""
+    also: tuple[str, ...] = ()
+    """Further variables by which it is known."""
+    numbers: Callable[[str, str], tuple[int, int]] = _two_numbers
+    """Rank and size from the values of the two variables. ValueError if they are something else."""
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Those that are all set where it has started a process."""
+        return (self.rank, self.size, *self.also)
+
+
+# ---- where the ranks meet --------------------------------------------------------------------------------------------
+
+
+def _of_torch(env: Environment) -> Place:
+    # Not MASTER_ADDR: Kubeflow gives rank 0 another name for itself than it gives to the others.
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+    together = bool(_get(env, "LOCAL_WORLD_SIZE")) and env["LOCAL_WORLD_SIZE"] == env["WORLD_SIZE"]
+    return Place((_need(env, "MASTER_ADDR"),), _job("torchrun", env, names), together)
+
+
+def _of_trainer(env: Environment) -> Place:
+    names = ("PET_MASTER_ADDR", "PET_MASTER_PORT")
+    return Place((_need(env, "PET_MASTER_ADDR"),), _job("Kubeflow Trainer", env, names))
+
+
+def _of_slurm(env: Environment) -> Place:
+    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    together = _get(env, "SLURM_STEP_NUM_NODES") == "1"
+    hosts = slurm.hosts(_need(env, "SLURM_STEP_NODELIST"))
+    return Place((hosts[0],), _job("Slurm", env, names), together)
+
+
+def _of_lsf(env: Environment) -> Place:
+    # The first host may be the one that runs the batch script, on which jsrun starts nothing.
+    listed = _get(env, "LSB_MCPU_HOSTS").split()[::2] or _get(env, "LSB_HOSTS").split()
+    together = _get(env, "JSM_NAMESPACE_LOCAL_SIZE") == env["JSM_NAMESPACE_SIZE"]
+    if not listed and not together:
+        raise ValueError("neither LSB_MCPU_HOSTS nor LSB_HOSTS is set")
+    names = ("LSB_JOBID", "LSB_JOBINDEX", "PMIX_NAMESPACE")
+    return Place(tuple(dict.fromkeys(listed))[:2], _job("LSF", env, names), together)
+
+
+def _of_sagemaker(env: Environment) -> Place:
+    return Place((_hosts(env["SM_HOSTS"])[0],), _job("SageMaker", env, ("TRAINING_JOB_NAME",)))
+
+
+def _of_sagemaker_numbers(current: str, hosts: str) -> tuple[int, int]:
+    names = _hosts(hosts)
+    return names.index(current), len(names)
+
+
+def _hosts(text: str) -> list[str]:
+    found = json.loads(text)
+    if not isinstance(found, list) or not found or not all(isinstance(n, str) for n in found):
+        raise ValueError("no list of names")
+    return sorted(found, key=lambda name: (len(name), name))  # the same everywhere: algo-2, algo-10
+
+
+def _job(kind: str, env: Environment, names: tuple[str, ...]) -> str:
+    return " ".join([kind, *(f"{name}={_get(env, name)}" for name in names)])
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
 
 LAUNCHERS: Final = (
-    Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    Launcher("mpirun of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
+    Launcher("torchrun", "RANK", "WORLD_SIZE", _of_torch, also=("TORCHELASTIC_RUN_ID",)),
+    # Before Open MPI: IBM's MPI, which jsrun starts, sets the variables of that, too.
+    Launcher("LSF's jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _of_lsf),
+    Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", None),
+    Launcher(
+        "mpirun of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", None, also=("MPI_LOCALNRANKS",)
+    ),
+    # Only in a step: the batch script, and what it runs itself, has a SLURM_PROCID, too.
+    Launcher(
+        "Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _of_slurm, also=("SLURM_STEP_ID",)
+    ),
+    Launcher("an MPI launcher with PMI", "PMI_RANK", "PMI_SIZE", None),
+    # PyTorchJob of Kubeflow, Azure ML, and whoever starts processes for torch.distributed otherwise.
+    Launcher(
+        "a launcher for torch.distributed", "RANK", "WORLD_SIZE", _of_torch, also=("MASTER_ADDR",)
+    ),
+    Launcher(
+        "Kubeflow Trainer", "PET_NODE_RANK", "PET_NNODES", _of_trainer, also=("PET_MASTER_ADDR",)
+    ),
+    Launcher(
+        "SageMaker", "SM_CURRENT_HOST", "SM_HOSTS", _of_sagemaker, numbers=_of_sagemaker_numbers
+    ),
 )
 
 
@@ -41,140 +137,52 @@ class Launched(NamedTuple):
     launcher: Launcher
     rank: int
     size: int
+    place: Place | None
+    """None: they meet over MPI."""
 
 
-def recognise(env: Mapping[str, str]) -> Launched | None:
-    """Who has started this process; None for ``horovodrun``, for nobody, and for jobs of one process."""
-    if any(env.get(name, "").strip() for name in ("HOROPLUG_SIZE", "HOROVOD_SIZE")):
+def candidates(env: Environment) -> list[Launcher]:
+    """All whose variables are set, the innermost first."""
+    return [each for each in LAUNCHERS if all(_get(env, name) for name in each.variables)]
+
+
+def has_own_variables(env: Environment) -> bool:
+    """Whether ``horovodrun``, or somebody in its manner, has started this process."""
+    return any(_get(env, name) for name in ("HOROPLUG_SIZE", "HOROVOD_SIZE"))
+
+
+def recognise(env: Environment) -> Launched | None:
+    """Who has started this process; None for ``horovodrun``, for nobody, and for jobs of one process.
+
+    Errors: ValueError of one line for variables that make no sense."""
+    found = [] if has_own_variables(env) else candidates(env)
+    if not found:
         return None
-    for launcher in LAUNCHERS:
-        rank, size = env.get(launcher.rank, ""), env.get(launcher.size, "")
-        if rank.isdecimal() and size.isdecimal() and int(rank) < int(size) > 1:
-            return Launched(launcher, int(rank), int(size))
-    return None
-
-
-class Meeting(NamedTuple):
-    """What the processes have agreed on: their places, and where the rendezvous is."""
-
-    rank: int
-    size: int
-    address: str
-    port: int
-    secret: bytes
-
-    def apply(self, config: Config) -> Config:
-        """The configuration with this process's place and the rendezvous."""
-        return dataclasses.replace(
-            config,
-            rank=self.rank,
-            size=self.size,
-            rendezvous_addr=self.address,
-            rendezvous_port=self.port,
-            rendezvous_server="launcher",
-            secret_key=self.secret,
-        )
-
-
-def meet(config: Config, launched: Launched) -> tuple[Meeting, StoreServer | None]:
-    """Agree on a rendezvous; on rank 0 with its server, which is to be closed.
-
-    Collective over the processes of the MPI. Raises ValueError of one line if they cannot meet."""
-    communicator = _world(launched)
-    server, told = None, b""
-    alone = _are_on_one_host(communicator, config)
-    if communicator.rank == 0:
-        server, told = _serve(config, alone)
-    told = _from_rank_0(communicator, told)
-    if told[:1] != b"+":
-        raise ValueError(told[1:].decode())
-    secret, place = told[1 : 1 + SECRET_BYTES], told[1 + SECRET_BYTES :].decode()
-    address, port = place.split()
-    return Meeting(communicator.rank, communicator.size, address, int(port), secret), server
-
-
-def _world(launched: Launched) -> Any:
-    """MPI's communicator of all processes that the launcher has started."""
-    started = f"{launched.launcher.name} has started {launched.size} processes"
+    launcher = found[0]
+    values = env[launcher.rank].strip(), env[launcher.size].strip()
+    says = f"{launcher.name} has set {launcher.rank}={values[0]} and {launcher.size}={values[1]}"
+    remedy = (
+        "start the job with horovodrun, or set HOROVOD_RANK, HOROVOD_SIZE ... (docs/launching.md)"
+    )
     try:
-        import mpi4py
-    except ImportError:
-        raise ValueError(
-            f"{started}, which find each other over MPI, and that needs mpi4py: pip install mpi4py, or start the job "
-            "with horovodrun."
-        ) from None
+        rank, size = launcher.numbers(*values)
+    except ValueError:
+        raise ValueError(f"{says}, which is no rank of any size; {remedy}.") from None
+    if not 0 <= rank < size:
+        raise ValueError(f"{says}, but ranks are 0 to {size - 1}; {remedy}.")
+    if size == 1:
+        return None
     try:
-        MPI = importlib.import_module(f"{mpi4py.__name__}.MPI")
-    except (ImportError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{started}, but mpi4py cannot use an MPI library: {reason}. Set MPI4PY_LIBMPI to the libmpi.so of that "
-            "mpirun, or start the job with horovodrun."
-        ) from None
-    world = MPI.COMM_WORLD
-    if (world.size, world.rank) != (launched.size, launched.rank):
-        library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
-        raise ValueError(
-            f"{started}, but for {library}, which mpi4py uses, this is rank {world.rank} of {world.size}: start the "
-            "job with the mpirun that belongs to it, or set MPI4PY_LIBMPI to the libmpi.so of the one you use."
-        )
-    return world
+        return Launched(launcher, rank, size, launcher.place(env) if launcher.place else None)
+    except ValueError as error:
+        raise ValueError(f"{says}, but {error}; {remedy}.") from None
 
 
-def _are_on_one_host(communicator: Any, config: Config) -> bool:
-    own = hashlib.sha256(host_key(config.hostname).encode()).digest()
-    everyones = bytearray(len(own) * communicator.size)
-    communicator.Allgather(own, everyones)
-    return everyones == own * communicator.size
+def _get(env: Environment, name: str) -> str:
+    return env.get(name, "").strip()
 
 
-def _serve(config: Config, alone: bool) -> tuple[StoreServer | None, bytes]:
-    """A server on rank 0, and what the others need to know of it, or what they are to raise."""
-    secret = secrets.token_bytes(SECRET_BYTES)
-    try:
-        address = "127.0.0.1" if alone else _address(config)
-        server = StoreServer(secret, address)
-    except (OSError, ValueError) as error:
-        return None, f"-rank 0 cannot serve the rendezvous: {error}".encode()
-    return server, b"+" + secret + f"{server.address[0]} {server.address[1]}".encode()
-
-
-def _address(config: Config) -> str:
-    """Where other hosts reach this one."""
-    if config.gloo_iface:
-        return interface_address(config.gloo_iface)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(
-                ("192.0.2.1", 9)
-            )  # sends nothing; chooses the interface of the default route
-            return str(sock.getsockname()[0])
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
-
-
-def _from_rank_0(communicator: Any, told: bytes) -> bytes:
-    length = bytearray(len(told).to_bytes(4, "little"))
-    communicator.Bcast(length, root=0)
-    buffer = bytearray(told.ljust(int.from_bytes(length, "little")))
-    communicator.Bcast(buffer, root=0)
-    return bytes(buffer)
-
-
-def ranks_of_communicator(communicator: Any) -> tuple[int, ...] | None:
-    """The processes of an mpi4py communicator by their numbers among all, in its order; None: all, in their order.
-
-    Raises ValueError for a null communicator, and in processes that no mpirun has started."""
-    if recognise(os.environ) is None:
-        raise ValueError(
-            "init(comm=...) takes an MPI communicator only in processes that mpirun has started; give it a list of "
-            "ranks."
-        )
-    from mpi4py import MPI
-
-    if communicator == MPI.COMM_NULL:
-        raise ValueError("init(comm=MPI.COMM_NULL): this process is in no communicator.")
-    everyone = MPI.COMM_WORLD.Get_group()
-    numbers = range(communicator.Get_size())
-    ranks = tuple(MPI.Group.Translate_ranks(communicator.Get_group(), list(numbers), everyone))
-    return None if ranks == tuple(range(everyone.Get_size())) else ranks
+def _need(env: Environment, name: str) -> str:
+    if not _get(env, name):
+        raise ValueError(f"{name} is not set")
+    return _get(env, name)

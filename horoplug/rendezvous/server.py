@@ -94,6 +94,14 @@ class StoreServer:
         self._thread.join()
         self.forget()
 
+    def wait_for_clients(self, seconds: float) -> None:
+        """Wait until every client has closed its connection, or for so long."""
+        deadline = time.monotonic() + seconds
+        while not self._stop and time.monotonic() < deadline:
+            if all(connection.handshake is not None for connection in list(self._connections)):
+                return
+            time.sleep(0.01)
+
     def forget(self) -> None:
         """Close this process's descriptors without a word (for a forked child, see fork.py)."""
         self._stop = True
@@ -111,6 +119,14 @@ class StoreServer:
     def departures(self) -> list[int]:
         """Ranks in the order in which their connections ended."""
         return list(self._state.departures)
+
+    def present(self) -> int:
+        """How many ranks take part now."""
+        return self._state.present
+
+    def value(self, key: str) -> bytes | None:
+        """What a key is set to now; None: it is not."""
+        return self._state.value(key.encode())
 
     def _wake(self) -> None:
         try:

@@ -80,10 +80,17 @@ class Rendezvous:
             streams=config.num_streams,
         )
 
-    def close(self) -> None:
-        """Say goodbye; on rank 0, stop serving. At exit, call this *before* the engine shuts down: the launcher takes
-        the order of goodbyes for the order of failures. Idempotent."""
+    def leave(self) -> None:
+        """Say goodbye. At exit, call this *before* the engine shuts down: the launcher takes the order of goodbyes for
+        the order of failures. Idempotent."""
         if self._client is not None:
             self._client.close()
+
+    def close(self, *, patient: bool = False) -> None:
+        """Say goodbye; on rank 0, stop serving. ``patient``: not before the others have left, too, who may be about to
+        meet without this rank; but they have no longer than ``config.start_timeout`` for that. Idempotent."""
+        self.leave()
         if self._server is not None:
+            if patient:
+                self._server.wait_for_clients(self._config.start_timeout)
             self._server.close()

@@ -47,6 +47,15 @@ class StoreState:
         self.departures: list[int] = []
         """Ranks in the order in which they left or were lost; a rank that comes back is taken out."""
 
+    @property
+    def present(self) -> int:
+        """How many ranks take part now."""
+        return len(self._sessions)
+
+    def value(self, key: bytes) -> bytes | None:
+        """What a key is set to; None: it is not."""
+        return self._values.get(key)
+
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def request(self, session: Hashable, kind: int, tag: int, payload: bytes, now: float) -> None:

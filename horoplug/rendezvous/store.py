@@ -59,20 +59,25 @@ class StoreClient:
 
         Errors: AuthenticationError at once when the secrets differ; RendezvousError when nobody answers."""
         deadline = time.monotonic() + timeout
-        peer = f"the rendezvous server at {address}:{port}"
         pause = 0.01
         while True:
             remaining = max(deadline - time.monotonic(), 0.001)
             try:
-                sock = socket.create_connection((address, port), timeout=remaining)
-                break
+                return cls.attempt(address, port, secret, remaining)
             except OSError as error:
                 if time.monotonic() + pause >= deadline:
                     raise RendezvousError(
-                        f"{peer} cannot be reached within {timeout:g} s: {error.strerror or error}"
+                        f"{_name(address, port)} cannot be reached within {timeout:g} s: {error.strerror or error}"
                     ) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.25)
+
+    @classmethod
+    def attempt(cls, address: str, port: int, secret: bytes, timeout: float) -> StoreClient:
+        """Connect and authenticate, once. Errors: AuthenticationError; OSError when nobody answers."""
+        deadline = time.monotonic() + timeout
+        peer = _name(address, port)
+        sock = socket.create_connection((address, port), timeout=timeout)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -280,3 +285,7 @@ class StoreClient:
     def _gone(self, error: OSError | None) -> RendezvousError:
         why = f" ({error.strerror})" if error is not None and error.strerror else ""
         return RendezvousError(f"{self._peer} has closed the connection{why}; did the job end?")
+
+
+def _name(address: str, port: int) -> str:
+    return f"the rendezvous server at {address}:{port}"

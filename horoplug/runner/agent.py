@@ -2,23 +2,33 @@
 
 It is the *subreaper* of its descendants: whatever a rank leaves behind (a shell's children, daemons) becomes its
 child instead of init's, so that a walk over /proc finds it. It ends everything when it is told to, when all ranks have
-ended, and when the launcher is gone, which it notices by the end of its standard input. Should the agent itself be
-killed, then the ranks die with it (PR_SET_PDEATHSIG), and what they leave becomes the launcher's, which is a subreaper,
-too. (Both killed at the same moment: what a rank has started itself would survive. They are in different sessions, so
-that no terminal and no process group does that.)
+ended, and when the launcher is gone, which it notices by the end of its standard input or, on another host, by too long
+a silence. Should the agent itself be killed, then the ranks die with it (PR_SET_PDEATHSIG), and what they leave becomes
+the launcher's, which is a subreaper, too; on another host, that of the agent's own parent (:func:`guarded`). (Both
+killed at the same moment: what a rank has started itself would survive. They are in different sessions, so that no
+terminal and no process group does that.)
 
-The launcher sends on stdin: a job description (length u32, JSON), then single bytes: ``T`` ends all ranks (SIGTERM,
-SIGKILL after the grace period), ``K`` kills them at once. The agent reports on stdout in frames (kind, rank i32, length
-u32, payload): ``P`` pid, ``1`` / ``2`` output on stdout / stderr, ``X`` ended (return code i32, negative for a signal),
-``E`` could not be started (text), ``D`` everything has ended.
+The launcher sends frames on stdin (kind, length u32, payload):
 
-This file needs only the standard library and no other file, because it is run by path: ``python -I -S agent.py``."""
+    J  a job, as JSON           C  a check to run before it, likewise    M  bytes for the check's stdin
+    T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill them at once
+    B  the launcher lives       Z  it will be suspended, and must not be expected to say so
+
+The agent greets on stdout with GREETING, before which a login shell may have said something, and then sends frames
+(kind, rank i32, length u32, payload); the check counts as rank -1:
+
+    P  pid                      1 2  output on stdout, stderr            X  ended: return code i32, negative: a signal
+    A  in answer to B           E  could not be started: text            D  everything has ended
+
+This file needs only the standard library and no other file, because it is run by path, ``python -I -S agent.py``, or as
+what another host reads from its standard input (remote.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import json
+import math
 import os
 import selectors
 import signal
@@ -30,14 +40,18 @@ import time
 from collections.abc import Iterable
 from typing import IO, Any
 
-FRAME = struct.Struct("!ciI")
+COMMAND = struct.Struct("!cI")  # to the agent
+FRAME = struct.Struct("!ciI")  # from it
+GREETING = b"\nhoroplug agent 1\n"
 STDOUT, STDERR = b"1", b"2"
+CHECK = -1  # in place of a rank
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
 _HIGH_WATER = 1 << 20  # unsent output beyond which the ranks have to wait
 _KILL_SECONDS = 10.0  # how long a killed process may take to go away
+_FIRST_SILENCE = 60.0
 _POLL = 0.02  # seconds between looks at descendants that are not children
 
 
@@ -119,8 +133,16 @@ def severity(code: int) -> int:
 class Agent:
     """The ranks of one host, from start to end."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence: float | None = None) -> None:
+        """``silence``: seconds without a word after which the launcher counts as gone, until it says how many."""
         self._selector = selectors.DefaultSelector()
+        self._inbox = bytearray()
+        self._begun = False  # there has been a job
+        self._silence: float | None = (
+            None  # seconds without a word after which the launcher counts as gone
+        )
+        self._heard = time.monotonic()
+        self._check: subprocess.Popen[bytes] | None = None
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
         self._pipes: dict[int, tuple[int, bytes, IO[bytes]]] = {}  # by descriptor: rank, kind
         self._outbox = bytearray()
@@ -134,10 +156,6 @@ class Agent:
         """Everything; returns the exit code of the agent."""
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         become_subreaper()
-        job = _read_job()
-        if job is None:
-            return 1
-        self._grace = float(job["grace"])
         for sock in (self._woken_in, self._woken_out):
             sock.setblocking(False)
         # Only SIGTERM and SIGCHLD mean something here, by waking the loop up. The others are the launcher's business;
@@ -149,23 +167,52 @@ class Agent:
         os.set_blocking(1, False)
         self._selector.register(self._woken_in, selectors.EVENT_READ)
         self._selector.register(0, selectors.EVENT_READ)
+        self._outbox += GREETING
         try:
-            self._start(job)
             self._flush()
             while not self._over():
                 self._turn()
         finally:
             kill_descendants()
         self._drain()
-        self._send(b"D", -1)
-        self._finish_output()
+        self._send(b"D", CHECK)
+        self._flush()
+        while self._outbox and not self._launcher_gone:
+            self._turn()
         return 0
 
     # ---- starting ----------------------------------------------------------------------------------------------------
 
     def _start(self, job: dict[str, Any]) -> None:
+        self._begun = True
+        self._grace = float(job["grace"])
+        if self._check is not None and self._check.pid in self._running:
+            self._check.kill()
+        if self._kill_at is not None:
+            return  # told to end before there was anything to begin
         command = [_bytes(part) for part in job["command"]]
-        common = {_bytes(k): _bytes(v) for k, v in job["env"].items()}
+        common = _environment(job)
+        for entry in job["ranks"]:
+            rank = int(entry["rank"])
+            env = common | {_bytes(k): _bytes(v) for k, v in entry["env"].items()}
+            process = self._popen(rank, command, env, _bytes(job["cwd"]), subprocess.DEVNULL)
+            if process is None:
+                self._terminate(0.0)
+                return
+            self._running[process.pid] = rank, process
+            self._send(b"P", rank, struct.pack("!i", process.pid))
+
+    def _start_check(self, check: dict[str, Any]) -> None:
+        command = [_bytes(part) for part in check["command"]]
+        pipe, cwd = subprocess.PIPE, _bytes(check["cwd"])
+        self._check = self._popen(CHECK, command, _environment(check), cwd, pipe)
+        if self._check is not None:
+            self._running[self._check.pid] = CHECK, self._check
+
+    def _popen(
+        self, rank: int, command: list[bytes], env: dict[bytes, bytes], cwd: bytes, stdin: int
+    ) -> subprocess.Popen[bytes] | None:
+        """Start a process whose output is passed on; None, and a report, if that is not possible."""
         me = os.getpid()
 
         def in_child() -> None:
@@ -173,33 +220,30 @@ class Agent:
             if os.getppid() != me:
                 os._exit(1)  # the agent died before the line above
 
-        for entry in job["ranks"]:
-            rank = int(entry["rank"])
-            env = common | {_bytes(k): _bytes(v) for k, v in entry["env"].items()}
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
-                    cwd=_bytes(job["cwd"]),
-                    env=env,
-                    start_new_session=True,
-                    preexec_fn=in_child,
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-                self._send(b"E", rank, reason.encode())
-                self._terminate(0.0)
-                return
-            self._running[process.pid] = rank, process
-            for stream, kind in ((process.stdout, STDOUT), (process.stderr, STDERR)):
-                assert stream is not None
-                os.set_blocking(stream.fileno(), False)
-                self._pipes[stream.fileno()] = rank, kind, stream
-                self._selector.register(stream.fileno(), selectors.EVENT_READ)
-            self._send(b"P", rank, struct.pack("!i", process.pid))
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+                preexec_fn=in_child,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            if not os.path.isdir(cwd):
+                reason = f"there is no folder {os.fsdecode(cwd)}"
+            self._send(b"E", rank, reason.encode())
+            return None
+        for stream, kind in ((process.stdout, STDOUT), (process.stderr, STDERR)):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._pipes[stream.fileno()] = rank, kind, stream
+            self._selector.register(stream.fileno(), selectors.EVENT_READ)
+        return process
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -213,14 +257,17 @@ class Agent:
                 self._on_output(key.fd)
         self._collect()
         self._flush()
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
             signal_all(descendants(os.getpid()), signal.SIGKILL)
+        if self._silence is not None and now > self._heard + self._silence:
+            self._lose_launcher()
 
     def _over(self) -> bool:
         """Whether all ranks have ended, and all that they left behind, which is asked to end here."""
         if self._kill_at is not None and time.monotonic() > self._kill_at + _KILL_SECONDS:
             return True
-        if self._running:
+        if self._running or not (self._begun or self._kill_at is not None):
             return False
         if not descendants(os.getpid()):
             return True
@@ -228,11 +275,13 @@ class Agent:
         return False
 
     def _patience(self) -> float | None:
-        if self._kill_at is None:
-            return None
-        if not self._running:
-            return _POLL  # what is left is not necessarily a child whose end would wake us
-        return max(self._kill_at - time.monotonic(), _POLL)
+        now, due = time.monotonic(), []
+        if self._kill_at is not None:
+            # Once nothing that is left is necessarily a child, whose end would wake us, it is looked for.
+            due.append(max(self._kill_at - now, _POLL) if self._running else _POLL)
+        if self._silence is not None and self._heard < math.inf:
+            due.append(max(self._heard + self._silence - now, 0) + _POLL)
+        return min(due, default=None)
 
     def _on_signal(self) -> None:
         if signal.SIGTERM in self._woken_in.recv(4096):
@@ -240,15 +289,38 @@ class Agent:
 
     def _on_command(self) -> None:
         try:
-            commands = os.read(0, 4096)
+            data = os.read(0, _CHUNK)
         except BlockingIOError:
             return
-        if not commands:
+        if not data:
             self._lose_launcher()
-        if b"K" in commands:
-            self._terminate(0.0)
-        elif b"T" in commands:
+        self._heard = time.monotonic()
+        self._inbox += data
+        while len(self._inbox) >= COMMAND.size:
+            kind, length = COMMAND.unpack_from(self._inbox)
+            end = COMMAND.size + length
+            if len(self._inbox) < end:
+                return
+            payload = bytes(self._inbox[COMMAND.size : end])
+            del self._inbox[:end]
+            self._command(kind, payload)
+
+    def _command(self, kind: bytes, payload: bytes) -> None:
+        if kind == b"T":
             self._terminate(self._grace)
+        elif kind == b"K":
+            self._terminate(0.0)
+        elif kind == b"B":
+            self._send(b"A", CHECK)
+        elif kind == b"Z":
+            self._heard = math.inf
+        elif kind == b"M" and self._check is not None and self._check.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended, which is reported
+                self._check.stdin.write(payload)
+        elif kind in (b"C", b"J"):
+            description = json.loads(payload)
+            self._silence = description["silence"]
+            (self._start if kind == b"J" else self._start_check)(description)
 
     def _lose_launcher(self) -> None:
         if not self._launcher_gone:
@@ -271,6 +343,8 @@ class Agent:
         for _, pid, code in sorted(ended, key=lambda end: end[0]):
             rank, process = self._running.pop(pid)
             process.returncode = code  # it must not wait for the pid, which may be another's soon
+            if rank == CHECK:
+                self._drain(CHECK)  # what it has said belongs to its end
             self._send(b"X", rank, struct.pack("!i", code))
 
     # ---- output ------------------------------------------------------------------------------------------------------
@@ -318,34 +392,11 @@ class Agent:
                 else:
                     self._selector.register(fd, selectors.EVENT_READ)
 
-    def _drain(self) -> None:
-        """Take what is still in the pipes; their writers are dead."""
-        self._paused = True  # unregistering no longer matters
-        for fd in list(self._pipes):
+    def _drain(self, of: int | None = None) -> None:
+        """Take what is still in the pipes, or in those of one process; their writers are dead."""
+        for fd in [fd for fd, (rank, _, _) in self._pipes.items() if of in (None, rank)]:
             while fd in self._pipes and self._on_output(fd):
                 pass
-
-    def _finish_output(self) -> None:
-        if self._launcher_gone:
-            return
-        os.set_blocking(1, True)
-        with contextlib.suppress(OSError):
-            while self._outbox:
-                del self._outbox[: os.write(1, self._outbox[:_CHUNK])]
-
-
-def _read_job() -> dict[str, Any] | None:
-    """The job description; None if the launcher has gone before it was complete."""
-    with open(0, "rb", buffering=0, closefd=False) as stdin:
-        data = b""
-        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-            wanted = 4 if len(data) < 4 else 4 + int.from_bytes(data[:4], "big")
-            piece = stdin.read(wanted - len(data))
-            if not piece:
-                return None
-            data += piece
-    job: dict[str, Any] = json.loads(data[4:])
-    return job
 
 
 def _bytes(text: str) -> bytes:
@@ -353,29 +404,29 @@ def _bytes(text: str) -> bytes:
     return text.encode("latin-1")
 
 
+def _environment(description: dict[str, Any]) -> dict[bytes, bytes]:
+    """What a description says, on another host on top of what a login there gives."""
+    own = dict(os.environb) if description["inherit"] else {}
+    return own | {_bytes(k): _bytes(v) for k, v in description["env"].items()}
+
+
 def pack_text(text: str) -> str:
     """Bytes of the file system's or environment's encoding, each as one character, so that JSON can carry them."""
     return os.fsencode(text).decode("latin-1")
 
 
-def pack_job(
-    command: list[str], env: dict[str, str], ranks: dict[int, dict[str, str]], grace: float
-) -> bytes:
-    """The job description as it is sent: ``env`` for all ranks, and each rank's additions."""
-
-    def packed(variables: dict[str, str]) -> dict[str, str]:
-        return {pack_text(name): pack_text(value) for name, value in variables.items()}
-
-    job = {
-        "command": [pack_text(part) for part in command],
-        "cwd": pack_text(os.getcwd()),
-        "env": packed(env),
-        "ranks": [{"rank": rank, "env": packed(own)} for rank, own in ranks.items()],
-        "grace": grace,
-    }
-    data = json.dumps(job).encode()
-    return len(data).to_bytes(4, "big") + data
+def guarded() -> int:
+    """The agent, as the child of a process that kills what it leaves, should it be killed. Returns the exit code."""
+    become_subreaper()
+    child = os.fork()
+    if child == 0:
+        return Agent(_FIRST_SILENCE).run()
+    for fd in (0, 1):
+        os.close(fd)  # their ends are to be the agent's
+    _, status = os.waitpid(child, 0)
+    kill_descendants()
+    return os.waitstatus_to_exitcode(status) & 0xFF
 
 
 if __name__ == "__main__":
-    sys.exit(Agent().run())
+    sys.exit(guarded() if sys.argv[0] == "-c" else Agent().run())

@@ -1,8 +1,24 @@
-"""The hosts of a job, as users write them."""
+"""The hosts of a job, as users write them, and which ranks run on which."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import re
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from horoplug.rendezvous.interfaces import interfaces
+
+from .checks import UsageError
+
+_LOOKUP_SECONDS = 3.0
+_ADDRESS = re.compile(r"\[(?P<six>[^]]+)\]|(?P<name>(?!-)[^\[\]:,\s]+)")
+_HOST = re.compile(rf"(?:{_ADDRESS.pattern})(?::(?P<slots>\d+))?")
 
 
 class Host(NamedTuple):
@@ -10,3 +26,151 @@ class Host(NamedTuple):
 
     name: str
     slots: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A host and the ranks that run there, in the order of their local numbers."""
+
+    name: str
+    is_local: bool
+    """Whether it is the machine that the launcher runs on."""
+    ranks: tuple[int, ...]
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """``-H``: ``name:slots,name``, one slot where none is given, IPv6 addresses in brackets. Errors: UsageError."""
+    found = []
+    for part in text.split(","):
+        host = _host(part.strip())
+        if host is None:
+            raise UsageError(
+                f"-H wants host:slots,host:slots, for example localhost:4, not {text!r}"
+            )
+        found.append(host)
+    return add_up(found)
+
+
+def parse_hostfile(path: str) -> list[Host]:
+    """``-hostfile``: a host on each line, with ``slots=N``, with ``:N``, or for one process; ``#`` begins a comment.
+    ``max_slots=N``, which Open MPI knows, is passed over.
+
+    Errors: UsageError of one line, which names the file and the line."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"the hostfile {path} cannot be read: {reason}") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        host = _host(words[0])
+        for word in words[1:]:
+            name, _, count = word.partition("=")
+            known = name in ("slots", "max_slots", "max-slots") and count.isdecimal()
+            if host is None or not known or int(count) == 0:
+                host = None
+                break
+            if name == "slots":
+                host = Host(host.name, int(count))
+        if host is None:
+            raise UsageError(
+                f"{path}, line {number}: wanted is a line like host slots=4, not {line.strip()!r}"
+            )
+        found.append(host)
+    if not found:
+        raise UsageError(f"there are no hosts in {path}")
+    return add_up(found)
+
+
+def _host(text: str) -> Host | None:
+    match = _HOST.fullmatch(text)
+    if match is None or (match["slots"] and int(match["slots"]) == 0):
+        return None
+    return Host(match["six"] or match["name"], int(match["slots"] or 1))
+
+
+def add_up(hosts: Iterable[Host]) -> list[Host]:
+    """Each name once, where it was first, with all its slots."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]
+
+
+def place(hosts: Sequence[Host], size: int) -> list[Placement]:
+    """Ranks fill one host after the other; hosts that get none are left out. All names of this machine are one host.
+
+    Errors: UsageError if there are more ranks than slots."""
+    merged: dict[str, int] = {}
+    own: str | None = None
+    addresses = lookup(host.name for host in hosts)
+    for host in hosts:
+        name = host.name
+        if name not in merged and is_this_host(name, addresses[name]):
+            own = name = own or name
+        merged[name] = merged.get(name, 0) + host.slots
+    room = sum(merged.values())
+    if size > room:
+        listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise UsageError(
+            f"-np {size} is more than {listed} has: {room} slot{'s' if room > 1 else ''}"
+        )
+    placed, first = [], 0
+    for name, slots in merged.items():
+        ranks = tuple(range(first, min(first + slots, size)))
+        if ranks:
+            placed.append(Placement(name, name == own, ranks))
+            first = ranks[-1] + 1
+    return placed
+
+
+def numbers(placements: Sequence[Placement]) -> dict[int, dict[str, str]]:
+    """Each rank's place as Horovod's variables without prefix: LOCAL_RANK, LOCAL_SIZE, CROSS_RANK, CROSS_SIZE."""
+    found = {}
+    for host in placements:
+        for local, rank in enumerate(host.ranks):
+            across = [other for other in placements if len(other.ranks) > local]
+            found[rank] = {
+                "LOCAL_RANK": str(local),
+                "LOCAL_SIZE": str(len(host.ranks)),
+                "CROSS_RANK": str(across.index(host)),
+                "CROSS_SIZE": str(len(across)),
+            }
+    return found
+
+
+def is_this_host(name: str, addresses: Collection[str] | None = None) -> bool:
+    """Whether a name or an address means this machine. ``user@host`` never does: it is another user's ssh.
+    ``addresses``: what :func:`lookup` has found for it."""
+    own = socket.gethostname()
+    known = {"localhost", "localhost.localdomain", "::1", own.lower(), own.lower().split(".")[0]}
+    if name.lower() in known or re.fullmatch(r"127(\.\d{1,3}){3}", name):
+        return True
+    if "@" in name:
+        return False
+    found = lookup([name])[name] if addresses is None else addresses
+    own_addresses = {interface.address for interface in interfaces()}
+    return any(one in own_addresses or one.startswith("127.") for one in found)
+
+
+def lookup(names: Iterable[str], seconds: float = _LOOKUP_SECONDS) -> dict[str, list[str]]:
+    """The addresses of hosts, without ``user@``, all at once. None for a name that is not known, which ssh may know all
+    the same, from its configuration, nor for one that takes too long."""
+    found: dict[str, list[str]] = {}
+
+    def ask(name: str) -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            entries = socket.getaddrinfo(name.rpartition("@")[2], None, type=socket.SOCK_STREAM)
+            found[name] = [str(entry[4][0]) for entry in entries]
+
+    wanted = list(dict.fromkeys(names))
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in wanted]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+    return {name: found.get(name, []) for name in wanted}

@@ -4,11 +4,19 @@ Exit codes: 0, that of the rank that failed first (128 + n for signal n), 2 for 
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from .arguments import parse
-from .checks import UsageError, check_command, check_room, slots
+from .allocation import allocation
+from .arguments import Options, parse
+from .checks import UsageError, check_command
+from .hosts import Host, is_this_host, parse_hostfile, parse_hosts, place
+
+if TYPE_CHECKING:
+    from .job import Job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,30 +31,96 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     if options.version or options.check_build:
-        from . import check_build  # only here: it has a look at what is installed
+        from . import check_build, circumstances  # only here: they look at what is installed
 
-        print(check_build.version() if options.version else check_build.table())
+        # -v is Horovod's flag for the version; with this one it can only mean more of it.
+        in_full = options.version or options.verbose
+        if not options.check_build:
+            print(check_build.version())
+        elif in_full:
+            print(f"{check_build.table()}\n\n{circumstances.describe(os.environ)}")
+        else:
+            print(check_build.table())
         return 0
-    if options.processes is None:
-        raise UsageError("how many processes? Give -np N")
-    check_room(options.processes, slots(options.hosts), options.hosts)
-    check_command(options.command)
+    options = as_scheduled(options)
+    if options.controller != "gloo":
+        from .mpi_launch import launch
 
+        check_command(options.command)
+        launch(options, given_hosts(options) or [])
+    for name in ("mpi_args", "binding_args"):
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            print(f"horovodrun: --{flag} has no effect without --mpi or --jsrun", file=sys.stderr)
+    return make_job(options).run()
+
+
+def make_job(
+    options: Options, *, serve: Callable[[str, bytes], Mapping[str, str]] | None = None
+) -> Job:
+    """The job that the options describe; ``serve``: see :class:`horoplug.runner.job.Job`. Errors: UsageError."""
     from .job import Job
 
+    size = options.num_proc or 1
+    hosts = given_hosts(options)
+    here = hosts is None or any(host.is_local for host in place(hosts, size))
+    check_command(options.command, here=here)
     try:
-        job = Job(
+        return Job(
             options.command,
-            options.processes,
+            size,
             options.settings,
+            hosts=hosts,
+            ssh=options.remote,
+            interfaces=options.interfaces,
             compat=options.compat,
-            folder=options.output_folder,
-            timestamps=options.timestamps,
+            folder=options.output_filename,
+            timestamps=options.prefix_output_with_timestamp,
             verbose=options.verbose,
+            status=not options.no_status,
+            variables=options.variables,
+            serve=serve,
         )
     except OSError as error:
         raise UsageError(f"--output-filename: {error.strerror}: {error.filename}") from None
-    return job.run()
+    except ValueError as error:  # a variable, or an interface
+        raise UsageError(str(error)) from None
+
+
+def given_hosts(options: Options) -> list[Host] | None:
+    """Where ranks are to run, as far as the flags say it; None: they do not."""
+    if options.hosts is not None:
+        return parse_hosts(options.hosts)
+    return None if options.hostfile is None else parse_hostfile(options.hostfile)
+
+
+def as_scheduled(options: Options) -> Options:
+    """Where no hosts are named: those of the scheduler's job that this is run in, and by default as many processes as
+    it has slots. (An mpirun asks the scheduler itself for hosts.)"""
+    hosts = None
+    if options.hosts is None and options.hostfile is None:
+        try:
+            hosts = allocation(os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    if hosts is None or (options.num_proc is not None and _is_here(hosts)):
+        if options.num_proc is None:
+            raise UsageError("how many processes? Give -np N")
+        return options
+    slots = sum(host.slots for host in hosts)
+    named = ",".join(
+        f"[{name}]:{slots}" if ":" in name else f"{name}:{slots}" for name, slots in hosts
+    )
+    return dataclasses.replace(
+        options,
+        num_proc=options.num_proc or slots,
+        hosts=named if options.controller == "gloo" else None,
+    )
+
+
+def _is_here(hosts: Sequence[Host]) -> bool:
+    """Whether they are this machine alone, on which -np may be anything."""
+    return all(is_this_host(host.name) for host in hosts)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 ``[1]<stdout>:text``. A line is written as a whole, so that ranks never tear each other's; a last line without an end is
 given one. Progress bars redraw a line with a carriage return:
 - on a terminal, the bar of one rank at a time stays where it is, below the other output; others only show their end;
+  where there is none, the launcher's own line about the job may stand there;
 - in a file or pipe, a bar's states become lines, at most one a second of each stream, and always the last one."""
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Output:
         self._timestamps = timestamps
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._live: tuple[_Stream, bytes] | None = None  # the bar that stands on the terminal
+        self._errors = writers[1]
+        self._status = b""  # the launcher's line, which stands there if there is no bar
         width = len(str(size - 1))
         for rank in range(size):
             for number, name in enumerate(STREAMS):
@@ -97,8 +100,16 @@ class Output:
         if b"\r" in stream.partial:
             self._redraw(stream)
 
+    def show_status(self, text: str, draw: bool = True) -> None:
+        """Have a line at the bottom of stderr's terminal, which must be one; an empty text takes it away. Without
+        ``draw`` that is not seen before something else is written."""
+        before, self._status = self._status, text.encode("utf-8", "backslashreplace")
+        if draw and self._live is None and (before or self._status):
+            self._errors.write(_CLEAR + self._status)
+
     def close(self) -> None:
         """Write out lines without an end, and close the files."""
+        self.show_status("")
         for stream in self._streams.values():
             if stream.partial.strip(b"\r"):
                 self._end_bar(stream)
@@ -142,13 +153,17 @@ class Output:
             stream.writer.write(_CLEAR)
 
     def _write(self, stream: _Stream, data: bytes) -> None:
-        """Write whole lines; a bar on the terminal moves down."""
-        if self._live is None or not stream.writer.terminal:
+        """Write whole lines; what stands at the bottom of the terminal moves down."""
+        if self._live is not None:
+            writer, bottom = self._live[0].writer, self._live[1]
+        else:
+            writer, bottom = self._errors, self._status
+        if not bottom or not stream.writer.terminal:
             stream.writer.write(data)
             return
-        self._live[0].writer.write(_CLEAR)
+        writer.write(_CLEAR)
         stream.writer.write(data)
-        self._live[0].writer.write(self._live[1])
+        writer.write(bottom)
 
     def _prefix(self, stream: _Stream) -> bytes:
         when = time.strftime("%a %b %d %H:%M:%S %Y") if self._timestamps else ""

@@ -1,0 +1,52 @@
+"""Bringing together the processes that another launcher than ``horovodrun`` has started.
+
+They agree on a rendezvous: rank 0 serves the store, and everyone comes to know its address and the job's secret. Either
+MPI tells them (:mod:`.meeting_mpi`), or they know by themselves where to look (:mod:`.meeting_tcp`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from horoplug.common.config import Config
+
+from .launched import Launched
+from .server import StoreServer
+
+
+class Meeting(NamedTuple):
+    """What the processes have agreed on: their places, and where the rendezvous is."""
+
+    rank: int
+    size: int
+    address: str
+    port: int
+    secret: bytes
+
+    def apply(self, config: Config) -> Config:
+        """The configuration with this process's place and the rendezvous."""
+        return dataclasses.replace(
+            config,
+            rank=self.rank,
+            size=self.size,
+            rendezvous_addr=self.address,
+            rendezvous_port=self.port,
+            rendezvous_server="launcher",
+            secret_key=self.secret,
+        )
+
+
+def meet(config: Config, launched: Launched) -> tuple[Meeting, StoreServer | None]:
+    """Agree on a rendezvous; on rank 0 with its server, which is to be closed.
+
+    Collective over the processes that were started. Errors, all of one line: ValueError if something about the
+    environment is wrong, RendezvousError if rank 0 is not found within ``config.start_timeout``."""
+    if launched.place is None:
+        from .meeting_mpi import meet_over_mpi
+
+        address, secret, server = meet_over_mpi(config, launched)
+    else:
+        from .meeting_tcp import meet_at
+
+        address, secret, server = meet_at(config, launched, launched.place)
+    return Meeting(launched.rank, launched.size, *address, secret), server

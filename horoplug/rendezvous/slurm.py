@@ -1,0 +1,70 @@
+"""Slurm's ways of writing lists: of hosts, ``node[001-003,7]-ib,login1``, and of numbers for hosts, ``2(x3),1``."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+MAX_HOSTS = 1 << 16
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def hosts(text: str) -> list[str]:
+    """The names in a list of hosts, in its order: ``a[08-10]`` is a08, a09, a10.
+
+    Errors: ValueError of one line."""
+    names: list[str] = []
+    for pattern in _split(text):
+        # Of "rack[1-2]n[1-2]" the parts are rack, 1-2, n, 1-2 and nothing: every second one was in brackets.
+        parts = _BRACKETS.split(pattern)
+        choices = [_numbers(part, text) if i % 2 else [part] for i, part in enumerate(parts)]
+        if not pattern or any(c in part for part in parts for c in "[]"):
+            raise _wrong(text)
+        names += map("".join, itertools.islice(itertools.product(*choices), MAX_HOSTS + 1))
+        if len(names) > MAX_HOSTS:
+            raise ValueError(f"Slurm's list of hosts {text[:60]!r} has more than {MAX_HOSTS} hosts")
+    return names
+
+
+def counts(text: str) -> list[int]:
+    """One number for each host: ``2(x3),1`` is 2, 2, 2, 1. Errors: ValueError of one line."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        found = _COUNT.fullmatch(part.strip())
+        if found is None or int(found[2] or 1) > MAX_HOSTS:
+            raise ValueError(
+                f"{text!r} is no list of Slurm's of the tasks on each host, like 2(x3),1"
+            )
+        numbers += [int(found[1])] * int(found[2] or 1)
+    return numbers
+
+
+def _split(text: str) -> list[str]:
+    """The list's items; a comma between brackets does not end one."""
+    parts, depth = [""], 0
+    for character in text.strip():
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _numbers(text: str, whole: str) -> list[str]:
+    """What stands between two brackets; numbers keep the width of the first one."""
+    numbers: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or not (last if dash else first).isdecimal():
+            raise _wrong(whole)
+        low, high = int(first), int(last or first)
+        if not low <= high < low + MAX_HOSTS:
+            raise _wrong(whole)
+        numbers += [str(number).zfill(len(first)) for number in range(low, high + 1)]
+    return numbers
+
+
+def _wrong(text: str) -> ValueError:
+    return ValueError(f"{text[:80]!r} is no list of hosts of Slurm's, like node[001-003,7],login1")

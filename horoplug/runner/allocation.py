@@ -1,0 +1,114 @@
+"""The hosts that a scheduler has given to the job in which ``horovodrun`` runs.
+
+Asked when the command line names none. A slot is what the scheduler calls a task, a core or a slot, whichever it counts
+for each host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from horoplug.rendezvous import slurm
+
+from .hosts import Host, add_up
+
+Environment = Mapping[str, str]
+
+
+class Scheduler(NamedTuple):
+    """A scheduler, the variable by which its jobs are known, and what that says."""
+
+    name: str
+    variable: str
+    hosts: Callable[[Environment, str], list[Host]]
+    """From the environment and the variable's value. Errors: ValueError, OSError."""
+
+
+def _of_sagemaker(env: Environment, value: str) -> list[Host]:
+    names = json.loads(value)
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError("it must be a list of names")
+    slots = env.get("SM_NUM_GPUS", "0")
+    return [Host(name, max(1, int(slots) if slots.isdecimal() else 1)) for name in names]
+
+
+def _of_slurm(env: Environment, value: str) -> list[Host]:
+    names = slurm.hosts(value)
+    tasks = env.get("SLURM_TASKS_PER_NODE", "")
+    counts = slurm.counts(tasks) if tasks else [1] * len(names)
+    if len(counts) != len(names):
+        raise ValueError(f"SLURM_TASKS_PER_NODE={tasks} is for {len(counts)} hosts")
+    return list(map(Host, names, counts))
+
+
+def _of_words(env: Environment, value: str) -> list[Host]:
+    """``host 4 host 2`` of LSF."""
+    words = value.split()
+    if len(words) % 2:
+        raise ValueError("it must be pairs of a host and a number")
+    return [Host(name, _count(count)) for name, count in zip(words[::2], words[1::2], strict=True)]
+
+
+def _of_file(env: Environment, path: str) -> list[Host]:
+    """``host``, ``host slots=4``, ``host:4`` or ``host 4 queue ...`` on every line; a host may come again."""
+    hosts: list[Host] = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            name, colon, count = words[0].partition(":")
+            if not colon:
+                count = words[1].removeprefix("slots=") if len(words) > 1 else "1"
+            hosts.append(Host(name, _count(count)))
+    return hosts
+
+
+# Its launcher's pod tells mpirun, of whichever MPI, where its file of hosts is.
+_KUBEFLOW = "Kubeflow's MPI operator (or whoever else)"
+
+SCHEDULERS: Final = (
+    # These two start a job of one's own inside another scheduler's, if any.
+    Scheduler("SageMaker", "SM_HOSTS", _of_sagemaker),
+    Scheduler(_KUBEFLOW, "OMPI_MCA_orte_default_hostfile", _of_file),
+    Scheduler(_KUBEFLOW, "I_MPI_HYDRA_HOST_FILE", _of_file),
+    Scheduler(_KUBEFLOW, "HYDRA_HOST_FILE", _of_file),
+    Scheduler("Slurm", "SLURM_JOB_NODELIST", _of_slurm),
+    # The file is complete; the variable is left out by LSF when it would be too long.
+    Scheduler("LSF", "LSB_DJOB_HOSTFILE", _of_file),
+    Scheduler("LSF", "LSB_MCPU_HOSTS", _of_words),
+    Scheduler("PBS", "PBS_NODEFILE", _of_file),
+    Scheduler("SGE", "PE_HOSTFILE", _of_file),
+)
+
+
+def allocation(env: Environment) -> list[Host] | None:
+    """The hosts of the scheduler's job that this process runs in, each once; None outside of any.
+
+    Errors: ValueError of one line if what the scheduler says cannot be understood."""
+    found = scheduler(env)
+    if found is None:
+        return None
+    value = env[found.variable].strip()
+    says = f"{found.name} has set {found.variable}={value[:80]}"
+    try:
+        hosts = add_up(found.hosts(env, value))
+    except OSError as error:
+        raise ValueError(f"{says}, but: {error.strerror}; name the hosts with -H") from None
+    except ValueError as error:
+        raise ValueError(f"{says}, but: {error}; name the hosts with -H") from None
+    if not hosts:
+        raise ValueError(f"{says}, which names no host; name the hosts with -H")
+    return hosts
+
+
+def scheduler(env: Environment) -> Scheduler | None:
+    """The one whose variables are set; None outside of any."""
+    return next((each for each in SCHEDULERS if env.get(each.variable, "").strip()), None)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"{text!r} is no number of processes")
+    return int(text)

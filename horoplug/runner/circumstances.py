@@ -1,0 +1,120 @@
+"""What ``horovodrun --check-build -v`` adds: who has started this process, by what that was recognised, which MPI
+mpi4py would take, and what a program that is started in the same way would therefore do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from horoplug.rendezvous import launched, meeting_tcp
+from horoplug.rendezvous.job_key import key_file
+
+from .allocation import allocation, scheduler
+
+# In a process of its own, because an MPI library may do what it likes when it is opened. It is not initialised.
+_ASK_MPI = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+from horoplug.rendezvous.meeting_mpi import loaded_libraries
+print("mpi4py " + mpi4py.__version__ + ", MPI standard %d.%d" % MPI.Get_version())
+print(" and ".join(loaded_libraries()) or "a library that is part of mpi4py")
+print(MPI.Get_library_version().splitlines()[0].strip("\\0 "))
+print(mpi4py.rc.thread_level if mpi4py.rc.threads else "single")
+"""
+_SECONDS = 30
+
+
+def describe(env: Mapping[str, str]) -> str:
+    """Lines for the terminal."""
+    sections = {"Launcher": _launcher(env), "Scheduler": _scheduler(env), "MPI": _mpi()}
+    return "\n\n".join(
+        f"{title}:\n" + "\n".join(f"    {line}" for line in lines)
+        for title, lines in sections.items()
+    )
+
+
+def _launcher(env: Mapping[str, str]) -> list[str]:
+    if launched.has_own_variables(env):
+        names = ("RANK", "SIZE", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT")
+        own = _shown(env, [f"{p}_{name}" for name in names for p in ("HOROPLUG", "HOROVOD")])
+        lines = [f"horovodrun, or one in its manner: {own}"]
+        return lines + _weaker(env, launched.candidates(env))
+    found = launched.candidates(env)
+    if not found:
+        lines = ["none: no variable of any launcher is set, so a program would be rank 0 of 1"]
+        if env.get("SLURM_JOB_ID"):
+            lines.append("(a job of Slurm, but no step: srun starts ranks, not the batch script)")
+        return lines
+    lines = [f"{found[0].name}: {_shown(env, found[0].variables)}"]
+    try:
+        process = launched.recognise(env)
+    except ValueError as error:
+        return [*lines, f"but that is an error: {error}"]
+    if process is None:
+        lines.append("a job of one process")
+    else:
+        lines.append(f"this process is rank {process.rank} of {process.size}")
+        lines += [_where(env, process)]
+    # The names of the strongest may be those of another row, too.
+    return lines + _weaker(env, [each for each in found[1:] if each.rank != found[0].rank])
+
+
+def _weaker(env: Mapping[str, str], launchers: list[launched.Launcher]) -> list[str]:
+    return [
+        f"not asked, because it is weaker: {x.name}: {_shown(env, x.variables)}" for x in launchers
+    ]
+
+
+def _where(env: Mapping[str, str], process: launched.Launched) -> str:
+    place = process.place
+    if place is None:
+        return "the ranks meet over MPI, by mpi4py"
+    hosts = "this host" if place.together else " or ".join(place.hosts)
+    ports = ", ".join(map(str, meeting_tcp.ports(place.job)))
+    given = any(env.get(name) for name in ("HOROPLUG_SECRET_KEY", "HOROVOD_SECRET_KEY"))
+    key = "HOROPLUG_SECRET_KEY" if given else str(key_file())
+    return f"the ranks meet on {hosts}, at one of the ports {ports}, with a secret made of {key}"
+
+
+def _scheduler(env: Mapping[str, str]) -> list[str]:
+    found = scheduler(env)
+    if found is None:
+        return ["none: horovodrun needs to be told how many processes (-np)"]
+    lines = [f"{found.name}: {_shown(env, [found.variable])}"]
+    try:
+        hosts = allocation(env) or []
+    except ValueError as error:
+        return [*lines, f"but that is an error: {error}"]
+    listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+    return [*lines, f"horovodrun without -np takes {listed}"]
+
+
+def _mpi() -> list[str]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_MPI],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return [f"mpi4py has not opened an MPI library within {_SECONDS} s"]
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        if "No module named 'mpi4py'" in reason:
+            return ["none: mpi4py is not installed, and only mpirun needs it"]
+        return [f"mpi4py cannot use an MPI library: {reason}"]
+    versions, library, name, level = done.stdout.splitlines()[-4:]
+    asked = os.environ.get("MPI4PY_RC_THREAD_LEVEL") or level
+    return [
+        f"{versions}, with {library}: {name}",
+        f"asked for thread level {asked}; what the library grants is known once it is initialised",
+    ]
+
+
+def _shown(env: Mapping[str, str], names: list[str] | tuple[str, ...]) -> str:
+    return " ".join(f"{name}={env[name][:80]}" for name in names if env.get(name, "").strip())

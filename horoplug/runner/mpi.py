@@ -1,0 +1,258 @@
+"""``horovodrun --mpi``: the command line of mpirun that starts a job, for each implementation of MPI.
+
+Here is decided, without looking at anything; :mod:`horoplug.runner.mpi_launch` does it.
+No value of a variable is ever on the command line, where every user of the machine could read it: Open MPI is told
+names (``-x NAME``), Hydra passes on everything by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from . import environment
+from .checks import UsageError
+from .hosts import Host
+from .remote import Ssh
+
+MANY_HOSTS = 64  # from here on, Open MPI starts its daemons one by one and not as a tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What mpirun is to start."""
+
+    processes: int
+    hosts: Sequence[Host] = ()
+    """None: those that the batch system has given, or else this machine."""
+    allocated: bool = False
+    """Whether a batch system, which mpirun asks, has given hosts."""
+    forwarded: Sequence[str] = ()
+    """Names of variables for the ranks."""
+    root: bool = False
+    tcp: bool = False
+    timestamps: bool = False
+    output: Path | None = None
+    binding: str | None = None
+    more: str | None = None
+    ssh: Ssh = dataclasses.field(default_factory=Ssh)
+    ssh_options: Sequence[str] = ()
+    """Further ones, before those of ``ssh``."""
+    interfaces: Sequence[str] = ()
+
+
+class Line(NamedTuple):
+    """Arguments of mpirun before the program; variables of its own, folders to make for it, and remarks for the user,
+    one line each."""
+
+    arguments: list[str]
+    variables: dict[str, str]
+    folders: list[Path]
+    remarks: list[str]
+
+
+class Implementation(NamedTuple):
+    """One MPI: a pattern that ``mpirun --version`` matches, the file of its library, and who makes its command line.
+    Errors of ``line``: UsageError for what this MPI cannot do, ValueError for arguments that are not well quoted."""
+
+    name: str
+    version: str
+    library: str
+    line: Callable[[Request], Line]
+
+
+# ---- Open MPI and what stems from it ---------------------------------------------------------------------------------
+
+
+def _open_mpi(
+    request: Request, *, tag: list[str], remote: str, output: Callable[..., list[str]]
+) -> Line:
+    """``remote``: how the settings for starting on other hosts begin."""
+    hosts = request.hosts
+    if not hosts and not request.allocated:
+        hosts = [Host("localhost", request.processes)]  # or it would count the cores
+    line = ["-np", str(request.processes)]
+    if hosts:
+        line += ["-H", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+    if request.root:
+        line.append("--allow-run-as-root")
+    line += (
+        shlex.split(request.binding)
+        if request.binding
+        else ["--bind-to", "none", "--map-by", "slot"]
+    )
+    if request.tcp:
+        line += ["--mca", "pml", "ob1", "--mca", "btl", "^openib,uct,ofi,usnic"]
+    if request.interfaces:
+        line += ["--mca", "btl_tcp_if_include", ",".join(request.interfaces)]
+    if request.ssh.program != Ssh.program:
+        line += ["--mca", f"{remote}_agent", shlex.join(request.ssh.program)]
+    if options := [*request.ssh_options, *request.ssh.options]:
+        line += ["--mca", f"{remote}_args", shlex.join(options)]
+    if len(hosts) >= MANY_HOSTS:
+        line += ["--mca", f"{remote}_no_tree_spawn", "true"]
+        line += ["--mca", f"{remote}_num_concurrent", str(len(hosts))]
+    line += output(tag, request.timestamps, request.output)
+    for name in request.forwarded:
+        line += ["-x", name]
+    return Line([*line, *_more(request)], {}, [request.output] if request.output else [], [])
+
+
+def _flags(tag: list[str], timestamps: bool, folder: Path | None) -> list[str]:
+    """The output of Open MPI 4: folder/1/rank.N/stdout."""
+    return [
+        *tag,
+        *(["--timestamp-output"] if timestamps else []),
+        *(["--output-filename", str(folder)] if folder else []),
+    ]
+
+
+def _directives(tag: list[str], timestamps: bool, folder: Path | None) -> list[str]:
+    """That of Open MPI 5: folder/rank.JOB.N.out. (Its dir= loses a stream of each rank when both begin at once.)"""
+    words = [
+        *tag,
+        *(["timestamp"] if timestamps else []),
+        *([f"file={folder}/rank"] if folder else []),
+    ]
+    return ["--output", ",".join(words)]
+
+
+def _open_mpi_4(request: Request) -> Line:
+    return _open_mpi(request, tag=["--tag-output"], remote="plm_rsh", output=_flags)
+
+
+def _open_mpi_5(request: Request) -> Line:
+    return _open_mpi(request, tag=["tag"], remote="plm_ssh", output=_directives)
+
+
+def _spectrum(request: Request) -> Line:
+    binding = request.binding or "-bind-to socket -map-by socket -rank-by core"
+    plain = dataclasses.replace(request, binding=binding, tcp=False)
+    line = _open_mpi_4(plain)
+    return line._replace(arguments=[*(["-tcp"] if request.tcp else []), *line.arguments])
+
+
+# ---- those with Hydra ------------------------------------------------------------------------------------------------
+
+
+def _hydra(request: Request, hosts: list[str], binding: list[str], ssh: tuple[str, str]) -> Line:
+    """``ssh``: variables with the program and with its options."""
+    line = ["-prepend-rank", "-np", str(request.processes), *hosts]
+    line += shlex.split(request.binding) if request.binding else binding
+    folders: list[Path] = []
+    if request.interfaces:
+        line += ["-iface", request.interfaces[0]]
+    if request.output:
+        folders = [request.output / f"rank.{rank}" for rank in range(request.processes)]
+        line += ["-outfile-pattern", f"{request.output}/rank.%r/stdout"]
+        line += ["-errfile-pattern", f"{request.output}/rank.%r/stderr"]
+    program, *options = request.ssh.program
+    texts = (
+        program if program != "ssh" else "",
+        shlex.join([*options, *request.ssh_options, *request.ssh.options]),
+    )
+    variables = {name: text for name, text in zip(ssh, texts, strict=True) if text}
+    return Line([*line, *_more(request)], variables, folders, _no_times("mpirun", request))
+
+
+def _mpich(request: Request) -> Line:
+    hosts = ",".join(f"{host.name}:{host.slots}" for host in request.hosts)
+    line = _hydra(
+        request,
+        ["-hosts", hosts] if hosts else [],
+        ["-bind-to", "none"],
+        ("HYDRA_LAUNCHER_EXEC", "HYDRA_LAUNCHER_EXTRA_ARGS"),
+    )
+    if request.tcp:
+        line.variables["UCX_TLS"] = "tcp,sm,self"
+        line.variables["FI_PROVIDER"] = "tcp"
+    return line
+
+
+def _intel(request: Request) -> Line:
+    hosts: list[str] = []
+    if request.hosts:
+        slots = {host.slots for host in request.hosts}
+        if len(slots) > 1:
+            raise UsageError(
+                "mpirun of Intel MPI takes as many processes on every host: leave out -H, write a file with a line "
+                'host:slots for each, and give --mpi-args "-machinefile FILE"'
+            )
+        names = ",".join(host.name for host in request.hosts)
+        hosts = ["-hosts", names, "-ppn", str(slots.pop())]
+    ssh = "I_MPI_HYDRA_BOOTSTRAP_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
+    line = _hydra(request, hosts, [], ssh)
+    if not request.binding:
+        line.variables["I_MPI_PIN"] = "0"
+    if request.tcp:
+        line.variables["FI_PROVIDER"] = "tcp"
+    return line
+
+
+def _jsrun(request: Request) -> Line:
+    """One resource set for each of the allocation's hosts, with all that it has."""
+    if not request.hosts:
+        raise UsageError(
+            "--jsrun needs the hosts of an LSF job (LSB_MCPU_HOSTS); start it there, or with --mpi"
+        )
+    count = len(request.hosts)
+    line = ["--np", str(request.processes), "--nrs", str(count), "--rs_per_host", "1"]
+    line += ["--tasks_per_rs", str(-(-request.processes // count))]
+    line += ["--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS"]
+    line += shlex.split(request.binding) if request.binding else ["--bind", "none"]
+    if smpi := " ".join(
+        [*(["-tcp"] if request.tcp else []), *([request.more] if request.more else [])]
+    ):
+        line += ["--smpiargs", smpi]
+    if request.output:
+        line += ["--stdio_mode", "individual"]
+        line += [
+            f"--stdio_{stream}={request.output}/rank.%t.{stream}" for stream in ("stdout", "stderr")
+        ]
+    return Line(line, {}, [request.output] if request.output else [], _no_times("jsrun", request))
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+IMPLEMENTATIONS: Final = (
+    Implementation("IBM Spectrum MPI", r"IBM Spectrum MPI", "libmpi_ibm.so.3", _spectrum),
+    Implementation("Open MPI 5", r"Open MPI\) ([5-9]|\d\d)\.", "libmpi.so.40", _open_mpi_5),
+    Implementation("Open MPI", r"Open MPI|OpenRTE", "libmpi.so.40", _open_mpi_4),
+    Implementation("Intel MPI", r"Intel\(R\) MPI", "libmpi.so.12", _intel),
+    Implementation("MPICH", r"HYDRA|MPICH|MVAPICH", "libmpi.so.12", _mpich),
+)
+"""The first whose pattern is found is it."""
+
+JSRUN: Final = Implementation("jsrun", "", "", _jsrun)
+
+# What is not a shell's name, or is MPI's own.
+_FORWARDED: Final = re.compile(r"(?!PMI|PRTE_|OMPI_)[A-Za-z_]\w*", re.ASCII)
+
+
+def recognise(text: str) -> Implementation | None:
+    """Whose ``mpirun --version`` prints this text."""
+    return next((each for each in IMPLEMENTATIONS if re.search(each.version, text)), None)
+
+
+def lsf_hosts(env: Mapping[str, str]) -> list[Host]:
+    """The hosts of an LSF job; without the one that the job's script runs on, if there are others."""
+    words = env.get("LSB_MCPU_HOSTS", "").split()
+    hosts = [Host(name, int(count)) for name, count in zip(words[::2], words[1::2], strict=False)]
+    return hosts[1:] if len(hosts) > 1 and hosts[0].slots == 1 else hosts
+
+
+def forwarded(env: Mapping[str, str]) -> list[str]:
+    """The names of the variables in ``env`` that ranks on other hosts are to have."""
+    return sorted(name for name in environment.forwarded(env) if _FORWARDED.fullmatch(name))
+
+
+def _more(request: Request) -> list[str]:
+    return shlex.split(request.more or "")
+
+
+def _no_times(name: str, request: Request) -> list[str]:
+    text = f"this {name} cannot print the time before every line; it is left out"
+    return [text] if request.timestamps else []

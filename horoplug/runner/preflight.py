@@ -1,0 +1,186 @@
+"""What the launcher finds out about several hosts before ranks start: the same horoplug everywhere, an address of its
+own that all of them reach, and that they reach each other.
+
+Messages of the hosts' probes (probe.py) in, messages to them and a decision out; no sockets and no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+PATIENCE = (
+    1.0  # seconds to wait for an address that comes earlier in the list than one that works already
+)
+_HINT = "let firewalls pass TCP between the hosts, or choose a network with --network-interface"
+
+
+class StartError(Exception):
+    """The job cannot start; the text is one line for the user."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Host:
+    name: str
+    number: int
+    greeted: bool = False
+    interface: str | None = None  # prescribed by the user, by its name there
+    address: str | None = None  # where its ranks are going to listen
+    reached: dict[int, str] = dataclasses.field(default_factory=dict)  # by candidate: own address
+    unreached: dict[int, str] = dataclasses.field(default_factory=dict)  # and the reason
+    port: int | None = None
+    peers: set[int] = dataclasses.field(default_factory=set)  # that it has reached
+
+
+class Message(NamedTuple):
+    """A line for the probe of one host."""
+
+    host: int
+    line: bytes
+
+
+class Preflight:
+    """One conversation with all hosts. :attr:`server` is the decision, :attr:`done` says that all is well."""
+
+    def __init__(
+        self, hosts: Sequence[str], candidates: Sequence[tuple[str, int]], version: str
+    ) -> None:
+        """``candidates``: where the launcher listens, the best first. ``version``: of its horoplug."""
+        self._hosts = [_Host(name, number) for number, name in enumerate(hosts)]
+        self._candidates = list(candidates)
+        self._version = version
+        self._common_since: float | None = None
+        self.server: int | None = None
+        """The candidate that all hosts reach."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every host reaches every other one that its ranks connect to."""
+        return self.server is not None and not any(map(self._is_late, self._hosts))
+
+    def interface(self, host: int) -> str | None:
+        """The interface that was prescribed, by the name that it has on a host."""
+        return self._hosts[host].interface
+
+    def waiting_for(self) -> str:
+        """What is missing, for a message when time is up."""
+        silent = [host.name for host in self._hosts if not host.greeted]
+        if silent:
+            return f"no answer from {', '.join(silent)}"
+        return f"no answer from {', '.join(h.name for h in self._hosts if self._is_late(h))}"
+
+    def _is_late(self, host: _Host) -> bool:
+        if self.server is None:
+            return len(host.reached) + len(host.unreached) < len(self._candidates)
+        return host.port is None or host.peers != set(range(host.number))
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def feed(self, number: int, message: dict[str, Any], now: float) -> list[Message]:
+        """Take what a probe has said; what is to be said to others. Errors: StartError."""
+        host = self._hosts[number]
+        match message:
+            case {"hello": hello}:
+                self._greeted(host, hello)
+            case {"launcher": {"number": candidate, "own": str(own)}}:
+                host.reached[candidate] = own
+            case {"launcher": {"number": candidate, "reason": reason}}:
+                host.unreached[candidate] = reason
+            case {"listening": port}:
+                host.port = port
+                return self._introduce()
+            case {"peer": {"number": peer, "own": str()}}:
+                host.peers.add(peer)
+            case {"peer": {"number": peer, "reason": reason}}:
+                other = self._hosts[peer]
+                raise StartError(
+                    f"{host.name} does not reach {other.name} at {other.address}: {reason}; {_HINT}"
+                )
+            case {"failed": reason}:
+                raise StartError(f"{host.name} {reason}")
+        return self.turn(now)
+
+    def _greeted(self, host: _Host, hello: dict[str, Any]) -> None:
+        host.greeted = True
+        if hello["version"] != self._version:
+            raise StartError(
+                f"{host.name} has horoplug {hello['version']}, and this host {self._version}: all hosts need the same"
+            )
+        if "error" in hello:
+            raise StartError(f"{host.name}: {hello['error']}")
+        host.interface, host.address = hello.get("interface"), hello.get("address")
+
+    # ---- decisions ---------------------------------------------------------------------------------------------------
+
+    def turn(self, now: float) -> list[Message]:
+        """Decide about the launcher's address, if that is possible by now. Errors: StartError if there is none."""
+        if self.server is not None:
+            return []
+        everyones = range(len(self._candidates))
+        common = [c for c in everyones if all(c in host.reached for host in self._hosts)]
+        failed = {c for host in self._hosts for c in host.unreached}
+        if not common:
+            known = all(len(h.reached) + len(h.unreached) == len(everyones) for h in self._hosts)
+            if known:
+                raise StartError(self._no_network())
+            return []
+        if self._common_since is None:
+            self._common_since = now
+        undecided = [c for c in everyones[: common[0]] if c not in failed]
+        if undecided and now < self._common_since + PATIENCE:
+            return []
+        self.server = common[0]
+        for host in self._hosts:
+            host.address = host.address or host.reached[self.server]
+        return [Message(host.number, _line({"listen": host.address})) for host in self._hosts]
+
+    @property
+    def due(self) -> float | None:
+        """When :meth:`turn` is to be called again, by the clock of its caller."""
+        if self.server is None and self._common_since is not None:
+            return self._common_since + PATIENCE
+        return None
+
+    def _introduce(self) -> list[Message]:
+        """Once all listen, have each host connect to those before it, as its ranks will."""
+        if any(host.port is None for host in self._hosts):
+            return []
+        listening = [(host.number, host.address, host.port) for host in self._hosts]
+        return [
+            Message(host.number, _line({"peers": listening[: host.number]})) for host in self._hosts
+        ]
+
+    def _no_network(self) -> str:
+        for host in self._hosts:
+            if not host.reached:
+                tried = ", ".join(
+                    f"{self._candidates[c][0]} ({why})" for c, why in sorted(host.unreached.items())
+                )
+                return f"{host.name} does not reach this host at any of its addresses: {tried}; {_HINT}"
+        ways = "; ".join(
+            f"{host.name} reaches it at {', '.join(self._candidates[c][0] for c in sorted(host.reached))}"
+            for host in self._hosts
+        )
+        return f"no address of this host is reached by all others: {ways}; {_HINT}"
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def question(
+    secret: bytes,
+    candidates: Sequence[tuple[str, int]],
+    interfaces: Sequence[str],
+    seconds: float,
+) -> bytes:
+    """The first line to every probe. ``seconds``: how long a connection may take."""
+    return _line(
+        {
+            "secret": secret.hex(),
+            "candidates": list(candidates),
+            "interfaces": list(interfaces),
+            "seconds": seconds,
+        }
+    )

@@ -1,0 +1,114 @@
+"""The process between ``horoplug.run`` and its ranks: a launcher like ``horovodrun``, with what they exchange.
+
+It is a process of its own because a launcher takes over what a process has only once, signals and all of its children;
+the one that calls ``horoplug.run`` may be a notebook's. Arguments: the pid of that one; descriptors of a pipe for the
+outcome, of the file with the function, and of one for each rank's result, separated by commas; flags of horovodrun."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from horoplug.common.config import SECRET_BYTES
+
+from . import mpi_launch
+from .arguments import Options, parse
+from .blame import describe
+from .checks import UsageError
+from .exchange import Exchange
+from .hosts import Host, place
+from .launch import as_scheduled, given_hosts, make_job
+from .preflight import StartError
+from .run_task import ADDRESS, PORT, SECRET
+from .start import candidates
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The job. Writes its outcome as JSON: ``usage``, or ``code``, ``text``, ``returned``, ``raised``, ``problems``."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(arguments[0]):
+        return 1
+    pipe, function, *results = map(int, arguments[1].split(","))
+    for fd in (pipe, function, *results):
+        os.set_inheritable(fd, False)
+    try:
+        options = as_scheduled(parse(arguments[2:]))
+        run = _run if options.controller == "gloo" else _run_with_mpi
+        outcome = run(options, function, results)
+    except UsageError as error:
+        outcome = {"usage": str(error)}
+    with open(pipe, "w", encoding="utf-8") as file:
+        json.dump(outcome, file)
+    return 0
+
+
+def _run(options: Options, function: int, results: Sequence[int]) -> dict[str, Any]:
+    exchange: Exchange | None = None
+
+    def serve(address: str, secret: bytes) -> dict[str, str]:
+        nonlocal exchange
+        exchange = Exchange(secret, address, function, results)
+        return {PORT: str(exchange.port)}
+
+    job = make_job(options, serve=serve)
+    try:
+        code = job.run()
+    finally:
+        if exchange is not None:
+            exchange.close()
+    return _outcome(exchange, code, job.verdict)
+
+
+def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> dict[str, Any]:
+    """The same with mpirun, which starts the ranks and ends them."""
+    secret = secrets.token_bytes(SECRET_BYTES)
+    hosts = given_hosts(options) or []
+    exchange = Exchange(secret, _address(options, hosts), function, results)
+    try:
+        command, env = mpi_launch.command(
+            options,
+            hosts,
+            {
+                ADDRESS: exchange.address,
+                PORT: str(exchange.port),
+                SECRET: base64.b64encode(secret).decode(),
+            },
+        )
+        with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL) as process:
+            for number in (signal.SIGINT, signal.SIGTERM):  # mpirun passes them on to the ranks
+                signal.signal(number, lambda number, _: process.send_signal(number))
+            code = process.wait()
+    finally:
+        exchange.close()
+    name = os.path.basename(command[0])
+    verdict = f"{name} {describe(code)}" if code else ""
+    return _outcome(exchange, code, verdict)
+
+
+def _address(options: Options, hosts: Sequence[Host]) -> str:
+    """Where ranks that mpirun starts reach this process."""
+    size = options.num_proc or 1
+    placements = place(hosts or [Host("localhost", size)], size)
+    if all(host.is_local for host in placements) and not mpi_launch.is_allocated(os.environ):
+        return "127.0.0.1"
+    try:
+        return candidates(placements, options.interfaces)[0]
+    except StartError as error:
+        raise UsageError(str(error)) from None
+
+
+def _outcome(exchange: Exchange | None, code: int, text: str) -> dict[str, Any]:
+    return {
+        "code": code,
+        "text": text,
+        "returned": sorted(exchange.returned) if exchange else [],
+        "raised": exchange.raised if exchange else [],
+        "problems": exchange.problems if exchange else {},
+    }

@@ -1,0 +1,122 @@
+"""A rank of ``horoplug.run``: gets the function, calls it, and gives back what became of it.
+
+``python -m horoplug.runner.run_task`` with the variables that :mod:`horoplug.runner.run_launcher` sets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import sys
+import threading
+import traceback
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from horoplug.common.config import parse_secret
+from horoplug.rendezvous.launched import recognise
+
+from .exchange import RAISED, RETURNED, WITHDRAWN, Client
+
+PORT, ADDRESS, SECRET = (f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET"))
+"""Where the launcher is; without address and secret those of the rendezvous."""
+_END_SECONDS = 5.0  # that a rank whose function has failed has for its end
+
+
+class Failure(NamedTuple):
+    """An exception on its way: its text without and with the traceback, and itself if that can be pickled."""
+
+    text: str
+    trace: str
+    pickled: bytes | None
+
+
+def pack(function: Any, args: Any, kwargs: Any) -> bytes:
+    """What the ranks get. Errors: whatever pickling raises."""
+    setup = {"path": [os.path.abspath(p) for p in sys.path], "python": list(sys.version_info[:2])}
+    head = json.dumps(setup).encode()
+    return len(head).to_bytes(4, "big") + head + cloudpickle.dumps((function, args, kwargs))
+
+
+def unpack(data: bytes | bytearray) -> Any:
+    """The function and its arguments. Errors: RuntimeError for another Python, whatever unpickling raises."""
+    end = 4 + int.from_bytes(data[:4], "big")
+    setup = json.loads(data[4:end])
+    if setup["python"] != list(sys.version_info[:2]):
+        there, here = (".".join(map(str, v)) for v in (setup["python"], sys.version_info[:2]))
+        raise RuntimeError(f"the function comes from Python {there}, and this is {here}")
+    sys.path += [path for path in setup["path"] if path not in sys.path]
+    return pickle.loads(memoryview(data)[end:])
+
+
+def main() -> int:
+    """The rank, from start to end."""
+    client = Client(
+        os.environ.pop(ADDRESS, "") or os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
+        int(os.environ.pop(PORT)),
+        parse_secret(os.environ.pop(SECRET, "") or os.environ["_HOROVOD_SECRET_KEY"]),
+        _rank(),
+    )
+    try:
+        function, args, kwargs = unpack(client.function())
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        return _fail(client, error)
+    try:
+        cloudpickle.dump(result, client, protocol=5)
+        client.finish(RETURNED)
+    except ConnectionError:
+        return 1  # the job is over, and everybody has been told why
+    except Exception as error:
+        kind = f"{type(result).__module__}.{type(result).__qualname__}"
+        problem = TypeError(f"the function's result, a {kind}, cannot be pickled: {error}")
+        problem.__cause__ = error
+        return _fail(client, problem)
+    return 0
+
+
+def _rank() -> int:
+    if "HOROVOD_RANK" in os.environ:
+        return int(os.environ["HOROVOD_RANK"])
+    launched = recognise(os.environ)  # by mpirun
+    return launched.rank if launched is not None else 0
+
+
+def _fail(client: Client, error: BaseException) -> int:
+    """Report the exception; it does not hold up the end if a thread of the function goes on."""
+    with contextlib.suppress(ConnectionError):  # the job is over
+        client.finish(WITHDRAWN)  # what there is of a result
+        client.write(pickle.dumps(tuple(describe(error))))
+        client.finish(RAISED)
+    timer = threading.Timer(_END_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+    return 1
+
+
+def describe(error: BaseException) -> Failure:
+    """An exception as it is sent, without the frames of this module."""
+    if isinstance(error, SystemExit):
+        text = f"the function called sys.exit({'' if error.code is None else repr(error.code)})"
+    else:
+        text = traceback.format_exception_only(error)[-1].strip()
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    lines = traceback.format_exception(type(error), error, trace)
+    pickled = None
+    try:
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)  # many that can be pickled cannot be made anew
+    except Exception:
+        pickled = None
+    return Failure(text, "".join(lines).rstrip(), pickled)
+
+
+if __name__ == "__main__":
+    # As a module of its own name, so that what is pickled here is known elsewhere.
+    from horoplug.runner import run_task
+
+    sys.exit(run_task.main())

@@ -1,0 +1,286 @@
+"""Hosts for tests: network namespaces of this machine, joined by bridges, each with an sshd of its own.
+
+    with Cluster(3) as cluster:
+        cluster.launch(0, "-np", 3, "-H", "h0,h1,h2", "python", "train.py")
+
+Host ``h1`` of network 0 has the address 10.214.0.2, by which all others know it. A host has a link to every network
+that it is told to be in. Needs root, iproute2 and OpenSSH's server."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support import environment, until
+
+SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+MARK = "HOROPLUG_TEST_CLUSTER"
+CONFIG = """
+Port 22
+HostKey {folder}/host_key
+PidFile none
+AuthorizedKeysFile {folder}/user_key.pub
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin yes
+StrictModes no
+UsePAM no
+UseDNS no
+MaxStartups 100
+"""
+HURRIED = "import sys; from horoplug.runner import job, launch"
+CLIENT = """
+Host *
+    IdentityFile {folder}/user_key
+    IdentitiesOnly yes
+    UserKnownHostsFile {folder}/known_hosts
+    GlobalKnownHostsFile none
+"""
+
+
+@functools.cache
+def why_not() -> str:
+    """Why there can be no such hosts here; empty if there can."""
+    if os.geteuid() != 0:
+        return "needs root, for network namespaces"
+    if shutil.which("ip") is None:
+        return "needs ip (iproute2)"
+    if SSHD is None or shutil.which("ssh") is None:
+        return "needs OpenSSH's client and server (openssh-server)"
+    name = f"hpprobe{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        return f"the kernel refuses network namespaces: {made.stderr.strip()}"
+    link = ["ip", "-n", name, "link", "add", "br0", "type"]
+    try:
+        for kind in (["veth", "peer", "name", "br1"], ["bridge"]):
+            made = subprocess.run([*link, *kind], capture_output=True, text=True)
+            if made.returncode:
+                return f"the kernel refuses {kind[0]} devices: {made.stderr.strip()}"
+            subprocess.run(["ip", "-n", name, "link", "del", "br0"], capture_output=True)
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+    return ""
+
+
+class Cluster:
+    """So many hosts, ``h0`` and on. ``networks``: for each, the networks that it is in; ``devices``: the name of its
+    links without number, for hosts that call them otherwise than ``eth``; ``ipv6``: there are no other addresses."""
+
+    def __init__(
+        self,
+        hosts: int,
+        networks: Sequence[Sequence[int]] | None = None,
+        devices: Sequence[str] | None = None,
+        ipv6: bool = False,
+    ) -> None:
+        self.ipv6 = ipv6
+        self.names = [f"h{i}" for i in range(hosts)]
+        self.networks = [list(one) for one in networks or [[0]] * hosts]
+        self.devices = list(devices or ["eth"] * hosts)
+        self.prefix = f"hpt{secrets.token_hex(4)}"
+        self.folder = Path(tempfile.mkdtemp(prefix="hpcluster"))
+        self.mark = secrets.token_hex(8)
+        self._servers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- making ------------------------------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        bridge = self.space("b")
+        ip("netns", "add", bridge)
+        for network in {n for one in self.networks for n in one}:
+            ip("-n", bridge, "link", "add", f"br{network}", "type", "bridge")
+            ip("-n", bridge, "link", "set", f"br{network}", "up")
+        known = ["127.0.0.1 localhost"]
+        for i, name in enumerate(self.names):
+            known += [f"{self.address(i, network)} {name}" for network in self.networks[i][:1]]
+        for i, name in enumerate(self.names):
+            space = self.space(name)
+            ip("netns", "add", space)
+            ip("-n", space, "link", "set", "lo", "up")
+            for network in self.networks[i]:
+                port = f"p{i}n{network}"
+                device = self.device(i, network)
+                ip(
+                    *("-n", space, "link", "add", device, "type", "veth"),
+                    *("peer", "name", port, "netns", bridge),
+                )
+                ip("-n", bridge, "link", "set", port, "master", f"br{network}", "up")
+                address = [f"{self.address(i, network)}/24", "dev", device]
+                if self.ipv6:  # without waiting for somebody else who has it
+                    address = [f"{self.address(i, network)}/64", "dev", device, "nodad"]
+                ip("-n", space, "addr", "add", *address)
+                ip("-n", space, "link", "set", device, "up")
+            etc = Path("/etc/netns", space)
+            etc.mkdir(parents=True)
+            (etc / "hosts").write_text("\n".join(known) + "\n")
+        self._keys()
+        for i in range(len(self.names)):
+            self._serve(i)
+
+    def _keys(self) -> None:
+        for key in ("host_key", "user_key"):
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        (self.folder / "sshd_config").write_text(CONFIG.format(folder=self.folder))
+        (self.folder / "ssh_config").write_text(CLIENT.format(folder=self.folder))
+        self.rsh.write_text(
+            f'#!/bin/sh\nexec {self.ssh} -o StrictHostKeyChecking=accept-new "$@"\n'
+        )
+        self.rsh.chmod(0o755)
+
+    def _serve(self, host: int) -> None:
+        Path("/run/sshd").mkdir(exist_ok=True)
+        log = (self.folder / f"sshd{host}.log").open("wb")
+        with log:
+            server = subprocess.Popen(
+                # A host name of its own, too.
+                [
+                    *("ip", "netns", "exec", self.space(self.names[host]), "unshare", "--uts"),
+                    *("sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]),
+                    *(SSHD, "-D", "-e", "-f", self.folder / "sshd_config"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._servers.append(server)
+        until(lambda: b"Server listening" in (self.folder / f"sshd{host}.log").read_bytes())
+
+    # ---- use ---------------------------------------------------------------------------------------------------------
+
+    def space(self, name: str) -> str:
+        """The network namespace of a host."""
+        return f"{self.prefix}{name}"
+
+    def address(self, host: int, network: int = 0) -> str:
+        return f"fd00:{network}::{host + 1}" if self.ipv6 else f"10.214.{network}.{host + 1}"
+
+    def device(self, host: int, network: int = 0) -> str:
+        return f"{self.devices[host]}{network}"
+
+    def inside(self, host: int) -> list[str]:
+        """What a command starts with that is to run on a host."""
+        spaces = ["--net", "--uts", "--mount", f"--wd={os.getcwd()}"]
+        return ["nsenter", "-t", str(self._servers[host].pid), *spaces]
+
+    @property
+    def ssh(self) -> str:
+        """ssh with this cluster's keys, and nothing of the user's."""
+        return f"ssh -F {self.folder}/ssh_config"
+
+    @property
+    def rsh(self) -> Path:
+        """The same as one program, for an mpirun."""
+        return self.folder / "ssh"
+
+    def start(
+        self,
+        host: int,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        later: float | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start horovodrun on a host. ``later``: how much longer than ranks it waits for a host that is silent."""
+        program = ["-m", "horoplug.runner"]
+        if later is not None:
+            program = ["-c", f"{HURRIED}; job._LATER = {later}; sys.exit(launch.main())"]
+        return self.popen(host, sys.executable, *program, *arguments, env=env)
+
+    def popen(
+        self, host: int, *command: object, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        variables = environment() | {"HOROPLUG_SSH": self.ssh, MARK: self.mark}
+        return subprocess.Popen(
+            [*self.inside(host), *map(str, command)],
+            env=variables | (env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def launch(
+        self, host: int, *arguments: object, timeout: float = 60, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """horovodrun on a host, until its end."""
+        process = self.start(host, *arguments, env=env)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            out, err = process.communicate(timeout=30)
+            pytest.fail(f"not done after {timeout:g} s:\n{out}\n{err}", pytrace=False)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def link(self, host: int, state: str, network: int = 0) -> None:
+        """Set a host's link ``up`` or ``down``."""
+        ip(*("-n", self.space(self.names[host]), "link", "set"), self.device(host, network), state)
+
+    def processes(self, servers: bool = False) -> dict[int, str]:
+        """What runs on the hosts: command lines by pid. Without their servers, which may not know yet that somebody
+        has gone whose link is down."""
+        found = {}
+        for name in self.names:
+            listed = subprocess.run(
+                ["ip", "netns", "pids", self.space(name)], capture_output=True, text=True
+            )
+            for pid in map(int, listed.stdout.split()):
+                with contextlib.suppress(OSError):
+                    text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    if text and (servers or not text.startswith(("sshd:", SSHD))):  # zombies: ""
+                        found[pid] = text
+        return found
+
+    def wait_gone(self, timeout: float = 20) -> None:
+        """Until nothing runs on the hosts but their servers."""
+        deadline = time.monotonic() + timeout
+        while left := self.processes():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Remove everything. Idempotent; also what was made only in part."""
+        for server in self._servers:
+            server.terminate()
+            server.wait(10)
+        deadline = time.monotonic() + 5
+        while (
+            self._servers and (left := self.processes(servers=True)) and time.monotonic() < deadline
+        ):
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, 9)
+        self._servers.clear()
+        for name in (*self.names, "b"):
+            subprocess.run(["ip", "netns", "delete", self.space(name)], capture_output=True)
+            shutil.rmtree(Path("/etc/netns", self.space(name)), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Path("/etc/netns").rmdir()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"

@@ -1,0 +1,179 @@
+"""What the pages about starting a job say: their commands run, and what cannot run here at least parses.
+
+A block that is marked ``sh run`` is run as it stands, in a folder with a small train.py. Further words say what it
+needs: ``checkout`` is run in the checkout, ``mpi`` with an MPI's mpirun, ``torch`` where PyTorch is, ``slurm`` is a
+script for sbatch, ``slurm-shell`` is run where Slurm's programs are."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+from slurm_daemons import batch, slurm
+from support import ROOT, environment
+
+from horoplug.rendezvous.launched import LAUNCHERS
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness import mpi
+
+__all__ = ["slurm"]  # a fixture
+
+PAGES = sorted(ROOT.glob("docs/launch*.md"))
+KNOWN = {"run", "checkout", "mpi", "torch", "slurm", "slurm-shell"}
+
+TRAIN = """
+import sys
+import numpy as np
+import horoplug as hvd
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+assert hvd.allgather(np.array([rank])).tolist() == [*range(size)]
+sys.stdout.write(f"rank {rank} of {size} is done\\n")
+"""
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    language: str
+    words: list[str]
+    text: str
+
+    def __str__(self):
+        return f"{self.page}:{self.line}"
+
+
+def blocks():
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in re.finditer(r"^```(\w+)([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(page.name, line, match[1], match[2].split(), match[3]))
+    return found
+
+
+BLOCKS = blocks()
+TO_RUN = [block for block in BLOCKS if block.words]
+
+
+def test_there_are_some():
+    assert len(TO_RUN) > 10
+    assert all(block.language == "sh" and block.words[0] == "run" for block in TO_RUN)
+    assert {word for block in TO_RUN for word in block.words} <= KNOWN
+
+
+def variables_of(block, tmp_path):
+    """Those that a block needs. Skips what is not here."""
+    variables = {"XDG_CONFIG_HOME": str(tmp_path)}
+    if "torch" in block.words and importlib.util.find_spec("torch") is None:
+        pytest.skip("needs PyTorch")
+    if "mpi" in block.words:
+        pytest.importorskip("mpi4py")
+        found = next(filter(None, map(mpi.find, mpi.KINDS)), None)
+        if found is None:
+            pytest.skip("needs an MPI: make mpi")
+        variables |= found.environment()
+    return variables
+
+
+def check(block, output):
+    """All ranks of all jobs are done, and nothing else has gone wrong."""
+    if "train.py" in block.text:
+        done = Counter(
+            (int(n), int(r)) for r, n in re.findall(r"rank (\d+) of (\d+) is done", output)
+        )
+        assert done, output
+        for size in {size for size, _ in done}:
+            assert len({done[size, rank] for rank in range(size)}) == 1, output
+    if "allreduce.py" in block.text:
+        assert "# wrong results: 0" in output
+    if "--check-build" in block.text:
+        assert "Launcher:" in output
+
+
+@pytest.mark.parametrize("block", TO_RUN, ids=str)
+def test_run(block, tmp_path, request):
+    variables = variables_of(block, tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    if "slurm" in block.words:
+        script = tmp_path / "script.sh"
+        script.write_text(block.text)
+        run = request.getfixturevalue("slurm")
+        check(block, batch(run, script, f"--chdir={tmp_path}", **variables))
+        return
+    command = ["bash", "-e", "-o", "pipefail", "-c", block.text]
+    if "slurm-shell" in block.words:
+        run = request.getfixturevalue("slurm")
+        status, output = run(*command, folder=tmp_path, **variables)
+    else:
+        done = subprocess.run(
+            command,
+            cwd=ROOT if "checkout" in block.words else tmp_path,
+            env=environment() | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=100,
+        )
+        status, output = done.returncode, done.stdout
+    assert status == 0, output
+    check(block, output)
+
+
+def test_what_is_not_run():
+    """YAML and Python parse, and shells find no mistake."""
+    yaml = pytest.importorskip("yaml")
+    for block in BLOCKS:
+        if block.language == "yaml":
+            for document in yaml.safe_load_all(block.text):
+                assert isinstance(document, dict), block
+        elif block.language == "python":
+            ast.parse(block.text)
+        else:
+            assert block.language == "sh", block
+            subprocess.run(["bash", "-n", "-c", block.text], check=True)
+
+
+def test_manifests_hold_together():
+    """Every secret that a manifest takes is made as the page says, under the name that horoplug reads."""
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "docs" / "launch-kubernetes.md").read_text()
+    assert "create secret generic horoplug --from-literal=key=" in text
+    found = []
+
+    def look(node):
+        if isinstance(node, dict):
+            if "valueFrom" in node:
+                found.append((node["name"], node["valueFrom"]["secretKeyRef"]))
+            node = [*node.values()]
+        if isinstance(node, list):
+            for each in node:
+                look(each)
+
+    for block in BLOCKS:
+        if block.page == "launch-kubernetes.md" and block.language == "yaml":
+            look(yaml.safe_load(block.text))
+    assert len(found) == 3
+    assert all(
+        each == ("HOROPLUG_SECRET_KEY", {"name": "horoplug", "key": "key"}) for each in found
+    )
+
+
+def test_the_table_of_launchers():
+    """The page's is that of the code, in its order."""
+    rows = re.findall(
+        r"^\| ([^|]+) \| `(\w+)` \| `(\w+)` \|([^|]*)\|",
+        (ROOT / "docs" / "launching.md").read_text(),
+        re.M,
+    )
+    found = [(name, rank, size, *re.findall(r"\w+", also)) for name, rank, size, also in rows]
+    assert found == [(each.name, *each.variables) for each in LAUNCHERS]

@@ -1,0 +1,653 @@
+"""Jobs on several hosts: network namespaces, each with an sshd, which horovodrun reaches as any other host."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from netns import Cluster, why_not
+from support import ROOT, until
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness import mpi
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+START = 8  # seconds in which a wrong start has to be over
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(4) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request):
+    yield
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").wait_gone()
+
+
+def python(*lines):
+    head = "import os, signal, sys; rank = int(os.environ['HOROVOD_RANK'])"
+    return [sys.executable, "-c", "\n".join((head, *lines))]
+
+
+READY = "sys.stdout.write(f'ready {rank}\\n'); sys.stdout.flush()"
+SPIN = "while True: signal.pause()"
+
+
+def wait_for(process, pattern, count=1):
+    """Read lines of a launcher's output until so many have matched; the matches."""
+    found = []
+    while len(found) < count:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        if match := re.search(pattern, line):
+            found.append(match)
+    return found
+
+
+def finish(process, timeout=40):
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def one_line(done, took=None):
+    """What a launcher has said that printed one line and nothing else."""
+    assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr), done.stderr
+    assert done.stdout == ""
+    return done.stderr.removeprefix("horovodrun: ").rstrip("\n")
+
+
+# ---- jobs that work --------------------------------------------------------------------------------------------------
+
+COLLECTIVES = """
+import json, os
+import numpy as np
+import horoplug as hvd
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+for count in (1, 1000, 300_000):
+    mine = np.arange(count, dtype=np.float32) + rank
+    everyones = [np.arange(count, dtype=np.float32) + r for r in range(size)]
+    assert np.array_equal(hvd.allreduce(mine, op=hvd.Sum), sum(everyones))
+    assert np.array_equal(hvd.allreduce(mine, op=hvd.Max), everyones[-1])
+    assert np.array_equal(hvd.allgather(mine), np.concatenate(everyones))
+    assert np.array_equal(hvd.broadcast(mine, root_rank=size - 1), everyones[-1])
+    parts, splits = hvd.alltoall(np.full(size * 3, rank), splits=[3] * size)
+    assert parts.tolist() == [r for r in range(size) for _ in range(3)]
+    block = hvd.reducescatter(np.ones((size * 2, count // 100 + 1), np.float32), op=hvd.Sum)
+    assert block.shape[0] == 2 and (block == size).all()
+    hvd.barrier()
+place = hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+told = [int(os.environ["HOROVOD_" + n]) for n in ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")]
+assert list(place) == told
+space = os.readlink("/proc/self/ns/net")
+print(json.dumps([rank, *place, os.environ["HOROVOD_HOSTNAME"], space]))
+hvd.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (
+            "10.214.0.1,h1:1",
+            [(0, 0, 1, 0, 2, "10.214.0.1"), (1, 0, 1, 1, 2, "h1")],
+        ),
+        (
+            "h0:2,h1:2",
+            [
+                *((0, 0, 2, 0, 2, "h0"), (1, 1, 2, 0, 2, "h0")),
+                *((2, 0, 2, 1, 2, "h1"), (3, 1, 2, 1, 2, "h1")),
+            ],
+        ),
+        # The launcher's host has no rank, names come with a user or as addresses, and hosts have different numbers.
+        (
+            "root@h2:1,10.214.0.4:2,h1",
+            [
+                (0, 0, 1, 0, 3, "root@h2"),
+                *((1, 0, 2, 1, 3, "10.214.0.4"), (2, 1, 2, 0, 1, "10.214.0.4")),
+                (3, 0, 1, 2, 3, "h1"),
+            ],
+        ),
+        (
+            "h3:1,h1:1,h0:1,h2:1",
+            [(r, 0, 1, r, 4, h) for r, h in enumerate(("h3", "h1", "h0", "h2"))],
+        ),
+    ],
+    ids=["2x1", "2x2", "mixed", "4x1"],
+)
+def test_collectives(cluster, hosts, expected):
+    done = cluster.launch(0, "-np", len(expected), "-H", hosts, sys.executable, "-c", COLLECTIVES)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = sorted(json.loads(line.partition(":")[2]) for line in done.stdout.splitlines())
+    assert [tuple(row[:-1]) for row in rows] == expected
+    # Where they really were.
+    assert len({row[-1] for row in rows}) == len({row[-2] for row in rows})
+
+
+def test_training(cluster, tmp_path):
+    """As in one process with the gradients of all; from a hostfile."""
+    pytest.importorskip("torch")
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("h0 slots=1 # the first\n\nh1:2\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "import horoplug.torch as hvd\n"
+        "import training\n"
+        "hvd.init()\n"
+        "model = training.Model()\n"
+        "training.train(training.wrapped(model), model, 5)\n"
+        "training.equal(model, training.joined(5), **training.CLOSE)\n"
+        "print('trained')\n"
+    )
+    done = cluster.launch(0, "-np", 3, "-hostfile", hostfile, sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{r}]<stdout>:trained" for r in range(3)]
+
+
+@pytest.mark.parametrize("hosts", ["h0,h1", "[fd00:0::1]:1,[fd00:0::2]:1"])
+def test_ipv6(hosts):
+    with Cluster(2, ipv6=True) as cluster:
+        command = [sys.executable, "-c", COLLECTIVES]
+        done = cluster.launch(0, "-np", 2, "-H", hosts, *command)
+        assert (done.returncode, done.stderr) == (0, "")
+        cluster.wait_gone()
+
+
+MPIRUN = {
+    "openmpi": [
+        *("--prtemca", "plm_ssh_agent", "{rsh}", "--map-by", "ppr:2:node", "--bind-to", "none"),
+        *("--mca", "btl_tcp_if_include", "eth0", "-H", "h0:2,h1:2"),
+    ],
+    "mpich": ["-launcher-exec", "{rsh}", "-iface", "eth0", "-hosts", "h0:2,h1:2"],
+}
+
+
+@pytest.mark.parametrize("kind", MPIRUN)
+def test_mpirun(cluster, kind):
+    """Ranks find each other over MPI, and talk over TCP."""
+    pytest.importorskip("mpi4py")
+    place = mpi.find(kind)
+    if place is None:
+        pytest.skip(f"{kind} is not installed: make mpi")
+    program = """
+from mpi4py import MPI
+import numpy as np
+import horoplug as hvd
+hvd.init()
+assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
+place = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+print(f"{place} on {MPI.Get_processor_name()}\\n", end="", flush=True)
+"""
+    variables = {k: v for k, v in place.environment().items() if "oversub" not in k + v}
+    flags = [word.format(rsh=cluster.rsh) for word in MPIRUN[kind]]
+    command = [place.mpirun, *flags, "-np", 4, sys.executable, "-c", program]
+    code, out, err = finish(cluster.popen(0, *command, env=variables), 60)
+    assert code == 0, (out, err)
+    expected = {f"({rank}, {rank % 2}, 2, {rank // 2}, 2) on h{rank // 2}" for rank in range(4)}
+    assert set(out.splitlines()) == expected
+
+
+def test_environment(cluster):
+    show = python(
+        "wanted = 'PLAIN', 'HOME', 'KEPT_HERE', 'CUDA_VISIBLE_DEVICES', 'SSH_AUTH_SOCK', 'ODD', 'BASH_FUNC_x%%'",
+        "print(os.getcwd(), [os.environ.get(name) for name in wanted])",
+    )
+    odd = "a 'b' \"c\" $d\nü"
+    outer = {
+        "PLAIN": "1",
+        "HOME": "/nowhere",
+        "KEPT_HERE": "2",
+        "HOROPLUG_FORWARD_EXCEPT": "KEPT_*, X",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "SSH_AUTH_SOCK": "/nonesuch",
+        "ODD": odd,
+        "BASH_FUNC_x%%": "() { :; }",
+    }
+    done = cluster.launch(0, "-np", 1, "-H", "h1", *show, env=outer)
+    home = os.path.expanduser("~root")
+    assert done.returncode == 0, done.stderr
+    told = ["1", home, None, None, None, odd, None]
+    assert done.stdout == f"[0]<stdout>:{os.getcwd()} {told}\n"
+
+
+def test_the_secret_is_on_no_command_line(cluster):
+    show = python(
+        "secret = os.environ['_HOROVOD_SECRET_KEY']",
+        "import base64",
+        "for name in os.listdir('/proc'):",
+        "    if name.isdigit():",
+        "        try: text = open(f'/proc/{name}/cmdline').read()",
+        "        except OSError: continue",
+        "        for one in secret, base64.b64decode(secret).hex(), 'VISIBLE_TO_ALL':",
+        "            assert one not in text, name",
+        "print('SECRET', secret)",
+    )
+    show[-1] = show[-1].replace("'VISIBLE_TO_ALL'", "os.environ['TOKEN']")
+    done = cluster.launch(
+        0, "-np", 2, "-H", "h0,h1", "--verbose", *show, env={"TOKEN": "hf_" + "x" * 20}
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search("SECRET (.*)", done.stdout)[1] not in done.stderr
+
+
+def test_a_login_shell_that_talks(cluster, tmp_path):
+    noisy = wrapper(tmp_path, "echo 'Welcome to this machine!'; echo 'mind the gap' >&2")
+    command = python("print(rank)")
+    done = cluster.launch(0, "-np", 1, "-H", "h1", "--remote-python", noisy, *command)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0]<stdout>:0\n", "")
+
+
+def test_much_output(cluster):
+    count = 30000
+    command = python(f"for i in range({count}): print(i)")
+    done = cluster.launch(0, "-np", 1, "-H", "h1", *command)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [f"[0]<stdout>:{i}" for i in range(count)]
+
+
+# ---- interfaces ------------------------------------------------------------------------------------------------------
+
+ADDRESSES = """
+import numpy as np
+import psutil
+import horoplug as hvd
+hvd.init()
+assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
+found = psutil.Process().net_connections(kind="tcp")
+print(sorted({one.laddr.ip for one in found if one.status == psutil.CONN_ESTABLISHED}))
+"""
+
+
+@pytest.fixture(scope="module")
+def two_networks():
+    """Two hosts in two networks, of which one has other names for its links, and a third in the second only."""
+    with Cluster(3, [[0, 1], [0, 1], [1]], ["eth", "ens", "eth"]) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "network"),
+    [
+        ([], {}, 0),
+        (["--network-interface", "eth1,ens1"], {}, 1),
+        (["--network-interface", "ens1", "--network-interface", "eth1"], {}, 1),
+        ([], {"HOROVOD_GLOO_IFACE": "eth1,ens1"}, 1),
+    ],
+    ids=["found", "list", "twice", "variable"],
+)
+def test_interfaces_with_different_names(two_networks, flags, env, network):
+    """All connections of the ranks, to the launcher and to each other, are in the network that was chosen."""
+    done = two_networks.launch(
+        0, "-np", 2, "-H", "h0,h1", *flags, sys.executable, "-c", ADDRESSES, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    shown = {f"[{rank}]<stdout>:['10.214.{network}.{rank + 1}']" for rank in range(2)}
+    assert set(done.stdout.splitlines()) == shown
+
+
+def test_the_network_that_all_have(two_networks):
+    done = two_networks.launch(0, "-np", 3, "-H", "h0,h1,h2", sys.executable, "-c", ADDRESSES)
+    assert done.returncode == 0, done.stderr
+    assert {line.partition(":")[2] for line in done.stdout.splitlines()} == {
+        f"['10.214.1.{rank + 1}']" for rank in range(3)
+    }
+
+
+def test_no_common_network():
+    with Cluster(3, [[0, 1], [0], [1]]) as cluster:
+        done = cluster.launch(0, "-np", 2, "-H", "h1,h2", "true")
+        text = one_line(done)
+        assert "no address of this host is reached by all others: " in text
+        assert "h1 reaches it at 10.214.0.1; h2 reaches it at 10.214.1.1" in text
+        assert done.returncode == 1
+        cluster.wait_gone()
+
+
+# ---- what is wrong at the start --------------------------------------------------------------------------------------
+
+
+def wrapper(folder, *lines, last='exec "$python" "$@"'):
+    """A Python for other hosts that does something first."""
+    script = folder / "python"
+    head = f"#!/bin/sh\npython={sys.executable}\n"
+    script.write_text(head + "\n".join((*lines, last)) + "\n")
+    script.chmod(0o755)
+    return script
+
+
+def refused(cluster, *arguments, hosts="h0,h1", cwd=None, env=None):
+    """The line with which a job does not start, in time."""
+    began = time.monotonic()
+    done = cluster.launch(
+        0, "-np", len(hosts.split(",")), "-H", hosts, "--start-timeout", START, *arguments, env=env
+    )
+    assert done.returncode == 1
+    assert time.monotonic() - began < START + 15  # of which most is for a busy machine
+    return one_line(done)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "flags", "message"),
+    [
+        ("h0,nonesuch.invalid", [], "host nonesuch.invalid: .*Could not resolve hostname"),
+        ("h0,h1", ["-p", 2222], "host h1: .*port 2222: Connection refused"),
+        ("h0,10.214.0.99", [], "host 10.214.0.99: .*(timed out|No route to host)"),
+        ("h0,nobody@h1", [], r"host nobody@h1: .*Permission denied \(publickey\)"),
+        (
+            "h0,h1",
+            ["--remote-python", "/nonesuch/python"],
+            "host h1: Python cannot be run there: .*/nonesuch/python",
+        ),
+        (
+            "h0,h1",
+            ["--network-interface", "eth7"],
+            "--network-interface: there is no network interface eth7",
+        ),
+        (
+            "h1,h2",
+            ["--network-interface", "eth7"],
+            "h[12]: there is no network interface eth7 .*eth0, lo",
+        ),
+        ("h0,h1", ["--ssh", "/nonesuch/ssh"], "/nonesuch/ssh cannot be run: No such file"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_hosts_that_cannot_be_used(cluster, hosts, flags, message):
+    assert re.search(message, refused(cluster, *flags, "sleep", 600, hosts=hosts))
+
+
+def test_the_key_of_a_host_has_changed(cluster, tmp_path):
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True
+    )
+    kind, key, _ = (tmp_path / "key.pub").read_text().split(None, 2)
+    known = tmp_path / "known_hosts"
+    known.write_text(f"h1 {kind} {key}\n")
+    text = refused(cluster, "--ssh", f"{cluster.ssh} -o UserKnownHostsFile={known}", "true")
+    assert text.startswith("host h1: Host key verification failed.")
+
+
+def test_no_horoplug_there(cluster, tmp_path):
+    bare = wrapper(tmp_path, "unset PYTHONPATH; cd /", last='exec "$python" -S "$@"')
+    text = refused(cluster, "--remote-python", bare, "true")
+    assert re.match(
+        "host h1: horoplug is not installed for the Python there .*No module named", text
+    )
+
+
+def test_another_horoplug_there(cluster, tmp_path):
+    info = tmp_path / "horoplug-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: horoplug\nVersion: 9.9\n")
+    newer = wrapper(tmp_path, f'export PYTHONPATH="{tmp_path}:$PYTHONPATH"')
+    text = refused(cluster, "--remote-python", newer, "true")
+    assert re.match(r"h1 has horoplug 9\.9, and this host [\d.]+: all hosts need the same", text)
+
+
+def test_no_such_folder_or_program_there(cluster, tmp_path):
+    """The file system is everybody's here: what is missing on a host has to go away in time."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    vanishing = wrapper(tmp_path, f"rmdir {gone} 2>/dev/null")
+    process = cluster.popen(
+        0,
+        *("sh", "-c", 'cd "$0"; exec "$@"', gone, sys.executable, "-m", "horoplug.runner"),
+        *("-np", 1, "-H", "h1", "--remote-python", vanishing, "true"),
+    )
+    code, out, err = finish(process)
+    assert (code, out) == (1, "")
+    assert err == f"horovodrun: host h1: there is no folder {gone}\n"
+    done = cluster.launch(0, "-np", 2, "-H", "h1,h2", "no-such-program")
+    assert done.returncode == 126
+    assert re.fullmatch(
+        "rank [01] could not be started on h[12]: No such file or directory.*", one_line(done)
+    )
+
+
+@pytest.fixture
+def filtered(cluster):
+    """A firewall on hosts that lets nobody connect but through ssh."""
+    if shutil.which("iptables", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
+        pytest.skip("needs iptables")
+    rule = ["INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "--dport", "1024:65535", "-j", "DROP"]
+    hosts = []
+
+    def block(host):
+        subprocess.run([*cluster.inside(host), "iptables", "-A", *rule], check=True)
+        hosts.append(host)
+
+    yield block
+    for host in hosts:
+        subprocess.run([*cluster.inside(host), "iptables", "-D", *rule], check=True)
+
+
+def test_a_firewall_at_the_launcher(cluster, filtered):
+    filtered(0)
+    text = refused(cluster, "true")
+    assert re.match(
+        "h1 does not reach this host at any of its addresses: 10.214.0.1 .no answer", text
+    )
+    assert "firewalls" in text
+
+
+def test_a_firewall_between_hosts(cluster, filtered):
+    filtered(1)
+    text = refused(cluster, "true", hosts="h1,h2")
+    assert re.match("h2 does not reach h1 at 10.214.0.2: no answer within .*firewalls", text)
+
+
+def test_a_host_that_hangs_at_the_start(cluster, tmp_path):
+    stuck = wrapper(tmp_path, "exec cat >/dev/null")
+    flags = ["--start-timeout", 3, "--remote-python", stuck]
+    text = refused(cluster, *flags, "true", hosts="h0,h1,h2")
+    assert text == "no answer from h1, h2 within 3 s"
+
+
+def test_a_host_that_vanishes_at_the_start(cluster, tmp_path):
+    """Its link goes down when the agent has begun there."""
+    began = tmp_path / "began"
+    slow = wrapper(tmp_path, f'case "$*" in *probe*) touch {began}; sleep 3;; esac')
+    process = cluster.start(
+        0, "-np", 2, "-H", "h0,h2", "--start-timeout", 3, "--remote-python", slow, "true"
+    )
+    until(began.exists)
+    cluster.link(2, "down")
+    try:
+        code, out, err = finish(process)
+    finally:
+        cluster.link(2, "up")
+    assert (code, out, err) == (1, "", "horovodrun: no answer from h2 within 3 s\n")
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_failure_ends_all(cluster):
+    command = python("if rank == 2: sys.exit(7)", SPIN)
+    done = cluster.launch(0, "-np", 4, "-H", "h0:2,h1,h2", *command)
+    assert done.returncode == 7
+    assert one_line(done) == "rank 2 exited with code 7; the other ranks were ended"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all(cluster, number):
+    process = cluster.start(0, "-np", 3, "-H", "h0,h1,h2", *python(READY, SPIN))
+    wait_for(process, "ready", 3)
+    process.send_signal(number)
+    code, _, err = finish(process)
+    assert code == 128 + number
+    assert re.fullmatch("horovodrun: (interrupted|terminated); all ranks were ended\n", err)
+
+
+def test_interrupted_while_a_host_hangs(cluster, tmp_path):
+    began = tmp_path / "began"
+    stuck = wrapper(tmp_path, f"touch {began}; exec cat >/dev/null")
+    process = cluster.start(0, "-np", 2, "-H", "h0,h1", "--remote-python", stuck, "true")
+    until(began.exists)
+    began_at = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert (code, err) == (130, "horovodrun: interrupted; all ranks were ended\n")
+    assert time.monotonic() - began_at < 5
+
+
+TREE = [  # with a grandchild and a daemon
+    *("sh", "-c"),
+    "sleep 600 & (setsid sleep 600 &) ; echo ready; sleep 600; true",
+]
+
+
+def ssh_to(process, host):
+    """The ssh that a launcher has started for a host."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if host in child.cmdline() and child.name() == "ssh":
+            return child
+    raise AssertionError("no ssh")
+
+
+def test_the_launcher_is_killed(cluster):
+    process = cluster.start(0, "-np", 3, "-H", "h0,h1,h2", *TREE)
+    wait_for(process, "ready", 3)
+    process.kill()
+    finish(process)
+    cluster.wait_gone()
+
+
+def test_ssh_is_killed(cluster):
+    process = cluster.start(0, "-np", 3, "-H", "h0,h1,h2", *TREE)
+    wait_for(process, "ready", 3)
+    ssh_to(process, "h2").kill()
+    code, _, err = finish(process)
+    assert code == 1
+    assert err == (
+        "horovodrun: host h2: the connection was lost: ssh was killed by signal 9 (SIGKILL); "
+        "all ranks were ended\n"
+    )
+    cluster.wait_gone()
+
+
+def test_the_agent_of_a_host_is_killed(cluster):
+    process = cluster.start(0, "-np", 2, "-H", "h0,h1", *TREE)
+    wait_for(process, "ready", 2)
+    # The agent's parent, which is the same program, stays.
+    agents = [pid for pid, text in cluster.processes().items() if "-c f=open(0" in text]
+    youngest = max(agents, key=lambda pid: psutil.Process(pid).create_time())
+    children = [pid for pid in agents if psutil.Process(pid).ppid() in agents]
+    assert children, (agents, youngest)
+    os.kill(children[0], signal.SIGKILL)
+    code, _, err = finish(process)
+    assert code == 1
+    assert re.match("horovodrun: host h1: the connection was lost: .*; all ranks were ended\n", err)
+    cluster.wait_gone()
+
+
+VANISHING = """
+import os, sys, time
+import numpy as np
+import horoplug as hvd
+hvd.init()
+notes = os.path.join(sys.argv[1], f"rank{hvd.rank()}")
+print("ready", flush=True)
+try:
+    while True:
+        hvd.allreduce(np.ones(10), name="step")
+except hvd.HorovodInternalError as error:
+    with open(notes, "w") as file:
+        file.write(f"{time.time()} {error}")
+    raise SystemExit(3)
+"""
+
+
+def test_a_host_vanishes(cluster, tmp_path):
+    """Its link goes down: every rank gets an error that names one on the other side, in time, and nothing is left."""
+    deadline = 4
+    flags = ["-np", 4, "-H", "h0,h1,h2:2", "--gloo-timeout-seconds", deadline]
+    process = cluster.start(0, *flags, sys.executable, "-c", VANISHING, tmp_path, later=4)
+    wait_for(process, "ready", 4)
+    cluster.link(2, "down")
+    began = time.time()
+    try:
+        code, _, err = finish(process)
+        notes = [tmp_path / f"rank{rank}" for rank in range(4)]
+        until(lambda: all(note.exists() and note.read_text() for note in notes))
+        cluster.wait_gone(40)
+    finally:
+        cluster.link(2, "up")
+    assert code == 1
+    assert re.search(
+        r"^horovodrun: host h2: no sign of life for \d+ s; all ranks were ended$", err, re.MULTILINE
+    )
+    for rank, note in enumerate(notes):
+        when, _, text = note.read_text().partition(" ")
+        assert float(when) - began < deadline + 6, text
+        assert "step" in text
+        others = "23" if rank < 2 else "01"
+        assert re.search(rf"rank(s \[?|\s)[{others}]", text), text
+
+
+def test_a_host_vanishes_while_nobody_talks(cluster):
+    """The launcher notices it by itself, and so does the host."""
+    flags = ["-np", 2, "-H", "h0,h2", "--gloo-timeout-seconds", 1]
+    process = cluster.start(0, *flags, *python(READY, SPIN), later=2)
+    wait_for(process, "ready", 2)
+    cluster.link(2, "down")
+    try:
+        code, _, err = finish(process)
+        assert (code, err) == (
+            1,
+            "horovodrun: host h2: no sign of life for 3 s; all ranks were ended\n",
+        )
+        cluster.wait_gone()
+    finally:
+        cluster.link(2, "up")
+
+
+def test_a_suspended_launcher_is_no_lost_one(cluster):
+    """Ctrl-Z, for longer than a host or the launcher would be silent."""
+    flags = ["-np", 2, "-H", "h0,h1", "--gloo-timeout-seconds", 1]
+    command = python(READY, "sys.stdout.flush()", "import time", "time.sleep(8)", "print('end')")
+    process = cluster.start(0, *flags, *command, later=3)
+    wait_for(process, "ready", 2)
+    launcher = psutil.Process(process.pid)
+    process.send_signal(signal.SIGTSTP)
+    until(lambda: launcher.status() == psutil.STATUS_STOPPED)
+    time.sleep(5.5)  # it is the time itself that is tested
+    process.send_signal(signal.SIGCONT)
+    code, out, err = finish(process)
+    assert (code, err) == (0, ""), err
+    assert out.count("end") == 2
+
+
+def test_a_launcher_whose_output_nobody_reads_is_no_lost_one(cluster):
+    """As in a pager: it is stuck in a write, and the host must not take that for its end, nor it for the host's."""
+    flags = ["-np", 1, "-H", "h1", "--gloo-timeout-seconds", 1]
+    process = cluster.start(0, *flags, "yes", later=3)
+    wait_for(process, "y")
+    time.sleep(5.5)  # it is the time itself that is tested
+    assert any(text.startswith("yes") for text in cluster.processes().values())
+    for _ in range(100_000):
+        assert process.stdout.readline() == "[0]<stdout>:y\n"
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert (code, err) == (130, "horovodrun: interrupted; all ranks were ended\n")
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "ring"])
+def test_algorithms(cluster, algorithm):
+    command = [sys.executable, "-c", COLLECTIVES]
+    env = {"HOROPLUG_ALGORITHM": algorithm, "HOROPLUG_NUM_STREAMS": "2"}
+    done = cluster.launch(0, "-np", 3, "-H", "h0:1,h1:2", *command, env=env)
+    assert (done.returncode, done.stderr) == (0, "")

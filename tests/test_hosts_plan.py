@@ -1,0 +1,294 @@
+"""Hosts as users write them, which ranks run where, and what is decided before they begin: no process is started."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from horoplug.rendezvous.interfaces import chosen, interfaces
+from horoplug.runner import agent
+from horoplug.runner.checks import UsageError
+from horoplug.runner.environment import forwarded
+from horoplug.runner.hosts import (
+    Host,
+    is_this_host,
+    lookup,
+    numbers,
+    parse_hostfile,
+    parse_hosts,
+    place,
+)
+from horoplug.runner.preflight import PATIENCE, Preflight, StartError
+from horoplug.runner.remote import Ssh
+
+# ---- hosts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", [("a", 1)]),
+        ("a:2,b", [("a", 2), ("b", 1)]),
+        (" a:2 , b:1 ", [("a", 2), ("b", 1)]),
+        ("a:1,b:2,a:3", [("a", 4), ("b", 2)]),
+        ("user@node-1.cluster:4", [("user@node-1.cluster", 4)]),
+        ("10.0.0.1:2,[fd00::1]:3,[::1]", [("10.0.0.1", 2), ("fd00::1", 3), ("::1", 1)]),
+    ],
+)
+def test_hosts(text, expected):
+    assert parse_hosts(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "a,,b", "a:", ":2", "a:0", "a:-1", "a:two", "fd00::1", "-oX=y:1", "a b", "[a"]
+)
+def test_wrong_hosts(text):
+    with pytest.raises(UsageError, match=r"^-H wants host:slots,host:slots, for example"):
+        parse_hosts(text)
+
+
+def test_hostfile(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text(
+        "# a comment\n\nnode1 slots=4 max_slots=8  # another\n  node2:2\nnode3\nnode1 slots=1\n[fd00::1] slots=2\n"
+    )
+    assert parse_hostfile(str(file)) == [
+        ("node1", 5),
+        ("node2", 2),
+        ("node3", 1),
+        ("fd00::1", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a slots=0\n", "line 1: wanted is a line like host slots=4, not 'a slots=0'"),
+        ("a\nb slots\n", "line 2: "),
+        ("a:2:3\n", "line 1: "),
+        ("a slots=2 b\n", "line 1: "),
+        ("# nothing\n", "there are no hosts in"),
+        ("\0\udcff", "it is no text"),
+    ],
+)
+def test_wrong_hostfile(tmp_path, text, message):
+    file = tmp_path / "hosts"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageError, match=message):
+        parse_hostfile(str(file))
+
+
+def test_this_host():
+    own = socket.gethostname()
+    for name in ("localhost", "127.0.0.1", "127.9.9.9", "::1", own, own.upper()):
+        assert is_this_host(name), name
+    for one in interfaces():
+        assert is_this_host(one.address), one
+    for name in ("root@localhost", "nonesuch.invalid", "192.0.2.77"):
+        assert not is_this_host(name), name
+
+
+def test_names_are_looked_up_at_once_and_not_for_ever(monkeypatch):
+    def answer(name, *_, **__):
+        if name == "slow":
+            over.wait(60)
+        if name == "unknown":
+            raise socket.gaierror
+        return [(0, 0, 0, "", ("192.0.2.1", 0))]
+
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    found = lookup(["slow", "unknown", "user@a", "a", "a"], seconds=0.5)
+    over.set()
+    assert found == {"slow": [], "unknown": [], "user@a": ["192.0.2.1"], "a": ["192.0.2.1"]}
+
+
+def test_places():
+    placed = place(parse_hosts("a.invalid:2,localhost:1,b.invalid:3,127.0.0.1:1"), 6)
+    assert [(one.name, one.is_local, one.ranks) for one in placed] == [
+        ("a.invalid", False, (0, 1)),
+        ("localhost", True, (2, 3)),
+        ("b.invalid", False, (4, 5)),
+    ]
+    assert [one.name for one in place([Host("a.invalid", 2), Host("b.invalid", 2)], 2)] == [
+        "a.invalid"
+    ]
+    with pytest.raises(
+        UsageError, match=r"^-np 4 is more than a.invalid:2,b.invalid:1 has: 3 slots$"
+    ):
+        place(parse_hosts("a.invalid:2,b.invalid"), 4)
+
+
+def test_numbers():
+    placed = place(parse_hosts("a.invalid:1,b.invalid:3,c.invalid:2"), 6)
+    found = numbers(placed)
+    names = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    assert [tuple(int(found[rank][name]) for name in names) for rank in range(6)] == [
+        (0, 1, 0, 3),
+        *((0, 3, 1, 3), (1, 3, 0, 2), (2, 3, 0, 1)),
+        *((0, 2, 2, 3), (1, 2, 1, 2)),
+    ]
+
+
+# ---- interfaces, environment, ssh ------------------------------------------------------------------------------------
+
+
+def test_interfaces():
+    known = interfaces()
+    assert ("lo", "127.0.0.1", True) in known
+    assert {one.name for one in known} <= {name for _, name in socket.if_nameindex()}
+    assert not any(one.address.startswith("fe80") for one in known)
+    assert chosen(["nonesuch0", "lo"])[0].address == "127.0.0.1"
+    with pytest.raises(
+        ValueError, match=r"no network interface x or y with an address .there are .*lo"
+    ):
+        chosen(["x", "y"])
+
+
+def test_what_is_forwarded():
+    stays = ["HOME", "USER", "SSH_AUTH_SOCK", "BASH_FUNC_f%%", "OLDPWD", "CUDA_VISIBLE_DEVICES"]
+    goes = [
+        "PATH",
+        "PYTHONPATH",
+        "LD_LIBRARY_PATH",
+        "WANDB_API_KEY",
+        "HOROVOD_LOG_LEVEL",
+        "MY_HOME",
+    ]
+    env = dict.fromkeys([*stays, *goes], "x")
+    assert set(forwarded(env)) == set(goes)
+    env["HOROPLUG_FORWARD_EXCEPT"] = "*_KEY, MY_*"
+    assert set(forwarded(env)) == {*goes, "HOROPLUG_FORWARD_EXCEPT"} - {"WANDB_API_KEY", "MY_HOME"}
+
+
+def test_ssh_command():
+    ssh = Ssh(("ssh", "-v"), 2222, "/a key", "/a python")
+    command = ssh.command("user@node", 7.9)
+    assert command[:2] == ["ssh", "-v"]
+    for option in ("BatchMode=yes", "ConnectTimeout=7", "StrictHostKeyChecking=accept-new"):
+        assert command[command.index(option) - 1] == "-o"
+    assert command[command.index("-p") + 1] == "2222"
+    assert command[command.index("-i") + 1] == "/a key"
+    assert command[-3:-1] == ["--", "user@node"]
+    assert command[-1].startswith("exec '/a python' -I -S ")
+
+
+def test_the_agent_can_be_sent():
+    """It ends with the call that starts it, and has no zero byte, which marks its end."""
+    with open(agent.__file__, "rb") as file:
+        source = file.read()
+    assert b"\0" not in source
+    assert b"__main__" in source.splitlines()[-2]
+
+
+# ---- before ranks begin ----------------------------------------------------------------------------------------------
+
+
+class Talk:
+    """A preflight of hosts a, b and c with probes that are played by the test."""
+
+    def __init__(self, candidates=2, hosts="abc"):
+        addresses = [(f"10.0.{i}.1", 1000 + i) for i in range(candidates)]
+        self.preflight = Preflight(list(hosts), addresses, "1.0")
+        self.sent = []
+
+    def say(self, host, now=0.0, **message):
+        for target, line in self.preflight.feed(host, message, now):
+            self.sent.append((target, json.loads(line)))
+
+    def hello(self, host, **more):
+        self.say(host, hello={"version": "1.0"} | more)
+
+    def tried(self, host, number, own=None, reason=None, now=0.0):
+        self.say(host, now, launcher={"number": number, "own": own, "reason": reason})
+
+    def peer(self, host, number, own=None, reason=None):
+        self.say(host, peer={"number": number, "own": own, "reason": reason})
+
+
+def test_a_good_start():
+    talk = Talk()
+    for host in range(3):
+        talk.hello(host)
+        talk.tried(host, 0, own=f"10.0.0.{host + 2}")
+    assert talk.preflight.server == 0
+    assert talk.sent == [(host, {"listen": f"10.0.0.{host + 2}"}) for host in range(3)]
+    talk.sent.clear()
+    for host in range(3):
+        assert not talk.sent
+        talk.say(host, listening=50 + host)
+    everyone = [[host, f"10.0.0.{host + 2}", 50 + host] for host in range(3)]
+    assert talk.sent == [(host, {"peers": everyone[:host]}) for host in range(3)]
+    talk.peer(1, 0, own="10.0.0.3")
+    talk.peer(2, 1, own="10.0.0.4")
+    assert not talk.preflight.done
+    assert talk.preflight.waiting_for() == "no answer from c"
+    talk.peer(2, 0, own="10.0.0.4")
+    assert talk.preflight.done
+
+
+def test_the_first_address_is_waited_for_but_not_for_long():
+    talk = Talk(hosts="ab")
+    for host in range(2):
+        talk.hello(host)
+        talk.tried(host, 1, own=f"10.0.1.{host + 2}", now=5.0)
+    assert talk.preflight.server is None
+    assert talk.preflight.due == 5.0 + PATIENCE
+    talk.preflight.turn(5.0 + PATIENCE)
+    assert talk.preflight.server == 1
+    talk = Talk(hosts="ab")
+    talk.tried(0, 0, reason="no answer")
+    for host in range(2):
+        talk.tried(host, 1, own=f"10.0.1.{host + 2}")
+    assert talk.preflight.server == 1  # the first one is out of question
+
+
+def test_prescribed_interfaces():
+    talk = Talk(hosts="ab")
+    talk.hello(0, interface="ib0", address="10.9.0.1")
+    talk.hello(1, interface="ib1", address="10.9.0.2")
+    for host in range(2):
+        talk.tried(host, 0, own=f"10.0.0.{host + 2}")
+    assert [talk.preflight.interface(host) for host in range(2)] == ["ib0", "ib1"]
+    assert talk.sent == [(host, {"listen": f"10.9.0.{host + 1}"}) for host in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("play", "message"),
+    [
+        (lambda t: t.hello(1, version="2.0"), "^b has horoplug 2.0, and this host 1.0"),
+        (lambda t: t.hello(2, error="there is no x"), "^c: there is no x$"),
+        (lambda t: t.say(0, failed="cannot listen"), "^a cannot listen$"),
+        (
+            lambda t: [t.tried(h, n, reason="refused") for n in range(2) for h in range(3)],
+            r"^a does not reach this host at any .*: 10.0.0.1 \(refused\), 10.0.1.1 \(refused\); let f",
+        ),
+        (
+            lambda t: [
+                t.tried(h, n, **({"own": "x"} if n == h % 2 else {"reason": "refused"}))
+                for n in range(2)
+                for h in range(3)
+            ],
+            "^no address .* a reaches it at 10.0.0.1; b reaches it at 10.0.1.1; c reaches it at 10.0.0.1;",
+        ),
+        (lambda t: t.peer(2, 1, reason="refused"), "^c does not reach b at None: refused; let"),
+    ],
+    ids=["version", "interface", "listen", "none", "no common", "peer"],
+)
+def test_a_start_that_is_not_possible(play, message):
+    talk = Talk()
+    with pytest.raises(StartError, match=message):
+        play(talk)
+
+
+def test_who_is_late():
+    talk = Talk()
+    talk.hello(1)
+    assert talk.preflight.waiting_for() == "no answer from a, c"
+    talk.hello(0)
+    talk.hello(2)
+    for host in (0, 2):
+        for number in range(2):
+            talk.tried(host, number, own="x")
+    assert talk.preflight.waiting_for() == "no answer from b"

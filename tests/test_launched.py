@@ -1,0 +1,263 @@
+"""Who has started a process, by its variables alone; and lists of hosts. (Jobs: test_launched_jobs.py.)"""
+
+import json
+import os
+import random
+
+import pytest
+from starters import STARTERS, distributed, jsrun, sagemaker, srun, trainer
+from support import seed
+
+from horoplug.rendezvous import slurm
+from horoplug.rendezvous.launched import LAUNCHERS, recognise
+from horoplug.rendezvous.meeting_tcp import ports
+from horoplug.runner.allocation import allocation
+from horoplug.runner.hosts import Host
+
+NUMBERS = [launcher for launcher in LAUNCHERS if launcher.name != "SageMaker"]
+MORE = {"MASTER_ADDR": "localhost", "SLURM_STEP_NODELIST": "localhost", "LSB_HOSTS": "localhost"}
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "run", "MASTER_ADDR": "host"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "2"}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"}
+
+
+def complaint(function, *arguments):
+    """The text of the ValueError that it ends in, which is one line."""
+    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as caught:
+        function(*arguments)
+    return str(caught.value)
+
+
+def variables(launcher, rank, size):
+    return MORE | dict.fromkeys(launcher.also, "1") | {launcher.rank: rank, launcher.size: size}
+
+
+@pytest.mark.parametrize("launcher", NUMBERS, ids=lambda launcher: launcher.name)
+def test_recognised(launcher):
+    found = recognise(variables(launcher, "1", "3"))
+    assert found is not None
+    assert (found.launcher, found.rank, found.size) == (launcher, 1, 3)
+    # Horovod's own variables are stronger, and a job of one needs nobody.
+    assert recognise(variables(launcher, "1", "3") | {"HOROVOD_SIZE": "2"}) is None
+    assert recognise(variables(launcher, "1", "3") | {"HOROPLUG_SIZE": "2"}) is None
+    assert recognise(variables(launcher, "0", "1")) is None
+    assert recognise(variables(launcher, "", "3")) is None
+
+
+@pytest.mark.parametrize("launcher", NUMBERS, ids=lambda launcher: launcher.name)
+@pytest.mark.parametrize(
+    ("rank", "size"), [("3", "3"), ("-1", "3"), ("one", "3"), ("0", "0"), ("0", "?")]
+)
+def test_numbers_that_make_no_sense(launcher, rank, size):
+    text = complaint(recognise, variables(launcher, rank, size))
+    for part in (launcher.name, f"{launcher.rank}={rank}", f"{launcher.size}={size}", "horovodrun"):
+        assert part in text
+
+
+@pytest.mark.parametrize("starter", STARTERS.values())
+def test_starters(starter):
+    found = [recognise(each) for each in starter(3)]
+    assert [(each.rank, each.size) for each in found] == [(0, 3), (1, 3), (2, 3)]
+    assert len({each.launcher.name for each in found}) == 1
+    assert len({each.place for each in found}) == 1, "the ranks would not meet"
+
+
+def place(variables):
+    return recognise(variables).place
+
+
+def test_where_they_meet():
+    assert place(srun(4, nodes=2)[1]).hosts == ("127.0.0.1",)
+    assert not place(srun(4, nodes=2)[1]).together
+    assert place(srun(4)[1]).together
+    assert place(jsrun(2)[0]).hosts == ("batch.invalid", "localhost")
+    assert place(jsrun(2)[0] | {"JSM_NAMESPACE_LOCAL_SIZE": "2"}).together
+    assert place(distributed(2)[1]).hosts == ("localhost",)
+    assert place(trainer(2)[1]).hosts == ("localhost",)
+    assert place(sagemaker(2)[1]).hosts == ("127.0.0.1",)
+    assert place(TORCHRUN).hosts == ("host",)
+    assert not place(TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}).together
+    assert place(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}).together
+    assert place(OPEN_MPI) is None
+    assert place(HYDRA) is None
+    many = {"SM_HOSTS": json.dumps([f"algo-{n}" for n in (10, 9, 2, 1)])}
+    assert recognise(many | {"SM_CURRENT_HOST": "algo-10"}).rank == 3
+
+
+def test_another_attempt_is_another_job():
+    jobs = [
+        place(each).job
+        for each in (
+            srun(2)[0],
+            srun(2, step=1)[0],
+            srun(2, SLURM_RESTART_COUNT="1")[0],
+            srun(2, SLURM_JOB_ID="1")[0],
+            TORCHRUN,
+            TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"},
+            TORCHRUN | {"MASTER_PORT": "29501"},
+        )
+    ]
+    assert len(set(jobs)) == len(jobs)
+    # Not always on the same ports either, and never on one that Linux gives to somebody else.
+    assert len({tuple(ports(job)) for job in jobs}) == len(jobs)
+    assert all(1024 < port < 32768 for job in jobs for port in ports(job))
+
+
+def name_of(*parts):
+    """Who wins if the variables of several are set."""
+    merged = {}
+    for part in parts:
+        merged |= part
+    found = recognise(merged)
+    return found.launcher.name if found else None
+
+
+def test_the_innermost_wins():
+    step = srun(4, nodes=4)[0]
+    assert name_of(step, OPEN_MPI) == "Open MPI's mpirun"  # its daemons are a step of srun
+    assert name_of(step, HYDRA) == "mpirun of MPICH or Intel MPI"
+    assert name_of(step, {"PMI_RANK": "0", "PMI_SIZE": "4"}) == "Slurm's srun"  # --mpi=pmi2
+    assert name_of(step, {"PMIX_RANK": "0"}) == "Slurm's srun"
+    assert name_of(step, TORCHRUN) == "torchrun"
+    assert name_of(OPEN_MPI, TORCHRUN) == "torchrun"
+    assert name_of(step, distributed(4)[0]) == "Slurm's srun"  # a script that exports MASTER_ADDR
+    assert name_of(sagemaker(4)[0], OPEN_MPI) == "Open MPI's mpirun"
+    assert name_of(trainer(2)[0], TORCHRUN) == "torchrun"
+    assert name_of(jsrun(2)[0]) == "LSF's jsrun"  # although it sets Open MPI's, too
+    # A job of one inside a larger one is a job of one.
+    assert (
+        name_of(step, OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) is None
+    )
+
+
+def test_what_is_no_rank():
+    batch_script = {key: value for key, value in srun(2)[0].items() if "STEP" not in key}
+    assert recognise(batch_script) is None
+    assert recognise({"RANK": "1", "WORLD_SIZE": "2"}) is None  # may be anything
+    assert recognise({}) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        (srun(2)[0] | {"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST"),
+        (srun(2)[0] | {"SLURM_STEP_NODELIST": "node[1-"}, "node[1-"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR"),
+        (jsrun(2)[0] | {"LSB_MCPU_HOSTS": ""}, "LSB_MCPU_HOSTS"),
+        (sagemaker(2)[0] | {"SM_CURRENT_HOST": "nobody"}, "SM_CURRENT_HOST=nobody"),
+        (sagemaker(2)[0] | {"SM_HOSTS": "algo-1,algo-2"}, "SM_HOSTS=algo-1,algo-2"),
+        (sagemaker(2)[0] | {"SM_HOSTS": '{"a": 1}'}, "SM_HOSTS"),
+    ],
+)
+def test_what_is_missing(variables, missing):
+    assert missing in complaint(recognise, variables)
+
+
+# ---- Slurm's lists ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("login1", "login1"),
+        ("a,b", "a b"),
+        ("node[1-3]", "node1 node2 node3"),
+        ("node[001-003,7]-ib", "node001-ib node002-ib node003-ib node7-ib"),
+        ("node[9-11],gpu-[08,10]", "node9 node10 node11 gpu-08 gpu-10"),
+        ("rack[1-2]n[1-2]", "rack1n1 rack1n2 rack2n1 rack2n2"),
+        ("[1-2].example.org", "1.example.org 2.example.org"),
+    ],
+)
+def test_hosts(text, hosts):
+    assert slurm.hosts(text) == hosts.split()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a,,b",
+        "a[",
+        "a]",
+        "a[]",
+        "a[1-]",
+        "a[-1]",
+        "a[2-1]",
+        "a[x]",
+        "a[1[2]]",
+        "a[1-99999999999]",
+        ",",
+    ],
+)
+def test_wrong_hosts(text):
+    complaint(slurm.hosts, text)
+
+
+def test_any_text_is_hosts_or_an_error():
+    generator = random.Random(seed())
+    for _ in range(2000):
+        text = "".join(generator.choices("ab01-,[]", k=generator.randrange(16)))
+        try:
+            assert all(slurm.hosts(text))
+        except ValueError:
+            continue
+
+
+def test_too_many_hosts():
+    with pytest.raises(ValueError, match="more than"):
+        slurm.hosts("a[1-1000][1-1000][1-1000]")
+
+
+def test_counts():
+    assert slurm.counts("2(x3),1") == [2, 2, 2, 1]
+    assert slurm.counts("40") == [40]
+    for text in ("", "2(x", "x3", "1,,2", "-1", "1(x99999999999)"):
+        complaint(slurm.counts, text)
+
+
+# ---- what schedulers have given to a job -----------------------------------------------------------------------------
+
+
+def test_allocations(tmp_path):
+    def file(text):
+        path = tmp_path / "hosts"
+        path.write_text(text)
+        return str(path)
+
+    assert allocation({}) is None
+    slurm_job = {"SLURM_JOB_NODELIST": "node[1-3],big", "SLURM_TASKS_PER_NODE": "2(x3),8"}
+    expected = [Host("node1", 2), Host("node2", 2), Host("node3", 2), Host("big", 8)]
+    assert allocation(slurm_job) == expected
+    assert allocation({"SLURM_JOB_NODELIST": "a"}) == [Host("a", 1)]
+    two = [Host("a", 2), Host("b", 1)]
+    assert allocation({"LSB_DJOB_HOSTFILE": file("a\na\nb\n")}) == two
+    assert allocation({"LSB_MCPU_HOSTS": "a 2 b 1"}) == two
+    assert allocation({"PBS_NODEFILE": file("a\nb\na\n")}) == two
+    assert allocation({"PE_HOSTFILE": file("a 2 all.q@a UNDEFINED\nb 1 all.q@b 0,0:0,1\n")}) == two
+    operator = {"OMPI_MCA_orte_default_hostfile": file("a slots=2\nb slots=1\n")}
+    assert allocation(operator) == two
+    assert allocation(operator | slurm_job) == two
+    assert allocation({"I_MPI_HYDRA_HOST_FILE": file("a:2\nb:1\n")}) == two
+    assert allocation({"HYDRA_HOST_FILE": file("# generated\na:2\n\nb\n")}) == two
+    assert allocation({"SM_HOSTS": '["a", "b"]'}) == [Host("a", 1), Host("b", 1)]
+    assert allocation({"SM_HOSTS": '["a"]', "SM_NUM_GPUS": "8"}) == [Host("a", 8)]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_JOB_NODELIST": "a[1"},
+        {"SLURM_JOB_NODELIST": "a[1-2]", "SLURM_TASKS_PER_NODE": "1"},
+        {"PBS_NODEFILE": "/nowhere/at/all"},
+        {"PBS_NODEFILE": os.devnull},
+        {"LSB_MCPU_HOSTS": "a 2 b"},
+        {"LSB_MCPU_HOSTS": "a two"},
+        {"SM_HOSTS": "algo-1"},
+        {"SM_HOSTS": "[]"},
+    ],
+)
+def test_wrong_allocations(variables):
+    text = complaint(allocation, variables)
+    assert next(iter(variables)) in text
+    assert "-H" in text

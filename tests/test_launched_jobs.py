@@ -1,0 +1,313 @@
+"""Jobs of real processes that other launchers than horovodrun and mpirun have started (starters.py), and torchrun."""
+
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from starters import JOB, STARTERS, distributed, run, srun
+from support import ROOT, environment
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from network import Network
+
+from horoplug.rendezvous.job_key import job_secret
+from horoplug.rendezvous.launched import recognise
+from horoplug.rendezvous.meeting_tcp import ports
+from horoplug.rendezvous.server import StoreServer
+
+REFUSED = """
+import sys
+import horoplug as hvd
+try:
+    hvd.init()
+except (ValueError, RuntimeError) as error:
+    sys.stdout.write(f"refused: {error}\\n")
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Where the user's key is, and what a job's processes are told of it."""
+    return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOROPLUG_START_TIMEOUT": "25"}
+
+
+def every(environments, *more):
+    for each in more:
+        environments = [variables | each for variables in environments]
+    return environments
+
+
+def check(results):
+    size = len(results)
+    for rank, (status, output) in enumerate(results):
+        assert status == 0, output
+        assert f"rank {rank} of {size} is done" in output
+
+
+def refusal(result):
+    """The line that a process of REFUSED has printed, if nothing else."""
+    found = re.fullmatch(r"refused: (.*)\n", result[1])
+    assert found, result[1]
+    return found[1]
+
+
+@pytest.mark.parametrize("starter", STARTERS.values())
+def test_a_job(starter, home):
+    check(run(every(starter(2), home), JOB))
+
+
+def test_hosts_that_share_no_memory(home):
+    environments = every(srun(4, nodes=2), home)
+    script = """
+import sys
+import numpy as np
+import horoplug as hvd
+hvd.init()
+assert (hvd.local_size(), hvd.cross_size()) == (2, 2)
+assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
+sys.stdout.write(f"rank {hvd.rank()} of 4 is done\\n")
+"""
+    hosts = [{"HOROVOD_HOSTNAME": f"host{rank % 2}"} for rank in range(4)]
+    check(run([a | b for a, b in zip(environments, hosts, strict=True)], script))
+
+
+PARTED = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import horoplug as hvd
+
+hvd.init()
+rank = hvd.rank()
+hvd.shutdown()
+ended = Path(sys.argv[1], "ended")
+if rank == 0:
+    ended.touch()
+else:
+    while not ended.exists():
+        time.sleep(0.01)
+    time.sleep(0.5)  # so that rank 0 is through with everything but its end
+    hvd.init(comm=[1, 2])
+    assert hvd.allgather(np.array([rank])).tolist() == [1, 2]
+sys.stdout.write(f"rank {rank} of 3 is done\\n")
+"""
+
+
+def test_rank_0_ends_before_others_begin_again(home, tmp_path):
+    """It serves the store: as long as others are there, it waits for them with its end, for a while."""
+    check(run(every(srun(3), home), PARTED, str(tmp_path)))
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
+)
+def test_two_hosts(home):
+    """Rank 0's launcher gives it another name for its host than it gives to the other rank, and no route leads out."""
+    environments = every(distributed(2), home)
+    with Network(2, rate=0, congestion="reno") as network:
+        environments[1]["MASTER_ADDR"] = network.addresses[0]
+        check(run(environments, JOB, before=[network.inside(0), network.inside(1)]))
+        # By names that nobody knows, with the address given.
+        address = {"HOROPLUG_GLOO_RENDEZVOUS_ADDR": network.addresses[0]}
+        unknown = every(srun(2, nodes=2, SLURM_STEP_NODELIST="x[1-2]"), home, address)
+        check(run(unknown, JOB, before=[network.inside(0), network.inside(1)]))
+
+
+def torchrun(*arguments, home, timeout=60):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *arguments],
+        env=environment() | home,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    return done.returncode, done.stdout
+
+
+def test_torchrun(home, tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    status, output = torchrun("--standalone", str(script), home=home)
+    assert status == 0, output
+    assert sorted(re.findall(r"rank (\d) of 2 is done", output)) == ["0", "1"]
+
+
+def test_torchrun_starts_again(home, tmp_path):
+    """The second attempt's ranks find each other, not those of the first."""
+    pytest.importorskip("torch")
+    script = tmp_path / "job.py"
+    script.write_text(
+        JOB + "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(3)\n"
+    )
+    status, output = torchrun("--max-restarts", "1", "--standalone", str(script), home=home)
+    assert status == 0, output
+    assert sorted(re.findall(r"rank (\d) of 2 is done", output)) == ["0", "0", "1", "1"]
+
+
+# ---- ports that are taken --------------------------------------------------------------------------------------------
+
+
+def first_port(variables):
+    return ports(recognise(variables).place.job)[0]
+
+
+def test_another_jobs_server_is_on_the_first_port(home):
+    environments = every(srun(2), home)
+    with StoreServer(bytes(32), "127.0.0.1", first_port(environments[0])):
+        check(run(environments, JOB))
+
+
+def test_somebody_silent_is_on_the_first_port(home):
+    environments = every(srun(2), home)
+    with socket.create_server(("127.0.0.1", first_port(environments[0]))):
+        check(run(environments, JOB))
+
+
+def test_all_ports_are_taken(home):
+    variables = srun(2)[0] | home
+    listeners = []
+    try:
+        for port in ports(recognise(variables).place.job):
+            listeners.append(socket.create_server(("127.0.0.1", port)))
+        text = refusal(run([variables], REFUSED)[0])
+    finally:
+        for listener in listeners:
+            listener.close()
+    assert "HOROPLUG_GLOO_RENDEZVOUS_PORT" in text
+
+
+def test_a_port_of_ones_own(home):
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        free = str(sock.getsockname()[1])
+    check(run(every(srun(2), home, {"HOROPLUG_GLOO_RENDEZVOUS_PORT": free}), JOB))
+
+
+# ---- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_for_all(home):
+    """With HOROPLUG_SECRET_KEY nothing is looked for in the home, which may not be there."""
+    key = {"HOROPLUG_SECRET_KEY": os.urandom(32).hex(), "XDG_CONFIG_HOME": "/proc/nowhere"}
+    check(run(every(srun(2), home, key), JOB))
+
+
+def test_homes_that_are_not_shared(home, tmp_path):
+    environments = every(srun(2), home, {"HOROPLUG_START_TIMEOUT": "4"})
+    environments[1]["XDG_CONFIG_HOME"] = str(tmp_path / "elsewhere")
+    results = run(environments, REFUSED)
+    text = refusal(results[1])
+    for part in ("another secret", "elsewhere/horoplug/key", "HOROPLUG_SECRET_KEY"):
+        assert part in text
+    assert "refused: " in results[0][1]
+    assert "rank 1" in results[0][1]
+
+
+def test_no_home(home):
+    variables = srun(2)[0] | home | {"XDG_CONFIG_HOME": "/proc/nowhere"}
+    text = refusal(run([variables], REFUSED)[0])
+    assert "/proc/nowhere/horoplug/key" in text
+    assert "HOROPLUG_SECRET_KEY" in text
+
+
+MAKE_KEY = """
+import sys
+from horoplug.rendezvous.job_key import user_key
+sys.stdin.read(1)
+print(user_key().hex())
+"""
+
+
+def test_the_key_is_made_once(home):
+    """By processes that all begin at the same moment."""
+    gate, opener = os.pipe()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAKE_KEY],
+            env=environment() | home,
+            stdin=gate,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(8)
+    ]
+    os.close(gate)
+    os.close(opener)
+    keys = [process.communicate(timeout=40)[0].strip() for process in processes]
+    assert len(set(keys)) == 1
+    assert re.fullmatch("[0-9a-f]{64}", keys[0])
+    folder = Path(home["XDG_CONFIG_HOME"]) / "horoplug"
+    assert [file.name for file in folder.iterdir()] == ["key"]
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+
+
+@pytest.fixture
+def key(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    job_secret(None, "job")
+    return tmp_path / "horoplug" / "key"
+
+
+def test_secrets_differ(key):
+    other = os.urandom(32)
+    secrets = [job_secret(given, job) for given in (None, other) for job in ("one", "two")]
+    assert len({*secrets, other, bytes.fromhex(key.read_text())}) == 6
+    assert job_secret(None, "one") == secrets[0]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_key_that_others_can_read(key, mode):
+    key.chmod(mode)
+    with pytest.raises(ValueError, match=r"\A[^\n]*remove it[^\n]*\Z"):
+        job_secret(None, "job")
+
+
+@pytest.mark.parametrize("content", ["", "00", "x" * 64, "\0" * 1000])
+def test_a_key_that_is_none(key, content):
+    key.write_text(content)
+    with pytest.raises(ValueError, match=r"\A[^\n]*holds no key[^\n]*\Z"):
+        job_secret(None, "job")
+
+
+def test_a_key_of_somebody_else(key, monkeypatch):
+    owner = key.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ValueError, match=r"\A[^\n]*not a file of this user's[^\n]*\Z"):
+        job_secret(None, "job")
+
+
+# ---- rank 0 is not there ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "localhost"])
+def test_no_rank_0(home, host):
+    variables = distributed(2)[1] | home | {"MASTER_ADDR": host, "HOROPLUG_START_TIMEOUT": "2"}
+    text = refusal(run([variables], REFUSED)[0])
+    for part in ("rank 0 of 2", host, "within 2 s", "HOROPLUG_GLOO_RENDEZVOUS_ADDR"):
+        assert part in text
+
+
+def test_different_sizes(home):
+    environments = every(distributed(2), home, {"HOROPLUG_START_TIMEOUT": "4"})
+    environments[1]["WORLD_SIZE"] = "3"
+    texts = [refusal(result) for result in run(environments, REFUSED)]
+    assert any("rank 1" in text and "3" in text for text in texts), texts
+
+
+def test_a_server_that_never_answers_ends_in_time(home):
+    """Something takes connections on every port and says nothing."""
+    variables = distributed(2)[1] | home | {"HOROPLUG_START_TIMEOUT": "2"}
+    variables["HOROPLUG_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        variables["HOROPLUG_GLOO_RENDEZVOUS_PORT"] = str(listener.getsockname()[1])
+        text = refusal(run([variables], REFUSED, timeout=20)[0])
+    assert "within 2 s" in text

@@ -1,0 +1,324 @@
+"""``horovodrun --mpi`` and ``--jsrun``: the command lines they make, and jobs under every MPI that is installed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from support import ROOT, environment
+
+import horoplug
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness import mpi as installed
+
+from horoplug.runner import mpi
+from horoplug.runner.checks import UsageError
+from horoplug.runner.hosts import Host
+from horoplug.runner.remote import Ssh
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this module
+# What mpirun --version prints.
+VERSIONS = {
+    "Open MPI 5": "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/",
+    "Open MPI": "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/",
+    "IBM Spectrum MPI": "mpirun (IBM Spectrum MPI) 10.3.1.02rtm0",
+    "Intel MPI": "Intel(R) MPI Library for Linux* OS, Version 2021.19 Build 20260929 (id: 1821d9b)",
+    "MPICH": "HYDRA build details:\n    Version:                                 5.0.2\n",
+}
+TWO = (Host("a", 2), Host("b", 2))
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_recognised(name):
+    assert mpi.recognise(VERSIONS[name]).name == name
+
+
+def test_not_recognised():
+    assert mpi.recognise("slurm 23.1") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "line"),
+    [
+        ("Open MPI 5", {}, "-np 4 -H localhost:4 --bind-to none --map-by slot --output tag"),
+        ("Open MPI 5", {"allocated": True}, "-np 4 --bind-to none --map-by slot --output tag"),
+        (
+            "Open MPI 5",
+            {"hosts": TWO, "root": True, "tcp": True, "interfaces": ["eth0", "eth1"], "forwarded": ["A", "B"]},
+            "-np 4 -H a:2,b:2 --allow-run-as-root --bind-to none --map-by slot --mca pml ob1 --mca btl"
+            " ^openib,uct,ofi,usnic --mca btl_tcp_if_include eth0,eth1 --output tag -x A -x B",
+        ),
+        (
+            "Open MPI 5",
+            {"hosts": TWO, "ssh": Ssh(("ssh", "-F", "x"), 22, "my key"), "timestamps": True, "output": Path("/o")},
+            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_ssh_agent 'ssh -F x'"
+            " --mca plm_ssh_args \"-p 22 -i 'my key'\" --output tag,timestamp,file=/o/rank",
+        ),
+        (
+            "Open MPI",
+            {
+                "hosts": TWO, "ssh": Ssh(port=22), "ssh_options": ["-v"], "timestamps": True, "output": Path("/o"),
+                "more": "-x",
+            },
+            "-np 4 -H a:2,b:2 --bind-to none --map-by slot --mca plm_rsh_args '-v -p 22' --tag-output"
+            " --timestamp-output --output-filename /o -x",
+        ),
+        (
+            "Open MPI",
+            {"binding": "--bind-to core", "allocated": True},
+            "-np 4 --bind-to core --tag-output",
+        ),
+        (
+            "IBM Spectrum MPI",
+            {"hosts": TWO, "tcp": True},
+            "-tcp -np 4 -H a:2,b:2 -bind-to socket -map-by socket -rank-by core --tag-output",
+        ),
+        ("MPICH", {"forwarded": ["A"], "root": True}, "-prepend-rank -np 4 -bind-to none"),
+        (
+            "MPICH",
+            {"hosts": (Host("a", 3), Host("b", 1)), "interfaces": ["eth0"], "more": "-print-all-exitcodes"},
+            "-prepend-rank -np 4 -hosts a:3,b:1 -bind-to none -iface eth0 -print-all-exitcodes",
+        ),
+        (
+            "Intel MPI",
+            {"hosts": TWO, "output": Path("/o")},
+            "-prepend-rank -np 4 -hosts a,b -ppn 2 -outfile-pattern /o/rank.%r/stdout"
+            " -errfile-pattern /o/rank.%r/stderr",
+        ),
+    ],
+)  # fmt: skip
+def test_lines(name, options, line):
+    made = mpi.recognise(VERSIONS[name]).line(mpi.Request(4, **options))
+    assert made.arguments == shlex.split(line)
+
+
+def test_many_hosts():
+    hosts = [Host(f"h{i}", 1) for i in range(mpi.MANY_HOSTS)]
+    line = shlex.join(
+        mpi.recognise(VERSIONS["Open MPI"]).line(mpi.Request(64, hosts=hosts)).arguments
+    )
+    assert "--mca plm_rsh_no_tree_spawn true --mca plm_rsh_num_concurrent 64" in line
+
+
+def test_what_is_not_on_the_line():
+    line = mpi.recognise(VERSIONS["MPICH"]).line(
+        mpi.Request(
+            2,
+            hosts=TWO,
+            ssh=Ssh(("/my/ssh", "-v"), 22),
+            tcp=True,
+            timestamps=True,
+            output=Path("/o"),
+        )
+    )
+    assert line.variables == {
+        "HYDRA_LAUNCHER_EXEC": "/my/ssh",
+        "HYDRA_LAUNCHER_EXTRA_ARGS": "-v -p 22",
+        "UCX_TLS": "tcp,sm,self",
+        "FI_PROVIDER": "tcp",
+    }
+    assert line.folders == [Path("/o/rank.0"), Path("/o/rank.1")]
+    assert line.remarks == ["this mpirun cannot print the time before every line; it is left out"]
+    intel = mpi.recognise(VERSIONS["Intel MPI"])
+    assert intel.line(mpi.Request(2, ssh=Ssh(("ssh", "-v")))).variables == {
+        "I_MPI_PIN": "0",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-v",
+    }
+    with pytest.raises(UsageError, match="-machinefile FILE"):
+        intel.line(mpi.Request(3, hosts=(Host("a", 2), Host("b", 1))))
+
+
+def test_jsrun_line():
+    request = mpi.Request(5, hosts=TWO, tcp=True, more="-disable_gpu_hooks", output=Path("/o"))
+    assert mpi.JSRUN.line(request).arguments == shlex.split(
+        "--np 5 --nrs 2 --rs_per_host 1 --tasks_per_rs 3 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS --bind none"
+        " --smpiargs '-tcp -disable_gpu_hooks' --stdio_mode individual --stdio_stdout=/o/rank.%t.stdout"
+        " --stdio_stderr=/o/rank.%t.stderr"
+    )
+    with pytest.raises(UsageError, match="LSB_MCPU_HOSTS"):
+        mpi.JSRUN.line(mpi.Request(5))
+
+
+def test_hosts_of_lsf():
+    assert mpi.lsf_hosts({"LSB_MCPU_HOSTS": "batch1 1 h1 42 h2 42"}) == [
+        Host("h1", 42),
+        Host("h2", 42),
+    ]
+    assert mpi.lsf_hosts({"LSB_MCPU_HOSTS": "h1 4"}) == [Host("h1", 4)]
+    assert mpi.lsf_hosts({}) == []
+
+
+def test_forwarded_names():
+    plain = (
+        "PATH PYTHONPATH HOROVOD_CYCLE_TIME NCCL_DEBUG HOME PWD SSH_AUTH_SOCK PMIX_RANK PMI_RANK"
+    )
+    env = dict.fromkeys(plain.split(" "), "")
+    env |= dict.fromkeys(["OMPI_MCA_btl", "BASH_FUNC_module%%", "a-b", "_", "_x"], "")
+    assert mpi.forwarded(env) == ["HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "PATH", "PYTHONPATH", "_x"]
+
+
+# ---- for real --------------------------------------------------------------------------------------------------------
+
+JOB = """
+import os, sys
+import numpy as np
+import horoplug as hvd
+hvd.init()
+assert os.environ["HOROVOD_CACHE_CAPACITY"] == "77"
+assert os.environ["NCCL_IB_DISABLE"] == "1"
+total = hvd.allreduce(np.array([hvd.rank() + 1]), op=hvd.Sum)[0]
+sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()}: {total} {sys.argv[1:]}\\n")
+"""
+
+
+def launch(*arguments, env, timeout=60):
+    return subprocess.run(
+        [sys.executable, "-m", "horoplug.runner", *map(str, arguments)],
+        env=environment() | env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.fixture(params=["openmpi", "mpich", "impi"])
+def place(request):
+    """Variables with which that MPI's mpirun is the one."""
+    pytest.importorskip("mpi4py")
+    found = installed.find(request.param)
+    if found is None:
+        pytest.skip(f"{request.param} is not installed: make mpi")
+    env = {"PATH": f"{found.mpirun.parent}:{os.environ['PATH']}"}
+    if request.param == "impi":
+        env |= {"I_MPI_ROOT": str(found.prefix), "I_MPI_FABRICS": "shm"}
+    return env
+
+
+def test_a_job(place):
+    secret = "do-not-show-this-anywhere"
+    stale = {
+        "HOROVOD_SIZE": "7",
+        "HOROPLUG_RANK": "3",
+        "HOROVOD_SECRET_KEY": "stale",
+        "MINE": secret,
+    }
+    flags = ["--mpi", "--verbose", "--cache-capacity", 77, "--tcp", "-np", 3]
+    done = launch(*flags, sys.executable, "-c", JOB, "a b", "$HOME", env=place | stale)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"rank (\d) of 3: 6 (.*)", done.stdout)
+    assert sorted(found) == [(str(rank), "['a b', '$HOME']") for rank in range(3)]
+    assert "mpirun" in done.stderr.splitlines()[0]
+    assert secret not in done.stderr
+
+
+def test_output_files(place, tmp_path):
+    folder = tmp_path / "logs"
+    done = launch(
+        *("--mpi", "-np", 2, "--output-filename", folder, "-prefix-timestamp"),
+        *("sh", "-c", "echo out; echo err >&2"),
+        env=place,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = "".join(file.read_text() for file in folder.rglob("*") if file.is_file())
+    assert written.count("out\n") == written.count("err\n") == 2
+
+
+def test_a_job_that_fails(place):
+    done = launch("--mpi", "-np", 2, "sh", "-c", "exit 7", env=place)
+    assert done.returncode == 7
+
+
+def test_functions(place):
+    def work(factor):
+        import horoplug as hvd
+
+        hvd.init()
+        print("text of a rank")
+        return factor * hvd.rank(), [name for name in os.environ if "HOROPLUG_RUN" in name]
+
+    def fail():
+        import horoplug as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise KeyError("of rank 1")
+        hvd.barrier()
+
+    options = {"num_proc": 2, "use_mpi": True, "env": environment() | place}
+    assert horoplug.run(work, (3,), **options) == [(0, []), (3, [])]
+    with pytest.raises(horoplug.RankError, match="rank 1: KeyError: 'of rank 1'"):
+        horoplug.run(fail, **options)
+
+
+# ---- what cannot be started ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A folder that is all of PATH but for Python; returns a function that puts a program there."""
+
+    def put(name, script):
+        file = tmp_path / name
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+
+    put.env = {"PATH": str(tmp_path)}
+    put("train", "")
+    return put
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--mpi", "there is no mpirun on PATH; leave out --mpi to start the ranks without MPI"),
+        ("--jsrun", "there is no jsrun on PATH"),
+        ("--mpi -H a:1", "-np 2 is more than a:1 has: 1 slot"),
+    ],
+)
+def test_no_mpirun(path, flags, message):
+    if "-H" in flags:
+        path("mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    done = launch(*flags.split(), "-np", 2, "train", env=path.env)
+    assert done.returncode == 2
+    assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr)
+    assert message in done.stderr
+
+
+def test_an_mpirun_that_nobody_knows(path):
+    path("mpirun", "echo; echo My MPI 1.0")
+    done = launch("--mpi", "-np", 2, "train", env=path.env)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"horovodrun: \S+/mpirun is of no MPI [^\n]+'My MPI 1.0'[^\n]+\n", done.stderr
+    )
+
+
+def test_arguments_that_are_not_well_quoted(path):
+    path("mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    done = launch("--mpi", "-np", 2, "--mpi-args", "'one", "train", env=path.env)
+    assert done.stderr == "horovodrun: --mpi-args and --binding-args: no closing quotation\n"
+
+
+def test_jsrun(path):
+    path("jsrun", 'echo "$@"; echo $LSB_JOBID')
+    env = path.env | {"LSB_JOBID": "12", "LSB_MCPU_HOSTS": "batch 1 h1 4 h2 4"}
+    done = launch("--jsrun", "-np", 8, "train", env=env)
+    line, job = done.stdout.splitlines()
+    assert line.startswith("--np 8 --nrs 2 --rs_per_host 1 --tasks_per_rs 4 ")
+    assert line.endswith(" --bind none train")
+    assert job == "12"
+    done = launch("--jsrun", "-np", 8, "-H", "h1:8", "train", env=env)
+    assert done.stderr == "horovodrun: --jsrun takes the hosts of the LSF job; leave out -H\n"
+
+
+def test_arguments_for_mpi_without_mpi():
+    done = launch("-np", 1, "--mpi-args", "-x y", "true", env={})
+    assert done.returncode == 0
+    assert done.stderr == "horovodrun: --mpi-args has no effect without --mpi or --jsrun\n"

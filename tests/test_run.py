@@ -1,0 +1,528 @@
+"""``horoplug.run``: results by rank, what becomes of everything that can go wrong, and that nothing is left."""
+
+import asyncio
+import contextlib
+import io
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+from support import environment, until
+
+import horoplug
+from horoplug import RankError, run
+from horoplug.rendezvous.errors import AuthenticationError
+from horoplug.runner import exchange
+
+# As those of a notebook: the ranks cannot import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+MARK = "HOROPLUG_TEST_RUN"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch):
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    yield
+    assert not processes(mark)
+    until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)  # threads close theirs
+
+
+def processes(mark):
+    """Those of a test, but for this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+class MyError(Exception):
+    """Of the program, and with arguments of its own."""
+
+    def __init__(self, number, text):
+        super().__init__(f"{text} ({number})")
+        self.number = number
+
+    def __reduce__(self):
+        return type(self), (self.number, "again")
+
+
+def rank():
+    return int(os.environ["HOROVOD_RANK"])
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_results_by_rank():
+    def work(base, *, factor):
+        import numpy as np
+
+        import horoplug as hvd
+
+        hvd.init()
+        total = hvd.allreduce(np.array([base + hvd.rank()]), op=hvd.Sum)
+        return hvd.rank(), hvd.size(), int(total[0]) * factor
+
+    assert run(work, (10,), {"factor": 2}, num_proc=3) == [(r, 3, 66) for r in range(3)]
+
+
+def test_one_process_and_the_old_name_of_their_number():
+    assert run(os.getpid) != [os.getpid()]
+    with pytest.warns(DeprecationWarning, match="num_proc"):
+        assert run(rank, np=2) == [0, 1]
+
+
+def test_large_results():
+    """More than any message of the rendezvous can have."""
+
+    def work(size):
+        return np.full(size, rank(), np.float32)
+
+    found = run(work, (12_000_000,), num_proc=2)
+    for number, array in enumerate(found):
+        assert array.shape == (12_000_000,)
+        assert (array == number).all()
+
+
+def test_a_large_function():
+    data = np.arange(6_000_000)
+    assert run(lambda: int(data.sum()), num_proc=2) == [int(data.sum())] * 2
+
+
+def test_objects_of_the_programs_own_classes():
+    (found,) = run(lambda: MyError(3, "as a result"))
+    assert type(found) is MyError
+
+
+def test_settings_are_those_that_were_given(tmp_path):
+    outer = {k: v for k, v in os.environ.items() if "HOROVOD" not in k} | {"MINE": "1"}
+    env, _ = run(
+        lambda: dict(os.environ),
+        num_proc=2,
+        hosts="localhost:2",
+        env=outer | {"HOROPLUG_RANK": "7", "HOROVOD_CACHE_CAPACITY": "5"},
+        start_timeout=17,
+        output_filename=tmp_path / "logs",
+        use_gloo=True,
+    )
+    ours = {name: value for name, value in env.items() if "HOROVOD_" in name}
+    assert ours["HOROVOD_START_TIMEOUT"] == "17"
+    assert ours["HOROVOD_CACHE_CAPACITY"] == "5"
+    assert ours["HOROVOD_SIZE"] == "2"
+    assert "HOROVOD_CYCLE_TIME" not in ours
+    assert env["MINE"] == "1"
+    assert "HOROPLUG_RANK" not in env
+    assert not [name for name in env if "HOROPLUG_RUN" in name]
+    assert (tmp_path / "logs" / "rank.1" / "stdout").exists()
+
+
+def test_a_program(tmp_path):
+    """Functions and classes of __main__, and a module beside it."""
+    (tmp_path / "beside.py").write_text("def double(x): return 2 * x\n")
+    program = tmp_path / "program.py"
+    program.write_text("""
+import sys
+import beside, horoplug
+class Point:
+    def __init__(self, x): self.x = x
+def work(point):
+    print("text of a rank")
+    return Point(beside.double(point.x))
+if __name__ == "__main__":
+    found = horoplug.run(work, (Point(4),), num_proc=2, prefix_output_with_timestamp=True)
+    assert all(type(point) is Point for point in found)
+    print([point.x for point in found])
+""")
+    done = subprocess.run(
+        [sys.executable, program],
+        env=environment(),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "[8, 8]"
+    assert sorted(line[24:] for line in lines[:-1]) == [
+        "[0]<stdout>:text of a rank",
+        "[1]<stdout>:text of a rank",
+    ]
+
+
+FAKE_SSH = """#!/bin/sh
+while [ "$1" != "--" ]; do shift; done
+shift 2
+exec sh -c "$*"
+"""
+
+
+def test_several_hosts(tmp_path, monkeypatch):
+    """One of them by what is called as ssh."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(FAKE_SSH)
+    ssh.chmod(0o755)
+    monkeypatch.setenv("HOROPLUG_SSH", str(ssh))
+
+    def work():
+        import horoplug as hvd
+
+        hvd.init()
+        return hvd.rank(), hvd.local_rank(), hvd.cross_rank()
+
+    found = run(work, num_proc=3, hosts="localhost:1,elsewhere:2", verbose=1)
+    assert found == [(0, 0, 0), (1, 0, 1), (2, 1, 0)]
+    # Python may be elsewhere there.
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("HOROPLUG_REMOTE_PYTHON", str(python))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    here, there = run(lambda: sys.executable, num_proc=2, hosts="localhost:1,elsewhere:1")
+    assert (here, there) == (sys.executable, str(python))
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception():
+    def work():
+        import horoplug as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise MyError(7, "something is wrong")
+        hvd.barrier()  # the others fail, too, but because of that
+
+    with pytest.raises(RankError) as caught:
+        run(work, num_proc=3)
+    error = caught.value
+    assert error.rank == 1
+    assert str(error).startswith("rank 1: test_run.MyError: something is wrong (7)\n\nTraceback ")
+    assert 'raise MyError(7, "something is wrong")' in error.traceback
+    assert "run_task.py" not in error.traceback
+    assert type(error.__cause__) is MyError
+    assert error.__cause__.number == 7
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.rank, again.traceback) == (str(error), 1, error.traceback)
+
+
+def test_an_exception_that_cannot_be_pickled():
+    def work():
+        error = ValueError("odd")
+        error.lock = threading.Lock()
+        raise error
+
+    with pytest.raises(RankError, match="rank 0: ValueError: odd") as caught:
+        run(work)
+    assert caught.value.__cause__ is None
+
+
+def fail_on_1(how):
+    def work():
+        if rank() == 1:
+            how()
+        while True:  # is ended when rank 1 has failed
+            signal.pause()
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (lambda: sys.exit(3), r"rank 1: the function called sys.exit\(3\)"),
+        (sys.exit, r"rank 1: the function called sys.exit\(\)"),
+        (lambda: os._exit(5), r"rank 1 exited with code 5; the other ranks were ended"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            r"rank 1 was killed by signal 9 \(SIGKILL\); the other ranks were ended",
+        ),
+    ],
+)
+def test_a_rank_that_ends(how, message):
+    with pytest.raises(RankError, match=message) as caught:
+        run(fail_on_1(how), num_proc=2)
+    assert caught.value.rank == 1
+
+
+def test_a_rank_that_ends_well_before_its_function_returns():
+    with pytest.raises(RankError, match="rank 0 ended before its function returned"):
+        run(lambda: os._exit(0))
+
+
+def test_a_failing_function_whose_thread_goes_on():
+    def work():
+        threading.Thread(target=threading.Event().wait).start()
+        raise ValueError("the end")
+
+    with pytest.raises(RankError, match="rank 0: ValueError: the end"):
+        run(work)
+
+
+def test_a_result_that_cannot_be_pickled():
+    with pytest.raises(RankError, match=r"result, a _thread.lock, cannot be pickled: ") as caught:
+        run(lambda: (b"x" * 3_000_000, threading.Lock())[1] if rank() else 1, num_proc=2)
+    assert caught.value.rank == 1
+    # Also after a part of it has been sent.
+    with pytest.raises(RankError, match=r"result, a builtins.list, cannot be pickled: "):
+        run(lambda: [b"x" * 3_000_000, threading.Lock()])
+
+
+def test_a_function_that_cannot_be_unpickled(tmp_path, monkeypatch):
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "soon_gone.py").write_text("def work(): pass\n")
+    monkeypatch.syspath_prepend(str(folder))
+    import soon_gone
+
+    (folder / "soon_gone.py").unlink()
+    with pytest.raises(RankError, match="rank 0: ModuleNotFoundError: No module named 'soon_gone'"):
+        run(soon_gone.work)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"min_num_proc": 1}, NotImplementedError, "min_num_proc is for elastic jobs"),
+        ({"host_discovery_script": "x"}, NotImplementedError, "elastic jobs"),
+        ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo or use_mpi, not both"),
+        ({"num_proc": 0}, ValueError, "horoplug.run: .*at least 1 is wanted, not 0"),
+        ({"num_proc": 3, "hosts": "localhost:2"}, ValueError, "3 is more than .*: 2 slots"),
+        ({"executable": "no-python"}, ValueError, "there is no program 'no-python'"),
+        ({"hosts": "a:1", "hostfile": "b"}, ValueError, "not allowed with"),
+        ({"network_interface": "nonesuch0"}, ValueError, "no network interface nonesuch0"),
+        ({"network_interfaces": ["nonesuch0", "none1"]}, ValueError, "nonesuch0 or none1"),
+        ({"ssh_port": 0}, ValueError, "ssh-port: at least 1 is wanted"),
+        ({"use_mpi": True, "env": {"PATH": "/nonesuch"}}, ValueError, "there is no mpirun on PATH"),
+        ({"output_filename": "/dev/null/x"}, ValueError, "--output-filename: Not a directory"),
+    ],
+)
+def test_arguments_that_are_refused(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        run(rank, **arguments)
+
+
+def test_what_is_no_function_and_what_cannot_be_sent():
+    with pytest.raises(TypeError, match="wants a function, not 3"):
+        run(3)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        run(lambda: lock)
+
+
+# ---- where it is called ----------------------------------------------------------------------------------------------
+
+
+class Stream(io.StringIO):
+    """In place of sys.stdout, as a notebook has one; tells when a text has come."""
+
+    def __init__(self, text, action):
+        super().__init__()
+        self.text, self.action = text, action
+
+    def write(self, text):
+        count = super().write(text)
+        if self.text in self.getvalue():
+            self.action()
+            self.text = "nothing more"
+        return count
+
+
+def test_output_comes_while_the_function_runs(tmp_path, monkeypatch):
+    """It does not return before its first line has been seen."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def work():
+        print("fi\u00dfrst")
+        open(gate).close()
+        print("second", file=sys.stderr)
+
+    stream, errors = Stream("first", lambda: open(gate, "w").close()), io.StringIO()
+    stream.text = "[0]<stdout>:fi\u00dfrst\n"
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", errors)
+    run(work)
+    assert stream.getvalue() == "[0]<stdout>:fi\u00dfrst\n"
+    assert errors.getvalue() == "[0]<stderr>:second\n"
+
+
+def test_in_a_thread_and_in_a_loop():
+    async def main():
+        direct = run(rank, num_proc=2)
+        return direct, await asyncio.to_thread(run, rank, num_proc=2)
+
+    before = signal.getsignal(signal.SIGINT)
+    assert asyncio.run(main()) == ([0, 1], [0, 1])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_job_in_a_job():
+    assert run(lambda: horoplug.run(rank, num_proc=2), num_proc=2) == [[0, 1], [0, 1]]
+
+
+PROGRAM = """
+import signal, sys
+import horoplug
+def work():
+    print("ready", flush=True)
+    while True: signal.pause()
+try:
+    horoplug.run(work, num_proc=2)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """A program whose ranks have begun and never end, and its mark."""
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=environment() | {MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert [process.stdout.readline()[3:] for _ in range(2)] == ["<stdout>:ready\n"] * 2
+            yield process, mark
+        finally:
+            process.kill()
+
+
+def test_an_interrupt(program):
+    process, mark = program
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out == "interrupted\n"
+    assert not processes(mark)
+
+
+def test_the_program_is_killed(program):
+    process, mark = program
+    process.kill()
+    until(lambda: not processes(mark))
+
+
+def test_the_launcher_is_killed(tmp_path):
+    def work():
+        if rank() == 0:
+            import psutil
+
+            psutil.Process().parent().parent().kill()  # the agent's
+        signal.pause()
+
+    with pytest.raises(RankError, match="the launcher ended with code -9; all ranks were ended"):
+        run(work, num_proc=2)
+    until(lambda: not processes(os.environ[MARK]))
+
+
+# ---- the exchange ----------------------------------------------------------------------------------------------------
+
+SECRET = bytes(range(32))
+
+
+@pytest.fixture
+def served(tmp_path):
+    """An exchange for two ranks, and their files."""
+    names = [tmp_path / name for name in ("function", "0", "1")]
+    names[0].write_bytes(b"f" * 3_000_000)
+    with contextlib.ExitStack() as stack:
+        function, *results = [stack.enter_context(name.open("a+b")).fileno() for name in names]
+        server = exchange.Exchange(SECRET, "127.0.0.1", function, results)
+        stack.callback(server.close)
+        yield server, names[1:]
+
+
+def client(server, number, secret=SECRET):
+    return exchange.Client("127.0.0.1", server.port, secret, number)
+
+
+def test_exchange(served):
+    server, files = served
+    first, second = client(server, 1), client(server, 0)
+    assert first.function() == second.function() == b"f" * 3_000_000
+    first.write(b"taken back")
+    first.finish(exchange.WITHDRAWN)
+    for piece in (b"a", b"", b"b" * (3 * exchange.PIECE + 1)):
+        first.write(piece)
+    first.finish(exchange.RAISED)
+    assert server.raised == [1]
+    assert files[1].read_bytes() == b"a" + b"b" * (3 * exchange.PIECE + 1)
+    second.finish(exchange.RETURNED)
+    assert server.returned == {0}
+    assert files[0].read_bytes() == b""
+    for one in (first, second):
+        one._sock.close()
+
+
+def test_who_does_not_know_the_secret_gets_nothing(served):
+    server, files = served
+    with pytest.raises(AuthenticationError):
+        client(server, 0, bytes(32))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+        sock.sendall(b"\x00\x00\x00\x00" + pickle.dumps(os.getpid) * 10)
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while data := sock.recv(4096):
+                received += data
+        assert len(received) <= 80, "a greeting and a refusal at most"
+    assert files[0].read_bytes() == b""
+    one = client(server, 0)
+    assert len(one.function()) == 3_000_000
+    one._sock.close()
+
+
+def test_a_rank_that_is_taken_or_none(served):
+    server, _ = served
+    first = client(server, 1)
+    first.function()
+    for number in (1, 2, 2**32 - 1):
+        other = client(server, number)
+        with pytest.raises(ConnectionError):
+            other.function()
+        other._sock.close()
+    first._sock.close()
+
+
+def test_a_result_that_cannot_be_stored(served, tmp_path):
+    server, _ = served
+    with open("/dev/full", "wb", buffering=0) as full:
+        server._results = [full.fileno(), full.fileno()]
+        one = client(server, 0)
+        one.function()
+        one.write(b"x")
+        with pytest.raises(ConnectionError):
+            one.finish(exchange.RETURNED)
+        one._sock.close()
+        until(lambda: server.problems)
+    assert server.problems == {0: "No space left on device"}
+    assert not server.returned
+
+
+def test_closing_does_not_wait_for_ranks(served):
+    server, _ = served
+    one = client(server, 0)
+    one.function()
+    start = time.monotonic()
+    server.close()
+    assert time.monotonic() - start < 5
+    with pytest.raises(ConnectionError):
+        one.finish(exchange.RETURNED)
+    one._sock.close()

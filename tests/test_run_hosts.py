@@ -1,0 +1,114 @@
+"""Functions, and jobs that mpirun starts, on several hosts: network namespaces with an sshd each."""
+
+import re
+import sys
+
+import pytest
+from netns import Cluster, why_not
+from test_launcher_mpi import JOB
+from test_launcher_mpi import place as place
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+class Named(Cluster):
+    """Hosts that have their names, by which MPIs tell them apart."""
+
+    def inside(self, host):
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]]
+        return [*super().inside(host), *named]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Named(2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster):
+    yield
+    cluster.wait_gone()
+
+
+def finish(process):
+    try:
+        return (*process.communicate(timeout=60), process.returncode)
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+FUNCTIONS = """
+import os, sys
+import numpy as np
+import horoplug
+
+def work(data):
+    import horoplug as hvd
+    hvd.init()
+    total = hvd.allreduce(data, op=hvd.Sum)
+    return os.environ["HOROVOD_HOSTNAME"], hvd.rank(), float(total.sum()), np.full(2_000_000, hvd.rank())
+
+def fail():
+    import horoplug as hvd
+    hvd.init()
+    if hvd.rank() == 2: raise KeyError("there")
+    hvd.barrier()
+
+if __name__ == "__main__":
+    found = horoplug.run(work, (np.ones(500_000),), num_proc=3, hosts="h0:1,h1:2")
+    assert all((row[3] == row[1]).all() for row in found)
+    print([row[:3] for row in found])
+    try:
+        horoplug.run(fail, num_proc=3, hosts="h0:1,h1:2")
+    except horoplug.RankError as error:
+        print(error.rank, repr(error.__cause__), "line 15" in error.traceback)
+    try:
+        horoplug.run(fail, num_proc=2, hosts="h0:1,nonesuch:1")
+    except horoplug.RankError as error:
+        print(error)
+"""
+
+
+def test_functions(cluster, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FUNCTIONS)
+    out, err, code = finish(cluster.popen(0, sys.executable, program))
+    assert code == 0, out + err
+    results, failure, nobody = out.splitlines()
+    hosts = ("h0", "h1", "h1")
+    assert results == str([(host, rank, 1_500_000.0) for rank, host in enumerate(hosts)])
+    assert failure == "2 KeyError('there') True"
+    assert re.match("(host )?nonesuch", nobody), nobody
+
+
+def test_mpirun(cluster, place):
+    """With this cluster's ssh, which is a command with options."""
+    if "I_MPI_ROOT" in place:
+        pytest.skip("what Intel's wheel has for networks is not found by itself")
+    env = place | {"HOROVOD_CACHE_CAPACITY": "77"}
+    arguments = ["--mpi", "--tcp", "-np", 3, "-H", "h0:2,h1:1"]
+    process = cluster.start(0, *arguments, sys.executable, "-c", JOB, env=env)
+    out, err, code = finish(process)
+    assert code == 0, out + err
+    assert sorted(re.findall(r"rank (\d) of 3: 6", out)) == ["0", "1", "2"], out + err
+
+
+def test_functions_with_mpirun(cluster, place, tmp_path):
+    if "I_MPI_ROOT" in place:
+        pytest.skip("what Intel's wheel has for networks is not found by itself")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import horoplug, os, socket\n"
+        "def work():\n"
+        "    import horoplug as hvd\n"
+        "    hvd.init()\n"
+        "    return hvd.rank(), os.readlink('/proc/self/ns/net')\n"
+        "if __name__ == '__main__':\n"
+        "    found = horoplug.run(work, num_proc=2, hosts='h0:1,h1:1', use_mpi=True)\n"
+        "    assert [rank for rank, _ in found] == [0, 1]\n"
+        "    print(len(set(space for _, space in found)))\n"
+    )
+    out, err, code = finish(cluster.popen(0, sys.executable, program, env=place))
+    assert (out, code) == ("2\n", 0), err

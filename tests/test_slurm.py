@@ -1,0 +1,90 @@
+"""Jobs of a real Slurm, if it is installed (slurm_daemons.py)."""
+
+import re
+import sys
+
+import pytest
+from slurm_daemons import HOST, batch, slurm
+from starters import JOB
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness import mpi
+
+__all__ = ["slurm"]  # a fixture
+
+
+def done(output):
+    return sorted(re.findall(r"rank (\d of \d) is done", output))
+
+
+def test_srun(slurm):
+    status, output = slurm("srun", "-n", "2", sys.executable, "-c", JOB)
+    assert status == 0, output
+    assert done(output) == ["0 of 2", "1 of 2"]
+
+
+def test_two_nodes(slurm):
+    status, output = slurm("srun", "-N", "2", "-n", "4", sys.executable, "-c", JOB)
+    assert status == 0, output
+    assert done(output) == [f"{rank} of 4" for rank in range(4)]
+
+
+def test_a_batch_script(slurm, tmp_path):
+    """The script itself is no rank; it can start several jobs, one after the other and side by side."""
+    job, script = tmp_path / "job.py", tmp_path / "script.sh"
+    job.write_text(JOB)
+    python = f"{sys.executable} {job}"
+    script.write_text(f"""#!/bin/bash
+set -e
+{python}
+srun {python}
+srun -n 1 --exact {python} & srun -n 2 --exact {python} & wait %1; wait %2
+{sys.executable} -m horoplug.runner {python}
+""")
+    expected = ["0 of 1"] * 2 + ["0 of 2", "1 of 2"] + 2 * ["0 of 3", "1 of 3", "2 of 3"]
+    assert done(batch(slurm, script, "-w", HOST, "-n", "3")) == sorted(expected)
+
+
+COMMUNICATOR = """
+import sys
+from mpi4py import MPI
+import horoplug as hvd
+world = MPI.COMM_WORLD
+hvd.init(comm=world)
+assert (hvd.rank(), hvd.size()) == (world.rank, world.size) == (hvd.rank(), 2)
+hvd.shutdown()
+hvd.init(comm=world.Split(world.rank))
+assert hvd.size() == 1
+sys.stdout.write(f"rank {world.rank} of 2 is done\\n")
+"""
+
+
+def test_with_pmi(slurm):
+    """With an MPI that Slurm has told who is who, communicators may be given to init()."""
+    pytest.importorskip("mpi4py")
+    found = mpi.find("mpich")
+    if found is None:
+        pytest.skip("mpich is not installed: make mpi")
+    command = ("srun", "--mpi=pmi2", "-n", "2", sys.executable, "-c")
+    status, output = slurm(*command, COMMUNICATOR, **found.environment())
+    assert status == 0, output
+    assert done(output) == ["0 of 2", "1 of 2"]
+    # Without it, every process is a world of its own for MPI.
+    status, output = slurm("srun", *command[2:], COMMUNICATOR, **found.environment())
+    assert status != 0
+    assert "MPI knows of 1 of the 2 processes that Slurm's srun has started" in output
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
+def test_mpirun_in_a_batch_script(slurm, tmp_path, name):
+    pytest.importorskip("mpi4py")
+    found = mpi.find(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed: make mpi")
+    job, script = tmp_path / "job.py", tmp_path / "script.sh"
+    job.write_text(JOB)
+    script.write_text(f"#!/bin/bash\n{found.mpirun} -np 2 {sys.executable} {job}\n")
+    output = batch(slurm, script, "-w", HOST, "-n", "2", **found.environment())
+    assert done(output) == ["0 of 2", "1 of 2"]
