@@ -95,9 +95,11 @@ class Probe:
             threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
 
     def _greet(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(AuthenticationError):
-            authenticate(sock, self._secret, Role.SERVER, PEER_CONTEXT, self._seconds, "a host")
-        self._room.release()
+        try:
+            with sock, contextlib.suppress(AuthenticationError):
+                authenticate(sock, self._secret, Role.SERVER, PEER_CONTEXT, self._seconds, "a host")
+        finally:
+            self._room.release()
 
 
 def main() -> None:
