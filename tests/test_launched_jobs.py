@@ -147,7 +147,9 @@ def test_torchrun_starts_again(home, tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "job.py"
     script.write_text(
-        JOB + "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(3)\n"
+        # Both have printed their line before torchrun ends the one because of the other.
+        JOB + "sys.stdout.flush()\nhvd.barrier()\nimport os\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(3)\n"
     )
     status, output = torchrun("--max-restarts", "1", "--standalone", str(script), home=home)
     assert status == 0, output
