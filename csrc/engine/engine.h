@@ -101,6 +101,8 @@ class Engine {
   void rest_if_idle();
   double watch_interval() const;
   double sleep_seconds() const;
+  bool must_poll() const;
+  double poll_interval() const;
   template <typename Body>
   bool guarded(Body&& body);
 
@@ -138,6 +140,7 @@ class Engine {
   void watch();
   void watch_handshake() const;
   void watch_transfers();
+  void nudge();
   void watch_plans();
   double plan_patience(const ProcessSet& set) const;
   void watch_pending();
@@ -222,6 +225,10 @@ class Engine {
   double census_begun_ = 0;
   double last_silence_warning_ = -1e9;
   bool census_requested_ = false;
+  double quiet_since_ =
+      0;  // a batch has last got on, or data come over a connection that is polled
+  double nudged_at_ = 0;
+  std::size_t nudges_ = 0;
   std::uint64_t last_bytes_moved_ = 0;
   std::size_t last_wanted_ = 1;
   std::map<std::pair<std::uint32_t, std::string>, double> stall_warned_;

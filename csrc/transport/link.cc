@@ -327,6 +327,16 @@ bool Link::is_dropped(const FrameHeader& header) const {
   return found != dropped_from_.end() && header.batch >= found->second;
 }
 
+bool Link::busy() const {
+  if (failure_) return false;
+  if (receiving_ != nullptr || !queue_empty() || stream_->pending()) return true;
+  return std::any_of(inboxes_.begin(), inboxes_.end(), [](const auto& entry) {
+    const Inbox& inbox = entry.second;
+    return !inbox.posted.empty() ||
+           (!inbox.early.empty() && inbox.early.front().wanted_by != nullptr);
+  });
+}
+
 void Link::fail(const std::string& reason) {
   if (!failure_) failure_ = reason;
   control_queue_.clear();

@@ -71,6 +71,11 @@ class Link {
 
   int peer() const { return peer_; }
   int fd() const { return stream_->fd(); }
+  // Whether somebody waits for what comes in, or something is still to leave: a stream that is
+  // polled is to be looked at then.
+  bool busy() const;
+  // Its stream is of no more use; what it holds is let go of.
+  void close() { stream_->close(); }
 
   void send_control(Bytes message);
 

@@ -151,6 +151,11 @@ class Context:
         """The configuration with what another launcher than ours has decided, and the first time rank 0's server."""
         launched = recognise(os.environ)
         if launched is None:
+            if config.controller == "mpi" and config.size > 1:
+                raise ValueError(
+                    "HOROVOD_CONTROLLER=mpi: the ranks are to find each other over MPI, but no mpirun has started "
+                    "them; start the job with mpirun, or unset the variable"
+                )
             return config, None
         server = None
         if self._meeting is None:
@@ -183,12 +188,14 @@ class Context:
     def shutdown(self) -> None:
         """Leave the job in good order; does nothing if there is none. Operations in flight fail, here and elsewhere."""
         with self._lock:
-            engine, self._engine, self._mesh = self._engine, None, None
+            engine, self._engine, mesh, self._mesh = self._engine, None, self._mesh, None
             self._streams = []
             self._forget_process_sets()
             if engine is not None:
                 engine.shutdown()
                 self._tell_followers()
+            if mesh is not None and mesh.mpi is not None:
+                mesh.mpi.close()
 
     def follow(self, follower: Callable[[Engine | None], None]) -> None:
         """Have a function called with every engine that starts (and the one that runs now), and with None when it has
