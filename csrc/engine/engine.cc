@@ -221,6 +221,7 @@ hp_stats Engine::stats() const {
   stats.wakeups = counters_.wakeups;
   stats.planned_batches = counters_.planned_batches;
   stats.broken_plans = counters_.broken_plans;
+  stats.failed = counters_.failed;
   return stats;
 }
 

@@ -229,13 +229,14 @@ class Engine {
       0;  // a batch has last got on, or data come over a connection that is polled
   double nudged_at_ = 0;
   std::size_t nudges_ = 0;
-  std::uint64_t last_bytes_moved_ = 0;
+  std::uint64_t last_data_moved_ = 0;
   std::size_t last_wanted_ = 1;
   std::map<std::pair<std::uint32_t, std::string>, double> stall_warned_;
 
   struct Counters {
     std::atomic<std::uint64_t> batches{0}, tensors{0}, bytes{0}, control_messages{0},
-        control_bytes{0}, cached_names{0}, wakeups{0}, planned_batches{0}, broken_plans{0};
+        control_bytes{0}, cached_names{0}, wakeups{0}, planned_batches{0}, broken_plans{0},
+        failed{0};
   };
   Counters counters_;
   std::thread thread_;

@@ -94,7 +94,9 @@ void Engine::watch_handshake() const {
 
 void Engine::watch_transfers() {
   const double time = now();
-  const bool moved = std::exchange(last_bytes_moved_, mesh_->bytes_moved()) != last_bytes_moved_;
+  // Nudges and censuses are no progress.
+  const std::uint64_t data = mesh_->data_moved();
+  const bool moved = std::exchange(last_data_moved_, data) != data;
   const double limit = or_never(config_.options.data_timeout);
   for (auto& [id, set] : sets_) {
     if ((set->executor.idle() && !set->removal) || moved) set->last_progress = time;

@@ -111,6 +111,8 @@ class Link {
   std::uint64_t control_messages() const { return control_messages_; }
   std::uint64_t control_bytes() const { return control_bytes_; }
   std::uint64_t bytes_moved() const { return bytes_moved_; }
+  // Of these, what collectives have sent and received.
+  std::uint64_t data_moved() const { return data_moved_; }
 
  private:
   struct Outgoing {
@@ -177,6 +179,7 @@ class Link {
   std::uint64_t control_messages_ = 0;
   std::uint64_t control_bytes_ = 0;
   std::uint64_t bytes_moved_ = 0;
+  std::uint64_t data_moved_ = 0;
 };
 
 // A receive that is posted from construction on and withdrawn on destruction.

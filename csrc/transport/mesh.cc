@@ -136,4 +136,10 @@ std::uint64_t Mesh::bytes_moved() const {
   return sum;
 }
 
+std::uint64_t Mesh::data_moved() const {
+  std::uint64_t sum = 0;
+  for (const auto& link : links_) sum += link->data_moved();
+  return sum;
+}
+
 }  // namespace horoplug

@@ -76,6 +76,7 @@ class Mesh {
   std::uint64_t control_messages() const;
   std::uint64_t control_bytes() const;
   std::uint64_t bytes_moved() const;
+  std::uint64_t data_moved() const;
 
  private:
   bool read(Link& link);

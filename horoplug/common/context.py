@@ -195,7 +195,7 @@ class Context:
                 engine.shutdown()
                 self._tell_followers()
             if mesh is not None and mesh.mpi is not None:
-                mesh.mpi.close()
+                mesh.mpi.close(failed=engine is None or bool(engine.stats()["failed"]))
 
     def follow(self, follower: Callable[[Engine | None], None]) -> None:
         """Have a function called with every engine that starts (and the one that runs now), and with None when it has

@@ -18,6 +18,7 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from horoplug._native import guard_exit
 from horoplug.common.config import Config
 
 from .errors import MissingRanksError
@@ -86,6 +87,7 @@ class Carrier:
         self.ranks = ranks
         self.costs: Costs | None = None
         self._rank, self._size = config.rank, config.size
+        self._patience = config.gloo_timeout_seconds
         self._communicator: Any = None
         self._MPI = loaded()
         self._failure = ""
@@ -184,12 +186,21 @@ class Carrier:
             **{name: address(name) for name in _FUNCTIONS},
         }
 
-    def close(self) -> None:
-        """Give the communicator back. Idempotent."""
+    def close(self, failed: bool = False) -> None:
+        """Give the communicator back, unless the job has failed: MPI may still be busy with it. Idempotent."""
         communicator, self._communicator = self._communicator, None
-        if communicator is not None and self.level is not None:
-            with contextlib.suppress(self._MPI.Exception):
-                communicator.Free()
+        if communicator is None or self.level is None:
+            return
+        if failed:
+            # MPI_Finalize waits for all ranks, dead ones too, and for transfers that nobody will take.
+            guard_exit(
+                self._patience,
+                f"horoplug: rank {self._rank}: MPI_Finalize has not returned for {self._patience:g} s after the job "
+                "had failed; this process ends without it (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)",
+            )
+            return
+        with contextlib.suppress(self._MPI.Exception):
+            communicator.Free()
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 #include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -13,7 +15,9 @@
 #include <memory>
 #include <memory_resource>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -483,6 +487,7 @@ class Engine {
     result["wakeups"] = stats.wakeups;
     result["planned_batches"] = stats.planned_batches;
     result["broken_plans"] = stats.broken_plans;
+    result["failed"] = stats.failed;
     return result;
   }
 
@@ -543,6 +548,29 @@ py::object address_of(py::handle object) {
   py::object address = py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(buffer.buf));
   PyBuffer_Release(&buffer);
   return address;
+}
+
+// What ends a process whose exit takes too long; for good, since threads may look at it until then.
+struct Guard {
+  std::atomic<double> seconds{0};
+  std::string text;
+};
+Guard& guard = *new Guard;
+
+void guard_exit(double seconds, const std::string& text) {
+  if (guard.seconds != 0) return;
+  guard.text = text + "\n";
+  guard.seconds = seconds;
+  // Functions that are registered later run earlier.
+  const int refused = Py_AtExit([] {
+    std::thread([] {
+      std::this_thread::sleep_for(std::chrono::duration<double>(guard.seconds));
+      [[maybe_unused]] const auto written =
+          ::write(STDERR_FILENO, guard.text.data(), guard.text.size());
+      ::_exit(1);
+    }).detach();
+  });
+  if (refused != 0) throw std::runtime_error("too many functions are to be called at exit");
 }
 
 void define_error(py::module_& module) {
@@ -657,4 +685,5 @@ PYBIND11_MODULE(_native, module) {
   module.def("algorithms", [] { return std::string(hp_algorithms()); });
   module.def("address_of", &horoplug::address_of, "buffer"_a);
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
+  module.def("guard_exit", &horoplug::guard_exit, "seconds"_a, "text"_a);
 }

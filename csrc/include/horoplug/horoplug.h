@@ -249,6 +249,7 @@ typedef struct hp_stats {
   uint64_t wakeups;      /* times the progress thread, or a caller in its place, woke from sleep */
   uint64_t planned_batches; /* batches that ran without being negotiated */
   uint64_t broken_plans;    /* times that negotiation had to be taken up again */
+  uint64_t failed; /* 1: the engine has come to its end by a failure, or another rank's end */
 } hp_stats;
 
 HP_API int32_t hp_abi_version(void);
