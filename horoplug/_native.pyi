@@ -206,5 +206,5 @@ def address_of(buffer: object) -> int | None:
 
 def dtype_size(dtype: int) -> int: ...
 def guard_exit(seconds: float, text: str) -> None:
-    """Have this process end with status 1, and this line on stderr, if its exit takes longer than that: from when Python
-    has been finalised, and what C libraries have registered before is called. Only the first call counts."""
+    """Have this process end with status 1, and this line on stderr, if its exit takes longer than that: from when
+    Python has been finalised, and what C libraries have registered before is called. Only the first call counts."""

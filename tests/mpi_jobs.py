@@ -54,7 +54,7 @@ def mpirun(
 ) -> subprocess.Popen[str]:
     """Start ``python -c script args`` under mpirun."""
     return subprocess.Popen(
-        [str(place.mpirun), "-np", str(np), *options, sys.executable, "-c", script, *args],
+        [str(place.mpirun), *options, "-np", str(np), sys.executable, "-c", script, *args],
         env=environment() | place.environment() | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -57,6 +57,8 @@ class Context:
         """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
         self.per_job: dict[Any, Any] = {}
         """For whoever has to remember something until the next init."""
+        self.ranks: tuple[int, ...] | None = None
+        """The processes that make up the job, by the numbers that they were started with; None: all."""
         self._followers: list[Callable[[Engine | None], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
@@ -77,6 +79,11 @@ class Context:
     @property
     def initialized(self) -> bool:
         return self._engine is not None
+
+    @property
+    def over_mpi(self) -> bool:
+        """Whether the ranks have met over MPI."""
+        return self._meeting is not None
 
     def engine(self) -> Engine:
         """The running engine. Raises NotInitializedError if there is none."""
@@ -103,9 +110,10 @@ class Context:
         with self._lock:
             if self._engine is not None:
                 return False
-            self._hook_process()
             self._forget_stale()
             config, server = self._place(Config.from_env())
+            self._hook_process()
+            self.ranks = ranks
             logger = log.configure(
                 config.log_level, hide_time=config.log_hide_time, rank=config.rank
             )
@@ -151,10 +159,11 @@ class Context:
         """The configuration with what another launcher than ours has decided, and the first time rank 0's server."""
         launched = recognise(os.environ)
         if launched is None:
-            if config.controller == "mpi" and config.size > 1:
+            if config.size > 1 and "mpi" in (config.controller, config.cpu_operations):
+                name = "CONTROLLER" if config.controller == "mpi" else "CPU_OPERATIONS"
                 raise ValueError(
-                    "HOROVOD_CONTROLLER=mpi: the ranks are to find each other over MPI, but no mpirun has started "
-                    "them; start the job with mpirun, or unset the variable"
+                    f"HOROVOD_{name}=mpi needs ranks that mpirun has started, and it has not started this one; start "
+                    "the job with mpirun, or unset the variable"
                 )
             return config, None
         server = None

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from horoplug.common.config import SECRET_BYTES, Config
 
 from .hosts import host_key, interface_address
+from .mpi import initialise
 from .server import StoreServer
 
 
@@ -111,6 +112,7 @@ def _world(launched: Launched) -> Any:
             f"{started}, but mpi4py cannot use an MPI library: {reason}. Set MPI4PY_LIBMPI to the libmpi.so of that "
             "mpirun, or start the job with horovodrun."
         ) from None
+    initialise(MPI)
     world = MPI.COMM_WORLD
     if (world.size, world.rank) != (launched.size, launched.rank):
         library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
@@ -167,13 +169,12 @@ def ranks_of_communicator(communicator: Any) -> tuple[int, ...] | None:
     Raises ValueError for a null communicator, and in processes that no mpirun has started."""
     if recognise(os.environ) is None:
         raise ValueError(
-            "init(comm=...) takes an MPI communicator only in processes that mpirun has started; give it a list of "
-            "ranks."
+            "An MPI communicator stands for ranks only in processes that mpirun has started; give a list of ranks."
         )
     from mpi4py import MPI
 
     if communicator == MPI.COMM_NULL:
-        raise ValueError("init(comm=MPI.COMM_NULL): this process is in no communicator.")
+        raise ValueError("MPI.COMM_NULL: this process is in no communicator.")
     everyone = MPI.COMM_WORLD.Get_group()
     numbers = range(communicator.Get_size())
     ranks = tuple(MPI.Group.Translate_ranks(communicator.Get_group(), list(numbers), everyone))

@@ -322,15 +322,18 @@ class _Builder:
 
         Errors: ValueError if it was asked for and cannot."""
         wanted = offers[0].get("wanted")
-        for r, offer in sorted(offers.items()):
-            if offer.get("wanted") != wanted:
-                raise ProtocolError(
-                    f"data between hosts is to go over {offer.get('wanted') or 'whatever is faster'} on rank {r}, but "
-                    f"over {wanted or 'whatever is faster'} on rank 0; set HOROVOD_CPU_OPERATIONS alike on every rank"
-                )
         obstacles = {r: offer.get("obstacle", "") for r, offer in sorted(offers.items())}
         r, obstacle = next(((r, text) for r, text in obstacles.items() if text), (0, ""))
+        for other, offer in sorted(offers.items()):
+            if offer.get("wanted") != wanted:
+                self._let_all_know()
+                raise ProtocolError(
+                    f"data between hosts is to go over {offer.get('wanted') or 'whatever is faster'} on rank {other}, "
+                    f"but over {wanted or 'whatever is faster'} on rank 0; set HOROVOD_CPU_OPERATIONS alike on every "
+                    "rank"
+                )
         if wanted == "mpi" and obstacle:
+            self._let_all_know()
             raise ValueError(
                 f"HOROVOD_CPU_OPERATIONS=mpi: MPI cannot carry data on rank {r}: {obstacle}; or unset the variable"
             )
@@ -357,6 +360,13 @@ class _Builder:
             carrier.close()
             return None
         return carrier
+
+    def _let_all_know(self) -> None:
+        """All ranks fail for the same reason. Rank 0 is the last one, since the store may end with it."""
+        self._publish("failed", {})
+        if self.rank == 0:
+            with contextlib.suppress(RendezvousError):
+                self._collect("failed", list(range(1, self.size)))
 
     # ---- connecting --------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ Nothing here waits without a deadline, or takes part in anything before all rank
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -60,6 +61,19 @@ class Costs(NamedTuple):
 def loaded() -> Any:
     """mpi4py's module MPI, if the process has it, else None."""
     return sys.modules.get("mpi4py.MPI")
+
+
+def initialise(MPI: Any) -> None:
+    """Initialise MPI for calls from all threads, and finalise it at exit, if the program leaves both to others."""
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalise)
+
+
+def _finalise() -> None:
+    MPI = loaded()
+    if not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def thread_level() -> str | None:
@@ -192,6 +206,7 @@ class Carrier:
         if communicator is None or self.level is None:
             return
         if failed:
+            atexit.unregister(_finalise)
             # MPI_Finalize waits for all ranks, dead ones too, and for transfers that nobody will take.
             guard_exit(
                 self._patience,
