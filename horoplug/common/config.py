@@ -327,7 +327,7 @@ VARIABLES: tuple[Variable, ...] = (
         "controller",
         _one_of("mpi", "gloo"),
         None,
-        "mpi: the ranks are to find each other over MPI; gloo: MPI is used for nothing else, either",
+        "mpi: the job must have been started by mpirun; gloo: data goes over TCP unless CPU_OPERATIONS says otherwise",
     ),
     Variable(
         "NUM_STREAMS",
