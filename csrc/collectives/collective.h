@@ -49,7 +49,7 @@ struct Call {
 struct Algorithm {
   OpKind kind;
   const char* name;
-  const char* medium;  // "self", "shm" or "stream"
+  const char* medium;  // "self", "shm", "stream", "mixed" or "mpi"
   bool (*can)(const Comm& comm, const Call& call);
   // Estimated microseconds for `bytes` bytes on the ranks of `comm`.
   double (*cost)(const Comm& comm, double bytes);
@@ -72,6 +72,7 @@ Task allreduce_ring(Comm& comm, Call& call);
 Task allreduce_pairwise(Comm& comm, Call& call);
 Task allreduce_hierarchical(Comm& comm, Call& call);
 Task allreduce_doubling(Comm& comm, Call& call);
+Task allreduce_mpi(Comm& comm, Call& call);
 Task allreduce_adasum_direct(Comm& comm, Call& call);
 Task allreduce_adasum_halving(Comm& comm, Call& call);
 Task allreduce_adasum_doubling(Comm& comm, Call& call);

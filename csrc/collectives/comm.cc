@@ -77,13 +77,19 @@ void Comm::send(int rank, const void* data, std::size_t bytes) {
 std::byte* Comm::scratch(Scratch purpose, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
   auto& [memory, size] = scratch_[static_cast<std::size_t>(purpose)];
-  if (size < bytes + kLine) {
+  if (!memory || size < bytes + kLine) {
     size = bytes + kLine;
     memory.reset();
     memory = std::make_unique_for_overwrite<std::byte[]>(size);
   }
   const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
   return memory.get() + (kLine - address % kLine) % kLine;
+}
+
+void Comm::everyone_else(std::vector<int>& ranks) const {
+  for (const Peer& peer : peers_) {
+    if (!peer.lanes.empty()) ranks.push_back(peer.lanes.front()->peer());
+  }
 }
 
 bool Comm::Peer::flushed() const {

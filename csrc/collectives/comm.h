@@ -12,12 +12,13 @@
 #include "collectives/tuning.h"
 #include "trace/batch_trace.h"
 #include "transport/link.h"
+#include "transport/mpi/mpi.h"
 #include "transport/shm/arena.h"
 
 namespace horoplug {
 
 // Working memory that a process set keeps between its collectives.
-enum class Scratch : int { kWork = 0, kReceive };
+enum class Scratch : int { kWork = 0, kReceive, kMpi };
 
 class Comm {
  public:
@@ -38,6 +39,9 @@ class Comm {
   // the batch of the set.
   SharedGroup* local() const { return local_; }
   Comm* slice() const { return slice_.get(); }
+  // MPI, whose own collectives work on exactly the ranks of the set, or nullptr.
+  void set_mpi(Mpi* mpi) { mpi_ = mpi; }
+  Mpi* mpi() const { return mpi_; }
   // As measured, and corrected by what has proved good since.
   const Costs& costs() const { return costs_; }
 
@@ -72,6 +76,32 @@ class Comm {
   // At least `bytes` bytes of working memory, aligned to cache lines; valid until the next call for
   // the same purpose.
   std::byte* scratch(Scratch purpose, std::size_t bytes);
+
+  // Working memory that somebody else may write to until it is given back: if it never is, since
+  // the batch has failed, the memory is leaked.
+  class Lent {
+   public:
+    Lent(Comm& comm, Scratch purpose, std::size_t bytes)
+        : comm_(comm), purpose_(purpose), data_(comm.scratch(purpose, bytes)) {}
+    ~Lent() {
+      if (!back_)
+        static_cast<void>(comm_.scratch_[static_cast<std::size_t>(purpose_)].first.release());
+    }
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+
+    std::byte* data() const { return data_; }
+    void give_back() { back_ = true; }
+
+   private:
+    Comm& comm_;
+    const Scratch purpose_;
+    std::byte* const data_;
+    bool back_ = false;
+  };
+
+  // Adds the global ranks of all others.
+  void everyone_else(std::vector<int>& ranks) const;
 
   // Waits until everything that was sent in this batch has left.
   class Flushed final : public Waitable {
@@ -115,11 +145,12 @@ class Comm {
   const Costs measured_;
   Costs costs_;
   std::size_t chunk_bytes_ = kChunkBytes;
+  Mpi* mpi_ = nullptr;
   SharedGroup* local_ = nullptr;
   std::unique_ptr<Comm> slice_;
   Channel channel_;
   BatchTrace* trace_ = nullptr;
-  std::array<std::pair<std::unique_ptr<std::byte[]>, std::size_t>, 2> scratch_;
+  std::array<std::pair<std::unique_ptr<std::byte[]>, std::size_t>, 3> scratch_;
 };
 
 }  // namespace horoplug

@@ -39,6 +39,14 @@ bool on_many_hosts(const Comm& comm, const Call& call) {
   return comm.local() != nullptr && !is_adasum(call);
 }
 
+// What a minimum with NaNs is, MPI does not say.
+bool by_mpi(const Comm& comm, const Call& call) {
+  const bool orders = call.reduce_op == ReduceOp::kMin || call.reduce_op == ReduceOp::kMax;
+  if (orders && is_floating(call.dtype)) return false;
+  return always(comm, call) && comm.mpi() != nullptr &&
+         comm.mpi()->can_reduce(call.dtype, call.reduce_op);
+}
+
 // Cost model: microseconds, from a latency per message and a time per byte.
 double free_of_charge(const Comm&, double) { return 0; }
 double steps(const Comm& comm) { return std::ceil(std::log2(comm.size())); }
@@ -78,6 +86,12 @@ double cost_hierarchical(const Comm& comm, double bytes) {
                2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
   return 2 * cost_direct(comm, bytes) + between;
 }
+// A plan's batch has to meet first.
+double cost_mpi(const Comm& comm, double bytes) {
+  const LinkCosts& allreduce = comm.costs().mpi;
+  const double meeting = comm.planned() ? steps(comm) * comm.costs().stream.latency : 0;
+  return meeting + allreduce.latency + bytes * allreduce.byte;
+}
 // Halvings and their way back, and the sums of dot products: one exchange more at every distance.
 double cost_halving(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().stream;
@@ -101,6 +115,7 @@ constexpr Algorithm kAlgorithms[] = {
      true},
     {OpKind::kAllreduce, "hierarchical", "mixed", on_many_hosts, cost_hierarchical,
      allreduce_hierarchical, true},
+    {OpKind::kAllreduce, "mpi", "mpi", by_mpi, cost_mpi, allreduce_mpi, false},
     {OpKind::kAllreduce, "adasum_direct", "shm", adasum_on_one_host, cost_direct,
      allreduce_adasum_direct, true},
     {OpKind::kAllreduce, "adasum_halving", "stream", adasum, cost_halving, allreduce_adasum_halving,

@@ -172,6 +172,10 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   if (given.link_latency > 0 && given.link_bandwidth > 0) {
     options.costs.stream = {given.link_latency * 1e6, 1e6 / given.link_bandwidth};
   }
+  if (given.mpi_latency > 0 && given.mpi_byte_time > 0) {
+    options.costs.mpi = {given.mpi_latency * 1e6, given.mpi_byte_time * 1e6};
+  }
+  if (given.mpi != nullptr) config.mpi = horoplug::make_mpi(complete(given.mpi));
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   config.log = make_log(given);
   return config;

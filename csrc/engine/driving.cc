@@ -46,6 +46,10 @@ constexpr int kSpins = 50;
 // A caller that leaves finishes what is as good as done.
 constexpr int kLastSteps = 4;
 
+// For so long after it has last got anywhere, a caller that waits for what is only polled stays
+// awake, in seconds.
+constexpr double kYields = 500e-6;
+
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -99,14 +103,33 @@ void Engine::let_go(double seconds) {
 
 double Engine::watch_interval() const { return std::fmin(census_interval() / 4, 0.25); }
 
-// How soon somebody has to watch(); negative: nothing can go wrong that a peer would not tell.
+// Whether something may come that nobody announces.
+bool Engine::must_poll() const {
+  bool polls = mesh_->must_poll();
+  for (const auto& [id, set] : sets_) polls |= set->executor.polled();
+  return polls;
+}
+
+// It is looked at ever more seldom: what comes is noticed late by a small part of the time that it
+// took to come.
+double Engine::poll_interval() const {
+  constexpr double kPart = 1.0 / 16;
+  constexpr double kLeast = 20e-6;
+  constexpr double kMost = 5e-3;
+  return std::clamp(kPart * (now() - quiet_since_), kLeast, kMost);
+}
+
+// How soon somebody has to watch(), or to look at connections that are polled; negative: nothing
+// can go wrong that a peer would not tell.
 double Engine::sleep_seconds() const {
   bool waiting = state_ == State::kStarting || leaving_ || (census_ && census_->running());
   for (const auto& [id, set] : sets_) {
     waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
   }
-  if (!waiting) return -1;
+  const bool polls = must_poll();
+  if (!waiting && !polls) return -1;
   double seconds = watch_interval();
+  if (polls) seconds = std::fmin(seconds, poll_interval());
   for (const auto& [id, set] : sets_) seconds = std::fmin(seconds, plan_patience(*set));
   return seconds;
 }
@@ -251,6 +274,9 @@ void Engine::drive(HandleTable::Wait& wait, double timeout) {
       } else {
         pause();
       }
+    } else if (time - quiet_since_ < kYields && must_poll()) {
+      // Nobody wakes who sleeps now. Whoever else needs the processor gets it.
+      ::sched_yield();
     } else {
       guarded([&] {
         watch();

@@ -58,6 +58,7 @@ void Engine::close_for_submissions(std::uint32_t set, const Status& status) {
 }
 
 void Engine::fail(const Status& status) {
+  counters_.failed = 1;
   log_(status.code == HP_SHUT_DOWN ? LogLevel::kInfo : LogLevel::kError, status.message);
   {
     std::lock_guard lock(mutex_);
@@ -142,6 +143,7 @@ bool Engine::advance_leaving() {
 
 void Engine::stop() {
   end_everything();
+  mesh_->close_polled();  // who waits for the end may finalize MPI next
   tracing_.stop();
   {
     std::lock_guard lock(mutex_);

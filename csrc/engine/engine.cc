@@ -9,6 +9,7 @@
 
 #include "engine/messages.h"
 #include "engine/submission.h"
+#include "transport/mpi/mpi_stream.h"
 
 namespace horoplug {
 Engine::Engine(EngineConfig config)
@@ -31,6 +32,10 @@ Engine::Engine(EngineConfig config)
     auto& to_peer = lanes[static_cast<std::size_t>(peer)];
     to_peer.push_back(std::move(member.stream));
     for (auto& lane : member.lanes) to_peer.push_back(std::move(lane));
+    const int here = config_.members[static_cast<std::size_t>(rank)].host;
+    if (config_.mpi && member.host != here) {
+      to_peer.push_back(std::make_unique<MpiStream>(config_.mpi, peer));
+    }
   }
   auto& self = config_.members[static_cast<std::size_t>(rank)];
   if (!self.doorbell) self.doorbell = std::make_shared<Doorbell>();
@@ -216,6 +221,7 @@ hp_stats Engine::stats() const {
   stats.wakeups = counters_.wakeups;
   stats.planned_batches = counters_.planned_batches;
   stats.broken_plans = counters_.broken_plans;
+  stats.failed = counters_.failed;
   return stats;
 }
 
@@ -231,6 +237,7 @@ bool Engine::step() {
   busy |= finish_removals();
   busy |= mesh_->pump_writes();
   if (leaving_) busy |= advance_leaving();
+  if (mesh_->take_polled_traffic()) quiet_since_ = now();
   return busy;
 }
 
@@ -390,7 +397,7 @@ bool Engine::execute() {
         throw Error(error.code(), who + ": " + error.what());
       }
       if (set->executor.take_progress()) {
-        set->last_progress = now();
+        set->last_progress = quiet_since_ = now();
         busy = true;
       }
       if (!done) break;

@@ -101,6 +101,8 @@ class Engine {
   void rest_if_idle();
   double watch_interval() const;
   double sleep_seconds() const;
+  bool must_poll() const;
+  double poll_interval() const;
   template <typename Body>
   bool guarded(Body&& body);
 
@@ -138,6 +140,7 @@ class Engine {
   void watch();
   void watch_handshake() const;
   void watch_transfers();
+  void nudge();
   void watch_plans();
   double plan_patience(const ProcessSet& set) const;
   void watch_pending();
@@ -222,13 +225,18 @@ class Engine {
   double census_begun_ = 0;
   double last_silence_warning_ = -1e9;
   bool census_requested_ = false;
-  std::uint64_t last_bytes_moved_ = 0;
+  double quiet_since_ =
+      0;  // a batch has last got on, or data come over a connection that is polled
+  double nudged_at_ = 0;
+  std::size_t nudges_ = 0;
+  std::uint64_t last_data_moved_ = 0;
   std::size_t last_wanted_ = 1;
   std::map<std::pair<std::uint32_t, std::string>, double> stall_warned_;
 
   struct Counters {
     std::atomic<std::uint64_t> batches{0}, tensors{0}, bytes{0}, control_messages{0},
-        control_bytes{0}, cached_names{0}, wakeups{0}, planned_batches{0}, broken_plans{0};
+        control_bytes{0}, cached_names{0}, wakeups{0}, planned_batches{0}, broken_plans{0},
+        failed{0};
   };
   Counters counters_;
   std::thread thread_;

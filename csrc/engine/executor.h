@@ -47,6 +47,8 @@ class Executor {
   const Batch* running() const { return running_ ? &running_->batch : nullptr; }
   // The ranks of the set that the running batch waits for.
   std::vector<int> blame() const;
+  // Whether it waits for something that nobody announces.
+  bool polled() const { return running_ && running_->fiber->polled(); }
 
   // All batches that are not done, for their operations to be ended.
   std::vector<Batch> take_all();

@@ -20,9 +20,12 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
       {"steps before a plan", std::to_string(config.options.plan_after)},
       {"bucket bytes", std::to_string(config.options.tuning.bucket_bytes)},
       {"autotune", std::to_string(static_cast<int>(config.options.tuner.mode))},
+      {"data between hosts", config.mpi ? "over MPI" : "over TCP"},
       {"number of connections between hosts", std::to_string(lanes + 1)},
       {"latency between hosts", std::to_string(config.options.costs.stream.latency)},
       {"time per byte between hosts", std::to_string(config.options.costs.stream.byte)},
+      {"latency of MPI's allreduce", std::to_string(config.options.costs.mpi.latency)},
+      {"time per byte of MPI's allreduce", std::to_string(config.options.costs.mpi.byte)},
   };
 }
 
@@ -165,6 +168,10 @@ void Engine::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kCensusRequest:
       reader.expect_end();
       census_requested_ = true;
+      break;
+    case MessageKind::kNudge:
+      reader.expect_end();
+      mesh_->look_at_polled();
       break;
     case MessageKind::kCensus:
       census_->receive_census(from, decode_census(reader));

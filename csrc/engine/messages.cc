@@ -553,6 +553,8 @@ Abort decode_abort(Reader& reader) {
   return abort;
 }
 
+Bytes encode_nudge() { return begin(MessageKind::kNudge).take(); }
+
 Bytes encode_bye() { return begin(MessageKind::kBye).take(); }
 
 Bytes encode(std::uint32_t set, const Waves& waves) {

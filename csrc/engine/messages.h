@@ -32,11 +32,12 @@ enum class MessageKind : std::uint8_t {
   kBreak,          // up the tree: the plan does not hold any more
   kHalt,           // down the tree: join no further batch of the plan
   kHalted,         // up the tree: how far my subtree has joined
+  kNudge,          // to whom I wait for: look after connections that wake nobody
 };
-inline constexpr int kMessageKindCount = 15;
+inline constexpr int kMessageKindCount = 16;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 4;
+  static constexpr std::uint32_t kProtocol = 5;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -153,6 +154,7 @@ Bytes encode_leave(std::uint32_t set, int rank);
 Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank);
 Bytes encode_fail(std::uint32_t set, const Abort& failure);
 Bytes encode_census_request();
+Bytes encode_nudge();
 Bytes encode_census(std::uint64_t census);
 Bytes encode(const Report& report);
 Bytes encode(const Abort& abort);

@@ -11,6 +11,7 @@
 #include "engine/tuner.h"
 #include "transport/doorbell.h"
 #include "transport/fd.h"
+#include "transport/mpi/mpi.h"
 #include "transport/shm/segment.h"
 #include "transport/stream.h"
 
@@ -52,6 +53,8 @@ struct Member {
 struct EngineConfig {
   int rank = 0;
   std::vector<Member> members;  // by rank
+  // Carries the data between hosts, if there is one; members' lanes are not used for it then.
+  std::shared_ptr<Mpi> mpi;
   EngineOptions options;
   Log log;
 

@@ -94,7 +94,7 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   for (const int rank : members->ranks) {
     const Member& member = config_.members[static_cast<std::size_t>(rank)];
     hosts.push_back(member.host);
-    links.push_back(mesh_->lanes(rank));
+    links.push_back(mesh_->data_lanes(rank));
     most_lanes = std::max(most_lanes, static_cast<int>(links.back().size()));
     if (member.host != here) continue;
     local.push_back(rank);
@@ -111,6 +111,7 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
       std::make_unique<Comm>(members->index, std::move(links),
                              grid.hosts() == 1 ? shared.get() : nullptr, config_.options.costs);
   if (shared && grid.hosts() > 1) comm->set_local(shared.get(), grid.slice(members->index));
+  if (members->size() == config_.size()) comm->set_mpi(config_.mpi.get());
   Negotiator::Options options;
   options.fusion_threshold = config_.options.fusion_threshold;
   options.fuse_groups = config_.options.fuse_groups;

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "engine/engine.h"
+#include "engine/messages.h"
 
 namespace horoplug {
 namespace {
@@ -74,6 +75,7 @@ void Engine::watch() {
     watch_handshake();
   } else {
     watch_transfers();
+    nudge();
     watch_plans();
     watch_pending();
   }
@@ -92,7 +94,9 @@ void Engine::watch_handshake() const {
 
 void Engine::watch_transfers() {
   const double time = now();
-  const bool moved = std::exchange(last_bytes_moved_, mesh_->bytes_moved()) != last_bytes_moved_;
+  // Nudges and censuses are no progress.
+  const std::uint64_t data = mesh_->data_moved();
+  const bool moved = std::exchange(last_data_moved_, data) != data;
   const double limit = or_never(config_.options.data_timeout);
   for (auto& [id, set] : sets_) {
     if ((set->executor.idle() && !set->removal) || moved) set->last_progress = time;
@@ -107,6 +111,28 @@ void Engine::watch_transfers() {
                                 " has made no progress for " + whole_seconds(limit) +
                                 ", waiting for " + describe_ranks(ranks) +
                                 " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+  }
+}
+
+// MPI moves data only while it is called, also what it has taken over already, and a rank that has
+// nothing to do calls nothing. So who waits for long says so to those it waits for, at times that
+// grow apart, and they take one look.
+void Engine::nudge() {
+  constexpr double kFirst = 0.01;
+  constexpr double kMostApart = 1.0;
+  constexpr std::size_t kMost = 8;  // at a time; after all, most of them will wait, too
+  if (!must_poll()) return;
+  const double time = now();
+  const double nudged = nudged_at_ - quiet_since_;  // negative: not in this wait
+  const double next = nudged < 0 ? kFirst : std::fmin(2 * nudged, nudged + kMostApart);
+  if (time - quiet_since_ < next) return;
+  nudged_at_ = time;
+  for (const auto& [id, set] : sets_) {
+    const std::vector<int> ranks = set->executor.blame();
+    for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
+      const int rank = ranks[nudges_++ % ranks.size()];
+      if (rank != config_.rank) mesh_->send_control(rank, encode_nudge());
+    }
   }
 }
 

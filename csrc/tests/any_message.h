@@ -49,6 +49,7 @@ inline void decode_any(std::span<const std::byte> bytes) {
       break;
     case MessageKind::kCensusRequest:
     case MessageKind::kBye:
+    case MessageKind::kNudge:
       reader.expect_end();
       break;
   }

@@ -86,6 +86,7 @@ bool Link::pump_write() {
       if (taken == 0) break;
       moved = true;
       bytes_moved_ += taken;
+      if (frame.header.kind == FrameHeader::kData) data_moved_ += taken;
       current_done_ += taken;
     } catch (const std::system_error&) {
       // What the peer has said before it went is still to be read, and says why: the reading side
@@ -132,6 +133,7 @@ bool Link::pump_read() {
       if (direct) {
         target_ += got;
         payload_left_ -= static_cast<std::uint64_t>(got);
+        if (header_.kind == FrameHeader::kData) data_moved_ += static_cast<std::uint64_t>(got);
         if (payload_left_ == 0) end_frame();
       } else {
         consume(staging_.data(), static_cast<std::size_t>(got));
@@ -154,7 +156,10 @@ void Link::consume(const std::byte* data, std::size_t bytes) {
       header_have_ += part;
       data += part;
       bytes -= part;
-      if (header_have_ == sizeof header_) begin_frame();
+      if (header_have_ == sizeof header_) {
+        if (header_.kind == FrameHeader::kData) data_moved_ += sizeof header_;
+        begin_frame();
+      }
     } else {
       const std::size_t part = std::min<std::uint64_t>(bytes, payload_left_);
       if (target_ != nullptr) {
@@ -162,6 +167,7 @@ void Link::consume(const std::byte* data, std::size_t bytes) {
         target_ += part;
       }
       payload_left_ -= part;
+      if (header_.kind == FrameHeader::kData) data_moved_ += part;
       data += part;
       bytes -= part;
       if (payload_left_ == 0) end_frame();
@@ -325,6 +331,16 @@ bool Link::is_dropped(const FrameHeader& header) const {
   if (dropped_from_.empty()) return false;
   const auto found = dropped_from_.find({header.set, header.epoch});
   return found != dropped_from_.end() && header.batch >= found->second;
+}
+
+bool Link::busy() const {
+  if (failure_) return false;
+  if (receiving_ != nullptr || !queue_empty() || stream_->pending()) return true;
+  return std::any_of(inboxes_.begin(), inboxes_.end(), [](const auto& entry) {
+    const Inbox& inbox = entry.second;
+    return !inbox.posted.empty() ||
+           (!inbox.early.empty() && inbox.early.front().wanted_by != nullptr);
+  });
 }
 
 void Link::fail(const std::string& reason) {

@@ -71,6 +71,11 @@ class Link {
 
   int peer() const { return peer_; }
   int fd() const { return stream_->fd(); }
+  // Whether somebody waits for what comes in, or something is still to leave: a stream that is
+  // polled is to be looked at then.
+  bool busy() const;
+  // Its stream is of no more use; what it holds is let go of.
+  void close() { stream_->close(); }
 
   void send_control(Bytes message);
 
@@ -106,6 +111,8 @@ class Link {
   std::uint64_t control_messages() const { return control_messages_; }
   std::uint64_t control_bytes() const { return control_bytes_; }
   std::uint64_t bytes_moved() const { return bytes_moved_; }
+  // Of these, what collectives have sent and received.
+  std::uint64_t data_moved() const { return data_moved_; }
 
  private:
   struct Outgoing {
@@ -172,6 +179,7 @@ class Link {
   std::uint64_t control_messages_ = 0;
   std::uint64_t control_bytes_ = 0;
   std::uint64_t bytes_moved_ = 0;
+  std::uint64_t data_moved_ = 0;
 };
 
 // A receive that is posted from construction on and withdrawn on destruction.

@@ -1,5 +1,7 @@
 #include "transport/mesh.h"
 
+#include <algorithm>
+
 namespace horoplug {
 
 Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
@@ -11,7 +13,7 @@ Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
       if (link->fd() >= 0) {
         poller_.add(link->fd(), static_cast<int>(links_.size()));
       } else {
-        without_fd_.push_back(link.get());
+        (link->fd() == Stream::kPolled ? polled_ : ringing_).push_back(link.get());
       }
       lanes_[rank].push_back(link.get());
       links_.push_back(std::move(link));
@@ -39,11 +41,46 @@ bool Mesh::read(Link& link) {
 
 bool Mesh::pump() {
   bool moved = false;
-  if (readable_.empty() && without_fd_.size() < links_.size()) poller_.wait(0, readable_);
+  if (readable_.empty() && ringing_.size() < links_.size()) poller_.wait(0, readable_);
   for (const int token : readable_) moved |= read(*links_[static_cast<std::size_t>(token)]);
   readable_.clear();
-  for (Link* link : without_fd_) moved |= read(*link);
+  for (Link* link : ringing_) moved |= read(*link);
+  if (!polled_.empty()) moved |= read_polled();
   return pump_writes() || moved;
+}
+
+// A look costs something. Whatever waits gets one each time; what a peer sends ahead of that, or
+// has yet to be told that it may go on, can wait for a while, but not for as long as this rank
+// waits.
+bool Mesh::read_polled() {
+  constexpr unsigned kEvery = 32;
+  bool moved = false;
+  const bool all = turn_ % kEvery == 0;
+  bool busy = false;
+  for (Link* link : polled_) {
+    const bool waits = link->busy();
+    busy |= waits;
+    if (waits || all) moved |= read(*link);
+  }
+  if (busy || all) ++turn_;
+  polled_traffic_ |= moved;
+  return moved;
+}
+
+bool Mesh::must_poll() const {
+  return std::any_of(polled_.begin(), polled_.end(), [](const Link* link) { return link->busy(); });
+}
+
+void Mesh::close_polled() {
+  for (Link* link : polled_) link->close();
+}
+
+std::vector<Link*> Mesh::data_lanes(int rank) const {
+  std::vector<Link*> polled;
+  for (Link* link : lanes(rank)) {
+    if (link->fd() == Stream::kPolled) polled.push_back(link);
+  }
+  return polled.empty() ? lanes(rank) : polled;
 }
 
 bool Mesh::pump_writes() {
@@ -96,6 +133,12 @@ std::uint64_t Mesh::control_bytes() const {
 std::uint64_t Mesh::bytes_moved() const {
   std::uint64_t sum = 0;
   for (const auto& link : links_) sum += link->bytes_moved();
+  return sum;
+}
+
+std::uint64_t Mesh::data_moved() const {
+  std::uint64_t sum = 0;
+  for (const auto& link : links_) sum += link->data_moved();
   return sum;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "transport/doorbell.h"
@@ -18,10 +19,13 @@ class Mesh {
   ~Mesh();
 
   int size() const { return static_cast<int>(lanes_.size()); }
-  // All connections to a rank, over which collectives spread their messages; none to this rank.
+  // All connections to a rank; none to this rank.
   const std::vector<Link*>& lanes(int rank) const { return lanes_[static_cast<std::size_t>(rank)]; }
   // The first of them, which also carries the control messages; nullptr for this rank itself.
   Link* link(int rank) const { return lanes(rank).empty() ? nullptr : lanes(rank).front(); }
+  // Those over which collectives spread their messages: all, or those that are polled, if there
+  // are any.
+  std::vector<Link*> data_lanes(int rank) const;
   // One that is of no more use, or nullptr. What a peer has said before it went is read first.
   const Link* failed(int rank);
 
@@ -51,7 +55,17 @@ class Mesh {
   Poller& poller() { return poller_; }
 
   // Whether there is a link whose peer rings the doorbell, and a look at the link is needed.
-  bool has_silent_links() const { return !without_fd_.empty(); }
+  bool has_silent_links() const { return !ringing_.empty(); }
+
+  // Links that nobody announces anything on, and whether one of them is to be looked at before
+  // long. Others are not looked at all the time; whoever waits for them asks (see Engine::nudge).
+  bool has_polled_links() const { return !polled_.empty(); }
+  bool must_poll() const;
+  void look_at_polled() { turn_ = 0; }
+  // Whether anything has come over them since the last call.
+  bool take_polled_traffic() { return std::exchange(polled_traffic_, false); }
+  // They are of no more use.
+  void close_polled();
 
   // Closes every connection for writing once it has said what is queued.
   // Closes the first connection to every rank for writing once it has said what is queued. The
@@ -62,15 +76,20 @@ class Mesh {
   std::uint64_t control_messages() const;
   std::uint64_t control_bytes() const;
   std::uint64_t bytes_moved() const;
+  std::uint64_t data_moved() const;
 
  private:
   bool read(Link& link);
+  bool read_polled();
 
   std::shared_ptr<Doorbell> doorbell_;
   Poller poller_;
   std::vector<std::unique_ptr<Link>> links_;  // all; their places are the poller's tokens
   std::vector<std::vector<Link*>> lanes_;     // by rank
-  std::vector<Link*> without_fd_;             // their peers ring the doorbell
+  std::vector<Link*> ringing_;                // their peers ring the doorbell
+  std::vector<Link*> polled_;                 // nobody tells
+  unsigned turn_ = 1;
+  bool polled_traffic_ = false;
   std::vector<int> readable_;
 };
 

@@ -1,5 +1,6 @@
 #include "transport/poller.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -32,6 +33,18 @@ int milliseconds(double seconds) {
   return seconds < 0 ? -1 : static_cast<int>(std::ceil(std::fmin(seconds, 86400.0) * 1000));
 }
 
+// epoll_wait() for a time that need not be one of whole milliseconds, where that matters.
+template <std::size_t Size>
+int wait_for_events(const Fd& epoll, std::array<epoll_event, Size>& events, double seconds) {
+  if (seconds > 0 && seconds < 0.01) {
+    pollfd readable{epoll.get(), POLLIN, 0};
+    timespec time{0, static_cast<long>(seconds * 1e9)};
+    ::ppoll(&readable, 1, &time, nullptr);
+    seconds = 0;
+  }
+  return ::epoll_wait(epoll.get(), events.data(), Size, milliseconds(seconds));
+}
+
 }  // namespace
 
 Poller::Poller(Doorbell& doorbell)
@@ -59,7 +72,7 @@ void Poller::remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullp
 void Poller::wait(double seconds, std::vector<int>& tokens) {
   tokens.clear();
   std::array<epoll_event, 64> events;
-  const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds(seconds));
+  const int count = wait_for_events(epoll_, events, seconds);
   for (int i = 0; i < count; ++i) {
     const auto token = static_cast<int>(static_cast<std::uint32_t>(events[i].data.u64));
     if (token == kDoorbell) {
@@ -72,7 +85,7 @@ void Poller::wait(double seconds, std::vector<int>& tokens) {
 
 void Poller::doze(double seconds) {
   std::array<epoll_event, 2> events;
-  ::epoll_wait(outer_.get(), events.data(), events.size(), milliseconds(seconds));
+  wait_for_events(outer_, events, seconds);
   std::uint64_t count;
   [[maybe_unused]] const auto read = ::read(kick_.get(), &count, sizeof count);
 }

@@ -24,8 +24,15 @@ class Stream {
   // Says that no more will be written; the peer reads kEnd after what was.
   virtual void close_write() = 0;
 
-  // A descriptor that epoll can watch for this stream, or -1: the peer rings the doorbell instead.
+  // A descriptor that epoll can watch for this stream, or one of these.
+  static constexpr int kRings = -1;   // the peer rings the doorbell instead
+  static constexpr int kPolled = -2;  // nobody tells: it is to be looked at again and again
   virtual int fd() const = 0;
+
+  // Whether bytes that were written need further calls to get away. Only where it is polled.
+  virtual bool pending() const { return false; }
+  // Nothing is read or written any more; for what must not wait for the destructor.
+  virtual void close() {}
 };
 
 }  // namespace horoplug

@@ -1,5 +1,6 @@
 """The process in the job: ``init``, ``shutdown``, ranks and sizes, and what this build can do."""
 
+import importlib.util
 import operator
 import os
 from collections.abc import Iterable, Sequence
@@ -7,6 +8,7 @@ from typing import Any
 
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, add_process_set
+from horoplug.rendezvous import mpi
 from horoplug.rendezvous.meeting_mpi import ranks_of_communicator
 
 
@@ -69,7 +71,7 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
 def _register(sets: Sequence[ProcessSet]) -> None:
     lists = [each.ranks for each in sets]
     for number, each in enumerate(sets):
-        if each.ranks in lists[:number]:
+        if each.ranks is not None and each.ranks in lists[:number]:
             raise ValueError(f"init(process_sets=...): entry number {number} is a duplicate.")
         add_process_set(each)
 
@@ -144,24 +146,24 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads beside the job; False without MPI."""
+    """Whether the program may call MPI from several threads beside the job; False where MPI is not used."""
     context.mesh()
-    return False
+    return mpi.thread_level() == "multiple"
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI connects the ranks."""
-    return False
+    """Whether the ranks have found each other over MPI."""
+    return context.over_mpi
 
 
 def mpi_built() -> bool:
-    """Whether MPI could connect the ranks."""
-    return False
+    """Whether ranks can find each other, and send data to other hosts, over MPI: if mpi4py is installed."""
+    return importlib.util.find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """Whether the ranks are connected without MPI."""
-    return True
+    """Whether the ranks have found each other without MPI."""
+    return not context.over_mpi
 
 
 def gloo_built() -> bool:

@@ -316,6 +316,20 @@ VARIABLES: tuple[Variable, ...] = (
         private=True,
     ),
     Variable(
+        "CPU_OPERATIONS",
+        "cpu_operations",
+        _one_of("mpi", "gloo", "ccl"),
+        None,
+        "mpi: data between hosts goes over MPI; gloo: over TCP; unset: over what is faster",
+    ),
+    Variable(
+        "CONTROLLER",
+        "controller",
+        _one_of("mpi", "gloo"),
+        None,
+        "mpi: the job must have been started by mpirun; gloo: data goes over TCP unless CPU_OPERATIONS says otherwise",
+    ),
+    Variable(
         "NUM_STREAMS",
         "num_streams",
         _integer(1, MAX_STREAMS),
@@ -359,8 +373,6 @@ IGNORED: tuple[str, ...] = (
     "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
     "BATCH_D2D_MEMCOPIES",
     "CCL_CACHE",
-    "CONTROLLER",
-    "CPU_OPERATIONS",
     "CYCLE_TIME",
     "DISABLE_NVTX_RANGES",
     "ELASTIC_TIMEOUT",
@@ -376,8 +388,6 @@ IGNORED: tuple[str, ...] = (
 TUNABLE: dict[str, int] = {"PLAN_BUCKET_SIZE": 1, "NUM_STREAMS": 4, "ALGORITHM": 8}
 # With several connections to choose from there is something to tune.
 TUNED_STREAMS = 4
-# The launcher sets these for scripts that look at them; they say what is true anyway.
-_EXPECTED = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,6 +428,8 @@ class Config:
     rendezvous_port: int | None = None
     rendezvous_server: str = "launcher"
     secret_key: bytes | None = dataclasses.field(default=None, repr=False)
+    cpu_operations: str | None = None
+    controller: str | None = None
     num_streams: int = 1
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
@@ -443,6 +455,10 @@ class Config:
         ignored = [name for name in map(_ignored(env), IGNORED) if name]
         if ignored:
             notes.append((logging.INFO, "without effect in horoplug: " + ", ".join(ignored)))
+        if values["cpu_operations"] == "ccl":
+            notes.append(
+                (logging.INFO, "there is no oneCCL in horoplug (HOROVOD_CPU_OPERATIONS=ccl)")
+            )
         check = values["stall_check_time_seconds"]
         if values.pop("stall_check_disable"):
             values["stall_check_time_seconds"] = check = -1.0
@@ -517,7 +533,7 @@ def _ignored(env: Mapping[str, str]) -> Callable[[str], str]:
 
     def find(name: str) -> str:
         for full in (f"HOROPLUG_{name}", f"HOROVOD_{name}"):
-            if env.get(full, "").strip() and env[full].strip().lower() != _EXPECTED.get(name):
+            if env.get(full, "").strip():
                 return full
         return ""
 

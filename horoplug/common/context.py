@@ -59,6 +59,8 @@ class Context:
         """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
         self.per_job: dict[Any, Any] = {}
         """For whoever has to remember something until the next init."""
+        self.ranks: tuple[int, ...] | None = None
+        """The processes that make up the job, by the numbers that they were started with; None: all."""
         self._followers: list[Callable[[Engine | None], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
@@ -80,6 +82,11 @@ class Context:
     @property
     def initialized(self) -> bool:
         return self._engine is not None
+
+    @property
+    def over_mpi(self) -> bool:
+        """Whether the ranks have met over MPI."""
+        return self._meeting is not None
 
     def engine(self) -> Engine:
         """The running engine. Raises NotInitializedError if there is none."""
@@ -106,9 +113,10 @@ class Context:
         with self._lock:
             if self._engine is not None:
                 return False
-            self._hook_process()
             self._forget_stale()
             config, server = self._place(Config.from_env())
+            self._hook_process()
+            self.ranks = ranks
             logger = log.configure(
                 config.log_level, hide_time=config.log_hide_time, rank=config.rank
             )
@@ -156,6 +164,12 @@ class Context:
         """The configuration with what another launcher than ours has decided, and the first time rank 0's server."""
         launched = recognise(os.environ)
         if launched is None:
+            if config.size > 1 and "mpi" in (config.controller, config.cpu_operations):
+                name = "CONTROLLER" if config.controller == "mpi" else "CPU_OPERATIONS"
+                raise ValueError(
+                    f"HOROVOD_{name}=mpi needs ranks that mpirun has started, and it has not started this one; start "
+                    "the job with mpirun, or unset the variable"
+                )
             return config, None
         server = None
         if self._meeting is None:
@@ -188,7 +202,7 @@ class Context:
     def shutdown(self) -> None:
         """Leave the job in good order; does nothing if there is none. Operations in flight fail, here and elsewhere."""
         with self._lock:
-            engine, self._engine, self._mesh = self._engine, None, None
+            engine, self._engine, mesh, self._mesh = self._engine, None, self._mesh, None
             self._streams = []
             self._forget_process_sets()
             report, self._report = self._report, None
@@ -197,6 +211,8 @@ class Context:
             if engine is not None:
                 engine.shutdown()
                 self._tell_followers()
+            if mesh is not None and mesh.mpi is not None:
+                mesh.mpi.close(failed=engine is None or bool(engine.stats()["failed"]))
 
     def follow(self, follower: Callable[[Engine | None], None]) -> None:
         """Have a function called with every engine that starts (and the one that runs now), and with None when it has

@@ -9,6 +9,7 @@ from typing import Any
 from horoplug._native import Error
 from horoplug.common.context import context
 from horoplug.common.status import await_value, exception
+from horoplug.rendezvous.meeting_mpi import ranks_of_communicator
 
 
 class ProcessSet:
@@ -17,21 +18,23 @@ class ProcessSet:
     ``process_set_id`` is the set's number in the job: None before ``init(process_sets=[...])`` or
     :func:`add_process_set` and after :func:`remove_process_set` or ``shutdown``.
 
-    ``ranks``: global ranks in any order. Raises ValueError for anything else."""
+    ``ranks``: global ranks in any order, or a communicator of mpi4py, in which case those are known once the set is
+    registered; every rank gives the one that it is in (or COMM_NULL), as ``Split`` returns it. Raises ValueError for
+    anything else."""
 
     mpi_comm: Any = None
-    """Horovod's; sets are made from ranks here."""
+    """The communicator that the set was made from."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        if hasattr(ranks, "Get_rank"):
-            raise ValueError(
-                "ProcessSet takes the ranks as integers: horoplug has not been built with MPI support."
-            )
+    def __init__(self, ranks: Iterable[int] | Any) -> None:
+        self.process_set_id: int | None = None
+        if hasattr(ranks, "Get_group"):
+            self.mpi_comm = ranks
+            self._ranks: list[int] | None = None
+            return
         try:
-            self._ranks: list[int] | None = sorted(operator.index(rank) for rank in ranks)
+            self._ranks = sorted(operator.index(rank) for rank in ranks)
         except TypeError:
             raise ValueError(f"ProcessSet takes the ranks as integers, got {ranks!r}.") from None
-        self.process_set_id: int | None = None
 
     @property
     def ranks(self) -> list[int] | None:
@@ -91,14 +94,46 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set = _GlobalProcessSet()
 
 
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet:
     """Register a set of ranks; returns it. Every rank of the job calls this, in the same order, also those that are not
-    in the set.
+    in the set. With a communicator of mpi4py, or a ProcessSet of one, every rank gives its own, and all sets that there
+    are among them are registered.
 
     Raises ValueError if there is a set of these ranks already (such as all of them) or a rank does not exist,
     HorovodInternalError if the ranks of the job name different ones."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
+    if process_set.mpi_comm is None:
+        return _add(process_set)
+    own = process_set._ranks = _ranks_in_job(process_set.mpi_comm)
+    for ranks in sorted({tuple(ranks) for ranks in _lists_of_all(own)} - {()}):
+        _add(process_set if list(ranks) == own else ProcessSet(ranks))
+    return process_set
+
+
+def _ranks_in_job(communicator: Any) -> list[int]:
+    """The ranks of a communicator as this job numbers them."""
+    if not communicator:  # MPI.COMM_NULL
+        return []
+    job = context.ranks or range(context.mesh().size)
+    members = ranks_of_communicator(communicator) or range(communicator.Get_size())
+    try:
+        return sorted(job.index(rank) for rank in members)
+    except ValueError:
+        raise ValueError(
+            f"the communicator has processes {list(members)}, of which not all are in this job of {list(job)}."
+        ) from None
+
+
+def _lists_of_all(own: list[int]) -> list[list[int]]:
+    """Every rank's list of ranks."""
+    from horoplug.common.objects import allgather_object
+
+    lists: list[list[int]] = allgather_object(own, name="horoplug.process_sets")
+    return lists
+
+
+def _add(process_set: ProcessSet) -> ProcessSet:
     engine = context.engine()
     ranks = process_set.ranks
     assert ranks is not None

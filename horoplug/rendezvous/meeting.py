@@ -41,7 +41,7 @@ def meet(config: Config, launched: Launched) -> tuple[Meeting, StoreServer | Non
 
     Collective over the processes that were started. Errors, all of one line: ValueError if something about the
     environment is wrong, RendezvousError if rank 0 is not found within ``config.start_timeout``."""
-    if launched.place is None:
+    if launched.place is None or config.controller == "mpi":
         from .meeting_mpi import meet_over_mpi
 
         address, secret, server = meet_over_mpi(config, launched)

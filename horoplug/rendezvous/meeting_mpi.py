@@ -14,6 +14,7 @@ from horoplug.common.config import SECRET_BYTES, Config
 from .addresses import own_address
 from .hosts import host_key
 from .launched import Launched, recognise
+from .mpi import initialise
 from .server import StoreServer
 
 _LIBRARY = re.compile(r"libmpi(_abi|_mt|_ilp64)?\.so[.\d]*")
@@ -57,6 +58,7 @@ def _world(launched: Launched) -> Any:
             "mpirun, or start the job with horovodrun."
         ) from None
     _check_libraries()
+    initialise(MPI)
     world = MPI.COMM_WORLD
     if (world.size, world.rank) != (launched.size, launched.rank):
         library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
@@ -121,17 +123,16 @@ def ranks_of_communicator(communicator: Any) -> tuple[int, ...] | None:
     launched = recognise(os.environ)
     if launched is None:
         raise ValueError(
-            "init(comm=...) takes an MPI communicator only in processes that mpirun has started; give it a list of "
-            "ranks."
+            "An MPI communicator stands for ranks only in processes that mpirun has started; give a list of ranks."
         )
     from mpi4py import MPI
 
     if communicator == MPI.COMM_NULL:
-        raise ValueError("init(comm=MPI.COMM_NULL): this process is in no communicator.")
+        raise ValueError("MPI.COMM_NULL: this process is in no communicator.")
     if MPI.COMM_WORLD.Get_size() != launched.size:
         raise ValueError(
-            f"init(comm=...): MPI knows of {MPI.COMM_WORLD.Get_size()} of the {launched.size} processes that "
-            f"{launched.launcher.name} has started; give it a list of ranks, or start the job so that MPI knows all "
+            f"MPI knows of {MPI.COMM_WORLD.Get_size()} of the {launched.size} processes that "
+            f"{launched.launcher.name} has started; give a list of ranks, or start the job so that MPI knows all "
             "(srun --mpi=pmi2 or --mpi=pmix, or mpirun)."
         )
     everyone = MPI.COMM_WORLD.Get_group()

@@ -7,7 +7,8 @@
    each side's memfd and eventfd), by that many TCP connections otherwise. Both ends
    authenticate before anything else (links.py).
 4. A rank that has all its connections says so in the store and waits until all have: success is everyone's.
-5. If there are several hosts, ranks measure what messages between them cost (measure.py), and agree on it.
+5. If there are several hosts, ranks measure what messages between them cost (measure.py), and agree on it; and if MPI
+   could carry them, what they cost there, and whether it shall (mpi.py).
 
 While it connects, a rank keeps a get of the others' step 4 pending, so that a rank that dies or gives up is reported
 at once and by number. All keys begin with the generation (how often the job has initialised), so that nothing of an
@@ -37,6 +38,8 @@ from .errors import (
 from .hosts import Topology, host_key, interface_address, topology
 from .links import Identity
 from .measure import Measurement, Speed, agree
+from .mpi import Carrier, is_faster
+from .mpi import agree as agree_on_mpi
 from .store import StoreClient
 
 _log = logging.getLogger("horoplug")
@@ -68,11 +71,15 @@ class Mesh:
     """By rank on another host: the descriptors of the connections beyond the first."""
     speed: Speed | None = None
     """Of messages between hosts, the same on all ranks (see measure.py); None: unknown."""
+    mpi: Carrier | None = None
+    """What carries the data between hosts instead of the connections."""
     owned: bool = True
 
     def release(self) -> dict[str, Any]:
         """The arguments of ``_native.Engine`` that describe the mesh; the descriptors are the engine's from now on."""
         self.owned = False
+        costs = self.mpi.costs if self.mpi else None
+        speed = costs.speed if costs else self.speed
         return {
             "rank": self.rank,
             "size": self.size,
@@ -81,8 +88,11 @@ class Mesh:
             "segment_fd": self.segment_fd,
             "doorbell_fd": self.doorbell_fd,
             "lanes": self.lanes,
-            "link_latency": self.speed[0] if self.speed else 0.0,
-            "link_bandwidth": self.speed[1] if self.speed else 0.0,
+            "link_latency": speed[0] if speed else 0.0,
+            "link_bandwidth": speed[1] if speed else 0.0,
+            "mpi": self.mpi.description() if self.mpi else None,
+            "mpi_latency": costs.latency if costs else 0.0,
+            "mpi_byte_time": costs.byte if costs else 0.0,
         }
 
     @property
@@ -113,6 +123,7 @@ def build_mesh(
     data_timeout: float = 30.0,
     interface: str | None = None,
     streams: int = 1,
+    carrier: Carrier | None = None,
 ) -> Mesh:
     """Connect this rank with all others, within ``timeout`` seconds.
 
@@ -120,8 +131,8 @@ def build_mesh(
     that the process was started with, if the job is but a part of what was started. ``key``: the host key, by default
     :func:`host_key`. ``data_timeout``: seconds after which the kernel gives up a TCP connection whose peer does not
     acknowledge. ``interface``: name of the network interface to listen on. ``streams``: connections to each rank on
-    another host, the same on all ranks. A job of one rank needs neither store nor
-    secret, and opens nothing.
+    another host, the same on all ranks. ``carrier``: MPI, if data may go over it. A job of one rank needs neither store
+    nor secret, and opens nothing.
 
     Errors: MissingRanksError names ranks that did not come; PeerLostError a rank that ended or gave up; RankTakenError
     if another process has this rank; AuthenticationError; ProtocolError if the ranks disagree about the job; ValueError
@@ -139,7 +150,7 @@ def build_mesh(
         store.delete(f"{part}{generation - 2}/")
     builder = _Builder(rank, numbers, store, secret, part, generation, timeout)
     try:
-        return builder.build(key, data_timeout, interface, streams)
+        return builder.build(key, data_timeout, interface, streams, carrier)
     except BaseException as error:
         builder.give_up(error)
         raise
@@ -170,7 +181,14 @@ class _Builder:
         self.own_fds: list[int] = []
         self.published = False
 
-    def build(self, key: str, data_timeout: float, interface: str | None, streams: int) -> Mesh:
+    def build(
+        self,
+        key: str,
+        data_timeout: float,
+        interface: str | None,
+        streams: int,
+        carrier: Carrier | None,
+    ) -> Mesh:
         others = [r for r in range(self.size) if r != self.rank]
         name, listener = unix_listener(self.size)
         self.connector.listen(listener)
@@ -188,13 +206,16 @@ class _Builder:
             self._make_shared()
         self.connector.expect(addresses, local, streams)
         self._connect(others)
-        speed = self._measure(where.hosts) if len(local) < len(others) else None
+        speed = mpi = None
+        if len(local) < len(others):
+            speed, offers = self._measure(where.hosts, carrier)
+            mpi = self._choose(where.hosts, carrier, offers, speed)
         links = self.connector.detach()
         peers = [(r, where.hosts[r], *links[r, 0]) for r in others]
         lanes = {r: [links[r, i][0] for i in range(1, streams)] for r in others if r not in local}
         segment, doorbell = self.own_fds or (-1, -1)
         self.own_fds = []
-        return _assemble(self.rank, self.size, where, peers, (segment, doorbell), lanes, speed)
+        return _assemble(self.rank, self.size, where, peers, (segment, doorbell), lanes, speed, mpi)
 
     def _exchange_tcp(
         self,
@@ -262,20 +283,90 @@ class _Builder:
                     f"rank {self.rank} with {self.size}"
                 )
 
-    def _measure(self, hosts: list[int]) -> Speed | None:
-        """What links between hosts cost, as all ranks together have measured it; None if it is unknown."""
+    def _measure(
+        self, hosts: list[int], carrier: Carrier | None
+    ) -> tuple[Speed | None, dict[int, dict[str, Any]]]:
+        """What links between hosts cost, as all ranks together have measured it (None: unknown), and what each rank
+        says of MPI."""
+        following, previous = self._neighbours(hosts)
 
-        def remote(r: int) -> socket.socket | None:
-            return self.connector.stream(r) if hosts[r] != hosts[self.rank] else None
+        def stream(r: int | None) -> socket.socket | None:
+            return None if r is None else self.connector.stream(r)
 
-        following, previous = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         speed = None
         # If a connection broke, its rank is gone, which the store will say; or the core will find out.
         with contextlib.suppress(OSError):
-            speed = Measurement(remote(following), remote(previous)).run(self.deadline)
-        self._publish("speed", {"speed": speed})
+            speed = Measurement(stream(following), stream(previous)).run(self.deadline)
+        record: dict[str, Any] = {"speed": speed}
+        if carrier is not None:
+            record |= {"wanted": carrier.wanted, "obstacle": carrier.obstacle()}
+        self._publish("speed", record)
         found = self._collect("speed", [r for r in range(self.size) if r != self.rank])
-        return agree([speed, *(record.get("speed") for record in found.values())])
+        found[self.rank] = record
+        return agree([record.get("speed") for record in found.values()]), found
+
+    def _neighbours(self, hosts: list[int]) -> tuple[int | None, int | None]:
+        """The rank to which this one measures the way, and the one that measures it to this one; None: same host."""
+        near = ((self.rank + 1) % self.size, (self.rank - 1) % self.size)
+        following, previous = (r if hosts[r] != hosts[self.rank] else None for r in near)
+        return following, previous
+
+    def _choose(
+        self,
+        hosts: list[int],
+        carrier: Carrier | None,
+        offers: dict[int, dict[str, Any]],
+        tcp: Speed | None,
+    ) -> Carrier | None:
+        """MPI, connected, if it is to carry the data between hosts; all ranks come to the same.
+
+        Errors: ValueError if it was asked for and cannot."""
+        wanted = offers[0].get("wanted")
+        obstacles = {r: offer.get("obstacle", "") for r, offer in sorted(offers.items())}
+        r, obstacle = next(((r, text) for r, text in obstacles.items() if text), (0, ""))
+        for other, offer in sorted(offers.items()):
+            if offer.get("wanted") != wanted:
+                self._let_all_know()
+                raise ProtocolError(
+                    f"data between hosts is to go over {offer.get('wanted') or 'whatever is faster'} on rank {other}, "
+                    f"but over {wanted or 'whatever is faster'} on rank 0; set HOROVOD_CPU_OPERATIONS alike on every "
+                    "rank"
+                )
+        if wanted == "mpi" and obstacle:
+            self._let_all_know()
+            raise ValueError(
+                f"HOROVOD_CPU_OPERATIONS=mpi: MPI cannot carry data on rank {r}: {obstacle}; or unset the variable"
+            )
+        if carrier is None or wanted == "gloo" or obstacle:
+            if obstacle and wanted is None and carrier is not None and self.rank == 0:
+                level = logging.WARNING if "thread level" in obstacle else logging.DEBUG
+                _log.log(level, "data between hosts goes over TCP: on rank %d, %s", r, obstacle)
+            return None
+        carrier.connect(self.deadline)
+        costs = carrier.measure(*self._neighbours(hosts), self.deadline)
+        self._publish("mpi", {"costs": costs})
+        found = self._collect("mpi", [r for r in range(self.size) if r != self.rank])
+        carrier.costs = agree_on_mpi([costs, *(record.get("costs") for record in found.values())])
+        assert carrier.costs is not None  # there are several hosts, and ranks next to each other
+        chosen = wanted == "mpi" or is_faster(carrier.costs.speed, tcp)
+        if self.rank == 0:
+            _log.info("%s", _explain(carrier, tcp, chosen))
+            if chosen and carrier.level == "serialized":
+                _log.warning(
+                    "MPI's thread level is 'serialized', and horoplug calls it from its own threads: the program must "
+                    "not call MPI itself while the job runs"
+                )
+        if not chosen:
+            carrier.close()
+            return None
+        return carrier
+
+    def _let_all_know(self) -> None:
+        """All ranks fail for the same reason. Rank 0 is the last one, since the store may end with it."""
+        self._publish("failed", {})
+        if self.rank == 0:
+            with contextlib.suppress(RendezvousError):
+                self._collect("failed", list(range(1, self.size)))
 
     # ---- connecting --------------------------------------------------------------------------------------------------
 
@@ -329,6 +420,18 @@ class _Builder:
         self.own_fds = []
 
 
+def _explain(carrier: Carrier, tcp: Speed | None, chosen: bool) -> str:
+    def show(speed: Speed) -> str:
+        return f"{speed[0] * 1e6:.1f} us and {speed[1] / 1e9:.2f} GB/s"
+
+    assert carrier.costs is not None
+    return (
+        f"data between hosts goes over {'MPI' if chosen else 'TCP'}: {carrier.library} (thread level {carrier.level}) "
+        f"{show(carrier.costs.speed)}, its allreduce {carrier.costs.latency * 1e6:.1f} us; "
+        f"TCP {show(tcp) if tcp else 'unknown'}"
+    )
+
+
 def _parse(rank: int, value: bytes) -> dict[str, Any]:
     try:
         record = json.loads(value)
@@ -347,6 +450,7 @@ def _assemble(
     own: tuple[int, int],
     lanes: dict[int, list[int]] | None = None,
     speed: Speed | None = None,
+    mpi: Carrier | None = None,
 ) -> Mesh:
     return Mesh(
         rank=rank,
@@ -363,4 +467,5 @@ def _assemble(
         is_homogeneous=where.is_homogeneous,
         lanes=lanes or {},
         speed=speed,
+        mpi=mpi,
     )

@@ -9,6 +9,7 @@ from horoplug.common.config import Config
 
 from .hosts import host_key, interface_address
 from .mesh import Mesh, build_mesh
+from .mpi import Carrier
 from .server import StoreServer
 from .store import StoreClient
 
@@ -78,6 +79,7 @@ class Rendezvous:
             data_timeout=config.gloo_timeout_seconds,
             interface=config.gloo_iface,
             streams=config.num_streams,
+            carrier=Carrier(config, ranks),
         )
 
     def leave(self) -> None:

@@ -2,16 +2,22 @@
 #include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <memory_resource>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -160,6 +166,34 @@ using Peer = std::tuple<int, int, int, int, int>;
 using Autotune =
     std::tuple<std::int32_t, std::uint32_t, std::int32_t, std::int32_t, std::int32_t, std::string>;
 
+// The fields of an hp_mpi by their names.
+hp_mpi to_mpi(const py::dict& fields) {
+  hp_mpi mpi = {};
+  mpi.struct_size = sizeof(mpi);
+  mpi.handle_bytes = fields["handle_bytes"].cast<std::int32_t>();
+  mpi.communicator = fields["communicator"].cast<std::uint64_t>();
+  mpi.byte = fields["byte"].cast<std::uint64_t>();
+  const auto copy = [&](const char* name, auto& values) {
+    const auto given = fields[name].cast<std::vector<std::uint64_t>>();
+    if (given.size() != std::size(values)) throw py::value_error(std::string(name) + " of MPI");
+    std::copy(given.begin(), given.end(), std::begin(values));
+  };
+  copy("dtypes", mpi.dtypes);
+  copy("ops", mpi.ops);
+  const auto address = [&](const char* name) {
+    return reinterpret_cast<void*>(fields[name].cast<std::uintptr_t>());
+  };
+  mpi.in_place = address("in_place");
+  mpi.isend = address("isend");
+  mpi.irecv = address("irecv");
+  mpi.test = address("test");
+  mpi.cancel = address("cancel");
+  mpi.finalized = address("finalized");
+  mpi.error_string = address("error_string");
+  mpi.iallreduce = address("iallreduce");
+  return mpi;
+}
+
 class Engine {
  public:
   Engine(int rank, int size, int host, const std::vector<Peer>& peers, int segment_fd,
@@ -169,7 +203,8 @@ class Engine {
          const std::optional<std::string>& algorithm, int log_level, py::object log,
          int progress_cpu, bool separate_groups, const std::string& process_sets, int plan_after,
          std::int64_t bucket_bytes, const std::map<int, std::vector<std::int32_t>>& lanes,
-         double link_latency, double link_bandwidth, const Autotune& autotune)
+         double link_latency, double link_bandwidth, const Autotune& autotune,
+         const std::optional<py::dict>& mpi, double mpi_latency, double mpi_byte_time)
       : log_callable_(std::move(log)), generation_(fork_generation) {
     std::vector<hp_peer> table;
     table.reserve(peers.size());
@@ -206,6 +241,10 @@ class Engine {
     config.bucket_bytes = bucket_bytes;
     config.link_latency = link_latency;
     config.link_bandwidth = link_bandwidth;
+    const hp_mpi library = mpi ? to_mpi(*mpi) : hp_mpi{};
+    if (mpi) config.mpi = &library;
+    config.mpi_latency = mpi_latency;
+    config.mpi_byte_time = mpi_byte_time;
     const auto& [mode, fixed, warmup, steps, samples, tuning_log] = autotune;
     config.autotune = mode;
     config.autotune_fixed = fixed;
@@ -448,6 +487,7 @@ class Engine {
     result["wakeups"] = stats.wakeups;
     result["planned_batches"] = stats.planned_batches;
     result["broken_plans"] = stats.broken_plans;
+    result["failed"] = stats.failed;
     return result;
   }
 
@@ -508,6 +548,29 @@ py::object address_of(py::handle object) {
   py::object address = py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(buffer.buf));
   PyBuffer_Release(&buffer);
   return address;
+}
+
+// What ends a process whose exit takes too long; for good, since threads may look at it until then.
+struct Guard {
+  std::atomic<double> seconds{0};
+  std::string text;
+};
+Guard& guard = *new Guard;
+
+void guard_exit(double seconds, const std::string& text) {
+  if (guard.seconds != 0) return;
+  guard.text = text + "\n";
+  guard.seconds = seconds;
+  // Functions that are registered later run earlier.
+  const int refused = Py_AtExit([] {
+    std::thread([] {
+      std::this_thread::sleep_for(std::chrono::duration<double>(guard.seconds));
+      [[maybe_unused]] const auto written =
+          ::write(STDERR_FILENO, guard.text.data(), guard.text.size());
+      ::_exit(1);
+    }).detach();
+  });
+  if (refused != 0) throw std::runtime_error("too many functions are to be called at exit");
 }
 
 void define_error(py::module_& module) {
@@ -580,7 +643,7 @@ PYBIND11_MODULE(_native, module) {
                     const std::optional<std::string>&, int, py::object, int, bool,
                     const std::string&, int, std::int64_t,
                     const std::map<int, std::vector<std::int32_t>>&, double, double,
-                    const horoplug::Autotune&>(),
+                    const horoplug::Autotune&, const std::optional<py::dict>&, double, double>(),
            py::kw_only(), "rank"_a, "size"_a, "host"_a, "peers"_a, "segment_fd"_a = -1,
            "doorbell_fd"_a = -1, "fusion_threshold"_a = 0, "cache_capacity"_a = 0,
            "stall_check_time"_a = 0.0, "stall_shutdown_time"_a = 0.0, "data_timeout"_a = 0.0,
@@ -589,7 +652,8 @@ PYBIND11_MODULE(_native, module) {
            "separate_groups"_a = false, "process_sets"_a = "", "plan_after"_a = 0,
            "bucket_bytes"_a = 0, "lanes"_a = std::map<int, std::vector<std::int32_t>>{},
            "link_latency"_a = 0.0, "link_bandwidth"_a = 0.0,
-           "autotune"_a = horoplug::Autotune{0, 0, 0, 0, 0, ""})
+           "autotune"_a = horoplug::Autotune{0, 0, 0, 0, 0, ""}, "mpi"_a = py::none(),
+           "mpi_latency"_a = 0.0, "mpi_byte_time"_a = 0.0)
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
            "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)
@@ -621,4 +685,5 @@ PYBIND11_MODULE(_native, module) {
   module.def("algorithms", [] { return std::string(hp_algorithms()); });
   module.def("address_of", &horoplug::address_of, "buffer"_a);
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
+  module.def("guard_exit", &horoplug::guard_exit, "seconds"_a, "text"_a);
 }

@@ -113,6 +113,32 @@ typedef struct hp_peer {
   const int32_t* lane_fds;
 } hp_peer;
 
+/* An MPI library that this process has initialised, as its caller's MPI has it: addresses of
+ * functions, and the values of handles as integers. Handles that are pointers (Open MPI, the
+ * standard ABI) have handle_bytes = sizeof(void*); those that are ints (MPICH, Intel MPI)
+ * sizeof(int). Functions and handles stay valid until the engine is destroyed, or MPI finalized.
+ *
+ * Functions are called by one thread of the engine at a time, but not always by the same one:
+ * MPI_THREAD_MULTIPLE is needed, or MPI_THREAD_SERIALIZED and a program that leaves MPI alone. The
+ * communicator is used by the engine alone and returns errors (MPI_ERRORS_RETURN). */
+typedef struct hp_mpi {
+  uint64_t struct_size;
+  int32_t handle_bytes;
+  int32_t reserved;
+  uint64_t communicator;            /* of all ranks of the job, by their numbers */
+  uint64_t byte;                    /* MPI_BYTE */
+  void* in_place;                   /* MPI_IN_PLACE */
+  uint64_t dtypes[HP_DTYPE_COUNT];  /* MPI's types by hp_dtype, and operations by hp_reduce_op, */
+  uint64_t ops[HP_REDUCE_OP_COUNT]; /* for MPI's own allreduce; 0: MPI has none, or not used */
+  void* isend;                      /* MPI_Isend */
+  void* irecv;
+  void* test;
+  void* cancel;
+  void* finalized;
+  void* error_string;
+  void* iallreduce; /* NULL: MPI's own collectives are not used */
+} hp_mpi;
+
 /* All times in seconds. Zero means the default; negative means "never" where that makes sense. */
 typedef struct hp_config {
   uint64_t struct_size;
@@ -154,6 +180,9 @@ typedef struct hp_config {
   const char* autotune_log; /* rank 0: a file that gets the results, as CSV; NULL: none */
   double link_latency;      /* seconds that a message between hosts takes, as measured, and */
   double link_bandwidth;    /* bytes per second; the same on all ranks. Default: a guess */
+  const hp_mpi* mpi;        /* carries the data between hosts; NULL: the peers' connections do */
+  double mpi_latency;       /* seconds that MPI's own allreduce of next to nothing takes over all */
+  double mpi_byte_time;     /* ranks, and each byte more; the same on all ranks. Default: a guess */
 } hp_config;
 
 /* What can be tuned. */
@@ -220,6 +249,7 @@ typedef struct hp_stats {
   uint64_t wakeups;      /* times the progress thread, or a caller in its place, woke from sleep */
   uint64_t planned_batches; /* batches that ran without being negotiated */
   uint64_t broken_plans;    /* times that negotiation had to be taken up again */
+  uint64_t failed; /* 1: the engine has come to its end by a failure, or another rank's end */
 } hp_stats;
 
 HP_API int32_t hp_abi_version(void);

@@ -1,0 +1,166 @@
+#include "transport/mpi/mpi.h"
+
+#include <array>
+#include <string>
+#include <system_error>
+#include <type_traits>
+
+#include "base/status.h"
+
+namespace horoplug {
+namespace {
+
+constexpr int kSuccess = 0;  // in every MPI
+constexpr int kTag = 1;      // the communicator is the engine's alone
+
+// Room for an MPI_Status, which nobody reads: at most 32 bytes in the MPIs that there are.
+struct alignas(16) Status {
+  std::array<std::byte, 256> bytes;
+};
+
+// MPI's text for its own numbers.
+class Category final : public std::error_category {
+ public:
+  using ErrorString = int (*)(int, char*, int*);
+  explicit Category(ErrorString function) : function_(function) {}
+  const char* name() const noexcept override { return "MPI"; }
+  std::string message(int code) const override {
+    std::array<char, 8192> text{};  // more than any MPI_MAX_ERROR_STRING
+    int length = 0;
+    if (function_(code, text.data(), &length) != kSuccess) return "error " + std::to_string(code);
+    std::string line(text.data());
+    for (char& letter : line) {
+      if (letter == '\n') letter = ' ';
+    }
+    return line;
+  }
+
+ private:
+  const ErrorString function_;
+};
+
+template <typename Handle>
+class MpiOf final : public Mpi {
+ public:
+  explicit MpiOf(const hp_mpi& mpi)
+      // Errors that have been thrown refer to it, whenever they are looked at.
+      : category_(*new Category(function<Category::ErrorString>(mpi.error_string))),
+        isend_(function<Isend>(mpi.isend)),
+        irecv_(function<Irecv>(mpi.irecv)),
+        test_(function<Test>(mpi.test)),
+        cancel_(function<Cancel>(mpi.cancel)),
+        finalized_(function<Finalized>(mpi.finalized)),
+        iallreduce_(function<Iallreduce>(mpi.iallreduce)),
+        communicator_(handle(mpi.communicator)),
+        byte_(handle(mpi.byte)),
+        in_place_(mpi.in_place) {
+    for (std::size_t i = 0; i < dtypes_.size(); ++i) dtypes_[i] = handle(mpi.dtypes[i]);
+    for (std::size_t i = 0; i < ops_.size(); ++i) ops_[i] = handle(mpi.ops[i]);
+  }
+
+  Request send(const void* data, std::size_t bytes, int rank) override {
+    Handle request{};
+    check(isend_(data, static_cast<int>(bytes), byte_, rank, kTag, communicator_, &request));
+    return {number(request), true};
+  }
+  Request receive(void* data, std::size_t bytes, int rank) override {
+    Handle request{};
+    check(irecv_(data, static_cast<int>(bytes), byte_, rank, kTag, communicator_, &request));
+    return {number(request), true};
+  }
+  bool test(Request& request) override {
+    if (!request.open) return true;
+    Handle open = handle(request.handle);
+    int done = 0;
+    Status status;
+    const int result = test_(&open, &done, &status);
+    request = {number(open), result == kSuccess && done == 0};
+    check(result);
+    return done != 0;
+  }
+  void cancel(Request& request) override {
+    if (!request.open) return;
+    Handle open = handle(request.handle);
+    check(cancel_(&open));
+    request.handle = number(open);
+  }
+  bool can_reduce(DType dtype, ReduceOp op) const override {
+    return iallreduce_ != nullptr && type_of(dtype) != Handle{} && op_of(op) != Handle{};
+  }
+  Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
+    Handle request{};
+    check(iallreduce_(in_place_, data, static_cast<int>(elements), type_of(dtype), op_of(op),
+                      communicator_, &request));
+    return {number(request), true};
+  }
+  bool finalized() const override {
+    int flag = 0;
+    return finalized_(&flag) != kSuccess || flag != 0;
+  }
+
+ private:
+  using Isend = int (*)(const void*, int, Handle, int, int, Handle, Handle*);
+  using Irecv = int (*)(void*, int, Handle, int, int, Handle, Handle*);
+  using Test = int (*)(Handle*, int*, Status*);
+  using Cancel = int (*)(Handle*);
+  using Finalized = int (*)(int*);
+  using Iallreduce = int (*)(const void*, void*, int, Handle, Handle, Handle, Handle*);
+
+  template <typename Function>
+  static Function function(void* address) {
+    return reinterpret_cast<Function>(address);
+  }
+  static Handle handle(std::uint64_t value) {
+    if constexpr (std::is_pointer_v<Handle>) {
+      return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(value));
+    } else {
+      return static_cast<Handle>(value);
+    }
+  }
+  static std::uint64_t number(Handle value) {
+    if constexpr (std::is_pointer_v<Handle>) {
+      return reinterpret_cast<std::uintptr_t>(value);
+    } else {
+      return static_cast<std::uint64_t>(value);
+    }
+  }
+  Handle type_of(DType dtype) const { return dtypes_[static_cast<std::size_t>(dtype)]; }
+  Handle op_of(ReduceOp op) const { return ops_[static_cast<std::size_t>(op)]; }
+  void check(int code) const {
+    if (code != kSuccess) throw std::system_error(code, category_);
+  }
+
+  const Category& category_;
+  const Isend isend_;
+  const Irecv irecv_;
+  const Test test_;
+  const Cancel cancel_;
+  const Finalized finalized_;
+  const Iallreduce iallreduce_;
+  const Handle communicator_;
+  const Handle byte_;
+  void* const in_place_;
+  std::array<Handle, kDTypeCount> dtypes_;
+  std::array<Handle, kReduceOpCount> ops_;
+};
+
+}  // namespace
+
+std::shared_ptr<Mpi> make_mpi(const hp_mpi& description) {
+  for (void* const function :
+       {description.isend, description.irecv, description.test, description.cancel,
+        description.finalized, description.error_string}) {
+    if (function == nullptr) throw Error(HP_INVALID_ARGUMENT, "a function of MPI is missing");
+  }
+  switch (description.handle_bytes) {
+    case sizeof(int):
+      return std::make_shared<MpiOf<int>>(description);
+    case sizeof(void*):
+      return std::make_shared<MpiOf<void*>>(description);
+    default:
+      throw Error(HP_INVALID_ARGUMENT,
+                  "handles of MPI with " + std::to_string(description.handle_bytes) + " bytes");
+  }
+}
+
+}  // namespace horoplug

@@ -1,0 +1,54 @@
+// The MPI library of this process, without its header and without being linked to it.
+//
+// Whoever has initialised MPI hands over addresses of functions and values of handles and
+// constants (hp_mpi). What differs between MPIs that a caller can see is the type of handles: ints
+// in MPICH and Intel MPI, pointers in Open MPI and in the standard ABI. A function is called with
+// the very type that it has been compiled for, by one template that is instantiated for both; here
+// and above, a handle is a number that is wide enough for either. Nothing needs the layout of an
+// MPI_Status.
+//
+// Calls throw std::system_error with MPI's own text. They are to be made by one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/types.h"
+#include "horoplug/horoplug.h"
+
+namespace horoplug {
+
+class Mpi {
+ public:
+  // Something that MPI has begun. `open` until test() says that it has ended.
+  struct Request {
+    std::uint64_t handle = 0;
+    bool open = false;
+  };
+
+  virtual ~Mpi() = default;
+
+  // The memory must stay until the request has ended. Ranks are those of the job.
+  virtual Request send(const void* data, std::size_t bytes, int rank) = 0;
+  // A message of at most `bytes` bytes.
+  virtual Request receive(void* data, std::size_t bytes, int rank) = 0;
+  virtual bool test(Request& request) = 0;
+  // It ends soon, if nothing has come; test() tells when.
+  virtual void cancel(Request& request) = 0;
+
+  // A reduction over all ranks in place. Which ones MPI knows: can_reduce().
+  virtual bool can_reduce(DType dtype, ReduceOp op) const = 0;
+  virtual Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) = 0;
+
+  // After that, nothing may be called.
+  virtual bool finalized() const = 0;
+
+  // More elements than this do not fit into the int with which MPI counts.
+  static constexpr std::size_t kMostElements = std::size_t{1} << 30;
+};
+
+// Throws Error if the description is incomplete.
+std::shared_ptr<Mpi> make_mpi(const hp_mpi& description);
+
+}  // namespace horoplug

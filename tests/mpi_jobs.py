@@ -1,0 +1,74 @@
+"""Jobs under the mpirun of an MPI that is installed in build/mpi."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support import ROOT, environment
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness import mpi
+
+KINDS = ["openmpi", "mpich", "impi"]
+
+# Ranks by turns on so many hosts; for the beginning of a script.
+ON_HOSTS = """
+import os
+from mpi4py import MPI
+os.environ["HOROVOD_HOSTNAME"] = f"host{MPI.COMM_WORLD.rank % %d}"
+"""
+
+
+def on_hosts(script: str, hosts: int = 2) -> str:
+    return ON_HOSTS.replace("% %d", f"% {hosts}") + script
+
+
+def find(name: str) -> mpi.Mpi:
+    """An MPI; skips the test if it is not there."""
+    found = mpi.find(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed: make mpi")
+    return found
+
+
+def files_of_mpi() -> set[Path]:
+    """What MPIs have in shared memory."""
+    folder = Path("/dev/shm")
+    return {
+        file
+        for pattern in ("mpich_shm_*", "sm_segment.*", "Intel_MPI_*")
+        for file in folder.glob(pattern)
+    }
+
+
+def mpirun(
+    place: mpi.Mpi,
+    script: str,
+    *args: str,
+    np: int = 2,
+    options: Sequence[str] = (),
+    **variables: str,
+) -> subprocess.Popen[str]:
+    """Start ``python -c script args`` under mpirun."""
+    return subprocess.Popen(
+        [str(place.mpirun), *options, "-np", str(np), sys.executable, "-c", script, *args],
+        env=environment() | place.environment() | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str]:
+    """Its status and output; fails the test if it does not end in time."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate(timeout=20)
+        pytest.fail(f"not done after {timeout:g} s:\n{output}", pytrace=False)
+    return process.returncode, output
