@@ -1,6 +1,8 @@
 #include "transport/mpi/mpi.h"
 
 #include <array>
+#include <map>
+#include <mutex>
 #include <string>
 #include <system_error>
 #include <type_traits>
@@ -39,12 +41,20 @@ class Category final : public std::error_category {
   const ErrorString function_;
 };
 
+// The one of a library. Errors that have been thrown refer to it, whenever they are looked at: it
+// stays for ever.
+const Category& category_of(Category::ErrorString function) {
+  static std::mutex mutex;
+  static auto* const known = new std::map<Category::ErrorString, Category>;
+  std::lock_guard lock(mutex);
+  return known->try_emplace(function, function).first->second;
+}
+
 template <typename Handle>
 class MpiOf final : public Mpi {
  public:
   explicit MpiOf(const hp_mpi& mpi)
-      // Errors that have been thrown refer to it, whenever they are looked at.
-      : category_(*new Category(function<Category::ErrorString>(mpi.error_string))),
+      : category_(category_of(function<Category::ErrorString>(mpi.error_string))),
         isend_(function<Isend>(mpi.isend)),
         irecv_(function<Irecv>(mpi.irecv)),
         test_(function<Test>(mpi.test)),

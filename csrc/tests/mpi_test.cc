@@ -1,0 +1,251 @@
+// The stream over MPI, on an MPI of a few lines within this process: ranks are threads, and a
+// handle is a pointer or an int, as in the MPIs that there are.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "transport/link.h"
+#include "transport/mpi/mpi_stream.h"
+
+using namespace horoplug;
+
+namespace {
+
+// Messages match receives in order. A message of more than this is only taken over when its receive
+// is there, and the sender calls again: as with any MPI, for large ones.
+constexpr int kEager = 1024;
+
+struct Transfer {
+  int peer;
+  std::byte* memory;
+  int bytes;
+  bool sends;
+  bool done = false;
+};
+
+struct World {
+  std::mutex mutex;
+  std::map<std::pair<int, int>, std::deque<Bytes>> eager;            // by sender and receiver
+  std::map<std::pair<int, int>, std::deque<std::uint64_t>> waiting;  // sends, in order, 0: eager
+  std::map<std::uint64_t, Transfer> transfers;
+  std::map<std::pair<int, int>, std::deque<std::uint64_t>> posted;
+  std::uint64_t last = 0;
+
+  // Under the lock: what can be matched between two ranks.
+  void match(int from, int to) {
+    auto& sends = waiting[{from, to}];
+    auto& receives = posted[{from, to}];
+    while (!sends.empty() && !receives.empty()) {
+      Transfer& receive = transfers.at(receives.front());
+      const std::uint64_t send = sends.front();
+      if (send == 0) {
+        const Bytes& message = eager[{from, to}].front();
+        std::memcpy(receive.memory, message.data(), message.size());
+        eager[{from, to}].pop_front();
+      } else {
+        Transfer& sending = transfers.at(send);
+        std::memcpy(receive.memory, sending.memory, static_cast<std::size_t>(sending.bytes));
+        sending.done = true;
+      }
+      receive.done = true;
+      sends.pop_front();
+      receives.pop_front();
+    }
+  }
+};
+
+World* world = nullptr;
+thread_local int me = 0;
+
+template <typename Handle>
+Handle to_handle(std::uint64_t number) {
+  if constexpr (std::is_pointer_v<Handle>) {
+    return reinterpret_cast<Handle>(number);
+  } else {
+    return static_cast<Handle>(number);
+  }
+}
+template <typename Handle>
+std::uint64_t to_number(Handle handle) {
+  if constexpr (std::is_pointer_v<Handle>) {
+    return reinterpret_cast<std::uint64_t>(handle);
+  } else {
+    return static_cast<std::uint64_t>(handle);
+  }
+}
+
+template <typename Handle>
+hp_mpi description() {
+  hp_mpi mpi{};
+  mpi.struct_size = sizeof mpi;
+  mpi.handle_bytes = sizeof(Handle);
+  using Isend = int (*)(const void*, int, Handle, int, int, Handle, Handle*);
+  mpi.isend = reinterpret_cast<void*>(static_cast<Isend>(
+      [](const void* data, int bytes, Handle, int to, int, Handle, Handle* request) {
+        std::lock_guard lock(world->mutex);
+        const std::uint64_t number = ++world->last;
+        auto* const memory = static_cast<std::byte*>(const_cast<void*>(data));
+        const bool eager = bytes <= kEager;
+        world->transfers[number] = {to, memory, bytes, true, eager};
+        if (eager) world->eager[{me, to}].emplace_back(memory, memory + bytes);
+        world->waiting[{me, to}].push_back(eager ? 0 : number);
+        world->match(me, to);
+        *request = to_handle<Handle>(number);
+        return 0;
+      }));
+  using Irecv = int (*)(void*, int, Handle, int, int, Handle, Handle*);
+  mpi.irecv = reinterpret_cast<void*>(
+      static_cast<Irecv>([](void* data, int bytes, Handle, int from, int, Handle, Handle* request) {
+        std::lock_guard lock(world->mutex);
+        const std::uint64_t number = ++world->last;
+        world->transfers[number] = {from, static_cast<std::byte*>(data), bytes, false, false};
+        world->posted[{from, me}].push_back(number);
+        world->match(from, me);
+        *request = to_handle<Handle>(number);
+        return 0;
+      }));
+  using Test = int (*)(Handle*, int*, void*);
+  mpi.test = reinterpret_cast<void*>(static_cast<Test>([](Handle* request, int* done, void*) {
+    std::lock_guard lock(world->mutex);
+    const std::uint64_t number = to_number(*request);
+    *done = world->transfers.at(number).done ? 1 : 0;
+    if (*done != 0) {
+      world->transfers.erase(number);
+      *request = Handle{};
+    }
+    return 0;
+  }));
+  using Cancel = int (*)(Handle*);
+  mpi.cancel = reinterpret_cast<void*>(static_cast<Cancel>([](Handle* request) {
+    std::lock_guard lock(world->mutex);
+    const std::uint64_t number = to_number(*request);
+    Transfer& transfer = world->transfers.at(number);
+    if (!transfer.sends && !transfer.done) {
+      std::erase(world->posted[{transfer.peer, me}], number);
+      transfer.done = true;
+    }
+    return 0;
+  }));
+  using Finalized = int (*)(int*);
+  mpi.finalized = reinterpret_cast<void*>(static_cast<Finalized>([](int* flag) {
+    *flag = 0;
+    return 0;
+  }));
+  using ErrorString = int (*)(int, char*, int*);
+  mpi.error_string =
+      reinterpret_cast<void*>(static_cast<ErrorString>([](int code, char* text, int* length) {
+        *length = std::snprintf(text, 64, "MPI's error %d", code);
+        return 0;
+      }));
+  return mpi;
+}
+
+Bytes pattern(std::size_t bytes, int salt) {
+  Bytes data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    data[i] = static_cast<std::byte>(i * 31 + i / 253 + static_cast<std::size_t>(salt));
+  }
+  return data;
+}
+
+constexpr Channel kChannel{0, 0, 4, 99};
+
+// Two ranks send each other messages of many sizes at once, on threads of their own.
+template <typename Handle>
+void exchange() {
+  World here;
+  world = &here;
+  const std::vector<std::size_t> sizes{0,         1,         900,     5'000, 128 << 10,
+                                       256 << 10, 256 << 10, 300'000, 7};
+  std::vector<std::thread> ranks;
+  std::vector<int> right(2, 0);
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      me = rank;
+      const auto mpi = make_mpi(description<Handle>());
+      Link link(1 - rank, std::make_unique<MpiStream>(mpi, 1 - rank), nullptr);
+      CHECK(link.fd() == Stream::kPolled);
+      CHECK_FALSE(link.busy());
+      std::vector<Bytes> out;
+      std::vector<Bytes> in;
+      std::uint64_t ticket = 0;
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        out.push_back(pattern(sizes[i], rank + static_cast<int>(i)));
+        in.emplace_back(sizes[i]);
+      }
+      for (const Bytes& message : out) ticket = link.send(kChannel, message.data(), message.size());
+      std::deque<Link::Receive> posted;
+      for (Bytes& message : in) posted.emplace_back(link, kChannel, message.data(), message.size());
+      CHECK(link.busy());
+      while (!posted.back().ready() || !link.sent(ticket) || link.busy()) {
+        if (!(link.pump_write() | link.pump_read())) std::this_thread::yield();
+      }
+      CHECK_FALSE(link.failure().has_value());
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        right[static_cast<std::size_t>(rank)] +=
+            in[i] == pattern(sizes[i], 1 - rank + static_cast<int>(i)) ? 1 : 0;
+      }
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  CHECK(right == std::vector<int>(2, static_cast<int>(sizes.size())));
+  CHECK(here.transfers.empty());  // all receives were cancelled
+  world = nullptr;
+}
+
+}  // namespace
+
+TEST_CASE("messages of any size arrive whole, whatever a handle is") {
+  exchange<int>();
+  exchange<void*>();
+}
+
+TEST_CASE(
+    "what nobody receives is let go of when the stream closes, and its memory is left to MPI") {
+  World here;
+  world = &here;
+  me = 0;
+  const auto mpi = make_mpi(description<void*>());
+  {
+    Link link(1, std::make_unique<MpiStream>(mpi, 1), nullptr);
+    const Bytes message = pattern(200'000, 1);
+    link.send(kChannel, message.data(), message.size());
+    link.pump_write();
+    link.pump_read();
+    CHECK(link.busy());  // it has still to leave
+  }
+  REQUIRE(here.transfers.size() == 2);  // two segments
+  for (const auto& [number, transfer] : here.transfers) {
+    CHECK(transfer.sends);
+    ::operator delete(transfer.memory);  // still there, and now nobody's
+  }
+  world = nullptr;
+}
+
+TEST_CASE("an error of MPI's breaks the link, with MPI's text") {
+  hp_mpi broken = description<int>();
+  using Irecv = int (*)(void*, int, int, int, int, int, int*);
+  broken.irecv = reinterpret_cast<void*>(
+      static_cast<Irecv>([](void*, int, int, int, int, int, int*) { return 17; }));
+  Link link(1, std::make_unique<MpiStream>(make_mpi(broken), 1), nullptr);
+  link.pump_read();
+  REQUIRE(link.failure().has_value());
+  CHECK(link.failure()->find("MPI's error 17") != std::string::npos);
+}
+
+TEST_CASE("a description that lacks something is refused") {
+  hp_mpi lacking = description<int>();
+  lacking.test = nullptr;
+  CHECK_THROWS_AS(make_mpi(lacking), Error);
+  hp_mpi odd = description<int>();
+  odd.handle_bytes = 2;
+  CHECK_THROWS_AS(make_mpi(odd), Error);
+}
