@@ -7,6 +7,8 @@ import importlib.metadata
 import importlib.util
 from types import ModuleType
 
+from . import gpu
+
 # Name, module to look for, distributions that may carry its version.
 _FRAMEWORKS = (
     ("NumPy", "numpy", ("numpy",)),
@@ -26,8 +28,8 @@ def version() -> str:
         return native.version() if isinstance(native, ModuleType) else "unknown (not installed)"
 
 
-def table() -> str:
-    """The whole table."""
+def table(gpus: bool = False) -> str:
+    """The whole table; with what there is of CUDA if asked for, which starts it in this process."""
     native = _native()
     lines = [f"Horoplug v{version()}:", "", "Available Frameworks:"]
     lines += [_framework(*framework) for framework in _FRAMEWORKS]
@@ -38,6 +40,7 @@ def table() -> str:
         found = [text.strip() for text in native.algorithms().splitlines() if text.strip()]
         lines += [_entry(True, text) for text in found]
         lines += ["", f"CPU kernels: {native.cpu_kernels()}"]
+        lines += ["", "GPUs:", *gpu.lines()] if gpus else []
     else:
         lines += [_entry(False, "none"), "", f"The core cannot be loaded: {native}"]
     return "\n".join(lines)

@@ -25,7 +25,7 @@ def _run(arguments: Sequence[str]) -> int:
     if options.version or options.check_build:
         from . import check_build  # only here: it has a look at what is installed
 
-        print(check_build.version() if options.version else check_build.table())
+        print(check_build.version() if options.version else check_build.table(gpus=options.verbose))
         return 0
     if options.processes is None:
         raise UsageError("how many processes? Give -np N")
