@@ -15,12 +15,13 @@ PYTHON_FILES := horoplug tests benchmarks examples setup.py conftest.py
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo build test cpp lint lint-types tidy format bench bench-report mpi wheel clean
+.PHONY: help demo build test test-gpu cpp lint lint-types tidy format bench bench-report mpi wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    set everything up and train on two processes"
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
+	@echo "make test-gpu   what needs a GPU"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
 	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks (benchmarks/README.md)"
@@ -122,6 +123,10 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 
 test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
+
+# With the CUDA that the machine has.
+test-gpu: cpp-release build
+	@$(ACTIVATE) python -m pytest tests/gpu $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
