@@ -26,7 +26,8 @@ std::string one_line(std::string text) {
 
 std::string path_of(void* handle, const std::string& otherwise) {
   struct link_map* map = nullptr;
-  const bool known = ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr;
+  const bool known =
+      ::dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0 && map != nullptr;
   return known && map->l_name != nullptr && *map->l_name != '\0' ? map->l_name : otherwise;
 }
 

@@ -8,6 +8,7 @@
 
 namespace horoplug::cuda {
 
+// NVRTC has no <cstdint>. NOLINTBEGIN(readability-identifier-naming)
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
@@ -16,6 +17,7 @@ using i8 = signed char;
 using i16 = short;
 using i32 = int;
 using i64 = long long;
+// NOLINTEND(readability-identifier-naming)
 
 constexpr u32 kThreads = 256;     // of a block
 constexpr u32 kUnroll = 4;        // packets that a thread has in flight
