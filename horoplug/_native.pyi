@@ -201,6 +201,10 @@ def cpu_kernels() -> str: ...
 def algorithms() -> str:
     """One line per algorithm: ``op name medium``."""
 
+def gpu_facts(files: Sequence[str]) -> str:
+    """One line each for the CUDA driver, NVRTC and NCCL: ``[X] what (where)`` or ``[ ] what: why not``. Tries ``files``
+    after what is loaded already and before what the system has. Starts CUDA in this process."""
+
 def address_of(buffer: object) -> int | None:
     """Where the memory of a contiguous object with the buffer protocol begins; None if it does not export it."""
 

@@ -15,10 +15,11 @@ from horoplug import _native
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
-# glibc is libc, libm, libpthread and the loader; which of them are named depends on its version.
+# glibc is libc, libm, libdl, libpthread and the loader; which of them are named depends on its version.
 ALLOWED = {
     "libc.so.6",
     "libm.so.6",
+    "libdl.so.2",
     "libpthread.so.0",
     "ld-linux-x86-64.so.2",
     "ld-linux-aarch64.so.1",

@@ -7,6 +7,8 @@ import importlib.metadata
 import importlib.util
 from types import ModuleType
 
+from . import gpu
+
 # Name, module to look for, distributions that may carry its version.
 _FRAMEWORKS = (
     ("NumPy", "numpy", ("numpy",)),
@@ -26,18 +28,20 @@ def version() -> str:
         return native.version() if isinstance(native, ModuleType) else "unknown (not installed)"
 
 
-def table() -> str:
-    """The whole table."""
+def table(gpus: bool = False) -> str:
+    """The whole table; with what there is of CUDA if asked for, which starts it in this process."""
     native = _native()
     lines = [f"Horoplug v{version()}:", "", "Available Frameworks:"]
     lines += [_framework(*framework) for framework in _FRAMEWORKS]
     works = isinstance(native, ModuleType)
     lines += ["", "Available Controllers:", _entry(works, "Gloo-compatible TCP and shared memory")]
-    lines += [_entry(False, "MPI"), "", "Available Tensor Operations:"]
+    with_mpi = importlib.util.find_spec("mpi4py") is not None
+    lines += [_entry(with_mpi, "MPI, through mpi4py"), "", "Available Tensor Operations:"]
     if isinstance(native, ModuleType):
         found = [text.strip() for text in native.algorithms().splitlines() if text.strip()]
         lines += [_entry(True, text) for text in found]
         lines += ["", f"CPU kernels: {native.cpu_kernels()}"]
+        lines += ["", "GPUs:", *gpu.lines()] if gpus else []
     else:
         lines += [_entry(False, "none"), "", f"The core cannot be loaded: {native}"]
     return "\n".join(lines)

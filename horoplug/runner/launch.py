@@ -38,7 +38,7 @@ def _run(arguments: Sequence[str]) -> int:
         if not options.check_build:
             print(check_build.version())
         elif in_full:
-            print(f"{check_build.table()}\n\n{circumstances.describe(os.environ)}")
+            print(f"{check_build.table(gpus=True)}\n\n{circumstances.describe(os.environ)}")
         else:
             print(check_build.table())
         return 0

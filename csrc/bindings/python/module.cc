@@ -573,6 +573,17 @@ void guard_exit(double seconds, const std::string& text) {
   if (refused != 0) throw std::runtime_error("too many functions are to be called at exit");
 }
 
+std::string gpu_facts(const std::vector<std::string>& files) {
+  std::vector<const char*> paths;
+  paths.reserve(files.size());
+  for (const std::string& file : files) paths.push_back(file.c_str());
+  char* text = nullptr;
+  check(without_gil(
+      [&] { return hp_gpu_facts(paths.data(), static_cast<int32_t>(paths.size()), &text); }));
+  const std::unique_ptr<char, decltype(&hp_free)> owner(text, hp_free);
+  return text;
+}
+
 void define_error(py::module_& module) {
   py::dict attributes;
   const py::cpp_function status(
@@ -683,6 +694,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("version", [] { return std::string(hp_version()); });
   module.def("cpu_kernels", [] { return std::string(hp_cpu_kernels()); });
   module.def("algorithms", [] { return std::string(hp_algorithms()); });
+  module.def("gpu_facts", &horoplug::gpu_facts, "files"_a);
   module.def("address_of", &horoplug::address_of, "buffer"_a);
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
   module.def("guard_exit", &horoplug::guard_exit, "seconds"_a, "text"_a);

@@ -268,6 +268,12 @@ HP_API const char* hp_cpu_kernels(void);
 /* One line per algorithm: "op name medium", for check-build; the text is static. */
 HP_API const char* hp_algorithms(void);
 
+/* What there is of CUDA, for check-build: one line each for the driver and its devices, NVRTC and
+ * NCCL, "[X] what (where)" or "[ ] what: why it cannot be used". `files`: paths of such libraries
+ * to try after what the process has loaded already and before what the system has. Starts CUDA in
+ * this process. The caller frees the text with hp_free. */
+HP_API hp_status hp_gpu_facts(const char* const* files, int32_t count, char** text);
+
 /* Starts an engine and its progress thread. Collective: returns once every peer has answered a
  * handshake that compares the configurations (HP_MISMATCH if they differ), or after data_timeout
  * (HP_TIMEOUT). */

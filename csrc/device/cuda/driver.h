@@ -1,0 +1,135 @@
+// The part of CUDA's driver API that horoplug uses, declared here, so that it is built without CUDA
+// and runs with any driver that is new enough.
+//
+// All calls go through one table of function pointers, which tests replace.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "device/cuda/shared_library.h"
+
+// NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are CUDA's. All
+// but the numbers are opaque.
+struct CUctx_st;
+struct CUevent_st;
+struct CUfunc_st;
+struct CUmod_st;
+struct CUstream_st;
+using CUcontext = CUctx_st*;
+using CUevent = CUevent_st*;
+using CUfunction = CUfunc_st*;
+using CUmodule = CUmod_st*;
+using CUstream = CUstream_st*;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUresult = int;  // enums of C
+using CUdevice_attribute = int;
+using CUjit_option = int;
+
+namespace horoplug::cuda {
+
+// Of CUresult.
+inline constexpr CUresult kSuccess = 0;
+inline constexpr CUresult kNotReady = 600;
+
+// Of CUdevice_attribute.
+inline constexpr CUdevice_attribute kMultiprocessorCount = 16;
+inline constexpr CUdevice_attribute kComputeCapabilityMajor = 75;
+inline constexpr CUdevice_attribute kComputeCapabilityMinor = 76;
+
+// Flags.
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kEventDefault = 0;
+inline constexpr unsigned kHostPortable = 1;
+
+// Of CUDA 12.0, which driver 525 brings. Older ones get no releases of the frameworks any more.
+inline constexpr int kOldestDriver = 12000;
+
+// Name, symbol, and parameters of each function; all return a CUresult. CUDA gives a function that
+// has changed a new symbol.
+// clang-format off
+#define HOROPLUG_CUDA_FUNCTIONS(X)                                                                 \
+  X(Init, cuInit, (unsigned flags))                                                                \
+  X(DriverGetVersion, cuDriverGetVersion, (int* version))                                          \
+  X(GetErrorName, cuGetErrorName, (CUresult, const char** text))                                   \
+  X(GetErrorString, cuGetErrorString, (CUresult, const char** text))                               \
+  X(DeviceGetCount, cuDeviceGetCount, (int* count))                                                \
+  X(DeviceGet, cuDeviceGet, (CUdevice*, int ordinal))                                              \
+  X(DeviceGetName, cuDeviceGetName, (char* name, int size, CUdevice))                              \
+  X(DeviceGetAttribute, cuDeviceGetAttribute, (int* value, CUdevice_attribute, CUdevice))          \
+  X(DeviceTotalMem, cuDeviceTotalMem_v2, (std::size_t* bytes, CUdevice))                           \
+  X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                      \
+  X(DevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                             \
+  X(CtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext))                                              \
+  X(CtxPopCurrent, cuCtxPopCurrent_v2, (CUcontext*))                                               \
+  X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void* image, unsigned options,         \
+                                           CUjit_option*, void** values))                          \
+  X(ModuleUnload, cuModuleUnload, (CUmodule))                                                      \
+  X(ModuleGetFunction, cuModuleGetFunction, (CUfunction*, CUmodule, const char* name))             \
+  X(LaunchKernel, cuLaunchKernel, (CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,  \
+                                   unsigned block_x, unsigned block_y, unsigned block_z,           \
+                                   unsigned shared_bytes, CUstream, void** parameters,             \
+                                   void** extra))                                                  \
+  X(StreamCreateWithPriority, cuStreamCreateWithPriority, (CUstream*, unsigned flags,              \
+                                                           int priority))                          \
+  X(StreamDestroy, cuStreamDestroy_v2, (CUstream))                                                 \
+  X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags))                       \
+  X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                            \
+  X(EventCreate, cuEventCreate, (CUevent*, unsigned flags))                                        \
+  X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                    \
+  X(EventRecord, cuEventRecord, (CUevent, CUstream))                                               \
+  X(EventQuery, cuEventQuery, (CUevent))                                                           \
+  X(MemAlloc, cuMemAlloc_v2, (CUdeviceptr*, std::size_t bytes))                                    \
+  X(MemFree, cuMemFree_v2, (CUdeviceptr))                                                          \
+  X(MemHostAlloc, cuMemHostAlloc, (void**, std::size_t bytes, unsigned flags))                     \
+  X(MemFreeHost, cuMemFreeHost, (void*))                                                           \
+  X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, std::size_t, CUstream))      \
+  X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, std::size_t, CUstream))            \
+  X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, std::size_t, CUstream))
+// clang-format on
+
+// One pointer for each function, under its name without "cu".
+struct DriverApi {
+#define HOROPLUG_CUDA_MEMBER(name, symbol, parameters) CUresult(*name) parameters = nullptr;
+  HOROPLUG_CUDA_FUNCTIONS(HOROPLUG_CUDA_MEMBER)
+#undef HOROPLUG_CUDA_MEMBER
+};
+// NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)
+
+struct Driver {
+  DriverApi api;
+  int version = 0;  // of CUDA: 12040 is 12.4
+  std::string path;
+  std::string problem;  // one line; empty: it can be used
+
+  bool ok() const { return problem.empty(); }
+};
+
+// Opens libcuda.so.1; the table is complete if there is no problem. Does not start it.
+Driver open_driver(const Places& places = {});
+
+// cuInit, after which the process must not fork and use CUDA in the child. Returns what is wrong,
+// in one line, or nothing.
+std::string start_driver(const DriverApi& api);
+
+// "CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)".
+std::string describe(const DriverApi& api, CUresult result);
+
+// Throws Error(HP_ABORTED) that names the call, unless the result is success.
+void check(const DriverApi& api, CUresult result, std::string_view call);
+
+struct DeviceFacts {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  std::size_t memory = 0;  // bytes
+};
+
+// Of device `ordinal` of a driver that has been started; throws Error.
+DeviceFacts device_facts(const DriverApi& api, int ordinal);
+
+}  // namespace horoplug::cuda

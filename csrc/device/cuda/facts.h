@@ -1,0 +1,15 @@
+// What there is of CUDA, for `horovodrun --check-build -v`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "device/cuda/shared_library.h"
+
+namespace horoplug::cuda {
+
+// One line each for the driver with its devices, for NVRTC and for NCCL: "[X] " and what was found,
+// or "[ ] " and why it cannot be used. Starts the driver: see start_driver().
+std::vector<std::string> gpu_facts(const Places& places);
+
+}  // namespace horoplug::cuda

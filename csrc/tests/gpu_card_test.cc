@@ -1,0 +1,65 @@
+// The checks of card_checks.h: always on a recorded driver, whose kernels run on the host, and on a
+// card where there is one. HOROPLUG_TEST_GPU=1: there has to be one (make test-gpu).
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cuda/compile.h"
+#include "device/cuda/driver.h"
+#include "device/cuda/launcher.h"
+#include "device/cuda/nvrtc.h"
+#include "tests/card_checks.h"
+#include "tests/host_grid.h"
+#include "tests/random_elements.h"
+#include "tests/recorded_driver.h"
+
+namespace {
+
+using namespace horoplug;
+using namespace horoplug::cuda;
+using namespace horoplug::testing;
+
+void check_all(const DriverApi& api, const ImageSource& images) {
+  std::mt19937_64 random(seed());
+  CAPTURE(seed());
+  const Context context(api, 0);
+  Launcher launcher(context, images);
+  check_moves(context, launcher, random);
+  check_reductions(context, launcher, random);
+  check_adasum(context, launcher, random);
+}
+
+TEST_CASE("all kernels on the host") {
+  std::mt19937_64 random(seed());
+  RecordedDriver driver;
+  driver.on_launch = [&](const std::string& name, unsigned blocks, void* args) {
+    CHECK(run_on_host(name, args, blocks, random));
+  };
+  check_all(driver.api(), [](const std::string& kernel, int) { return kernel; });
+  CHECK(driver.alive() == 0);
+}
+
+TEST_CASE("all kernels on the card") {
+  const bool required = std::getenv("HOROPLUG_TEST_GPU") != nullptr;
+  const auto missing = [&](const std::string& why) {
+    MESSAGE("not run: ", why);
+    CHECK_FALSE(required);
+  };
+  const Driver driver = open_driver();
+  if (!driver.ok()) return missing(driver.problem);
+  if (const std::string problem = start_driver(driver.api); !problem.empty()) {
+    return missing(problem);
+  }
+  const char* const path = std::getenv("HOROPLUG_TEST_NVRTC");
+  const Nvrtc nvrtc = open_nvrtc({{path != nullptr ? path : ""}, true}, driver.version);
+  if (!nvrtc.ok()) return missing(nvrtc.problem);
+  const KernelCache cache(KernelCache::default_folder());
+  check_all(driver.api, [&](const std::string& kernel, int capability) {
+    return kernel_image(nvrtc, cache, kernel, capability);
+  });
+}
+
+}  // namespace

@@ -1,0 +1,34 @@
+"""What needs a GPU; ``make test-gpu`` runs it. Where there is none, each test says so and is skipped."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from horoplug.runner import gpu
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def nvrtc():
+    """Path of a wheel's NVRTC; empty if the system's has to do."""
+    driver, compiler = gpu.lines()[:2]
+    for line in (driver, compiler):
+        if "[X]" not in line:
+            pytest.skip(line.strip())
+    return next((path for path in gpu.libraries() if "libnvrtc" in path), "")
+
+
+@pytest.mark.timeout(600)
+def test_kernels(nvrtc):
+    """Every kernel, compiled by NVRTC for this card, gives what the CPU gives."""
+    done = subprocess.run(
+        [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--no-colors"],
+        env={**os.environ, "HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_NVRTC": nvrtc},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,70 @@
+"""NVRTC, CUDA's run-time compiler, as far as tests of the GPU kernels need it. It works without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "csrc" / "device" / "cuda" / "kernels"
+
+
+class Nvrtc:
+    """A library opened from a file; failures raise ``RuntimeError`` with the compiler's log."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def _call(self, name: str, *arguments) -> None:
+        result = getattr(self._library, f"nvrtc{name}")(*arguments)
+        if result != 0:
+            raise RuntimeError(f"nvrtc{name} failed with {result}")
+
+    def version(self) -> tuple[int, int]:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("Version", ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
+
+    def archs(self) -> list[int]:
+        """Compute capabilities that it compiles for: 75 is sm_75."""
+        count = ctypes.c_int()
+        self._call("GetNumSupportedArchs", ctypes.byref(count))
+        archs = (ctypes.c_int * count.value)()
+        self._call("GetSupportedArchs", archs)
+        return sorted(archs)
+
+    def compile(self, options: Sequence[str]) -> tuple[bytes, str]:
+        """Cubin (PTX for a virtual architecture) of the kernels, and what the compiler said."""
+        program = ctypes.c_void_p()
+        headers = sorted(SOURCES.glob("*.h"))
+        texts = (ctypes.c_char_p * len(headers))(*[path.read_bytes() for path in headers])
+        names = (ctypes.c_char_p * len(headers))(
+            *[f"device/cuda/kernels/{path.name}".encode() for path in headers]
+        )
+        self._call(
+            "CreateProgram",
+            ctypes.byref(program),
+            (SOURCES / "kernels.cu").read_bytes(),
+            b"kernels.cu",
+            len(headers),
+            texts,
+            names,
+        )
+        try:
+            flags = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+            failed = self._library.nvrtcCompileProgram(program, len(options), flags)
+            log = self._read("ProgramLog", program).rstrip(b"\0").decode()
+            if failed:
+                raise RuntimeError(log)
+            virtual = any(option.startswith("--gpu-architecture=compute") for option in options)
+            return self._read("PTX" if virtual else "CUBIN", program), log
+        finally:
+            self._call("DestroyProgram", ctypes.byref(program))
+
+    def _read(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"Get{what}Size", program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        self._call(f"Get{what}", program, text)
+        return text.raw
