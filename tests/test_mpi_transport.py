@@ -382,8 +382,6 @@ def test_a_rank_that_dies(one_of_two, tmp_path, algorithm):
     status, output = finish(job)
     assert status != 0, output
     assert all("rank 1 has died" in text for text in failures(output)), output
-    if one_of_two.name == "mpich":
-        assert failures(output), output
 
 
 @pytest.mark.parametrize("algorithm", ["pairwise", "mpi"])
