@@ -86,7 +86,7 @@ def test_mpi(name):
     assert status == 0, errors
     assert text.count("the ranks meet over MPI") == 2
     assert text.count(f"with {found.library.resolve()}: ") == 2
-    assert text.count("asked for thread level multiple") == 2
+    assert text.count("asks for multiple, the library grants multiple") == 2
 
 
 SUM = """

@@ -24,6 +24,23 @@ print(" and ".join(loaded_libraries()) or "a library that is part of mpi4py")
 print(MPI.Get_library_version().splitlines()[0].strip("\\0 "))
 print(mpi4py.rc.thread_level if mpi4py.rc.threads else "single")
 """
+# Initialised as a job of one process, whatever this one is.
+_ASK_LEVEL = """
+from mpi4py import MPI
+from horoplug.rendezvous.mpi import thread_level
+print(thread_level())
+"""
+_OF_LAUNCHERS = (
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "HYDI_",
+    "HYDRA_",
+    "MPI_LOCAL",
+    "PALS_",
+    "SLURM_",
+)
 _SECONDS = 30
 
 
@@ -94,13 +111,7 @@ def _scheduler(env: Mapping[str, str]) -> list[str]:
 
 def _mpi() -> list[str]:
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_MPI],
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
+        done = _ask(_ASK_MPI, os.environ)
     except subprocess.TimeoutExpired:
         return [f"mpi4py has not opened an MPI library within {_SECONDS} s"]
     if done.returncode != 0:
@@ -112,8 +123,29 @@ def _mpi() -> list[str]:
     asked = os.environ.get("MPI4PY_RC_THREAD_LEVEL") or level
     return [
         f"{versions}, with {library}: {name}",
-        f"asked for thread level {asked}; what the library grants is known once it is initialised",
+        f"thread level: mpi4py asks for {asked}, the library grants {_granted()}",
     ]
+
+
+def _granted() -> str:
+    alone = {n: v for n, v in os.environ.items() if not n.startswith(_OF_LAUNCHERS)}
+    try:
+        done = _ask(_ASK_LEVEL, alone)
+    except subprocess.TimeoutExpired:
+        return f"nothing within {_SECONDS} s"
+    words = done.stdout.split()
+    return words[-1] if done.returncode == 0 and words else "nothing outside of an mpirun"
+
+
+def _ask(program: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def _shown(env: Mapping[str, str], names: list[str] | tuple[str, ...]) -> str:
