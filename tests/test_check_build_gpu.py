@@ -83,7 +83,9 @@ def test_wheels_are_found_in_every_folder_of_the_namespace(wheels, tmp_path, mon
     ]
 
 
-def test_too_old(wheels):
+def test_too_old(wheels, tmp_path):
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "__init__.py").touch()  # a package hides the wheels that are installed
     env = wheels(cuda_nvrtc=("old", "libnvrtc.so.12"), nccl=("old", "libnccl.so.2"))
     driver, nvrtc, nccl = gpus({**env, "LD_LIBRARY_PATH": str(STUBS / "old")})
     assert driver.startswith("[ ] CUDA driver: ")
