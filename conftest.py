@@ -17,9 +17,12 @@ def leftover_files() -> set[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # Started in the background by a shell. Tests that interrupt processes would wait for them in vain.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Ignored if a shell has started the session in the background, or nohup has: tests that end processes in these
+    # ways would wait for them in vain.
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
     config.stash[FILES_BEFORE] = leftover_files()
 
