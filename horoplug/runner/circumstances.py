@@ -129,6 +129,7 @@ def _mpi() -> list[str]:
 
 def _granted() -> str:
     alone = {n: v for n, v in os.environ.items() if not n.startswith(_OF_LAUNCHERS)}
+    alone["OMPI_MCA_btl"] = "self"  # Open MPI would leave a file in /dev/shm
     try:
         done = _ask(_ASK_LEVEL, alone)
     except subprocess.TimeoutExpired:
