@@ -392,7 +392,8 @@ def test_another_horoplug_there(cluster, tmp_path):
     info = tmp_path / "horoplug-9.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: horoplug\nVersion: 9.9\n")
-    newer = wrapper(tmp_path, f'export PYTHONPATH="{tmp_path}:$PYTHONPATH"')
+    # The checkout, where Python would look first, may have metadata of its own.
+    newer = wrapper(tmp_path, f'cd {tmp_path}; export PYTHONPATH="{tmp_path}:$PYTHONPATH"')
     text = refused(cluster, "--remote-python", newer, "true")
     assert re.match(r"h1 has horoplug 9\.9, and this host [\d.]+: all hosts need the same", text)
 
