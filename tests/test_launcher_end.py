@@ -15,7 +15,7 @@ import pytest
 from support import ROOT, until
 
 from horoplug.runner import agent as agent_module
-from horoplug.runner.blame import describe
+from horoplug.runner.blame import LAST_WORDS_SECONDS, Blame, describe
 
 MARK = "HOROPLUG_TEST_JOB"  # a variable that every process of a job inherits
 NEVER = 600  # seconds: longer than any test
@@ -24,7 +24,7 @@ SPIN = "while True: signal.pause()"  # a rank that never ends by itself: that th
 PATIENT_LAUNCHER = f"""
 import sys
 from horoplug.runner import blame, job, launch
-job.GRACE_SECONDS = blame.CAUSE_SECONDS = {NEVER}
+job.GRACE_SECONDS = blame.CAUSE_SECONDS = blame.LAST_WORDS_SECONDS = {NEVER}
 sys.exit(launch.main())
 """
 
@@ -234,6 +234,51 @@ def test_the_rank_that_left_first_is_the_cause(run, gate):
     code, _, err = job.finish()
     assert code == 9
     assert "rank 1 exited with code 9" in last_line(err)
+
+
+def test_the_others_are_not_ended_before_they_have_said_what_they_wait_for(run, gate):
+    """However long they take for it, here."""
+    command = python(
+        "import numpy as np",
+        "import horoplug as hvd",
+        "hvd.init()",
+        "print('ready')",
+        "try:",
+        "    while True: hvd.allreduce(np.ones(3), name='grad/7')",
+        "except hvd.HorovodInternalError as error:",
+        f"    {gate.wait}",
+        "    print(error)",
+        "    sys.exit(1)",
+    )
+    job = run("-np", 3, "--verbose", *command, patient=True)
+    job.lines(3)
+    os.kill(int(job.said(r"rank 1 is pid (\d+)")[1]), signal.SIGKILL)
+    job.said(r"rank 1 was killed by signal 9 \(SIGKILL\)$")
+    for _ in range(2):
+        gate.open()
+    code, out, err = job.finish()
+    assert code == 137
+    assert last_line(err) == "horovodrun: rank 1 was killed by signal 9 (SIGKILL)"
+    said = re.findall(
+        r"^\[(\d)\]<stdout>:'allreduce.grad/7' .*: rank 1 has died", out, re.MULTILINE
+    )
+    assert sorted(said) == ["0", "2"], out
+
+
+def test_how_long_the_others_are_waited_for():
+    def due(others, **now):
+        blame = Blame(range(3))
+        blame.ended(1, -signal.SIGKILL, now=10.0, **now)
+        for rank in others:
+            blame.ended(rank, 1, [], 10.5)
+        assert blame.first == 1
+        return blame.due
+
+    assert due([], departures=[1]) == 10.0  # they have nothing to do with each other
+    assert due([], departures=[1], present=2) == 10.0 + LAST_WORDS_SECONDS
+    assert due([0], departures=[1], present=2) == 10.0 + LAST_WORDS_SECONDS
+    assert due([], departures=[1, 2, 0]) == 10.0 + LAST_WORDS_SECONDS  # have just lost their place
+    assert due([0, 2], departures=[1], present=2) == 10.5  # all have ended by themselves
 
 
 def test_of_ends_at_the_same_moment_a_crash_is_the_cause():

@@ -6,6 +6,9 @@ import signal
 from collections.abc import Iterable, Sequence
 
 CAUSE_SECONDS = 2.0  # how long to wait for a rank that left before the one that failed first
+LAST_WORDS_SECONDS = (
+    1.0  # for ranks that learn of a failure by themselves to say what they make of it
+)
 
 
 class Blame:
@@ -19,9 +22,14 @@ class Blame:
         # Ranks that left the job before that one and have not ended yet, in that order.
         self._suspects: list[int] = []
         self._decide_at: float | None = None
+        self._heard_by = 0.0  # when the others have had time for their last words
 
-    def ended(self, rank: int, code: int, departures: Sequence[int], now: float) -> None:
-        """A rank has ended. ``departures``: those whose connections to the rendezvous have, in that order."""
+    def ended(
+        self, rank: int, code: int, departures: Sequence[int], now: float, *, present: int = 0
+    ) -> None:
+        """A rank has ended. ``departures``: those whose connections to the rendezvous have, in that order; ``present``:
+        how many still have one. Whoever has, or had one until now, learns of a failure in what all do together, and
+        ends with an error that says which tensor it was: it is not ended before it could print that."""
         self.running.discard(rank)
         self.codes[rank] = code
         if self.first is None and code != 0:
@@ -34,6 +42,8 @@ class Blame:
                     other for other in earlier[: earlier.index(rank)] if other in self.running
                 ]
             self._decide_at = now + CAUSE_SECONDS
+            learn = present > 0 or not self.running.isdisjoint(departures)
+            self._heard_by = now + LAST_WORDS_SECONDS if learn else now
         if self.first is not None:
             if rank in self._suspects:
                 position = self._suspects.index(rank)
@@ -42,7 +52,7 @@ class Blame:
                     self.first = rank
                     del self._suspects[position:]  # they left after it
             if not self._suspects:
-                self._decide_at = now
+                self._decide_at = self._heard_by if self.running else now
 
     def lost(self, ranks: Iterable[int]) -> None:
         """Ranks of which nothing more will be heard."""

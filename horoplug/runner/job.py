@@ -380,7 +380,13 @@ class Job:
         if self._is_ending:
             self._blame.lost([rank])
         else:
-            self._blame.ended(rank, code, self._server.departures(), time.monotonic())
+            self._blame.ended(
+                rank,
+                code,
+                self._server.departures(),
+                time.monotonic(),
+                present=self._server.present(),
+            )
 
     def _lost(self, link: Link, why: str) -> None:
         """Nothing more will come from a host. What is left there ends by itself; here, :meth:`run` kills it."""
