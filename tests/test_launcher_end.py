@@ -9,13 +9,17 @@ import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import psutil
 import pytest
 from support import ROOT, until
 
 from horoplug.runner import agent as agent_module
-from horoplug.runner.blame import LAST_WORDS_SECONDS, Blame, describe
+from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
+from horoplug.runner.hosts import Placement
+from horoplug.runner.link import MAX_FRAME, Link, LostError
+from horoplug.runner.remote import Ssh
 
 MARK = "HOROPLUG_TEST_JOB"  # a variable that every process of a job inherits
 NEVER = 600  # seconds: longer than any test
@@ -510,3 +514,66 @@ def test_output_is_complete(run):
     code, out, _ = job.finish()
     assert code == 0
     assert out.splitlines() == [f"[0]<stdout>:{i}" for i in range(count)]
+
+
+# ---- on another host -------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_never_hears_from_a_launcher_ends():
+    """As when a host vanishes between the login and the first command: its ssh may keep the connection for hours."""
+    source = Path(agent_module.__file__).read_text()
+    first = "_FIRST_SILENCE = 60.0\n"
+    assert first in source
+    hurried = source.replace(first, "_FIRST_SILENCE = 0.2\n")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", hurried],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.wait(40) == 0
+        finally:
+            process.kill()
+        assert process.stdout.read() == agent_module.GREETING
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (agent_module.GREETING + agent_module.FRAME.pack(b"1", 2, 0), "makes no sense"),
+        (agent_module.GREETING + agent_module.FRAME.pack(b"1", 0, MAX_FRAME + 1), "makes no sense"),
+        (b"Welcome! " * (1 << 17), "says too much"),
+    ],
+    ids=["rank of another host", "length", "noise"],
+)
+def test_what_no_agent_would_say(tmp_path, said, why):
+    (tmp_path / "said").write_bytes(said)
+    ssh = Ssh(("sh", "-c", f"cat {tmp_path}/said; exec cat >/dev/null"))
+    link = Link(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
+
+    def listen():
+        while select.select([link.stdout], [], [], 40)[0]:
+            assert not list(link.receive())
+
+    try:
+        with pytest.raises(LostError, match=why):
+            listen()
+    finally:
+        link.end(20.0)
+
+
+# ---- who is to blame -------------------------------------------------------------------------------------------------
+
+
+def test_who_left_after_the_cause_is_not_blamed_for_ending_before_it():
+    """Rank 0 leaves, which is why 1, 2 and 3 do; of them, 3 is the first to have ended."""
+    blame = Blame(range(4))
+    departures = [0, 1, 2, 3]
+    blame.ended(3, 1, departures, 10.0)
+    assert (blame.first, blame.due) == (3, 10.0 + CAUSE_SECONDS)
+    blame.ended(1, 1, departures, 10.1)
+    assert (blame.first, blame.due) == (1, 10.0 + CAUSE_SECONDS)
+    blame.ended(2, 2, departures, 10.2)  # it left after rank 1
+    assert (blame.first, blame.due) == (1, 10.0 + CAUSE_SECONDS)
+    blame.ended(0, 7, departures, 10.3)
+    assert (blame.first, blame.code, blame.due) == (0, 7, 10.3)

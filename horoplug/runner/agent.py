@@ -138,9 +138,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._inbox = bytearray()
         self._begun = False  # there has been a job
-        self._silence: float | None = (
-            None  # seconds without a word after which the launcher counts as gone
-        )
+        self._silence = silence
         self._heard = time.monotonic()
         self._check: subprocess.Popen[bytes] | None = None
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
