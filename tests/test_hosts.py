@@ -61,7 +61,7 @@ def finish(process, timeout=40):
     return process.returncode, out, err
 
 
-def one_line(done, took=None):
+def one_line(done):
     """What a launcher has said that printed one line and nothing else."""
     assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr), done.stderr
     assert done.stdout == ""
@@ -388,6 +388,17 @@ def test_no_horoplug_there(cluster, tmp_path):
     )
 
 
+def test_a_horoplug_there_from_before_there_were_several_hosts(cluster, tmp_path):
+    package = tmp_path / "horoplug"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    # Without site: an editable install would find the rest of the package all the same.
+    head, last = f"cd /; export PYTHONPATH={tmp_path}", 'exec "$python" -S "$@"'
+    older = wrapper(tmp_path, head, last=last)
+    text = refused(cluster, "--remote-python", older, "true")
+    assert re.match("host h1: horoplug is older there than on this host .*No module named", text)
+
+
 def test_another_horoplug_there(cluster, tmp_path):
     info = tmp_path / "horoplug-9.9.dist-info"
     info.mkdir()
@@ -545,10 +556,8 @@ def test_the_agent_of_a_host_is_killed(cluster):
     wait_for(process, "ready", 2)
     # The agent's parent, which is the same program, stays.
     agents = [pid for pid, text in cluster.processes().items() if "-c f=open(0" in text]
-    youngest = max(agents, key=lambda pid: psutil.Process(pid).create_time())
-    children = [pid for pid in agents if psutil.Process(pid).ppid() in agents]
-    assert children, (agents, youngest)
-    os.kill(children[0], signal.SIGKILL)
+    (child,) = [pid for pid in agents if psutil.Process(pid).ppid() in agents]
+    os.kill(child, signal.SIGKILL)
     code, _, err = finish(process)
     assert code == 1
     assert re.match("horovodrun: host h1: the connection was lost: .*; all ranks were ended\n", err)

@@ -34,16 +34,14 @@ class Link:
     def __init__(self, host: Placement, ssh: Ssh, connect_seconds: float) -> None:
         """Start it. Errors: LostError if there is no such program as ssh."""
         self.host = host
-        self.running = set(host.ranks)
         self.greeted = False
         self.done = False  # it has said that everything there has ended
         self.heard = time.monotonic()
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._complaints = bytearray()
-        self._lock = (
-            threading.RLock()
-        )  # of the outbox: signal handlers and the thread of beats write, too
+        # Of the outbox: signal handlers and the thread of beats write, too.
+        self._lock = threading.RLock()
         if host.is_local:
             # By path and without site: it starts in a few milliseconds, whatever is installed.
             source = str(Path(agent.__file__).resolve())
