@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from harness import mpi as installed
 
 from horoplug.runner import mpi
+from horoplug.runner.allocation import lsf_hosts
 from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts import Host
 from horoplug.runner.remote import Ssh
@@ -145,13 +146,17 @@ def test_jsrun_line():
         mpi.JSRUN.line(mpi.Request(5))
 
 
-def test_hosts_of_lsf():
-    assert mpi.lsf_hosts({"LSB_MCPU_HOSTS": "batch1 1 h1 42 h2 42"}) == [
+def test_hosts_of_lsf(tmp_path):
+    assert lsf_hosts({"LSB_MCPU_HOSTS": "batch1 1 h1 42 h2 42"}) == [
         Host("h1", 42),
         Host("h2", 42),
     ]
-    assert mpi.lsf_hosts({"LSB_MCPU_HOSTS": "h1 4"}) == [Host("h1", 4)]
-    assert mpi.lsf_hosts({}) == []
+    assert lsf_hosts({"LSB_MCPU_HOSTS": "h1 4"}) == [Host("h1", 4)]
+    assert lsf_hosts({}) == []
+    assert lsf_hosts({"PBS_NODEFILE": "/nonesuch"}) == []
+    # The list is left out where it would be too long.
+    (tmp_path / "hosts").write_text("batch1\n" + "h1\n" * 3 + "h2\n" * 3)
+    assert lsf_hosts({"LSB_DJOB_HOSTFILE": str(tmp_path / "hosts")}) == [("h1", 3), ("h2", 3)]
 
 
 def test_forwarded_names():
@@ -314,6 +319,10 @@ def test_jsrun(path):
     assert line.startswith("--np 8 --nrs 2 --rs_per_host 1 --tasks_per_rs 4 ")
     assert line.endswith(" --bind none train")
     assert job == "12"
+    # As many processes as there are slots where jsrun starts any.
+    assert launch("--jsrun", "train", env=env).stdout.splitlines()[0] == line
+    done = launch("--jsrun", "-np", 8, "train", env=env | {"LSB_MCPU_HOSTS": "h1 x"})
+    assert re.fullmatch("horovodrun: LSF has set LSB_MCPU_HOSTS=h1 x, but: [^\n]+\n", done.stderr)
     done = launch("--jsrun", "-np", 8, "-H", "h1:8", "train", env=env)
     assert done.stderr == "horovodrun: --jsrun takes the hosts of the LSF job; leave out -H\n"
 

@@ -6,7 +6,7 @@ for each host."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from horoplug.rendezvous import slurm
@@ -88,8 +88,18 @@ def allocation(env: Environment) -> list[Host] | None:
 
     Errors: ValueError of one line if what the scheduler says cannot be understood."""
     found = scheduler(env)
-    if found is None:
-        return None
+    return None if found is None else _hosts(found, env)
+
+
+def lsf_hosts(env: Environment) -> list[Host]:
+    """The hosts of an LSF job on which jsrun starts ranks: without the one that the job's script runs on, if there are
+    others. None outside of any. Errors: as :func:`allocation`."""
+    found = scheduler(env, [each for each in SCHEDULERS if each.name == "LSF"])
+    hosts = [] if found is None else _hosts(found, env)
+    return hosts[1:] if len(hosts) > 1 and hosts[0].slots == 1 else hosts
+
+
+def _hosts(found: Scheduler, env: Environment) -> list[Host]:
     value = env[found.variable].strip()
     says = f"{found.name} has set {found.variable}={value[:80]}"
     try:
@@ -103,9 +113,9 @@ def allocation(env: Environment) -> list[Host] | None:
     return hosts
 
 
-def scheduler(env: Environment) -> Scheduler | None:
+def scheduler(env: Environment, of: Sequence[Scheduler] = SCHEDULERS) -> Scheduler | None:
     """The one whose variables are set; None outside of any."""
-    return next((each for each in SCHEDULERS if env.get(each.variable, "").strip()), None)
+    return next((each for each in of if env.get(each.variable, "").strip()), None)
 
 
 def _count(text: str) -> int:

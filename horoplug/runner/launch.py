@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .allocation import allocation
+from .allocation import allocation, lsf_hosts
 from .arguments import Options, parse
 from .checks import UsageError, check_command
 from .hosts import Host, is_this_host, parse_hostfile, parse_hosts, place
@@ -100,7 +100,8 @@ def as_scheduled(options: Options) -> Options:
     hosts = None
     if options.hosts is None and options.hostfile is None:
         try:
-            hosts = allocation(os.environ)
+            find = lsf_hosts if options.controller == "jsrun" else allocation
+            hosts = find(os.environ) or None
         except ValueError as error:
             raise UsageError(str(error)) from None
     if hosts is None or (options.num_proc is not None and _is_here(hosts)):

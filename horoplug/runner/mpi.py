@@ -237,13 +237,6 @@ def recognise(text: str) -> Implementation | None:
     return next((each for each in IMPLEMENTATIONS if re.search(each.version, text)), None)
 
 
-def lsf_hosts(env: Mapping[str, str]) -> list[Host]:
-    """The hosts of an LSF job; without the one that the job's script runs on, if there are others."""
-    words = env.get("LSB_MCPU_HOSTS", "").split()
-    hosts = [Host(name, int(count)) for name, count in zip(words[::2], words[1::2], strict=False)]
-    return hosts[1:] if len(hosts) > 1 and hosts[0].slots == 1 else hosts
-
-
 def forwarded(env: Mapping[str, str]) -> list[str]:
     """The names of the variables in ``env`` that ranks on other hosts are to have."""
     return sorted(name for name in environment.forwarded(env) if _FORWARDED.fullmatch(name))

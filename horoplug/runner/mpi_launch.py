@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import mpi
-from .allocation import scheduler
+from .allocation import lsf_hosts, scheduler
 from .arguments import Options
 from .checks import UsageError
 from .environment import DECIDED, set_variable
@@ -52,7 +52,7 @@ def command(
     if name == "jsrun":
         if hosts:
             raise UsageError("--jsrun takes the hosts of the LSF job; leave out -H")
-        hosts = mpi.lsf_hosts(os.environ)
+        hosts = lsf_hosts(os.environ)
     elif hosts:
         place(hosts, size)
     implementation = mpi.JSRUN if name == "jsrun" else _implementation(program, env)
