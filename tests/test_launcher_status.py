@@ -169,14 +169,28 @@ while True:
 """
 
 
+# As a shell that controls jobs starts it: in a process group of its own, which gets the terminal or does not.
+IN_FOREGROUND = f"""
+import fcntl, os, signal, subprocess, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+def alone():
+    os.setpgrp()
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.tcsetpgrp(0, os.getpgrp())
+command = [sys.executable, "-c", {QUICK!r}, *sys.argv[1:]]
+sys.exit(subprocess.run(command, preexec_fn=alone).returncode)
+"""
+IN_BACKGROUND = IN_FOREGROUND.replace("    os.tcsetpgrp(0, os.getpgrp())\n", "")
+
+
 class Terminal:
     """A job on a terminal of 80 columns, and what has been written there."""
 
-    def __init__(self, *arguments, stdout=None, **variables):
+    def __init__(self, *arguments, stdout=None, program=QUICK, **variables):
         self.master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (24, 80))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", QUICK, *map(str, arguments)],
+            [sys.executable, "-c", program, *map(str, arguments)],
             env=environment() | {"TERM": "xterm"} | variables,
             stdin=slave,
             stdout=slave if stdout is None else stdout,
@@ -258,6 +272,16 @@ def test_a_terminal_without_it(terminal, flags, variables):
     job.read()
     assert job.data == b"[0]<stdout>:hello\r\n"
     assert job.process.wait(20) == 0
+
+
+def test_in_the_background_of_a_shell(terminal):
+    """Which has the terminal for itself then, but for what jobs print."""
+    job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.5", program=IN_BACKGROUND)
+    job.read()
+    assert job.data == b"[0]<stdout>:hello\r\n"
+    assert job.process.wait(20) == 0
+    job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.5", program=IN_FOREGROUND)
+    job.read(rb"horovodrun: 1 process, 0:00:00")
 
 
 def test_output_in_a_pipe(terminal):

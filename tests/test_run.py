@@ -361,6 +361,15 @@ def test_output_comes_while_the_function_runs(tmp_path, monkeypatch):
     assert errors.getvalue() == "[0]<stderr>:second\n"
 
 
+def test_long_lines_of_letters_of_several_bytes(monkeypatch):
+    """They come in pieces of even lengths, of which most begin and end in the middle of a letter."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    line = "x" + "\u00df" * 200_000
+    run(lambda: print(line))
+    assert stream.getvalue() == f"[0]<stdout>:{line}\n"
+
+
 def test_in_a_thread_and_in_a_loop():
     async def main():
         direct = run(rank, num_proc=2)
@@ -412,6 +421,37 @@ def test_an_interrupt(program):
     out, _ = process.communicate(timeout=30)
     assert out == "interrupted\n"
     assert not processes(mark)
+
+
+def test_the_terminals_interrupt():
+    """Goes to every process of the terminal, and counts once: a second one would not let ranks clean up."""
+    work = """
+    import time
+    def tidy(*_):
+        time.sleep(0.5)
+        print("tidied up", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, tidy)
+    print("ready", flush=True)
+"""
+    program = PROGRAM.replace('    print("ready", flush=True)\n', work.removeprefix("\n"))
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment() | {MARK: os.environ[MARK]},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert [process.stdout.readline()[3:] for _ in range(2)] == ["<stdout>:ready\n"] * 2
+            os.killpg(process.pid, signal.SIGINT)
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    *ranks, last = out.splitlines()
+    assert sorted(ranks) == [f"[{r}]<stdout>:tidied up" for r in range(2)]
+    assert last == "interrupted"
 
 
 def test_the_program_is_killed(program):
