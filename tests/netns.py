@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import environment, until
@@ -226,13 +227,7 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         """horovodrun on a host, until its end."""
         process = self.start(host, *arguments, env=env)
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            out, err = process.communicate(timeout=30)
-            pytest.fail(f"not done after {timeout:g} s:\n{out}\n{err}", pytrace=False)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return subprocess.CompletedProcess(process.args, *finish(process, timeout))
 
     def link(self, host: int, state: str, network: int = 0) -> None:
         """Set a host's link ``up`` or ``down``."""
@@ -279,6 +274,37 @@ class Cluster:
         with contextlib.suppress(OSError):
             Path("/etc/netns").rmdir()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def cluster_fixture(*arguments: Any) -> Any:
+    """A cluster for all tests of a module; the arguments are those of :class:`Cluster`."""
+
+    @pytest.fixture(scope="module")
+    def cluster() -> Iterator[Cluster]:
+        with Cluster(*arguments) as made:
+            yield made
+
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For modules that import it: a test leaves nothing running on the hosts that it was given."""
+    yield
+    for made in request.node.funcargs.values():
+        if isinstance(made, Cluster):
+            made.wait_gone()
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 40) -> tuple[int, str, str]:
+    """Wait for a launcher's end: its exit code, stdout and stderr."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+        pytest.fail(f"not done after {timeout:g} s:\n{out}\n{err}", pytrace=False)
+    return process.returncode, out, err
 
 
 def ip(*words: str) -> None:

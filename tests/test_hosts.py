@@ -11,7 +11,8 @@ import time
 
 import psutil
 import pytest
-from netns import Cluster, why_not
+from netns import Cluster, cluster_fixture, finish, why_not
+from netns import nothing_left as nothing_left
 from support import ROOT, until
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -23,17 +24,9 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 START = 8  # seconds in which a wrong start has to be over
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with Cluster(4) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(request):
-    yield
-    if "cluster" in request.fixturenames:
-        request.getfixturevalue("cluster").wait_gone()
+cluster = cluster_fixture(4)
+# Two hosts in two networks, of which one has other names for its links, and a third in the second only.
+two_networks = cluster_fixture(3, [[0, 1], [0, 1], [1]], ["eth", "ens", "eth"])
 
 
 def python(*lines):
@@ -54,11 +47,6 @@ def wait_for(process, pattern, count=1):
         if match := re.search(pattern, line):
             found.append(match)
     return found
-
-
-def finish(process, timeout=40):
-    out, err = process.communicate(timeout=timeout)
-    return process.returncode, out, err
 
 
 def one_line(done):
@@ -269,13 +257,6 @@ assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
 found = psutil.Process().net_connections(kind="tcp")
 print(sorted({one.laddr.ip for one in found if one.status == psutil.CONN_ESTABLISHED}))
 """
-
-
-@pytest.fixture(scope="module")
-def two_networks():
-    """Two hosts in two networks, of which one has other names for its links, and a third in the second only."""
-    with Cluster(3, [[0, 1], [0, 1], [1]], ["eth", "ens", "eth"]) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -4,40 +4,15 @@ import re
 import sys
 
 import pytest
-from netns import Cluster, why_not
+from netns import cluster_fixture, finish, why_not
+from netns import nothing_left as nothing_left
 from test_launcher_mpi import JOB
 from test_launcher_mpi import place as place
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-class Named(Cluster):
-    """Hosts that have their names, by which MPIs tell them apart."""
-
-    def inside(self, host):
-        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]]
-        return [*super().inside(host), *named]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with Named(2) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(cluster):
-    yield
-    cluster.wait_gone()
-
-
-def finish(process):
-    try:
-        return (*process.communicate(timeout=60), process.returncode)
-    finally:
-        process.kill()
-        process.wait(10)
-
+cluster = cluster_fixture(2)
 
 FUNCTIONS = """
 import os, sys
@@ -74,7 +49,7 @@ if __name__ == "__main__":
 def test_functions(cluster, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(FUNCTIONS)
-    out, err, code = finish(cluster.popen(0, sys.executable, program))
+    code, out, err = finish(cluster.popen(0, sys.executable, program), 60)
     assert code == 0, out + err
     results, failure, nobody = out.splitlines()
     hosts = ("h0", "h1", "h1")
@@ -90,7 +65,7 @@ def test_mpirun(cluster, place):
     env = place | {"HOROVOD_CACHE_CAPACITY": "77"}
     arguments = ["--mpi", "--tcp", "-np", 3, "-H", "h0:2,h1:1"]
     process = cluster.start(0, *arguments, sys.executable, "-c", JOB, env=env)
-    out, err, code = finish(process)
+    code, out, err = finish(process, 60)
     assert code == 0, out + err
     assert sorted(re.findall(r"rank (\d) of 3: 6", out)) == ["0", "1", "2"], out + err
 
@@ -110,5 +85,6 @@ def test_functions_with_mpirun(cluster, place, tmp_path):
         "    assert [rank for rank, _ in found] == [0, 1]\n"
         "    print(len(set(space for _, space in found)))\n"
     )
-    out, err, code = finish(cluster.popen(0, sys.executable, program, env=place))
+    process = cluster.popen(0, sys.executable, program, env=place)
+    code, out, err = finish(process, 60)
     assert (out, code) == ("2\n", 0), err
