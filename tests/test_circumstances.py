@@ -4,15 +4,14 @@ import subprocess
 import sys
 
 import pytest
+from mpi_jobs import place
 from starters import distributed, srun
-from support import ROOT, environment
+from support import environment
 
 from horoplug.runner.arguments import parse
 from horoplug.runner.launch import as_scheduled
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from harness import mpi
+__all__ = ["place"]  # a fixture
 
 RUNNER = [sys.executable, "-m", "horoplug.runner"]
 
@@ -75,17 +74,13 @@ def test_several_and_wrong_ones():
     assert "that is an error: a launcher for torch.distributed has set RANK=2" in text
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
-def test_mpi(name):
+def test_mpi(place):
     pytest.importorskip("mpi4py")
-    found = mpi.find(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed: make mpi")
-    before = (str(found.mpirun), "-np", "2")
-    status, text, errors = horovodrun("-cb", "-v", before=before, **found.environment())
+    before = (str(place.mpirun), "-np", "2")
+    status, text, errors = horovodrun("-cb", "-v", before=before, **place.environment())
     assert status == 0, errors
     assert text.count("the ranks meet over MPI") == 2
-    assert text.count(f"with {found.library.resolve()}: ") == 2
+    assert text.count(f"with {place.library.resolve()}: ") == 2
     assert text.count("asks for multiple, the library grants multiple") == 2
 
 
