@@ -71,6 +71,7 @@ import numpy as np
 import horoplug as hvd
 hvd.init()
 assert (hvd.local_size(), hvd.cross_size()) == (2, 2)
+assert (hvd.mpi_enabled(), hvd.gloo_enabled()) == (False, True)
 assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
 sys.stdout.write(f"rank {hvd.rank()} of 4 is done\\n")
 """
