@@ -8,6 +8,7 @@ from mpi_jobs import place
 from starters import distributed, srun
 from support import environment
 
+from horoplug.runner import circumstances
 from horoplug.runner.arguments import parse
 from horoplug.runner.launch import as_scheduled
 
@@ -58,6 +59,22 @@ def test_recognised(tmp_path):
     ):
         assert part in text
     assert not list(tmp_path.iterdir()), "it is not to make a key"
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"HOROPLUG_GLOO_RENDEZVOUS_PORT": "12345"}, "meet on 127.0.0.1, at port 12345, with"),
+        ({"HOROPLUG_GLOO_RENDEZVOUS_ADDR": "10.1.2.3"}, "meet on 10.1.2.3, at one of the ports "),
+        ({"_HOROVOD_SECRET_KEY": 32 * "5a"}, "with a secret made of HOROPLUG_SECRET_KEY"),
+        ({"HOROVOD_CONTROLLER": "mpi"}, "meet over MPI"),
+        ({"HOROVOD_SECRET_KEY": "?"}, "but there is an error: HOROVOD_SECRET_KEY="),
+    ],
+)
+def test_what_the_user_says_of_the_place(monkeypatch, variables, line):
+    """It is what a program would go by."""
+    monkeypatch.setattr(circumstances, "_mpi", list)
+    assert line in circumstances.describe(srun(4, nodes=2)[1] | variables)
 
 
 def test_several_and_wrong_ones():

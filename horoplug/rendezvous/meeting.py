@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from horoplug.common.config import Config
 
-from .launched import Launched
+from .launched import Launched, Place
 from .server import StoreServer
 
 
@@ -38,12 +38,17 @@ class Meeting(NamedTuple):
         )
 
 
+def place_to_meet(config: Config, launched: Launched) -> Place | None:
+    """Where processes meet without MPI; None: over MPI."""
+    return None if config.controller == "mpi" else launched.place
+
+
 def meet(config: Config, launched: Launched) -> tuple[Meeting, StoreServer | None]:
     """Agree on a rendezvous; on rank 0 with its server, which is to be closed.
 
     Collective over the processes that were started. Errors, all of one line: ValueError if something about the
     environment is wrong, RendezvousError if rank 0 is not found within ``config.start_timeout``."""
-    place = None if config.controller == "mpi" else launched.place
+    place = place_to_meet(config, launched)
     if place is None:
         from .meeting_mpi import meet_over_mpi
 
