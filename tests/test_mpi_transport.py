@@ -303,7 +303,13 @@ except ValueError as error:
     assert "not all are in this job" in str(error), error
 hvd.barrier()
 hvd.shutdown()
-world.Barrier()  # rank 0 serves the rendezvous of both jobs
+# All of them in another order.
+backwards = world.Split(0, -world.rank)
+hvd.init(comm=backwards)
+assert (hvd.rank(), hvd.size()) == (backwards.rank, 4) == (3 - world.rank, 4)
+hvd.barrier()
+hvd.shutdown()
+world.Barrier()  # rank 0 serves the rendezvous of all jobs
 print("done", flush=True)
 """
 
