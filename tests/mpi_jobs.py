@@ -44,6 +44,22 @@ def files_of_mpi() -> set[Path]:
     }
 
 
+@pytest.fixture(params=KINDS)
+def place(request):
+    """Each of the MPIs."""
+    return find(request.param)
+
+
+@pytest.fixture(autouse=True)
+def no_files_of_mpi():
+    """Remove what an MPI leaves in shared memory: if a process was killed, and without an mpirun of its own. For all
+    tests of a module that imports this."""
+    before = files_of_mpi()
+    yield
+    for file in files_of_mpi() - before:
+        file.unlink(missing_ok=True)
+
+
 def mpirun(
     place: mpi.Mpi,
     script: str,

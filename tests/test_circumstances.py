@@ -4,15 +4,15 @@ import subprocess
 import sys
 
 import pytest
+from mpi_jobs import place
 from starters import distributed, srun
-from support import ROOT, environment
+from support import environment
 
+from horoplug.runner import circumstances
 from horoplug.runner.arguments import parse
 from horoplug.runner.launch import as_scheduled
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from harness import mpi
+__all__ = ["place"]  # a fixture
 
 RUNNER = [sys.executable, "-m", "horoplug.runner"]
 
@@ -61,6 +61,22 @@ def test_recognised(tmp_path):
     assert not list(tmp_path.iterdir()), "it is not to make a key"
 
 
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"HOROPLUG_GLOO_RENDEZVOUS_PORT": "12345"}, "meet on 127.0.0.1, at port 12345, with"),
+        ({"HOROPLUG_GLOO_RENDEZVOUS_ADDR": "10.1.2.3"}, "meet on 10.1.2.3, at one of the ports "),
+        ({"_HOROVOD_SECRET_KEY": 32 * "5a"}, "with a secret made of HOROPLUG_SECRET_KEY"),
+        ({"HOROVOD_CONTROLLER": "mpi"}, "meet over MPI"),
+        ({"HOROVOD_SECRET_KEY": "?"}, "but there is an error: HOROVOD_SECRET_KEY="),
+    ],
+)
+def test_what_the_user_says_of_the_place(monkeypatch, variables, line):
+    """It is what a program would go by."""
+    monkeypatch.setattr(circumstances, "_mpi", list)
+    assert line in circumstances.describe(srun(4, nodes=2)[1] | variables)
+
+
 def test_several_and_wrong_ones():
     both = srun(4)[0] | distributed(2)[1]
     text = horovodrun("--check-build", "-v", **both)[1]
@@ -75,17 +91,13 @@ def test_several_and_wrong_ones():
     assert "that is an error: a launcher for torch.distributed has set RANK=2" in text
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
-def test_mpi(name):
+def test_mpi(place):
     pytest.importorskip("mpi4py")
-    found = mpi.find(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed: make mpi")
-    before = (str(found.mpirun), "-np", "2")
-    status, text, errors = horovodrun("-cb", "-v", before=before, **found.environment())
+    before = (str(place.mpirun), "-np", "2")
+    status, text, errors = horovodrun("-cb", "-v", before=before, **place.environment())
     assert status == 0, errors
     assert text.count("the ranks meet over MPI") == 2
-    assert text.count(f"with {found.library.resolve()}: ") == 2
+    assert text.count(f"with {place.library.resolve()}: ") == 2
     assert text.count("asks for multiple, the library grants multiple") == 2
 
 

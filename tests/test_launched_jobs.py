@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mpi_jobs import find
 from starters import JOB, STARTERS, distributed, run, srun
 from support import ROOT, environment
 
@@ -17,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from network import Network
 
-from horoplug.rendezvous.job_key import job_secret
+from horoplug.rendezvous.job_key import job_secret, user_key
 from horoplug.rendezvous.launched import recognise
 from horoplug.rendezvous.meeting_tcp import ports
 from horoplug.rendezvous.server import StoreServer
@@ -71,11 +72,22 @@ import numpy as np
 import horoplug as hvd
 hvd.init()
 assert (hvd.local_size(), hvd.cross_size()) == (2, 2)
+assert (hvd.mpi_enabled(), hvd.gloo_enabled()) == (False, True)
 assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
 sys.stdout.write(f"rank {hvd.rank()} of 4 is done\\n")
 """
     hosts = [{"HOROVOD_HOSTNAME": f"host{rank % 2}"} for rank in range(4)]
     check(run([a | b for a, b in zip(environments, hosts, strict=True)], script))
+
+
+def test_over_mpi_if_the_user_wants_it(home):
+    """Who has been told of no other process by MPI does not go on alone."""
+    pytest.importorskip("mpi4py")
+    variables = find("mpich").environment() | {"HOROVOD_CONTROLLER": "mpi"}
+    for result in run(every(srun(2), home, variables), REFUSED):
+        text = refusal(result)
+        assert "Slurm's srun has started 2 processes" in text
+        assert "of 1: start the job with the mpirun" in text
 
 
 PARTED = """
@@ -224,6 +236,7 @@ def test_no_home(home):
 MAKE_KEY = """
 import sys
 from horoplug.rendezvous.job_key import user_key
+print("ready", flush=True)
 sys.stdin.read(1)
 print(user_key().hex())
 """
@@ -243,6 +256,7 @@ def test_the_key_is_made_once(home):
         for _ in range(8)
     ]
     os.close(gate)
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 8
     os.close(opener)
     keys = [process.communicate(timeout=40)[0].strip() for process in processes]
     assert len(set(keys)) == 1
@@ -250,6 +264,19 @@ def test_the_key_is_made_once(home):
     folder = Path(home["XDG_CONFIG_HOME"]) / "horoplug"
     assert [file.name for file in folder.iterdir()] == ["key"]
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+
+
+def test_a_key_that_somebody_else_makes_meanwhile(home, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", home["XDG_CONFIG_HOME"])
+    other, link = os.urandom(32), os.link
+
+    def late(source, target):
+        target.touch(0o600)
+        target.write_text(other.hex())
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    assert user_key() == other
 
 
 @pytest.fixture

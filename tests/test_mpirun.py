@@ -6,8 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from mpi_jobs import KINDS, files_of_mpi, find, finish, mpi, mpirun
+from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts, place
 from support import until
+
+__all__ = ["no_files_of_mpi", "place"]  # fixtures
 
 JOB = """
 import sys
@@ -40,20 +42,6 @@ sys.stdout.write(f"rank {rank} of {size} is done\\n")
 """
 
 
-@pytest.fixture(params=KINDS)
-def place(request):
-    return find(request.param)
-
-
-@pytest.fixture(autouse=True)
-def no_files_of_mpi():
-    """Remove what an MPI leaves in shared memory: if a process was killed, and without an mpirun of its own."""
-    before = files_of_mpi()
-    yield
-    for file in files_of_mpi() - before:
-        file.unlink(missing_ok=True)
-
-
 def test_a_job(place):
     pytest.importorskip("mpi4py")
     status, output = finish(mpirun(place, JOB, np=4))
@@ -65,9 +53,6 @@ def test_hosts_that_share_no_memory(place):
     """They find rank 0 by its address on the network."""
     pytest.importorskip("mpi4py")
     script = """
-import os
-from mpi4py import MPI
-os.environ["HOROVOD_HOSTNAME"] = f"host{MPI.COMM_WORLD.rank % 2}"
 import numpy as np
 import horoplug as hvd
 hvd.init()
@@ -75,7 +60,7 @@ assert (hvd.local_size(), hvd.cross_size()) == (2, 2)
 assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
 print("done", flush=True)
 """
-    status, output = finish(mpirun(place, script, np=4))
+    status, output = finish(mpirun(place, on_hosts(script), np=4))
     assert status == 0, output
     assert output.count("done") == 4
 
@@ -177,9 +162,7 @@ ctypes.CDLL(sys.argv[1], os.RTLD_LOCAL | os.RTLD_NOW)
 def test_two_libraries_in_one_process():
     """A program that has opened the library of another MPI than that of mpirun and mpi4py."""
     pytest.importorskip("mpi4py")
-    ours, theirs = mpi.find("openmpi"), mpi.find("mpich")
-    if theirs is None or ours is None:
-        pytest.skip("needs Open MPI and MPICH: make mpi")
+    ours, theirs = find("openmpi"), find("mpich")
     _, output = finish(mpirun(ours, TWO, str(theirs.library)))
     assert len(refusals(output)) == 2, output
     for text in refusals(output):

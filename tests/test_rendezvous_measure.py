@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from horoplug.rendezvous import measure
+from horoplug.rendezvous import measure, mpi
 from horoplug.rendezvous.measure import Measurement, agree
 
 
@@ -97,3 +97,27 @@ def test_agreement():
     assert agree([(1e-5, 3e8), (9e-5, 1e8), (2e-5, 2e8), None]) == (2e-5, 2e8)
     assert agree([[1.23456789e-5, 123456789.0]]) == (1.23e-5, 123460000.0)
     assert measure._PINGS > 1  # the first does not count
+
+
+# ---- MPI beside TCP --------------------------------------------------------------------------------------------------
+
+
+def test_agreement_on_mpi():
+    assert mpi.agree([None, None]) is None
+    reports = [
+        [[1e-5, 3e8], 4e-5, 1e-9],  # as JSON has them
+        None,
+        mpi.Costs((9e-5, 1e8), 6e-5, 3e-9),
+        mpi.Costs((2e-5, 2e8), 5e-5, 2.34567e-9),
+    ]
+    assert mpi.agree(reports) == mpi.Costs((2e-5, 2e8), 5e-5, 2.35e-9)
+
+
+def test_the_faster_way():
+    """For pieces of data, not for the shortest message."""
+    tcp = (2e-5, 1e9)
+    assert mpi.is_faster(tcp, None)
+    assert mpi.is_faster((1e-5, 1e9), tcp)
+    assert mpi.is_faster((3e-5, 2e9), tcp)
+    assert not mpi.is_faster((3e-5, 1e9), tcp)
+    assert not mpi.is_faster((1e-5, 5e8), tcp)

@@ -4,15 +4,11 @@ import re
 import sys
 
 import pytest
+from mpi_jobs import find, place
 from slurm_daemons import HOST, batch, slurm
 from starters import JOB
-from support import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from harness import mpi
-
-__all__ = ["slurm"]  # a fixture
+__all__ = ["place", "slurm"]  # fixtures
 
 
 def done(output):
@@ -64,9 +60,7 @@ sys.stdout.write(f"rank {world.rank} of 2 is done\\n")
 def test_with_pmi(slurm):
     """With an MPI that Slurm has told who is who, communicators may be given to init()."""
     pytest.importorskip("mpi4py")
-    found = mpi.find("mpich")
-    if found is None:
-        pytest.skip("mpich is not installed: make mpi")
+    found = find("mpich")
     command = ("srun", "--mpi=pmi2", "-n", "2", sys.executable, "-c")
     status, output = slurm(*command, COMMUNICATOR, **found.environment())
     assert status == 0, output
@@ -77,14 +71,10 @@ def test_with_pmi(slurm):
     assert "MPI knows of 1 of the 2 processes that Slurm's srun has started" in output
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
-def test_mpirun_in_a_batch_script(slurm, tmp_path, name):
+def test_mpirun_in_a_batch_script(slurm, tmp_path, place):
     pytest.importorskip("mpi4py")
-    found = mpi.find(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed: make mpi")
     job, script = tmp_path / "job.py", tmp_path / "script.sh"
     job.write_text(JOB)
-    script.write_text(f"#!/bin/bash\n{found.mpirun} -np 2 {sys.executable} {job}\n")
-    output = batch(slurm, script, "-w", HOST, "-n", "2", **found.environment())
+    script.write_text(f"#!/bin/bash\n{place.mpirun} -np 2 {sys.executable} {job}\n")
+    output = batch(slurm, script, "-w", HOST, "-n", "2", **place.environment())
     assert done(output) == ["0 of 2", "1 of 2"]

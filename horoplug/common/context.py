@@ -86,7 +86,7 @@ class Context:
     @property
     def over_mpi(self) -> bool:
         """Whether the ranks have met over MPI."""
-        return self._meeting is not None
+        return self._meeting is not None and self._meeting.over_mpi
 
     def engine(self) -> Engine:
         """The running engine. Raises NotInitializedError if there is none."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from horoplug.common.config import Config
 
-from .launched import Launched
+from .launched import Launched, Place
 from .server import StoreServer
 
 
@@ -22,6 +22,8 @@ class Meeting(NamedTuple):
     address: str
     port: int
     secret: bytes
+    over_mpi: bool
+    """How they have agreed."""
 
     def apply(self, config: Config) -> Config:
         """The configuration with this process's place and the rendezvous."""
@@ -36,17 +38,23 @@ class Meeting(NamedTuple):
         )
 
 
+def place_to_meet(config: Config, launched: Launched) -> Place | None:
+    """Where processes meet without MPI; None: over MPI."""
+    return None if config.controller == "mpi" else launched.place
+
+
 def meet(config: Config, launched: Launched) -> tuple[Meeting, StoreServer | None]:
     """Agree on a rendezvous; on rank 0 with its server, which is to be closed.
 
     Collective over the processes that were started. Errors, all of one line: ValueError if something about the
     environment is wrong, RendezvousError if rank 0 is not found within ``config.start_timeout``."""
-    if launched.place is None or config.controller == "mpi":
+    place = place_to_meet(config, launched)
+    if place is None:
         from .meeting_mpi import meet_over_mpi
 
         address, secret, server = meet_over_mpi(config, launched)
     else:
         from .meeting_tcp import meet_at
 
-        address, secret, server = meet_at(config, launched, launched.place)
-    return Meeting(launched.rank, launched.size, *address, secret), server
+        address, secret, server = meet_at(config, launched, place)
+    return Meeting(launched.rank, launched.size, *address, secret, place is None), server

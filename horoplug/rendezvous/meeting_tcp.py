@@ -40,17 +40,21 @@ def ports(job: str) -> list[int]:
     return list(dict.fromkeys(_LOWEST + number % span for number in numbers))[:PORTS]
 
 
+def where(config: Config, place: Place) -> tuple[list[str], list[int]]:
+    """The hosts on one of which rank 0 serves, and the ports, best first."""
+    port = config.rendezvous_port
+    numbers = [port] if port is not None else ports(place.job)
+    if config.rendezvous_addr is not None:
+        return [config.rendezvous_addr], numbers
+    return ["127.0.0.1"] if place.together else list(place.hosts), numbers
+
+
 def meet_at(
     config: Config, launched: Launched, place: Place
 ) -> tuple[Address, bytes, StoreServer | None]:
     """The rendezvous's address and secret; on rank 0 also its server. Errors: those of :func:`.meeting.meet`."""
     secret = job_secret(config.secret_key, place.job)
-    port = config.rendezvous_port
-    numbers = [port] if port is not None else ports(place.job)
-    if config.rendezvous_addr is not None:
-        hosts = [config.rendezvous_addr]
-    else:
-        hosts = ["127.0.0.1"] if place.together else list(place.hosts)
+    hosts, numbers = where(config, place)
     if launched.rank == 0:
         server = _serve(secret, hosts, numbers)
         return server.address, secret, server

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from horoplug.common.config import Config
 from horoplug.rendezvous import launched, meeting_tcp
 from horoplug.rendezvous.job_key import key_file
+from horoplug.rendezvous.meeting import place_to_meet
 
 from .allocation import allocation, scheduler
 
@@ -86,14 +88,18 @@ def _weaker(env: Mapping[str, str], launchers: list[launched.Launcher]) -> list[
 
 
 def _where(env: Mapping[str, str], process: launched.Launched) -> str:
-    place = process.place
+    try:
+        config = Config.from_env(env)
+    except ValueError as error:
+        return f"but there is an error: {error}"
+    place = place_to_meet(config, process)
     if place is None:
         return "the ranks meet over MPI, by mpi4py"
-    hosts = "this host" if place.together else " or ".join(place.hosts)
-    ports = ", ".join(map(str, meeting_tcp.ports(place.job)))
-    given = any(env.get(name) for name in ("HOROPLUG_SECRET_KEY", "HOROVOD_SECRET_KEY"))
-    key = "HOROPLUG_SECRET_KEY" if given else str(key_file())
-    return f"the ranks meet on {hosts}, at one of the ports {ports}, with a secret made of {key}"
+    hosts, ports = meeting_tcp.where(config, place)
+    on = " or ".join(hosts)
+    at = f"{'port' if len(ports) == 1 else 'one of the ports'} {', '.join(map(str, ports))}"
+    key = key_file() if config.secret_key is None else "HOROPLUG_SECRET_KEY"
+    return f"the ranks meet on {on}, at {at}, with a secret made of {key}"
 
 
 def _scheduler(env: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,65 @@
+"""Meeting at an address, in this process: what rank 0 makes of hosts that are others, and how the others look for it.
+
+(Jobs: test_launched_jobs.py.)"""
+
+import os
+import time
+
+import pytest
+from starters import srun
+
+from horoplug.common.config import Config
+from horoplug.rendezvous import meeting_tcp
+from horoplug.rendezvous.errors import WrongSecretError
+from horoplug.rendezvous.job_key import job_secret
+from horoplug.rendezvous.launched import recognise
+from horoplug.rendezvous.meeting_tcp import meet_at
+from horoplug.rendezvous.server import StoreServer
+from horoplug.rendezvous.store import StoreClient
+
+KEY = os.urandom(32)
+LONG = 40.0  # seconds; nothing here is to take as long
+
+
+def meet(rank, *hosts, port=None):
+    launched = recognise(srun(2)[rank])
+    place = launched.place._replace(hosts=hosts, together=False)
+    config = Config(secret_key=KEY, rendezvous_port=port, start_timeout=LONG)
+    return meet_at(config, launched, place)
+
+
+def test_rank_0_passes_over_other_hosts():
+    """The first host of an allocation can be one on which no rank runs."""
+    (address, _), _, server = meet(0, "192.0.2.1", "nowhere.invalid")
+    server.close()
+    assert address != "192.0.2.1"
+
+
+def test_another_secret_is_refused_for_a_while_only(monkeypatch):
+    """A job that ended may serve there for a moment; but who has another key need not wait for ever."""
+    monkeypatch.setattr(meeting_tcp, "_REFUSED_SECONDS", 0.5)
+    began = time.monotonic()
+    with (
+        StoreServer(bytes(32), "127.0.0.1") as server,
+        pytest.raises(WrongSecretError, match="HOROPLUG_SECRET_KEY must be the same"),
+    ):
+        meet(1, "127.0.0.1", port=server.address[1])
+    assert 0.5 < time.monotonic() - began < LONG / 2
+
+
+def test_a_slow_server_is_given_more_time(monkeypatch):
+    """In every round twice as much."""
+    given = []
+
+    def attempt(address, port, secret, timeout):
+        given.append(timeout)
+        if len(given) < 4:
+            raise TimeoutError
+        return quick(address, port, secret, LONG)
+
+    quick = StoreClient.attempt
+    monkeypatch.setattr(StoreClient, "attempt", attempt)
+    job = recognise(srun(2)[1]).place.job
+    with StoreServer(job_secret(KEY, job), "127.0.0.1") as server:
+        assert meet(1, "127.0.0.1", port=server.address[1])[0] == server.address
+    assert given == [1, 2, 4, 8]
