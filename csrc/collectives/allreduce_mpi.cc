@@ -56,14 +56,10 @@ void finish(const Call& call, std::byte* data, std::size_t elements) {
     return;
   }
   constexpr std::size_t kBlock = 512;
-  std::array<std::byte, kBlock * sizeof(double)> zeros;
+  std::array<std::byte, kBlock * sizeof(double)> zeros{};
   const std::size_t element = dtype_size(call.dtype);
-  for (std::size_t i = 0; i < kBlock; ++i) {
-    const float zero32 = -0.0F;
-    const double zero64 = -0.0;
-    const void* const zero = element == sizeof zero64 ? static_cast<const void*>(&zero64) : &zero32;
-    std::memcpy(zeros.data() + i * element, zero, element);
-  }
+  // -0.0 of any float: its highest bit, in its last byte.
+  for (std::size_t i = 1; i <= kBlock; ++i) zeros[i * element - 1] = std::byte{0x80};
   const ReduceFn sum =
       kernels().reduce[static_cast<int>(ReduceOp::kSum)][static_cast<int>(call.dtype)];
   for (std::size_t at = 0; at < elements; at += kBlock) {

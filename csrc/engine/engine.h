@@ -225,8 +225,8 @@ class Engine {
   double census_begun_ = 0;
   double last_silence_warning_ = -1e9;
   bool census_requested_ = false;
-  double quiet_since_ =
-      0;  // a batch has last got on, or data come over a connection that is polled
+  // A batch has last got on, or data come over a connection that is polled.
+  double quiet_since_ = 0;
   double nudged_at_ = 0;
   std::size_t nudges_ = 0;
   std::uint64_t last_data_moved_ = 0;

@@ -92,6 +92,10 @@ TEST_CASE("libraries that are too old, or too new for the driver") {
   CHECK(contains(open_nccl(only({stub("old", "libnccl.so.2")})).problem,
                  "version 2.8.4 is too old: 2.18.0 is needed"));
 
+  CHECK(open_driver(only({stub("oldest", "libcuda.so.1")})).problem == "");
+  CHECK(open_nvrtc(only({stub("oldest", "libnvrtc.so.12")}), 12000).problem == "");
+  CHECK(open_nccl(only({stub("oldest", "libnccl.so.2")})).problem == "");
+
   const Places both = only({stub("new", "libnvrtc.so.13"), stub("good", "libnvrtc.so.12")});
   CHECK(open_nvrtc(both, 13000).version == 13010);
   CHECK(open_nvrtc(both, 12040).version == 12040);
@@ -100,7 +104,9 @@ TEST_CASE("libraries that are too old, or too new for the driver") {
 }
 
 TEST_CASE("libraries that are broken") {
-  CHECK(contains(open_driver(only({stub("incomplete", "libcuda.so.1")})).problem, "has no cuInit"));
+  const Driver incomplete = open_driver(only({stub("incomplete", "libcuda.so.1")}));
+  CHECK(contains(incomplete.problem, "has no cuInit"));
+  CHECK((incomplete.api.DriverGetVersion == nullptr));  // nothing of it is left to call
   CHECK(contains(open_nvrtc(only({stub("incomplete", "libnvrtc.so.12")}), 0).problem,
                  "has no nvrtc"));
   CHECK(contains(open_nccl(only({stub("incomplete", "libnccl.so.2")})).problem, "has no nccl"));

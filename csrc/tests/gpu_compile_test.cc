@@ -142,6 +142,10 @@ TEST_CASE("the key of the cache is of all that a kernel depends on") {
   CHECK(one.key() != Compilation{"copy_16", "sm_90", 12040}.key());
   CHECK(one.key() != Compilation{"copy_32", "sm_80", 12040}.key());
   CHECK(one.key() != Compilation{"copy_32", "sm_90", 12050}.key());
+  std::vector<SourceFile> headers(kernel_headers().begin(), kernel_headers().end());
+  CHECK(one.key() == one.key(headers));
+  headers.back().text = "// as another version of horoplug has it";
+  CHECK(one.key() != one.key(headers));
 }
 
 TEST_CASE("a kernel is compiled once for all processes") {

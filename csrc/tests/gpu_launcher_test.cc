@@ -176,6 +176,19 @@ TEST_CASE("the host's copy of a table is left alone until it has been copied") {
   CHECK(fourth->count == 4);
 }
 
+TEST_CASE("a table that is too large for those that there are has memory of its own") {
+  RecordedDriver driver;
+  const Context context(driver.api(), 0);
+  const Stream stream(context);
+  TablesOnDevice tables(context, stream.handle(), 1);
+  const std::vector<Piece> small = {{1, 1, 1, 0, 0}}, large(1000, Piece{2, 2, 2, 0, 0});
+  const Piece* const first = tables.place(small);
+  const Piece* const second = tables.place(large);
+  REQUIRE((second != first));
+  CHECK(first->count == 1);
+  CHECK(second[999].count == 2);
+}
+
 TEST_CASE("a copy that failed is made again") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);

@@ -48,10 +48,12 @@ struct World {
       const std::uint64_t send = sends.front();
       if (send == 0) {
         const Bytes& message = eager[{from, to}].front();
+        CHECK(message.size() <= static_cast<std::size_t>(receive.bytes));
         std::memcpy(receive.memory, message.data(), message.size());
         eager[{from, to}].pop_front();
       } else {
         Transfer& sending = transfers.at(send);
+        CHECK(sending.bytes <= receive.bytes);
         std::memcpy(receive.memory, sending.memory, static_cast<std::size_t>(sending.bytes));
         sending.done = true;
       }
@@ -227,6 +229,83 @@ TEST_CASE(
     CHECK(transfer.sends);
     ::operator delete(transfer.memory);  // still there, and now nobody's
   }
+  world = nullptr;
+}
+
+TEST_CASE("only so many segments are on their way, and receives are posted ahead once one came") {
+  World here;
+  world = &here;
+  const auto mpi = make_mpi(description<void*>());
+  const auto posted = [&](int rank) { return here.posted[{1 - rank, rank}].size(); };
+  const Bytes message = pattern(10 * MpiStream::kSegmentBytes, 1);
+  {
+    me = 0;
+    Link link(1, std::make_unique<MpiStream>(mpi, 1), nullptr);
+    link.send(kChannel, message.data(), message.size());
+    link.pump_write();
+    CHECK(here.waiting[{0, 1}].size() == MpiStream::kWindow);
+    link.pump_read();
+    CHECK(posted(0) == 1);
+
+    me = 1;
+    Bytes received(message.size());
+    Link other(0, std::make_unique<MpiStream>(mpi, 0), nullptr);
+    Link::Receive receive(other, kChannel, received.data(), received.size());
+    while (!receive.ready()) {
+      me = 1;
+      REQUIRE(other.pump_read());
+      CHECK(posted(1) <= MpiStream::kWindow);
+      me = 0;
+      link.pump_write();
+      CHECK(here.waiting[{0, 1}].size() <= MpiStream::kWindow);
+    }
+    CHECK(posted(1) == MpiStream::kWindow);
+    CHECK(received == message);
+    me = 1;
+    other.close();
+    me = 0;
+  }
+  CHECK(here.transfers.empty());
+  world = nullptr;
+}
+
+TEST_CASE("a segment that claims a length it cannot have breaks the link") {
+  for (const std::uint32_t claimed :
+       {std::uint32_t{0}, std::uint32_t{MpiStream::kSegmentBytes + 1}, std::uint32_t{0xffffffff}}) {
+    CAPTURE(claimed);
+    World here;
+    world = &here;
+    const auto mpi = make_mpi(description<int>());
+    me = 1;
+    Mpi::Request request = mpi->send(&claimed, sizeof claimed, 0);
+    CHECK(mpi->test(request));
+    me = 0;
+    Link link(1, std::make_unique<MpiStream>(mpi, 1), nullptr);
+    link.pump_read();
+    CHECK(link.failure().has_value());
+    world = nullptr;
+  }
+}
+
+TEST_CASE("once MPI is finalized, it is not called any more, and keeps what it had") {
+  World here;
+  world = &here;
+  me = 0;
+  hp_mpi finalized = description<void*>();
+  using Finalized = int (*)(int*);
+  finalized.finalized = reinterpret_cast<void*>(static_cast<Finalized>([](int* flag) {
+    *flag = 1;
+    return 0;
+  }));
+  {
+    MpiStream stream(make_mpi(finalized), 1);
+    std::byte nothing{};
+    CHECK(stream.read(&nothing, 1) == 0);
+  }
+  REQUIRE(here.transfers.size() == 1);  // neither cancelled nor tested
+  Transfer& receive = here.transfers.begin()->second;
+  CHECK_FALSE(receive.done);
+  ::operator delete(receive.memory);
   world = nullptr;
 }
 

@@ -59,7 +59,6 @@ class Mesh {
 
   // Links that nobody announces anything on, and whether one of them is to be looked at before
   // long. Others are not looked at all the time; whoever waits for them asks (see Engine::nudge).
-  bool has_polled_links() const { return !polled_.empty(); }
   bool must_poll() const;
   void look_at_polled() { turn_ = 0; }
   // Whether anything has come over them since the last call.
@@ -67,7 +66,6 @@ class Mesh {
   // They are of no more use.
   void close_polled();
 
-  // Closes every connection for writing once it has said what is queued.
   // Closes the first connection to every rank for writing once it has said what is queued. The
   // others end with this object: a peer must hear why this rank goes before it sees them close.
   void close_writes();

@@ -39,7 +39,7 @@ int wait_for_events(const Fd& epoll, std::array<epoll_event, Size>& events, doub
   if (seconds > 0 && seconds < 0.01) {
     pollfd readable{epoll.get(), POLLIN, 0};
     timespec time{0, static_cast<long>(seconds * 1e9)};
-    ::ppoll(&readable, 1, &time, nullptr);
+    if (::ppoll(&readable, 1, &time, nullptr) == 0) return 0;
     seconds = 0;
   }
   return ::epoll_wait(epoll.get(), events.data(), Size, milliseconds(seconds));

@@ -14,7 +14,6 @@
 
 #include "base/hash.h"
 #include "base/status.h"
-#include "device/cuda/source.h"
 
 namespace horoplug::cuda {
 namespace {
@@ -105,13 +104,13 @@ class Program {
 
 }  // namespace
 
-std::uint64_t Compilation::key() const {
+std::uint64_t Compilation::key(std::span<const SourceFile> headers) const {
   Hash hash;
   hash.add(std::string_view(kernel)).add(std::string_view(arch));
   hash.add(static_cast<std::uint64_t>(nvrtc_version));
   for (const char* option : kOptions) hash.add(std::string_view(option));
   hash.add(std::string_view(kernel_source().text));
-  for (const SourceFile& header : kernel_headers()) hash.add(std::string_view(header.text));
+  for (const SourceFile& header : headers) hash.add(std::string_view(header.text));
   return hash.value();
 }
 

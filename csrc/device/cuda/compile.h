@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "device/cuda/nvrtc.h"
+#include "device/cuda/source.h"
 
 namespace horoplug::cuda {
 
@@ -21,7 +23,7 @@ struct Compilation {
   int nvrtc_version = 0;  // as in Nvrtc
 
   // A number that differs if anything does, the source included.
-  std::uint64_t key() const;
+  std::uint64_t key(std::span<const SourceFile> headers = kernel_headers()) const;
 };
 
 // For a card of compute capability `capability` (90 is 9.0). A card that is newer than the compiler

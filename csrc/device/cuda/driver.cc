@@ -5,8 +5,6 @@
 namespace horoplug::cuda {
 namespace {
 
-constexpr const char* kLibrary = "libcuda.so.1";
-
 std::string inspect(void* library, Driver& driver) {
   DriverApi& api = driver.api;
   // The version first: an old driver lacks functions because it is old.
@@ -30,13 +28,7 @@ std::string inspect(void* library, Driver& driver) {
 }  // namespace
 
 Driver open_driver(const Places& places) {
-  Driver driver;
-  const Found found = find_library({kLibrary}, places,
-                                   [&driver](void* library) { return inspect(library, driver); });
-  driver.path = found.path;
-  driver.problem = found.problem;
-  if (!driver.ok()) driver.api = {};
-  return driver;
+  return open_library<Driver>({"libcuda.so.1"}, places, inspect);
 }
 
 std::string start_driver(const DriverApi& api) {

@@ -100,16 +100,10 @@ struct DriverApi {
 };
 // NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)
 
-struct Driver {
-  DriverApi api;
-  int version = 0;  // of CUDA: 12040 is 12.4
-  std::string path;
-  std::string problem;  // one line; empty: it can be used
+// Its version is CUDA's: 12040 is 12.4.
+using Driver = Opened<DriverApi>;
 
-  bool ok() const { return problem.empty(); }
-};
-
-// Opens libcuda.so.1; the table is complete if there is no problem. Does not start it.
+// Opens libcuda.so.1. Does not start it.
 Driver open_driver(const Places& places = {});
 
 // cuInit, after which the process must not fork and use CUDA in the child. Returns what is wrong,

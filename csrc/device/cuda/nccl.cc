@@ -24,13 +24,7 @@ std::string inspect(void* library, Nccl& nccl) {
 }  // namespace
 
 Nccl open_nccl(const Places& places) {
-  Nccl nccl;
-  const Found found = find_library({"libnccl.so.2"}, places,
-                                   [&nccl](void* library) { return inspect(library, nccl); });
-  nccl.path = found.path;
-  nccl.problem = found.problem;
-  if (!nccl.ok()) nccl.api = {};
-  return nccl;
+  return open_library<Nccl>({"libnccl.so.2"}, places, inspect);
 }
 
 std::string nccl_version(int number) {

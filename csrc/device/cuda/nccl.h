@@ -78,14 +78,8 @@ struct NcclApi {
 };
 // NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)
 
-struct Nccl {
-  NcclApi api;
-  int version = 0;  // 22304 is 2.23.4
-  std::string path;
-  std::string problem;  // one line; empty: it can be used
-
-  bool ok() const { return problem.empty(); }
-};
+// Version 22304 is 2.23.4.
+using Nccl = Opened<NcclApi>;
 
 Nccl open_nccl(const Places& places = {});
 

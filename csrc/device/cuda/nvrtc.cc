@@ -40,14 +40,10 @@ std::string inspect(void* library, int driver_version, Nvrtc& nvrtc) {
 }  // namespace
 
 Nvrtc open_nvrtc(const Places& places, int driver_version) {
-  Nvrtc nvrtc;
-  const Found found =
-      find_library({"libnvrtc.so.13", "libnvrtc.so.12"}, places,
-                   [&](void* library) { return inspect(library, driver_version, nvrtc); });
-  nvrtc.path = found.path;
-  nvrtc.problem = found.problem;
-  if (!nvrtc.ok()) nvrtc.api = {};
-  return nvrtc;
+  return open_library<Nvrtc>({"libnvrtc.so.13", "libnvrtc.so.12"}, places,
+                             [driver_version](void* library, Nvrtc& nvrtc) {
+                               return inspect(library, driver_version, nvrtc);
+                             });
 }
 
 }  // namespace horoplug::cuda

@@ -44,14 +44,9 @@ struct NvrtcApi {
 };
 // NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)
 
-struct Nvrtc {
-  NvrtcApi api;
-  int version = 0;         // as the driver counts: 12040 is 12.4
+// Its version is as the driver counts: 12040 is 12.4.
+struct Nvrtc : Opened<NvrtcApi> {
   std::vector<int> archs;  // that it compiles for, ascending: 75 is sm_75
-  std::string path;
-  std::string problem;  // one line; empty: it can be used
-
-  bool ok() const { return problem.empty(); }
 };
 
 // Opens an NVRTC whose code a driver of `driver_version` can load: one of its major version, or an

@@ -30,6 +30,33 @@ using Inspect = std::function<std::string(void* handle)>;
 Found find_library(const std::vector<std::string>& names, const Places& places,
                    const Inspect& inspect);
 
+// A library with its table of functions.
+template <typename Api>
+struct Opened {
+  Api api;
+  int version = 0;
+  std::string path;
+  std::string problem;  // one line; empty: it can be used, and the table is complete
+
+  bool ok() const { return problem.empty(); }
+};
+
+// Opens one of these: inspect(handle, library) fills in the table and the rest, and says what is
+// wrong.
+template <typename Library, typename InspectLibrary>
+Library open_library(const std::vector<std::string>& names, const Places& places,
+                     const InspectLibrary& inspect) {
+  Library library;
+  const Found found = find_library(names, places, [&](void* handle) {
+    library = {};
+    return inspect(handle, library);
+  });
+  library.path = found.path;
+  library.problem = found.problem;
+  if (!library.ok()) library.api = {};
+  return library;
+}
+
 // What is wrong with a file that is to be opened as a library, or an empty string. dlopen checks
 // little: it maps a truncated file, and the process dies of it.
 std::string check_library_file(const std::string& path);

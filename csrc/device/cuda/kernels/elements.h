@@ -56,13 +56,9 @@ struct Bool : Raw<u8> {
 };
 
 template <class T>
-struct Float {
-  using Stored = T;
-  using Value = T;
+struct Float : Raw<T> {
   using Unsigned = T;
-  static constexpr bool kFloating = true, kBool = false, kScales = true;
-  HP_DEVICE static Value get(Stored s) { return s; }
-  HP_DEVICE static Stored put(Value v) { return v; }
+  static constexpr bool kFloating = true, kScales = true;
 };
 using F32 = Float<float>;
 using F64 = Float<double>;
