@@ -37,6 +37,8 @@ struct Call {
   std::uint64_t place = 0;
   std::span<const std::ptrdiff_t> distances;
   int root = 0;
+  // The tensors lie on the set's card (Comm::gpu), and all is done when it is in the card's stream.
+  bool on_gpu = false;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   std::span<const std::size_t> send_bytes;
@@ -49,7 +51,7 @@ struct Call {
 struct Algorithm {
   OpKind kind;
   const char* name;
-  const char* medium;  // "self", "shm", "stream", "mixed" or "mpi"
+  const char* medium;  // "self", "shm", "stream", "mixed", "mpi" or "gpu"
   bool (*can)(const Comm& comm, const Call& call);
   // Estimated microseconds for `bytes` bytes on the ranks of `comm`.
   double (*cost)(const Comm& comm, double bytes);
@@ -58,6 +60,7 @@ struct Algorithm {
   // from every rank, or from a rank that has heard from it, in this call. No rank comes to its end
   // before that either.
   bool commits;
+  bool on_gpu = false;  // for tensors on GPUs
 };
 
 std::span<const Algorithm> algorithms();
@@ -88,5 +91,8 @@ Task reducescatter_ring(Comm& comm, Call& call);
 Task barrier_direct(Comm& comm, Call& call);
 Task barrier_dissemination(Comm& comm, Call& call);
 Task local_copy(Comm& comm, Call& call);  // every operation, on a process set of one
+// Of tensors on GPUs.
+Task gpu_copy(Comm& comm, Call& call);    // likewise
+Task gpu_staged(Comm& comm, Call& call);  // every operation, through the host's memory
 
 }  // namespace horoplug

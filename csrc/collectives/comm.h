@@ -17,6 +17,8 @@
 
 namespace horoplug {
 
+class GpuGroup;
+
 // Working memory that a process set keeps between its collectives.
 enum class Scratch : int { kWork = 0, kReceive, kMpi };
 
@@ -42,6 +44,9 @@ class Comm {
   // MPI, whose own collectives work on exactly the ranks of the set, or nullptr.
   void set_mpi(Mpi* mpi) { mpi_ = mpi; }
   Mpi* mpi() const { return mpi_; }
+  // The set's ranks' GPUs, once an operation on tensors there has come; nullptr before.
+  void set_gpu(std::shared_ptr<GpuGroup> gpu) { gpu_ = std::move(gpu); }
+  GpuGroup* gpu() const { return gpu_.get(); }
   // As measured, and corrected by what has proved good since.
   const Costs& costs() const { return costs_; }
 
@@ -146,6 +151,7 @@ class Comm {
   Costs costs_;
   std::size_t chunk_bytes_ = kChunkBytes;
   Mpi* mpi_ = nullptr;
+  std::shared_ptr<GpuGroup> gpu_;
   SharedGroup* local_ = nullptr;
   std::unique_ptr<Comm> slice_;
   Channel channel_;

@@ -52,6 +52,20 @@ class Layout {
   std::size_t tensors() const { return pieces_.size(); }
   Part tensor(std::size_t index) const { return {pieces_[index].begin, pieces_[index].bytes}; }
 
+  // One of them, for who moves it without pack() and unpack(), which are for memory of the host.
+  struct Tensor {
+    const std::byte* input;  // nullptr: absent, and every element is `neutral`
+    std::byte* output;       // nullptr: absent
+    std::uint64_t neutral;
+    std::size_t begin;  // in the buffer
+    std::size_t bytes;
+  };
+  template <typename Use>
+  void for_each_tensor(Use&& use) const {
+    for (const Piece& p : pieces_) use(Tensor{p.input, p.output, p.neutral, p.begin, p.bytes});
+  }
+  double prescale() const { return prescale_; }
+
   // The inputs' memory, if it is one piece, the output too, and needs no factor; nullptr otherwise.
   std::byte* in_place() const;
   // The outputs' memory, if it is one piece that can serve as the buffer; nullptr otherwise.

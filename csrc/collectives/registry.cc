@@ -103,6 +103,14 @@ double cost_chain(const Comm& comm, double bytes) {
   return (comm.size() - 1) * (link.latency + Comm::kChunkBytes * link.byte) + bytes * link.byte;
 }
 double cost_half_ring(const Comm& comm, double bytes) { return cost_ring(comm, bytes) / 2; }
+// To the host, through what the ranks have there, and back.
+double cost_staged(const Comm& comm, double bytes) {
+  const LinkCosts& bus = comm.costs().bus;
+  const double there = comm.shared() != nullptr ? cost_direct(comm, bytes) : cost_ring(comm, bytes);
+  return 2 * (bus.latency + bytes * bus.byte) + there;
+}
+
+constexpr bool kOnGpu = true;
 
 constexpr Algorithm kAlgorithms[] = {
     {OpKind::kAllreduce, "lines", "shm", fits_into_lines, cost_lines, allreduce_lines, true},
@@ -140,6 +148,16 @@ constexpr Algorithm kAlgorithms[] = {
     {OpKind::kBarrier, "dissemination", "stream", always, cost_doubling, barrier_dissemination,
      true},
     {OpKind::kBarrier, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kAllreduce, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
+    {OpKind::kAllreduce, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kAllgather, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
+    {OpKind::kAllgather, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kBroadcast, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
+    {OpKind::kBroadcast, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kAlltoall, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
+    {OpKind::kAlltoall, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kReducescatter, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
+    {OpKind::kReducescatter, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
 };
 
 }  // namespace
@@ -160,7 +178,8 @@ const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char
   const Algorithm* best = nullptr;
   double best_cost = 0;
   for (const Algorithm& candidate : kAlgorithms) {
-    if (candidate.kind != call.kind || !candidate.can(comm, call)) continue;
+    if (candidate.kind != call.kind || candidate.on_gpu != call.on_gpu) continue;
+    if (!candidate.can(comm, call)) continue;
     if (forced != nullptr && std::strcmp(candidate.name, forced) == 0) return candidate;
     const double cost = candidate.cost(comm, static_cast<double>(call.bytes()));
     if (best == nullptr || cost < best_cost) {

@@ -26,6 +26,10 @@ struct hp_buffer {
   std::shared_ptr<horoplug::SharedBuffer> buffer;
 };
 
+struct hp_device_memory {
+  horoplug::Allocation memory;
+};
+
 namespace {
 
 thread_local std::string last_error;
@@ -175,10 +179,27 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   if (given.mpi_latency > 0 && given.mpi_byte_time > 0) {
     options.costs.mpi = {given.mpi_latency * 1e6, given.mpi_byte_time * 1e6};
   }
+  options.local_rank = given.local_rank;
+  std::vector<std::string> files(given.gpu_files, given.gpu_files + given.gpu_file_count);
+  config.toolkit = [files = std::move(files)] {
+    return horoplug::cuda::open_toolkit({files, true});
+  };
   if (given.mpi != nullptr) config.mpi = horoplug::make_mpi(complete(given.mpi));
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   config.log = make_log(given);
   return config;
+}
+
+horoplug::Allocation& allocation_of(Engine& engine, hp_handle handle, int32_t index,
+                                    bool on_device) {
+  const auto operation = engine.handles().done(handle);
+  const bool exists = index >= 0 && static_cast<std::size_t>(index) < operation->outcomes.size();
+  auto* const owned =
+      exists ? &operation->outcomes[static_cast<std::size_t>(index)].owned : nullptr;
+  if (owned == nullptr || !*owned || (owned->get_deleter().card != nullptr) != on_device) {
+    throw Error(HP_INVALID_ARGUMENT, "there is no allocation to take");
+  }
+  return *owned;
 }
 
 void check_algorithm(const std::string& name) {
@@ -410,6 +431,7 @@ hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tenso
     full.row_counts = outcome.row_counts.empty() ? nullptr : outcome.row_counts.data();
     full.row_count_size = static_cast<int32_t>(outcome.row_counts.size());
     full.owned = outcome.owned ? 1 : 0;
+    full.device = operation->gpu.card ? operation->gpu.card->ordinal() : -1;
     hand_over(full, result);
     return HP_OK;
   });
@@ -417,12 +439,24 @@ hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tenso
 
 hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, void** data) {
   return guarded([&] {
-    const auto operation = engine->engine.handles().done(handle);
-    if (index < 0 || static_cast<std::size_t>(index) >= operation->outcomes.size() ||
-        !operation->outcomes[static_cast<std::size_t>(index)].owned) {
-      throw Error(HP_INVALID_ARGUMENT, "there is no allocation to take");
-    }
-    *data = operation->outcomes[static_cast<std::size_t>(index)].owned.release();
+    *data = allocation_of(engine->engine, handle, index, false).release();
+    return HP_OK;
+  });
+}
+
+hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index,
+                         hp_device_memory** memory) {
+  return guarded([&] {
+    *memory = new hp_device_memory{std::move(allocation_of(engine->engine, handle, index, true))};
+    return HP_OK;
+  });
+}
+
+void hp_device_memory_free(hp_device_memory* memory) { delete memory; }
+
+hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream) {
+  return guarded([&] {
+    engine->engine.make_stream_wait(handle, static_cast<CUstream>(stream));
     return HP_OK;
   });
 }

@@ -107,7 +107,7 @@ double Engine::watch_interval() const { return std::fmin(census_interval() / 4, 
 bool Engine::must_poll() const {
   bool polls = mesh_->must_poll();
   for (const auto& [id, set] : sets_) polls |= set->executor.polled();
-  return polls;
+  return polls || (leaving_ && gpu_is_busy());
 }
 
 // It is looked at ever more seldom: what comes is noticed late by a small part of the time that it
@@ -126,6 +126,7 @@ double Engine::sleep_seconds() const {
   for (const auto& [id, set] : sets_) {
     waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
   }
+  waiting |= gpu_is_busy();
   const bool polls = must_poll();
   if (!waiting && !polls) return -1;
   double seconds = watch_interval();
@@ -228,6 +229,7 @@ Status Engine::perform(const OperationPtr& operation, double timeout) {
     return wait(operation->handle, timeout);
   }
   try {
+    mark_ready({&operation, 1});
     std::lock_guard lock(mutex_);
     admit(operation);
     requests_waiting_.store(true);

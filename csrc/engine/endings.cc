@@ -69,6 +69,7 @@ void Engine::fail(const Status& status) {
   // no time, and its peers would blame this rank.
   mesh_->send_control_to_all(encode(Abort{status.code, status.message}));
   mesh_->close_writes();
+  abort_gpus();
   end_everything();
   const auto all_said = [this] {
     for (int peer = 0; peer < mesh_->size(); ++peer) {
@@ -117,6 +118,9 @@ bool Engine::advance_leaving() {
     leaving_since_ = now();
     return true;
   }
+  // Nor does the memory of tensors go while the card may use it.
+  watch_gpus();
+  if (gpu_is_busy()) return false;
   bool agreed = true;
   for (auto& [id, set] : sets_) {
     // What was decided before this rank leaves is still done; watch_transfers() sees to it that it

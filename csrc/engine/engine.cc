@@ -82,6 +82,7 @@ void Engine::wait_until_ready() {
 }
 
 hp_handle Engine::submit(OperationPtr operation) {
+  mark_ready({&operation, 1});
   bool wakes;
   {
     std::lock_guard lock(mutex_);
@@ -95,6 +96,7 @@ hp_handle Engine::submit(OperationPtr operation) {
 Status Engine::submit_all(const std::vector<OperationPtr>& operations) {
   Status refused;
   bool wakes;
+  mark_ready(operations);
   {
     std::lock_guard lock(mutex_);
     try {
@@ -318,6 +320,7 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
     if (unknown != decision.unknown.end()) {
       operations.push_back(make_absent(name, unknown->second, set.members));
       operations.back()->submitted_at = last_event_;
+      if (unknown->second.device >= 0) operations.back()->gpu.card = card(-1);
       return;
     }
     const auto found = set.pending.find(name);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_set>
@@ -59,6 +60,8 @@ class Engine {
   // And on buffers (buffers.cc); see hp_buffer_create.
   hp_handle create_buffer(std::uint64_t bytes);
   HandleTable& handles() { return handles_; }
+  // See hp_stream_wait.
+  void make_stream_wait(hp_handle handle, CUstream stream);
   // HP_OK, HP_IN_PROGRESS if `timeout` seconds (negative: any number) have passed first, or how the
   // operation failed. Does the engine's work meanwhile, unless another thread does.
   Status wait(hp_handle handle, double timeout);
@@ -128,6 +131,13 @@ class Engine {
   std::size_t reserve(int rank, std::size_t bytes);
   void add_buffer(const OperationPtr& operation);
 
+  // Tensors on GPUs (gpu.cc).
+  std::shared_ptr<cuda::Card> card(int ordinal);
+  void mark_ready(std::span<const OperationPtr> operations);
+  bool gpu_is_busy() const;
+  void watch_gpus();
+  void abort_gpus();
+
   // Messages and the start (handshake.cc).
   void receive(int from, Bytes message);
   void dispatch(int from, std::span<const std::byte> message);
@@ -168,6 +178,10 @@ class Engine {
   Tracing tracing_;
   TuningLog tuning_log_;
   HandleTable handles_;
+
+  // The card of this rank's tensors, once it has had one.
+  std::mutex card_mutex_;
+  std::shared_ptr<cuda::Card> card_;
 
   // Shared with submitting threads.
   struct KnownSet {

@@ -1,6 +1,7 @@
 #include "engine/executor.h"
 
 #include "base/hash.h"
+#include "collectives/gpu_group.h"
 
 namespace horoplug {
 namespace {
@@ -93,6 +94,8 @@ std::optional<Batch> Executor::poll() {
 std::vector<int> Executor::blame() const {
   return running_ ? running_->fiber->blame() : std::vector<int>{};
 }
+
+bool Executor::gpu_is_busy() const { return gpu() != nullptr && gpu()->busy(); }
 
 std::vector<Batch> Executor::take_all() {
   std::vector<Batch> batches;

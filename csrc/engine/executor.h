@@ -50,6 +50,10 @@ class Executor {
   // Whether it waits for something that nobody announces.
   bool polled() const { return running_ && running_->fiber->polled(); }
 
+  // See Comm::gpu().
+  GpuGroup* gpu() const { return comm_->gpu(); }
+  bool gpu_is_busy() const;
+
   // All batches that are not done, for their operations to be ended.
   std::vector<Batch> take_all();
 

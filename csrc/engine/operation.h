@@ -10,16 +10,21 @@
 #include <vector>
 
 #include "base/status.h"
+#include "device/cuda/card.h"
 #include "engine/members.h"
 #include "engine/signature.h"
 #include "transport/shm/shared_buffer.h"
 
 namespace horoplug {
 
-struct FreeDeleter {
-  void operator()(void* data) const { std::free(data); }
+// Memory of a result: the host's, or a card's, which is given back once the stream has done what it
+// has to do by then.
+struct Deleter {
+  std::shared_ptr<cuda::Card> card = nullptr;
+  CUstream stream = nullptr;
+  void operator()(void* data) const;
 };
-using Allocation = std::unique_ptr<void, FreeDeleter>;
+using Allocation = std::unique_ptr<void, Deleter>;
 
 struct TensorArgument {
   const std::byte* input = nullptr;  // nullptr in an operation that this rank has not submitted
@@ -47,6 +52,16 @@ struct Operation {
   // Not submitted here, since this rank has joined: it takes part with what changes nothing, and
   // nobody looks at the result.
   bool absent = false;
+
+  // Of tensors on a GPU, which is card->ordinal(). `ready` says when they may be read and written.
+  // Once the operation is done, `finished` says when the results are there.
+  struct Gpu {
+    int ordinal = -1;  // -1: they are on the CPU
+    CUstream stream = nullptr;
+    std::shared_ptr<cuda::Card> card;
+    cuda::EventPtr ready, finished;
+  };
+  Gpu gpu;
 
   // The buffer in which all tensors lie, each being its own output; kAddBuffer: the new one.
   std::shared_ptr<SharedBuffer> buffer;

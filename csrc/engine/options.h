@@ -1,6 +1,7 @@
 // What an engine is made of and how it is tuned.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "base/log.h"
 #include "collectives/costs.h"
+#include "device/cuda/toolkit.h"
 #include "engine/tuner.h"
 #include "transport/doorbell.h"
 #include "transport/fd.h"
@@ -35,6 +37,7 @@ struct EngineOptions {
   std::string process_sets;  // to be added after the start; must be the same on all ranks
   Costs costs;               // from which algorithms are chosen; the same on all ranks
   int progress_cpu = -1;     // the progress thread runs on this CPU only; -1: anywhere
+  int local_rank = 0;        // its GPU, if it has joined before it had a tensor on one
 };
 
 // How one rank is reached. Ranks of the same host share memory: in a memfd, or plainly if they are
@@ -55,6 +58,8 @@ struct EngineConfig {
   std::vector<Member> members;  // by rank
   // Carries the data between hosts, if there is one; members' lanes are not used for it then.
   std::shared_ptr<Mpi> mpi;
+  // Opens what there is of CUDA, or throws Error; called when there is a tensor on a GPU.
+  std::function<std::shared_ptr<const cuda::Toolkit>()> toolkit;
   EngineOptions options;
   Log log;
 

@@ -1,7 +1,9 @@
 // From a batch of operations to calls of collectives, and back to outcomes.
+#include <bit>
 #include <cstring>
 #include <numeric>
 
+#include "collectives/gpu_group.h"
 #include "device/cpu/neutral.h"
 #include "engine/executor.h"
 
@@ -15,6 +17,13 @@ Allocation allocate(std::size_t bytes) {
   Allocation memory(std::aligned_alloc(kLine, size));
   if (!memory) throw std::bad_alloc();
   return memory;
+}
+
+// On the operation's card, for what is put into the set's stream from now on.
+Allocation allocate_on_gpu(const Comm& comm, const Operation& operation, std::size_t bytes) {
+  const std::shared_ptr<cuda::Card>& card = operation.gpu.card;
+  const CUdeviceptr memory = card->allocate(bytes, comm.gpu()->workspace().stream().handle());
+  return {std::bit_cast<void*>(memory), {card, operation.gpu.stream}};
 }
 
 // The reduction and what is applied to its result, for a process set of `size` ranks.
@@ -104,11 +113,16 @@ void add_to(Layout& layout, const Operation& operation, std::size_t index, std::
 }
 
 // Prepares an outcome of `rows` rows in the submitted output or in new memory.
-TensorOutcome make_outcome(const TensorArgument& tensor, std::int64_t rows, std::size_t row_bytes) {
+TensorOutcome make_outcome(const Comm& comm, const Operation& operation, std::size_t index,
+                           std::int64_t rows) {
+  const TensorArgument& tensor = operation.tensors[index];
   TensorOutcome outcome;
   outcome.rows = rows;
-  outcome.bytes = rows * static_cast<std::int64_t>(row_bytes);
-  if (tensor.output == nullptr) outcome.owned = allocate(static_cast<std::size_t>(outcome.bytes));
+  outcome.bytes = rows * static_cast<std::int64_t>(row_bytes_of(operation.signature, index));
+  const auto bytes = static_cast<std::size_t>(outcome.bytes);
+  if (tensor.output == nullptr) {
+    outcome.owned = operation.gpu.card ? allocate_on_gpu(comm, operation, bytes) : allocate(bytes);
+  }
   outcome.data = tensor.output != nullptr ? tensor.output : outcome.owned.get();
   return outcome;
 }
@@ -139,8 +153,8 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
       const TensorArgument& tensor = operation->tensors[i];
       add_to(layout, *operation, i, tensor.output);
       if (operation->absent) continue;
-      operation->outcomes.push_back(make_outcome(tensor, rows_of(operation->signature.shapes[i]),
-                                                 row_bytes_of(operation->signature, i)));
+      operation->outcomes.push_back(
+          make_outcome(comm, *operation, i, rows_of(operation->signature.shapes[i])));
     }
   }
   if (layout.bytes() == 0) {
@@ -150,6 +164,7 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
   Call call;
   call.kind = signature.op;
   call.dtype = signature.dtype;
+  call.on_gpu = signature.device >= 0;
   call.layout = &layout;
   if (signature.op == OpKind::kBroadcast) {
     call.root = operations.front()->members->index_of(signature.root);
@@ -169,14 +184,14 @@ Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const ch
   std::vector<std::int64_t> rows;
   co_await gather_numbers(comm, rows_of(shape), rows);
   const auto bytes = bytes_of(rows, row_bytes);
-  TensorOutcome outcome =
-      make_outcome(operation.tensors[index],
-                   std::accumulate(rows.begin(), rows.end(), std::int64_t{0}), row_bytes);
+  TensorOutcome outcome = make_outcome(comm, operation, index,
+                                       std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
   outcome.row_counts = std::move(rows);
 
   Call call;
   call.kind = OpKind::kAllgather;
   call.dtype = operation.signature.dtype;
+  call.on_gpu = operation.signature.device >= 0;
   call.input = operation.tensors[index].input;
   call.output = static_cast<std::byte*>(outcome.data);
   call.receive_bytes = bytes;
@@ -214,14 +229,14 @@ Task run_alltoall(Comm& comm, Operation& operation, const std::vector<int>& abse
   co_await exchange_numbers(comm, operation.splits, rows);
   const auto send_bytes = bytes_of(operation.splits, row_bytes);
   const auto receive_bytes = bytes_of(rows, row_bytes);
-  TensorOutcome outcome =
-      make_outcome(operation.tensors[index],
-                   std::accumulate(rows.begin(), rows.end(), std::int64_t{0}), row_bytes);
+  TensorOutcome outcome = make_outcome(comm, operation, index,
+                                       std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
   outcome.row_counts = std::move(rows);
 
   Call call;
   call.kind = OpKind::kAlltoall;
   call.dtype = operation.signature.dtype;
+  call.on_gpu = operation.signature.device >= 0;
   call.input = operation.tensors[index].input;
   call.output = static_cast<std::byte*>(outcome.data);
   call.send_bytes = send_bytes;
@@ -236,14 +251,15 @@ Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, cons
   const std::size_t row_bytes = row_bytes_of(signature, index);
   const auto rows = scattered_rows(rows_of(shape), comm.size());
   const auto bytes = bytes_of(rows, row_bytes);
-  TensorOutcome outcome = make_outcome(operation.tensors[index],
-                                       rows[static_cast<std::size_t>(comm.rank())], row_bytes);
+  TensorOutcome outcome =
+      make_outcome(comm, operation, index, rows[static_cast<std::size_t>(comm.rank())]);
   Layout layout(signature.dtype, signature.prescale);
   add_to(layout, operation, index, nullptr);
 
   Call call;
   call.kind = OpKind::kReducescatter;
   call.dtype = signature.dtype;
+  call.on_gpu = signature.device >= 0;
   call.layout = &layout;
   call.output = static_cast<std::byte*>(outcome.data);
   call.receive_bytes = bytes;
@@ -261,9 +277,7 @@ Task run_barrier(Comm& comm, const char* algorithm) {
   co_await run(comm, call, algorithm);
 }
 
-}  // namespace
-
-Task run_batch(Comm& comm, Batch& batch, const char* algorithm) {
+Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
   std::vector<OperationPtr>& operations = batch.operations;
   const OpKind kind = operations.front()->signature.op;
   if (kind == OpKind::kAllreduce || kind == OpKind::kBroadcast) {
@@ -285,6 +299,35 @@ Task run_batch(Comm& comm, Batch& batch, const char* algorithm) {
       }
     }
   }
+}
+
+// All that a batch does on a card lies between two events: after the framework's streams have come
+// to where the operations were submitted, and before those that wait for its results.
+Task run_on_gpu(Comm& comm, Batch& batch, const char* algorithm) {
+  if (comm.gpu() == nullptr) {
+    comm.set_gpu(std::make_shared<GpuGroup>(batch.operations.front()->gpu.card));
+  }
+  GpuGroup& gpu = *comm.gpu();
+  if (!gpu.agreed()) co_await gpu.agree(comm);
+  const cuda::Event* last = nullptr;
+  for (const OperationPtr& operation : batch.operations) {
+    const cuda::Event* const ready = operation->gpu.ready.get();
+    if (ready == nullptr || ready == last) continue;
+    gpu.workspace().stream().wait_for(ready->handle());
+    last = ready;
+  }
+  const cuda::EventPtr begun = gpu.workspace().mark();
+  co_await run_operations(comm, batch, algorithm);
+  const cuda::EventPtr ended = gpu.workspace().mark();
+  for (const OperationPtr& operation : batch.operations) operation->gpu.finished = ended;
+  gpu.track(batch.describe(), begun, ended);
+}
+
+}  // namespace
+
+Task run_batch(Comm& comm, Batch& batch, const char* algorithm) {
+  const bool on_gpu = batch.operations.front()->signature.device >= 0;
+  co_await (on_gpu ? run_on_gpu(comm, batch, algorithm) : run_operations(comm, batch, algorithm));
 }
 
 }  // namespace horoplug

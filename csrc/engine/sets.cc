@@ -194,7 +194,7 @@ bool Engine::finish_removals() {
   for (auto it = sets_.begin(); it != sets_.end();) {
     ProcessSet& set = *it->second;
     const bool over = set.removal && set.negotiator.closed() && set.executor.idle() &&
-                      (!set.shared || set.shared->quiet());
+                      !set.executor.gpu_is_busy() && (!set.shared || set.shared->quiet());
     if (!over) {
       ++it;
       continue;

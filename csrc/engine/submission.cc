@@ -112,9 +112,11 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   signature.dtype = checked<DType>(submission.dtype, kDTypeCount, "data type");
   signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
   if (!reduces(signature.op)) signature.reduce = ReduceOp::kSum;
-  signature.device = submission.device;
-  if (signature.device >= 0) {
-    throw Error(HP_UNSUPPORTED, "this build moves CPU tensors only; move the tensor to the CPU");
+  // Which GPU a rank has is its own affair.
+  signature.device = submission.device < 0 || signature.op == OpKind::kBarrier ? -1 : 0;
+  if (signature.device == 0) {
+    operation->gpu.ordinal = submission.device;
+    operation->gpu.stream = static_cast<CUstream>(submission.stream);
   }
   const auto factor = [](double value) { return value == 0 ? 1.0 : value; };
   signature.prescale = factor(submission.prescale);

@@ -75,6 +75,7 @@ void Engine::watch() {
     watch_handshake();
   } else {
     watch_transfers();
+    watch_gpus();
     nudge();
     watch_plans();
     watch_pending();

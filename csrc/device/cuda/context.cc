@@ -76,7 +76,8 @@ DeviceMemory::~DeviceMemory() {
   end_in(context_, [this](const DriverApi& api) { api.MemFree(address_); });
 }
 
-PinnedMemory::PinnedMemory(const Context& context, std::size_t bytes) : context_(context) {
+PinnedMemory::PinnedMemory(const Context& context, std::size_t bytes)
+    : context_(context), bytes_(bytes) {
   const Current current(context_);
   context_.check(context_.api().MemHostAlloc(&data_, bytes, kHostPortable),
                  "cuMemHostAlloc of " + std::to_string(bytes) + " bytes");

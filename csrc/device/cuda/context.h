@@ -109,10 +109,12 @@ class PinnedMemory {
   PinnedMemory& operator=(const PinnedMemory&) = delete;
 
   std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t bytes() const { return bytes_; }
 
  private:
   const Context& context_;
   void* data_ = nullptr;
+  std::size_t bytes_;
 };
 
 class Module {

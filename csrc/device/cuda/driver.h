@@ -28,12 +28,17 @@ using CUdeviceptr = unsigned long long;
 using CUresult = int;  // enums of C
 using CUdevice_attribute = int;
 using CUjit_option = int;
+using CUstreamCaptureStatus = int;
+struct CUuuid {
+  unsigned char bytes[16];
+};
 
 namespace horoplug::cuda {
 
 // Of CUresult.
 inline constexpr CUresult kSuccess = 0;
 inline constexpr CUresult kNotReady = 600;
+inline constexpr CUresult kOutOfMemory = 2;
 
 // Of CUdevice_attribute.
 inline constexpr CUdevice_attribute kMultiprocessorCount = 16;
@@ -62,6 +67,7 @@ inline constexpr int kOldestDriver = 12000;
   X(DeviceGetName, cuDeviceGetName, (char* name, int size, CUdevice))                              \
   X(DeviceGetAttribute, cuDeviceGetAttribute, (int* value, CUdevice_attribute, CUdevice))          \
   X(DeviceTotalMem, cuDeviceTotalMem_v2, (std::size_t* bytes, CUdevice))                           \
+  X(DeviceGetUuid, cuDeviceGetUuid_v2, (CUuuid*, CUdevice))                                        \
   X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                      \
   X(DevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                             \
   X(CtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext))                                              \
@@ -79,16 +85,20 @@ inline constexpr int kOldestDriver = 12000;
   X(StreamDestroy, cuStreamDestroy_v2, (CUstream))                                                 \
   X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags))                       \
   X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                            \
+  X(StreamIsCapturing, cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus*))                    \
   X(EventCreate, cuEventCreate, (CUevent*, unsigned flags))                                        \
   X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                    \
   X(EventRecord, cuEventRecord, (CUevent, CUstream))                                               \
   X(EventQuery, cuEventQuery, (CUevent))                                                           \
   X(MemAlloc, cuMemAlloc_v2, (CUdeviceptr*, std::size_t bytes))                                    \
   X(MemFree, cuMemFree_v2, (CUdeviceptr))                                                          \
+  X(MemAllocAsync, cuMemAllocAsync, (CUdeviceptr*, std::size_t bytes, CUstream))                   \
+  X(MemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                         \
   X(MemHostAlloc, cuMemHostAlloc, (void**, std::size_t bytes, unsigned flags))                     \
   X(MemFreeHost, cuMemFreeHost, (void*))                                                           \
   X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, std::size_t, CUstream))      \
   X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, std::size_t, CUstream))            \
+  X(MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))      \
   X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, std::size_t, CUstream))
 // clang-format on
 

@@ -183,6 +183,9 @@ typedef struct hp_config {
   const hp_mpi* mpi;        /* carries the data between hosts; NULL: the peers' connections do */
   double mpi_latency;       /* seconds that MPI's own allreduce of next to nothing takes over all */
   double mpi_byte_time;     /* ranks, and each byte more; the same on all ranks. Default: a guess */
+  const char* const* gpu_files; /* libraries of CUDA to try, see hp_gpu_facts */
+  int32_t gpu_file_count;
+  int32_t local_rank; /* its GPU, if it has joined before it had any tensor on one */
 } hp_config;
 
 /* What can be tuned. */
@@ -214,7 +217,7 @@ typedef struct hp_submission {
   int32_t dtype;       /* hp_dtype */
   int32_t reduce_op;   /* hp_reduce_op, for allreduce and reducescatter */
   int32_t root;        /* broadcast: a global rank, in the process set */
-  int32_t device;      /* -1: CPU */
+  int32_t device;      /* -1: CPU; otherwise the ordinal of a CUDA device, one for each engine */
   int32_t process_set; /* 0: all ranks; otherwise the number that hp_process_set_add gave */
   double prescale;     /* 0 counts as 1 */
   double postscale;
@@ -223,6 +226,8 @@ typedef struct hp_submission {
   int32_t tensor_count;
   int32_t split_count;   /* alltoall: 0, or the size of the process set */
   const int64_t* splits; /* alltoall: rows of the input for each rank; NULL: equal parts */
+  void* stream;          /* device >= 0: a CUstream, NULL being the default one. The inputs are
+                            there, and the outputs free, when what is in it now is done */
 } hp_submission;
 
 /* What an operation that is done has produced for one of its tensors. */
@@ -236,6 +241,8 @@ typedef struct hp_tensor_result {
   int32_t row_count_size;
   int32_t
       owned; /* 1: data is the engine's allocation, freed by hp_release unless taken by hp_take */
+  int32_t device; /* where data is: -1: on the CPU, otherwise on this CUDA device */
+  int32_t reserved;
 } hp_tensor_result;
 
 typedef struct hp_stats {
@@ -354,6 +361,21 @@ HP_API hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index,
 /* Takes the allocation of a result out of the handle; the caller frees it with hp_free. */
 HP_API hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, void** data);
 HP_API void hp_free(void* data);
+
+/* Tensors on GPUs. An operation on them is done when all of its work is in order on the card, which
+ * may be long before the card has done it: the host never waits for a card. hp_stream_wait makes
+ * what is put into `stream` from now on wait for the results of an operation that is done; it does
+ * nothing for one on the CPU. Tensors stay in use until there, and results that the engine has
+ * allocated may be used from there on. HP_INVALID_ARGUMENT: not done, or failed.
+ *
+ * hp_take_device is hp_take for memory of a card. It does not depend on the engine any more; it is
+ * given back by hp_device_memory_free, or by hp_release if it is not taken, when the stream with
+ * which the operation was submitted has done what is in it by then. */
+typedef struct hp_device_memory hp_device_memory;
+HP_API hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream);
+HP_API hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index,
+                                hp_device_memory** memory);
+HP_API void hp_device_memory_free(hp_device_memory* memory);
 
 /* Forgets a handle. A handle that is still in flight is forgotten when it is done. */
 HP_API hp_status hp_release(hp_engine* engine, hp_handle handle);

@@ -1,0 +1,26 @@
+// What there is of CUDA in this process: libraries that were opened once, each as a table of
+// functions, and where the kernels' code comes from. Tests make one of their own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "device/cuda/driver.h"
+#include "device/cuda/launcher.h"
+#include "device/cuda/nccl.h"
+
+namespace horoplug::cuda {
+
+struct Toolkit {
+  DriverApi driver;
+  ImageSource images;
+  NcclApi nccl;
+  int nccl_version = 0;      // as in Nccl; 0: NCCL is not used
+  std::string nccl_problem;  // why not, in one line
+};
+
+// Starts the driver. Throws Error(HP_UNSUPPORTED) with one line that says why GPUs cannot be used;
+// NVRTC is needed for kernels only, and NCCL is not needed.
+std::shared_ptr<const Toolkit> open_toolkit(const Places& places);
+
+}  // namespace horoplug::cuda

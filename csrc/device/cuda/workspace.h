@@ -1,0 +1,50 @@
+// What a process set has for itself on a card: streams, kernels and working memory. Sets know
+// nothing of each other, and their operations may come in any order: in one stream they would wait
+// for each other.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+
+#include "device/cuda/card.h"
+#include "device/cuda/launcher.h"
+
+namespace horoplug::cuda {
+
+// For whoever drives the engine. Everything throws Error.
+class Workspace {
+ public:
+  explicit Workspace(std::shared_ptr<Card> card);
+
+  Card& card() const { return *card_; }
+  Launcher& launcher() { return launcher_; }
+
+  // The stream of all work, and a second one, so that copies to and from the card can be under way
+  // at the same time.
+  const Stream& stream() const { return launcher_.stream(); }
+  const Stream& back() const { return back_; }
+  EventPtr mark() { return card_->mark(stream().handle()); }
+  EventPtr mark_back() { return card_->mark(back_.handle()); }
+
+  // Copies that the host does not wait for: from the card and within it in stream(), to it in
+  // back().
+  void fetch(std::byte* to, CUdeviceptr from, std::size_t bytes) const;
+  void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) const;
+  void bring(CUdeviceptr to, const std::byte* from, std::size_t bytes) const;
+
+  // Memory of the card, which what is put into stream() may use until the next call for the same
+  // purpose, and of the host. Aligned to 256 bytes.
+  enum class Purpose { kInput, kOutput };
+  CUdeviceptr on_card(Purpose purpose, std::size_t bytes);
+  std::byte* on_host(Purpose purpose, std::size_t bytes);
+
+ private:
+  const std::shared_ptr<Card> card_;
+  Launcher launcher_;
+  const Stream back_;
+  std::array<std::unique_ptr<DeviceMemory>, 2> on_card_;
+  std::array<std::unique_ptr<PinnedMemory>, 2> on_host_;
+};
+
+}  // namespace horoplug::cuda
