@@ -28,27 +28,52 @@ using CUdeviceptr = unsigned long long;
 using CUresult = int;  // enums of C
 using CUdevice_attribute = int;
 using CUjit_option = int;
+using CUpointer_attribute = int;
 using CUstreamCaptureStatus = int;
+using CUhostFn = void (*)(void* data);
 struct CUuuid {
-  unsigned char bytes[16];
+  char bytes[16];
+};
+// What another process finds memory or an event by.
+struct CUipcMemHandle {
+  char reserved[64];
+};
+struct CUipcEventHandle {
+  char reserved[64];
 };
 
 namespace horoplug::cuda {
 
 // Of CUresult.
 inline constexpr CUresult kSuccess = 0;
-inline constexpr CUresult kNotReady = 600;
 inline constexpr CUresult kOutOfMemory = 2;
+inline constexpr CUresult kNotReady = 600;
 
 // Of CUdevice_attribute.
 inline constexpr CUdevice_attribute kMultiprocessorCount = 16;
 inline constexpr CUdevice_attribute kComputeCapabilityMajor = 75;
 inline constexpr CUdevice_attribute kComputeCapabilityMinor = 76;
+inline constexpr CUdevice_attribute kMemoryPoolsSupported = 115;
+inline constexpr CUdevice_attribute kIpcEventSupported = 125;
+
+// Of CUpointer_attribute, with the type of what is asked for.
+inline constexpr CUpointer_attribute kMemoryType = 2;     // unsigned, one of the next two
+inline constexpr CUpointer_attribute kDeviceOrdinal = 9;  // int
+inline constexpr CUpointer_attribute kIpcCapable = 10;    // int, whether IpcGetMemHandle does it
+inline constexpr CUpointer_attribute kRangeStartAddress = 11;  // CUdeviceptr, of the allocation
+inline constexpr CUpointer_attribute kRangeSize = 12;          // size_t
+inline constexpr unsigned kHostMemory = 1;
+inline constexpr unsigned kDeviceMemory = 2;
+
+// Of CUstreamCaptureStatus.
+inline constexpr CUstreamCaptureStatus kNotCapturing = 0;
 
 // Flags.
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kEventInterprocess = 4;  // needs kEventDisableTiming, too
 inline constexpr unsigned kEventDefault = 0;
+inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortable = 1;
 
 // Of CUDA 12.0, which driver 525 brings. Older ones get no releases of the frameworks any more.
@@ -68,10 +93,13 @@ inline constexpr int kOldestDriver = 12000;
   X(DeviceGetAttribute, cuDeviceGetAttribute, (int* value, CUdevice_attribute, CUdevice))          \
   X(DeviceTotalMem, cuDeviceTotalMem_v2, (std::size_t* bytes, CUdevice))                           \
   X(DeviceGetUuid, cuDeviceGetUuid_v2, (CUuuid*, CUdevice))                                        \
+  X(DeviceGetPCIBusId, cuDeviceGetPCIBusId, (char* text, int size, CUdevice))                      \
+  X(DeviceCanAccessPeer, cuDeviceCanAccessPeer, (int* can, CUdevice, CUdevice peer))               \
   X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                      \
   X(DevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                             \
   X(CtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext))                                              \
   X(CtxPopCurrent, cuCtxPopCurrent_v2, (CUcontext*))                                               \
+  X(CtxGetDevice, cuCtxGetDevice, (CUdevice*))                                                     \
   X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void* image, unsigned options,         \
                                            CUjit_option*, void** values))                          \
   X(ModuleUnload, cuModuleUnload, (CUmodule))                                                      \
@@ -86,10 +114,12 @@ inline constexpr int kOldestDriver = 12000;
   X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags))                       \
   X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                            \
   X(StreamIsCapturing, cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus*))                    \
+  X(LaunchHostFunc, cuLaunchHostFunc, (CUstream, CUhostFn, void* data))                            \
   X(EventCreate, cuEventCreate, (CUevent*, unsigned flags))                                        \
   X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                    \
   X(EventRecord, cuEventRecord, (CUevent, CUstream))                                               \
   X(EventQuery, cuEventQuery, (CUevent))                                                           \
+  X(EventSynchronize, cuEventSynchronize, (CUevent))                                               \
   X(MemAlloc, cuMemAlloc_v2, (CUdeviceptr*, std::size_t bytes))                                    \
   X(MemFree, cuMemFree_v2, (CUdeviceptr))                                                          \
   X(MemAllocAsync, cuMemAllocAsync, (CUdeviceptr*, std::size_t bytes, CUstream))                   \
@@ -99,7 +129,13 @@ inline constexpr int kOldestDriver = 12000;
   X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, std::size_t, CUstream))      \
   X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, std::size_t, CUstream))            \
   X(MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))      \
-  X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, std::size_t, CUstream))
+  X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, std::size_t, CUstream))           \
+  X(PointerGetAttribute, cuPointerGetAttribute, (void* value, CUpointer_attribute, CUdeviceptr))   \
+  X(IpcGetMemHandle, cuIpcGetMemHandle, (CUipcMemHandle*, CUdeviceptr))                            \
+  X(IpcOpenMemHandle, cuIpcOpenMemHandle_v2, (CUdeviceptr*, CUipcMemHandle, unsigned flags))       \
+  X(IpcCloseMemHandle, cuIpcCloseMemHandle, (CUdeviceptr))                                         \
+  X(IpcGetEventHandle, cuIpcGetEventHandle, (CUipcEventHandle*, CUevent))                          \
+  X(IpcOpenEventHandle, cuIpcOpenEventHandle, (CUevent*, CUipcEventHandle))
 // clang-format on
 
 // One pointer for each function, under its name without "cu".
