@@ -93,6 +93,7 @@ Task barrier_dissemination(Comm& comm, Call& call);
 Task local_copy(Comm& comm, Call& call);  // every operation, on a process set of one
 // Of tensors on GPUs.
 Task gpu_copy(Comm& comm, Call& call);    // likewise
+Task gpu_nccl(Comm& comm, Call& call);    // every operation
 Task gpu_staged(Comm& comm, Call& call);  // every operation, through the host's memory
 
 }  // namespace horoplug

@@ -17,6 +17,8 @@ struct Costs {
   LinkCosts shared{1.0, 1.0 / 20000.0};
   // Of an allreduce of MPI's own over all ranks: of one that is very small, and each byte more.
   LinkCosts mpi{40.0, 1.0 / 1500.0};
+  // Between GPUs, by NCCL.
+  LinkCosts gpus{15.0, 1.0 / 100000.0};
   // Between a GPU and the host's memory.
   LinkCosts bus{10.0, 1.0 / 20000.0};
   // One more message of several that travel side by side: above all, waking up for it.

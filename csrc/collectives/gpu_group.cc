@@ -1,24 +1,119 @@
 #include "collectives/gpu_group.h"
 
 #include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/status.h"
+#include "collectives/gather.h"
 
 namespace horoplug {
+namespace {
 
-Task GpuGroup::agree(Comm&) {
+// From this version on NCCL lets ranks share a card, if it is told to.
+constexpr int kNcclSharesCards = 23000;
+
+// So many are looked through at once, when nobody watches for long.
+constexpr std::size_t kManyUnderWay = 64;
+
+}  // namespace
+
+GpuGroup::Facts GpuGroup::facts() const {
+  Facts facts{};
+  facts.ordinal = card_->ordinal();
+  const cuda::Context& context = card_->context();
+  context.check(context.api().DeviceGetUuid(&facts.card, context.device()), "cuDeviceGetUuid");
+  facts.nccl_version = card_->toolkit().nccl_version;
+  const char* const shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  facts.nccl_shares_a_card = facts.nccl_version >= kNcclSharesCards && shared != nullptr &&
+                             std::string_view(shared) == "1";
+  return facts;
+}
+
+Task GpuGroup::agree(Comm& comm) {
+  if (comm.size() > 1) {
+    std::vector<Facts> facts;
+    const Facts mine = this->facts();
+    co_await gather(comm, mine, facts);
+    co_await connect_nccl(comm, facts);
+  }
   agreed_ = true;
-  co_return;
+}
+
+// What keeps the ranks from using NCCL together, in one line, or nothing.
+std::string GpuGroup::nccl_obstacle(const std::vector<Facts>& all) const {
+  std::map<int, std::vector<int>> versions;
+  std::map<std::string, std::vector<int>> cards;
+  bool shares = true;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Facts& facts = all[rank];
+    versions[facts.nccl_version].push_back(static_cast<int>(rank));
+    cards[{facts.card.bytes, sizeof facts.card.bytes}].push_back(static_cast<int>(rank));
+    shares &= facts.nccl_shares_a_card != 0;
+  }
+  if (versions.size() > 1) {
+    std::string text = "ranks have different versions of NCCL:";
+    for (const auto& [version, ranks] : versions) {
+      text += (text.back() == ':' ? " " : ", ") +
+              (version == 0 ? std::string("none") : cuda::nccl_version(version)) + " on " +
+              describe_ranks(ranks);
+    }
+    return text;
+  }
+  if (all.front().nccl_version == 0) return card_->toolkit().nccl_problem;
+  for (const auto& [card, ranks] : cards) {
+    if (ranks.size() == 1 || shares) continue;
+    return describe_ranks(ranks) +
+           " share a card, which NCCL refuses (from 2.30 on, NCCL_MULTI_RANK_GPU_ENABLE=1 lets it)";
+  }
+  return {};
+}
+
+Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Facts>& facts) {
+  std::string problem = nccl_obstacle(facts);
+  if (problem.empty()) {
+    std::vector<ncclUniqueId> ids;
+    ncclUniqueId id{};
+    if (comm.rank() == 0) id = cuda::NcclCommunicator::make_id(*card_);
+    co_await gather(comm, id, ids);
+    try {
+      nccl_ =
+          std::make_unique<cuda::NcclCommunicator>(card_, ids.front(), comm.size(), comm.rank());
+      co_await Settled(comm, *nccl_);
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    std::vector<char> connected;
+    const char mine = problem.empty() ? 1 : 0;
+    co_await gather(comm, mine, connected);
+    for (std::size_t rank = 0; rank < connected.size(); ++rank) {
+      if (connected[rank] != 0) continue;
+      if (problem.empty())
+        problem = "it cannot be used by " + describe_ranks({static_cast<int>(rank)});
+    }
+  }
+  if (problem.empty()) co_return;
+  nccl_.reset();
+  const bool says = comm.rank() == 0;
+  card_->log()(says ? LogLevel::kWarning : LogLevel::kInfo,
+               "GPU tensors are not moved by NCCL: " + problem);
 }
 
 void GpuGroup::track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended) {
+  if (under_way_.size() >= kManyUnderWay) forget_ended();
   under_way_.push_back({std::move(what), std::move(begun), std::move(ended)});
 }
 
-void GpuGroup::watch(double now, double limit) {
+void GpuGroup::forget_ended() {
   while (!under_way_.empty() && under_way_.front().ended->done()) under_way_.pop_front();
+}
+
+void GpuGroup::watch(double now, double limit) {
+  forget_ended();
   if (under_way_.empty()) return;
+  if (nccl_) nccl_->settled();  // throws what has gone wrong
   Work& first = under_way_.front();
   // What the framework's streams have to do before may take any time.
   if (first.seen < 0) {
@@ -45,6 +140,13 @@ Task GpuGroup::host_memory_free() {
   if (host_memory_free_) co_await Passed(std::exchange(host_memory_free_, nullptr));
 }
 
-void GpuGroup::abort() { under_way_.clear(); }
+void GpuGroup::close() {
+  if (nccl_) nccl_->close();
+}
+
+void GpuGroup::abort() {
+  if (nccl_) nccl_->abort();
+  under_way_.clear();
+}
 
 }  // namespace horoplug

@@ -8,13 +8,14 @@
 
 #include "base/task.h"
 #include "collectives/comm.h"
+#include "device/cuda/nccl_communicator.h"
 #include "device/cuda/workspace.h"
 
 namespace horoplug {
 
 class GpuGroup {
  public:
-  explicit GpuGroup(std::shared_ptr<cuda::Card> card) : workspace_(std::move(card)) {}
+  explicit GpuGroup(std::shared_ptr<cuda::Card> card) : card_(std::move(card)), workspace_(card_) {}
 
   // On this rank's card.
   cuda::Workspace& workspace() { return workspace_; }
@@ -23,6 +24,8 @@ class GpuGroup {
   // that all of them choose the same algorithms.
   Task agree(Comm& comm);
   bool agreed() const { return agreed_; }
+  // After that: the ranks' communicator, or nullptr on all of them.
+  cuda::NcclCommunicator* nccl() const { return nccl_.get(); }
 
   // ---- what is under way on the card, for who watches over it
 
@@ -38,6 +41,8 @@ class GpuGroup {
   // The host's working memory is free to be written again, once the card has come to that.
   void keep_host_memory(cuda::EventPtr until) { host_memory_free_ = std::move(until); }
   Task host_memory_free();
+  // Gives back what concerns other ranks, when nothing is under way on any of them.
+  void close();
   // Ends what is under way, as nobody will come to it any more: results are undefined.
   void abort();
 
@@ -48,7 +53,21 @@ class GpuGroup {
     double seen = -1;  // when it had begun
   };
 
+  // What ranks tell each other.
+  struct Facts {
+    CUuuid card;
+    int ordinal;
+    int nccl_version;        // 0: none
+    int nccl_shares_a_card;  // among several ranks
+  };
+  Facts facts() const;
+  std::string nccl_obstacle(const std::vector<Facts>& all) const;
+  Task connect_nccl(Comm& comm, const std::vector<Facts>& facts);
+  void forget_ended();
+
+  const std::shared_ptr<cuda::Card> card_;
   cuda::Workspace workspace_;
+  std::unique_ptr<cuda::NcclCommunicator> nccl_;
   bool agreed_ = false;
   std::deque<Work> under_way_;
   cuda::EventPtr host_memory_free_;
@@ -64,6 +83,19 @@ class Passed final : public Waitable {
 
  private:
   const cuda::EventPtr event_;
+};
+
+// Waits until a communicator can be called again.
+class Settled final : public Waitable {
+ public:
+  Settled(const Comm& comm, cuda::NcclCommunicator& nccl) : comm_(comm), nccl_(nccl) {}
+  bool ready() override { return nccl_.settled(); }
+  void blame(std::vector<int>& ranks) const override { comm_.everyone_else(ranks); }
+  bool polled() const override { return true; }
+
+ private:
+  const Comm& comm_;
+  cuda::NcclCommunicator& nccl_;
 };
 
 }  // namespace horoplug

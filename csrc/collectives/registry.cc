@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "collectives/collective.h"
+#include "collectives/gpu_group.h"
 
 namespace horoplug {
 namespace {
@@ -45,6 +46,12 @@ bool by_mpi(const Comm& comm, const Call& call) {
   if (orders && is_floating(call.dtype)) return false;
   return always(comm, call) && comm.mpi() != nullptr &&
          comm.mpi()->can_reduce(call.dtype, call.reduce_op);
+}
+
+bool by_nccl(const Comm& comm, const Call& call) {
+  if (comm.gpu() == nullptr || comm.gpu()->nccl() == nullptr) return false;
+  const bool reduces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kReducescatter;
+  return !reduces || (cuda::nccl_type(call.dtype) && cuda::nccl_op(call.reduce_op, call.dtype));
 }
 
 // Cost model: microseconds, from a latency per message and a time per byte.
@@ -103,6 +110,10 @@ double cost_chain(const Comm& comm, double bytes) {
   return (comm.size() - 1) * (link.latency + Comm::kChunkBytes * link.byte) + bytes * link.byte;
 }
 double cost_half_ring(const Comm& comm, double bytes) { return cost_ring(comm, bytes) / 2; }
+double cost_nccl(const Comm& comm, double bytes) {
+  const LinkCosts& gpus = comm.costs().gpus;
+  return gpus.latency + 2 * bytes * gpus.byte;
+}
 // To the host, through what the ranks have there, and back.
 double cost_staged(const Comm& comm, double bytes) {
   const LinkCosts& bus = comm.costs().bus;
@@ -148,14 +159,19 @@ constexpr Algorithm kAlgorithms[] = {
     {OpKind::kBarrier, "dissemination", "stream", always, cost_doubling, barrier_dissemination,
      true},
     {OpKind::kBarrier, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kAllreduce, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kAllreduce, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAllreduce, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kAllgather, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kAllgather, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAllgather, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kBroadcast, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kBroadcast, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kBroadcast, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kAlltoall, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kAlltoall, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAlltoall, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kReducescatter, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kReducescatter, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kReducescatter, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
 };

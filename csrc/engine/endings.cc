@@ -1,5 +1,6 @@
 // How operations, process sets and the engine itself come to an end: done, failed, called off, or
 // because somebody leaves.
+#include "collectives/gpu_group.h"
 #include "engine/engine.h"
 #include "engine/messages.h"
 
@@ -141,6 +142,9 @@ bool Engine::advance_leaving() {
     return true;
   }
   if (!mesh_->all_closed_by_peers() && now() - leaving_since_ < kGoodbyeSeconds) return false;
+  for (auto& [id, set] : sets_) {
+    if (GpuGroup* gpu = set->executor.gpu()) gpu->close();
+  }
   stop();
   return true;
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "collectives/gather.h"
 #include "collectives/gpu_group.h"
 #include "device/cpu/neutral.h"
 #include "engine/executor.h"
@@ -52,18 +53,6 @@ Task run(Comm& comm, Call& call, const char* algorithm) {
   comm.trace()->begin_transfer(chosen.medium, chosen.name, call.bytes());
   co_await chosen.run(comm, call);
   comm.trace()->end_transfer();
-}
-
-// A number from every rank to every rank.
-Task gather_numbers(Comm& comm, std::int64_t mine, std::vector<std::int64_t>& all) {
-  all.resize(static_cast<std::size_t>(comm.size()));
-  const std::vector<std::size_t> sizes(all.size(), sizeof mine);
-  Call call;
-  call.kind = OpKind::kAllgather;
-  call.input = reinterpret_cast<const std::byte*>(&mine);
-  call.output = reinterpret_cast<std::byte*>(all.data());
-  call.receive_bytes = sizes;
-  co_await run(comm, call, nullptr);
 }
 
 // A number from every rank to each rank of its own.
@@ -182,7 +171,8 @@ Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const ch
   const Shape& shape = operation.signature.shapes[index];
   const std::size_t row_bytes = row_bytes_of(operation.signature, index);
   std::vector<std::int64_t> rows;
-  co_await gather_numbers(comm, rows_of(shape), rows);
+  const std::int64_t mine = rows_of(shape);
+  co_await gather(comm, mine, rows);
   const auto bytes = bytes_of(rows, row_bytes);
   TensorOutcome outcome = make_outcome(comm, operation, index,
                                        std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
@@ -207,7 +197,7 @@ Task check_absent(Comm& comm, Operation& operation, const std::vector<int>& abse
     lost += operation.splits[static_cast<std::size_t>(operation.members->index_of(rank))];
   }
   std::vector<std::int64_t> losses;
-  co_await gather_numbers(comm, lost, losses);
+  co_await gather(comm, lost, losses);
   std::vector<int> senders;
   for (std::size_t i = 0; i < losses.size(); ++i) {
     if (losses[i] > 0) senders.push_back(operation.members->ranks[i]);

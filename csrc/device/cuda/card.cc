@@ -5,13 +5,6 @@
 #include "base/status.h"
 
 namespace horoplug::cuda {
-namespace {
-
-// Of CUstreamCaptureStatus.
-constexpr CUstreamCaptureStatus kNotCapturing = 0;
-
-}  // namespace
-
 std::shared_ptr<Card> Card::open(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log) {
   return std::shared_ptr<Card>(new Card(std::move(toolkit), ordinal, std::move(log)));
 }

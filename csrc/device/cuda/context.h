@@ -23,6 +23,7 @@ class Context {
 
   const DriverApi& api() const { return api_; }
   CUcontext handle() const { return context_; }
+  CUdevice device() const { return device_; }
   int capability() const { return 10 * facts_.major + facts_.minor; }
   const DeviceFacts& facts() const { return facts_; }
   void check(CUresult result, std::string_view call) const { cuda::check(api_, result, call); }

@@ -1,0 +1,22 @@
+#include "collectives/gather.h"
+
+#include "collectives/collective.h"
+
+namespace horoplug {
+
+Task gather_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all) {
+  const std::vector<std::size_t> sizes(static_cast<std::size_t>(comm.size()), bytes);
+  Call call;
+  call.kind = OpKind::kAllgather;
+  call.input = static_cast<const std::byte*>(mine);
+  call.output = static_cast<std::byte*>(all);
+  call.receive_bytes = sizes;
+  const Algorithm& chosen = choose_algorithm(comm, call, nullptr);
+  if (comm.planned() && !chosen.commits) {
+    Call meeting;
+    co_await choose_algorithm(comm, meeting, nullptr).run(comm, meeting);
+  }
+  co_await chosen.run(comm, call);
+}
+
+}  // namespace horoplug
