@@ -151,8 +151,10 @@ EngineOptions test_options() {
   return options;
 }
 
-Cluster::Cluster(Transport transport, int ranks, EngineOptions options, int lanes) {
+Cluster::Cluster(Transport transport, int ranks, EngineOptions options, int lanes,
+                 const Adjust& adjust) {
   for (EngineConfig& config : make_configs(transport, ranks, options, lanes)) {
+    if (adjust) adjust(config);
     engines_.push_back(std::make_unique<Engine>(std::move(config)));
   }
   for (auto& engine : engines_) engine->wait_until_ready();
@@ -195,7 +197,8 @@ hp_handle submit(Engine& engine, const Order& request) {
   submission.dtype = static_cast<int32_t>(request.dtype);
   submission.reduce_op = static_cast<int32_t>(request.reduce);
   submission.root = request.root;
-  submission.device = -1;
+  submission.device = request.device;
+  submission.stream = request.stream;
   submission.prescale = request.prescale;
   submission.postscale = request.postscale;
   submission.name = request.name.empty() ? nullptr : request.name.c_str();

@@ -42,7 +42,9 @@ EngineOptions test_options();
 
 class Cluster {
  public:
-  Cluster(Transport transport, int ranks, EngineOptions options = test_options(), int lanes = 1);
+  using Adjust = std::function<void(EngineConfig&)>;
+  Cluster(Transport transport, int ranks, EngineOptions options = test_options(), int lanes = 1,
+          const Adjust& adjust = {});
   ~Cluster();
 
   int size() const { return static_cast<int>(engines_.size()); }
@@ -70,6 +72,8 @@ struct Order {
   double postscale = 1;
   std::vector<std::int64_t> splits;
   std::uint32_t set = 0;
+  int device = -1;
+  void* stream = nullptr;
 };
 
 hp_handle submit(Engine& engine, const Order& request);

@@ -1,0 +1,284 @@
+// Tensors on GPUs through whole engines, on simulated cards: the results are those of the CPU, the
+// host waits for no stream, and whatever goes wrong has a name.
+#include <doctest/doctest.h>
+
+#include <numeric>
+#include <random>
+
+#include "tests/gpu_job.h"
+#include "tests/random_elements.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Random = std::mt19937_64;
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
+                             DType::kInt32,   DType::kUInt8,   DType::kInt16,    DType::kInt64};
+constexpr OpKind kOps[] = {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kAllgather,
+                           OpKind::kAlltoall, OpKind::kReducescatter};
+
+int below(Random& random, int limit) { return static_cast<int>(random() % static_cast<unsigned>(limit)); }
+
+// An operation that all ranks know, and what each of them gives.
+struct Given {
+  Order order;  // but for shape and splits, which may be a rank's own
+  std::vector<std::vector<std::int64_t>> shapes, splits;
+  std::vector<Bytes> inputs;
+  bool in_place;
+};
+
+Given random_operation(Random& random, int ranks, int number) {
+  Given given;
+  Order& order = given.order;
+  order.name = "t" + std::to_string(number);
+  order.op = kOps[below(random, std::size(kOps))];
+  order.dtype = kDTypes[below(random, std::size(kDTypes))];
+  constexpr ReduceOp kReductions[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
+                                      ReduceOp::kMax, ReduceOp::kProduct};
+  order.reduce = kReductions[below(random, std::size(kReductions))];
+  order.root = below(random, ranks);
+  const bool reduces = order.op == OpKind::kAllreduce || order.op == OpKind::kReducescatter;
+  if (reduces && below(random, 3) == 0) order.prescale = 0.5;
+  if (reduces && below(random, 3) == 0) order.postscale = 3;
+  given.in_place = below(random, 2) == 0;
+  const bool own_rows = order.op == OpKind::kAllgather || order.op == OpKind::kAlltoall;
+  const std::int64_t rows = below(random, 40), row = 1 + below(random, 300);
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<std::int64_t> splits;
+    std::int64_t own = own_rows ? below(random, 40) : rows;
+    if (order.op == OpKind::kAlltoall) {
+      for (int to = 0; to < ranks; ++to) splits.push_back(below(random, 12));
+      own = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+    }
+    given.shapes.push_back({own, row});
+    given.splits.push_back(splits);
+    const auto count = static_cast<std::size_t>(own * row);
+    Bytes input(count * dtype_size(order.dtype));
+    fill(order.dtype, input.data(), count, random);
+    given.inputs.push_back(std::move(input));
+  }
+  return given;
+}
+
+Order order_of(const Given& given, int rank) {
+  Order order = given.order;
+  order.shape = given.shapes[static_cast<std::size_t>(rank)];
+  order.splits = given.splits[static_cast<std::size_t>(rank)];
+  return order;
+}
+
+Bytes on_cpu(Engine& engine, const Given& given, int rank) {
+  Order order = order_of(given, rank);
+  order.name += ".cpu";
+  const Bytes& input = given.inputs[static_cast<std::size_t>(rank)];
+  Bytes output(input.size());
+  const std::byte nothing{};
+  order.input = input.empty() ? &nothing : input.data();
+  const bool has_output = order.op == OpKind::kAllreduce || order.op == OpKind::kBroadcast;
+  if (has_output) order.output = output.empty() ? output.data() : output.data();
+  return perform(engine, order);
+}
+
+void random_operations(Transport transport, int ranks, int count, const EngineOptions& options) {
+  GpuJob job({.transport = transport, .ranks = ranks, .engine = options});
+  Random random(seed());
+  std::vector<Given> all;
+  for (int i = 0; i < count; ++i) all.push_back(random_operation(random, ranks, i));
+  job.run([&](int rank) {
+    for (const Given& given : all) {
+      const Bytes expected = on_cpu(job.engine(rank), given, rank);
+      const auto me = static_cast<std::size_t>(rank);
+      const Bytes result = job.perform(rank, order_of(given, rank), given.inputs[me], given.in_place);
+      INFO("seed " << seed() << ": rank " << rank << ", " << op_kind_name(given.order.op) << " "
+                   << dtype_name(given.order.dtype) << " "
+                   << reduce_op_name(given.order.reduce) << " " << given.order.name);
+      const bool equal = result == expected;
+      CHECK(equal);
+    }
+  });
+}
+
+Bytes floats(std::size_t count, float value) {
+  Bytes bytes(count * sizeof(float));
+  for (std::size_t i = 0; i < count; ++i) std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
+  return bytes;
+}
+
+Order sum(const std::string& name, std::size_t count) {
+  Order order;
+  order.name = name;
+  order.shape = {static_cast<std::int64_t>(count)};
+  return order;
+}
+
+}  // namespace
+
+TEST_CASE("every operation gives on GPUs what it gives on CPUs") {
+  for (const Transport transport : {Transport::kThreads, Transport::kMixed}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      CAPTURE(transport_name(transport));
+      CAPTURE(ranks);
+      random_operations(transport, ranks, kSanitized ? 6 : 20, test_options());
+    }
+  }
+}
+
+TEST_CASE("buffers of several pieces and windows") {
+  GpuJob job({.ranks = 2});
+  const std::size_t count = (70 << 20) / sizeof(float) + 5;
+  job.run([&](int rank) {
+    const Bytes result = job.perform(rank, sum("large", count), floats(count, static_cast<float>(rank + 1)), true);
+    const bool equal = result == floats(count, 3);
+    CHECK(equal);
+  });
+}
+
+TEST_CASE("many operations in flight are fused, planned, and waited for by no host") {
+  GpuJob job({.ranks = 2});
+  constexpr int kTensors = 12, kSteps = 10;
+  job.run([&](int rank) {
+    Framework& framework = job.framework(rank);
+    Engine& engine = job.engine(rank);
+    std::vector<std::unique_ptr<Framework::Array>> arrays;
+    for (int i = 0; i < kTensors; ++i) {
+      arrays.push_back(std::make_unique<Framework::Array>(framework, 4 * (100 + 7 * i)));
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<hp_handle> handles;
+      for (int i = 0; i < kTensors; ++i) {
+        Framework::Array& array = *arrays[static_cast<std::size_t>(i)];
+        array.write(floats(100 + 7 * i, static_cast<float>(rank + step + i)));
+        Order order = sum("t" + std::to_string(i), 100 + 7 * i);
+        order.reduce = ReduceOp::kAverage;
+        order.input = order.output = array.address();
+        order.device = framework.device();
+        order.stream = framework.stream();
+        handles.push_back(submit(engine, order));
+      }
+      for (const hp_handle handle : handles) {
+        await(engine, handle);
+        engine.make_stream_wait(handle, framework.stream());
+        engine.handles().release(handle);
+      }
+      for (int i = 0; i < kTensors; ++i) {
+        const bool equal = arrays[static_cast<std::size_t>(i)]->read() ==
+                           floats(100 + 7 * i, static_cast<float>(step + i) + 0.5f);
+        CHECK(equal);
+      }
+    }
+    CHECK(engine.stats().planned_batches > 0);
+  });
+}
+
+TEST_CASE("what a rank has on the CPU and another on a GPU is an error that says so") {
+  GpuJob job({.ranks = 2});
+  job.run([&](int rank) {
+    const Status status = failure_of([&] {
+      if (rank == 0) {
+        job.perform(0, sum("t", 4), floats(4, 1));
+      } else {
+        Bytes data = floats(4, 1);
+        Order order = sum("t", 4);
+        order.input = order.output = data.data();
+        perform(job.engine(1), order);
+      }
+    });
+    CHECK(status.code == HP_MISMATCH);
+    CHECK(mentions(status, {"allreduce", "'t'", "GPU on rank 0", "CPU on rank 1"}));
+  });
+}
+
+TEST_CASE("a second card of one rank, and a stream that is being captured, are refused") {
+  SimulatedOptions cards;
+  cards.devices = 2;
+  GpuJob job({.ranks = 1, .card = cards});
+  job.perform(0, sum("first", 4), floats(4, 1));
+  Order order = sum("second", 4);
+  order.device = 1;
+  Status status = failure_of([&] { submit(job.engine(0), order); });
+  CHECK(status.code == HP_INVALID_ARGUMENT);
+  CHECK(mentions(status, {"cuda:1", "cuda:0", "set_device"}));
+  job.card().set_capture_status(job.framework(0).stream(), 1);
+  status = failure_of([&] { job.perform(0, sum("third", 4), floats(4, 1)); });
+  CHECK(status.code == HP_UNSUPPORTED);
+  CHECK(mentions(status, {"graph", "outside of the capture"}));
+  job.card().set_capture_status(job.framework(0).stream(), 0);
+  CHECK(job.perform(0, sum("third", 4), floats(4, 1)) == floats(4, 1));
+}
+
+TEST_CASE("a rank that has joined takes part, though it has had no tensor on its card") {
+  GpuJob job({.ranks = 3});
+  job.run([&](int rank) {
+    if (rank < 2) {
+      const Bytes result = job.perform(rank, sum("t", 1000), floats(1000, 2), rank == 0);
+      CHECK((result == floats(1000, 4)));
+    }
+    await(job.engine(rank), job.engine(rank).join(0));
+  });
+}
+
+TEST_CASE("results that nobody takes, or takes and gives back, leave nothing on the card") {
+  auto job = std::make_unique<GpuJob>(GpuJobOptions{.ranks = 2});
+  job->run([&](int rank) {
+    Order order = sum("gathered", 50);
+    order.op = OpKind::kAllgather;
+    for (int i = 0; i < 5; ++i) CHECK(job->perform(rank, order, floats(50, 1)).size() == 400);
+  });
+  job->end();
+  for (int device = 0; device < 2; ++device) CHECK(job->card().bytes_used(device) == 0);
+}
+
+TEST_CASE("process sets have streams of their own") {
+  GpuJob job({.ranks = 4});
+  job.run([&](int rank) {
+    const auto set = static_cast<std::uint32_t>(
+        await_value(job.engine(rank), job.engine(rank).add_set({0, 2})));
+    const auto other = static_cast<std::uint32_t>(
+        await_value(job.engine(rank), job.engine(rank).add_set({1, 2, 3})));
+    for (int step = 0; step < 5; ++step) {
+      // Rank 2 is in both, and takes them in turns.
+      Order first = sum("t", 300), second = sum("u", 200);
+      first.set = set;
+      second.set = other;
+      const bool swaps = step % 2 == 1;
+      const auto run_first = [&] {
+        if (rank != 0 && rank != 2) return;
+        CHECK((job.perform(rank, first, floats(300, 1)) == floats(300, 2)));
+      };
+      if (!swaps) run_first();
+      if (rank != 0) CHECK((job.perform(rank, second, floats(200, 1), true) == floats(200, 3)));
+      if (swaps) run_first();
+    }
+    await(job.engine(rank), job.engine(rank).remove_set(set));
+    CHECK((job.perform(rank, sum("all", 10), floats(10, 1)) == floats(10, 4)));
+  });
+}
+
+TEST_CASE("a card that fails ends the job everywhere, and says so") {
+  GpuJob job({.ranks = 2});
+  job.run([&](int rank) { job.perform(rank, sum("t", 10), floats(10, 1)); });
+  job.card().fall_off();
+  job.run([&](int rank) {
+    const Status status =
+        failure_of([&] { job.perform(rank, sum("u", 10), floats(10, 1)); });
+    CHECK(!status.ok());
+  });
+}
+
+TEST_CASE("without memory for a buffer of the usual size, a smaller one will do") {
+  SimulatedOptions cards;
+  cards.memory = 9 << 20;
+  GpuJob job({.ranks = 2, .card = cards});
+  // Scaled: it has to be packed. 8 MiB would be allocated for 5.
+  const std::size_t count = (5 << 20) / 4 / 2;
+  job.run([&](int rank) {
+    Order order = sum("t", count);
+    order.prescale = 2;
+    const Bytes result = job.perform(rank, order, floats(count, 1), true);
+    CHECK((result == floats(count, 4)));
+  });
+}

@@ -1,0 +1,85 @@
+#include "tests/gpu_job.h"
+
+#include <bit>
+
+namespace horoplug::testing {
+
+Framework::Framework(SimulatedCard& card, int device)
+    : context_(card.api(), device),
+      device_(device),
+      stream_(std::make_unique<cuda::Stream>(context_)) {}
+
+Framework::Array::Array(Framework& framework, std::size_t bytes)
+    : framework_(framework), bytes_(bytes), memory_(framework.context_, std::max(bytes, 1UL)) {}
+
+void Framework::Array::write(const std::vector<std::byte>& values) {
+  const cuda::Context& context = framework_.context_;
+  const cuda::Current current(context);
+  // Like a framework's kernels, it takes a while; the host has no need of the values any more.
+  auto* const kept = new std::vector<std::byte>(values);
+  context.check(context.api().MemcpyHtoDAsync(memory_.address(), kept->data(), kept->size(),
+                                              framework_.stream()),
+                "cuMemcpyHtoDAsync");
+  context.check(context.api().LaunchHostFunc(
+                    framework_.stream(),
+                    [](void* data) { delete static_cast<std::vector<std::byte>*>(data); }, kept),
+                "cuLaunchHostFunc");
+}
+
+std::vector<std::byte> Framework::Array::read() const {
+  return framework_.read(memory_.address(), bytes_);
+}
+
+std::vector<std::byte> Framework::read(CUdeviceptr from, std::size_t bytes) const {
+  std::vector<std::byte> values(bytes);
+  {
+    const cuda::Current current(context_);
+    if (bytes > 0) {
+      context_.check(context_.api().MemcpyDtoHAsync(values.data(), from, bytes, stream()),
+                     "cuMemcpyDtoHAsync");
+    }
+  }
+  stream_->synchronize();
+  return values;
+}
+
+GpuJob::GpuJob(GpuJobOptions options) {
+  options.card.devices = std::max(options.card.devices, options.ranks);
+  card_ = std::make_unique<SimulatedCard>(options.card);
+  const auto toolkit = std::make_shared<cuda::Toolkit>();
+  toolkit->driver = card_->api();
+  toolkit->images = SimulatedCard::image;
+  toolkit->nccl_problem = "the test has none";
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    frameworks_.push_back(std::make_unique<Framework>(*card_, rank));
+  }
+  cluster_ = std::make_unique<Cluster>(options.transport, options.ranks, options.engine, 1,
+                                       [&](EngineConfig& config) {
+                                         config.toolkit = [toolkit] { return toolkit; };
+                                         config.options.local_rank = config.rank;
+                                       });
+}
+
+std::vector<std::byte> GpuJob::perform(int rank, Order order, const std::vector<std::byte>& input,
+                                       bool in_place) {
+  Framework& framework = this->framework(rank);
+  Framework::Array from(framework, input.size());
+  Framework::Array to(framework, input.size());
+  from.write(input);
+  const bool has_output = order.op == OpKind::kAllreduce || order.op == OpKind::kBroadcast;
+  order.input = from.address();
+  if (has_output) order.output = in_place ? from.address() : to.address();
+  order.device = framework.device();
+  order.stream = framework.stream();
+  Engine& engine = this->engine(rank);
+  const hp_handle handle = submit(engine, order);
+  await(engine, handle);
+  engine.make_stream_wait(handle, framework.stream());
+  const auto& outcome = engine.handles().done(handle)->outcomes.front();
+  const auto result = framework.read(std::bit_cast<CUdeviceptr>(outcome.data),
+                                     static_cast<std::size_t>(outcome.bytes));
+  engine.handles().release(handle);
+  return result;
+}
+
+}  // namespace horoplug::testing

@@ -1,0 +1,76 @@
+// A job whose ranks have a simulated card each, and a framework's stream there.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/cuda/card.h"
+#include "tests/cluster.h"
+#include "tests/simulated_card.h"
+
+namespace horoplug::testing {
+
+// What a framework has on one rank's card: a stream in which tensors are written and read.
+class Framework {
+ public:
+  Framework(SimulatedCard& card, int device);
+
+  int device() const { return device_; }
+  CUstream stream() const { return stream_->handle(); }
+  const cuda::Context& context() const { return context_; }
+
+  // Memory that is written in the order of the stream.
+  class Array {
+   public:
+    Array(Framework& framework, std::size_t bytes);
+    void write(const std::vector<std::byte>& values);
+    // Waits for the stream.
+    std::vector<std::byte> read() const;
+    std::byte* address() const { return std::bit_cast<std::byte*>(memory_.address()); }
+
+   private:
+    Framework& framework_;
+    std::size_t bytes_;
+    cuda::DeviceMemory memory_;
+  };
+
+  std::vector<std::byte> read(CUdeviceptr from, std::size_t bytes) const;
+
+ private:
+  friend class Array;
+  const cuda::Context context_;
+  const int device_;
+  std::unique_ptr<cuda::Stream> stream_;
+};
+
+struct GpuJobOptions {
+  Transport transport = Transport::kThreads;
+  int ranks = 2;
+  EngineOptions engine = test_options();
+  SimulatedOptions card{};  // as many devices as ranks, unless it says more
+};
+
+class GpuJob {
+ public:
+  explicit GpuJob(GpuJobOptions options = {});
+
+  int size() const { return cluster_->size(); }
+  Engine& engine(int rank) { return cluster_->engine(rank); }
+  Framework& framework(int rank) { return *frameworks_[static_cast<std::size_t>(rank)]; }
+  SimulatedCard& card() { return *card_; }
+  void run(const std::function<void(int rank)>& body) { cluster_->run(body); }
+  void end() { cluster_.reset(); }
+
+  // The operation on a rank's card, as a program for one process does it: its input is written in
+  // the framework's stream, and the result read there. In place if `in_place`.
+  std::vector<std::byte> perform(int rank, Order order, const std::vector<std::byte>& input,
+                                 bool in_place = false);
+
+ private:
+  std::unique_ptr<SimulatedCard> card_;
+  std::vector<std::unique_ptr<Framework>> frameworks_;
+  std::unique_ptr<Cluster> cluster_;
+};
+
+}  // namespace horoplug::testing
