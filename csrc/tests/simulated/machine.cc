@@ -1,0 +1,267 @@
+#include "tests/simulated/machine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace horoplug::testing::simulated {
+
+using namespace horoplug::cuda;
+
+namespace {
+
+std::atomic<Machine*> the_machine{nullptr};
+std::atomic<std::uint64_t> generations{0};
+
+}  // namespace
+
+Machine::Machine(SimulatedOptions wanted)
+    : options(std::move(wanted)),
+      blocks(options.folder),
+      memory(blocks, options.memory),
+      process_(::getpid()),
+      generation_(++generations) {
+  fill(api);
+  for (int i = 0; i < options.devices; ++i) {
+    devices[i].ordinal = i;
+    devices[i].default_stream = make_stream(i, 0);
+    live_.erase(devices[i].default_stream);
+  }
+  Machine* none = nullptr;
+  if (the_machine.compare_exchange_strong(none, this)) return;
+  std::fputs("simulated card: there is one already in this process\n", stderr);
+  std::abort();
+}
+
+Machine::~Machine() {
+  streams_state.stopped.store(true, std::memory_order_relaxed);
+  wake(streams_state.held);
+  streams_.clear();
+  the_machine.store(nullptr);
+}
+
+Machine& Machine::get() {
+  if (Machine* const machine = the_machine.load()) return *machine;
+  std::fputs("simulated card: called, but there is none any more\n", stderr);
+  std::abort();
+}
+
+CUresult Machine::before(std::string_view function, bool in_context) {
+  if (::getpid() != process_) return kNotInitialized;
+  if (is_off()) return off_.load(std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto failure = failures_.find(function);
+    if (failure != failures_.end()) return failure->second;
+  }
+  if (in_context && current() == nullptr) {
+    return misuse(std::string(function) + " without a context", kInvalidContext);
+  }
+  return kSuccess;
+}
+
+void Machine::set_failure(const std::string& function, CUresult result) {
+  const std::lock_guard lock(mutex_);
+  if (result == kSuccess) {
+    failures_.erase(function);
+  } else {
+    failures_[function] = result;
+  }
+}
+
+void Machine::fall_off(CUresult result) {
+  off_.store(result, std::memory_order_relaxed);
+  streams_state.stopped.store(true, std::memory_order_relaxed);
+  wake(streams_state.held);
+}
+
+CUresult Machine::misuse(const std::string& what, CUresult result) {
+  std::function<void(const std::string&)> handler;
+  {
+    const std::lock_guard lock(mutex_);
+    handler = on_misuse_;
+  }
+  if (!handler) {
+    std::fprintf(stderr, "simulated card: %s (HOROPLUG_TEST_SEED=%u)\n", what.c_str(),
+                 options.seed);
+    std::abort();
+  }
+  handler(what);
+  return result;
+}
+
+void Machine::on_misuse(std::function<void(const std::string&)> handler) {
+  const std::lock_guard lock(mutex_);
+  on_misuse_ = std::move(handler);
+}
+
+std::vector<Device*>& Machine::contexts() {
+  thread_local std::uint64_t generation = 0;
+  thread_local std::vector<Device*> stack;
+  if (std::exchange(generation, generation_) != generation_) stack.clear();
+  return stack;
+}
+
+Device* Machine::current() { return contexts().empty() ? nullptr : contexts().back(); }
+
+Stream* Machine::stream(CUstream handle) {
+  const auto number = std::bit_cast<std::uintptr_t>(handle);
+  if (number <= 2) return current()->default_stream;  // legacy, and that of the thread
+  const std::lock_guard lock(mutex_);
+  return live_.contains(handle) ? std::bit_cast<Stream*>(handle) : nullptr;
+}
+
+Event* Machine::event(CUevent handle) {
+  const std::lock_guard lock(mutex_);
+  return live_.contains(handle) ? std::bit_cast<Event*>(handle) : nullptr;
+}
+
+Module* Machine::module(const void* handle) {
+  const std::lock_guard lock(mutex_);
+  return live_.contains(handle) ? static_cast<Module*>(const_cast<void*>(handle)) : nullptr;
+}
+
+Stream* Machine::make_stream(int device, unsigned flags) {
+  const std::lock_guard lock(mutex_);
+  const auto number = static_cast<unsigned>(streams_.size());
+  Stream& made = streams_.emplace_back(streams_state, device, number, flags, options.seed,
+                                       options.longest_delay);
+  live_.insert(&made);
+  return &made;
+}
+
+Event* Machine::make_event(int device, unsigned flags) {
+  const std::lock_guard lock(mutex_);
+  const unsigned number = event_numbers_++;
+  EventState* state = nullptr;
+  std::string name;
+  if ((flags & kEventInterprocess) != 0) {
+    name = "event-" + std::to_string(process_) + "-" + std::to_string(number);
+    state = reinterpret_cast<EventState*>(blocks.open(name, sizeof(EventState)));
+  } else {
+    state = &event_states_.emplace_back();
+  }
+  Event& made = events_.emplace_back(Event{device, flags, number, state, name});
+  live_.insert(&made);
+  return &made;
+}
+
+Event* Machine::open_event(const std::string& name, int device) {
+  const std::lock_guard lock(mutex_);
+  auto* const state =
+      reinterpret_cast<EventState*>(blocks.open(name, sizeof(EventState), /*make=*/false));
+  if (state == nullptr) return nullptr;
+  Event& made = events_.emplace_back(
+      Event{device, kEventDisableTiming, event_numbers_++, state, name, /*imported=*/true});
+  live_.insert(&made);
+  return &made;
+}
+
+Module* Machine::make_module(int device, std::string kernel) {
+  const std::lock_guard lock(mutex_);
+  Module& made = modules_.emplace_back(Module{device, std::move(kernel)});
+  live_.insert(&made);
+  return &made;
+}
+
+bool Machine::end(const void* handle) {
+  const std::lock_guard lock(mutex_);
+  return live_.erase(handle) == 1;
+}
+
+Allocation* Machine::reachable(const char* call, CUdeviceptr address, std::size_t bytes) {
+  Allocation* const found = memory.find(address);
+  if (found != nullptr && found->holds(address, bytes)) return found;
+  char text[200];
+  std::snprintf(text, sizeof text, "%s of %zu bytes at %#llx, %s", call, bytes, address,
+                found == nullptr ? "which is no memory of the card" : "beyond the memory's end");
+  misuse(text);
+  return nullptr;
+}
+
+std::vector<Allocation*> Machine::mentioned(const std::vector<std::byte>& args) {
+  std::vector<Allocation*> found;
+  for (std::size_t at = 0; at + sizeof(CUdeviceptr) <= args.size(); at += sizeof(CUdeviceptr)) {
+    CUdeviceptr word = 0;
+    std::memcpy(&word, args.data() + at, sizeof word);
+    if (Allocation* const memory_there = memory.find(word)) found.push_back(memory_there);
+  }
+  return found;
+}
+
+void Machine::put(Stream& stream, const char* what, Stream::Work work,
+                  std::vector<Allocation*> uses) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++counts_[what];
+  }
+  stream.put(what, std::move(work), std::move(uses));
+}
+
+CUresult Machine::wait(const char* call, Progress& progress, std::uint32_t target) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point deadline = Clock::now() + options.patience;
+  const bool done = wait_for(progress, target, [&] { return is_off() || Clock::now() > deadline; });
+  if (is_off()) return off_.load(std::memory_order_relaxed);
+  if (done) return kSuccess;
+  return misuse(std::string(call) + " has waited for " + std::to_string(options.patience.count()) +
+                " s." + streams_at_work());
+}
+
+CUresult Machine::wait_for_stream(const char* call, Stream& stream) {
+  return wait(call, stream.done(), stream.size());
+}
+
+CUresult Machine::wait_for_device(const char* call, int device) {
+  std::vector<Stream*> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Stream& stream : streams_) {
+      if (stream.device == device) all.push_back(&stream);
+    }
+  }
+  for (Stream* const stream : all) {
+    if (const CUresult result = wait_for_stream(call, *stream); result != kSuccess) return result;
+  }
+  return kSuccess;
+}
+
+CUresult Machine::wait_for_record(const char* call, Event& event, std::uint32_t record) {
+  return wait(call, event.state->slot(record), record);
+}
+
+std::string Machine::streams_at_work() {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  for (Stream& stream : streams_) {
+    const std::uint32_t done = stream.done().load(std::memory_order_relaxed);
+    if (done == stream.size()) continue;
+    const char* const doing = stream.doing();
+    text += " Stream " + std::to_string(stream.number) + " of device " +
+            std::to_string(stream.device) + " has done " + std::to_string(done) + " of " +
+            std::to_string(stream.size()) +
+            ", and is at: " + (doing != nullptr ? doing : "nothing") + ".";
+  }
+  return text;
+}
+
+std::size_t Machine::alive() {
+  std::size_t retained = 0;
+  for (const Device& device : devices) retained += device.retained.load() > 0 ? 1 : 0;
+  const std::size_t allocations = memory.alive();
+  const std::lock_guard lock(mutex_);
+  return retained + allocations + live_.size();
+}
+
+std::size_t Machine::count(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  const auto found = counts_.find(what);
+  return found == counts_.end() ? 0 : found->second;
+}
+
+}  // namespace horoplug::testing::simulated

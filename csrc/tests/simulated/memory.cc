@@ -1,0 +1,134 @@
+#include "tests/simulated/memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+
+namespace horoplug::testing::simulated {
+namespace {
+
+constexpr std::size_t kAlignment = 512;
+// Memory that is new or gone holds numbers that nobody expects; of large ones the beginning does.
+constexpr std::size_t kSpoiled = 1 << 20;
+constexpr int kNew = 0xA5, kGone = 0xDB;
+
+void spoil(std::byte* data, std::size_t bytes, int value) {
+  std::memset(data, value, std::min(bytes, kSpoiled));
+}
+
+}  // namespace
+
+Memory::~Memory() {
+  for (const auto& [address, allocation] : live_) {
+    if (!allocation->in_block) std::free(allocation->data);
+    if (allocation->kind == MemoryKind::kCard) blocks_.remove(allocation->name);
+  }
+}
+
+Allocation& Memory::record(MemoryKind kind, int device, std::size_t bytes, std::byte* data) {
+  Allocation& made = all_.emplace_back();
+  made.kind = kind;
+  made.device = device;
+  made.data = data;
+  made.bytes = bytes;
+  live_[reinterpret_cast<std::uintptr_t>(data)] = &made;
+  return made;
+}
+
+Allocation* Memory::allocate(MemoryKind kind, int device, std::size_t bytes) {
+  const bool on_card = kind != MemoryKind::kPinned;
+  auto& used = used_[device];
+  const std::lock_guard lock(mutex_);
+  if (on_card && (bytes > limit_ || used.load(std::memory_order_relaxed) > limit_ - bytes)) {
+    return nullptr;
+  }
+  const std::string name = kind == MemoryKind::kCard ? "memory-" + std::to_string(::getpid()) +
+                                                           "-" + std::to_string(numbers_++)
+                                                     : "";
+  const bool in_block = blocks_.is_shared() && !name.empty();
+  void* place = nullptr;
+  if (in_block) {
+    place = blocks_.open(name, bytes);
+  } else if (::posix_memalign(&place, kAlignment, std::max<std::size_t>(bytes, 1)) != 0) {
+    return nullptr;
+  }
+  if (place == nullptr) return nullptr;
+  auto* const data = static_cast<std::byte*>(place);
+  spoil(data, bytes, kNew);
+  if (on_card) used.fetch_add(bytes, std::memory_order_relaxed);
+  Allocation& made = record(kind, device, bytes, data);
+  made.name = name;
+  made.in_block = in_block;
+  if (!name.empty()) by_name_[name] = &made;
+  return &made;
+}
+
+Allocation* Memory::find(std::uintptr_t address) {
+  const std::lock_guard lock(mutex_);
+  const auto after = live_.upper_bound(address);
+  if (after == live_.begin()) return nullptr;
+  Allocation* const found = std::prev(after)->second;
+  return found->holds(address, 1) ? found : nullptr;
+}
+
+Allocation* Memory::take(std::uintptr_t address, MemoryKind kind, MemoryKind or_kind) {
+  const std::lock_guard lock(mutex_);
+  const auto found = live_.find(address);
+  if (found == live_.end()) return nullptr;
+  Allocation* const taken = found->second;
+  if (taken->kind != kind && taken->kind != or_kind) return nullptr;
+  live_.erase(found);
+  std::erase_if(by_name_, [&](const auto& entry) { return entry.second == taken; });
+  return taken;
+}
+
+void Memory::give_back(Allocation& allocation) {
+  spoil(allocation.data, allocation.bytes, kGone);
+  if (allocation.kind != MemoryKind::kPinned) {
+    used_[allocation.device].fetch_sub(allocation.bytes, std::memory_order_relaxed);
+  }
+  if (!allocation.in_block) return std::free(allocation.data);
+  blocks_.remove(allocation.name);
+  blocks_.close(allocation.name);
+}
+
+Allocation* Memory::open(const std::string& name, std::size_t bytes, int device) {
+  const std::lock_guard lock(mutex_);
+  const auto known = by_name_.find(name);
+  if (known != by_name_.end()) {
+    ++known->second->opened;
+    return known->second;
+  }
+  if (!blocks_.is_shared()) return nullptr;
+  std::byte* const data = blocks_.open(name, bytes, false);
+  if (data == nullptr) return nullptr;
+  Allocation& made = record(MemoryKind::kForeign, device, bytes, data);
+  made.name = name;
+  made.in_block = true;
+  made.opened = 1;
+  by_name_[name] = &made;
+  return &made;
+}
+
+bool Memory::close(std::uintptr_t address) {
+  const std::lock_guard lock(mutex_);
+  const auto found = live_.find(address);
+  if (found == live_.end() || found->second->opened == 0) return false;
+  Allocation& closed = *found->second;
+  if (--closed.opened == 0 && closed.kind == MemoryKind::kForeign) {
+    blocks_.close(closed.name);
+    by_name_.erase(closed.name);
+    live_.erase(found);
+  }
+  return true;
+}
+
+std::size_t Memory::alive() {
+  const std::lock_guard lock(mutex_);
+  return live_.size();
+}
+
+}  // namespace horoplug::testing::simulated

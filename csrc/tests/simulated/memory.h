@@ -1,0 +1,79 @@
+// What a simulated card has handed out: its own memory, which is the host's, and pinned memory.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "tests/simulated/blocks.h"
+
+namespace horoplug::testing::simulated {
+
+enum class MemoryKind {
+  kCard,     // cuMemAlloc
+  kPool,     // cuMemAllocAsync
+  kForeign,  // another process's
+  kPinned,   // the host's
+};
+
+// It stays in place for good: streams note in it that they use it, and must not lock for that.
+struct Allocation {
+  MemoryKind kind;
+  int device;
+  std::byte* data;
+  std::size_t bytes;
+  std::string name;          // that other processes open it by; empty: they cannot
+  bool in_block = false;     // see Blocks
+  std::atomic<int> uses{0};  // by what is in streams
+  int opened = 0;            // by its name, how often
+
+  bool holds(std::uintptr_t address, std::size_t size) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    return address >= begin && size <= bytes && address - begin <= bytes - size;
+  }
+};
+
+class Memory {
+ public:
+  // At most so many bytes on each device.
+  Memory(Blocks& blocks, std::size_t limit) : blocks_(blocks), limit_(limit) {}
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // nullptr: out of memory.
+  Allocation* allocate(MemoryKind kind, int device, std::size_t bytes);
+  // The one that holds this address; nullptr if there is none.
+  Allocation* find(std::uintptr_t address);
+  // The one that begins there, which no longer counts from now on; nullptr if there is none of the
+  // kind. give_back() ends it.
+  Allocation* take(std::uintptr_t address, MemoryKind kind, MemoryKind or_kind);
+  // Takes no lock: streams call it.
+  void give_back(Allocation& allocation);
+
+  // By the name that a handle has. nullptr: there is none.
+  Allocation* open(const std::string& name, std::size_t bytes, int device);
+  // Whether it was open.
+  bool close(std::uintptr_t address);
+
+  std::size_t alive();
+  std::size_t used(int device) const { return used_[device].load(std::memory_order_relaxed); }
+
+ private:
+  Allocation& record(MemoryKind kind, int device, std::size_t bytes, std::byte* data);
+
+  Blocks& blocks_;
+  std::size_t limit_;
+  std::mutex mutex_;
+  std::deque<Allocation> all_;
+  std::map<std::uintptr_t, Allocation*> live_;  // by address
+  std::map<std::string, Allocation*> by_name_;
+  std::atomic<std::size_t> used_[8] = {};
+  unsigned numbers_ = 0;
+};
+
+}  // namespace horoplug::testing::simulated
