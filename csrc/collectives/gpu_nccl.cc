@@ -30,7 +30,7 @@ struct Tools {
   const CUstream stream;
 };
 
-Task allreduce(const Tools& t, const Call& call) {
+Task allreduce(Tools t, const Call& call) {
   const GpuBuffer buffer(t.workspace, call);
   buffer.pack();
   t.nccl.allreduce(buffer.from(), buffer.to(), buffer.elements(), call.dtype, call.reduce_op,
@@ -39,7 +39,7 @@ Task allreduce(const Tools& t, const Call& call) {
   buffer.unpack(call.finish);
 }
 
-Task broadcast(const Tools& t, const Call& call) {
+Task broadcast(Tools t, const Call& call) {
   const GpuBuffer buffer(t.workspace, call);
   const bool is_root = call.root == t.comm.rank();
   if (is_root) buffer.pack();
@@ -54,7 +54,7 @@ Task broadcast(const Tools& t, const Call& call) {
 
 // NCCL's parts are of one size. The last ranks' are shorter by a row, and are spread to be as long
 // as the first one.
-Task reducescatter(const Tools& t, const Call& call) {
+Task reducescatter(Tools t, const Call& call) {
   const std::size_t element = dtype_size(call.dtype);
   const std::span<const std::size_t> sizes = call.receive_bytes;
   const std::size_t part = *std::max_element(sizes.begin(), sizes.end());
@@ -82,7 +82,7 @@ Task reducescatter(const Tools& t, const Call& call) {
   t.workspace.launcher().move(call.dtype, call.dtype, call.finish, output);
 }
 
-Task allgather(const Tools& t, const Call& call) {
+Task allgather(Tools t, const Call& call) {
   const std::span<const std::size_t> sizes = call.receive_bytes;
   const std::uint64_t from = gpu_address(call.input), to = gpu_address(call.output);
   const bool even = std::all_of(sizes.begin(), sizes.end(),
@@ -103,7 +103,7 @@ Task allgather(const Tools& t, const Call& call) {
   co_await t.settled();
 }
 
-Task alltoall(const Tools& t, const Call& call) {
+Task alltoall(Tools t, const Call& call) {
   const std::vector<Part> sent = consecutive(call.send_bytes);
   const std::vector<Part> received = consecutive(call.receive_bytes);
   t.nccl.begin();
@@ -123,19 +123,15 @@ Task gpu_nccl(Comm& comm, Call& call) {
   const Tools tools(comm);
   switch (call.kind) {
     case OpKind::kAllreduce:
-      co_await allreduce(tools, call);
-      break;
+      return allreduce(tools, call);
     case OpKind::kBroadcast:
-      co_await broadcast(tools, call);
-      break;
+      return broadcast(tools, call);
     case OpKind::kReducescatter:
-      co_await reducescatter(tools, call);
-      break;
+      return reducescatter(tools, call);
     case OpKind::kAllgather:
-      co_await allgather(tools, call);
-      break;
+      return allgather(tools, call);
     default:
-      co_await alltoall(tools, call);
+      return alltoall(tools, call);
   }
 }
 

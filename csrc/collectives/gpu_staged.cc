@@ -128,7 +128,7 @@ Task run_at_once(Comm& comm, const Call& call) {
 
 Task gpu_staged(Comm& comm, Call& call) {
   const bool in_pieces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kBroadcast;
-  co_await (in_pieces ? run_in_pieces(comm, call) : run_at_once(comm, call));
+  return in_pieces ? run_in_pieces(comm, call) : run_at_once(comm, call);
 }
 
 }  // namespace horoplug

@@ -317,7 +317,7 @@ Task run_on_gpu(Comm& comm, Batch& batch, const char* algorithm) {
 
 Task run_batch(Comm& comm, Batch& batch, const char* algorithm) {
   const bool on_gpu = batch.operations.front()->signature.device >= 0;
-  co_await (on_gpu ? run_on_gpu(comm, batch, algorithm) : run_operations(comm, batch, algorithm));
+  return on_gpu ? run_on_gpu(comm, batch, algorithm) : run_operations(comm, batch, algorithm);
 }
 
 }  // namespace horoplug

@@ -1,6 +1,7 @@
 #include "tests/gpu_job.h"
 
 #include <bit>
+#include <stdexcept>
 
 namespace horoplug::testing {
 
@@ -46,6 +47,7 @@ std::vector<std::byte> Framework::read(CUdeviceptr from, std::size_t bytes) cons
 GpuJob::GpuJob(GpuJobOptions options) {
   options.card.devices = std::max(options.card.devices, options.ranks);
   card_ = std::make_unique<SimulatedCard>(options.card);
+  if (card_->api().Init(0) != cuda::kSuccess) throw std::runtime_error("cuInit");
   const auto toolkit = std::make_shared<cuda::Toolkit>();
   toolkit->driver = card_->api();
   toolkit->images = SimulatedCard::image;
