@@ -1,0 +1,67 @@
+// Modules, kernels and host functions.
+#include <bit>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "device/cuda/kernels/tables.h"
+#include "tests/host_grid.h"
+#include "tests/simulated/functions.h"
+
+namespace horoplug::testing::simulated {
+
+using namespace horoplug::cuda;
+
+namespace {
+
+constexpr std::string_view kImage = "simulated kernel: ";
+
+}  // namespace
+
+CUresult Functions::ModuleLoadDataEx(CUmodule* made, const void* image, unsigned, CUjit_option*,
+                                     void**) {
+  const auto* const text = static_cast<const char*>(image);
+  if (std::strncmp(text, kImage.data(), kImage.size()) != 0) return kInvalidImage;
+  *made = std::bit_cast<CUmodule>(
+      machine().make_module(machine().current()->ordinal, text + kImage.size()));
+  return kSuccess;
+}
+
+CUresult Functions::ModuleUnload(CUmodule handle) {
+  return machine().end(handle) ? kSuccess : unknown("a module");
+}
+
+CUresult Functions::ModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
+  const Module* const module = machine().module(handle);
+  if (module == nullptr) return unknown("a module");
+  if (module->kernel != name || args_bytes(name) == 0) return kNotFound;
+  *function = std::bit_cast<CUfunction>(module);
+  return kSuccess;
+}
+
+CUresult Functions::LaunchKernel(CUfunction handle, unsigned grid, unsigned grid_y, unsigned grid_z,
+                                 unsigned block, unsigned block_y, unsigned block_z, unsigned,
+                                 CUstream stream_handle, void** parameters, void**) {
+  const Module* const module = machine().module(handle);
+  if (module == nullptr) return unknown("a kernel");
+  Stream* const stream = machine().stream(stream_handle);
+  if (stream == nullptr) return unknown("a stream");
+  if (stream->device != module->device || stream->device != machine().current()->ordinal) {
+    return machine().misuse("kernel, stream and context are not of one device", kInvalidHandle);
+  }
+  if (grid == 0 || grid_y != 1 || grid_z != 1 || block != kThreads || block_y != 1 ||
+      block_z != 1) {
+    return kInvalidValue;
+  }
+  const auto* const first = static_cast<const std::byte*>(parameters[0]);
+  const std::vector<std::byte> args(first, first + args_bytes(module->kernel));
+  machine().put(
+      *stream, module->kernel.c_str(),
+      [module, args, grid](Stream::Random& random) {
+        run_on_host(module->kernel, args.data(), grid, random, /*threads=*/1);
+      },
+      machine().mentioned(args));
+  return kSuccess;
+}
+
+}  // namespace horoplug::testing::simulated

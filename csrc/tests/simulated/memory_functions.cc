@@ -1,0 +1,192 @@
+// Memory, and copies of it.
+#include <bit>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "tests/simulated/functions.h"
+
+namespace horoplug::testing::simulated {
+
+using namespace horoplug::cuda;
+
+namespace {
+
+void* host(CUdeviceptr address) {
+  return std::bit_cast<void*>(static_cast<std::uintptr_t>(address));
+}
+
+template <typename T>
+CUresult give(void* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+  return kSuccess;
+}
+
+// A copy of memory that is within a card's reach.
+CUresult copy(const char* what, CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
+              CUstream handle) {
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  if (bytes == 0) return kSuccess;
+  Allocation* const target = machine().reachable(what, to, bytes);
+  Allocation* const source = machine().reachable(what, from, bytes);
+  if (target == nullptr || source == nullptr) return kInvalidValue;
+  machine().put(*stream, what,
+                [to, from, bytes](Stream::Random&) { std::memmove(host(to), host(from), bytes); },
+                {target, source});
+  return kSuccess;
+}
+
+bool is_pinned(const void* data, std::size_t bytes) {
+  const auto address = std::bit_cast<std::uintptr_t>(data);
+  const Allocation* const found = machine().memory.find(address);
+  return found != nullptr && found->kind == MemoryKind::kPinned && found->holds(address, bytes);
+}
+
+CUresult allocate(MemoryKind kind, int device, std::size_t bytes, CUdeviceptr* address) {
+  if (bytes == 0) return kInvalidValue;
+  const Allocation* const made = machine().memory.allocate(kind, device, bytes);
+  if (made == nullptr) return kOutOfMemory;
+  *address = std::bit_cast<std::uintptr_t>(made->data);
+  return kSuccess;
+}
+
+}  // namespace
+
+CUresult Functions::MemAlloc(CUdeviceptr* address, std::size_t bytes) {
+  return allocate(MemoryKind::kCard, machine().current()->ordinal, bytes, address);
+}
+
+CUresult Functions::MemFree(CUdeviceptr address) {
+  Allocation* const memory = machine().memory.take(address, MemoryKind::kCard, MemoryKind::kPool);
+  if (memory == nullptr) return unknown("memory for cuMemFree");
+  // As CUDA: all that its card does is waited for, but not for memory of a pool.
+  if (memory->kind == MemoryKind::kCard) {
+    ++machine().host_waits;
+    const CUresult result = machine().wait_for_device("cuMemFree", memory->device);
+    if (result != kSuccess) return result;
+  }
+  if (memory->uses.load(std::memory_order_relaxed) > 0) return in_use(*memory, "cuMemFree");
+  machine().memory.give_back(*memory);
+  return kSuccess;
+}
+
+CUresult Functions::MemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream handle) {
+  const Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  return allocate(MemoryKind::kPool, stream->device, bytes, address);
+}
+
+CUresult Functions::MemFreeAsync(CUdeviceptr address, CUstream handle) {
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  Allocation* const memory = machine().memory.take(address, MemoryKind::kPool, MemoryKind::kCard);
+  if (memory == nullptr) return unknown("memory for cuMemFreeAsync");
+  machine().put(*stream, "free",
+                [memory](Stream::Random&) {
+                  if (memory->uses.load(std::memory_order_relaxed) > 0) {
+                    in_use(*memory, "cuMemFreeAsync");
+                  }
+                  machine().memory.give_back(*memory);
+                },
+                {});
+  return kSuccess;
+}
+
+CUresult Functions::MemHostAlloc(void** data, std::size_t bytes, unsigned) {
+  CUdeviceptr address = 0;
+  const CUresult result =
+      allocate(MemoryKind::kPinned, machine().current()->ordinal, bytes, &address);
+  if (result == kSuccess) *data = host(address);
+  return result;
+}
+
+CUresult Functions::MemFreeHost(void* data) {
+  Allocation* const memory = machine().memory.take(std::bit_cast<std::uintptr_t>(data),
+                                                   MemoryKind::kPinned, MemoryKind::kPinned);
+  if (memory == nullptr) return unknown("memory for cuMemFreeHost");
+  if (memory->uses.load(std::memory_order_relaxed) > 0) return in_use(*memory, "cuMemFreeHost");
+  machine().memory.give_back(*memory);
+  return kSuccess;
+}
+
+CUresult Functions::MemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes,
+                                    CUstream handle) {
+  constexpr const char* kWhat = "copy to the card";
+  if (is_pinned(from, bytes)) {
+    return copy(kWhat, to, std::bit_cast<std::uintptr_t>(from), bytes, handle);
+  }
+  // As CUDA: what is not pinned may be changed when the call returns.
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  if (bytes == 0) return kSuccess;
+  Allocation* const target = machine().reachable(kWhat, to, bytes);
+  if (target == nullptr) return kInvalidValue;
+  const auto* const first = static_cast<const std::byte*>(from);
+  machine().put(*stream, kWhat,
+                [to, staged = std::vector<std::byte>(first, first + bytes)](Stream::Random&) {
+                  std::memcpy(host(to), staged.data(), staged.size());
+                },
+                {target});
+  return kSuccess;
+}
+
+CUresult Functions::MemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes,
+                                    CUstream handle) {
+  constexpr const char* kWhat = "copy from the card";
+  if (is_pinned(to, bytes)) {
+    return copy(kWhat, std::bit_cast<std::uintptr_t>(to), from, bytes, handle);
+  }
+  // As CUDA: it is there when the call returns.
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  if (bytes == 0) return kSuccess;
+  Allocation* const source = machine().reachable(kWhat, from, bytes);
+  if (source == nullptr) return kInvalidValue;
+  machine().put(*stream, kWhat,
+                [to, from, bytes](Stream::Random&) { std::memcpy(to, host(from), bytes); },
+                {source});
+  ++machine().host_waits;
+  return machine().wait_for_stream("a copy to memory that is not pinned", *stream);
+}
+
+CUresult Functions::MemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
+                                    CUstream handle) {
+  return copy("copy on the card", to, from, bytes, handle);
+}
+
+CUresult Functions::MemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes,
+                                  CUstream handle) {
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  if (bytes == 0) return kSuccess;
+  Allocation* const target = machine().reachable("memset", to, bytes);
+  if (target == nullptr) return kInvalidValue;
+  machine().put(*stream, "memset",
+                [to, value, bytes](Stream::Random&) { std::memset(host(to), value, bytes); },
+                {target});
+  return kSuccess;
+}
+
+CUresult Functions::PointerGetAttribute(void* value, CUpointer_attribute which,
+                                        CUdeviceptr address) {
+  const Allocation* const memory = machine().memory.find(address);
+  if (memory == nullptr) return kInvalidValue;  // the host's, for example
+  const bool is_host = memory->kind == MemoryKind::kPinned;
+  switch (which) {
+    case kMemoryType:
+      return give(value, is_host ? kHostMemory : kDeviceMemory);
+    case kDeviceOrdinal:
+      return give(value, memory->device);
+    case kIpcCapable:
+      return give(value, static_cast<int>(memory->kind == MemoryKind::kCard));
+    case kRangeStartAddress:
+      return give(value, CUdeviceptr{std::bit_cast<std::uintptr_t>(memory->data)});
+    case kRangeSize:
+      return give(value, memory->bytes);
+    default:
+      return kInvalidValue;
+  }
+}
+
+}  // namespace horoplug::testing::simulated

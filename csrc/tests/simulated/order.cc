@@ -1,0 +1,108 @@
+// Streams and events.
+#include <bit>
+
+#include "tests/simulated/functions.h"
+
+namespace horoplug::testing::simulated {
+
+using namespace horoplug::cuda;
+
+CUresult Functions::StreamCreateWithPriority(CUstream* made, unsigned flags, int) {
+  if (flags > kStreamNonBlocking) return kInvalidValue;
+  *made = std::bit_cast<CUstream>(machine().make_stream(machine().current()->ordinal, flags));
+  return kSuccess;
+}
+
+CUresult Functions::StreamDestroy(CUstream handle) {
+  if (!machine().end(handle)) return unknown("a stream");
+  std::bit_cast<Stream*>(handle)->end();
+  return kSuccess;
+}
+
+CUresult Functions::StreamWaitEvent(CUstream stream_handle, CUevent event_handle, unsigned) {
+  Stream* const stream = machine().stream(stream_handle);
+  if (stream == nullptr) return unknown("a stream");
+  const Event* const event = machine().event(event_handle);
+  if (event == nullptr) return unknown("an event");
+  const std::uint32_t record = event->state->recorded.load(std::memory_order_relaxed);
+  if (record == 0) return kSuccess;
+  machine().put(*stream, "wait for an event",
+                [state = event->state, record](Stream::Random&) {
+                  wait_for(state->slot(record), record, [] {
+                    return machine().streams_state.stopped.load(std::memory_order_relaxed);
+                  });
+                },
+                {});
+  return kSuccess;
+}
+
+CUresult Functions::StreamSynchronize(CUstream handle) {
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  ++machine().host_waits;
+  return machine().wait_for_stream("cuStreamSynchronize", *stream);
+}
+
+CUresult Functions::StreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+  const Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  *status = stream->capture_status.load();
+  return kSuccess;
+}
+
+CUresult Functions::LaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  machine().put(*stream, "host function", [function, data](Stream::Random&) { function(data); },
+                {});
+  return kSuccess;
+}
+
+CUresult Functions::EventCreate(CUevent* made, unsigned flags) {
+  const bool shared = (flags & kEventInterprocess) != 0;
+  if (shared && ((flags & kEventDisableTiming) == 0 || !machine().options.ipc_events)) {
+    return kInvalidValue;
+  }
+  *made = std::bit_cast<CUevent>(machine().make_event(machine().current()->ordinal, flags));
+  return kSuccess;
+}
+
+CUresult Functions::EventDestroy(CUevent handle) {
+  const Event* const event = machine().event(handle);
+  if (event == nullptr) return unknown("an event");
+  machine().end(handle);
+  if (!event->name.empty() && !event->imported) machine().blocks.remove(event->name);
+  return kSuccess;
+}
+
+CUresult Functions::EventRecord(CUevent event_handle, CUstream stream_handle) {
+  const Event* const event = machine().event(event_handle);
+  if (event == nullptr) return unknown("an event");
+  Stream* const stream = machine().stream(stream_handle);
+  if (stream == nullptr) return unknown("a stream");
+  if (event->device != stream->device) {
+    return machine().misuse("an event and its stream are not of one device", kInvalidHandle);
+  }
+  EventState* const state = event->state;
+  const std::uint32_t record = state->recorded.fetch_add(1, std::memory_order_relaxed) + 1;
+  machine().put(*stream, "record of an event",
+                [state, record](Stream::Random&) { advance(state->slot(record), record); }, {});
+  return kSuccess;
+}
+
+CUresult Functions::EventQuery(CUevent handle) {
+  const Event* const event = machine().event(handle);
+  if (event == nullptr) return unknown("an event");
+  const std::uint32_t record = event->state->recorded.load(std::memory_order_relaxed);
+  return record == 0 || reached(event->state->slot(record), record) ? kSuccess : kNotReady;
+}
+
+CUresult Functions::EventSynchronize(CUevent handle) {
+  Event* const event = machine().event(handle);
+  if (event == nullptr) return unknown("an event");
+  ++machine().host_waits;
+  const std::uint32_t record = event->state->recorded.load(std::memory_order_relaxed);
+  return record == 0 ? kSuccess : machine().wait_for_record("cuEventSynchronize", *event, record);
+}
+
+}  // namespace horoplug::testing::simulated
