@@ -43,6 +43,7 @@ EngineOptions test_options();
 class Cluster {
  public:
   Cluster(Transport transport, int ranks, EngineOptions options = test_options(), int lanes = 1);
+  explicit Cluster(std::vector<EngineConfig> configs);
   ~Cluster();
 
   int size() const { return static_cast<int>(engines_.size()); }
