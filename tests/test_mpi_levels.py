@@ -74,11 +74,13 @@ def finalized(output: str) -> int:
     return output.count("finalized True")
 
 
-@pytest.mark.parametrize(("mpi", "name"), [("openmpi", "funneled"), ("mpich", "serialized")])
-def test_collectives_through_one_thread(mpi, name):
+@pytest.mark.parametrize(
+    ("mpi", "name", "algorithms"), [("openmpi", "funneled", ""), ("mpich", "serialized", ",mpi")]
+)
+def test_collectives_through_one_thread(mpi, name, algorithms):
     script = level(name) + LEFT_TO_HOROPLUG
     script += COLLECTIVES.replace("MPI.COMM_WORLD.rank", "number")
-    job = mpirun(find(mpi), script, ",mpi", np=4, HOROVOD_CPU_OPERATIONS="mpi")
+    job = mpirun(find(mpi), script, algorithms, np=4, HOROVOD_CPU_OPERATIONS="mpi")
     status, output = finish(job, timeout=100)
     assert status == 0, output
     assert sorted(re.findall(r"rank (\d) is done", output)) == ["0", "1", "2", "3"], output
