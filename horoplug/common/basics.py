@@ -8,7 +8,7 @@ from typing import Any
 
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, add_process_set
-from horoplug.rendezvous import mpi
+from horoplug.rendezvous import mpi_thread
 from horoplug.rendezvous.meeting_mpi import ranks_of_communicator
 
 
@@ -148,7 +148,7 @@ def is_homogeneous() -> bool:
 def mpi_threads_supported() -> bool:
     """Whether the program may call MPI from several threads beside the job; False where MPI is not used."""
     context.mesh()
-    return mpi.thread_level() == "multiple"
+    return mpi_thread.thread_level() == "multiple"
 
 
 def mpi_enabled() -> bool:
