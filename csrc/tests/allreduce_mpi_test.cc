@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "collectives/collective.h"
+#include "tests/fake_mpi.h"
 #include "tests/kernels_reference.h"
 
 using namespace horoplug;
@@ -16,14 +17,8 @@ using namespace horoplug;
 namespace {
 
 // Sums with itself what it is given, once the others have come. NaNs come out as they went in.
-class Twice final : public Mpi {
+class Twice final : public testing::NoMpi {
  public:
-  Request send(const void*, std::size_t, int) override { return {}; }
-  Request receive(void*, std::size_t, int) override { return {}; }
-  void cancel(Request&) override {}
-  bool can_reduce(DType, ReduceOp) const override { return true; }
-  bool finalized() const override { return false; }
-
   Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
     CHECK(op == ReduceOp::kSum);
     memory = static_cast<std::byte*>(data);
