@@ -5,11 +5,11 @@ import random
 import re
 
 import pytest
-from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
+from mpi_jobs import finish, mpirun, no_files_of_mpi, on_hosts, place
 
 pytest.importorskip("mpi4py")
 
-__all__ = ["no_files_of_mpi"]  # a fixture
+__all__ = ["no_files_of_mpi", "place"]  # fixtures
 
 # Two ranks on each of two hosts.
 PROGRAM = """
@@ -79,8 +79,12 @@ def with_subsets():
     for each in sets:
         if each.included():
             results += program(14, each)
-    handles = [hvd.allgather_async(values(hvd.rank(), i, 100 * i, "float32"), process_set=each, name=f"{i}.{each.size()}")
-               for i in range(5) for each in [hvd.global_process_set, *sets] if each.included()]
+    included = [each for each in [hvd.global_process_set, *sets] if each.included()]
+    handles = []
+    for i in range(5):
+        for each in included:
+            x = values(hvd.rank(), i, 100 * i, "float32")
+            handles.append(hvd.allgather_async(x, process_set=each, name=f"{i}.{each.size()}"))
     results += [hvd.synchronize(handle).tobytes() for handle in handles]
     for each in sets:
         hvd.remove_process_set(each)
@@ -118,7 +122,7 @@ def in_a_plan(steps=12):
     assert context.engine().stats()["planned_batches"] > 0
 
 def in_two_sets_of_all():
-    "They run side by side, and in another order on each rank."
+    "Batches of each run in order, but side by side with those of the other."
     engine = context.engine()
     handle = engine.add_process_set(list(range(hvd.size())))
     number = hvd.common.status.await_value(engine, handle)
@@ -126,13 +130,15 @@ def in_two_sets_of_all():
     other.process_set_id = number
     context.process_sets[number] = other
     sets = [hvd.global_process_set, other]
-    for step in range(20):
-        handles = {}
-        for each in sets if hvd.rank() % 2 else reversed(sets):
-            x = np.full(1000 + each.process_set_id, 1.0 + each.process_set_id)
-            handles[each] = hvd.allreduce_async(x, op=hvd.Sum, name=f"{step}", process_set=each)
-        for each, handle in handles.items():
-            assert set(hvd.synchronize(handle)) == {hvd.size() * (1.0 + each.process_set_id)}
+    handles = {}
+    for step in range(300):
+        each = sets[step % 2]
+        x = np.full(1 + step * 7919 % 3000, step, ["int32", "int64", "float32"][step % 3])
+        handles[step] = hvd.allreduce_async(x, op=hvd.Sum, name=f"{step}", process_set=each)
+        if step * 7919 % (20 + hvd.rank()) == 0:
+            hvd.poll(handles[step])
+    for step, handle in handles.items():
+        assert set(hvd.synchronize(handle)) == {hvd.size() * step}
 
 measured = []
 measure = Carrier.measure
@@ -177,9 +183,7 @@ sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 """
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
-def test_every_operation(name, tmp_path):
-    place = find(name)
+def test_every_operation(place, tmp_path):
     seed = random.randrange(10**9)
     print("seed", seed)
     timeline = tmp_path / "timeline.json"
@@ -194,4 +198,5 @@ def test_every_operation(name, tmp_path):
     # It was MPI that did it.
     spans = {event.get("name", "") for event in json.loads(timeline.read_text())}
     for kind in ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER"):
-        assert f"MPI_{kind}" in spans, spans
+        wanted = (place.name, kind) != ("impi", "ALLGATHER")  # which may never end there
+        assert (f"MPI_{kind}" in spans) == wanted, (kind, spans)

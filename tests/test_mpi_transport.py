@@ -331,7 +331,7 @@ import numpy as np
 import horoplug as hvd
 hvd.init()
 folder, end, operation = Path(sys.argv[1]), sys.argv[2], getattr(hvd, sys.argv[3])
-x = np.ones(400_000, np.float32)
+x = np.ones(399_999, np.float32)
 arguments = {"broadcast": {"root_rank": 0}}.get(sys.argv[3], {})
 try:
     for step in range(10**9):

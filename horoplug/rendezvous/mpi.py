@@ -76,6 +76,10 @@ def choice(config: Config) -> str | None:
 Place = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Where costs were measured: the MPI, the job's ranks as they were started, and by rank the host's number."""
 
+# By how a library's name begins: collectives of its own that are not used. Intel's Iallgatherv may never end if ranks have
+# parts of different sizes, by the algorithm that it chooses itself for large ones (I_MPI_ADJUST_IALLGATHERV=3, 2021.19).
+_UNUSED: Final = {"Intel": ("iallgatherv",)}
+
 
 class Carrier:
     """MPI between the ranks of a job; :meth:`obstacle` says whether it can carry data."""
@@ -175,7 +179,13 @@ class Carrier:
         # Its scope is what it was linked with: the very MPI that mpi4py uses, whatever else is in the process.
         library = ctypes.CDLL(MPI.__file__)
 
+        unused = next(
+            (names for start, names in _UNUSED.items() if self.library.startswith(start)), ()
+        )
+
         def address(name: str) -> int:
+            if name in unused:
+                return 0
             function = getattr(library, f"MPI_{name.capitalize()}", None)
             if function is None and name not in _COLLECTIVES:
                 raise ValueError(f"{self.library} has no MPI_{name.capitalize()}")
