@@ -76,8 +76,8 @@ def choice(config: Config) -> str | None:
 Place = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Where costs were measured: the MPI, the job's ranks as they were started, and by rank the host's number."""
 
-# By how a library's name begins: collectives of its own that are not used. Intel's Iallgatherv may never end if ranks have
-# parts of different sizes, by the algorithm that it chooses itself for large ones (I_MPI_ADJUST_IALLGATHERV=3, 2021.19).
+# By how a library's name begins: collectives of its own that are not used. Intel's Iallgatherv may never end if parts
+# differ in size, by the algorithm that it takes itself for large ones (I_MPI_ADJUST_IALLGATHERV=3; seen in 2021.19).
 _UNUSED: Final = {"Intel": ("iallgatherv",)}
 
 
