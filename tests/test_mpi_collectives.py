@@ -20,6 +20,7 @@ import numpy as np
 import horoplug as hvd
 from horoplug.common.context import context
 from horoplug.rendezvous.mpi import Carrier
+from horoplug.rendezvous.mpi_measure import Costs
 
 seed = int(sys.argv[1])
 INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("u", "") for bits in (8, 16, 32, 64)]
@@ -50,7 +51,7 @@ def program(steps, process_set=hvd.global_process_set):
         factors = {"prescale_factor": 0.5, "postscale_factor": 4.0} if dtype in FLOATS[1:3] else {}
         common = {"process_set": process_set}
         kind = ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "grouped", "barrier"][step % 7]
-        x = values(rank, step, counts[0], dtype, columns)
+        x = values(rank, step, SIZES[step // 7 % len(SIZES)], dtype, columns)
         if kind == "allreduce":
             result = [hvd.allreduce(x, op=op, **factors, **common)]
         elif kind == "allgather":
@@ -179,6 +180,15 @@ for unknown, times in [(False, 1), (True, 2), (False, 2)]:
     assert (context.mesh().mpi.costs == costs) or times == 2
     assert hvd.allgather(np.ones(hvd.rank())).sum() == 6
     hvd.shutdown()
+
+# Ranks choose alike, also where each has parts of its own.
+del os.environ["HOROPLUG_ALGORITHM"]
+os.environ["HOROVOD_TIMELINE"] = sys.argv[3]
+Carrier.known = lambda self, hosts: Costs((5e-5, 1e9), ((1e-6, 1e-8),) * 6)
+hvd.init()
+got = program(84)
+assert got == wanted[:len(got)]
+hvd.shutdown()
 sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 """
 
@@ -186,17 +196,37 @@ sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 def test_every_operation(place, tmp_path):
     seed = random.randrange(10**9)
     print("seed", seed)
-    timeline = tmp_path / "timeline.json"
+    timelines = [tmp_path / "forced.json", tmp_path / "chosen.json"]
     status, output = finish(
         mpirun(
-            place, on_hosts(PROGRAM), str(seed), str(timeline), np=4, HOROVOD_CPU_OPERATIONS="mpi"
+            place,
+            on_hosts(PROGRAM),
+            str(seed),
+            *map(str, timelines),
+            np=4,
+            HOROVOD_CPU_OPERATIONS="mpi",
         ),
         100,
     )
     assert status == 0, output
     assert sorted(re.findall(r"rank (\d) is done", output)) == ["0", "1", "2", "3"], output
-    # It was MPI that did it.
-    spans = {event.get("name", "") for event in json.loads(timeline.read_text())}
+    # It was MPI that did it, and then both, by size.
+    forced, chosen = map(spans, timelines)
     for kind in ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER"):
-        wanted = (place.name, kind) != ("impi", "ALLGATHER")  # which may never end there
-        assert (f"MPI_{kind}" in spans) == wanted, (kind, spans)
+        if (place.name, kind) == ("impi", "ALLGATHER"):  # it may never end there
+            assert not forced.keys() & {f"MPI_{kind}"}
+            continue
+        assert f"MPI_{kind}" in forced, (kind, forced)
+        if kind in ("ALLGATHER", "ALLTOALL"):
+            # Ranks prepare these with small ones.
+            assert max(forced[f"MPI_{kind}"]) > 10_000, (kind, forced)
+            assert max(chosen[f"MPI_{kind}"]) < max(chosen[f"STREAM_{kind}"]), (kind, chosen)
+
+
+def spans(timeline):
+    """By their names: what is in a timeline, as numbers of bytes."""
+    found = {}
+    for event in json.loads(timeline.read_text()):
+        if "bytes" in event.get("args", {}):
+            found.setdefault(event["name"], set()).add(event["args"]["bytes"])
+    return found

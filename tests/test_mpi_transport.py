@@ -395,7 +395,9 @@ def test_a_rank_that_dies(one_of_two, tmp_path, operation, algorithm):
     """Everybody else hears which one it was, and all processes end. MPICH's mpirun may end them before they say so."""
     kept = one_of_two.name == "openmpi"
     options = ["--continuous" if kept else "-disable-auto-cleanup"]
-    job = start(one_of_two, tmp_path, "dies", algorithm, options, operation, **NO_LIMITS)
+    # Open MPI's MPI_Finalize may wait for who is dead.
+    limits = NO_LIMITS | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
+    job = start(one_of_two, tmp_path, "dies", algorithm, options, operation, **limits)
     kill(job, tmp_path, signal.SIGKILL)
     status, output = finish(job)
     assert kept or status != 0, output
