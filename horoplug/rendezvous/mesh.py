@@ -8,7 +8,7 @@
    authenticate before anything else (links.py).
 4. A rank that has all its connections says so in the store and waits until all have: success is everyone's.
 5. If there are several hosts, ranks measure what messages between them cost (measure.py), and agree on it; and if MPI
-   could carry them, what they cost there (mpi_measure.py), unless all know it from before, and whether it shall (mpi.py).
+   could carry them, what they cost there (mpi_measure.py), unless all know that, and whether it shall (mpi.py).
 
 While it connects, a rank keeps a get of the others' step 4 pending, so that a rank that dies or gives up is reported
 at once and by number. All keys begin with the generation (how often the job has initialised), so that nothing of an
