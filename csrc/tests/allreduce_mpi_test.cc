@@ -115,8 +115,8 @@ TEST_CASE("memory that MPI may still write to is nobody's any more, and was neve
   std::vector<float> data(1000, 1);
   auto fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
-  static std::byte* lent;  // for good, so that it does not look lost
-  lent = job.mpi.memory;
+  std::byte* const lent = job.mpi.memory;
+  testing::left_to_mpi(lent);
   CHECK((lent != reinterpret_cast<std::byte*>(data.data())));
   CHECK(data == std::vector<float>(1000, 1));
   fiber.reset();  // another rank has died
@@ -132,6 +132,7 @@ TEST_CASE("memory that MPI may still write to is nobody's any more, and was neve
   fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
   CHECK((job.mpi.memory == back));
+  testing::left_to_mpi(back);
 }
 
 TEST_CASE("an error of MPI's ends the operation") {
@@ -141,4 +142,5 @@ TEST_CASE("an error of MPI's ends the operation") {
   const auto fiber = job.begin(DType::kFloat32, data);
   CHECK_THROWS_AS(fiber->poll(), Error);
   CHECK(data == std::vector<float>(10, 1));
+  testing::left_to_mpi(job.mpi.memory);
 }
