@@ -6,7 +6,7 @@
 Needs root and iproute2. Every namespace has a pair of virtual Ethernet devices; with ``--rate`` a token bucket filter
 limits both directions of it to so many Mbit/s. Ranks, sizes, peers and the clock are those of allreduce.py;
 ``--algorithm`` and ``--streams`` set the variables of these names for all ranks. Peer ``mpi4py:mpich`` (``make mpi``
-installs it) runs over TCP, in the same namespaces.
+installs it) runs over TCP, in the same namespaces; with ``--over mpi``, horoplug's data goes over that MPI as well.
 
 ``line`` is busbw over the rate, which can reach 95.6 % at most: with an MTU of 1500, a frame of 1514 bytes has 1448
 bytes of payload. Whatever happens, the namespaces are removed at the end.
@@ -48,7 +48,8 @@ COLUMNS = {
 }
 
 # Of MPIs, Open MPI's launcher would need daemons in the namespaces, and Intel's wheel has nothing for networks.
-PEERS = ("torch-gloo", "mpi4py:mpich")
+MPICH = "mpi4py:mpich"
+PEERS = ("torch-gloo", MPICH)
 # MPICH on TCP: all ranks see the host name of this machine, and would talk through its memory.
 TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "MPIR_CVAR_NOLOCAL": "1"}
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,6 +138,8 @@ def environment(network: Network, args: argparse.Namespace) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
     }
+    if args.over == "mpi":
+        variables["HOROPLUG_CPU_OPERATIONS"] = "mpi"
     if args.algorithm:
         variables["HOROPLUG_ALGORITHM"] = args.algorithm
     if args.streams:
@@ -159,12 +162,12 @@ def start_ranks(
 
 
 def start_mpi(
-    network: Network, script: Sequence[str], variables: dict[str, str], name: str, scratch: str
+    network: Network, script: Sequence[str], variables: dict[str, str], scratch: str
 ) -> list[subprocess.Popen[bytes]]:
     """The same by Hydra, MPICH's launcher: what it takes for ssh enters a namespace instead."""
-    found = mpi.find(name)
+    found = mpi.find("mpich")
     if found is None:
-        raise SystemExit(f"--peer mpi4py:{name}: {name} is not installed here: make mpi")
+        raise SystemExit("mpich is not installed here: make mpi")
     entry = Path(scratch) / "enter"
     entry.write_text(
         "#!/bin/sh\n# [-x] address command: runs it in the namespace of that address\n"
@@ -226,9 +229,8 @@ def measure(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
         if args.peer:
             script += ["--peer", args.peer]
         variables = environment(network, args)
-        kind, _, name = (args.peer or "").partition(":")
-        if kind == "mpi4py":
-            processes = start_mpi(network, script, variables, name, scratch)
+        if args.over == "mpi" or args.peer == MPICH:
+            processes = start_mpi(network, script, variables, scratch)
         else:
             processes = start_ranks(network, script, variables)
         if wait(processes):
@@ -256,6 +258,7 @@ def parse() -> argparse.Namespace:
     add("--hosts", default="2,4", help="numbers of hosts, separated by commas [2,4]")
     add("--rate", type=int, default=1000, help="Mbit/s of a host's line; 0: unshaped [1000]")
     add("--peer", choices=PEERS, help="another library, in the same run")
+    add("--over", choices=("tcp", "mpi"), default="tcp", help="what carries the data [tcp]")
     add("--congestion", default="reno", help="TCP's congestion control [reno]")
     add("--algorithm", help="force an algorithm")
     add("--streams", type=int, help="connections between two hosts")

@@ -96,8 +96,6 @@ class Engine:
         bucket_bytes: int = 0,
         autotune: tuple[int, int, int, int, int, str] = (0, 0, 0, 0, 0, ""),
         mpi: Mapping[str, object] | None = None,
-        mpi_latency: float = 0.0,
-        mpi_byte_time: float = 0.0,
         lanes: Mapping[int, Sequence[int]] = {},
         link_latency: float = 0.0,
         link_bandwidth: float = 0.0,

@@ -1,12 +1,13 @@
 """Measuring what a message and a byte cost between hosts."""
 
+import json
 import socket
 import threading
 import time
 
 import pytest
 
-from horoplug.rendezvous import measure, mpi
+from horoplug.rendezvous import measure, mpi_measure
 from horoplug.rendezvous.measure import Measurement, agree
 
 
@@ -103,21 +104,23 @@ def test_agreement():
 
 
 def test_agreement_on_mpi():
-    assert mpi.agree([None, None]) is None
+    assert mpi_measure.agree([None, None]) is None
     reports = [
-        [[1e-5, 3e8], 4e-5, 1e-9],  # as JSON has them
+        [[1e-5, 3e8], [[4e-5, 1e-9], [7e-5, 0.0]]],  # as JSON has them
         None,
-        mpi.Costs((9e-5, 1e8), 6e-5, 3e-9),
-        mpi.Costs((2e-5, 2e8), 5e-5, 2.34567e-9),
+        mpi_measure.Costs((9e-5, 1e8), ((6e-5, 3e-9), (8e-5, 0.0))),
+        mpi_measure.Costs((2e-5, 2e8), ((5e-5, 2.34567e-9), (6e-5, 0.0))),
     ]
-    assert mpi.agree(reports) == mpi.Costs((2e-5, 2e8), 5e-5, 2.35e-9)
+    agreed = mpi_measure.agree(reports)
+    assert agreed == mpi_measure.Costs((2e-5, 2e8), ((5e-5, 2.35e-9), (7e-5, 0.0)))
+    assert mpi_measure.parsed(json.loads(json.dumps(agreed))) == agreed
 
 
 def test_the_faster_way():
     """For pieces of data, not for the shortest message."""
     tcp = (2e-5, 1e9)
-    assert mpi.is_faster(tcp, None)
-    assert mpi.is_faster((1e-5, 1e9), tcp)
-    assert mpi.is_faster((3e-5, 2e9), tcp)
-    assert not mpi.is_faster((3e-5, 1e9), tcp)
-    assert not mpi.is_faster((1e-5, 5e8), tcp)
+    assert mpi_measure.is_faster(tcp, None)
+    assert mpi_measure.is_faster((1e-5, 1e9), tcp)
+    assert mpi_measure.is_faster((3e-5, 2e9), tcp)
+    assert not mpi_measure.is_faster((3e-5, 1e9), tcp)
+    assert not mpi_measure.is_faster((1e-5, 5e8), tcp)

@@ -285,8 +285,6 @@ def test_released_descriptors_are_not_closed(stores):
         "link_latency",
         "link_bandwidth",
         "mpi",
-        "mpi_latency",
-        "mpi_byte_time",
     }
     meshes[0].close()
     fds = [arguments["segment_fd"], arguments["doorbell_fd"], *arguments["peers"][0][2:]]

@@ -21,8 +21,10 @@ namespace horoplug {
 //   allreduce      layout (inputs and outputs), reduce_op, reduce, finish
 //   broadcast      layout, root
 //   reducescatter  layout (input only), reduce, finish, output, receive_bytes[r] = size of rank r's
-//   part allgather      input, output, receive_bytes[r] = size of rank r's contribution alltoall
-//   input, output, send_bytes[r], receive_bytes[r]; both buffers hold the parts in rank order
+//                  part
+//   allgather      input, output, receive_bytes[r] = size of rank r's contribution
+//   alltoall       input, output, send_bytes[r], receive_bytes[r]; both buffers hold the parts in
+//                  rank order; all_bytes
 //   barrier        nothing
 struct Call {
   OpKind kind = OpKind::kBarrier;
@@ -43,8 +45,10 @@ struct Call {
   std::byte* output = nullptr;
   std::span<const std::size_t> send_bytes;
   std::span<const std::size_t> receive_bytes;
+  std::size_t all_bytes = 0;  // that all ranks send together, which all know alike
 
-  // Payload size as all ranks know it.
+  // Payload size as all ranks know it. What a rank sends in an alltoall is its own affair: there it
+  // is the mean.
   std::size_t bytes() const;
 };
 
@@ -81,15 +85,20 @@ Task allreduce_adasum_halving(Comm& comm, Call& call);
 Task allreduce_adasum_doubling(Comm& comm, Call& call);
 Task allgather_direct(Comm& comm, Call& call);
 Task allgather_ring(Comm& comm, Call& call);
+Task allgather_mpi(Comm& comm, Call& call);
 Task broadcast_direct(Comm& comm, Call& call);
 Task broadcast_tree(Comm& comm, Call& call);
 Task broadcast_chain(Comm& comm, Call& call);
+Task broadcast_mpi(Comm& comm, Call& call);
 Task alltoall_direct(Comm& comm, Call& call);
 Task alltoall_pairwise(Comm& comm, Call& call);
+Task alltoall_mpi(Comm& comm, Call& call);
 Task reducescatter_direct(Comm& comm, Call& call);
 Task reducescatter_ring(Comm& comm, Call& call);
+Task reducescatter_mpi(Comm& comm, Call& call);
 Task barrier_direct(Comm& comm, Call& call);
 Task barrier_dissemination(Comm& comm, Call& call);
+Task barrier_mpi(Comm& comm, Call& call);
 Task local_copy(Comm& comm, Call& call);  // every operation, on a process set of one
 // Of tensors on GPUs.
 Task gpu_copy(Comm& comm, Call& call);    // likewise

@@ -41,7 +41,8 @@ class Comm {
   // the batch of the set.
   SharedGroup* local() const { return local_; }
   Comm* slice() const { return slice_.get(); }
-  // MPI, whose own collectives work on exactly the ranks of the set, or nullptr.
+  // MPI, whose own collectives work on exactly the ranks of the set and are used by no other one,
+  // or nullptr.
   void set_mpi(Mpi* mpi) { mpi_ = mpi; }
   Mpi* mpi() const { return mpi_; }
   // The set's ranks' GPUs, once an operation on tensors there has come; nullptr before.

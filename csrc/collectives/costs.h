@@ -3,6 +3,10 @@
 // these would choose differently.
 #pragma once
 
+#include <array>
+
+#include "base/types.h"
+
 namespace horoplug {
 
 struct LinkCosts {
@@ -15,14 +19,21 @@ struct Costs {
   // payload. Between hosts both are measured at the start.
   LinkCosts stream{20.0, 1.0 / 3000.0};
   LinkCosts shared{1.0, 1.0 / 20000.0};
-  // Of an allreduce of MPI's own over all ranks: of one that is very small, and each byte more.
-  LinkCosts mpi{40.0, 1.0 / 1500.0};
+  // Of MPI's own collectives over all ranks, by OpKind: of one that is very small, and each byte
+  // more of those that all ranks know of (Call::bytes).
+  std::array<LinkCosts, kOpKindCount> mpi = guessed_of_mpi();
   // Between GPUs, by NCCL.
   LinkCosts gpus{15.0, 1.0 / 100000.0};
   // Between a GPU and the host's memory.
   LinkCosts bus{10.0, 1.0 / 20000.0};
   // One more message of several that travel side by side: above all, waking up for it.
   double message = 15.0;
+
+  static constexpr std::array<LinkCosts, kOpKindCount> guessed_of_mpi() {
+    std::array<LinkCosts, kOpKindCount> costs{};
+    costs.fill({40.0, 1.0 / 1500.0});
+    return costs;
+  }
 };
 
 }  // namespace horoplug

@@ -40,12 +40,28 @@ bool on_many_hosts(const Comm& comm, const Call& call) {
   return comm.local() != nullptr && !is_adasum(call);
 }
 
-// What a minimum with NaNs is, MPI does not say.
 bool by_mpi(const Comm& comm, const Call& call) {
+  return always(comm, call) && comm.mpi() != nullptr && comm.mpi()->has(call.kind);
+}
+// What a minimum with NaNs is, MPI does not say.
+bool reduced_by_mpi(const Comm& comm, const Call& call) {
   const bool orders = call.reduce_op == ReduceOp::kMin || call.reduce_op == ReduceOp::kMax;
   if (orders && is_floating(call.dtype)) return false;
-  return always(comm, call) && comm.mpi() != nullptr &&
-         comm.mpi()->can_reduce(call.dtype, call.reduce_op);
+  return by_mpi(comm, call) && comm.mpi()->can_reduce(call.dtype, call.reduce_op);
+}
+bool scattered_by_mpi(const Comm& comm, const Call& call) {
+  return reduced_by_mpi(comm, call) && call.bytes() / dtype_size(call.dtype) <= Mpi::kMostElements;
+}
+bool gathered_by_mpi(const Comm& comm, const Call& call) {
+  return by_mpi(comm, call) && call.bytes() <= Mpi::kMostElements;
+}
+// No rank can have more to send or to receive than all together.
+bool exchanged_by_mpi(const Comm& comm, const Call& call) {
+  return by_mpi(comm, call) && call.all_bytes <= Mpi::kMostElements;
+}
+// By other means ranks meet in a plan, before MPI may begin anything.
+bool met_by_mpi(const Comm& comm, const Call& call) {
+  return by_mpi(comm, call) && !comm.planned();
 }
 
 bool by_nccl(const Comm& comm, const Call& call) {
@@ -93,11 +109,12 @@ double cost_hierarchical(const Comm& comm, double bytes) {
                2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
   return 2 * cost_direct(comm, bytes) + between;
 }
-// A plan's batch has to meet first.
+// As measured. What does not commit has to meet first in a plan.
+template <OpKind kind>
 double cost_mpi(const Comm& comm, double bytes) {
-  const LinkCosts& allreduce = comm.costs().mpi;
+  const LinkCosts& own = comm.costs().mpi[static_cast<std::size_t>(kind)];
   const double meeting = comm.planned() ? steps(comm) * comm.costs().stream.latency : 0;
-  return meeting + allreduce.latency + bytes * allreduce.byte;
+  return meeting + own.latency + bytes * own.byte;
 }
 // Halvings and their way back, and the sums of dot products: one exchange more at every distance.
 double cost_halving(const Comm& comm, double bytes) {
@@ -134,7 +151,8 @@ constexpr Algorithm kAlgorithms[] = {
      true},
     {OpKind::kAllreduce, "hierarchical", "mixed", on_many_hosts, cost_hierarchical,
      allreduce_hierarchical, true},
-    {OpKind::kAllreduce, "mpi", "mpi", by_mpi, cost_mpi, allreduce_mpi, false},
+    {OpKind::kAllreduce, "mpi", "mpi", reduced_by_mpi, cost_mpi<OpKind::kAllreduce>, allreduce_mpi,
+     false},
     {OpKind::kAllreduce, "adasum_direct", "shm", adasum_on_one_host, cost_direct,
      allreduce_adasum_direct, true},
     {OpKind::kAllreduce, "adasum_halving", "stream", adasum, cost_halving, allreduce_adasum_halving,
@@ -144,20 +162,28 @@ constexpr Algorithm kAlgorithms[] = {
     {OpKind::kAllreduce, "copy", "self", alone, free_of_charge, local_copy, true},
     {OpKind::kAllgather, "direct", "shm", on_one_host, cost_direct, allgather_direct, true},
     {OpKind::kAllgather, "ring", "stream", always, cost_half_ring, allgather_ring, false},
+    {OpKind::kAllgather, "mpi", "mpi", gathered_by_mpi, cost_mpi<OpKind::kAllgather>, allgather_mpi,
+     false},
     {OpKind::kAllgather, "copy", "self", alone, free_of_charge, local_copy, true},
     {OpKind::kBroadcast, "direct", "shm", on_one_host, cost_direct, broadcast_direct, false},
     {OpKind::kBroadcast, "tree", "stream", always, cost_doubling, broadcast_tree, false},
     {OpKind::kBroadcast, "chain", "stream", always, cost_chain, broadcast_chain, false},
+    {OpKind::kBroadcast, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kBroadcast>, broadcast_mpi, false},
     {OpKind::kBroadcast, "copy", "self", alone, free_of_charge, local_copy, true},
     {OpKind::kAlltoall, "direct", "shm", on_one_host, cost_direct, alltoall_direct, true},
     {OpKind::kAlltoall, "pairwise", "stream", always, cost_half_ring, alltoall_pairwise, false},
+    {OpKind::kAlltoall, "mpi", "mpi", exchanged_by_mpi, cost_mpi<OpKind::kAlltoall>, alltoall_mpi,
+     false},
     {OpKind::kAlltoall, "copy", "self", alone, free_of_charge, local_copy, true},
     {OpKind::kReducescatter, "direct", "shm", on_one_host, cost_direct, reducescatter_direct, true},
     {OpKind::kReducescatter, "ring", "stream", always, cost_half_ring, reducescatter_ring, true},
+    {OpKind::kReducescatter, "mpi", "mpi", scattered_by_mpi, cost_mpi<OpKind::kReducescatter>,
+     reducescatter_mpi, false},
     {OpKind::kReducescatter, "copy", "self", alone, free_of_charge, local_copy, true},
     {OpKind::kBarrier, "direct", "shm", on_one_host, cost_direct, barrier_direct, true},
     {OpKind::kBarrier, "dissemination", "stream", always, cost_doubling, barrier_dissemination,
      true},
+    {OpKind::kBarrier, "mpi", "mpi", met_by_mpi, cost_mpi<OpKind::kBarrier>, barrier_mpi, false},
     {OpKind::kBarrier, "copy", "self", alone, free_of_charge, local_copy, true},
     {OpKind::kAllreduce, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kAllreduce, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
@@ -182,9 +208,7 @@ std::span<const Algorithm> algorithms() { return kAlgorithms; }
 
 std::size_t Call::bytes() const {
   if (layout != nullptr) return layout->bytes();
-  // What a rank sends in an alltoall is its own affair; only the number of ranks is common
-  // knowledge.
-  if (kind == OpKind::kAlltoall) return 0;
+  if (kind == OpKind::kAlltoall) return all_bytes / std::max<std::size_t>(send_bytes.size(), 1);
   std::size_t sum = 0;
   for (const std::size_t part : receive_bytes) sum += part;
   return sum;

@@ -186,15 +186,19 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   if (given.link_latency > 0 && given.link_bandwidth > 0) {
     options.costs.stream = {given.link_latency * 1e6, 1e6 / given.link_bandwidth};
   }
-  if (given.mpi_latency > 0 && given.mpi_byte_time > 0) {
-    options.costs.mpi = {given.mpi_latency * 1e6, given.mpi_byte_time * 1e6};
+  if (given.mpi != nullptr) {
+    const hp_mpi mpi = complete(given.mpi);
+    config.mpi = make_mpi(mpi);
+    for (std::size_t i = 0; i < options.costs.mpi.size(); ++i) {
+      if (mpi.latencies[i] <= 0) continue;
+      options.costs.mpi[i] = {mpi.latencies[i] * 1e6, mpi.byte_times[i] * 1e6};
+    }
   }
   options.local_rank = given.local_rank;
   std::vector<std::string> files(given.gpu_files, given.gpu_files + given.gpu_file_count);
   config.toolkit = [files = std::move(files)] {
     return horoplug::cuda::open_toolkit({files, true});
   };
-  if (given.mpi != nullptr) config.mpi = make_mpi(complete(given.mpi));
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   config.log = make_log(given);
   return config;

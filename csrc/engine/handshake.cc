@@ -7,6 +7,14 @@
 namespace horoplug {
 namespace {
 
+std::string text_of(const std::array<LinkCosts, kOpKindCount>& costs) {
+  std::string text;
+  for (const auto& [latency, byte] : costs) {
+    text += std::to_string(latency) + " + " + std::to_string(byte) + " ";
+  }
+  return text;
+}
+
 std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig& config) {
   std::size_t lanes = 0;
   for (const Member& member : config.members) lanes = std::max(lanes, member.lanes.size());
@@ -24,8 +32,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
       {"number of connections between hosts", std::to_string(lanes + 1)},
       {"latency between hosts", std::to_string(config.options.costs.stream.latency)},
       {"time per byte between hosts", std::to_string(config.options.costs.stream.byte)},
-      {"latency of MPI's allreduce", std::to_string(config.options.costs.mpi.latency)},
-      {"time per byte of MPI's allreduce", std::to_string(config.options.costs.mpi.byte)},
+      {"costs of MPI's own collectives", config.mpi ? text_of(config.options.costs.mpi) : "none"},
   };
 }
 

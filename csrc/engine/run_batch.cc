@@ -55,18 +55,31 @@ Task run(Comm& comm, Call& call, const char* algorithm) {
   comm.trace()->end_transfer();
 }
 
-// A number from every rank to each rank of its own.
-Task exchange_numbers(Comm& comm, const std::vector<std::int64_t>& mine,
-                      std::vector<std::int64_t>& theirs) {
-  theirs.resize(mine.size());
-  const std::vector<std::size_t> sizes(mine.size(), sizeof(std::int64_t));
+// The numbers of rows that go from every rank to each rank. `all` are those of all ranks together.
+Task exchange_splits(Comm& comm, const std::vector<std::int64_t>& mine,
+                     std::vector<std::int64_t>& theirs, std::int64_t& all) {
+  struct Rows {
+    std::int64_t to_you;
+    std::int64_t to_all;
+  };
+  const std::int64_t to_all = std::accumulate(mine.begin(), mine.end(), std::int64_t{0});
+  std::vector<Rows> outgoing;
+  for (const std::int64_t rows : mine) outgoing.push_back({rows, to_all});
+  std::vector<Rows> incoming(mine.size());
+  const std::vector<std::size_t> sizes(mine.size(), sizeof(Rows));
   Call call;
   call.kind = OpKind::kAlltoall;
-  call.input = reinterpret_cast<const std::byte*>(mine.data());
-  call.output = reinterpret_cast<std::byte*>(theirs.data());
+  call.input = reinterpret_cast<const std::byte*>(outgoing.data());
+  call.output = reinterpret_cast<std::byte*>(incoming.data());
   call.send_bytes = sizes;
   call.receive_bytes = sizes;
+  call.all_bytes = mine.size() * mine.size() * sizeof(Rows);
   co_await run(comm, call, nullptr);
+  all = 0;
+  for (const Rows& rows : incoming) {
+    theirs.push_back(rows.to_you);
+    all += rows.to_all;
+  }
 }
 
 std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows, std::size_t row_bytes) {
@@ -216,7 +229,8 @@ Task run_alltoall(Comm& comm, Operation& operation, const std::vector<int>& abse
   }
   const std::size_t row_bytes = row_bytes_of(operation.signature, index);
   std::vector<std::int64_t> rows;
-  co_await exchange_numbers(comm, operation.splits, rows);
+  std::int64_t all_rows = 0;
+  co_await exchange_splits(comm, operation.splits, rows, all_rows);
   const auto send_bytes = bytes_of(operation.splits, row_bytes);
   const auto receive_bytes = bytes_of(rows, row_bytes);
   TensorOutcome outcome = make_outcome(comm, operation, index,
@@ -231,6 +245,7 @@ Task run_alltoall(Comm& comm, Operation& operation, const std::vector<int>& abse
   call.output = static_cast<std::byte*>(outcome.data);
   call.send_bytes = send_bytes;
   call.receive_bytes = receive_bytes;
+  call.all_bytes = static_cast<std::size_t>(all_rows) * row_bytes;
   co_await run(comm, call, algorithm);
   operation.outcomes.push_back(std::move(outcome));
 }

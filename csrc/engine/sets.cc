@@ -111,7 +111,8 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
       std::make_unique<Comm>(members->index, std::move(links),
                              grid.hosts() == 1 ? shared.get() : nullptr, config_.options.costs);
   if (shared && grid.hosts() > 1) comm->set_local(shared.get(), grid.slice(members->index));
-  if (members->size() == config_.size()) comm->set_mpi(config_.mpi.get());
+  // Not of another set of all ranks: theirs would run side by side, and meet each other's.
+  if (members->set == 0) comm->set_mpi(config_.mpi.get());
   Negotiator::Options options;
   options.fusion_threshold = config_.options.fusion_threshold;
   options.fuse_groups = config_.options.fuse_groups;

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "collectives/collective.h"
+#include "tests/fake_mpi.h"
 #include "tests/kernels_reference.h"
 
 using namespace horoplug;
@@ -16,14 +17,8 @@ using namespace horoplug;
 namespace {
 
 // Sums with itself what it is given, once the others have come. NaNs come out as they went in.
-class Twice final : public Mpi {
+class Twice final : public testing::NoMpi {
  public:
-  Request send(const void*, std::size_t, int) override { return {}; }
-  Request receive(void*, std::size_t, int) override { return {}; }
-  void cancel(Request&) override {}
-  bool can_reduce(DType, ReduceOp) const override { return true; }
-  bool finalized() const override { return false; }
-
   Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
     CHECK(op == ReduceOp::kSum);
     memory = static_cast<std::byte*>(data);
@@ -120,8 +115,8 @@ TEST_CASE("memory that MPI may still write to is nobody's any more, and was neve
   std::vector<float> data(1000, 1);
   auto fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
-  static std::byte* lent;  // for good, so that it does not look lost
-  lent = job.mpi.memory;
+  std::byte* const lent = job.mpi.memory;
+  testing::left_to_mpi(lent);
   CHECK((lent != reinterpret_cast<std::byte*>(data.data())));
   CHECK(data == std::vector<float>(1000, 1));
   fiber.reset();  // another rank has died
@@ -137,6 +132,7 @@ TEST_CASE("memory that MPI may still write to is nobody's any more, and was neve
   fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
   CHECK((job.mpi.memory == back));
+  testing::left_to_mpi(back);
 }
 
 TEST_CASE("an error of MPI's ends the operation") {
@@ -146,4 +142,5 @@ TEST_CASE("an error of MPI's ends the operation") {
   const auto fiber = job.begin(DType::kFloat32, data);
   CHECK_THROWS_AS(fiber->poll(), Error);
   CHECK(data == std::vector<float>(10, 1));
+  testing::left_to_mpi(job.mpi.memory);
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cluster.h"
+#include "tests/fake_mpi.h"
 #include "transport/mpi/funnel.h"
 #include "transport/mpi/mpi_stream.h"
 
@@ -77,7 +78,7 @@ struct World {
 };
 
 // One rank's.
-class Fake final : public Mpi {
+class Fake final : public NoMpi {
  public:
   Fake(World& world, int rank, std::thread::id thread)
       : world_(world), rank_(rank), thread_(thread) {}

@@ -320,6 +320,111 @@ TEST_CASE("an error of MPI's breaks the link, with MPI's text") {
   CHECK(link.failure()->find("MPI's error 17") != std::string::npos);
 }
 
+namespace {
+
+// What a collective was called with, as numbers.
+std::vector<std::uint64_t> called;
+
+template <typename Handle, typename... Arguments>
+int record(Handle* request, Arguments... arguments) {
+  const auto number = [](auto argument) {
+    if constexpr (std::is_pointer_v<decltype(argument)>) {
+      return reinterpret_cast<std::uint64_t>(argument);
+    } else {
+      return static_cast<std::uint64_t>(argument);
+    }
+  };
+  called = {number(arguments)...};
+  *request = to_handle<Handle>(77);
+  return 0;
+}
+
+template <typename Handle>
+void check_arguments() {
+  using H = Handle;
+  using Cv = const void*;
+  using Ci = const int*;
+  hp_mpi given = description<Handle>();
+  const auto function = [](auto* address) { return reinterpret_cast<void*>(address); };
+  given.iallreduce = function(+[](Cv in, void* out, int n, H type, H op, H comm, H* request) {
+    return record(request, in, out, n, type, op, comm);
+  });
+  given.ibcast = function(+[](void* data, int n, H type, int root, H comm, H* request) {
+    return record(request, data, n, type, root, comm);
+  });
+  given.iallgatherv = function(
+      +[](Cv in, int n, H type, void* out, Ci sizes, Ci begins, H other, H comm, H* request) {
+        return record(request, in, n, type, out, sizes, begins, other, comm);
+      });
+  given.ialltoallv = function(+[](Cv in, Ci sizes, Ci begins, H type, void* out, Ci other_sizes,
+                                  Ci other_begins, H other, H comm, H* request) {
+    return record(request, in, sizes, begins, type, out, other_sizes, other_begins, other, comm);
+  });
+  given.ireduce_scatter =
+      function(+[](Cv in, void* out, Ci counts, H type, H op, H comm, H* request) {
+        return record(request, in, out, counts, type, op, comm);
+      });
+  given.ibarrier = function(+[](H comm, H* request) { return record(request, comm); });
+  constexpr std::uint64_t kCommunicator = 0x44000001, kByte = 0x4c00010d, kFloat = 0x4c00040a,
+                          kSum = 0x58000003;
+  given.communicator = kCommunicator;
+  given.byte = kByte;
+  int in_place = 0;
+  given.in_place = &in_place;
+  given.dtypes[HP_FLOAT32] = kFloat;
+  given.ops[HP_SUM] = kSum;
+  const auto mpi = make_mpi(given);
+
+  const auto number = [](const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); };
+  using Numbers = std::vector<std::uint64_t>;
+  std::byte in[4];
+  std::byte out[4];
+  const int tables[4] = {};
+  const Mpi::Parts sent{&tables[0], &tables[1]};
+  const Mpi::Parts received{&tables[2], &tables[3]};
+  const auto i = number(in), o = number(out);
+  const auto check = [&](const Mpi::Request& request, const Numbers& wanted) {
+    CHECK(request.handle == 77);
+    CHECK(request.open);
+    CHECK(called == wanted);
+  };
+  check(mpi->allreduce(out, 3, DType::kFloat32, ReduceOp::kSum),
+        {number(&in_place), o, 3, kFloat, kSum, kCommunicator});
+  check(mpi->broadcast(out, 9, 2), {o, 9, kByte, 2, kCommunicator});
+  check(mpi->allgather(out, received), {number(&in_place), 0, kByte, o, number(&tables[2]),
+                                        number(&tables[3]), kByte, kCommunicator});
+  check(mpi->alltoall(in, sent, out, received),
+        {i, number(&tables[0]), number(&tables[1]), kByte, o, number(&tables[2]),
+         number(&tables[3]), kByte, kCommunicator});
+  check(mpi->reducescatter(in, out, &tables[1], DType::kFloat32, ReduceOp::kSum),
+        {i, o, number(&tables[1]), kFloat, kSum, kCommunicator});
+  check(mpi->barrier(), {kCommunicator});
+
+  CHECK(mpi->can_reduce(DType::kFloat32, ReduceOp::kSum));
+  CHECK_FALSE(mpi->can_reduce(DType::kFloat64, ReduceOp::kSum));
+  CHECK_FALSE(mpi->can_reduce(DType::kFloat32, ReduceOp::kMin));
+  const std::pair<OpKind, void* hp_mpi::*> functions[] = {
+      {OpKind::kAllreduce, &hp_mpi::iallreduce},          {OpKind::kBroadcast, &hp_mpi::ibcast},
+      {OpKind::kAllgather, &hp_mpi::iallgatherv},         {OpKind::kAlltoall, &hp_mpi::ialltoallv},
+      {OpKind::kReducescatter, &hp_mpi::ireduce_scatter}, {OpKind::kBarrier, &hp_mpi::ibarrier}};
+  for (const auto& [kind, field] : functions) {
+    hp_mpi lacking = given;
+    lacking.*field = nullptr;
+    for (const auto& [other, unused] : functions) {
+      CHECK(make_mpi(lacking)->has(other) == (other != kind));
+    }
+    CHECK(mpi->has(kind));
+  }
+  CHECK_FALSE(mpi->has(OpKind::kJoin));
+}
+
+}  // namespace
+
+TEST_CASE("MPI's own collectives are called as MPI declares them, if it has them") {
+  check_arguments<int>();
+  check_arguments<void*>();
+}
+
 TEST_CASE("a description that lacks something is refused") {
   hp_mpi lacking = description<int>();
   lacking.test = nullptr;

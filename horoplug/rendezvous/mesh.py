@@ -8,7 +8,7 @@
    authenticate before anything else (links.py).
 4. A rank that has all its connections says so in the store and waits until all have: success is everyone's.
 5. If there are several hosts, ranks measure what messages between them cost (measure.py), and agree on it; and if MPI
-   could carry them, what they cost there, and whether it shall (mpi.py).
+   could carry them, what they cost there (mpi_measure.py), unless all know that, and whether it shall (mpi.py).
 
 While it connects, a rank keeps a get of the others' step 4 pending, so that a rank that dies or gives up is reported
 at once and by number. All keys begin with the generation (how often the job has initialised), so that nothing of an
@@ -38,8 +38,9 @@ from .errors import (
 from .hosts import Topology, host_key, interface_address, topology
 from .links import Identity
 from .measure import Measurement, Speed, agree
-from .mpi import Carrier, is_faster
-from .mpi import agree as agree_on_mpi
+from .mpi import Carrier
+from .mpi_measure import Costs, is_faster, parsed
+from .mpi_measure import agree as agree_on_mpi
 from .store import StoreClient
 
 _log = logging.getLogger("horoplug")
@@ -91,8 +92,6 @@ class Mesh:
             "link_latency": speed[0] if speed else 0.0,
             "link_bandwidth": speed[1] if speed else 0.0,
             "mpi": self.mpi.description() if self.mpi else None,
-            "mpi_latency": costs.latency if costs else 0.0,
-            "mpi_byte_time": costs.byte if costs else 0.0,
         }
 
     @property
@@ -299,7 +298,10 @@ class _Builder:
             speed = Measurement(stream(following), stream(previous)).run(self.deadline)
         record: dict[str, Any] = {"speed": speed}
         if carrier is not None:
-            record |= {"wanted": carrier.wanted, "obstacle": carrier.obstacle()}
+            obstacle = carrier.obstacle()
+            record |= {"wanted": carrier.wanted, "obstacle": obstacle}
+            if not obstacle:
+                record["costs"] = carrier.known(hosts)
         self._publish("speed", record)
         found = self._collect("speed", [r for r in range(self.size) if r != self.rank])
         found[self.rank] = record
@@ -342,13 +344,14 @@ class _Builder:
                 level = logging.WARNING if "thread level" in obstacle else logging.DEBUG
                 _log.log(level, "data between hosts goes over TCP: on rank %d, %s", r, obstacle)
             return None
-        carrier.connect(self.deadline)
-        costs = carrier.measure(*self._neighbours(hosts), self.deadline)
-        self._publish("mpi", {"costs": costs})
-        found = self._collect("mpi", [r for r in range(self.size) if r != self.rank])
-        carrier.costs = agree_on_mpi([costs, *(record.get("costs") for record in found.values())])
-        assert carrier.costs is not None  # there are several hosts, and ranks next to each other
-        chosen = wanted == "mpi" or is_faster(carrier.costs.speed, tcp)
+        known = {parsed(offer["costs"]) if offer["costs"] else None for offer in offers.values()}
+        costs = next(iter(known)) if len(known) == 1 else None
+        if costs is None or wanted == "mpi" or is_faster(costs.speed, tcp):
+            carrier.connect(self.deadline)
+        if costs is None:
+            costs = self._measure_mpi(hosts, carrier)
+        carrier.agreed(hosts, costs)
+        chosen = wanted == "mpi" or is_faster(costs.speed, tcp)
         if self.rank == 0:
             _log.info("%s", _explain(carrier, tcp, chosen))
             if chosen and carrier.funneled:
@@ -363,6 +366,14 @@ class _Builder:
             carrier.close()
             return None
         return carrier
+
+    def _measure_mpi(self, hosts: list[int], carrier: Carrier) -> Costs:
+        own = carrier.measure(*self._neighbours(hosts), self.deadline)
+        self._publish("mpi", {"costs": own})
+        found = self._collect("mpi", [r for r in range(self.size) if r != self.rank])
+        costs = agree_on_mpi([own, *(record.get("costs") for record in found.values())])
+        assert costs is not None  # there are several hosts, and ranks next to each other
+        return costs
 
     def _let_all_know(self) -> None:
         """All ranks fail for the same reason. Rank 0 is the last one, since the store may end with it."""
@@ -430,7 +441,7 @@ def _explain(carrier: Carrier, tcp: Speed | None, chosen: bool) -> str:
     assert carrier.costs is not None
     return (
         f"data between hosts goes over {'MPI' if chosen else 'TCP'}: {carrier.library} (thread level {carrier.level}) "
-        f"{show(carrier.costs.speed)}, its allreduce {carrier.costs.latency * 1e6:.1f} us; "
+        f"{show(carrier.costs.speed)}, its allreduce {carrier.costs.own[0][0] * 1e6:.1f} us; "
         f"TCP {show(tcp) if tcp else 'unknown'}"
     )
 

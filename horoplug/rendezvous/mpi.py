@@ -12,16 +12,15 @@ import contextlib
 import ctypes
 import functools
 import os
-import statistics
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from horoplug.common.config import Config
 
 from . import mpi_thread
 from .errors import MissingRanksError
-from .measure import Speed
+from .mpi_measure import Costs, Own, Steps, answer, speed_of, time_collectives, time_messages, until
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,29 +31,12 @@ _DTYPES: Final = (
     *(None, "FLOAT", "DOUBLE", None, None, "UINT32_T", "UINT64_T"),
 )
 _OPS: Final = ("SUM", "SUM", None, "MIN", "MAX", "PROD")
-_FUNCTIONS: Final = (
-    *("isend", "irecv", "test", "cancel", "finalized", "error_string", "iallreduce"),
+_FUNCTIONS: Final = ("isend", "irecv", "test", "cancel", "finalized", "error_string")
+_COLLECTIVES: Final = (
+    *("iallreduce", "ibcast", "iallgatherv", "ialltoallv", "ireduce_scatter", "ibarrier"),
 )
-_OPTIONAL: Final = ("iallreduce",)
 
-_PING, _ECHO, _BURST, _ACK = 11, 12, 13, 14  # tags; the core uses another one
-_PINGS = 16
-_PIECE = 128 * 1024
-_PIECES = 4
-_SMALL, _LARGE = 8, 1 << 20  # bytes of the allreduces that are timed
-_REPEATS = (9, 3)
-_GRACE = 2.0  # seconds
-
-
-class Costs(NamedTuple):
-    """What MPI takes, as all ranks together have measured it."""
-
-    speed: Speed
-    """Of messages between hosts."""
-    latency: float
-    """Seconds of MPI's own allreduce of next to nothing over all ranks."""
-    byte: float
-    """And of each byte more."""
+_GRACE: Final = 2.0  # seconds
 
 
 def choice(config: Config) -> str | None:
@@ -78,14 +60,29 @@ def _where_mpi_may_be_called(method: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+Place = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""Where costs were measured: the MPI, the job's ranks as they were started, and by rank the host's number."""
+
+# By how a library's name begins: collectives of its own that are not used. Intel's Iallgatherv may never end if parts
+# differ in size, by the algorithm that it takes itself for large ones (I_MPI_ADJUST_IALLGATHERV=3; seen in 2021.19).
+_UNUSED: Final = {"Intel": ("iallgatherv",)}
+
+
 class Carrier:
     """MPI between the ranks of a job; :meth:`obstacle` says whether it can carry data."""
 
-    def __init__(self, config: Config, ranks: Sequence[int] | None = None) -> None:
-        """``ranks``: those of the started processes that make up the job; None: all."""
+    def __init__(
+        self,
+        config: Config,
+        ranks: Sequence[int] | None = None,
+        known: dict[Place, Costs] | None = None,
+    ) -> None:
+        """``ranks``: those of the started processes that make up the job; None: all. ``known``: what this process has
+        measured before, and where; it is kept up."""
         self.wanted = choice(config)
         self.ranks = ranks
         self.costs: Costs | None = None
+        self._known = {} if known is None else known
         self._rank, self._size = config.rank, config.size
         self._patience = config.gloo_timeout_seconds
         self._communicator: Any = None
@@ -153,37 +150,48 @@ class Carrier:
         if self.ranks is not None:
             base = _group_communicator(MPI, tuple(self.ranks))
         self._communicator, request = base.Idup()
-        self._finish([_until(request)], deadline)
+        self._finish([until(request)], deadline)
         self._communicator.Set_errhandler(MPI.ERRORS_RETURN)
+
+    def known(self, hosts: Sequence[int]) -> Costs | None:
+        """What the job's ranks have agreed on before, when they were on these hosts, by rank."""
+        return self._known.get(self._place(hosts))
+
+    def agreed(self, hosts: Sequence[int], costs: Costs) -> None:
+        """Go by these costs, now and whenever the ranks meet again."""
+        self.costs = self._known[self._place(hosts)] = costs
+
+    def _place(self, hosts: Sequence[int]) -> Place:
+        ranks = range(self._size) if self.ranks is None else self.ranks
+        return self.library, tuple(ranks), tuple(hosts)
 
     @_where_mpi_may_be_called
     def measure(self, to: int | None, back: int | None, deadline: float) -> Costs | None:
-        """Time messages to the rank ``to`` while ``back`` times those to this one, and then an allreduce. Collective.
-        None if there was nothing to measure. Errors: MissingRanksError."""
+        """Time messages to the rank ``to`` while ``back`` times those to this one, and then MPI's own collectives.
+        Collective. None if there was nothing to measure. Errors: MissingRanksError."""
         trips: list[float] = []
         bursts: list[float] = []
-        tasks = [] if to is None else [self._time_messages(to, trips, bursts)]
-        self._finish([*tasks, *([] if back is None else [self._answer(back)])], deadline)
-        medians = []
-        for size, repeats in zip((_SMALL, _LARGE), _REPEATS, strict=True):
-            times: list[float] = []
-            self._finish([self._time_allreduce(size, repeats, times)], deadline)
-            medians.append(statistics.median(times))
-        if to is None:
-            return None
-        latency = statistics.median(trips[1:]) / 2
-        burst = max(min(bursts) - latency, 1e-6)
-        byte = max(medians[1] - medians[0], 1e-9) / (_LARGE - _SMALL)
-        return Costs((latency, _PIECE * _PIECES / burst), medians[0], byte)
+        own: list[Own] = []
+        tasks = [] if to is None else [time_messages(self._communicator, to, trips, bursts)]
+        tasks += [] if back is None else [answer(self._communicator, back)]
+        self._finish(tasks, deadline)
+        self._finish([time_collectives(self._MPI, self._communicator, own)], deadline)
+        return None if to is None else Costs(speed_of(trips, bursts), tuple(own))
 
     def description(self) -> dict[str, Any]:
         """What the core has to know: the fields of ``hp_mpi``."""
         MPI = self._MPI
         library = mpi_thread.library(MPI)
 
+        unused = next(
+            (names for start, names in _UNUSED.items() if self.library.startswith(start)), ()
+        )
+
         def address(name: str) -> int:
+            if name in unused:
+                return 0
             function = getattr(library, f"MPI_{name.capitalize()}", None)
-            if function is None and name not in _OPTIONAL:
+            if function is None and name not in _COLLECTIVES:
                 raise ValueError(f"{self.library} has no MPI_{name.capitalize()}")
             return ctypes.cast(function, ctypes.c_void_p).value or 0 if function else 0
 
@@ -200,7 +208,8 @@ class Carrier:
             "in_place": int(MPI.IN_PLACE) % 2**64,
             "dtypes": [handle(name) for name in _DTYPES],
             "ops": [handle(name) for name in _OPS],
-            **{name: address(name) for name in _FUNCTIONS},
+            **{name: address(name) for name in (*_FUNCTIONS, *_COLLECTIVES)},
+            "costs": self.costs.own if self.costs else (),
             "worker": mpi_thread.funnel(),
         }
 
@@ -212,48 +221,7 @@ class Carrier:
         with contextlib.suppress(self._MPI.Exception, TimeoutError):
             mpi_thread.run(communicator.Free, seconds=self._patience)
 
-    # ---- measuring ---------------------------------------------------------------------------------------------------
-
-    def _time_messages(
-        self, to: int, trips: list[float], bursts: list[float]
-    ) -> Generator[None, None, None]:
-        communicator = self._communicator
-        small, piece = bytearray(1), bytearray(_PIECE)
-        for _ in range(_PINGS):
-            began = time.perf_counter()
-            sent = communicator.Isend(small, to, _PING)
-            yield from _until(communicator.Irecv(bytearray(1), to, _ECHO))
-            trips.append(time.perf_counter() - began)
-            yield from _until(sent)
-        for _ in range(2):
-            began = time.perf_counter()
-            pieces = [communicator.Isend(piece, to, _BURST) for _ in range(_PIECES)]
-            yield from _until(communicator.Irecv(bytearray(1), to, _ACK))
-            bursts.append(time.perf_counter() - began)
-            for sent in pieces:
-                yield from _until(sent)
-
-    def _answer(self, back: int) -> Generator[None, None, None]:
-        communicator = self._communicator
-        buffers = [bytearray(_PIECE) for _ in range(_PIECES)]
-        for _ in range(_PINGS):
-            yield from _until(communicator.Irecv(buffers[0], back, _PING))
-            yield from _until(communicator.Isend(bytearray(1), back, _ECHO))
-        for _ in range(2):
-            for received in [communicator.Irecv(buffer, back, _BURST) for buffer in buffers]:
-                yield from _until(received)
-            yield from _until(communicator.Isend(bytearray(1), back, _ACK))
-
-    def _time_allreduce(
-        self, size: int, repeats: int, times: list[float]
-    ) -> Generator[None, None, None]:
-        MPI, buffer = self._MPI, [bytearray(size), self._MPI.FLOAT]
-        for _ in range(repeats):
-            began = time.perf_counter()
-            yield from _until(self._communicator.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM))
-            times.append(time.perf_counter() - began)
-
-    def _finish(self, tasks: Iterable[Generator[None, None, None]], deadline: float) -> None:
+    def _finish(self, tasks: Iterable[Steps], deadline: float) -> None:
         """Run them side by side."""
         running = list(tasks)
         while running:
@@ -261,12 +229,6 @@ class Carrier:
             if running and time.monotonic() > deadline:
                 raise MissingRanksError((), "MPI has not connected the ranks in time")
             os.sched_yield()
-
-
-def _until(request: Any) -> Generator[None, None, None]:
-    """Gives way until it has ended."""
-    while not request.Test():
-        yield
 
 
 _groups: dict[tuple[int, ...], Any] = {}
@@ -289,27 +251,3 @@ def _too_low(level: str) -> str:
         f"MPI's thread level is '{level}', which leaves it to the program's own thread: set mpi4py.rc.initialize = "
         "False before mpi4py.MPI is imported, so that horoplug initialises it, or leave mpi4py.rc.thread_level alone"
     )
-
-
-def agree(costs: Iterable[Sequence[Any] | None]) -> Costs | None:
-    """The medians of what was measured, rounded so that a report of them is exact; None if nothing was."""
-    known = [each for each in costs if each is not None]
-    if not known:
-        return None
-    median = statistics.median
-    return Costs(
-        (
-            round(median(each[0][0] for each in known), 7),
-            float(round(median(each[0][1] for each in known), -4)),
-        ),
-        round(median(each[1] for each in known), 7),
-        float(f"{median(each[2] for each in known):.3g}"),
-    )
-
-
-def is_faster(speed: Speed, tcp: Speed | None) -> bool:
-    """Whether messages of the size in which data travels take less time at this speed than over TCP."""
-    if tcp is None:
-        return True
-    bytes_ = 256 * 1024
-    return speed[0] + bytes_ / speed[1] < tcp[0] + bytes_ / tcp[1]

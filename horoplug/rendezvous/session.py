@@ -10,7 +10,8 @@ from horoplug.common.config import Config
 from . import mpi_thread
 from .hosts import host_key, interface_address
 from .mesh import Mesh, build_mesh
-from .mpi import Carrier
+from .mpi import Carrier, Place
+from .mpi_measure import Costs
 from .server import StoreServer
 from .store import StoreClient
 
@@ -26,6 +27,7 @@ class Rendezvous:
         self._config = config
         self._server = server
         self._client: StoreClient | None = None
+        self._costs_of_mpi: dict[Place, Costs] = {}
         if config.size == 1:
             return
         if config.rendezvous_addr is None or config.rendezvous_port is None:
@@ -80,7 +82,7 @@ class Rendezvous:
             data_timeout=config.gloo_timeout_seconds,
             interface=config.gloo_iface,
             streams=config.num_streams,
-            carrier=Carrier(config, ranks),
+            carrier=Carrier(config, ranks, self._costs_of_mpi),
         )
 
     def failed(self) -> None:

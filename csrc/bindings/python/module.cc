@@ -231,6 +231,17 @@ hp_mpi to_mpi(const py::dict& fields) {
   mpi.finalized = address("finalized");
   mpi.error_string = address("error_string");
   mpi.iallreduce = address("iallreduce");
+  mpi.ibcast = address("ibcast");
+  mpi.iallgatherv = address("iallgatherv");
+  mpi.ialltoallv = address("ialltoallv");
+  mpi.ireduce_scatter = address("ireduce_scatter");
+  mpi.ibarrier = address("ibarrier");
+  // By hp_op.
+  const auto costs = fields["costs"].cast<std::vector<std::pair<double, double>>>();
+  if (costs.size() > HP_OP_COUNT) throw py::value_error("costs of MPI");
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    std::tie(mpi.latencies[i], mpi.byte_times[i]) = costs[i];
+  }
   const py::object worker = fields["worker"];
   mpi.worker = worker.is_none() ? nullptr : worker.cast<const Worker&>().get();
   return mpi;
@@ -246,7 +257,7 @@ class Engine {
          int progress_cpu, bool separate_groups, const std::string& process_sets, int plan_after,
          std::int64_t bucket_bytes, const std::map<int, std::vector<std::int32_t>>& lanes,
          double link_latency, double link_bandwidth, const Autotune& autotune,
-         const std::optional<py::dict>& mpi, double mpi_latency, double mpi_byte_time)
+         const std::optional<py::dict>& mpi)
       : log_callable_(std::move(log)), generation_(fork_generation) {
     std::vector<hp_peer> table;
     table.reserve(peers.size());
@@ -285,8 +296,6 @@ class Engine {
     config.link_bandwidth = link_bandwidth;
     const hp_mpi library = mpi ? to_mpi(*mpi) : hp_mpi{};
     if (mpi) config.mpi = &library;
-    config.mpi_latency = mpi_latency;
-    config.mpi_byte_time = mpi_byte_time;
     const auto& [mode, fixed, warmup, steps, samples, tuning_log] = autotune;
     config.autotune = mode;
     config.autotune_fixed = fixed;
@@ -705,7 +714,7 @@ PYBIND11_MODULE(_native, module) {
                     const std::optional<std::string>&, int, py::object, int, bool,
                     const std::string&, int, std::int64_t,
                     const std::map<int, std::vector<std::int32_t>>&, double, double,
-                    const horoplug::Autotune&, const std::optional<py::dict>&, double, double>(),
+                    const horoplug::Autotune&, const std::optional<py::dict>&>(),
            py::kw_only(), "rank"_a, "size"_a, "host"_a, "peers"_a, "segment_fd"_a = -1,
            "doorbell_fd"_a = -1, "fusion_threshold"_a = 0, "cache_capacity"_a = 0,
            "stall_check_time"_a = 0.0, "stall_shutdown_time"_a = 0.0, "data_timeout"_a = 0.0,
@@ -714,8 +723,7 @@ PYBIND11_MODULE(_native, module) {
            "separate_groups"_a = false, "process_sets"_a = "", "plan_after"_a = 0,
            "bucket_bytes"_a = 0, "lanes"_a = std::map<int, std::vector<std::int32_t>>{},
            "link_latency"_a = 0.0, "link_bandwidth"_a = 0.0,
-           "autotune"_a = horoplug::Autotune{0, 0, 0, 0, 0, ""}, "mpi"_a = py::none(),
-           "mpi_latency"_a = 0.0, "mpi_byte_time"_a = 0.0)
+           "autotune"_a = horoplug::Autotune{0, 0, 0, 0, 0, ""}, "mpi"_a = py::none())
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
            "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)

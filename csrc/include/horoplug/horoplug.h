@@ -135,15 +135,24 @@ typedef struct hp_mpi {
   uint64_t byte;                    /* MPI_BYTE */
   void* in_place;                   /* MPI_IN_PLACE */
   uint64_t dtypes[HP_DTYPE_COUNT];  /* MPI's types by hp_dtype, and operations by hp_reduce_op, */
-  uint64_t ops[HP_REDUCE_OP_COUNT]; /* for MPI's own allreduce; 0: MPI has none, or not used */
+  uint64_t ops[HP_REDUCE_OP_COUNT]; /* for MPI's own reductions; 0: MPI has none, or not used */
   void* isend;                      /* MPI_Isend */
   void* irecv;
   void* test;
   void* cancel;
   void* finalized;
   void* error_string;
-  void* iallreduce;  /* NULL: MPI's own collectives are not used */
-  hp_worker* worker; /* NULL: none. May be freed before the engine is */
+  void* iallreduce; /* MPI's own collectives; NULL: that one is not used */
+  void* ibcast;
+  void* iallgatherv;
+  void* ialltoallv;
+  void* ireduce_scatter;
+  void* ibarrier;
+  double
+      latencies[HP_OP_COUNT]; /* seconds that MPI's own collective of next to nothing takes over */
+  double byte_times[HP_OP_COUNT]; /* all ranks, by hp_op, and each byte more; the same on all ranks.
+                                     0: a guess */
+  hp_worker* worker;              /* NULL: none. May be freed before the engine is */
 } hp_mpi;
 
 /* All times in seconds. Zero means the default; negative means "never" where that makes sense. */
@@ -188,8 +197,6 @@ typedef struct hp_config {
   double link_latency;      /* seconds that a message between hosts takes, as measured, and */
   double link_bandwidth;    /* bytes per second; the same on all ranks. Default: a guess */
   const hp_mpi* mpi;        /* carries the data between hosts; NULL: the peers' connections do */
-  double mpi_latency;       /* seconds that MPI's own allreduce of next to nothing takes over all */
-  double mpi_byte_time;     /* ranks, and each byte more; the same on all ranks. Default: a guess */
   const char* const* gpu_files; /* libraries of CUDA to try, see hp_gpu_facts */
   int32_t gpu_file_count;
   int32_t local_rank; /* its GPU, if it has joined before it had any tensor on one */

@@ -73,6 +73,23 @@ class Funnel final : public Mpi {
   Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
     return begin([=](Mpi& mpi) { return mpi.allreduce(data, elements, dtype, op); });
   }
+  Request broadcast(void* data, std::size_t bytes, int root) override {
+    return begin([=](Mpi& mpi) { return mpi.broadcast(data, bytes, root); });
+  }
+  Request allgather(void* data, const Parts& parts) override {
+    return begin([=](Mpi& mpi) { return mpi.allgather(data, parts); });
+  }
+  Request alltoall(const void* input, const Parts& sent, void* output,
+                   const Parts& received) override {
+    return begin([=](Mpi& mpi) { return mpi.alltoall(input, sent, output, received); });
+  }
+  Request reducescatter(const void* input, void* output, const int* elements, DType dtype,
+                        ReduceOp op) override {
+    return begin([=](Mpi& mpi) { return mpi.reducescatter(input, output, elements, dtype, op); });
+  }
+  Request barrier() override {
+    return begin([](Mpi& mpi) { return mpi.barrier(); });
+  }
 
   bool test(Request& request) override {
     if (!request.open) return true;
@@ -100,6 +117,7 @@ class Funnel final : public Mpi {
   }
 
   // These ask no MPI, or any thread may.
+  bool has(OpKind kind) const override { return calls_->mpi->has(kind); }
   bool can_reduce(DType dtype, ReduceOp op) const override {
     return calls_->mpi->can_reduce(dtype, op);
   }

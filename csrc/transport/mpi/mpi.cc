@@ -61,6 +61,11 @@ class MpiOf final : public Mpi {
         cancel_(function<Cancel>(mpi.cancel)),
         finalized_(function<Finalized>(mpi.finalized)),
         iallreduce_(function<Iallreduce>(mpi.iallreduce)),
+        ibcast_(function<Ibcast>(mpi.ibcast)),
+        iallgatherv_(function<Iallgatherv>(mpi.iallgatherv)),
+        ialltoallv_(function<Ialltoallv>(mpi.ialltoallv)),
+        ireduce_scatter_(function<IreduceScatter>(mpi.ireduce_scatter)),
+        ibarrier_(function<Ibarrier>(mpi.ibarrier)),
         communicator_(handle(mpi.communicator)),
         byte_(handle(mpi.byte)),
         in_place_(mpi.in_place) {
@@ -94,13 +99,61 @@ class MpiOf final : public Mpi {
     check(cancel_(&open));
     request.handle = number(open);
   }
+  bool has(OpKind kind) const override {
+    switch (kind) {
+      case OpKind::kAllreduce:
+        return iallreduce_ != nullptr;
+      case OpKind::kBroadcast:
+        return ibcast_ != nullptr;
+      case OpKind::kAllgather:
+        return iallgatherv_ != nullptr;
+      case OpKind::kAlltoall:
+        return ialltoallv_ != nullptr;
+      case OpKind::kReducescatter:
+        return ireduce_scatter_ != nullptr;
+      case OpKind::kBarrier:
+        return ibarrier_ != nullptr;
+      default:
+        return false;
+    }
+  }
   bool can_reduce(DType dtype, ReduceOp op) const override {
-    return iallreduce_ != nullptr && type_of(dtype) != Handle{} && op_of(op) != Handle{};
+    return type_of(dtype) != Handle{} && op_of(op) != Handle{};
   }
   Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
     Handle request{};
     check(iallreduce_(in_place_, data, static_cast<int>(elements), type_of(dtype), op_of(op),
                       communicator_, &request));
+    return {number(request), true};
+  }
+  Request broadcast(void* data, std::size_t bytes, int root) override {
+    Handle request{};
+    check(ibcast_(data, static_cast<int>(bytes), byte_, root, communicator_, &request));
+    return {number(request), true};
+  }
+  Request allgather(void* data, const Parts& parts) override {
+    Handle request{};
+    check(iallgatherv_(in_place_, 0, byte_, data, parts.sizes, parts.begins, byte_, communicator_,
+                       &request));
+    return {number(request), true};
+  }
+  Request alltoall(const void* input, const Parts& sent, void* output,
+                   const Parts& received) override {
+    Handle request{};
+    check(ialltoallv_(input, sent.sizes, sent.begins, byte_, output, received.sizes,
+                      received.begins, byte_, communicator_, &request));
+    return {number(request), true};
+  }
+  Request reducescatter(const void* input, void* output, const int* elements, DType dtype,
+                        ReduceOp op) override {
+    Handle request{};
+    check(ireduce_scatter_(input, output, elements, type_of(dtype), op_of(op), communicator_,
+                           &request));
+    return {number(request), true};
+  }
+  Request barrier() override {
+    Handle request{};
+    check(ibarrier_(communicator_, &request));
     return {number(request), true};
   }
   bool finalized() const override {
@@ -115,6 +168,13 @@ class MpiOf final : public Mpi {
   using Cancel = int (*)(Handle*);
   using Finalized = int (*)(int*);
   using Iallreduce = int (*)(const void*, void*, int, Handle, Handle, Handle, Handle*);
+  using Ibcast = int (*)(void*, int, Handle, int, Handle, Handle*);
+  using Iallgatherv = int (*)(const void*, int, Handle, void*, const int*, const int*, Handle,
+                              Handle, Handle*);
+  using Ialltoallv = int (*)(const void*, const int*, const int*, Handle, void*, const int*,
+                             const int*, Handle, Handle, Handle*);
+  using IreduceScatter = int (*)(const void*, void*, const int*, Handle, Handle, Handle, Handle*);
+  using Ibarrier = int (*)(Handle, Handle*);
 
   template <typename Function>
   static Function function(void* address) {
@@ -147,6 +207,11 @@ class MpiOf final : public Mpi {
   const Cancel cancel_;
   const Finalized finalized_;
   const Iallreduce iallreduce_;
+  const Ibcast ibcast_;
+  const Iallgatherv iallgatherv_;
+  const Ialltoallv ialltoallv_;
+  const IreduceScatter ireduce_scatter_;
+  const Ibarrier ibarrier_;
   const Handle communicator_;
   const Handle byte_;
   void* const in_place_;

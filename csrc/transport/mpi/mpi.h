@@ -38,9 +38,29 @@ class Mpi {
   // It ends soon, if nothing has come; test() tells when.
   virtual void cancel(Request& request) = 0;
 
-  // A reduction over all ranks in place. Which ones MPI knows: can_reduce().
+  // MPI's own collectives, over all ranks, which begin them in the same order. Which ones there
+  // are, and what they can reduce:
+  virtual bool has(OpKind kind) const = 0;
   virtual bool can_reduce(DType dtype, ReduceOp op) const = 0;
+
+  // Parts of a buffer by rank, in bytes. The two arrays, too, must stay until the request has
+  // ended.
+  struct Parts {
+    const int* sizes;
+    const int* begins;
+  };
+
+  // In place.
   virtual Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) = 0;
+  virtual Request broadcast(void* data, std::size_t bytes, int root) = 0;
+  // This rank's part is in its place.
+  virtual Request allgather(void* data, const Parts& parts) = 0;
+  virtual Request alltoall(const void* input, const Parts& sent, void* output,
+                           const Parts& received) = 0;
+  // `elements`: of each rank's part, by rank; must stay until the request has ended.
+  virtual Request reducescatter(const void* input, void* output, const int* elements, DType dtype,
+                                ReduceOp op) = 0;
+  virtual Request barrier() = 0;
 
   // After that, nothing may be called. As in MPI itself, any thread may ask, at any time.
   virtual bool finalized() const = 0;
@@ -48,7 +68,7 @@ class Mpi {
   // What is still open is left to MPI: nobody asks for it any more.
   virtual void close() {}
 
-  // More elements than this do not fit into the int with which MPI counts.
+  // More elements than this, or bytes, do not fit into the int with which MPI counts.
   static constexpr std::size_t kMostElements = std::size_t{1} << 30;
 };
 

@@ -1,0 +1,215 @@
+// MPIs of a few lines within this process, for tests of what is above transport/mpi.
+#pragma once
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
+
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "collectives/partition.h"
+#include "device/cpu/kernels.h"
+#include "transport/mpi/mpi.h"
+
+namespace horoplug::testing {
+
+// Memory that is left to MPI for good does not count as lost.
+inline void left_to_mpi([[maybe_unused]] const void* memory) {
+#if defined(__SANITIZE_ADDRESS__)
+  __lsan_ignore_object(memory);
+#endif
+}
+
+// An MPI of which a test overrides what it expects to be called.
+class NoMpi : public Mpi {
+ public:
+  Request send(const void*, std::size_t, int) override { refuse(); }
+  Request receive(void*, std::size_t, int) override { refuse(); }
+  bool test(Request&) override { refuse(); }
+  void cancel(Request&) override { refuse(); }
+  bool has(OpKind) const override { return false; }
+  bool can_reduce(DType, ReduceOp) const override { return false; }
+  Request allreduce(void*, std::size_t, DType, ReduceOp) override { refuse(); }
+  Request broadcast(void*, std::size_t, int) override { refuse(); }
+  Request allgather(void*, const Parts&) override { refuse(); }
+  Request alltoall(const void*, const Parts&, void*, const Parts&) override { refuse(); }
+  Request reducescatter(const void*, void*, const int*, DType, ReduceOp) override { refuse(); }
+  Request barrier() override { refuse(); }
+  bool finalized() const override { return false; }
+
+ private:
+  [[noreturn]] static void refuse() { throw std::logic_error("a call that nobody expects"); }
+};
+
+// What the ranks of a job have begun, in order. Nothing moves before the last rank has come, as if
+// all data came at once, and arguments are looked at only then.
+struct FakeJob {
+  struct Arguments {
+    const void* input = nullptr;
+    void* output = nullptr;
+    std::size_t count = 0;
+    Mpi::Parts sent{};
+    Mpi::Parts received{};
+    const int* elements = nullptr;
+    int root = 0;
+    DType dtype = DType::kUInt8;
+    ReduceOp op = ReduceOp::kSum;
+  };
+  struct Step {
+    OpKind kind;
+    int missing;
+    std::vector<Arguments> by_rank;
+  };
+
+  explicit FakeJob(int ranks) : size(ranks), next(static_cast<std::size_t>(ranks), 0) {}
+
+  std::uint64_t begin(int rank, OpKind kind, const Arguments& arguments) {
+    const std::size_t number = next[static_cast<std::size_t>(rank)]++;
+    if (number == steps.size()) {
+      steps.push_back({kind, size, std::vector<Arguments>(static_cast<std::size_t>(size))});
+    }
+    Step& step = steps[number];
+    if (step.kind != kind) throw std::logic_error("ranks begin different collectives");
+    step.by_rank[static_cast<std::size_t>(rank)] = arguments;
+    if (--step.missing == 0) run(step);
+    return number + 1;
+  }
+  static void copy(void* to, int at, const void* from, int begin, int bytes) {
+    std::memcpy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + begin,
+                static_cast<std::size_t>(bytes));
+  }
+  // All inputs reduced, in memory of its own.
+  static std::vector<std::byte> reduced(const Step& step, std::size_t elements) {
+    const Arguments& any = step.by_rank.front();
+    std::vector<const void*> inputs;
+    for (const Arguments& each : step.by_rank) inputs.push_back(each.input);
+    std::vector<std::byte> result(elements * dtype_size(any.dtype));
+    kernels().reduce[static_cast<int>(any.op)][static_cast<int>(any.dtype)](
+        result.data(), inputs.data(), inputs.size(), elements, Finish{});
+    return result;
+  }
+  static void run(Step& step) {
+    auto& ranks = step.by_rank;
+    switch (step.kind) {
+      case OpKind::kAllreduce: {
+        const auto result = reduced(step, ranks.front().count);
+        for (Arguments& each : ranks) std::memcpy(each.output, result.data(), result.size());
+        break;
+      }
+      case OpKind::kBroadcast: {
+        const auto& from = ranks[static_cast<std::size_t>(ranks.front().root)];
+        for (Arguments& each : ranks) {
+          if (each.root != ranks.front().root) throw std::logic_error("roots differ");
+          if (each.count != from.count) throw std::logic_error("sizes differ");
+          if (&each != &from) std::memcpy(each.output, from.output, from.count);
+        }
+        break;
+      }
+      case OpKind::kAllgather:
+        for (std::size_t from = 0; from < ranks.size(); ++from) {
+          for (std::size_t to = 0; to < ranks.size(); ++to) {
+            const Mpi::Parts& parts = ranks[to].received;
+            const Mpi::Parts& own = ranks[from].received;
+            if (own.sizes[from] != parts.sizes[from]) throw std::logic_error("sizes differ");
+            if (to == from) continue;
+            copy(ranks[to].output, parts.begins[from], ranks[from].output, own.begins[from],
+                 parts.sizes[from]);
+          }
+        }
+        break;
+      case OpKind::kAlltoall:
+        for (std::size_t from = 0; from < ranks.size(); ++from) {
+          for (std::size_t to = 0; to < ranks.size(); ++to) {
+            const int bytes = ranks[from].sent.sizes[to];
+            if (bytes != ranks[to].received.sizes[from]) throw std::logic_error("sizes differ");
+            copy(ranks[to].output, ranks[to].received.begins[from], ranks[from].input,
+                 ranks[from].sent.begins[to], bytes);
+          }
+        }
+        break;
+      case OpKind::kReducescatter: {
+        std::size_t all = 0;
+        for (std::size_t i = 0; i < ranks.size(); ++i) {
+          all += static_cast<std::size_t>(ranks.front().elements[i]);
+        }
+        const auto result = reduced(step, all);
+        std::size_t at = 0;
+        for (std::size_t i = 0; i < ranks.size(); ++i) {
+          const std::size_t bytes =
+              static_cast<std::size_t>(ranks[i].elements[i]) * dtype_size(ranks[i].dtype);
+          if (bytes > 0) std::memcpy(ranks[i].output, result.data() + at, bytes);
+          at += bytes;
+        }
+        break;
+      }
+      default:
+        break;
+    }
+  }
+
+  const int size;
+  std::vector<std::size_t> next;  // by rank: how many it has begun
+  std::deque<Step> steps;
+};
+
+// One rank's view of it.
+class FakeMpi final : public NoMpi {
+ public:
+  FakeMpi(FakeJob& job, int rank) : job_(job), rank_(rank) {}
+
+  bool has(OpKind kind) const override { return kind != missing; }
+  bool can_reduce(DType dtype, ReduceOp op) const override {
+    return dtype != DType::kBFloat16 && op != ReduceOp::kAdasum;
+  }
+  bool test(Request& request) override {
+    if (fails) throw std::system_error(std::make_error_code(std::errc::io_error));
+    request.open = job_.steps[request.handle - 1].missing > 0;
+    return !request.open;
+  }
+  Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
+    return begin(OpKind::kAllreduce,
+                 {.input = data, .output = data, .count = elements, .dtype = dtype, .op = op});
+  }
+  Request broadcast(void* data, std::size_t bytes, int root) override {
+    return begin(OpKind::kBroadcast, {.output = data, .count = bytes, .root = root});
+  }
+  Request allgather(void* data, const Parts& parts) override {
+    return begin(OpKind::kAllgather, {.output = data, .received = parts});
+  }
+  Request alltoall(const void* input, const Parts& sent, void* output,
+                   const Parts& received) override {
+    return begin(OpKind::kAlltoall,
+                 {.input = input, .output = output, .sent = sent, .received = received});
+  }
+  Request reducescatter(const void* input, void* output, const int* elements, DType dtype,
+                        ReduceOp op) override {
+    return begin(
+        OpKind::kReducescatter,
+        {.input = input, .output = output, .elements = elements, .dtype = dtype, .op = op});
+  }
+  Request barrier() override { return begin(OpKind::kBarrier, {}); }
+
+  OpKind missing = OpKind::kJoin;  // a collective that it does not have
+  bool fails = false;
+  FakeJob::Arguments last;  // what it was given last
+
+ private:
+  Request begin(OpKind kind, const FakeJob::Arguments& arguments) {
+    last = arguments;
+    // MPICH looks at the addresses even of nothing.
+    if (arguments.input != nullptr && arguments.input == arguments.output &&
+        kind != OpKind::kAllreduce) {
+      throw std::logic_error("buffers must not be aliased");
+    }
+    return {job_.begin(rank_, kind, arguments), true};
+  }
+
+  FakeJob& job_;
+  const int rank_;
+};
+
+}  // namespace horoplug::testing
