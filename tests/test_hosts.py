@@ -11,13 +11,11 @@ import time
 
 import psutil
 import pytest
+from mpi_jobs import between_hosts
+from mpi_jobs import place as place
 from netns import Cluster, cluster_fixture, finish, why_not
 from netns import nothing_left as nothing_left
 from support import ROOT, until
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from harness import mpi
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -158,33 +156,39 @@ MPIRUN = {
     "openmpi": [
         *("--prtemca", "plm_ssh_agent", "{rsh}", "--map-by", "ppr:2:node", "--bind-to", "none"),
         *("--mca", "btl_tcp_if_include", "eth0", "-H", "h0:2,h1:2"),
+        *("-x", "HOROVOD_CPU_OPERATIONS", "-x", "MPI4PY_LIBMPI"),
     ],
     "mpich": ["-launcher-exec", "{rsh}", "-iface", "eth0", "-hosts", "h0:2,h1:2"],
+    "impi": [
+        *("-bootstrap-exec", "{rsh}", "-iface", "eth0", "-hosts", "h0,h1", "-ppn", 2),
+    ],
 }
 
 
-@pytest.mark.parametrize("kind", MPIRUN)
-def test_mpirun(cluster, kind):
-    """Ranks find each other over MPI, and talk over TCP."""
+@pytest.mark.parametrize("way", ["mpi", "gloo"])
+def test_mpirun(cluster, place, way):
+    """Ranks find each other over MPI, and talk over MPI or TCP."""
     pytest.importorskip("mpi4py")
-    place = mpi.find(kind)
-    if place is None:
-        pytest.skip(f"{kind} is not installed: make mpi")
     program = """
 from mpi4py import MPI
 import numpy as np
 import horoplug as hvd
+from horoplug.common.context import context
 hvd.init()
-assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
+for count in 10, 100_000:
+    assert hvd.allreduce(np.ones(count), op=hvd.Sum).tolist() == [4] * count
 place = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
-print(f"{place} on {MPI.Get_processor_name()}\\n", end="", flush=True)
+way = "gloo" if context.mesh().mpi is None else "mpi"
+print(f"{place} on {MPI.Get_processor_name()} {way}\\n", end="", flush=True)
 """
-    variables = {k: v for k, v in place.environment().items() if "oversub" not in k + v}
-    flags = [word.format(rsh=cluster.rsh) for word in MPIRUN[kind]]
+    variables = between_hosts(place.environment()) | {"HOROVOD_CPU_OPERATIONS": way}
+    flags = [str(word).format(rsh=cluster.rsh) for word in MPIRUN[place.name]]
     command = [place.mpirun, *flags, "-np", 4, sys.executable, "-c", program]
     code, out, err = finish(cluster.popen(0, *command, env=variables), 60)
     assert code == 0, (out, err)
-    expected = {f"({rank}, {rank % 2}, 2, {rank // 2}, 2) on h{rank // 2}" for rank in range(4)}
+    expected = {
+        f"({rank}, {rank % 2}, 2, {rank // 2}, 2) on h{rank // 2} {way}" for rank in range(4)
+    }
     assert set(out.splitlines()) == expected
 
 
