@@ -299,6 +299,13 @@ def test_no_mpirun(path, flags, message):
     assert message in done.stderr
 
 
+def test_ssh_that_asks_nothing_and_notices_the_end_of_a_host(path):
+    path("mpirun", 'case $1 in --version) echo "mpirun (Open MPI) 5.0.1";; *) echo "$@";; esac')
+    done = launch("--mpi", "-np", 2, "-H", "a:2", "train", env=path.env)
+    wanted = "-o BatchMode=yes -o StrictHostKeyChecking=accept-new -o ServerAliveInterval=5"
+    assert f"--mca plm_ssh_args {wanted} " in done.stdout, done
+
+
 def test_an_mpirun_that_nobody_knows(path):
     path("mpirun", "echo; echo My MPI 1.0")
     done = launch("--mpi", "-np", 2, "train", env=path.env)
