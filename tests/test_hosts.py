@@ -293,12 +293,23 @@ def test_the_network_that_all_have(two_networks):
 
 def test_no_common_network():
     with Cluster(3, [[0, 1], [0], [1]]) as cluster:
-        done = cluster.launch(0, "-np", 2, "-H", "h1,h2", "true")
-        text = one_line(done)
+        text = refused(cluster, "true", hosts="h1,h2")
         assert "no address of this host is reached by all others: " in text
         assert "h1 reaches it at 10.214.0.1; h2 reaches it at 10.214.1.1" in text
-        assert done.returncode == 1
         cluster.wait_gone()
+
+
+def test_a_name_that_only_ssh_knows_here(cluster, tmp_path):
+    """An alias of the launching user's, which is no name to the resolver, here or there."""
+    config = tmp_path / "config"
+    own = (cluster.folder / "ssh_config").read_text()
+    config.write_text(f"Host worker\n    HostName {cluster.address(2)}\n{own}")
+    flags = ["-np", 3, "-H", "h0,worker:2", "--ssh", f"ssh -F {config}"]
+    done = cluster.launch(0, *flags, sys.executable, "-c", COLLECTIVES)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = sorted(json.loads(line.partition(":")[2]) for line in done.stdout.splitlines())
+    assert [row[-2] for row in rows] == ["h0", "worker", "worker"]
+    assert len({row[-1] for row in rows}) == 2
 
 
 # ---- what is wrong at the start --------------------------------------------------------------------------------------
