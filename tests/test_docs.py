@@ -2,8 +2,8 @@
 
 A block that is marked ``sh run`` is run as it stands, in a folder with a small train.py. Further words say what it
 needs: ``checkout`` is run in the checkout, ``mpi`` with an MPI's mpirun, ``openmpi`` and ``mpich`` with that one's,
-``torch`` where PyTorch is, ``hosts`` on the first of two hosts, ``slurm`` is a script for sbatch, ``slurm-shell`` is
-run where Slurm's programs are."""
+``torch`` where PyTorch is, ``hosts`` on the first of two hosts, ``each`` on both of them, ``slurm`` is a script for
+sbatch, ``slurm-shell`` is run where Slurm's programs are."""
 
 import ast
 import importlib.util
@@ -29,7 +29,18 @@ __all__ = ["slurm"]  # a fixture
 
 HOSTFILE = ROOT / "docs/launch-ssh.md"
 PAGES = sorted(ROOT.glob("docs/launch*.md"))
-KNOWN = {"run", "checkout", "hosts", "mpi", "mpich", "openmpi", "torch", "slurm", "slurm-shell"}
+KNOWN = {
+    "run",
+    "checkout",
+    "each",
+    "hosts",
+    "mpi",
+    "mpich",
+    "openmpi",
+    "torch",
+    "slurm",
+    "slurm-shell",
+}
 
 TRAIN = """
 import sys
@@ -118,7 +129,11 @@ def run_on_hosts(cluster, block, variables):
     rack = re.findall(r"^    .*(?:rack|node\d).*\n", HOSTFILE.read_text(), re.MULTILINE)
     assert len(rack) == 4
     Path("hosts.txt").write_text("".join(rack))
-    return finish(cluster.popen(0, "bash", "-ec", block.text, env=variables), 100)
+    hosts = (0, 1) if "each" in block.words else (0,)
+    started = [cluster.popen(host, "bash", "-ec", block.text, env=variables) for host in hosts]
+    ends = [finish(process, 100) for process in started]
+    assert not any(status for status, _, _ in ends), ends
+    return "".join(output for _, output, _ in ends)
 
 
 @pytest.mark.parametrize("block", TO_RUN, ids=str)
@@ -134,9 +149,7 @@ def test_run(block, tmp_path, request, monkeypatch):
     if "hosts" in block.words:
         monkeypatch.chdir(tmp_path)
         cluster = request.getfixturevalue("cluster")
-        status, output, errors = run_on_hosts(cluster, block, variables)
-        assert status == 0, output + errors
-        check(block, output)
+        check(block, run_on_hosts(cluster, block, variables))
         cluster.wait_gone()
         return
     command = ["bash", "-e", "-o", "pipefail", "-c", block.text]

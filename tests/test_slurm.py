@@ -7,6 +7,7 @@ import pytest
 from mpi_jobs import find, no_files_of_mpi, on_hosts, place
 from slurm_daemons import HOST, batch, slurm
 from starters import JOB
+from support import ROOT
 
 __all__ = ["no_files_of_mpi", "place", "slurm"]  # fixtures
 
@@ -25,6 +26,13 @@ def test_two_nodes(slurm):
     status, output = slurm("srun", "-N", "2", "-n", "4", sys.executable, "-c", JOB)
     assert status == 0, output
     assert done(output) == [f"{rank} of 4" for rank in range(4)]
+
+
+def test_the_benchmark(slurm):
+    command = ("srun", "-N", "2", "-n", "4", sys.executable, ROOT / "benchmarks/allreduce.py")
+    status, output = slurm(*command, "-b", "8", "-e", "4K", "-f", "16", "-n", "5")
+    assert status == 0, output
+    assert "# wrong results: 0" in output
 
 
 def test_a_batch_script(slurm, tmp_path):
