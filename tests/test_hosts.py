@@ -464,6 +464,30 @@ def test_a_host_that_hangs_at_the_start(cluster, tmp_path):
     assert text == "no answer from h1, h2 within 3 s"
 
 
+SLOW = """
+import socket, sys, time
+known = socket.getaddrinfo
+def slow(name, *args, **more):
+    if name == "nowhere":
+        with open(sys.argv[1], "a") as file: file.write("x")
+        time.sleep(60)
+    return known(name, *args, **more)
+socket.getaddrinfo = slow
+from horoplug.runner import launch
+sys.exit(launch.main(sys.argv[2:]))
+"""
+
+
+def test_a_resolver_that_does_not_answer(cluster, tmp_path):
+    """It is asked once, ssh waits for it, too, and all that counts as a part of the start."""
+    flags = ["--start-timeout", 4, "--ssh", "sh -c 'sleep 60'"]
+    asked = tmp_path / "asked"
+    command = [sys.executable, "-c", SLOW, asked, *flags, "-np", 2, "-H", "h0,nowhere", "true"]
+    code, out, err = finish(cluster.popen(0, *command))
+    assert (code, out, err) == (1, "", "horovodrun: no answer from nowhere within 4 s\n")
+    assert asked.read_text() == "x"
+
+
 def test_a_host_that_vanishes_at_the_start(cluster, tmp_path):
     """Its link goes down when the agent has begun there."""
     began = tmp_path / "began"
