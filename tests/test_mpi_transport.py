@@ -401,7 +401,7 @@ def kill(job, folder: Path, number: int) -> int:
 
 @pytest.mark.parametrize("algorithm", ["pairwise", "mpi"])
 def test_a_rank_that_dies(one_of_two, tmp_path, algorithm):
-    """Everybody else hears which one it was, and all processes end. (MPICH may end them before they say so.)"""
+    """Everybody else hears which one it was, and all processes end. (MPICH's mpirun may end them before they say so.)"""
     kept = one_of_two.name == "openmpi"
     options = ["--continuous" if kept else "-disable-auto-cleanup"]
     job = start(one_of_two, tmp_path, "dies", algorithm, options, **NO_LIMITS)
