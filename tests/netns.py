@@ -76,7 +76,8 @@ def why_not() -> str:
 
 class Cluster:
     """So many hosts, ``h0`` and on. ``networks``: for each, the networks that it is in; ``devices``: the name of its
-    links without number, for hosts that call them otherwise than ``eth``; ``ipv6``: there are no other addresses."""
+    links without number, for hosts that call them otherwise than ``eth``; ``ipv6``: there are no other addresses;
+    ``names``: other ones."""
 
     def __init__(
         self,
@@ -84,9 +85,10 @@ class Cluster:
         networks: Sequence[Sequence[int]] | None = None,
         devices: Sequence[str] | None = None,
         ipv6: bool = False,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.ipv6 = ipv6
-        self.names = [f"h{i}" for i in range(hosts)]
+        self.names = list(names or [f"h{i}" for i in range(hosts)])
         self.networks = [list(one) for one in networks or [[0]] * hosts]
         self.devices = list(devices or ["eth"] * hosts)
         self.prefix = f"hpt{secrets.token_hex(4)}"

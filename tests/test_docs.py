@@ -1,8 +1,9 @@
 """What the pages about starting a job say: their commands run, and what cannot run here at least parses.
 
 A block that is marked ``sh run`` is run as it stands, in a folder with a small train.py. Further words say what it
-needs: ``checkout`` is run in the checkout, ``mpi`` with an MPI's mpirun, ``torch`` where PyTorch is, ``slurm`` is a
-script for sbatch, ``slurm-shell`` is run where Slurm's programs are."""
+needs: ``checkout`` is run in the checkout, ``mpi`` with an MPI's mpirun, ``openmpi`` and ``mpich`` with that one's,
+``torch`` where PyTorch is, ``hosts`` on the first of two hosts, ``each`` on both of them, ``slurm`` is a script for
+sbatch, ``slurm-shell`` is run where Slurm's programs are."""
 
 import ast
 import importlib.util
@@ -10,9 +11,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from netns import Cluster, finish, why_not
 from slurm_daemons import batch, slurm
 from support import ROOT, environment
 
@@ -24,8 +27,20 @@ from harness import mpi
 
 __all__ = ["slurm"]  # a fixture
 
+HOSTFILE = ROOT / "docs/launch-ssh.md"
 PAGES = sorted(ROOT.glob("docs/launch*.md"))
-KNOWN = {"run", "checkout", "mpi", "torch", "slurm", "slurm-shell"}
+KNOWN = {
+    "run",
+    "checkout",
+    "each",
+    "hosts",
+    "mpi",
+    "mpich",
+    "openmpi",
+    "torch",
+    "slurm",
+    "slurm-shell",
+}
 
 TRAIN = """
 import sys
@@ -75,9 +90,9 @@ def variables_of(block, tmp_path):
     variables = {"XDG_CONFIG_HOME": str(tmp_path)}
     if "torch" in block.words and importlib.util.find_spec("torch") is None:
         pytest.skip("needs PyTorch")
-    if "mpi" in block.words:
+    if kinds := [kind for kind in mpi.KINDS if {"mpi", kind} & {*block.words}]:
         pytest.importorskip("mpi4py")
-        found = next(filter(None, map(mpi.find, mpi.KINDS)), None)
+        found = next(filter(None, map(mpi.find, kinds)), None)
         if found is None:
             pytest.skip("needs an MPI: make mpi")
         variables |= found.environment()
@@ -99,8 +114,30 @@ def check(block, output):
         assert "Launcher:" in output
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    if why_not():
+        pytest.skip(why_not())
+    with Cluster(2, devices=["ib", "ib"], names=["node1", "node2"]) as made:
+        yield made
+
+
+def run_on_hosts(cluster, block, variables):
+    """As somebody whose ssh asks nothing, and whose MPI passes on which library it is."""
+    agents = ("PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC")
+    variables = dict.fromkeys(agents, str(cluster.rsh)) | variables
+    rack = re.findall(r"^    .*(?:rack|node\d).*\n", HOSTFILE.read_text(), re.MULTILINE)
+    assert len(rack) == 4
+    Path("hosts.txt").write_text("".join(rack))
+    hosts = (0, 1) if "each" in block.words else (0,)
+    started = [cluster.popen(host, "bash", "-ec", block.text, env=variables) for host in hosts]
+    ends = [finish(process, 100) for process in started]
+    assert not any(status for status, _, _ in ends), ends
+    return "".join(output for _, output, _ in ends)
+
+
 @pytest.mark.parametrize("block", TO_RUN, ids=str)
-def test_run(block, tmp_path, request):
+def test_run(block, tmp_path, request, monkeypatch):
     variables = variables_of(block, tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)
     if "slurm" in block.words:
@@ -108,6 +145,12 @@ def test_run(block, tmp_path, request):
         script.write_text(block.text)
         run = request.getfixturevalue("slurm")
         check(block, batch(run, script, f"--chdir={tmp_path}", **variables))
+        return
+    if "hosts" in block.words:
+        monkeypatch.chdir(tmp_path)
+        cluster = request.getfixturevalue("cluster")
+        check(block, run_on_hosts(cluster, block, variables))
+        cluster.wait_gone()
         return
     command = ["bash", "-e", "-o", "pipefail", "-c", block.text]
     if "slurm-shell" in block.words:

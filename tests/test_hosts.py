@@ -11,13 +11,11 @@ import time
 
 import psutil
 import pytest
+from mpi_jobs import between_hosts
+from mpi_jobs import place as place
 from netns import Cluster, cluster_fixture, finish, why_not
 from netns import nothing_left as nothing_left
 from support import ROOT, until
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from harness import mpi
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -158,33 +156,39 @@ MPIRUN = {
     "openmpi": [
         *("--prtemca", "plm_ssh_agent", "{rsh}", "--map-by", "ppr:2:node", "--bind-to", "none"),
         *("--mca", "btl_tcp_if_include", "eth0", "-H", "h0:2,h1:2"),
+        *("-x", "HOROVOD_CPU_OPERATIONS", "-x", "MPI4PY_LIBMPI"),
     ],
     "mpich": ["-launcher-exec", "{rsh}", "-iface", "eth0", "-hosts", "h0:2,h1:2"],
+    "impi": [
+        *("-bootstrap-exec", "{rsh}", "-iface", "eth0", "-hosts", "h0,h1", "-ppn", 2),
+    ],
 }
 
 
-@pytest.mark.parametrize("kind", MPIRUN)
-def test_mpirun(cluster, kind):
-    """Ranks find each other over MPI, and talk over TCP."""
+@pytest.mark.parametrize("way", ["mpi", "gloo"])
+def test_mpirun(cluster, place, way):
+    """Ranks find each other over MPI, and talk over MPI or TCP."""
     pytest.importorskip("mpi4py")
-    place = mpi.find(kind)
-    if place is None:
-        pytest.skip(f"{kind} is not installed: make mpi")
     program = """
 from mpi4py import MPI
 import numpy as np
 import horoplug as hvd
+from horoplug.common.context import context
 hvd.init()
-assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [4] * 1000
+for count in 10, 100_000:
+    assert hvd.allreduce(np.ones(count), op=hvd.Sum).tolist() == [4] * count
 place = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
-print(f"{place} on {MPI.Get_processor_name()}\\n", end="", flush=True)
+way = "gloo" if context.mesh().mpi is None else "mpi"
+print(f"{place} on {MPI.Get_processor_name()} {way}\\n", end="", flush=True)
 """
-    variables = {k: v for k, v in place.environment().items() if "oversub" not in k + v}
-    flags = [word.format(rsh=cluster.rsh) for word in MPIRUN[kind]]
+    variables = between_hosts(place.environment()) | {"HOROVOD_CPU_OPERATIONS": way}
+    flags = [str(word).format(rsh=cluster.rsh) for word in MPIRUN[place.name]]
     command = [place.mpirun, *flags, "-np", 4, sys.executable, "-c", program]
     code, out, err = finish(cluster.popen(0, *command, env=variables), 60)
     assert code == 0, (out, err)
-    expected = {f"({rank}, {rank % 2}, 2, {rank // 2}, 2) on h{rank // 2}" for rank in range(4)}
+    expected = {
+        f"({rank}, {rank % 2}, 2, {rank // 2}, 2) on h{rank // 2} {way}" for rank in range(4)
+    }
     assert set(out.splitlines()) == expected
 
 
@@ -289,12 +293,23 @@ def test_the_network_that_all_have(two_networks):
 
 def test_no_common_network():
     with Cluster(3, [[0, 1], [0], [1]]) as cluster:
-        done = cluster.launch(0, "-np", 2, "-H", "h1,h2", "true")
-        text = one_line(done)
+        text = refused(cluster, "true", hosts="h1,h2")
         assert "no address of this host is reached by all others: " in text
         assert "h1 reaches it at 10.214.0.1; h2 reaches it at 10.214.1.1" in text
-        assert done.returncode == 1
         cluster.wait_gone()
+
+
+def test_a_name_that_only_ssh_knows_here(cluster, tmp_path):
+    """An alias of the launching user's, which is no name to the resolver, here or there."""
+    config = tmp_path / "config"
+    own = (cluster.folder / "ssh_config").read_text()
+    config.write_text(f"Host worker\n    HostName {cluster.address(2)}\n{own}")
+    flags = ["-np", 3, "-H", "h0,worker:2", "--ssh", f"ssh -F {config}"]
+    done = cluster.launch(0, *flags, sys.executable, "-c", COLLECTIVES)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = sorted(json.loads(line.partition(":")[2]) for line in done.stdout.splitlines())
+    assert [row[-2] for row in rows] == ["h0", "worker", "worker"]
+    assert len({row[-1] for row in rows}) == 2
 
 
 # ---- what is wrong at the start --------------------------------------------------------------------------------------
@@ -447,6 +462,30 @@ def test_a_host_that_hangs_at_the_start(cluster, tmp_path):
     flags = ["--start-timeout", 3, "--remote-python", stuck]
     text = refused(cluster, *flags, "true", hosts="h0,h1,h2")
     assert text == "no answer from h1, h2 within 3 s"
+
+
+SLOW = """
+import socket, sys, time
+known = socket.getaddrinfo
+def slow(name, *args, **more):
+    if name == "nowhere":
+        with open(sys.argv[1], "a") as file: file.write("x")
+        time.sleep(60)
+    return known(name, *args, **more)
+socket.getaddrinfo = slow
+from horoplug.runner import launch
+sys.exit(launch.main(sys.argv[2:]))
+"""
+
+
+def test_a_resolver_that_does_not_answer(cluster, tmp_path):
+    """It is asked once, ssh waits for it, too, and all that counts as a part of the start."""
+    flags = ["--start-timeout", 4, "--ssh", "sh -c 'sleep 60'"]
+    asked = tmp_path / "asked"
+    command = [sys.executable, "-c", SLOW, asked, *flags, "-np", 2, "-H", "h0,nowhere", "true"]
+    code, out, err = finish(cluster.popen(0, *command))
+    assert (code, out, err) == (1, "", "horovodrun: no answer from nowhere within 4 s\n")
+    assert asked.read_text() == "x"
 
 
 def test_a_host_that_vanishes_at_the_start(cluster, tmp_path):

@@ -67,12 +67,15 @@ def place(variables):
     return recognise(variables).place
 
 
-def test_where_they_meet():
+def test_where_they_meet(tmp_path):
     assert place(srun(4, nodes=2)[1]).hosts == ("127.0.0.1",)
     assert not place(srun(4, nodes=2)[1]).together
     assert place(srun(4)[1]).together
     assert place(jsrun(2)[0]).hosts == ("batch.invalid", "localhost")
     assert place(jsrun(2)[0] | {"JSM_NAMESPACE_LOCAL_SIZE": "2"}).together
+    (tmp_path / "hosts").write_text("batch\nh1\nh1\nh2\nh2\n")
+    large = {"LSB_MCPU_HOSTS": "", "LSB_DJOB_HOSTFILE": str(tmp_path / "hosts")}
+    assert place(jsrun(2)[0] | large).hosts == ("batch", "h1")
     assert place(distributed(2)[1]).hosts == ("localhost",)
     assert place(trainer(2)[1]).hosts == ("localhost",)
     assert place(sagemaker(2)[1]).hosts == ("127.0.0.1",)
@@ -145,6 +148,10 @@ def test_what_is_no_rank():
         (srun(2)[0] | {"SLURM_STEP_NODELIST": "node[1-"}, "node[1-"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR"),
         (jsrun(2)[0] | {"LSB_MCPU_HOSTS": ""}, "LSB_MCPU_HOSTS"),
+        (
+            jsrun(2)[0] | {"LSB_MCPU_HOSTS": "", "LSB_DJOB_HOSTFILE": "/nonesuch"},
+            "LSB_DJOB_HOSTFILE=/nonesuch: No such file",
+        ),
         (sagemaker(2)[0] | {"SM_CURRENT_HOST": "nobody"}, "SM_CURRENT_HOST=nobody"),
         (sagemaker(2)[0] | {"SM_HOSTS": "algo-1,algo-2"}, "SM_HOSTS=algo-1,algo-2"),
         (sagemaker(2)[0] | {"SM_HOSTS": '{"a": 1}'}, "SM_HOSTS"),

@@ -92,6 +92,11 @@ def test_not_recognised():
             "-prepend-rank -np 4 -hosts a,b -ppn 2 -outfile-pattern /o/rank.%r/stdout"
             " -errfile-pattern /o/rank.%r/stderr",
         ),
+        (
+            "Intel MPI",
+            {"hosts": (Host("a", 3), Host("b", 1))},
+            "-prepend-rank -np 4 -hosts a:3,b:1",
+        ),
     ],
 )  # fmt: skip
 def test_lines(name, options, line):
@@ -131,8 +136,6 @@ def test_what_is_not_on_the_line():
         "I_MPI_PIN": "0",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-v",
     }
-    with pytest.raises(UsageError, match="-machinefile FILE"):
-        intel.line(mpi.Request(3, hosts=(Host("a", 2), Host("b", 1))))
 
 
 def test_jsrun_line():
@@ -294,6 +297,13 @@ def test_no_mpirun(path, flags, message):
     assert done.returncode == 2
     assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr)
     assert message in done.stderr
+
+
+def test_ssh_that_asks_nothing_and_notices_the_end_of_a_host(path):
+    path("mpirun", 'case $1 in --version) echo "mpirun (Open MPI) 5.0.1";; *) echo "$@";; esac')
+    done = launch("--mpi", "-np", 2, "-H", "a:2", "train", env=path.env)
+    wanted = "-o BatchMode=yes -o StrictHostKeyChecking=accept-new -o ServerAliveInterval=5"
+    assert f"--mca plm_ssh_args {wanted} " in done.stdout, done
 
 
 def test_an_mpirun_that_nobody_knows(path):

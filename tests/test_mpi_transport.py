@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts, place
-from support import NO_LIMITS, until
+from support import NO_LIMITS, ROOT, until
 
 pytest.importorskip("mpi4py")
 
@@ -159,6 +159,31 @@ def test_collectives(place, algorithms):
     if algorithms.startswith("ring") and place.name == "impi":
         pytest.skip("what is between the algorithm and MPI is the same for all")
     job = mpirun(place, on_hosts(COLLECTIVES), algorithms, np=4, HOROVOD_CPU_OPERATIONS="mpi")
+    status, output = finish(job, timeout=100)
+    assert status == 0, output
+    assert sorted(re.findall(r"rank (\d) is done", output)) == ["0", "1", "2", "3"], output
+
+
+STANDARD = """
+from horoplug.rendezvous.meeting_mpi import loaded_libraries
+(library,) = loaded_libraries()
+assert "libmpi_abi" in library, library
+"""
+
+
+@pytest.mark.parametrize("name", ["mpich", "impi"])
+def test_the_standard_abi(name):
+    """With an mpi4py that knows no other one."""
+    found, abi = find(name), ROOT / "build/mpi/abi"
+    if not (abi / ".installed").exists():
+        pytest.skip("mpi4py for the standard ABI is not installed: make mpi")
+    variables = found.environment() | {
+        "MPI4PY_LIBMPI": str(found.prefix / "lib/libmpi_abi.so.1"),
+        "MPI4PY_MPIABI": "",
+        "PYTHONPATH": f"{abi}:{os.environ.get('PYTHONPATH', '')}",
+        "HOROVOD_CPU_OPERATIONS": "mpi",
+    }
+    job = mpirun(found, on_hosts(STANDARD + COLLECTIVES), ",mpi", np=4, **variables)
     status, output = finish(job, timeout=100)
     assert status == 0, output
     assert sorted(re.findall(r"rank (\d) is done", output)) == ["0", "1", "2", "3"], output

@@ -3,11 +3,13 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts, place
-from support import until
+from support import environment, until
 
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
 
@@ -169,6 +171,33 @@ def test_two_libraries_in_one_process():
         assert "two MPI libraries" in text
         assert f"{ours.library.resolve()}" in text
         assert f"{theirs.library.resolve()}" in text
+
+
+FILES = """
+import _ctypes, ctypes, shutil, sys
+from horoplug.rendezvous import meeting_mpi
+for name in sys.argv[2:]:
+    path = f"{sys.argv[1]}/{name}"
+    shutil.copy(_ctypes.__file__, path)
+    ctypes.CDLL(path)
+assert len(meeting_mpi.loaded_libraries()) == len(sys.argv) - 2
+meeting_mpi._check_libraries()
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "are_two"),
+    [
+        (["libmpi.so.40.30.4", "libmpich.so.12.2.0"], True),  # as Debian has them, in one folder
+        (["libmpich.so.12.2.0"], False),
+        (["libmpi.so.12.0.0", "libmpi_ilp64.so.4.1"], False),
+    ],
+)
+def test_files_of_one_mpi_and_of_two(tmp_path, names, are_two):
+    command = [sys.executable, "-c", FILES, tmp_path, *names]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert ("two MPI libraries are loaded" in done.stderr) == are_two, done.stderr
+    assert (done.returncode == 0) != are_two, done.stderr
 
 
 def test_communicators_elsewhere():

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support import until
 
+from horoplug._native import version
 from horoplug.common.errors import HorovodInternalError
 from horoplug.rendezvous import connect as connect_module
 from horoplug.rendezvous.errors import (
@@ -34,6 +35,7 @@ from horoplug.rendezvous.store import StoreClient
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = secrets.token_bytes(32)
+RECORD = {"version": version()}
 NEVER = 600.0  # seconds: longer than any test
 
 
@@ -430,7 +432,7 @@ def test_a_rank_that_dies_while_it_connects_is_named_at_once(stores, monkeypatch
     zero, one = stores(2)
     before = descriptors()
     one.register(1)
-    record = {"size": 2, "host": "h", "unix": "nobody-listens-here", "pid": 1}
+    record = RECORD | {"size": 2, "host": "h", "unix": "nobody-listens-here"}
     assert one.claim("0/rank/1", json.dumps(record).encode())
     original = connect_module.Connector.turn
 
@@ -452,7 +454,7 @@ def test_a_rank_that_hears_of_a_loss_tells_those_who_do_not_wait_for_the_lost_on
     zero, one, two = stores(3)
     keys = {1: "a", 2: "b"}
     zero.register(0)
-    record = {"size": 3, "host": "a", "unix": "nobody-listens-here", "pid": 1}
+    record = RECORD | {"size": 3, "host": "a", "unix": "nobody-listens-here"}
     assert zero.claim("0/rank/0", json.dumps(record).encode())
     zero._sock.close()
     for rank, client in ((2, two), (1, one)):
@@ -465,7 +467,7 @@ def test_a_rank_that_hears_of_a_loss_tells_those_who_do_not_wait_for_the_lost_on
 def test_a_rank_that_cannot_be_connected_to_is_named(stores):
     zero, one = stores(2)
     zero.register(0)
-    record = {"size": 2, "host": "h", "unix": "nobody-listens-here", "pid": 1}
+    record = RECORD | {"size": 2, "host": "h", "unix": "nobody-listens-here"}
     zero.set("0/rank/0", json.dumps(record).encode())
     (error,) = build_all([one], [1], size=2, key="h").values()
     assert isinstance(error, PeerLostError)
@@ -501,6 +503,18 @@ def test_different_sizes(stores):
     assert all(isinstance(error, RendezvousError) for error in outcome.values())
     assert "rank 1 was started with a size of 3, rank 0 with 2" in str(outcome[0])
     assert all("was started with a size of" in str(error) for error in outcome.values())
+
+
+@pytest.mark.parametrize("theirs", [{"version": "9.9"}, {}])
+def test_another_version(stores, theirs):
+    """Whatever has started it, a rank of another horoplug ends the job in a line that says so."""
+    one, other = stores(2)
+    other.register(1)
+    record = {"size": 2, "host": "elsewhere", "unix": "nobody-listens-here"} | theirs
+    other.set("0/rank/1", json.dumps(record).encode())
+    (error,) = build_all([one], ranks=[0], size=2).values()
+    which = theirs.get("version", "(an older one)")
+    assert f"rank 1 has horoplug {which}, rank 0 {version()}; install the same one" in str(error)
 
 
 def test_wrong_secret_connects_nothing(stores):
@@ -559,7 +573,7 @@ def test_a_silent_stranger_is_dropped_while_the_others_are_waited_for(stores, mo
     monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", 0.1)
     zero, one = stores(2)
     one.register(1)
-    one.set("0/rank/1", json.dumps({"size": 2, "host": "h", "unix": "x", "pid": 1}).encode())
+    one.set("0/rank/1", json.dumps(RECORD | {"size": 2, "host": "h", "unix": "x"}).encode())
     outcome = {}
     rank0 = threading.Thread(
         target=lambda: outcome.update(build_all([zero], [0], size=2, key="h")), daemon=True

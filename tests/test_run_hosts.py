@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+from mpi_jobs import between_hosts
 from netns import cluster_fixture, finish, why_not
 from netns import nothing_left as nothing_left
 from test_launcher_mpi import JOB
@@ -60,9 +61,7 @@ def test_functions(cluster, tmp_path):
 
 def test_mpirun(cluster, place):
     """With this cluster's ssh, which is a command with options."""
-    if "I_MPI_ROOT" in place:
-        pytest.skip("what Intel's wheel has for networks is not found by itself")
-    env = place | {"HOROVOD_CACHE_CAPACITY": "77"}
+    env = between_hosts(place) | {"HOROVOD_CACHE_CAPACITY": "77"}
     arguments = ["--mpi", "--tcp", "-np", 3, "-H", "h0:2,h1:1"]
     process = cluster.start(0, *arguments, sys.executable, "-c", JOB, env=env)
     code, out, err = finish(process, 60)
@@ -71,8 +70,6 @@ def test_mpirun(cluster, place):
 
 
 def test_functions_with_mpirun(cluster, place, tmp_path):
-    if "I_MPI_ROOT" in place:
-        pytest.skip("what Intel's wheel has for networks is not found by itself")
     program = tmp_path / "program.py"
     program.write_text(
         "import horoplug, os, socket\n"
@@ -85,6 +82,6 @@ def test_functions_with_mpirun(cluster, place, tmp_path):
         "    assert [rank for rank, _ in found] == [0, 1]\n"
         "    print(len(set(space for _, space in found)))\n"
     )
-    process = cluster.popen(0, sys.executable, program, env=place)
+    process = cluster.popen(0, sys.executable, program, env=between_hosts(place))
     code, out, err = finish(process, 60)
     assert (out, code) == ("2\n", 0), err

@@ -4,11 +4,12 @@ import re
 import sys
 
 import pytest
-from mpi_jobs import find, place
+from mpi_jobs import find, no_files_of_mpi, on_hosts, place
 from slurm_daemons import HOST, batch, slurm
 from starters import JOB
+from support import ROOT
 
-__all__ = ["place", "slurm"]  # fixtures
+__all__ = ["no_files_of_mpi", "place", "slurm"]  # fixtures
 
 
 def done(output):
@@ -25,6 +26,13 @@ def test_two_nodes(slurm):
     status, output = slurm("srun", "-N", "2", "-n", "4", sys.executable, "-c", JOB)
     assert status == 0, output
     assert done(output) == [f"{rank} of 4" for rank in range(4)]
+
+
+def test_the_benchmark(slurm):
+    command = ("srun", "-N", "2", "-n", "4", sys.executable, ROOT / "benchmarks/allreduce.py")
+    status, output = slurm(*command, "-b", "8", "-e", "4K", "-f", "16", "-n", "5")
+    assert status == 0, output
+    assert "# wrong results: 0" in output
 
 
 def test_a_batch_script(slurm, tmp_path):
@@ -46,10 +54,14 @@ srun -n 1 --exact {python} & srun -n 2 --exact {python} & wait %1; wait %2
 COMMUNICATOR = """
 import sys
 from mpi4py import MPI
+import numpy as np
 import horoplug as hvd
+from horoplug.common.context import context
 world = MPI.COMM_WORLD
 hvd.init(comm=world)
 assert (hvd.rank(), hvd.size()) == (world.rank, world.size) == (hvd.rank(), 2)
+assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [2] * 1000
+assert hvd.cross_size() == 2 and context.mesh().mpi is not None
 hvd.shutdown()
 hvd.init(comm=world.Split(world.rank))
 assert hvd.size() == 1
@@ -57,12 +69,16 @@ sys.stdout.write(f"rank {world.rank} of 2 is done\\n")
 """
 
 
-def test_with_pmi(slurm):
-    """With an MPI that Slurm has told who is who, communicators may be given to init()."""
+@pytest.mark.parametrize(("name", "how"), [("mpich", "pmi2"), ("openmpi", "pmix")])
+def test_with_mpi(slurm, name, how):
+    """With an MPI that Slurm has told who is who, communicators may be given to init(), and MPI may carry the data."""
     pytest.importorskip("mpi4py")
-    found = find("mpich")
-    command = ("srun", "--mpi=pmi2", "-n", "2", sys.executable, "-c")
-    status, output = slurm(*command, COMMUNICATOR, **found.environment())
+    found = find(name)
+    command = ("srun", f"--mpi={how}", "-n", "2", sys.executable, "-c")
+    variables = {**found.environment(), "HOROVOD_CPU_OPERATIONS": "mpi"}
+    status, output = slurm(*command, on_hosts(COMMUNICATOR), **variables)
+    if "can not load PMIx library" in output:
+        pytest.skip("Slurm looks for a PMIx that is not there: apt-get install libpmix-dev")
     assert status == 0, output
     assert done(output) == ["0 of 2", "1 of 2"]
     # Without it, every process is a world of its own for MPI.

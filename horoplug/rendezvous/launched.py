@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from . import slurm
@@ -74,13 +75,25 @@ def _of_slurm(env: Environment) -> Place:
 
 
 def _of_lsf(env: Environment) -> Place:
-    # The first host may be the one that runs the batch script, on which jsrun starts nothing.
-    listed = _get(env, "LSB_MCPU_HOSTS").split()[::2] or _get(env, "LSB_HOSTS").split()
     together = _get(env, "JSM_NAMESPACE_LOCAL_SIZE") == env["JSM_NAMESPACE_SIZE"]
+    # The first host may be the one that runs the batch script, on which jsrun starts nothing.
+    listed = list(dict.fromkeys(_lsf_hosts(env)))
     if not listed and not together:
-        raise ValueError("neither LSB_MCPU_HOSTS nor LSB_HOSTS is set")
+        raise ValueError("neither LSB_MCPU_HOSTS, LSB_HOSTS nor LSB_DJOB_HOSTFILE is set")
     names = ("LSB_JOBID", "LSB_JOBINDEX", "PMIX_NAMESPACE")
-    return Place(tuple(dict.fromkeys(listed))[:2], _job("LSF", env, names), together)
+    return Place(tuple(listed[:2]), _job("LSF", env, names), together)
+
+
+def _lsf_hosts(env: Environment) -> list[str]:
+    listed = _get(env, "LSB_MCPU_HOSTS").split()[::2] or _get(env, "LSB_HOSTS").split()
+    file = _get(env, "LSB_DJOB_HOSTFILE")
+    if listed or not file:
+        return listed
+    # Of a large job, LSF leaves the variables out.
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace").split()
+    except OSError as error:
+        raise ValueError(f"LSB_DJOB_HOSTFILE={file}: {error.strerror}") from None
 
 
 def _of_sagemaker(env: Environment) -> Place:

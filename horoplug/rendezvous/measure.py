@@ -29,7 +29,7 @@ class Measurement:
     def __init__(self, to: socket.socket | None, back: socket.socket | None) -> None:
         """``to``: the connection whose speed is wanted; ``back``: the one over which the other side measures. They may
         be the same, and do not block."""
-        self._to, self._back = to, back
+        self._to = to
         self._outbox: dict[socket.socket, bytearray] = {s: bytearray() for s in (to, back) if s}
         self._sent_at = 0.0
         self._buffer = bytearray(_HALF)

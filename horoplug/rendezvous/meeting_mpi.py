@@ -16,7 +16,7 @@ from .launched import Launched, recognise
 from .mpi_thread import initialise, load, run
 from .server import StoreServer
 
-_LIBRARY = re.compile(r"libmpi(_abi|_mt|_ilp64)?\.so[.\d]*")
+_LIBRARY = re.compile(r"libmpi(ch)?(_abi|_mt|_ilp64)?\.so[.\d]*")  # Debian's MPICH: libmpich
 
 
 def meet_over_mpi(
@@ -84,7 +84,8 @@ def _world(MPI: Any, launched: Launched) -> Any:
 def _check_libraries() -> None:
     """Whether there is only one MPI in this process: two of them take each other's functions."""
     found = loaded_libraries()
-    if len({os.path.dirname(path) for path in found}) > 1:
+    # One MPI may come in several files, which lie beside each other; Debian has those of all MPIs in one folder.
+    if len({(os.path.dirname(path), "libmpich." in path) for path in found}) > 1:
         raise ValueError(
             f"two MPI libraries are loaded in this process, {' and '.join(found)}: they disturb each other. Set "
             "MPI4PY_LIBMPI to the one that the program uses otherwise."

@@ -1,6 +1,7 @@
 """Connects every rank with every other and hands the connections over as open descriptors.
 
-1. Every rank publishes a *record* in the store (host key, size, name of its Unix listener) and waits for all others'.
+1. Every rank publishes a *record* in the store (version, size, host key, name of its Unix listener) and waits for all
+   others'.
 2. Only if they are not all on one host, every rank opens a TCP listener and publishes its address, and how many
    connections it wants to each rank on another host.
 3. Rank j connects to every i < j: by an abstract Unix socket on the same host (nothing in the file system; it carries
@@ -25,6 +26,8 @@ import socket
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from horoplug._native import version
 
 from .connect import Connector, tcp_listener, unix_listener
 from .errors import (
@@ -191,11 +194,11 @@ class _Builder:
         others = [r for r in range(self.size) if r != self.rank]
         name, listener = unix_listener(self.size)
         self.connector.listen(listener)
-        record = {"size": self.size, "host": key, "unix": name, "pid": os.getpid()}
+        record = {"version": version(), "size": self.size, "host": key, "unix": name}
         self._publish("rank", record)
         records = self._collect("rank", others)
         records[self.rank] = record
-        self._check_sizes(records)
+        self._check_alike(records)
         where = topology(self.rank, [str(records[r]["host"]) for r in range(self.size)])
         local = {r for r in others if where.hosts[r] == where.hosts[self.rank]}
         addresses: dict[int, tuple[str, int] | str] = {r: str(records[r]["unix"]) for r in local}
@@ -274,8 +277,13 @@ class _Builder:
             "HOROVOD_START_TIMEOUT and HOROVOD_GLOO_TIMEOUT_SECONDS set how long)",
         )
 
-    def _check_sizes(self, records: dict[int, dict[str, Any]]) -> None:
+    def _check_alike(self, records: dict[int, dict[str, Any]]) -> None:
         for r, record in sorted(records.items()):
+            if record.get("version") != version():
+                raise ProtocolError(
+                    f"rank {r} has horoplug {record.get('version', '(an older one)')}, rank {self.rank} "
+                    f"{version()}; install the same one on every host"
+                )
             if record.get("size") != self.size:
                 raise ProtocolError(
                     f"rank {r} was started with a size of {record.get('size')}, "

@@ -51,6 +51,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
 _HIGH_WATER = 1 << 20  # unsent output beyond which the ranks have to wait
 _KILL_SECONDS = 10.0  # how long a killed process may take to go away
+# Seconds without a word from another host's launcher, until it has said how many.
 _FIRST_SILENCE = 60.0
 _POLL = 0.02  # seconds between looks at descendants that are not children
 

@@ -36,6 +36,8 @@ class Placement:
     is_local: bool
     """Whether it is the machine that the launcher runs on."""
     ranks: tuple[int, ...]
+    addresses: tuple[str, ...] = ()
+    """What is known of it to this machine's resolver; ssh may know more."""
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -122,7 +124,7 @@ def place(hosts: Sequence[Host], size: int) -> list[Placement]:
     for name, slots in merged.items():
         ranks = tuple(range(first, min(first + slots, size)))
         if ranks:
-            placed.append(Placement(name, name == own, ranks))
+            placed.append(Placement(name, name == own, ranks, tuple(addresses[name])))
             first = ranks[-1] + 1
     return placed
 

@@ -29,7 +29,7 @@ from horoplug.rendezvous.server import StoreServer
 from . import agent
 from .blame import Blame, describe
 from .environment import common_environment, forwarded, job_environment, rank_environment
-from .hosts import Host, numbers, place
+from .hosts import Placement, numbers
 from .link import Link, LostError, describe_job
 from .output import Descriptor, Output
 from .preflight import StartError
@@ -53,7 +53,8 @@ class Job:
         size: int,
         settings: Mapping[str, str],
         *,
-        hosts: Sequence[Host] | None = None,
+        hosts: Sequence[Placement],
+        began: float,
         ssh: Ssh | None = None,
         interfaces: Sequence[str] = (),
         compat: bool = False,
@@ -64,19 +65,19 @@ class Job:
         variables: Mapping[str, str] | None = None,
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
     ) -> None:
-        """``settings``: environment variables for the ranks, without prefix. ``hosts``: where they run, one host after
-        the other; None: all here. ``ssh``: how other hosts are reached; None: as ssh does it by itself. ``interfaces``:
-        names of the network interfaces to use; none: they are found out. ``variables``: for the ranks, by their full
-        names. ``serve``: called with an address that all ranks reach and the job's secret before they begin, returns
-        further variables for them; whoever gives it also has the last word (:attr:`verdict`). ``status``: a line about
-        the job at the bottom of the terminal, if there is one.
+        """``settings``: environment variables for the ranks, without prefix. ``hosts``: where they run. ``began``: when
+        the user began to wait, by time.monotonic(). ``ssh``: how other hosts are reached; None: as ssh does it by
+        itself. ``interfaces``: names of the network interfaces to use; none: they are found out. ``variables``: for the
+        ranks, by their full names. ``serve``: called with an address that all ranks reach and the job's secret before
+        they begin, returns further variables for them; whoever gives it also has the last word (:attr:`verdict`).
+        ``status``: a line about the job at the bottom of the terminal, if there is one.
 
-        Errors: UsageError if there are more ranks than slots; ValueError for a wrong variable; OSError if the folder
-        for the output cannot be made."""
+        Errors: ValueError for a wrong variable; OSError if the folder for the output cannot be made."""
         self._command = command
         self._size = size
         self._settings = settings
-        self._placements = place(hosts or [Host("localhost", size)], size)
+        self._placements = hosts
+        self._began = began
         self._ssh = ssh or Ssh()
         self._compat = compat
         self._verbose = verbose
@@ -167,7 +168,9 @@ class Job:
                 if self._is_ending:
                     self._command_agents(b"T")  # a signal came before there was anyone to tell
                 return
-            self._start = Start(self._links, self._secret, self._interfaces, self._start_seconds)
+            self._start = Start(
+                self._links, self._secret, self._interfaces, self._began, self._start_seconds
+            )
         except (StartError, LostError) as error:
             self._fail(str(error))
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -61,16 +62,17 @@ def make_job(
     """The job that the options describe; ``serve``: see :class:`horoplug.runner.job.Job`. Errors: UsageError."""
     from .job import Job
 
+    began = time.monotonic()
     size = options.num_proc or 1
-    hosts = given_hosts(options)
-    here = hosts is None or any(host.is_local for host in place(hosts, size))
-    check_command(options.command, here=here)
+    hosts = place(given_hosts(options) or [Host("localhost", size)], size)
+    check_command(options.command, here=any(host.is_local for host in hosts))
     try:
         return Job(
             options.command,
             size,
             options.settings,
             hosts=hosts,
+            began=began,
             ssh=options.remote,
             interfaces=options.interfaces,
             compat=options.compat,

@@ -67,6 +67,10 @@ class Implementation(NamedTuple):
 # ---- Open MPI and what stems from it ---------------------------------------------------------------------------------
 
 
+def _with_slots(hosts: Sequence[Host]) -> str:
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
 def _open_mpi(
     request: Request, *, tag: list[str], remote: str, output: Callable[..., list[str]]
 ) -> Line:
@@ -76,7 +80,7 @@ def _open_mpi(
         hosts = [Host("localhost", request.processes)]  # or it would count the cores
     line = ["-np", str(request.processes)]
     if hosts:
-        line += ["-H", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+        line += ["-H", _with_slots(hosts)]
     if request.root:
         line.append("--allow-run-as-root")
     line += (
@@ -159,10 +163,9 @@ def _hydra(request: Request, hosts: list[str], binding: list[str], ssh: tuple[st
 
 
 def _mpich(request: Request) -> Line:
-    hosts = ",".join(f"{host.name}:{host.slots}" for host in request.hosts)
     line = _hydra(
         request,
-        ["-hosts", hosts] if hosts else [],
+        ["-hosts", _with_slots(request.hosts)] if request.hosts else [],
         ["-bind-to", "none"],
         ("HYDRA_LAUNCHER_EXEC", "HYDRA_LAUNCHER_EXTRA_ARGS"),
     )
@@ -176,13 +179,11 @@ def _intel(request: Request) -> Line:
     hosts: list[str] = []
     if request.hosts:
         slots = {host.slots for host in request.hosts}
-        if len(slots) > 1:
-            raise UsageError(
-                "mpirun of Intel MPI takes as many processes on every host: leave out -H, write a file with a line "
-                'host:slots for each, and give --mpi-args "-machinefile FILE"'
-            )
-        names = ",".join(host.name for host in request.hosts)
-        hosts = ["-hosts", names, "-ppn", str(slots.pop())]
+        if len(slots) == 1:  # as all versions know it
+            names = ",".join(host.name for host in request.hosts)
+            hosts = ["-hosts", names, "-ppn", str(slots.pop())]
+        else:
+            hosts = ["-hosts", _with_slots(request.hosts)]
     ssh = "I_MPI_HYDRA_BOOTSTRAP_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
     line = _hydra(request, hosts, [], ssh)
     if not request.binding:

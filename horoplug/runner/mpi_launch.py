@@ -19,8 +19,13 @@ from .environment import DECIDED, set_variable
 from .hosts import Host, place
 
 _VERSION_SECONDS = 20.0
-# As without MPI: nobody is there to answer a question, and keys of hosts that are seen for the first time are kept.
-_SSH = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new")
+# As without MPI: nobody is there to answer a question, keys of hosts that are seen for the first time are kept, and ssh
+# ends if its host has vanished, by which Open MPI's mpirun notices that.
+_SSH = tuple(
+    word
+    for option in ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5")
+    for word in ("-o", option)
+)
 # Variables that name something else than ssh.
 _AGENTS = (
     *("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"),

@@ -49,8 +49,7 @@ class _Stream:
     writer: Writer
     file: BinaryIO | None
     partial: bytes = b""
-    bar: bytes | None = None  # the newest state of a progress bar that has not been shown
-    shown: float = float("-inf")  # when a state was shown last
+    shown: float = float("-inf")  # when a state of its progress bar was shown last
 
 
 class Output:

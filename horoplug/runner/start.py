@@ -16,7 +16,7 @@ from horoplug.rendezvous.interfaces import chosen, interfaces
 from horoplug.rendezvous.server import StoreServer
 
 from . import agent
-from .hosts import Placement, lookup
+from .hosts import Placement
 from .link import Link
 from .preflight import Message, Preflight, StartError, question
 
@@ -35,8 +35,8 @@ def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
         except ValueError as error:
             if any(host.is_local for host in hosts):
                 raise StartError(f"--network-interface: {error}") from None
-    others = lookup(host.name for host in hosts if not host.is_local)
-    routes = {_route(address) for addresses in others.values() for address in addresses}
+    others = [host for host in hosts if not host.is_local]
+    routes = {_route(address) for host in others for address in host.addresses}
     found = sorted(known, key=lambda interface: interface.address not in routes)
     # Loopback is for a machine without a network, on which all hosts are.
     return [one.address for one in found if not one.is_loopback] or [one.address for one in found]
@@ -55,16 +55,21 @@ class Start:
     """What happens before ranks begin."""
 
     def __init__(
-        self, links: Sequence[Link], secret: bytes, names: Sequence[str], seconds: float
+        self,
+        links: Sequence[Link],
+        secret: bytes,
+        names: Sequence[str],
+        began: float,
+        seconds: float,
     ) -> None:
-        """``names``: of network interfaces, if they are prescribed; ``seconds``: until all must be well.
+        """``names``: of network interfaces, if they are prescribed; ``seconds``: from ``began`` until all must be well.
 
         Errors: StartError."""
         self._links = links
         self._names = names
         self._seconds = seconds
         self._secret = secret
-        self._deadline = time.monotonic() + seconds
+        self._deadline = began + seconds
         self._inboxes = {link: bytearray() for link in links}
         self._complaints = dict.fromkeys(links, b"")
         self._servers: list[StoreServer] = []
