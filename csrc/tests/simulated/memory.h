@@ -30,6 +30,7 @@ struct Allocation {
   bool in_block = false;     // see Blocks
   std::atomic<int> uses{0};  // by what is in streams
   int opened = 0;            // by its name, how often
+  bool gone = false;         // the memory itself is
 
   bool holds(std::uintptr_t address, std::size_t size) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(data);
