@@ -22,10 +22,10 @@ enum class MemoryKind {
 
 // It stays in place for good: streams note in it that they use it, and must not lock for that.
 struct Allocation {
-  MemoryKind kind;
-  int device;
-  std::byte* data;
-  std::size_t bytes;
+  MemoryKind kind = MemoryKind::kCard;
+  int device = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
   std::string name;          // that other processes open it by; empty: they cannot
   bool in_block = false;     // see Blocks
   std::atomic<int> uses{0};  // by what is in streams
