@@ -34,8 +34,9 @@ struct SimulatedOptions {
   unsigned seed = testing::seed();  // of delays
   std::chrono::microseconds longest_delay{50};
   std::chrono::seconds patience{30};  // after which a wait of the host is one without an end
-  std::string folder =
-      {};  // that processes share whose memory and events are to be shared; empty: none
+  // That processes have in common which share memory and events; empty: none do.
+  // NOLINTNEXTLINE(readability-redundant-member-init): GCC wants it
+  std::string folder = {};
 };
 
 class SimulatedCard {

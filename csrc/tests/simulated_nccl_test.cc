@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -77,7 +78,7 @@ struct Rank {
 };
 
 void* at(const DeviceMemory& memory, std::size_t offset = 0) {
-  return reinterpret_cast<void*>(memory.address() + offset);
+  return std::bit_cast<void*>(static_cast<std::uintptr_t>(memory.address() + offset));
 }
 
 // Runs ranks as threads, of one card each.
@@ -242,7 +243,7 @@ TEST_CASE("ranks that do not do the same are told, and errors can be had") {
   job.run([&](Rank& r) {
     REQUIRE(r.meet(job.id) == kNcclSuccess);
     const DeviceMemory memory(r.context, 8);
-    const auto count = static_cast<std::size_t>(1 + r.rank);
+    const auto count = static_cast<std::size_t>(r.rank) + 1;
     CHECK(r.nccl.AllReduce(at(memory), at(memory), count, kInt32, kSum, r.comm,
                            r.stream.handle()) == 0);
     r.stream.synchronize();

@@ -2,6 +2,7 @@
 // have.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "device/cuda/driver.h"
@@ -55,8 +56,8 @@ struct Board {
     Progress posted, taken;
     Posted operation;
   };
-  Rank ranks[kMostRanks];
-  Mail mail[kMostRanks][kMostRanks];
+  std::array<Rank, kMostRanks> ranks;
+  std::array<std::array<Mail, kMostRanks>, kMostRanks> mail;
 };
 
 }  // namespace horoplug::testing::simulated

@@ -1,5 +1,6 @@
 // How a rank of a simulated communicator does its operations, in a stream.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -309,7 +310,7 @@ const std::byte* Communicator::fetch(const std::string& name, const Posted& post
                                      std::size_t bytes) const {
   if (bytes == 0) return nullptr;
   if (shared_->blocks.is_shared()) return shared_->blocks.open(name, bytes, /*make=*/false);
-  return reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(posted.data));
+  return std::bit_cast<const std::byte*>(static_cast<std::uintptr_t>(posted.data));
 }
 
 void Communicator::release(const std::string& name) const {

@@ -1,5 +1,4 @@
 // Devices and contexts.
-#include <bit>
 #include <cstdio>
 
 #include "tests/simulated/functions.h"
@@ -66,7 +65,7 @@ CUresult Functions::DevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal)
   if (!is_device(ordinal)) return kInvalidDevice;
   Device& device = machine().devices[static_cast<std::size_t>(ordinal)];
   ++device.retained;
-  *context = std::bit_cast<CUcontext>(&device);
+  *context = reinterpret_cast<CUcontext>(&device);
   return kSuccess;
 }
 
@@ -78,7 +77,7 @@ CUresult Functions::DevicePrimaryCtxRelease(CUdevice ordinal) {
 }
 
 CUresult Functions::CtxPushCurrent(CUcontext context) {
-  auto* const device = std::bit_cast<Device*>(context);
+  auto* const device = reinterpret_cast<Device*>(context);
   if (device < machine().devices.begin() || device >= machine().devices.end() ||
       device->retained.load() <= 0) {
     return machine().misuse("a context that is not retained is made current", kInvalidContext);
@@ -91,7 +90,7 @@ CUresult Functions::CtxPushCurrent(CUcontext context) {
 CUresult Functions::CtxPopCurrent(CUcontext* context) {
   std::vector<Device*>& stack = machine().contexts();
   if (stack.empty()) return kInvalidContext;
-  if (context != nullptr) *context = std::bit_cast<CUcontext>(stack.back());
+  if (context != nullptr) *context = reinterpret_cast<CUcontext>(stack.back());
   stack.pop_back();
   --machine().pushed;
   return kSuccess;

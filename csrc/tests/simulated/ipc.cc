@@ -1,6 +1,8 @@
 // Memory and events of other processes.
 #include <bit>
 #include <cstdio>
+#include <sstream>
+#include <string>
 
 #include "tests/simulated/functions.h"
 
@@ -18,12 +20,11 @@ CUresult Functions::IpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address)
 }
 
 CUresult Functions::IpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-  char name[64] = "";
-  std::size_t bytes = 0;
   handle.reserved[63] = '\0';
-  if (flags != kIpcLazyPeerAccess || std::sscanf(handle.reserved, "%63s %zu", name, &bytes) != 2) {
-    return kInvalidValue;
-  }
+  std::istringstream text(handle.reserved);
+  std::string name;
+  std::size_t bytes = 0;
+  if (flags != kIpcLazyPeerAccess || !(text >> name >> bytes)) return kInvalidValue;
   const Allocation* const memory = machine().memory.open(name, bytes, machine().current()->ordinal);
   if (memory == nullptr) return kInvalidHandle;
   *address = std::bit_cast<std::uintptr_t>(memory->data);
@@ -51,7 +52,7 @@ CUresult Functions::IpcGetEventHandle(CUipcEventHandle* handle, CUevent event_ha
 CUresult Functions::IpcOpenEventHandle(CUevent* made, CUipcEventHandle handle) {
   handle.reserved[63] = '\0';
   Event* const event = machine().open_event(handle.reserved, machine().current()->ordinal);
-  *made = std::bit_cast<CUevent>(event);
+  *made = reinterpret_cast<CUevent>(event);
   return event != nullptr ? kSuccess : kInvalidHandle;
 }
 

@@ -1,5 +1,4 @@
 // Modules, kernels and host functions.
-#include <bit>
 #include <cstring>
 #include <string_view>
 #include <vector>
@@ -22,7 +21,7 @@ CUresult Functions::ModuleLoadDataEx(CUmodule* made, const void* image, unsigned
                                      void**) {
   const auto* const text = static_cast<const char*>(image);
   if (std::strncmp(text, kImage.data(), kImage.size()) != 0) return kInvalidImage;
-  *made = std::bit_cast<CUmodule>(
+  *made = reinterpret_cast<CUmodule>(
       machine().make_module(machine().current()->ordinal, text + kImage.size()));
   return kSuccess;
 }
@@ -32,10 +31,10 @@ CUresult Functions::ModuleUnload(CUmodule handle) {
 }
 
 CUresult Functions::ModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
-  const Module* const module = machine().module(handle);
+  Module* const module = machine().module(handle);
   if (module == nullptr) return unknown("a module");
   if (module->kernel != name || args_bytes(name) == 0) return kNotFound;
-  *function = std::bit_cast<CUfunction>(module);
+  *function = reinterpret_cast<CUfunction>(module);
   return kSuccess;
 }
 

@@ -131,12 +131,12 @@ Stream* Machine::stream(CUstream handle) {
   const auto number = std::bit_cast<std::uintptr_t>(handle);
   if (number <= 2) return current()->default_stream;  // legacy, and that of the thread
   const std::lock_guard lock(mutex_);
-  return live_.contains(handle) ? std::bit_cast<Stream*>(handle) : nullptr;
+  return live_.contains(handle) ? reinterpret_cast<Stream*>(handle) : nullptr;
 }
 
 Event* Machine::event(CUevent handle) {
   const std::lock_guard lock(mutex_);
-  return live_.contains(handle) ? std::bit_cast<Event*>(handle) : nullptr;
+  return live_.contains(handle) ? reinterpret_cast<Event*>(handle) : nullptr;
 }
 
 Module* Machine::module(const void* handle) {

@@ -22,9 +22,10 @@ void spoil(std::byte* data, std::size_t bytes, int value) {
 }  // namespace
 
 Memory::~Memory() {
-  for (const auto& [address, allocation] : live_) {
-    if (!allocation->in_block) std::free(allocation->data);
-    if (allocation->kind == MemoryKind::kCard) blocks_.remove(allocation->name);
+  for (Allocation& one : all_) {
+    if (one.gone) continue;
+    if (!one.in_block) std::free(one.data);
+    if (one.kind == MemoryKind::kCard) blocks_.remove(one.name);
   }
 }
 
@@ -95,6 +96,7 @@ void Memory::give_back(Allocation& allocation) {
   }
   if (allocation.kind == MemoryKind::kForeign) return;
   spoil(allocation.data, allocation.bytes, kGone);
+  allocation.gone = true;
   if (!allocation.in_block) return std::free(allocation.data);
   blocks_.remove(allocation.name);
   blocks_.close(allocation.name);
@@ -124,6 +126,7 @@ bool Memory::close(std::uintptr_t address) {
   if (found == live_.end() || found->second->opened == 0) return false;
   Allocation& closed = *found->second;
   if (--closed.opened == 0 && closed.kind == MemoryKind::kForeign) {
+    closed.gone = true;
     if (closed.in_block) {
       blocks_.close(closed.name);
     } else {

@@ -22,14 +22,15 @@ enum class MemoryKind {
 
 // It stays in place for good: streams note in it that they use it, and must not lock for that.
 struct Allocation {
-  MemoryKind kind;
-  int device;
-  std::byte* data;
-  std::size_t bytes;
+  MemoryKind kind = MemoryKind::kCard;
+  int device = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
   std::string name;          // that other processes open it by; empty: they cannot
   bool in_block = false;     // see Blocks
   std::atomic<int> uses{0};  // by what is in streams
   int opened = 0;            // by its name, how often
+  bool gone = false;         // the memory itself is
 
   bool holds(std::uintptr_t address, std::size_t size) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(data);

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -102,7 +101,7 @@ std::shared_ptr<Communicator> NcclMachine::find(ncclComm_t handle) {
 }
 
 ncclComm_t NcclMachine::add(std::shared_ptr<Communicator> communicator) {
-  const auto handle = std::bit_cast<ncclComm_t>(communicator.get());
+  const auto handle = reinterpret_cast<ncclComm_t>(communicator.get());
   const std::lock_guard lock(mutex_);
   communicators_[handle] = std::move(communicator);
   return handle;

@@ -1,5 +1,4 @@
 // Streams and events.
-#include <bit>
 
 #include "tests/simulated/functions.h"
 
@@ -9,13 +8,13 @@ using namespace horoplug::cuda;
 
 CUresult Functions::StreamCreateWithPriority(CUstream* made, unsigned flags, int) {
   if (flags > kStreamNonBlocking) return kInvalidValue;
-  *made = std::bit_cast<CUstream>(machine().make_stream(machine().current()->ordinal, flags));
+  *made = reinterpret_cast<CUstream>(machine().make_stream(machine().current()->ordinal, flags));
   return kSuccess;
 }
 
 CUresult Functions::StreamDestroy(CUstream handle) {
   if (!machine().end(handle)) return unknown("a stream");
-  std::bit_cast<Stream*>(handle)->end();
+  reinterpret_cast<Stream*>(handle)->end();
   return kSuccess;
 }
 
@@ -63,7 +62,7 @@ CUresult Functions::EventCreate(CUevent* made, unsigned flags) {
   if (shared && ((flags & kEventDisableTiming) == 0 || !machine().options.ipc_events)) {
     return kInvalidValue;
   }
-  *made = std::bit_cast<CUevent>(machine().make_event(machine().current()->ordinal, flags));
+  *made = reinterpret_cast<CUevent>(machine().make_event(machine().current()->ordinal, flags));
   return kSuccess;
 }
 

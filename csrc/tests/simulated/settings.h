@@ -12,7 +12,7 @@ inline std::string setting(const std::string& name, const std::string& otherwise
 }
 inline long long setting(const std::string& name, long long otherwise) {
   const std::string value = setting(name, std::string());
-  return value.empty() ? otherwise : std::atoll(value.c_str());
+  return value.empty() ? otherwise : std::strtoll(value.c_str(), nullptr, 10);
 }
 
 }  // namespace horoplug::testing::simulated

@@ -38,6 +38,7 @@ using horoplug::testing::simulated::Functions;
 using horoplug::testing::simulated::Guarded;
 using horoplug::testing::simulated::machine;
 
+// NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are theirs.
 // Each symbol is another name of a guarded function: what resolves it returns that.
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
 #define SIMULATED_SYMBOL(name, symbol, parameters)                                        \
@@ -79,3 +80,4 @@ SIMULATED_EXPORT CUresult simulated_card_delay(CUstream handle, unsigned microse
 }
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)

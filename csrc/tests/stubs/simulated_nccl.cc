@@ -53,6 +53,7 @@ using horoplug::testing::simulated::NcclFunctions;
 using horoplug::testing::simulated::NcclGuarded;
 using horoplug::testing::simulated::NcclMachine;
 
+// NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are theirs.
 // As in simulated_cuda.cc.
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
 #define SIMULATED_SYMBOL(name, parameters)                        \
@@ -82,3 +83,4 @@ SIMULATED_EXPORT void simulated_nccl_break_down(ncclResult_t error) {
 }
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)

@@ -38,6 +38,7 @@ nvrtcResult give(const std::string& text, char* to) {
 
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
 
+// NOLINTBEGIN(readability-identifier-naming): the names are CUDA's.
 extern "C" {
 
 SIMULATED_EXPORT nvrtcResult nvrtcVersion(int* major, int* minor) {
@@ -92,3 +93,4 @@ SIMULATED_EXPORT nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram, std::size_t* b
 SIMULATED_EXPORT nvrtcResult nvrtcGetProgramLog(nvrtcProgram, char* log) { return give("", log); }
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming)
