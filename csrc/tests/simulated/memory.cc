@@ -23,7 +23,7 @@ void spoil(std::byte* data, std::size_t bytes, int value) {
 
 Memory::~Memory() {
   for (const auto& [address, allocation] : live_) {
-    if (!allocation->in_block) std::free(allocation->data);
+    if (!allocation->in_block && allocation->kind != MemoryKind::kOwn) std::free(allocation->data);
     if (allocation->kind == MemoryKind::kCard) blocks_.remove(allocation->name);
   }
 }
@@ -123,6 +123,24 @@ bool Memory::close(std::uintptr_t address) {
     by_name_.erase(closed.name);
     live_.erase(found);
   }
+  return true;
+}
+
+void Memory::adopt(std::byte* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto known = live_.find(reinterpret_cast<std::uintptr_t>(data));
+  Allocation& own =
+      known != live_.end() ? *known->second : record(MemoryKind::kOwn, 0, bytes, data);
+  ++own.opened;
+}
+
+bool Memory::let_go(std::uintptr_t address, bool& used) {
+  const std::lock_guard lock(mutex_);
+  const auto found = live_.find(address);
+  if (found == live_.end() || found->second->kind != MemoryKind::kOwn) return false;
+  if (--found->second->opened > 0) return true;
+  used = found->second->uses.load(std::memory_order_relaxed) > 0;
+  live_.erase(found);
   return true;
 }
 
