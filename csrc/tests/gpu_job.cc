@@ -48,17 +48,21 @@ GpuJob::GpuJob(GpuJobOptions options) {
   options.card.devices = std::max(options.card.devices, options.ranks);
   card_ = std::make_unique<SimulatedCard>(options.card);
   if (card_->api().Init(0) != cuda::kSuccess) throw std::runtime_error("cuInit");
-  const auto toolkit = std::make_shared<cuda::Toolkit>();
-  toolkit->driver = card_->api();
-  toolkit->images = SimulatedCard::image;
-  toolkit->nccl_problem = "the test has none";
   for (int rank = 0; rank < options.ranks; ++rank) {
     frameworks_.push_back(std::make_unique<Framework>(*card_, rank));
   }
   cluster_ = std::make_unique<Cluster>(options.transport, options.ranks, options.engine, 1,
                                        [&](EngineConfig& config) {
+                                         const auto toolkit = std::make_shared<cuda::Toolkit>();
+                                         toolkit->driver = card_->api();
+                                         toolkit->images = SimulatedCard::image;
+                                         toolkit->nccl_problem = "the test has none";
+                                         if (options.driver) {
+                                           options.driver(config.rank, toolkit->driver);
+                                         }
                                          config.toolkit = [toolkit] { return toolkit; };
                                          config.options.local_rank = config.rank;
+                                         config.log = options.log;
                                        });
 }
 

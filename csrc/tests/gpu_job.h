@@ -49,6 +49,9 @@ struct GpuJobOptions {
   int ranks = 2;
   EngineOptions engine = test_options();
   SimulatedOptions card{};  // as many devices as ranks, unless it says more
+  // Changes the driver's functions for one rank.
+  std::function<void(int rank, cuda::DriverApi&)> driver = nullptr;
+  Log log{};
 };
 
 class GpuJob {
