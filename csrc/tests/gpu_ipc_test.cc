@@ -7,7 +7,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -179,29 +178,13 @@ void run_random(GpuJob& job, int count, int at_once, Elements elements) {
 // How often streams have waited for other ranks.
 std::size_t waits(GpuJob& job) { return job.card().count("wait for a word"); }
 
-// What engines say, of one level.
-class Lines {
- public:
-  explicit Lines(LogLevel level) : level_(level) {}
-  Log log() {
-    return {LogLevel::kInfo, [this](LogLevel level, const std::string& text) {
-              const std::lock_guard lock(mutex_);
-              if (level == level_) lines_.push_back(text);
-            }};
+std::size_t count_of(const std::string& part, const std::string& text) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++count;
   }
-  // How many have this part.
-  std::size_t with(const std::string& part) {
-    const std::lock_guard lock(mutex_);
-    std::size_t count = 0;
-    for (const std::string& line : lines_) count += line.find(part) != std::string::npos ? 1 : 0;
-    return count;
-  }
-
- private:
-  const LogLevel level_;
-  std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
+  return count;
+}
 
 // Forced, so that a failure is said aloud.
 EngineOptions with_ipc() {
@@ -270,20 +253,17 @@ TEST_CASE("ranks that share a card, and have little memory there, go in several 
   for (const EngineOptions& options : {in_two_steps(), with_ipc()}) {
     SimulatedOptions cards;
     cards.one_card = true;
-    Lines lines(LogLevel::kInfo);
     GpuJob job({.ranks = 3,
                 .engine = options,
                 .card = cards,
-                .driver =
-                    [](int rank, cuda::DriverApi& api) {
-                      if (rank != 1) return;
-                      allocate = api.MemAlloc;
-                      api.MemAlloc = allocate_little;
-                    },
-                .log = lines.log()});
+                .driver = [](int rank, cuda::DriverApi& api) {
+                  if (rank != 1) return;
+                  allocate = api.MemAlloc;
+                  api.MemAlloc = allocate_little;
+                }});
     run_random(job, 5, 1, {280'000, 300'000});
     CHECK(waits(job) > 0);
-    CHECK(lines.with("in pieces of 1 MiB instead of 32") == 1);
+    CHECK(count_of("in pieces of 1 MiB instead of 32", job.logged()) == 1);
     if (kSanitized) break;
   }
 }
@@ -339,20 +319,15 @@ TEST_CASE("either all ranks use CUDA IPC, or none does and one line says why") {
   };
   for (const Failure& failure : failures) {
     CAPTURE(failure.reason);
-    Lines warnings(LogLevel::kWarning);
-    GpuJob job({.ranks = 3,
-                .engine = with_ipc(),
-                .driver =
-                    [&](int rank, cuda::DriverApi& api) {
-                      allocate = api.MemAlloc == allocate_little ? allocate : api.MemAlloc;
-                      failure.driver(rank, api);
-                    },
-                .log = warnings.log()});
+    GpuJob job({.ranks = 3, .engine = with_ipc(), .driver = [&](int rank, cuda::DriverApi& api) {
+                  allocate = api.MemAlloc == allocate_little ? allocate : api.MemAlloc;
+                  failure.driver(rank, api);
+                }});
     job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
     const std::size_t before = waits(job);
     job.run([&](int rank) { CHECK(sums_up(job, rank, "second")); });
     CHECK(waits(job) == before);
-    CHECK(warnings.with(failure.reason) == 1);
+    CHECK(count_of(failure.reason, job.warnings()) == 1);
   }
 }
 
