@@ -66,9 +66,8 @@ Task share(Comm& comm, std::string& problem) {
 
 std::byte expected(int rank) { return static_cast<std::byte>(rank + 1); }
 
-// Every rank writes to its half and reads all others'.
-void begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers,
-                 std::byte* seen) {
+// Every rank writes to its half and reads all others'. Returns where it will be.
+const std::byte* begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers) {
   const cuda::Context& context = workspace.card().context();
   const CUstream stream = workspace.stream().handle();
   {
@@ -78,11 +77,13 @@ void begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& p
                   "cuMemsetD8Async");
   }
   peers.meet(stream);
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    workspace.fetch(seen, peers.half(rank), kTrialBytes);
-    seen += kTrialBytes;
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  std::byte* const seen = workspace.on_host(Purpose::kInput, ranks * kTrialBytes);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    workspace.fetch(seen + rank * kTrialBytes, peers.half(static_cast<int>(rank)), kTrialBytes);
   }
   peers.end_round();
+  return seen;
 }
 
 void end_trial(const Comm& comm, const cuda::Event& done, const std::byte* seen) {
@@ -99,11 +100,10 @@ void end_trial(const Comm& comm, const cuda::Event& done, const std::byte* seen)
 }
 
 Task try_out(Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers, std::string& problem) {
-  std::byte* const seen =
-      workspace.on_host(Purpose::kInput, static_cast<std::size_t>(comm.size()) * kTrialBytes);
+  const std::byte* seen = nullptr;
   cuda::EventPtr read;
   attempt(problem, [&] {
-    begin_trial(comm, workspace, peers, seen);
+    seen = begin_trial(comm, workspace, peers);
     read = workspace.mark();
   });
   co_await share(comm, problem);
