@@ -129,7 +129,7 @@ Task give_up(Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers) {
 Task connect_ipc(Comm& comm, cuda::Workspace& workspace, std::unique_ptr<cuda::IpcPeers>& peers,
                  std::string& problem) {
   if (comm.shared() == nullptr) {
-    problem = "the ranks are not on one host";
+    problem = "the ranks are not on one host, or have no shared memory there";
     co_return;
   }
   if (comm.size() > cuda::IpcPeers::kMostRanks) {
