@@ -103,6 +103,7 @@ Task local_copy(Comm& comm, Call& call);  // every operation, on a process set o
 // Of tensors on GPUs.
 Task gpu_copy(Comm& comm, Call& call);    // likewise
 Task gpu_nccl(Comm& comm, Call& call);    // every operation
+Task gpu_ipc(Comm& comm, Call& call);     // every operation, but for Adasum
 Task gpu_staged(Comm& comm, Call& call);  // every operation, through the host's memory
 
 }  // namespace horoplug

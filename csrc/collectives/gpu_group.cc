@@ -1,13 +1,16 @@
 #include "collectives/gpu_group.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "base/status.h"
 #include "collectives/gather.h"
+#include "collectives/gpu_ipc_connect.h"
 
 namespace horoplug {
 namespace {
@@ -17,6 +20,9 @@ constexpr int kNcclSharesCards = 23000;
 
 // So many are looked through at once, when nobody watches for long.
 constexpr std::size_t kManyUnderWay = 64;
+
+// How long the card may take to go through what a failure has left in its stream.
+constexpr auto kLastWork = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -32,12 +38,19 @@ GpuGroup::Facts GpuGroup::facts() const {
   return facts;
 }
 
-Task GpuGroup::agree(Comm& comm) {
+Task GpuGroup::agree(Comm& comm, const char* wanted) {
   if (comm.size() > 1) {
     std::vector<Facts> facts;
     const Facts mine = this->facts();
     co_await gather(comm, mine, facts);
     co_await connect_nccl(comm, facts);
+    std::string problem;
+    co_await connect_ipc(comm, workspace_, ipc_, problem);
+    if (!problem.empty()) {
+      const bool says = wanted != nullptr && std::string_view(wanted) == "ipc" && comm.rank() == 0;
+      card_->log()(says ? LogLevel::kWarning : LogLevel::kInfo,
+                   "GPU tensors are not moved by CUDA IPC: " + problem);
+    }
   }
   agreed_ = true;
 }
@@ -140,13 +153,40 @@ Task GpuGroup::host_memory_free() {
   if (host_memory_free_) co_await Passed(std::exchange(host_memory_free_, nullptr));
 }
 
+bool GpuGroup::over() { return !ipc_ || ipc_->over(workspace_.stream().handle()); }
+
 void GpuGroup::close() {
+  if (ipc_) ipc_->close();
   if (nccl_) nccl_->close();
 }
 
 void GpuGroup::abort() {
   if (nccl_) nccl_->abort();
+  release_ipc();
   under_way_.clear();
+}
+
+// Until the stream has nothing left that could wait for others. What does not end is not given
+// back: that would wait for it.
+void GpuGroup::release_ipc() {
+  if (!ipc_) return;
+  bool ended = false;
+  try {
+    const cuda::EventPtr last = workspace_.mark();
+    const auto until = std::chrono::steady_clock::now() + kLastWork;
+    for (ipc_->release(); !(ended = last->done()) && std::chrono::steady_clock::now() < until;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      ipc_->release();
+    }
+  } catch (const Error&) {
+    ended = true;  // with the card
+  }
+  ipc_->release();
+  if (ended) {
+    ipc_->close();
+  } else {
+    static_cast<void>(ipc_.release());
+  }
 }
 
 }  // namespace horoplug

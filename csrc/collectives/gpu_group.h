@@ -8,6 +8,7 @@
 
 #include "base/task.h"
 #include "collectives/comm.h"
+#include "device/cuda/ipc_peers.h"
 #include "device/cuda/nccl_communicator.h"
 #include "device/cuda/workspace.h"
 
@@ -21,11 +22,14 @@ class GpuGroup {
   cuda::Workspace& workspace() { return workspace_; }
 
   // Collective, in the first batch of tensors on GPUs: ranks tell each other what they have, so
-  // that all of them choose the same algorithms.
-  Task agree(Comm& comm);
+  // that all of them choose the same algorithms. `wanted`: the one that the user has forced, or
+  // nullptr.
+  Task agree(Comm& comm, const char* wanted);
   bool agreed() const { return agreed_; }
   // After that: the ranks' communicator, or nullptr on all of them.
   cuda::NcclCommunicator* nccl() const { return nccl_.get(); }
+  // Likewise: the ranks' buffers, if they reach each other's cards by CUDA IPC.
+  cuda::IpcPeers* ipc() const { return ipc_.get(); }
 
   // ---- what is under way on the card, for who watches over it
 
@@ -41,6 +45,9 @@ class GpuGroup {
   // The host's working memory is free to be written again, once the card has come to that.
   void keep_host_memory(cuda::EventPtr until) { host_memory_free_ = std::move(until); }
   Task host_memory_free();
+  // Whether other ranks do not use anything of this one any more. All of them have to ask, when
+  // everything has been put into their streams; again and again.
+  bool over();
   // Gives back what concerns other ranks, when nothing is under way on any of them.
   void close();
   // Ends what is under way, as nobody will come to it any more: results are undefined.
@@ -64,10 +71,12 @@ class GpuGroup {
   std::string nccl_obstacle(const std::vector<Facts>& all) const;
   Task connect_nccl(Comm& comm, const std::vector<Facts>& facts);
   void forget_ended();
+  void release_ipc();
 
   const std::shared_ptr<cuda::Card> card_;
   cuda::Workspace workspace_;
   std::unique_ptr<cuda::NcclCommunicator> nccl_;
+  std::unique_ptr<cuda::IpcPeers> ipc_;
   bool agreed_ = false;
   std::deque<Work> under_way_;
   cuda::EventPtr host_memory_free_;

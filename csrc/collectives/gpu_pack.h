@@ -9,8 +9,19 @@
 
 namespace horoplug {
 
-// Each tensor lies at a multiple of 16 bytes. The memory between them takes part in what happens to
-// the buffer, and nobody looks at it.
+// Where tensors lie in a buffer on a card, also in one that is never there as a whole: each at a
+// multiple of 16 bytes. Calls use(tensor, at) for each tensor, which lies `at` bytes into it.
+template <typename Use>
+void for_each_on_gpu(const Layout& layout, Use&& use) {
+  constexpr std::size_t kAlignment = 16;
+  std::size_t at = 0;
+  layout.for_each_tensor([&](const Layout::Tensor& tensor) {
+    use(tensor, at);
+    at += (tensor.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  });
+}
+
+// The memory between tensors takes part in what happens to the buffer, and nobody looks at it.
 class GpuBuffer {
  public:
   // In working memory, unless the batch is one tensor that can be worked on where it is: its input
@@ -32,16 +43,10 @@ class GpuBuffer {
   // Calls use(tensor, at) for each tensor, which lies `at` bytes into the buffer.
   template <typename Use>
   void for_each(Use&& use) const {
-    std::size_t at = 0;
-    call_.layout->for_each_tensor([&](const Layout::Tensor& tensor) {
-      use(tensor, at);
-      at += (tensor.bytes + kAlignment - 1) / kAlignment * kAlignment;
-    });
+    for_each_on_gpu(*call_.layout, use);
   }
 
  private:
-  static constexpr std::size_t kAlignment = 16;
-
   cuda::Workspace& workspace_;
   const Call& call_;
   std::uint64_t from_ = 0, to_ = 0;

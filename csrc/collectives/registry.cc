@@ -70,6 +70,10 @@ bool by_nccl(const Comm& comm, const Call& call) {
   return !reduces || (cuda::nccl_type(call.dtype) && cuda::nccl_op(call.reduce_op, call.dtype));
 }
 
+bool by_ipc(const Comm& comm, const Call& call) {
+  return comm.gpu() != nullptr && comm.gpu()->ipc() != nullptr && !is_adasum(call);
+}
+
 // Cost model: microseconds, from a latency per message and a time per byte.
 double free_of_charge(const Comm&, double) { return 0; }
 double steps(const Comm& comm) { return std::ceil(std::log2(comm.size())); }
@@ -131,6 +135,13 @@ double cost_nccl(const Comm& comm, double bytes) {
   const LinkCosts& gpus = comm.costs().gpus;
   return gpus.latency + 2 * bytes * gpus.byte;
 }
+// Small data is read from every rank; of large data, each rank reads what the others have reduced.
+double cost_ipc(const Comm& comm, double bytes) {
+  const LinkCosts& peers = comm.costs().ipc;
+  const double others = comm.size() - 1;
+  return std::min(peers.latency + others * bytes * peers.byte,
+                  2 * (peers.latency + others / comm.size() * bytes * peers.byte));
+}
 // To the host, through what the ranks have there, and back.
 double cost_staged(const Comm& comm, double bytes) {
   const LinkCosts& bus = comm.costs().bus;
@@ -186,18 +197,23 @@ constexpr Algorithm kAlgorithms[] = {
     {OpKind::kBarrier, "mpi", "mpi", met_by_mpi, cost_mpi<OpKind::kBarrier>, barrier_mpi, false},
     {OpKind::kBarrier, "copy", "self", alone, free_of_charge, local_copy, true},
     {OpKind::kAllreduce, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
+    {OpKind::kAllreduce, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
     {OpKind::kAllreduce, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAllreduce, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kAllgather, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
+    {OpKind::kAllgather, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
     {OpKind::kAllgather, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAllgather, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kBroadcast, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
+    {OpKind::kBroadcast, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
     {OpKind::kBroadcast, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kBroadcast, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kAlltoall, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
+    {OpKind::kAlltoall, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
     {OpKind::kAlltoall, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAlltoall, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kReducescatter, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
+    {OpKind::kReducescatter, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
     {OpKind::kReducescatter, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kReducescatter, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
 };

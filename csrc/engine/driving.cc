@@ -106,8 +106,11 @@ double Engine::watch_interval() const { return std::fmin(census_interval() / 4, 
 // Whether something may come that nobody announces.
 bool Engine::must_poll() const {
   bool polls = mesh_->must_poll();
-  for (const auto& [id, set] : sets_) polls |= set->executor.polled();
-  return polls || (leaving_ && gpu_is_busy());
+  for (const auto& [id, set] : sets_) {
+    const bool ends = leaving_ || set->removal;
+    polls |= set->executor.polled() || (ends && set->executor.gpu() != nullptr);
+  }
+  return polls;
 }
 
 // It is looked at ever more seldom: what comes is noticed late by a small part of the time that it

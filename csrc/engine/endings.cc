@@ -135,6 +135,8 @@ bool Engine::advance_leaving() {
     throw Error(HP_SHUT_DOWN, "rank " + std::to_string(config_.rank) + " has shut down");
   }
   if (!said_bye_) {
+    if (!std::exchange(gpus_leave_, true)) leaving_since_ = now();
+    if (!gpus_are_over() && now() - leaving_since_ < kGoodbyeSeconds) return false;
     said_bye_ = true;
     leaving_since_ = now();
     mesh_->send_control_to_all(encode_bye());

@@ -135,6 +135,7 @@ class Engine {
   std::shared_ptr<cuda::Card> card(int ordinal);
   void mark_ready(std::span<const OperationPtr> operations);
   bool gpu_is_busy() const;
+  bool gpus_are_over();
   void watch_gpus();
   void abort_gpus();
 
@@ -230,6 +231,7 @@ class Engine {
       early_messages_;  // from peers that were ready before this rank
   std::vector<bool> departed_;
   bool leaving_ = false;
+  bool gpus_leave_ = false;
   bool said_bye_ = false;
   double leaving_since_ = 0;
   double started_at_ = 0;

@@ -69,6 +69,16 @@ bool Engine::gpu_is_busy() const {
   return busy;
 }
 
+// See GpuGroup::over().
+bool Engine::gpus_are_over() {
+  bool over = true;
+  for (auto& [id, set] : sets_) {
+    GpuGroup* const gpu = set->executor.gpu();
+    if (gpu != nullptr) over &= gpu->over();
+  }
+  return over;
+}
+
 void Engine::watch_gpus() {
   const double limit = config_.options.data_timeout;
   for (auto& [id, set] : sets_) {

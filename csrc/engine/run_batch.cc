@@ -313,7 +313,7 @@ Task run_on_gpu(Comm& comm, Batch& batch, const char* algorithm) {
     comm.set_gpu(std::make_shared<GpuGroup>(batch.operations.front()->gpu.card));
   }
   GpuGroup& gpu = *comm.gpu();
-  if (!gpu.agreed()) co_await gpu.agree(comm);
+  if (!gpu.agreed()) co_await gpu.agree(comm, algorithm);
   const cuda::Event* last = nullptr;
   for (const OperationPtr& operation : batch.operations) {
     const cuda::Event* const ready = operation->gpu.ready.get();

@@ -2,6 +2,7 @@
 // operation, so that every rank sees the same ones in the same order and numbers them alike.
 #include <algorithm>
 
+#include "collectives/gpu_group.h"
 #include "engine/engine.h"
 #include "engine/submission.h"
 
@@ -195,7 +196,8 @@ bool Engine::finish_removals() {
   for (auto it = sets_.begin(); it != sets_.end();) {
     ProcessSet& set = *it->second;
     const bool over = set.removal && set.negotiator.closed() && set.executor.idle() &&
-                      !set.executor.gpu_is_busy() && (!set.shared || set.shared->quiet());
+                      !set.executor.gpu_is_busy() && (!set.shared || set.shared->quiet()) &&
+                      (set.executor.gpu() == nullptr || set.executor.gpu()->over());
     if (!over) {
       ++it;
       continue;

@@ -110,6 +110,12 @@ void random_operations(GpuJob& job, int count, bool exact) {
   });
 }
 
+EngineOptions with_algorithm(const char* name) {
+  EngineOptions options = test_options();
+  options.algorithm = name;
+  return options;
+}
+
 Bytes floats(std::size_t count, float value) {
   Bytes bytes(count * sizeof(float));
   for (std::size_t i = 0; i < count; ++i)
@@ -137,8 +143,8 @@ TEST_CASE("every operation gives on GPUs what it gives on CPUs") {
   }
 }
 
-TEST_CASE("buffers of several pieces and windows") {
-  GpuJob job({.ranks = 2});
+TEST_CASE("buffers of several pieces and windows, through the host's memory") {
+  GpuJob job({.ranks = 2, .engine = with_algorithm("staged")});
   const std::size_t count = (70 << 20) / sizeof(float) + 5;
   job.run([&](int rank) {
     const Bytes result =
@@ -328,7 +334,10 @@ TEST_CASE("NCCL does every operation, on process sets, too") {
   for (const Transport transport : {Transport::kThreads, Transport::kMixed}) {
     for (const int ranks : {2, 3, 4}) {
       CAPTURE(ranks);
-      GpuJob job({.transport = transport, .ranks = ranks, .has_nccl = true});
+      GpuJob job({.transport = transport,
+                  .ranks = ranks,
+                  .engine = with_algorithm("nccl"),
+                  .has_nccl = true});
       random_operations(job, kSanitized ? 8 : 25, true);
       CHECK(job.logged().find("not moved by NCCL") == std::string::npos);
       CHECK(job.nccl().alive() == static_cast<std::size_t>(ranks));
@@ -378,7 +387,7 @@ TEST_CASE("a communicator that cannot be made is one on no rank") {
 }
 
 TEST_CASE("a rank that goes ends what the others' cards wait for") {
-  GpuJob job({.ranks = 3, .has_nccl = true});
+  GpuJob job({.ranks = 3, .engine = with_algorithm("nccl"), .has_nccl = true});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
   // Cards have other things to do, and rank 0 goes when all have put their operation into a stream.
   job.card().hold();
@@ -407,8 +416,7 @@ TEST_CASE("a rank that goes ends what the others' cards wait for") {
 }
 
 TEST_CASE("an error of NCCL's ends the job, and is told") {
-  EngineOptions options = test_options();
-  GpuJob job({.engine = options, .has_nccl = true});
+  GpuJob job({.engine = with_algorithm("nccl"), .has_nccl = true});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
   job.nccl().break_down();
   job.run([&](int rank) {

@@ -66,11 +66,13 @@ GpuJob::GpuJob(GpuJobOptions options) {
     if (!options.nccl_versions.empty()) {
       own.nccl_version = options.nccl_versions[static_cast<std::size_t>(config.rank)];
     }
+    if (options.driver) options.driver(config.rank, own.driver);
     config.toolkit = [own] { return std::make_shared<const cuda::Toolkit>(own); };
     config.options.local_rank = config.rank;
-    config.log = Log(LogLevel::kInfo, [this](LogLevel, const std::string& text) {
+    config.log = Log(LogLevel::kInfo, [this](LogLevel level, const std::string& text) {
       std::lock_guard lock(log_mutex_);
       log_ += text + "\n";
+      if (level == LogLevel::kWarning) warnings_ += text + "\n";
     });
   }
   cluster_ = std::make_unique<Cluster>(std::move(configs));
@@ -79,6 +81,11 @@ GpuJob::GpuJob(GpuJobOptions options) {
 std::string GpuJob::logged() {
   std::lock_guard lock(log_mutex_);
   return log_;
+}
+
+std::string GpuJob::warnings() {
+  std::lock_guard lock(log_mutex_);
+  return warnings_;
 }
 
 std::vector<std::byte> GpuJob::perform(int rank, Order order, const std::vector<std::byte>& input,

@@ -54,6 +54,8 @@ struct GpuJobOptions {
   bool has_nccl = false;
   SimulatedNcclOptions nccl{};
   std::vector<int> nccl_versions{};  // by rank, as the ranks see them; empty: what it is
+  // Changes the driver's functions for one rank.
+  std::function<void(int rank, cuda::DriverApi&)> driver = nullptr;
 };
 
 class GpuJob {
@@ -69,6 +71,7 @@ class GpuJob {
   void end() { cluster_.reset(); }
   // What the engines have logged so far.
   std::string logged();
+  std::string warnings();
 
   // The operation on a rank's card, as a program for one process does it: its input is written in
   // the framework's stream, and the result read there. In place if `in_place`.
@@ -80,7 +83,7 @@ class GpuJob {
   std::unique_ptr<SimulatedNccl> nccl_;
   std::vector<std::unique_ptr<Framework>> frameworks_;
   std::mutex log_mutex_;
-  std::string log_;
+  std::string log_, warnings_;
   std::unique_ptr<Cluster> cluster_;
 };
 

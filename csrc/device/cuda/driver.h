@@ -75,6 +75,8 @@ inline constexpr unsigned kEventInterprocess = 4;  // needs kEventDisableTiming,
 inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortable = 1;
+inline constexpr unsigned kHostMapped = 2;
+inline constexpr unsigned kWaitAtLeast = 0;  // by a cyclic comparison: (int)(*word - value) >= 0
 
 // Of CUDA 12.0, which driver 525 brings. Older ones get no releases of the frameworks any more.
 inline constexpr int kOldestDriver = 12000;
@@ -114,6 +116,10 @@ inline constexpr int kOldestDriver = 12000;
   X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags))                       \
   X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                            \
   X(StreamIsCapturing, cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus*))                    \
+  X(StreamWaitValue32, cuStreamWaitValue32_v2, (CUstream, CUdeviceptr, std::uint32_t value,        \
+                                                unsigned flags))                                   \
+  X(StreamWriteValue32, cuStreamWriteValue32_v2, (CUstream, CUdeviceptr, std::uint32_t value,      \
+                                                  unsigned flags))                                 \
   X(LaunchHostFunc, cuLaunchHostFunc, (CUstream, CUhostFn, void* data))                            \
   X(EventCreate, cuEventCreate, (CUevent*, unsigned flags))                                        \
   X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                    \
@@ -126,6 +132,9 @@ inline constexpr int kOldestDriver = 12000;
   X(MemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                         \
   X(MemHostAlloc, cuMemHostAlloc, (void**, std::size_t bytes, unsigned flags))                     \
   X(MemFreeHost, cuMemFreeHost, (void*))                                                           \
+  X(MemHostRegister, cuMemHostRegister_v2, (void*, std::size_t bytes, unsigned flags))             \
+  X(MemHostUnregister, cuMemHostUnregister, (void*))                                               \
+  X(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2, (CUdeviceptr*, void*, unsigned flags))  \
   X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, std::size_t, CUstream))      \
   X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, std::size_t, CUstream))            \
   X(MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))      \

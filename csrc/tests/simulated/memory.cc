@@ -24,7 +24,7 @@ void spoil(std::byte* data, std::size_t bytes, int value) {
 Memory::~Memory() {
   for (Allocation& one : all_) {
     if (one.gone) continue;
-    if (!one.in_block) std::free(one.data);
+    if (!one.in_block && one.kind != MemoryKind::kOwn) std::free(one.data);
     if (one.kind == MemoryKind::kCard) blocks_.remove(one.name);
   }
 }
@@ -136,6 +136,24 @@ bool Memory::close(std::uintptr_t address) {
     by_name_.erase(closed.name);
     live_.erase(found);
   }
+  return true;
+}
+
+void Memory::adopt(std::byte* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto known = live_.find(reinterpret_cast<std::uintptr_t>(data));
+  Allocation& own =
+      known != live_.end() ? *known->second : record(MemoryKind::kOwn, 0, bytes, data);
+  ++own.opened;
+}
+
+bool Memory::let_go(std::uintptr_t address, bool& used) {
+  const std::lock_guard lock(mutex_);
+  const auto found = live_.find(address);
+  if (found == live_.end() || found->second->kind != MemoryKind::kOwn) return false;
+  if (--found->second->opened > 0) return true;
+  used = found->second->uses.load(std::memory_order_relaxed) > 0;
+  live_.erase(found);
   return true;
 }
 

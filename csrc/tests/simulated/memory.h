@@ -18,6 +18,7 @@ enum class MemoryKind {
   kPool,     // cuMemAllocAsync
   kForeign,  // another process's, or opened by its name and freed
   kPinned,   // the host's
+  kOwn,      // the program's own, which was registered
 };
 
 // It stays in place for good: streams note in it that they use it, and must not lock for that.
@@ -29,7 +30,7 @@ struct Allocation {
   std::string name;          // that other processes open it by; empty: they cannot
   bool in_block = false;     // see Blocks
   std::atomic<int> uses{0};  // by what is in streams
-  int opened = 0;            // by its name, how often
+  int opened = 0;            // by its name, or registered: how often
   bool gone = false;         // the memory itself is
 
   bool holds(std::uintptr_t address, std::size_t size) const {
@@ -60,6 +61,12 @@ class Memory {
   Allocation* open(const std::string& name, std::size_t bytes, int device);
   // Whether it was open.
   bool close(std::uintptr_t address);
+
+  // Memory of the program's own. Its ranks may be threads, and each of them registers it: unlike
+  // CUDA, this allows that.
+  void adopt(std::byte* data, std::size_t bytes);
+  // Whether it was registered. `used`: and a stream still uses it, though nobody has it any more.
+  bool let_go(std::uintptr_t address, bool& used);
 
   std::size_t alive();
   std::size_t used(int device) const { return used_[device].load(std::memory_order_relaxed); }

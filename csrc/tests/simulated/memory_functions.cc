@@ -110,6 +110,26 @@ CUresult Functions::MemFreeHost(void* data) {
   return kSuccess;
 }
 
+CUresult Functions::MemHostRegister(void* data, std::size_t bytes, unsigned) {
+  if (bytes == 0 || data == nullptr) return kInvalidValue;
+  machine().memory.adopt(static_cast<std::byte*>(data), bytes);
+  return kSuccess;
+}
+
+CUresult Functions::MemHostUnregister(void* data) {
+  bool used = false;
+  if (!machine().memory.let_go(std::bit_cast<std::uintptr_t>(data), used)) {
+    return unknown("memory for cuMemHostUnregister");
+  }
+  return used ? machine().misuse("cuMemHostUnregister of memory that a stream still uses")
+              : kSuccess;
+}
+
+CUresult Functions::MemHostGetDevicePointer(CUdeviceptr* address, void* data, unsigned) {
+  *address = std::bit_cast<std::uintptr_t>(data);
+  return machine().memory.find(*address) != nullptr ? kSuccess : kInvalidValue;
+}
+
 CUresult Functions::MemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes,
                                     CUstream handle) {
   constexpr const char* kWhat = "copy to the card";

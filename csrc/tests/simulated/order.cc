@@ -1,10 +1,22 @@
 // Streams and events.
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <thread>
 
 #include "tests/simulated/functions.h"
 
 namespace horoplug::testing::simulated {
 
 using namespace horoplug::cuda;
+
+namespace {
+
+std::atomic_ref<std::uint32_t> word_at(CUdeviceptr address) {
+  return std::atomic_ref(*std::bit_cast<std::uint32_t*>(static_cast<std::uintptr_t>(address)));
+}
+
+}  // namespace
 
 CUresult Functions::StreamCreateWithPriority(CUstream* made, unsigned flags, int) {
   if (flags > kStreamNonBlocking) return kInvalidValue;
@@ -46,6 +58,34 @@ CUresult Functions::StreamIsCapturing(CUstream handle, CUstreamCaptureStatus* st
   const Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
   *status = stream->capture_status.load();
+  return kSuccess;
+}
+
+CUresult Functions::StreamWriteValue32(CUstream handle, CUdeviceptr word, std::uint32_t value,
+                                       unsigned flags) {
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  Allocation* const memory = machine().reachable("a write of a word", word, sizeof value);
+  if (memory == nullptr || word % sizeof value != 0 || flags != 0) return kInvalidValue;
+  machine().put(*stream, "write of a word",
+                [word, value](Stream::Random&) { word_at(word).store(value); }, {memory});
+  return kSuccess;
+}
+
+CUresult Functions::StreamWaitValue32(CUstream handle, CUdeviceptr word, std::uint32_t value,
+                                      unsigned flags) {
+  Stream* const stream = machine().stream(handle);
+  if (stream == nullptr) return unknown("a stream");
+  Allocation* const memory = machine().reachable("a wait for a word", word, sizeof value);
+  if (memory == nullptr || word % sizeof value != 0 || flags != kWaitAtLeast) return kInvalidValue;
+  machine().put(*stream, "wait for a word",
+                [word, value](Stream::Random&) {
+                  while (static_cast<std::int32_t>(word_at(word).load() - value) < 0 &&
+                         !machine().streams_state.stopped.load(std::memory_order_relaxed)) {
+                    std::this_thread::sleep_for(std::chrono::microseconds(20));
+                  }
+                },
+                {memory});
   return kSuccess;
 }
 
