@@ -1,5 +1,5 @@
-"""Order on a card, as the Python side makes it: which calls of the core it makes for tensors on a card, and when it lets
-go of them. The core is a recorder, the card the host's memory."""
+"""Order on a card, as the Python side makes it: which calls of the core it makes for tensors there, and when it lets go
+of them. The core is a recorder, the card the host's memory."""
 
 import itertools
 import weakref

@@ -233,8 +233,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 torch.autograd.Variable._execution_engine.queue_callback(self._submit_noted)
             noted = self._noted[stream] = _Noted()
         noted.parameters.append(parameter)
-        noted.nbytes += parameter.nbytes
-        if noted.nbytes >= _ENOUGH_BYTES:
+        nbytes = noted.nbytes = noted.nbytes + parameter.nbytes
+        if nbytes >= _ENOUGH_BYTES:
             del self._noted[stream]
             with self._submitting:
                 self._submit_complete(noted.parameters, stream)
