@@ -25,7 +25,7 @@ inline void wake(Progress& progress) {
   ::syscall(SYS_futex, &progress, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-inline void advance(Progress& progress, std::uint32_t to) {
+inline void raise_to(Progress& progress, std::uint32_t to) {
   progress.store(to, std::memory_order_release);
   wake(progress);
 }

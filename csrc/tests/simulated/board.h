@@ -1,0 +1,62 @@
+// What the ranks of a simulated communicator tell each other, in memory of zeros that all of them
+// have.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/driver.h"
+#include "tests/simulated/progress.h"
+
+namespace horoplug::testing::simulated {
+
+inline constexpr int kMostRanks = 16;
+
+enum class Kind : std::uint32_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kSend,
+  kRecv
+};
+
+// An operation, as the others see it.
+struct Posted {
+  Kind kind;
+  int dtype, op, root;
+  std::uint64_t count;
+  std::uint64_t data;  // its address, for ranks of the same process
+
+  bool matches(const Posted& other) const {
+    return kind == other.kind && dtype == other.dtype && op == other.op && root == other.root &&
+           count == other.count;
+  }
+};
+
+struct Board {
+  struct Rank {
+    Progress joined;  // 1: what follows is there
+    CUuuid uuid;
+    char host[64];
+    int ranks, version;
+
+    Progress posted, done;  // collective operations, by number
+    Posted operation;       // the last one posted
+
+    Progress split;  // the last one that this rank has begun
+    struct {
+      int color, key;
+    } splits[8];  // by number, the last ones
+
+    Progress finalized;
+  };
+  // From one rank to another.
+  struct Mail {
+    Progress posted, taken;
+    Posted operation;
+  };
+  Rank ranks[kMostRanks];
+  Mail mail[kMostRanks][kMostRanks];
+};
+
+}  // namespace horoplug::testing::simulated

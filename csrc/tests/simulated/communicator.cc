@@ -1,0 +1,183 @@
+#include "tests/simulated/communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+namespace horoplug::testing::simulated {
+
+using cuda::kNcclInProgress;
+using cuda::kNcclSuccess;
+
+namespace {
+
+constexpr int kNoColor = -1;
+// From this version on, several ranks may share a card.
+constexpr int kMultiRankVersion = 23000;
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<NcclShared> shared, std::string name, int its_rank,
+                           int its_ranks, bool is_blocking)
+    : device(shared->door.current_device()),
+      blocking(is_blocking),
+      rank(its_rank),
+      ranks(its_ranks),
+      shared_(std::move(shared)),
+      name_(std::move(name)),
+      board_(reinterpret_cast<Board*>(shared_->blocks.open(name_, sizeof(Board)))) {}
+
+Communicator::~Communicator() { join(); }
+
+std::string Communicator::last_error() {
+  const std::lock_guard lock(mutex_);
+  return last_error_;
+}
+
+ncclResult_t Communicator::refuse(const std::string& why, ncclResult_t result) {
+  const std::lock_guard lock(mutex_);
+  last_error_ = why;
+  return result;
+}
+
+ncclResult_t Communicator::not_ready() {
+  const ncclResult_t now = state();
+  if (now != kNcclInProgress) return now;
+  return refuse("Attempt to use communicator before the previous operation returned ncclSuccess",
+                kInvalidArgument);
+}
+
+bool Communicator::wait(Progress& progress, std::uint32_t target) const {
+  return wait_for(progress, target, [this] {
+    return aborted_.load(std::memory_order_relaxed) || shared_->door.stopped();
+  });
+}
+
+void Communicator::abort() {
+  aborted_.store(true);
+  join();
+  while (running_.load() != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void Communicator::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+ncclResult_t Communicator::in_background(std::function<ncclResult_t()> work) {
+  join();
+  if (blocking) {
+    const ncclResult_t result = work();
+    break_down(result);
+    return result;
+  }
+  break_down(kNcclInProgress);
+  thread_ = std::thread([this, work = std::move(work)] { break_down(work()); });
+  return kNcclInProgress;
+}
+
+ncclResult_t Communicator::meet() {
+  const ncclResult_t result = show_up();
+  if (result == kNcclSuccess) return in_background([this] { return look_around(); });
+  break_down(result);
+  return result;
+}
+
+ncclResult_t Communicator::show_up() {
+  Board::Rank& me = mine();
+  if (me.joined.load(std::memory_order_relaxed) != 0) {
+    return refuse("two ranks have the number " + std::to_string(rank), kInvalidUsage);
+  }
+  if (shared_->door.uuid(&me.uuid, device) != cuda::kSuccess) return kUnhandledCudaError;
+  ::gethostname(me.host, sizeof me.host - 1);
+  me.ranks = ranks;
+  me.version = shared_->version;
+  raise_to(me.joined, 1);
+  return kNcclSuccess;
+}
+
+ncclResult_t Communicator::look_around() {
+  for (int i = 0; i < ranks; ++i) {
+    if (!wait(board_->ranks[i].joined, 1)) return kInternalError;
+  }
+  const bool multi_rank = shared_->multi_rank.load() && shared_->version >= kMultiRankVersion;
+  for (int i = 0; i < ranks; ++i) {
+    const Board::Rank& one = board_->ranks[i];
+    if (one.ranks != ranks) return refuse("ranks differ in the number of ranks", kInvalidUsage);
+    if (one.version != shared_->version) {
+      return refuse("Mismatched NCCL version detected : rank " + std::to_string(rank) + " " +
+                        std::to_string(shared_->version) + " rank " + std::to_string(i) + " " +
+                        std::to_string(one.version),
+                    kInvalidUsage);
+    }
+    for (int j = 0; j < i && !multi_rank; ++j) {
+      const Board::Rank& other = board_->ranks[j];
+      if (std::strcmp(one.host, other.host) != 0 ||
+          std::memcmp(&one.uuid, &other.uuid, sizeof one.uuid) != 0) {
+        continue;
+      }
+      return refuse(shared_->version >= kMultiRankVersion
+                        ? "Multiple Ranks are using the same GPU/Partition. Set "
+                          "NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration."
+                        : "Duplicate GPU detected : rank " + std::to_string(j) + " and rank " +
+                              std::to_string(i) + " both on CUDA device 1000",
+                    kInvalidUsage);
+    }
+  }
+  return kNcclSuccess;
+}
+
+std::shared_ptr<Communicator> Communicator::split(int color, int key, bool part_blocking) {
+  const std::uint32_t number = ++splits_;
+  Board::Rank& me = mine();
+  me.splits[number % std::size(me.splits)] = {color, key};
+  raise_to(me.split, number);
+  if (color == kNoColor) return nullptr;
+  auto part = std::make_shared<Communicator>(
+      shared_, name_ + "-s" + std::to_string(number) + "c" + std::to_string(color), 0, 0,
+      part_blocking);
+  part->whole_ = shared_from_this();
+  part->split_ = number;
+  part->color_ = color;
+  part->key_ = key;
+  return part;
+}
+
+ncclResult_t Communicator::meet_after_split() {
+  return in_background([this] {
+    ncclResult_t result = find_place();
+    if (result == kNcclSuccess) result = show_up();
+    return result == kNcclSuccess ? look_around() : result;
+  });
+}
+
+ncclResult_t Communicator::find_place() {
+  const int here = whole_->rank;
+  for (int i = 0; i < whole_->ranks; ++i) {
+    Board::Rank& other = whole_->board_->ranks[i];
+    if (!wait(other.split, split_)) return kInternalError;
+    const auto& its = other.splits[split_ % std::size(other.splits)];
+    if (its.color != color_) continue;
+    ++ranks;
+    if (std::tuple{its.key, i} < std::tuple{key_, here}) ++rank;
+  }
+  whole_.reset();
+  return kNcclSuccess;
+}
+
+ncclResult_t Communicator::finalize() {
+  return in_background([this] {
+    if (!wait(turn_, groups_)) return kInternalError;
+    raise_to(mine().finalized, 1);
+    for (int i = 0; i < ranks; ++i) {
+      if (!wait(board_->ranks[i].finalized, 1)) return kInternalError;
+    }
+    shared_->blocks.remove(name_);
+    return kNcclSuccess;
+  });
+}
+
+}  // namespace horoplug::testing::simulated

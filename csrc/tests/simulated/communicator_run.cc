@@ -1,0 +1,330 @@
+// How a rank of a simulated communicator does its operations, in a stream.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "device/cpu/kernels.h"
+#include "tests/simulated/communicator.h"
+
+namespace horoplug::testing::simulated {
+
+using cuda::kNcclInProgress;
+using cuda::kNcclSuccess;
+
+namespace {
+
+constexpr const char* kKindNames[] = {"AllReduce", "ReduceScatter", "AllGather",
+                                      "Broadcast", "Send",          "Recv"};
+
+bool is_mail(Kind kind) { return kind == Kind::kSend || kind == Kind::kRecv; }
+
+// By ncclDataType_t.
+struct ElementType {
+  const char* name;
+  DType dtype;
+  bool only_moves;  // nothing reduces it here
+};
+constexpr ElementType kTypes[] = {
+    {"int8", DType::kInt8, false},       {"uint8", DType::kUInt8, false},
+    {"int32", DType::kInt32, false},     {"uint32", DType::kUInt32, false},
+    {"int64", DType::kInt64, false},     {"uint64", DType::kUInt64, false},
+    {"float16", DType::kFloat16, false}, {"float32", DType::kFloat32, false},
+    {"float64", DType::kFloat64, false}, {"bfloat16", DType::kBFloat16, false},
+    {"float8e4m3", DType::kUInt8, true}, {"float8e5m2", DType::kUInt8, true},
+};
+constexpr int kTypeCount = static_cast<int>(std::size(kTypes));
+
+// By ncclRedOp_t.
+struct Reduction {
+  const char* name;
+  ReduceOp op;
+  bool average;
+};
+constexpr Reduction kReductions[] = {{"sum", ReduceOp::kSum, false},
+                                     {"product", ReduceOp::kProduct, false},
+                                     {"max", ReduceOp::kMax, false},
+                                     {"min", ReduceOp::kMin, false},
+                                     {"average", ReduceOp::kSum, true}};
+constexpr int kReductionCount = static_cast<int>(std::size(kReductions));
+
+bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+
+std::string describe(const Posted& posted) {
+  std::string text = std::string(kKindNames[static_cast<int>(posted.kind)]) + " of " +
+                     std::to_string(posted.count) + " " + kTypes[posted.dtype].name;
+  if (reduces(posted.kind)) return text + ", " + kReductions[posted.op].name;
+  if (posted.kind == Kind::kBroadcast) return text + " from rank " + std::to_string(posted.root);
+  return text;
+}
+
+// Elements that a rank gives and gets.
+std::size_t given(const Posted& what, int rank, int ranks) {
+  switch (what.kind) {
+    case Kind::kReduceScatter:
+      return what.count * static_cast<std::size_t>(ranks);
+    case Kind::kBroadcast:
+      return rank == what.root ? what.count : 0;
+    case Kind::kRecv:
+      return 0;
+    default:
+      return what.count;
+  }
+}
+std::size_t gotten(const Posted& what, int ranks) {
+  if (what.kind == Kind::kSend) return 0;
+  return what.kind == Kind::kAllGather ? what.count * static_cast<std::size_t>(ranks) : what.count;
+}
+
+std::string staged_name(const std::string& board, int rank, std::uint32_t number) {
+  return board + "-r" + std::to_string(rank) + "n" + std::to_string(number);
+}
+std::string mail_name(const std::string& board, int from, int to, std::uint32_t number) {
+  return board + "-f" + std::to_string(from) + "t" + std::to_string(to) + "n" +
+         std::to_string(number);
+}
+
+}  // namespace
+
+std::size_t Operation::element() const { return dtype_size(kTypes[what.dtype].dtype); }
+
+// What a stream does at once.
+struct Communicator::Group {
+  std::shared_ptr<Communicator> owner;
+  std::vector<Operation> operations;
+  std::uint32_t number;
+};
+
+ncclResult_t Communicator::check(const Operation& operation, CUstream stream) {
+  const Posted& what = operation.what;
+  if (state() != kNcclSuccess) return not_ready();
+  if (what.dtype < 0 || what.dtype >= kTypeCount) {
+    return refuse("an unknown data type", kInvalidArgument);
+  }
+  if (reduces(what.kind) &&
+      (what.op < 0 || what.op >= kReductionCount || kTypes[what.dtype].only_moves)) {
+    return refuse("an unknown reduction", kInvalidArgument);
+  }
+  if (what.root < 0 || what.root >= ranks) return refuse("no such rank", kInvalidArgument);
+  const int on = shared_->door.stream_device(stream, device);
+  if (on == device) return kNcclSuccess;
+  shared_->door.misuse("NCCL is given a stream that is not of the communicator's device");
+  return kInvalidUsage;
+}
+
+ncclResult_t Communicator::enqueue(std::vector<Operation> operations, CUstream stream, bool late) {
+  join();
+  if (!late) return put(std::move(operations), stream);
+  break_down(kNcclInProgress);
+  thread_ = std::thread([this, operations = std::move(operations), stream]() mutable {
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    break_down(put(std::move(operations), stream));
+  });
+  return kNcclInProgress;
+}
+
+ncclResult_t Communicator::put(std::vector<Operation> operations, CUstream stream) {
+  std::vector<const void*> memory;
+  std::vector<std::size_t> bytes;
+  for (Operation& one : operations) {
+    const auto peer = static_cast<std::size_t>(one.peer());
+    one.number = one.what.kind == Kind::kSend   ? ++sent_[peer]
+                 : one.what.kind == Kind::kRecv ? ++received_[peer]
+                                                : ++collectives_;
+    memory.insert(memory.end(), {one.send, one.receive});
+    bytes.push_back(given(one.what, rank, ranks) * one.element());
+    bytes.push_back(gotten(one.what, ranks) * one.element());
+  }
+  const char* const name = operations.size() == 1
+                               ? kKindNames[static_cast<int>(operations.front().what.kind)]
+                               : "NCCL group";
+  auto* const group = new Group{shared_from_this(), std::move(operations), ++groups_};
+  const CUresult result = shared_->door.put(
+      stream, device, name,
+      [](void* data) {
+        const auto* const mine = static_cast<Group*>(data);
+        mine->owner->run(*mine);
+      },
+      group, [](void* data) { delete static_cast<Group*>(data); }, memory.data(), bytes.data(),
+      memory.size());
+  return result == cuda::kSuccess ? kNcclSuccess : kUnhandledCudaError;
+}
+
+void Communicator::run(const Group& group) {
+  ++running_;
+  if (!aborted_.load() && wait(turn_, group.number - 1) && run_all(group)) {
+    raise_to(turn_, group.number);
+  }
+  --running_;
+}
+
+bool Communicator::run_all(const Group& group) {
+  std::vector<Operation> mail;
+  for (const Operation& one : group.operations) {
+    if (is_mail(one.what.kind)) {
+      mail.push_back(one);
+    } else if (!run_collective(one)) {
+      return false;
+    }
+  }
+  return run_mail(mail);
+}
+
+bool Communicator::run_collective(const Operation& operation) {
+  const std::size_t bytes = given(operation.what, rank, ranks) * operation.element();
+  Copy copy = publish(staged_name(name_, rank, operation.number), operation.send, bytes);
+  Board::Rank& me = mine();
+  me.operation = operation.what;
+  me.operation.data = reinterpret_cast<std::uintptr_t>(copy.data);
+  raise_to(me.posted, operation.number);
+  std::vector<const std::byte*> inputs;
+  for (int i = 0; i < ranks; ++i) {
+    Board::Rank& other = board_->ranks[i];
+    if (!wait(other.posted, operation.number)) {
+      withdraw(std::move(copy), true);
+      return false;
+    }
+    if (!me.operation.matches(other.operation)) {
+      mismatch(me.operation, i, other.operation);
+      withdraw(std::move(copy), true);
+      return false;
+    }
+    const std::size_t its_bytes = given(operation.what, i, ranks) * operation.element();
+    inputs.push_back(
+        i == rank ? copy.data
+                  : fetch(staged_name(name_, i, operation.number), other.operation, its_bytes));
+  }
+  compute(operation, inputs);
+  for (int i = 0; i < ranks; ++i) {
+    if (i != rank) release(staged_name(name_, i, operation.number));
+  }
+  raise_to(me.done, operation.number);
+  bool all = true;
+  for (int i = 0; i < ranks && all; ++i) all = wait(board_->ranks[i].done, operation.number);
+  withdraw(std::move(copy), !all);
+  return all;
+}
+
+void Communicator::compute(const Operation& operation,
+                           const std::vector<const std::byte*>& inputs) const {
+  const Posted& what = operation.what;
+  const std::size_t bytes = what.count * operation.element();
+  auto* const to = static_cast<std::byte*>(operation.receive);
+  const auto at = static_cast<std::size_t>(rank);
+  if (bytes == 0) return;
+  if (what.kind == Kind::kBroadcast) {
+    std::memcpy(to, inputs[static_cast<std::size_t>(what.root)], bytes);
+  } else if (what.kind == Kind::kAllGather) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) std::memcpy(to + i * bytes, inputs[i], bytes);
+  } else {
+    const std::size_t offset = what.kind == Kind::kReduceScatter ? at * bytes : 0;
+    std::vector<const void*> sources;
+    for (const std::byte* input : inputs) sources.push_back(input + offset);
+    const Reduction& reduction = kReductions[what.op];
+    const Finish finish{1.0, reduction.average ? static_cast<double>(ranks) : 1.0};
+    kernels().reduce[static_cast<int>(reduction.op)][static_cast<int>(kTypes[what.dtype].dtype)](
+        to, sources.data(), ranks, what.count, finish);
+  }
+}
+
+bool Communicator::run_mail(const std::vector<Operation>& operations) {
+  // By turns, so that no rank waits for one that waits for it: the n-th to and from each peer.
+  std::vector<std::vector<Operation>> rounds;
+  std::array<std::size_t, kMostRanks> to{}, from{};
+  for (const Operation& one : operations) {
+    auto& counts = one.what.kind == Kind::kSend ? to : from;
+    const std::size_t round = counts[static_cast<std::size_t>(one.peer())]++;
+    if (rounds.size() <= round) rounds.resize(round + 1);
+    rounds[round].push_back(one);
+  }
+  for (const std::vector<Operation>& round : rounds) {
+    std::vector<Copy> copies;
+    bool going = true;
+    for (const Operation& one : round) {
+      if (going && one.what.kind == Kind::kSend) going = post(one, &copies.emplace_back());
+    }
+    for (const Operation& one : round) {
+      if (going && one.what.kind == Kind::kRecv) going = take(one);
+    }
+    for (const Operation& one : round) {
+      if (going && one.what.kind == Kind::kSend) {
+        going = wait(board_->mail[rank][one.peer()].taken, one.number);
+      }
+    }
+    for (Copy& copy : copies) withdraw(std::move(copy), !going);
+    if (!going) return false;
+  }
+  return true;
+}
+
+bool Communicator::post(const Operation& operation, Copy* copy) {
+  Board::Mail& mail = board_->mail[rank][operation.peer()];
+  if (!wait(mail.taken, operation.number - 1)) return false;
+  *copy = publish(mail_name(name_, rank, operation.peer(), operation.number), operation.send,
+                  operation.what.count * operation.element());
+  mail.operation = operation.what;
+  mail.operation.data = reinterpret_cast<std::uintptr_t>(copy->data);
+  raise_to(mail.posted, operation.number);
+  return true;
+}
+
+bool Communicator::take(const Operation& operation) {
+  Board::Mail& mail = board_->mail[operation.peer()][rank];
+  if (!wait(mail.posted, operation.number)) return false;
+  if (mail.operation.count != operation.what.count ||
+      mail.operation.dtype != operation.what.dtype) {
+    mismatch(operation.what, operation.peer(), mail.operation);
+    return false;
+  }
+  const std::size_t bytes = operation.what.count * operation.element();
+  const std::string name = mail_name(name_, operation.peer(), rank, operation.number);
+  if (bytes > 0) std::memcpy(operation.receive, fetch(name, mail.operation, bytes), bytes);
+  if (operation.peer() != rank) release(name);
+  raise_to(mail.taken, operation.number);
+  return true;
+}
+
+void Communicator::mismatch(const Posted& own, int other, const Posted& theirs) const {
+  const std::string text = "ranks do not do the same in a communicator: rank " +
+                           std::to_string(rank) + ": " + describe(own) + "; rank " +
+                           std::to_string(other) + ": " + describe(theirs);
+  shared_->door.misuse(text.c_str());
+}
+
+Communicator::Copy Communicator::publish(const std::string& name, const void* from,
+                                         std::size_t bytes) const {
+  Copy copy;
+  if (bytes == 0) return copy;
+  if (shared_->blocks.is_shared()) {
+    copy.name = name;
+    copy.data = shared_->blocks.open(name, bytes);
+  } else {
+    copy.owned = std::make_unique<std::byte[]>(bytes);
+    copy.data = copy.owned.get();
+  }
+  std::memcpy(copy.data, from, bytes);
+  return copy;
+}
+
+const std::byte* Communicator::fetch(const std::string& name, const Posted& posted,
+                                     std::size_t bytes) const {
+  if (bytes == 0) return nullptr;
+  if (shared_->blocks.is_shared()) return shared_->blocks.open(name, bytes, /*make=*/false);
+  return reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(posted.data));
+}
+
+void Communicator::release(const std::string& name) const {
+  if (shared_->blocks.is_shared()) shared_->blocks.close(name);
+}
+
+void Communicator::withdraw(Copy copy, bool in_use) const {
+  if (shared_->blocks.is_shared()) {
+    if (copy.name.empty()) return;
+    shared_->blocks.remove(copy.name);
+    shared_->blocks.close(copy.name);
+  } else if (in_use) {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->given_up.push_back(std::move(copy.owned));
+  }
+}
+
+}  // namespace horoplug::testing::simulated

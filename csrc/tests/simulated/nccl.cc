@@ -1,0 +1,185 @@
+#include "tests/simulated/nccl.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace horoplug::testing {
+namespace simulated {
+
+using cuda::kNcclInProgress;
+using cuda::kNcclSuccess;
+
+namespace {
+
+std::atomic<NcclMachine*> the_machine{nullptr};
+
+}  // namespace
+
+NcclMachine::NcclMachine(const Door& card, SimulatedNcclOptions wanted)
+    : options(std::move(wanted)),
+      shared(std::make_shared<NcclShared>(card, options.folder, options.version)),
+      random_(options.seed) {
+  fill(api);
+  shared->multi_rank = options.multi_rank_gpu;
+  NcclMachine* none = nullptr;
+  if (the_machine.compare_exchange_strong(none, this)) return;
+  std::fputs("simulated NCCL: there is one already in this process\n", stderr);
+  std::abort();
+}
+
+NcclMachine::~NcclMachine() {
+  for (const auto& [handle, communicator] : communicators_) communicator->abort();
+  the_machine.store(nullptr);
+}
+
+NcclMachine& NcclMachine::get() {
+  if (NcclMachine* const machine = the_machine.load()) return *machine;
+  std::fputs("simulated NCCL: called, but there is none any more\n", stderr);
+  std::abort();
+}
+
+ncclResult_t NcclMachine::before(std::string_view function) {
+  const std::lock_guard lock(mutex_);
+  const auto failure = failures_.find(function);
+  return failure == failures_.end() ? kNcclSuccess : failure->second;
+}
+
+void NcclMachine::set_failure(const std::string& function, ncclResult_t result) {
+  const std::lock_guard lock(mutex_);
+  if (result == kNcclSuccess) {
+    failures_.erase(function);
+  } else {
+    failures_[function] = result;
+  }
+}
+
+void NcclMachine::break_down(ncclResult_t error) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [handle, communicator] : communicators_) communicator->break_down(error);
+}
+
+std::size_t NcclMachine::alive() {
+  const std::lock_guard lock(mutex_);
+  return communicators_.size();
+}
+
+std::string NcclMachine::new_name() {
+  const std::lock_guard lock(mutex_);
+  return "nccl-" + std::to_string(::getpid()) + "-" + std::to_string(names_++);
+}
+
+void NcclMachine::note(std::string error) {
+  const std::lock_guard lock(mutex_);
+  noted_ = std::move(error);
+}
+
+std::string NcclMachine::noted() {
+  const std::lock_guard lock(mutex_);
+  return noted_;
+}
+
+std::shared_ptr<Communicator> NcclMachine::find(ncclComm_t handle) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = communicators_.find(handle);
+    if (found != communicators_.end()) return found->second;
+  }
+  shared->door.misuse("a communicator that is not known, or is gone");
+  return nullptr;
+}
+
+ncclComm_t NcclMachine::add(std::shared_ptr<Communicator> communicator) {
+  const auto handle = std::bit_cast<ncclComm_t>(communicator.get());
+  const std::lock_guard lock(mutex_);
+  communicators_[handle] = std::move(communicator);
+  return handle;
+}
+
+std::shared_ptr<Communicator> NcclMachine::take(ncclComm_t handle) {
+  std::shared_ptr<Communicator> found = find(handle);
+  const std::lock_guard lock(mutex_);
+  communicators_.erase(handle);
+  return found;
+}
+
+NcclMachine::Group& NcclMachine::group() {
+  thread_local Group group;
+  return group;
+}
+
+ncclResult_t NcclMachine::start_group() {
+  ++group().depth;
+  return kNcclSuccess;
+}
+
+ncclResult_t NcclMachine::enqueue(ncclComm_t handle, const Operation& operation, CUstream stream) {
+  start_group();
+  const std::shared_ptr<Communicator> communicator = find(handle);
+  const ncclResult_t checked =
+      communicator != nullptr ? communicator->check(operation, stream) : kInvalidArgument;
+  Group& all = group();
+  if (checked != kNcclSuccess) {
+    if (all.result == kNcclSuccess) all.result = checked;
+    const ncclResult_t ended = end_group();
+    return ended != kNcclSuccess ? ended : checked;
+  }
+  const auto known = std::find_if(all.parts.begin(), all.parts.end(), [&](const Part& part) {
+    return part.communicator == communicator;
+  });
+  if (known == all.parts.end()) {
+    all.parts.push_back({communicator, stream, {operation}});
+  } else {
+    if (known->stream != stream) {
+      shared->door.misuse("a group of NCCL has a communicator in two streams");
+    }
+    known->operations.push_back(operation);
+  }
+  return end_group();
+}
+
+ncclResult_t NcclMachine::end_group() {
+  Group& all = group();
+  if (all.depth == 0) return kInvalidUsage;
+  if (--all.depth > 0) return kNcclSuccess;
+  Group done = std::exchange(all, {});
+  if (done.result != kNcclSuccess) return done.result;
+  ncclResult_t result = kNcclSuccess;
+  for (Part& part : done.parts) {
+    const ncclResult_t launched = launch(std::move(part));
+    if (launched != kNcclSuccess && result != kNcclSuccess && result != kNcclInProgress) continue;
+    if (launched != kNcclSuccess) result = launched;
+  }
+  return result;
+}
+
+ncclResult_t NcclMachine::launch(Part part) {
+  bool late = false;
+  if (!part.communicator->blocking && options.late > 0) {
+    const std::lock_guard lock(mutex_);
+    late = random_() % static_cast<unsigned>(options.late) == 0;
+  }
+  return part.communicator->enqueue(std::move(part.operations), part.stream, late);
+}
+
+}  // namespace simulated
+
+SimulatedNccl::SimulatedNccl(SimulatedCard&, SimulatedNcclOptions options)
+    : SimulatedNccl(simulated::door(), std::move(options)) {}
+SimulatedNccl::SimulatedNccl(const simulated::Door& door, SimulatedNcclOptions options)
+    : machine_(std::make_unique<simulated::NcclMachine>(door, std::move(options))) {}
+SimulatedNccl::~SimulatedNccl() = default;
+
+const cuda::NcclApi& SimulatedNccl::api() const { return machine_->api; }
+void SimulatedNccl::fail(const std::string& function, ncclResult_t result) {
+  machine_->set_failure(function, result);
+}
+void SimulatedNccl::break_down(ncclResult_t error) { machine_->break_down(error); }
+std::size_t SimulatedNccl::alive() const { return machine_->alive(); }
+
+}  // namespace horoplug::testing

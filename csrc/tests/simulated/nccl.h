@@ -1,0 +1,76 @@
+// The state of the simulated NCCL of a process.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/simulated/communicator.h"
+#include "tests/simulated_nccl.h"
+
+namespace horoplug::testing::simulated {
+
+class NcclMachine {
+ public:
+  NcclMachine(const Door& door, SimulatedNcclOptions options);
+  ~NcclMachine();
+  NcclMachine(const NcclMachine&) = delete;
+  NcclMachine& operator=(const NcclMachine&) = delete;
+
+  static NcclMachine& get();
+
+  const SimulatedNcclOptions options;
+  cuda::NcclApi api;
+  const std::shared_ptr<NcclShared> shared;
+
+  // What a call returns at once; kNcclSuccess: nothing.
+  ncclResult_t before(std::string_view function);
+  void set_failure(const std::string& function, ncclResult_t result);
+  void break_down(ncclResult_t error);
+  std::size_t alive();
+
+  std::string new_name();
+  // What went wrong last where there is no communicator.
+  void note(std::string error);
+  std::string noted();
+  // nullptr, and misuse, if there is none.
+  std::shared_ptr<Communicator> find(ncclComm_t handle);
+  ncclComm_t add(std::shared_ptr<Communicator> communicator);
+  // It is no longer found.
+  std::shared_ptr<Communicator> take(ncclComm_t handle);
+
+  // One operation, or a part of the group that this thread is in.
+  ncclResult_t enqueue(ncclComm_t handle, const Operation& operation, CUstream stream);
+  ncclResult_t start_group();
+  ncclResult_t end_group();
+
+ private:
+  struct Part {
+    std::shared_ptr<Communicator> communicator;
+    CUstream stream;
+    std::vector<Operation> operations;
+  };
+  struct Group {
+    int depth = 0;
+    ncclResult_t result = cuda::kNcclSuccess;  // the first failure
+    std::vector<Part> parts;
+  };
+  static Group& group();
+  ncclResult_t launch(Part part);
+
+  std::mutex mutex_;
+  std::map<std::string, ncclResult_t, std::less<>> failures_;
+  std::map<ncclComm_t, std::shared_ptr<Communicator>> communicators_;
+  std::mt19937_64 random_;
+  unsigned names_ = 0;
+  std::string noted_;
+};
+
+void fill(cuda::NcclApi& api);
+
+}  // namespace horoplug::testing::simulated

@@ -1,0 +1,200 @@
+// The table of NCCL's functions.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/simulated/nccl.h"
+
+namespace horoplug::testing::simulated {
+
+using namespace horoplug::cuda;
+
+namespace {
+
+NcclMachine& machine() { return NcclMachine::get(); }
+
+// Whether the one of whom a communicator is made, or nobody, waits for it.
+bool blocks(const NcclConfig* config, bool otherwise) {
+  if (config == nullptr || config->blocking == NcclConfig::kUndefined) return otherwise;
+  return config->blocking != 0;
+}
+
+Operation operation(Kind kind, const void* send, void* receive, std::size_t count, int dtype,
+                    int op, int root) {
+  Operation made;
+  made.what.kind = kind;
+  made.what.dtype = dtype;
+  made.what.op = op;
+  made.what.root = root;
+  made.what.count = count;
+  made.send = send;
+  made.receive = receive;
+  return made;
+}
+
+// Texts stay until the next call of the thread.
+const char* keep(std::string text) {
+  thread_local std::string kept;
+  kept = std::move(text);
+  return kept.c_str();
+}
+
+struct Functions {
+  static ncclResult_t GetVersion(int* version) {
+    *version = machine().options.version;
+    return kNcclSuccess;
+  }
+  static ncclResult_t GetUniqueId(ncclUniqueId* id) {
+    *id = {};
+    const std::string name = machine().new_name();
+    std::copy_n(name.c_str(), std::min(name.size(), sizeof id->internal - 1), id->internal);
+    return kNcclSuccess;
+  }
+  static ncclResult_t CommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id, int rank,
+                                         NcclConfig* config) {
+    id.internal[sizeof id.internal - 1] = '\0';
+    const bool known = std::strncmp(id.internal, "nccl-", 5) == 0;
+    if (!known || ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks) {
+      return kInvalidArgument;
+    }
+    if (config != nullptr && (config->magic != 0xcafebeef || config->size < sizeof *config)) {
+      return kInvalidArgument;
+    }
+    if (const char* text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+        text != nullptr && std::strcmp(text, "1") == 0) {
+      machine().shared->multi_rank = true;
+    }
+    auto communicator = std::make_shared<Communicator>(machine().shared, id.internal, rank, ranks,
+                                                       blocks(config, true));
+    const ncclResult_t result = communicator->meet();
+    if (result != kNcclSuccess && result != kNcclInProgress) {
+      machine().note(communicator->last_error());
+      return result;
+    }
+    *made = machine().add(std::move(communicator));
+    return result;
+  }
+  static ncclResult_t CommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made,
+                                NcclConfig* config) {
+    *made = nullptr;
+    const std::shared_ptr<Communicator> whole = machine().find(handle);
+    if (whole == nullptr) return kInvalidArgument;
+    if (whole->state() != kNcclSuccess) return whole->not_ready();
+    const std::shared_ptr<Communicator> part =
+        whole->split(color, key, blocks(config, whole->blocking));
+    if (part == nullptr) return kNcclSuccess;
+    const ncclResult_t result = part->meet_after_split();
+    if (result == kNcclSuccess || result == kNcclInProgress) *made = machine().add(part);
+    return result;
+  }
+  static ncclResult_t CommFinalize(ncclComm_t handle) {
+    const std::shared_ptr<Communicator> communicator = machine().find(handle);
+    if (communicator == nullptr) return kInvalidArgument;
+    if (communicator->state() != kNcclSuccess) return communicator->not_ready();
+    return communicator->finalize();
+  }
+  static ncclResult_t CommDestroy(ncclComm_t handle) {
+    const std::shared_ptr<Communicator> communicator = machine().take(handle);
+    if (communicator == nullptr) return kInvalidArgument;
+    // As NCCL: who has not finalized waits for all ranks here.
+    communicator->join();
+    if (!communicator->is_finalized()) communicator->finalize();
+    communicator->join();
+    return kNcclSuccess;
+  }
+  static ncclResult_t CommAbort(ncclComm_t handle) {
+    const std::shared_ptr<Communicator> communicator = machine().take(handle);
+    if (communicator == nullptr) return kInvalidArgument;
+    communicator->abort();
+    return kNcclSuccess;
+  }
+  static ncclResult_t CommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
+    const std::shared_ptr<Communicator> communicator = machine().find(handle);
+    if (communicator == nullptr) return kInvalidArgument;
+    *error = communicator->state();
+    return kNcclSuccess;
+  }
+
+  static ncclResult_t AllReduce(const void* send, void* receive, std::size_t count,
+                                ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
+                                CUstream stream) {
+    return machine().enqueue(comm, operation(Kind::kAllReduce, send, receive, count, dtype, op, 0),
+                             stream);
+  }
+  static ncclResult_t ReduceScatter(const void* send, void* receive, std::size_t count,
+                                    ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
+                                    CUstream stream) {
+    return machine().enqueue(
+        comm, operation(Kind::kReduceScatter, send, receive, count, dtype, op, 0), stream);
+  }
+  static ncclResult_t AllGather(const void* send, void* receive, std::size_t count,
+                                ncclDataType_t dtype, ncclComm_t comm, CUstream stream) {
+    return machine().enqueue(comm, operation(Kind::kAllGather, send, receive, count, dtype, 0, 0),
+                             stream);
+  }
+  static ncclResult_t Broadcast(const void* send, void* receive, std::size_t count,
+                                ncclDataType_t dtype, int root, ncclComm_t comm, CUstream stream) {
+    return machine().enqueue(
+        comm, operation(Kind::kBroadcast, send, receive, count, dtype, 0, root), stream);
+  }
+  static ncclResult_t Send(const void* data, std::size_t count, ncclDataType_t dtype, int peer,
+                           ncclComm_t comm, CUstream stream) {
+    return machine().enqueue(comm, operation(Kind::kSend, data, nullptr, count, dtype, 0, peer),
+                             stream);
+  }
+  static ncclResult_t Recv(void* data, std::size_t count, ncclDataType_t dtype, int peer,
+                           ncclComm_t comm, CUstream stream) {
+    return machine().enqueue(comm, operation(Kind::kRecv, nullptr, data, count, dtype, 0, peer),
+                             stream);
+  }
+  static ncclResult_t GroupStart() { return machine().start_group(); }
+  static ncclResult_t GroupEnd() { return machine().end_group(); }
+};
+
+const char* error_string(ncclResult_t result) {
+  constexpr const char* kTexts[] = {"no error",
+                                    "unhandled cuda error",
+                                    "unhandled system error",
+                                    "internal error",
+                                    "invalid argument",
+                                    "invalid usage",
+                                    "remote process exited or there was a network error",
+                                    "NCCL operation in progress"};
+  const bool known = result >= 0 && result < static_cast<int>(std::size(kTexts));
+  return known ? kTexts[result] : "unknown result code";
+}
+
+const char* last_error(ncclComm_t handle) {
+  if (handle == nullptr) return keep(machine().noted());
+  const std::shared_ptr<Communicator> communicator = machine().find(handle);
+  return keep(communicator != nullptr ? communicator->last_error() : "");
+}
+
+template <std::size_t size>
+struct Name {
+  char text[size];
+  constexpr Name(const char (&from)[size]) { std::copy(from, from + size, text); }  // NOLINT
+};
+
+template <Name name, auto function>
+struct Guarded;
+template <Name name, typename... Args, ncclResult_t (*function)(Args...)>
+struct Guarded<name, function> {
+  static ncclResult_t call(Args... args) {
+    const ncclResult_t result = machine().before(name.text);
+    return result != kNcclSuccess ? result : function(args...);
+  }
+};
+
+}  // namespace
+
+void fill(NcclApi& api) {
+#define SIMULATED_FUNCTION(name, parameters) \
+  api.name = Guarded<"nccl" #name, &Functions::name>::call;
+  HOROPLUG_NCCL_FUNCTIONS(SIMULATED_FUNCTION)
+#undef SIMULATED_FUNCTION
+  api.GetErrorString = error_string;
+  api.GetLastError = last_error;
+}
+
+}  // namespace horoplug::testing::simulated
