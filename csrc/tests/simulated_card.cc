@@ -20,17 +20,8 @@ void SimulatedCard::fail(const std::string& function, CUresult result) {
 
 void SimulatedCard::fall_off(CUresult result) { machine_->fall_off(result); }
 
-void SimulatedCard::hold() {
-  simulated::Progress& held = machine_->streams_state.held;
-  const std::uint32_t now = held.load();
-  if (now % 2 == 0) simulated::raise_to(held, now + 1);
-}
-
-void SimulatedCard::let_go() {
-  simulated::Progress& held = machine_->streams_state.held;
-  const std::uint32_t now = held.load();
-  if (now % 2 == 1) simulated::raise_to(held, now + 1);
-}
+void SimulatedCard::hold() { machine_->hold(); }
+void SimulatedCard::let_go() { machine_->let_go(); }
 
 void SimulatedCard::set_capture_status(CUstream stream, CUstreamCaptureStatus status) {
   machine_->stream(stream)->capture_status.store(status);

@@ -1,9 +1,8 @@
 // The table of the driver's functions, and what all of them have in common.
 #include <algorithm>
 #include <iterator>
-#include <string_view>
 
-#include "tests/simulated/functions.h"
+#include "tests/simulated/guarded.h"
 
 namespace horoplug::testing::simulated {
 
@@ -32,42 +31,10 @@ constexpr ErrorName kErrorNames[] = {
     {999, "CUDA_ERROR_UNKNOWN"},
 };
 
-// How much a function asks of its caller.
-enum class Needs { kNothing, kStart, kContext };
-
-constexpr Needs needs(std::string_view name) {
-  for (const std::string_view known : {"cuDriverGetVersion", "cuInit"}) {
-    if (name == known) return Needs::kNothing;
-  }
-  const bool of_contexts = name.starts_with("cuCtx") || name.starts_with("cuDevice") ||
-                           name == "cuPointerGetAttribute" || name == "cuEventQuery";
-  return of_contexts ? Needs::kStart : Needs::kContext;
-}
-
-// Function names as template arguments.
-template <std::size_t size>
-struct Name {
-  char text[size];
-  constexpr Name(const char (&from)[size]) { std::copy(from, from + size, text); }  // NOLINT
-};
-
-template <Name name, auto function>
-struct Guarded;
-template <Name name, typename... Args, CUresult (*function)(Args...)>
-struct Guarded<name, function> {
-  static CUresult call(Args... args) {
-    constexpr Needs kNeeds = needs(name.text);
-    const CUresult result = machine().before(name.text, kNeeds == Needs::kContext);
-    if (result != kSuccess) return result;
-    if (kNeeds != Needs::kNothing && !machine().started.load()) return kNotInitialized;
-    return function(args...);
-  }
-};
-
 }  // namespace
 
 CUresult Functions::Init(unsigned) {
-  machine().started.store(true);
+  machine().start();
   return kSuccess;
 }
 

@@ -16,6 +16,7 @@ using namespace horoplug::cuda;
 namespace {
 
 std::atomic<Machine*> the_machine{nullptr};
+std::atomic<std::unique_ptr<Machine> (*)()> maker{nullptr};
 std::atomic<std::uint64_t> generations{0};
 
 }  // namespace
@@ -24,7 +25,6 @@ Machine::Machine(SimulatedOptions wanted)
     : options(std::move(wanted)),
       blocks(options.folder),
       memory(blocks, options.memory),
-      process_(::getpid()),
       generation_(++generations) {
   fill(api);
   for (int i = 0; i < options.devices; ++i) {
@@ -47,12 +47,18 @@ Machine::~Machine() {
 
 Machine& Machine::get() {
   if (Machine* const machine = the_machine.load()) return *machine;
+  if (const auto make = maker.load(); make != nullptr) {
+    static Machine* const made = make().release();  // once
+    return *made;
+  }
   std::fputs("simulated card: called, but there is none any more\n", stderr);
   std::abort();
 }
 
+void Machine::set_maker(std::unique_ptr<Machine> (*make)()) { maker.store(make); }
+
 CUresult Machine::before(std::string_view function, bool in_context) {
-  if (::getpid() != process_) return kNotInitialized;
+  if (is_started() && process_.load() != ::getpid()) return kNotInitialized;
   if (is_off()) return off_.load(std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
@@ -78,6 +84,18 @@ void Machine::fall_off(CUresult result) {
   off_.store(result, std::memory_order_relaxed);
   streams_state.stopped.store(true, std::memory_order_relaxed);
   wake(streams_state.held);
+}
+
+void Machine::hold() {
+  Progress& held = streams_state.held;
+  const std::uint32_t now = held.load();
+  if (now % 2 == 0) raise_to(held, now + 1);
+}
+
+void Machine::let_go() {
+  Progress& held = streams_state.held;
+  const std::uint32_t now = held.load();
+  if (now % 2 == 1) raise_to(held, now + 1);
 }
 
 CUresult Machine::misuse(const std::string& what, CUresult result) {
@@ -141,7 +159,7 @@ Event* Machine::make_event(int device, unsigned flags) {
   EventState* state = nullptr;
   std::string name;
   if ((flags & kEventInterprocess) != 0) {
-    name = "event-" + std::to_string(process_) + "-" + std::to_string(number);
+    name = "event-" + std::to_string(::getpid()) + "-" + std::to_string(number);
     state = reinterpret_cast<EventState*>(blocks.open(name, sizeof(EventState)));
   } else {
     state = &event_states_.emplace_back();

@@ -1,11 +1,14 @@
 // The state of simulated cards, and what the functions of the driver do with it.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -53,6 +56,8 @@ class Machine {
 
   // The one of this process.
   static Machine& get();
+  // How it is made when there is none and it is needed. It then stays until the process ends.
+  static void set_maker(std::unique_ptr<Machine> (*make)());
 
   const SimulatedOptions options;
   cuda::DriverApi api;
@@ -62,7 +67,10 @@ class Machine {
   std::array<Device, kMostDevices> devices;
   std::atomic<std::size_t> host_waits{0};
   std::atomic<int> pushed{0};
-  std::atomic<bool> started{false};
+
+  // cuInit. Children of fork() have no CUDA then.
+  void start() { process_.store(::getpid()); }
+  bool is_started() const { return process_.load() != 0; }
 
   // What a call returns at once, before it does anything; kSuccess: nothing. `in_context`: it needs
   // one.
@@ -70,6 +78,10 @@ class Machine {
   void set_failure(const std::string& function, CUresult result);
   void fall_off(CUresult result);
   bool is_off() const { return off_.load(std::memory_order_relaxed) != cuda::kSuccess; }
+
+  // Streams begin nothing more, and go on.
+  void hold();
+  void let_go();
 
   CUresult misuse(const std::string& what, CUresult result = kInvalidValue);
   void on_misuse(std::function<void(const std::string&)> handler);
@@ -113,7 +125,7 @@ class Machine {
   std::string streams_at_work();
 
   std::atomic<CUresult> off_{cuda::kSuccess};
-  const int process_;  // not that of children after fork()
+  std::atomic<int> process_{0};  // that has started it
   const std::uint64_t generation_;
   std::mutex mutex_;
   std::map<std::string, CUresult, std::less<>> failures_;

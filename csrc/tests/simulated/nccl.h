@@ -23,6 +23,8 @@ class NcclMachine {
   NcclMachine& operator=(const NcclMachine&) = delete;
 
   static NcclMachine& get();
+  // How it is made when there is none and it is needed. It then stays until the process ends.
+  static void set_maker(std::unique_ptr<NcclMachine> (*make)());
 
   const SimulatedNcclOptions options;
   cuda::NcclApi api;

@@ -1,9 +1,9 @@
 // The table of NCCL's functions.
+#include "tests/simulated/nccl_functions.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-
-#include "tests/simulated/nccl.h"
 
 namespace horoplug::testing::simulated {
 
@@ -39,119 +39,133 @@ const char* keep(std::string text) {
   return kept.c_str();
 }
 
-struct Functions {
-  static ncclResult_t GetVersion(int* version) {
-    *version = machine().options.version;
-    return kNcclSuccess;
+}  // namespace
+
+ncclResult_t NcclFunctions::GetVersion(int* version) {
+  *version = machine().options.version;
+  return kNcclSuccess;
+}
+
+ncclResult_t NcclFunctions::GetUniqueId(ncclUniqueId* id) {
+  *id = {};
+  const std::string name = machine().new_name();
+  std::copy_n(name.c_str(), std::min(name.size(), sizeof id->internal - 1), id->internal);
+  return kNcclSuccess;
+}
+
+ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id,
+                                               int rank, NcclConfig* config) {
+  id.internal[sizeof id.internal - 1] = '\0';
+  const bool known = std::strncmp(id.internal, "nccl-", 5) == 0;
+  if (!known || ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks) {
+    return kInvalidArgument;
   }
-  static ncclResult_t GetUniqueId(ncclUniqueId* id) {
-    *id = {};
-    const std::string name = machine().new_name();
-    std::copy_n(name.c_str(), std::min(name.size(), sizeof id->internal - 1), id->internal);
-    return kNcclSuccess;
+  if (config != nullptr && (config->magic != 0xcafebeef || config->size < sizeof *config)) {
+    return kInvalidArgument;
   }
-  static ncclResult_t CommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id, int rank,
-                                         NcclConfig* config) {
-    id.internal[sizeof id.internal - 1] = '\0';
-    const bool known = std::strncmp(id.internal, "nccl-", 5) == 0;
-    if (!known || ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks) {
-      return kInvalidArgument;
-    }
-    if (config != nullptr && (config->magic != 0xcafebeef || config->size < sizeof *config)) {
-      return kInvalidArgument;
-    }
-    if (const char* text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-        text != nullptr && std::strcmp(text, "1") == 0) {
-      machine().shared->multi_rank = true;
-    }
-    auto communicator = std::make_shared<Communicator>(machine().shared, id.internal, rank, ranks,
-                                                       blocks(config, true));
-    const ncclResult_t result = communicator->meet();
-    if (result != kNcclSuccess && result != kNcclInProgress) {
-      machine().note(communicator->last_error());
-      return result;
-    }
-    *made = machine().add(std::move(communicator));
+  if (const char* text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+      text != nullptr && std::strcmp(text, "1") == 0) {
+    machine().shared->multi_rank = true;
+  }
+  auto communicator = std::make_shared<Communicator>(machine().shared, id.internal, rank, ranks,
+                                                     blocks(config, true));
+  const ncclResult_t result = communicator->meet();
+  if (result != kNcclSuccess && result != kNcclInProgress) {
+    machine().note(communicator->last_error());
     return result;
   }
-  static ncclResult_t CommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made,
-                                NcclConfig* config) {
-    *made = nullptr;
-    const std::shared_ptr<Communicator> whole = machine().find(handle);
-    if (whole == nullptr) return kInvalidArgument;
-    if (whole->state() != kNcclSuccess) return whole->not_ready();
-    const std::shared_ptr<Communicator> part =
-        whole->split(color, key, blocks(config, whole->blocking));
-    if (part == nullptr) return kNcclSuccess;
-    const ncclResult_t result = part->meet_after_split();
-    if (result == kNcclSuccess || result == kNcclInProgress) *made = machine().add(part);
-    return result;
-  }
-  static ncclResult_t CommFinalize(ncclComm_t handle) {
-    const std::shared_ptr<Communicator> communicator = machine().find(handle);
-    if (communicator == nullptr) return kInvalidArgument;
-    if (communicator->state() != kNcclSuccess) return communicator->not_ready();
-    return communicator->finalize();
-  }
-  static ncclResult_t CommDestroy(ncclComm_t handle) {
-    const std::shared_ptr<Communicator> communicator = machine().take(handle);
-    if (communicator == nullptr) return kInvalidArgument;
-    // As NCCL: who has not finalized waits for all ranks here.
-    communicator->join();
-    if (!communicator->is_finalized()) communicator->finalize();
-    communicator->join();
-    return kNcclSuccess;
-  }
-  static ncclResult_t CommAbort(ncclComm_t handle) {
-    const std::shared_ptr<Communicator> communicator = machine().take(handle);
-    if (communicator == nullptr) return kInvalidArgument;
-    communicator->abort();
-    return kNcclSuccess;
-  }
-  static ncclResult_t CommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
-    const std::shared_ptr<Communicator> communicator = machine().find(handle);
-    if (communicator == nullptr) return kInvalidArgument;
-    *error = communicator->state();
-    return kNcclSuccess;
-  }
+  *made = machine().add(std::move(communicator));
+  return result;
+}
 
-  static ncclResult_t AllReduce(const void* send, void* receive, std::size_t count,
-                                ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
-                                CUstream stream) {
-    return machine().enqueue(comm, operation(Kind::kAllReduce, send, receive, count, dtype, op, 0),
-                             stream);
-  }
-  static ncclResult_t ReduceScatter(const void* send, void* receive, std::size_t count,
-                                    ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
-                                    CUstream stream) {
-    return machine().enqueue(
-        comm, operation(Kind::kReduceScatter, send, receive, count, dtype, op, 0), stream);
-  }
-  static ncclResult_t AllGather(const void* send, void* receive, std::size_t count,
-                                ncclDataType_t dtype, ncclComm_t comm, CUstream stream) {
-    return machine().enqueue(comm, operation(Kind::kAllGather, send, receive, count, dtype, 0, 0),
-                             stream);
-  }
-  static ncclResult_t Broadcast(const void* send, void* receive, std::size_t count,
-                                ncclDataType_t dtype, int root, ncclComm_t comm, CUstream stream) {
-    return machine().enqueue(
-        comm, operation(Kind::kBroadcast, send, receive, count, dtype, 0, root), stream);
-  }
-  static ncclResult_t Send(const void* data, std::size_t count, ncclDataType_t dtype, int peer,
-                           ncclComm_t comm, CUstream stream) {
-    return machine().enqueue(comm, operation(Kind::kSend, data, nullptr, count, dtype, 0, peer),
-                             stream);
-  }
-  static ncclResult_t Recv(void* data, std::size_t count, ncclDataType_t dtype, int peer,
-                           ncclComm_t comm, CUstream stream) {
-    return machine().enqueue(comm, operation(Kind::kRecv, nullptr, data, count, dtype, 0, peer),
-                             stream);
-  }
-  static ncclResult_t GroupStart() { return machine().start_group(); }
-  static ncclResult_t GroupEnd() { return machine().end_group(); }
-};
+ncclResult_t NcclFunctions::CommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made,
+                                      NcclConfig* config) {
+  *made = nullptr;
+  const std::shared_ptr<Communicator> whole = machine().find(handle);
+  if (whole == nullptr) return kInvalidArgument;
+  if (whole->state() != kNcclSuccess) return whole->not_ready();
+  const std::shared_ptr<Communicator> part =
+      whole->split(color, key, blocks(config, whole->blocking));
+  if (part == nullptr) return kNcclSuccess;
+  const ncclResult_t result = part->meet_after_split();
+  if (result == kNcclSuccess || result == kNcclInProgress) *made = machine().add(part);
+  return result;
+}
 
-const char* error_string(ncclResult_t result) {
+ncclResult_t NcclFunctions::CommFinalize(ncclComm_t handle) {
+  const std::shared_ptr<Communicator> communicator = machine().find(handle);
+  if (communicator == nullptr) return kInvalidArgument;
+  if (communicator->state() != kNcclSuccess) return communicator->not_ready();
+  return communicator->finalize();
+}
+
+ncclResult_t NcclFunctions::CommDestroy(ncclComm_t handle) {
+  const std::shared_ptr<Communicator> communicator = machine().take(handle);
+  if (communicator == nullptr) return kInvalidArgument;
+  // As NCCL: who has not finalized waits for all ranks here.
+  communicator->join();
+  if (!communicator->is_finalized()) communicator->finalize();
+  communicator->join();
+  return kNcclSuccess;
+}
+
+ncclResult_t NcclFunctions::CommAbort(ncclComm_t handle) {
+  const std::shared_ptr<Communicator> communicator = machine().take(handle);
+  if (communicator == nullptr) return kInvalidArgument;
+  communicator->abort();
+  return kNcclSuccess;
+}
+
+ncclResult_t NcclFunctions::CommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
+  const std::shared_ptr<Communicator> communicator = machine().find(handle);
+  if (communicator == nullptr) return kInvalidArgument;
+  *error = communicator->state();
+  return kNcclSuccess;
+}
+
+ncclResult_t NcclFunctions::AllReduce(const void* send, void* receive, std::size_t count,
+                                      ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
+                                      CUstream stream) {
+  return machine().enqueue(comm, operation(Kind::kAllReduce, send, receive, count, dtype, op, 0),
+                           stream);
+}
+
+ncclResult_t NcclFunctions::ReduceScatter(const void* send, void* receive, std::size_t count,
+                                          ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
+                                          CUstream stream) {
+  return machine().enqueue(
+      comm, operation(Kind::kReduceScatter, send, receive, count, dtype, op, 0), stream);
+}
+
+ncclResult_t NcclFunctions::AllGather(const void* send, void* receive, std::size_t count,
+                                      ncclDataType_t dtype, ncclComm_t comm, CUstream stream) {
+  return machine().enqueue(comm, operation(Kind::kAllGather, send, receive, count, dtype, 0, 0),
+                           stream);
+}
+
+ncclResult_t NcclFunctions::Broadcast(const void* send, void* receive, std::size_t count,
+                                      ncclDataType_t dtype, int root, ncclComm_t comm,
+                                      CUstream stream) {
+  return machine().enqueue(comm, operation(Kind::kBroadcast, send, receive, count, dtype, 0, root),
+                           stream);
+}
+
+ncclResult_t NcclFunctions::Send(const void* data, std::size_t count, ncclDataType_t dtype,
+                                 int peer, ncclComm_t comm, CUstream stream) {
+  return machine().enqueue(comm, operation(Kind::kSend, data, nullptr, count, dtype, 0, peer),
+                           stream);
+}
+
+ncclResult_t NcclFunctions::Recv(void* data, std::size_t count, ncclDataType_t dtype, int peer,
+                                 ncclComm_t comm, CUstream stream) {
+  return machine().enqueue(comm, operation(Kind::kRecv, nullptr, data, count, dtype, 0, peer),
+                           stream);
+}
+
+ncclResult_t NcclFunctions::GroupStart() { return machine().start_group(); }
+ncclResult_t NcclFunctions::GroupEnd() { return machine().end_group(); }
+
+const char* NcclFunctions::GetErrorString(ncclResult_t result) {
   constexpr const char* kTexts[] = {"no error",
                                     "unhandled cuda error",
                                     "unhandled system error",
@@ -164,37 +178,20 @@ const char* error_string(ncclResult_t result) {
   return known ? kTexts[result] : "unknown result code";
 }
 
-const char* last_error(ncclComm_t handle) {
+const char* NcclFunctions::GetLastError(ncclComm_t handle) {
   if (handle == nullptr) return keep(machine().noted());
   const std::shared_ptr<Communicator> communicator = machine().find(handle);
   return keep(communicator != nullptr ? communicator->last_error() : "");
 }
 
-template <std::size_t size>
-struct Name {
-  char text[size];
-  constexpr Name(const char (&from)[size]) { std::copy(from, from + size, text); }  // NOLINT
-};
-
-template <Name name, auto function>
-struct Guarded;
-template <Name name, typename... Args, ncclResult_t (*function)(Args...)>
-struct Guarded<name, function> {
-  static ncclResult_t call(Args... args) {
-    const ncclResult_t result = machine().before(name.text);
-    return result != kNcclSuccess ? result : function(args...);
-  }
-};
-
-}  // namespace
-
 void fill(NcclApi& api) {
 #define SIMULATED_FUNCTION(name, parameters) \
-  api.name = Guarded<"nccl" #name, &Functions::name>::call;
+  api.name = NcclGuarded<"nccl" #name, &NcclFunctions::name>::call;
+#define SIMULATED_TEXT(name, parameters) api.name = NcclFunctions::name;
   HOROPLUG_NCCL_FUNCTIONS(SIMULATED_FUNCTION)
+  HOROPLUG_NCCL_TEXTS(SIMULATED_TEXT)
 #undef SIMULATED_FUNCTION
-  api.GetErrorString = error_string;
-  api.GetLastError = last_error;
+#undef SIMULATED_TEXT
 }
 
 }  // namespace horoplug::testing::simulated

@@ -1,0 +1,81 @@
+// libcuda.so.1 that simulates cards, for tests of several processes. Environment variables, all
+// SIMULATED_CARD_...:
+//   FOLDER       that processes which share memory and events have in common
+//   COUNT        how many there are: 1
+//   SAME         1: all are the same card
+//   MEMORY       bytes of each: 1 GiB
+//   PEER_ACCESS  0: none between cards
+//   IPC_EVENTS   0: none
+//   DELAY        the longest of a stream, in microseconds: 50
+//   SEED         of delays
+// Beyond CUDA's functions, it has some for tests.
+#include "tests/simulated/door.h"
+#include "tests/simulated/guarded.h"
+#include "tests/simulated/settings.h"
+
+namespace horoplug::testing::simulated {
+namespace {
+
+std::unique_ptr<Machine> make() {
+  SimulatedOptions options;
+  options.folder = setting("SIMULATED_CARD_FOLDER", "");
+  options.devices = static_cast<int>(setting("SIMULATED_CARD_COUNT", 1));
+  options.one_card = setting("SIMULATED_CARD_SAME", 0) != 0;
+  options.memory = static_cast<std::size_t>(setting("SIMULATED_CARD_MEMORY", 1LL << 30));
+  options.peer_access = setting("SIMULATED_CARD_PEER_ACCESS", 1) != 0;
+  options.ipc_events = setting("SIMULATED_CARD_IPC_EVENTS", 1) != 0;
+  options.longest_delay = std::chrono::microseconds(setting("SIMULATED_CARD_DELAY", 50));
+  options.seed = static_cast<unsigned>(setting("SIMULATED_CARD_SEED", options.seed));
+  return std::make_unique<Machine>(std::move(options));
+}
+
+[[maybe_unused]] const bool kReady = (Machine::set_maker(make), true);
+
+}  // namespace
+}  // namespace horoplug::testing::simulated
+
+using horoplug::testing::simulated::Functions;
+using horoplug::testing::simulated::Guarded;
+using horoplug::testing::simulated::machine;
+
+// Each symbol is another name of a guarded function: what resolves it returns that.
+#define SIMULATED_EXPORT __attribute__((visibility("default")))
+#define SIMULATED_SYMBOL(name, symbol, parameters)                                        \
+  extern "C" {                                                                            \
+  static CUresult(*resolve_##symbol()) parameters {                                       \
+    return Guarded<"cu" #name, &Functions::name>::call;                                   \
+  }                                                                                       \
+  SIMULATED_EXPORT CUresult symbol parameters __attribute__((ifunc("resolve_" #symbol))); \
+  }
+HOROPLUG_CUDA_FUNCTIONS(SIMULATED_SYMBOL)
+
+extern "C" {
+
+SIMULATED_EXPORT const void* simulated_card_door() { return &horoplug::testing::simulated::door(); }
+// As SimulatedCard's.
+SIMULATED_EXPORT void simulated_card_fail(const char* function, CUresult result) {
+  machine().set_failure(function, result);
+}
+SIMULATED_EXPORT void simulated_card_fall_off(CUresult result) { machine().fall_off(result); }
+SIMULATED_EXPORT void simulated_card_hold() { machine().hold(); }
+SIMULATED_EXPORT void simulated_card_let_go() { machine().let_go(); }
+SIMULATED_EXPORT unsigned long long simulated_card_host_waits() { return machine().host_waits; }
+SIMULATED_EXPORT unsigned long long simulated_card_bytes_used(int device) {
+  return machine().memory.used(device);
+}
+SIMULATED_EXPORT unsigned long long simulated_card_count(const char* what) {
+  return machine().count(what);
+}
+// Makes a stream wait for so long.
+SIMULATED_EXPORT CUresult simulated_card_delay(CUstream handle, unsigned microseconds) {
+  auto* const stream = machine().stream(handle);
+  if (stream == nullptr) return 400;
+  machine().put(*stream, "delay",
+                [microseconds](auto&) {
+                  std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+                },
+                {});
+  return 0;
+}
+
+}  // extern "C"

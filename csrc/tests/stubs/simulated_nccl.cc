@@ -1,0 +1,84 @@
+// libnccl.so.2 over the libcuda.so.1 of simulated_cuda.cc that lies beside it. Environment
+// variables:
+//   SIMULATED_CARD_FOLDER   that the processes have in common
+//   SIMULATED_NCCL_VERSION  22304 is 2.23.4
+//   SIMULATED_NCCL_LATE     how seldom a call returns before the operation is in its stream; 0:
+//   never SIMULATED_NCCL_FAIL     functions that fail, with commas between them: ncclAllReduce
+// and NCCL_MULTI_RANK_GPU_ENABLE.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+#include "tests/simulated/nccl_functions.h"
+#include "tests/simulated/settings.h"
+
+namespace horoplug::testing::simulated {
+namespace {
+
+// That of the card's library.
+const Door& other_door() {
+  Dl_info here{};
+  ::dladdr(reinterpret_cast<const void*>(&other_door), &here);
+  const auto path = std::filesystem::path(here.dli_fname).replace_filename("libcuda.so.1");
+  void* const card = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* const function = card != nullptr ? ::dlsym(card, "simulated_card_door") : nullptr;
+  if (function == nullptr) {
+    std::fprintf(stderr, "simulated NCCL: no simulated card beside it: %s\n", ::dlerror());
+    std::abort();
+  }
+  return *static_cast<const Door*>(reinterpret_cast<const void* (*)()>(function)());
+}
+
+std::unique_ptr<NcclMachine> make() {
+  SimulatedNcclOptions options;
+  options.folder = setting("SIMULATED_CARD_FOLDER", "");
+  options.version = static_cast<int>(setting("SIMULATED_NCCL_VERSION", options.version));
+  options.late = static_cast<int>(setting("SIMULATED_NCCL_LATE", options.late));
+  auto made = std::make_unique<NcclMachine>(other_door(), std::move(options));
+  std::istringstream list(setting("SIMULATED_NCCL_FAIL", ""));
+  for (std::string name; std::getline(list, name, ',');) made->set_failure(name, kInternalError);
+  return made;
+}
+
+[[maybe_unused]] const bool kReady = (NcclMachine::set_maker(make), true);
+
+}  // namespace
+}  // namespace horoplug::testing::simulated
+
+using horoplug::testing::simulated::NcclConfig;
+using horoplug::testing::simulated::NcclFunctions;
+using horoplug::testing::simulated::NcclGuarded;
+using horoplug::testing::simulated::NcclMachine;
+
+// As in simulated_cuda.cc.
+#define SIMULATED_EXPORT __attribute__((visibility("default")))
+#define SIMULATED_SYMBOL(name, parameters)                        \
+  extern "C" {                                                    \
+  static ncclResult_t(*resolve_nccl##name()) parameters {         \
+    return NcclGuarded<"nccl" #name, &NcclFunctions::name>::call; \
+  }                                                               \
+  SIMULATED_EXPORT ncclResult_t nccl##name parameters             \
+      __attribute__((ifunc("resolve_nccl" #name)));               \
+  }
+HOROPLUG_NCCL_FUNCTIONS(SIMULATED_SYMBOL)
+
+extern "C" {
+
+SIMULATED_EXPORT const char* ncclGetErrorString(ncclResult_t result) {
+  return NcclFunctions::GetErrorString(result);
+}
+SIMULATED_EXPORT const char* ncclGetLastError(ncclComm_t communicator) {
+  return NcclFunctions::GetLastError(communicator);
+}
+// As SimulatedNccl's.
+SIMULATED_EXPORT void simulated_nccl_fail(const char* function, ncclResult_t result) {
+  NcclMachine::get().set_failure(function, result);
+}
+SIMULATED_EXPORT void simulated_nccl_break_down(ncclResult_t error) {
+  NcclMachine::get().break_down(error);
+}
+
+}  // extern "C"

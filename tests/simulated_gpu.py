@@ -1,0 +1,177 @@
+"""Simulated cards for jobs of several processes: libcuda, NVRTC and NCCL that need none, and arrays on these cards.
+
+    with Pool(variables=simulated_gpu.environment(folder)) as pool: ...   # in the test
+    card = simulated_gpu.Card(0); array = card.array(numpy_array)         # in a process of the job
+
+The libraries are those of ``csrc/tests/stubs/simulated_*.cc``, which ``make cpp`` builds and which say more. Streams
+run apart from each other and late, operations of NCCL wait for all ranks, and misuse of CUDA ends the process with a
+message that begins with "simulated card:".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARIES = ROOT / "build" / "release" / "stubs" / "simulated"
+_NAMES = ("libcuda.so.1", "libnvrtc.so.12", "libnccl.so.2")
+
+_ADDRESS = ctypes.c_uint64
+_POINTER = ctypes.c_void_p
+
+
+def environment(folder: Path, **settings: int | str) -> dict[str, str]:
+    """Variables by which the processes of a job find the libraries, and share memory in ``folder``, which is empty.
+
+    ``settings``: what the cards are like, as ``simulated_cuda.cc`` and ``simulated_nccl.cc`` list it: ``card_count=2``,
+    ``card_same=1``, ``nccl_late=0``."""
+    missing = [name for name in _NAMES if not (LIBRARIES / name).exists()]
+    if missing:
+        raise FileNotFoundError(f"{LIBRARIES / missing[0]} is not built: run make cpp")
+    path = os.pathsep.join(filter(None, [str(LIBRARIES), os.environ.get("LD_LIBRARY_PATH")]))
+    return {
+        "LD_LIBRARY_PATH": path,
+        "SIMULATED_CARD_FOLDER": str(folder),
+        "XDG_CACHE_HOME": str(folder / "cache"),  # of kernels
+        **{f"SIMULATED_{name.upper()}": str(value) for name, value in settings.items()},
+    }
+
+
+def load() -> ctypes.CDLL:
+    """Load the libraries, as a framework would that runs on these cards; gives the driver's."""
+    driver, *_ = [ctypes.CDLL(str(LIBRARIES / name)) for name in _NAMES]
+    return driver
+
+
+class Card:
+    """A card, used by its own stream, apart from the default one. Failures raise ``RuntimeError``."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.ordinal = ordinal
+        self._driver = load()
+        self._context = _POINTER()
+        self._call("cuInit", 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), ordinal)
+        self.stream = self.new_stream()
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        result = getattr(self._driver, name)(*arguments)
+        if result != 0:
+            raise RuntimeError(f"{name} failed with {result}")
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Make the context of this card that of the thread."""
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", None)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """A function of the driver's, by its symbol, in the context of this card."""
+        with self.current():
+            self._call(name, *arguments)
+
+    def new_stream(self) -> int:
+        """One more stream; the handle."""
+        made = _POINTER()
+        self.call("cuStreamCreateWithPriority", ctypes.byref(made), 1, 0)
+        assert made.value
+        return made.value
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Wait for all that is in a stream; by default, in the card's own."""
+        self.call("cuStreamSynchronize", _POINTER(self.stream if stream is None else stream))
+
+    def delay(self, seconds: float, stream: int | None = None) -> None:
+        """Have a stream do nothing for so long."""
+        handle = _POINTER(self.stream if stream is None else stream)
+        self.call("simulated_card_delay", handle, int(seconds * 1e6))
+
+    def hold(self) -> None:
+        """Have this process's streams begin nothing more, until :meth:`let_go`."""
+        self._driver.simulated_card_hold()
+
+    def let_go(self) -> None:
+        """Have them go on."""
+        self._driver.simulated_card_let_go()
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+        """An array that holds anything."""
+        return Array(self, (shape,) if isinstance(shape, int) else shape, np.dtype(dtype))
+
+    def array(self, values: Any, dtype: Any = None, stream: int | None = None) -> Array:
+        """A copy on the card, made in a stream: it is there for what comes later in that."""
+        source = np.ascontiguousarray(values, dtype)
+        made = self.empty(source.shape, source.dtype)
+        made.stream = self.stream if stream is None else stream
+        address = _ADDRESS(made.address)
+        data = source.ctypes.data_as(_POINTER)
+        size = ctypes.c_size_t(source.nbytes)
+        # Pageable memory, which is copied before the call returns.
+        self.call("cuMemcpyHtoDAsync_v2", address, data, size, _POINTER(made.stream))
+        return made
+
+    def fail(self, function: str, result: int) -> None:
+        """Have all calls of a function fail: ``fail("cuMemAlloc", 2)``; 0: no longer."""
+        self._driver.simulated_card_fail(function.encode(), result)
+
+    def fall_off(self) -> None:
+        """From now on, all calls fail and nothing more is done."""
+        self._driver.simulated_card_fall_off(999)
+
+    def host_waits(self) -> int:
+        """In how many calls of the driver this process has waited for a stream, or might have."""
+        return int(self._driver.simulated_card_host_waits())
+
+    def count(self, what: str) -> int:
+        """How often streams were told to do something: the name of a kernel or NCCL's operation, "copy to the card"."""
+        return int(self._driver.simulated_card_count(what.encode()))
+
+
+class Array:
+    """Memory of a card as an array: contiguous, and what other libraries take for one of CUDA's."""
+
+    def __init__(self, card: Card, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.card, self.shape, self.dtype = card, shape, dtype
+        self.size = int(np.prod(shape, dtype=np.int64))
+        self.nbytes = self.size * dtype.itemsize
+        self.stream = card.stream
+        address = _ADDRESS()
+        if self.nbytes > 0:
+            size = ctypes.c_size_t(self.nbytes)
+            card.call("cuMemAlloc_v2", ctypes.byref(address), size)
+        self.address = address.value
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "version": 3,
+            "stream": self.stream,
+        }
+
+    def numpy(self, stream: int | None = None) -> np.ndarray[Any, Any]:
+        """A copy on the host, made in a stream, which this waits for."""
+        values = np.empty(self.shape, self.dtype)
+        data = values.ctypes.data_as(_POINTER)
+        size = ctypes.c_size_t(self.nbytes)
+        handle = _POINTER(self.stream if stream is None else stream)
+        self.card.call("cuMemcpyDtoHAsync_v2", data, _ADDRESS(self.address), size, handle)
+        return values
+
+    def free(self) -> None:
+        """Give the memory back when the card is done."""
+        if self.address:
+            self.card.call("cuMemFree_v2", _ADDRESS(self.address))
+            self.address = 0
