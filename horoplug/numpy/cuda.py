@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from horoplug._native import DeviceMemory
+from horoplug._native import DeviceMemory, Error
 from horoplug.common.context import context
+from horoplug.common.status import exception
 
 # By the package of an array's class: the module of horoplug that takes it.
 _MODULES: Final = {
@@ -26,6 +27,7 @@ _MODULES: Final = {
     "torch": "horoplug.torch",
 }
 _ON_CUDA: Final = 2  # kDLCUDA
+_USED: Final = "card of arrays"  # in the context
 _DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _LEGACY_STREAM: Final = 1  # how __cuda_array_interface__ has the default stream
 
@@ -117,7 +119,10 @@ def empty_like(tensor: Any) -> tuple[Any, int]:
         nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
         memory = None
         if nbytes:
-            memory = context.engine().device_allocate(tensor.device, nbytes, tensor.stream)
+            try:
+                memory = context.engine().device_allocate(tensor.device, nbytes, tensor.stream)
+            except Error as error:
+                raise exception(error) from None
         made = from_memory(memory, tensor, tensor.shape)
         return made, made.address
     cupy = sys.modules["cupy"]
@@ -195,20 +200,22 @@ def _not_in_order() -> ValueError:
 
 
 def _device(tensor: Any, address: int | None) -> int:
-    """The card that an array is on, which ``__cuda_array_interface__`` does not say."""
+    """The card that an array is on, which ``__cuda_array_interface__`` does not say. One without elements has no
+    memory: it counts as on the card that this rank uses, or the thread's current one."""
     if hasattr(tensor, "__dlpack_device__"):
         return int(tensor.__dlpack_device__()[1])
-    if not address:
-        return 0
-    ordinal = ctypes.c_int()
-    driver = ctypes.CDLL("libcuda.so.1")
-    status = driver.cuPointerGetAttribute(
-        ctypes.byref(ordinal), _DEVICE_ORDINAL, ctypes.c_uint64(address)
-    )
-    if status != 0:
-        raise ValueError(
-            f"the array's memory is on no CUDA device (cuPointerGetAttribute gives {status})."
+    if not address and _USED in context.per_job:
+        return int(context.per_job[_USED])
+    ordinal, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
+    if address:
+        status = driver.cuPointerGetAttribute(
+            ctypes.byref(ordinal), _DEVICE_ORDINAL, ctypes.c_uint64(address)
         )
+    else:
+        status = driver.cuCtxGetDevice(ctypes.byref(ordinal))
+    if status != 0:
+        raise ValueError(f"the array is on no CUDA device (the driver's answer is {status}).")
+    context.per_job[_USED] = ordinal.value
     return ordinal.value
 
 
