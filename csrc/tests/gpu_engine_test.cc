@@ -2,9 +2,11 @@
 // host waits for no stream, and whatever goes wrong has a name.
 #include <doctest/doctest.h>
 
+#include <barrier>
 #include <numeric>
 #include <random>
 
+#include "tests/elements.h"
 #include "tests/gpu_job.h"
 #include "tests/random_elements.h"
 
@@ -33,7 +35,7 @@ struct Given {
   bool in_place;
 };
 
-Given random_operation(Random& random, int ranks, int number) {
+Given random_operation(Random& random, int ranks, int number, bool exact) {
   Given given;
   Order& order = given.order;
   order.name = "t" + std::to_string(number);
@@ -61,6 +63,9 @@ Given random_operation(Random& random, int ranks, int number) {
     const auto count = static_cast<std::size_t>(own * row);
     Bytes input(count * dtype_size(order.dtype));
     fill(order.dtype, input.data(), count, random);
+    if (exact) {
+      input = make_array(order.dtype, count, [&](std::size_t) { return 1 + below(random, 2); });
+    }
     given.inputs.push_back(std::move(input));
   }
   return given;
@@ -85,11 +90,11 @@ Bytes on_cpu(Engine& engine, const Given& given, int rank) {
   return perform(engine, order);
 }
 
-void random_operations(Transport transport, int ranks, int count, const EngineOptions& options) {
-  GpuJob job({.transport = transport, .ranks = ranks, .engine = options});
+// With any bits, or with numbers of which sums and products are exact in any order.
+void random_operations(GpuJob& job, int count, bool exact) {
   Random random(seed());
   std::vector<Given> all;
-  for (int i = 0; i < count; ++i) all.push_back(random_operation(random, ranks, i));
+  for (int i = 0; i < count; ++i) all.push_back(random_operation(random, job.size(), i, exact));
   job.run([&](int rank) {
     for (const Given& given : all) {
       const Bytes expected = on_cpu(job.engine(rank), given, rank);
@@ -126,7 +131,8 @@ TEST_CASE("every operation gives on GPUs what it gives on CPUs") {
     for (const int ranks : {1, 2, 3, 4}) {
       CAPTURE(transport_name(transport));
       CAPTURE(ranks);
-      random_operations(transport, ranks, kSanitized ? 6 : 20, test_options());
+      GpuJob job({.transport = transport, .ranks = ranks});
+      random_operations(job, kSanitized ? 6 : 20, false);
     }
   }
 }
@@ -315,5 +321,100 @@ TEST_CASE("without memory for a buffer of the usual size, a smaller one will do"
     order.prescale = 2;
     const Bytes result = job.perform(rank, order, floats(count, 1), true);
     CHECK((result == floats(count, 4)));
+  });
+}
+
+TEST_CASE("NCCL does every operation, on process sets, too") {
+  for (const Transport transport : {Transport::kThreads, Transport::kMixed}) {
+    for (const int ranks : {2, 3, 4}) {
+      CAPTURE(ranks);
+      GpuJob job({.transport = transport, .ranks = ranks, .has_nccl = true});
+      random_operations(job, kSanitized ? 8 : 25, true);
+      CHECK(job.logged().find("not moved by NCCL") == std::string::npos);
+      CHECK(job.nccl().alive() == static_cast<std::size_t>(ranks));
+      job.run([&](int rank) {
+        Engine& engine = job.engine(rank);
+        const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1})));
+        Order order = sum("t", 100);
+        order.set = set;
+        if (rank < 2) CHECK((job.perform(rank, order, floats(100, 1)) == floats(100, 2)));
+        await(engine, engine.remove_set(set));
+      });
+      CHECK(job.nccl().alive() == static_cast<std::size_t>(ranks));
+      job.end();
+      CHECK(job.nccl().alive() == 0);
+    }
+  }
+}
+
+TEST_CASE(
+    "without NCCL on all ranks, or with other versions, or a card for two, another way is found") {
+  SimulatedOptions one_card;
+  one_card.one_card = true;
+  struct Case {
+    GpuJobOptions options;
+    std::vector<std::string> words;
+  };
+  const Case cases[] = {
+      {{.has_nccl = true, .nccl_versions = {23003, 22304}},
+       {"2.23.4 on rank 1", "2.30.3 on rank 0"}},
+      {{.has_nccl = true, .nccl_versions = {0, 23003}}, {"none on rank 0", "2.30.3 on rank 1"}},
+      {{.card = one_card, .has_nccl = true},
+       {"ranks 0, 1 share a card", "NCCL_MULTI_RANK_GPU_ENABLE"}},
+  };
+  for (const Case& one : cases) {
+    GpuJob job(one.options);
+    random_operations(job, 5, false);
+    CHECK(mentions({HP_OK, job.logged()}, one.words));
+    CHECK(job.nccl().alive() == 0);
+  }
+}
+
+TEST_CASE("a communicator that cannot be made is one on no rank") {
+  GpuJob job({.has_nccl = true});
+  job.nccl().fail("ncclCommInitRankConfig", 2);
+  random_operations(job, 5, false);
+  CHECK(mentions({HP_OK, job.logged()}, {"not moved by NCCL", "ncclCommInitRank"}));
+}
+
+TEST_CASE("a rank that goes ends what the others' cards wait for") {
+  GpuJob job({.ranks = 3, .has_nccl = true});
+  job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
+  // Cards have other things to do, and rank 0 goes when all have put their operation into a stream.
+  job.card().hold();
+  std::barrier all_submitted(3);
+  job.run([&](int rank) {
+    Framework& framework = job.framework(rank);
+    Framework::Array array(framework, 40);
+    array.write(floats(10, 1));
+    Order order = sum("second", 10);
+    order.input = order.output = array.address();
+    order.device = framework.device();
+    order.stream = framework.stream();
+    const hp_handle handle = submit(job.engine(rank), order);
+    await(job.engine(rank), handle);
+    job.engine(rank).make_stream_wait(handle, framework.stream());
+    all_submitted.arrive_and_wait();
+    if (rank == 0) {
+      job.engine(0).abort("the test wants it");
+      job.card().let_go();
+    }
+    const Status status = failure_of([&] { job.perform(rank, sum("third", 10), floats(10, 1)); });
+    CHECK(mentions(status, {"third", "the test wants it"}));
+    array.read();  // comes to an end
+  });
+  CHECK(mentions({HP_OK, job.logged()}, {"second", "may be wrong"}));
+}
+
+TEST_CASE("an error of NCCL's ends the job, and is told") {
+  EngineOptions options = test_options();
+  GpuJob job({.engine = options, .has_nccl = true});
+  job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
+  job.nccl().break_down();
+  job.run([&](int rank) {
+    const Status status = failure_of([&] {
+      for (int i = 0; i < 1000; ++i) job.perform(rank, sum("more", 10), floats(10, 1));
+    });
+    CHECK(mentions(status, {"NCCL", "more"}));
   });
 }

@@ -48,18 +48,36 @@ GpuJob::GpuJob(GpuJobOptions options) {
   options.card.devices = std::max(options.card.devices, options.ranks);
   card_ = std::make_unique<SimulatedCard>(options.card);
   if (card_->api().Init(0) != cuda::kSuccess) throw std::runtime_error("cuInit");
-  const auto toolkit = std::make_shared<cuda::Toolkit>();
-  toolkit->driver = card_->api();
-  toolkit->images = SimulatedCard::image;
-  toolkit->nccl_problem = "the test has none";
+  cuda::Toolkit toolkit{.driver = card_->api(), .images = SimulatedCard::image};
+  if (options.has_nccl) {
+    nccl_ = std::make_unique<SimulatedNccl>(*card_, options.nccl);
+    toolkit.nccl = nccl_->api();
+    toolkit.nccl_version = options.nccl.version;
+  } else {
+    toolkit.nccl_problem = "the test has none";
+  }
   for (int rank = 0; rank < options.ranks; ++rank) {
     frameworks_.push_back(std::make_unique<Framework>(*card_, rank));
   }
-  cluster_ = std::make_unique<Cluster>(options.transport, options.ranks, options.engine, 1,
-                                       [&](EngineConfig& config) {
-                                         config.toolkit = [toolkit] { return toolkit; };
-                                         config.options.local_rank = config.rank;
-                                       });
+  cluster_ = std::make_unique<Cluster>(
+      options.transport, options.ranks, options.engine, 1, [&](EngineConfig& config) {
+        cuda::Toolkit own = toolkit;
+        const auto rank = static_cast<std::size_t>(config.rank);
+        if (!options.nccl_versions.empty()) {
+          own.nccl_version = options.nccl_versions[rank];
+        }
+        config.toolkit = [own] { return std::make_shared<const cuda::Toolkit>(own); };
+        config.options.local_rank = config.rank;
+        config.log = Log(LogLevel::kInfo, [this](LogLevel, const std::string& text) {
+          std::lock_guard lock(log_mutex_);
+          log_ += text + "\n";
+        });
+      });
+}
+
+std::string GpuJob::logged() {
+  std::lock_guard lock(log_mutex_);
+  return log_;
 }
 
 std::vector<std::byte> GpuJob::perform(int rank, Order order, const std::vector<std::byte>& input,

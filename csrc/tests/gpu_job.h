@@ -2,12 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "device/cuda/card.h"
 #include "tests/cluster.h"
 #include "tests/simulated_card.h"
+#include "tests/simulated_nccl.h"
 
 namespace horoplug::testing {
 
@@ -49,6 +51,9 @@ struct GpuJobOptions {
   int ranks = 2;
   EngineOptions engine = test_options();
   SimulatedOptions card{};  // as many devices as ranks, unless it says more
+  bool has_nccl = false;
+  SimulatedNcclOptions nccl{};
+  std::vector<int> nccl_versions{};  // by rank, as the ranks see them; empty: what it is
 };
 
 class GpuJob {
@@ -59,8 +64,11 @@ class GpuJob {
   Engine& engine(int rank) { return cluster_->engine(rank); }
   Framework& framework(int rank) { return *frameworks_[static_cast<std::size_t>(rank)]; }
   SimulatedCard& card() { return *card_; }
+  SimulatedNccl& nccl() { return *nccl_; }
   void run(const std::function<void(int rank)>& body) { cluster_->run(body); }
   void end() { cluster_.reset(); }
+  // What the engines have logged so far.
+  std::string logged();
 
   // The operation on a rank's card, as a program for one process does it: its input is written in
   // the framework's stream, and the result read there. In place if `in_place`.
@@ -69,7 +77,10 @@ class GpuJob {
 
  private:
   std::unique_ptr<SimulatedCard> card_;
+  std::unique_ptr<SimulatedNccl> nccl_;
   std::vector<std::unique_ptr<Framework>> frameworks_;
+  std::mutex log_mutex_;
+  std::string log_;
   std::unique_ptr<Cluster> cluster_;
 };
 
