@@ -12,9 +12,19 @@ sys.path.insert(0, str(TESTS))
 
 from support import ROOT, Pool, Ranks  # noqa: E402
 
+from horoplug._native import algorithms  # noqa: E402
+
+_ALONE = {"copy", "nccl"}
+
+
+def _algorithms() -> list[list[str]]:
+    """Name and medium of each."""
+    return [line.split()[1:] for line in algorithms().splitlines()]
+
+
 _PATHS = [str(ROOT), str(TESTS / "gpu"), *filter(None, [os.environ.get("PYTHONPATH")])]
-# What carries the data, by what a test is called with; None: what horoplug chooses.
-BACKENDS = (None, "staged", "ipc")
+# What carries the data between ranks; None: what horoplug chooses. (NCCL refuses two ranks on one card.)
+BACKENDS = (None, *sorted({name for name, medium in _algorithms() if medium == "gpu"} - _ALONE))
 
 
 @pytest.fixture(scope="session")
