@@ -190,6 +190,38 @@ def test_many_groups_streams_and_refusals(ranks):
     ranks.run(check_forgotten)
 
 
+def check_way():
+    """How often NCCL was used for one more allreduce."""
+    before = card().count("AllReduce")
+    hvd.allreduce(card().array(values("float32", (100,))), op=hvd.Sum)
+    return card().count("AllReduce") - before
+
+
+def check_ahead():
+    """Operations end although no stream does anything; the results are there when they do."""
+    mine = values("float32", (1000,))
+    expected = hvd.allreduce(mine, op=hvd.Sum)
+    array = card().array(mine)
+    waits = card().host_waits()
+    card().hold()
+    try:
+        assert hvd.allreduce_(array, op=hvd.Sum, name="ahead") is array
+        gathered = hvd.allgather(array, name="behind")
+        assert card().host_waits() == waits
+    finally:
+        card().let_go()
+    equal(array, expected)
+    equal(gathered, np.concatenate([expected] * hvd.size()))
+
+
+def test_what_carries_the_data(ranks, request):
+    hosts, cards, algorithm = JOBS[request.node.callspec.params["ranks"]]
+    nccl = algorithm is None and cards >= len(hosts)
+    assert ranks.run(check_way) == [int(nccl)] * len(hosts)
+    if nccl:
+        ranks.run(check_ahead)
+
+
 def check_process_sets():
     """Sets that overlap work on the same card, each by itself."""
     size, rank = hvd.size(), hvd.rank()
