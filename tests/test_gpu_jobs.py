@@ -10,6 +10,8 @@ import simulated_gpu
 from support import Pool
 
 import horoplug as hvd
+from horoplug.common.many import Batch, prepare
+from horoplug.common.opspec import BY_NAME, Call
 
 # Ranks by host; whether they have a card each; what carries the data, None being what horoplug chooses.
 JOBS = {
@@ -46,6 +48,7 @@ def ranks(request, job):
         yield made
 
 
+FLOAT32 = 7
 _CARDS = []
 
 
@@ -123,6 +126,26 @@ def check_many():
             array.free()
 
 
+def check_batches():
+    """The way of gradients: submitted together from one stream, used in another one."""
+    side = card().new_stream()
+    prepared = [
+        prepare(BY_NAME["allreduce"], Call(f"b{n}", hvd.Sum), FLOAT32, (n * 50,), card().ordinal)
+        for n in range(10)
+    ]
+    for _ in range(8):
+        mine = [values("float32", (n * 50,), n) for n in range(10)]
+        arrays = [card().array(each, stream=side) for each in mine]
+        streams = iter([side, card().stream]).__next__
+        batch = Batch(prepared, [a.address for a in arrays], arrays, streams)
+        assert batch.refused is None
+        assert batch.wait() is None
+        for array, each in zip(arrays, mine, strict=True):
+            array.stream = card().stream
+            equal(array, hvd.allreduce(each, op=hvd.Sum, name="host"))
+            array.free()
+
+
 def check_groups():
     mine = [
         values(dtype, shape, 3)
@@ -185,7 +208,14 @@ def check_forgotten():
 
 
 def test_many_groups_streams_and_refusals(ranks):
-    for check in check_many, check_groups, check_streams, check_join, check_mismatch:
+    for check in (
+        check_many,
+        check_batches,
+        check_groups,
+        check_streams,
+        check_join,
+        check_mismatch,
+    ):
         ranks.run(check)
     ranks.run(check_forgotten)
 
