@@ -1,5 +1,5 @@
-// The GPU kernels through the launcher against the CPU's kernels: on a card, or on a recorded
-// driver, which shows that the checks themselves are right.
+// The GPU kernels through the launcher against the CPU's kernels: on a card, or on a simulated one,
+// which shows that the checks themselves are right.
 #pragma once
 
 #include <random>

@@ -1,5 +1,5 @@
-// The checks of card_checks.h: always on a recorded driver, whose kernels run on the host, and on a
-// card where there is one. HOROPLUG_TEST_GPU=1: there has to be one (make test-gpu).
+// The checks of card_checks.h: always on a simulated card, and on a real one where there is one.
+// HOROPLUG_TEST_GPU=1: there has to be one (make test-gpu).
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -12,9 +12,8 @@
 #include "device/cuda/launcher.h"
 #include "device/cuda/nvrtc.h"
 #include "tests/card_checks.h"
-#include "tests/host_grid.h"
 #include "tests/random_elements.h"
-#include "tests/recorded_driver.h"
+#include "tests/simulated_card.h"
 
 namespace {
 
@@ -32,14 +31,11 @@ void check_all(const DriverApi& api, const ImageSource& images) {
   check_adasum(context, launcher, random);
 }
 
-TEST_CASE("all kernels on the host") {
-  std::mt19937_64 random(seed());
-  RecordedDriver driver;
-  driver.on_launch = [&](const std::string& name, unsigned blocks, void* args) {
-    CHECK(run_on_host(name, args, blocks, random));
-  };
-  check_all(driver.api(), [](const std::string& kernel, int) { return kernel; });
-  CHECK(driver.alive() == 0);
+TEST_CASE("all kernels on a simulated card") {
+  SimulatedCard card;
+  REQUIRE(start_driver(card.api()) == "");
+  check_all(card.api(), SimulatedCard::image);
+  CHECK(card.alive() == 0);
 }
 
 TEST_CASE("all kernels on the card") {

@@ -148,6 +148,25 @@ TEST_CASE("whose memory is it") {
   CHECK(bench.api().PointerGetAttribute(&type, kMemoryType, memory.address() + 100) != 0);
 }
 
+TEST_CASE("threads open memory as processes do, and keep it") {
+  Bench bench;
+  const Stream stream(*bench.context);
+  auto memory = std::make_unique<DeviceMemory>(*bench.context, 100);
+  CUipcMemHandle handle;
+  CUdeviceptr opened = 0;
+  CHECK(bench.api().IpcGetMemHandle(&handle, memory->address() + 50) == 0);
+  CHECK(bench.api().IpcOpenMemHandle(&opened, handle, kIpcLazyPeerAccess) == 0);
+  CHECK(opened == memory->address());
+  memory.reset();
+  CHECK(bench.card.bytes_used(0) == 0);
+  CHECK(bench.api().MemsetD8Async(opened, 1, 100, stream.handle()) == 0);
+  stream.synchronize();
+  CHECK(bench.api().IpcCloseMemHandle(opened) == 0);
+  CHECK(bench.misuse.empty());
+  CHECK(bench.api().IpcCloseMemHandle(opened) != 0);
+  CHECK(bench.said("not known"));
+}
+
 TEST_CASE("misuse is told") {
   Bench bench({.devices = 2, .patience = std::chrono::seconds(0)});
   CUdeviceptr pool = 0;

@@ -22,9 +22,10 @@ void spoil(std::byte* data, std::size_t bytes, int value) {
 }  // namespace
 
 Memory::~Memory() {
-  for (const auto& [address, allocation] : live_) {
-    if (!allocation->in_block) std::free(allocation->data);
-    if (allocation->kind == MemoryKind::kCard) blocks_.remove(allocation->name);
+  for (Allocation& one : all_) {
+    if (one.gone) continue;
+    if (!one.in_block) std::free(one.data);
+    if (one.kind == MemoryKind::kCard) blocks_.remove(one.name);
   }
 }
 
@@ -80,16 +81,22 @@ Allocation* Memory::take(std::uintptr_t address, MemoryKind kind, MemoryKind or_
   if (found == live_.end()) return nullptr;
   Allocation* const taken = found->second;
   if (taken->kind != kind && taken->kind != or_kind) return nullptr;
+  if (taken->opened > 0) {
+    taken->kind = MemoryKind::kForeign;  // who has opened it keeps it
+    return taken;
+  }
   live_.erase(found);
   std::erase_if(by_name_, [&](const auto& entry) { return entry.second == taken; });
   return taken;
 }
 
 void Memory::give_back(Allocation& allocation) {
-  spoil(allocation.data, allocation.bytes, kGone);
   if (allocation.kind != MemoryKind::kPinned) {
     used_[allocation.device].fetch_sub(allocation.bytes, std::memory_order_relaxed);
   }
+  if (allocation.kind == MemoryKind::kForeign) return;
+  spoil(allocation.data, allocation.bytes, kGone);
+  allocation.gone = true;
   if (!allocation.in_block) return std::free(allocation.data);
   blocks_.remove(allocation.name);
   blocks_.close(allocation.name);
@@ -119,7 +126,13 @@ bool Memory::close(std::uintptr_t address) {
   if (found == live_.end() || found->second->opened == 0) return false;
   Allocation& closed = *found->second;
   if (--closed.opened == 0 && closed.kind == MemoryKind::kForeign) {
-    blocks_.close(closed.name);
+    closed.gone = true;
+    if (closed.in_block) {
+      blocks_.close(closed.name);
+    } else {
+      spoil(closed.data, closed.bytes, kGone);
+      std::free(closed.data);
+    }
     by_name_.erase(closed.name);
     live_.erase(found);
   }

@@ -16,7 +16,7 @@ namespace horoplug::testing::simulated {
 enum class MemoryKind {
   kCard,     // cuMemAlloc
   kPool,     // cuMemAllocAsync
-  kForeign,  // another process's
+  kForeign,  // another process's, or opened by its name and freed
   kPinned,   // the host's
 };
 
@@ -30,6 +30,7 @@ struct Allocation {
   bool in_block = false;     // see Blocks
   std::atomic<int> uses{0};  // by what is in streams
   int opened = 0;            // by its name, how often
+  bool gone = false;         // the memory itself is
 
   bool holds(std::uintptr_t address, std::size_t size) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(data);
@@ -50,7 +51,7 @@ class Memory {
   // The one that holds this address; nullptr if there is none.
   Allocation* find(std::uintptr_t address);
   // The one that begins there, which no longer counts from now on; nullptr if there is none of the
-  // kind. give_back() ends it.
+  // kind. give_back() ends it, or leaves it to those that have opened it.
   Allocation* take(std::uintptr_t address, MemoryKind kind, MemoryKind or_kind);
   // Takes no lock: streams call it.
   void give_back(Allocation& allocation);
