@@ -60,6 +60,14 @@ class Result:
     def memory(self) -> Memory | DeviceMemory | None:
         """The output, where the core allocated it (submitted with output address 0), on the device of the input."""
 
+class Worker:
+    """A thread of its own that calls functions, one after the other. It ends with this object, once it has called what
+    was posted, and no engine uses it any more."""
+
+    def __init__(self) -> None: ...
+    def post(self, function: Callable[[], object]) -> None:
+        """Have it call a function, which raises nothing."""
+
 class Prepared:
     """An operation on one tensor, in place, that is submitted again and again: all of it but the tensor's address."""
 
@@ -243,4 +251,5 @@ def address_of(buffer: object) -> int | None:
 def dtype_size(dtype: int) -> int: ...
 def guard_exit(seconds: float, text: str) -> None:
     """Have this process end with status 1, and this line on stderr, if its exit takes longer than that: from when
-    Python has been finalised, and what C libraries have registered before is called. Only the first call counts."""
+    Python has been finalised, and what C libraries have registered before is called (0: then). Only the first call
+    counts."""

@@ -182,10 +182,6 @@ sys.stdout.write(f"over {way}, {hvd.mpi_enabled()} {hvd.mpi_threads_supported()}
 """
 
 
-def level(name: str) -> str:
-    return f"import mpi4py; mpi4py.rc.thread_level = {name!r}\n"
-
-
 def ways(output: str) -> list[str]:
     return re.findall(r"over (MPI|TCP),", output)
 
@@ -220,34 +216,6 @@ def test_ranks_that_want_different_ways(mpich):
     )
     _, output = finish(mpirun(mpich, script))
     assert len(re.findall(r"refused: .*set HOROVOD_CPU_OPERATIONS alike", output)) == 2, output
-
-
-@pytest.mark.parametrize("name", ["single", "funneled"])
-def test_a_thread_level_that_is_too_low(mpich, name):
-    script = level(name) + on_hosts(WAY)
-    _, output = finish(mpirun(mpich, script, HOROVOD_CPU_OPERATIONS="mpi"))
-    assert len(re.findall(f"refused: .*'{name}'.*needs 'multiple'", output)) == 2
-    _, output = finish(mpirun(mpich, script))
-    assert ways(output) == ["TCP", "TCP"], output
-    assert output.count("thread level") == 1, output  # rank 0 warns
-
-
-def test_the_thread_level_serialized(mpich):
-    script = level("serialized") + on_hosts(WAY)
-    status, output = finish(mpirun(mpich, script, HOROVOD_CPU_OPERATIONS="mpi"))
-    assert status == 0, output
-    assert ways(output) == ["MPI", "MPI"], output
-    assert output.count("must not call MPI itself") == 1, output
-    assert len(re.findall("over MPI, True False False", output)) == 2, output
-
-
-def test_mpi_that_the_program_has_not_initialised(one_of_two):
-    """Then horoplug does, with all threads, and finalises it."""
-    script = "import mpi4py; mpi4py.rc.initialize = False\nimport os\n"
-    script += 'os.environ["HOROVOD_HOSTNAME"] = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]\n'
-    status, output = finish(mpirun(one_of_two, script + WAY, HOROVOD_CPU_OPERATIONS="mpi"))
-    assert status == 0, output
-    assert len(re.findall("over MPI, True True False", output)) == 2, output
 
 
 @pytest.mark.parametrize("name", ["CPU_OPERATIONS", "CONTROLLER"])
@@ -412,7 +380,8 @@ def test_a_rank_that_leaves(one_of_two, tmp_path):
     assert all("rank 1" in text for text in failures(output)), output
 
 
-def test_nothing_is_done_while_nothing_is_to_be_done(one_of_two):
+@pytest.mark.parametrize(("mpi", "level"), [("openmpi", "multiple"), ("mpich", "serialized")])
+def test_nothing_is_done_while_nothing_is_to_be_done(mpi, level):
     script = """
 import resource
 import time
@@ -441,6 +410,7 @@ for _ in range(20):
     assert hvd.allreduce(np.ones(70_000), op=hvd.Sum)[-1] == 2
 print("done", flush=True)
 """
-    status, output = finish(mpirun(one_of_two, on_hosts(script), HOROVOD_CPU_OPERATIONS="mpi"))
+    script = f"import mpi4py; mpi4py.rc.thread_level = {level!r}\n" + on_hosts(script)
+    status, output = finish(mpirun(find(mpi), script, HOROVOD_CPU_OPERATIONS="mpi"))
     assert status == 0, output
     assert output.count("done") == 2, output

@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "engine/submission.h"
 #include "horoplug/horoplug.h"
+#include "transport/mpi/funnel.h"
 #include "transport/tcp/socket_stream.h"
 
 using horoplug::Engine;
@@ -20,6 +21,10 @@ using horoplug::Status;
 struct hp_engine {
   explicit hp_engine(EngineConfig config) : engine(std::move(config)) {}
   Engine engine;
+};
+
+struct hp_worker {
+  std::shared_ptr<horoplug::Worker> thread = std::make_shared<horoplug::Worker>();
 };
 
 struct hp_buffer {
@@ -108,6 +113,11 @@ std::shared_ptr<horoplug::Doorbell> make_doorbell(int fd) {
                  : std::make_shared<horoplug::Doorbell>();
 }
 
+std::shared_ptr<horoplug::Mpi> make_mpi(const hp_mpi& given) {
+  auto mpi = horoplug::make_mpi(given);
+  return given.worker == nullptr ? mpi : horoplug::make_funnel(mpi, given.worker->thread);
+}
+
 EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   EngineConfig config;
   // Own every descriptor before anything can fail.
@@ -184,7 +194,7 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
   config.toolkit = [files = std::move(files)] {
     return horoplug::cuda::open_toolkit({files, true});
   };
-  if (given.mpi != nullptr) config.mpi = horoplug::make_mpi(complete(given.mpi));
+  if (given.mpi != nullptr) config.mpi = make_mpi(complete(given.mpi));
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   config.log = make_log(given);
   return config;
@@ -249,6 +259,22 @@ const char* hp_algorithms(void) {
   }();
   return text->c_str();
 }
+
+hp_status hp_worker_start(hp_worker** worker) {
+  return guarded([&] {
+    *worker = new hp_worker;
+    return HP_OK;
+  });
+}
+
+hp_status hp_worker_post(hp_worker* worker, void (*function)(void* context), void* context) {
+  return guarded([&] {
+    worker->thread->post([=] { function(context); });
+    return HP_OK;
+  });
+}
+
+void hp_worker_free(hp_worker* worker) { delete worker; }
 
 hp_status hp_engine_create(const hp_config* config, hp_engine** engine) {
   return guarded([&] {

@@ -152,6 +152,7 @@ bool Engine::advance_leaving() {
 void Engine::stop() {
   end_everything();
   mesh_->close_polled();  // who waits for the end may finalize MPI next
+  if (config_.mpi) config_.mpi->close();
   tracing_.stop();
   {
     std::lock_guard lock(mutex_);

@@ -151,10 +151,11 @@ EngineOptions test_options() {
   return options;
 }
 
-Cluster::Cluster(Transport transport, int ranks, EngineOptions options, int lanes,
-                 const Adjust& adjust) {
-  for (EngineConfig& config : make_configs(transport, ranks, options, lanes)) {
-    if (adjust) adjust(config);
+Cluster::Cluster(Transport transport, int ranks, EngineOptions options, int lanes)
+    : Cluster(make_configs(transport, ranks, options, lanes)) {}
+
+Cluster::Cluster(std::vector<EngineConfig> configs) {
+  for (EngineConfig& config : configs) {
     engines_.push_back(std::make_unique<Engine>(std::move(config)));
   }
   for (auto& engine : engines_) engine->wait_until_ready();

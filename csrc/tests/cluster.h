@@ -42,9 +42,8 @@ EngineOptions test_options();
 
 class Cluster {
  public:
-  using Adjust = std::function<void(EngineConfig&)>;
-  Cluster(Transport transport, int ranks, EngineOptions options = test_options(), int lanes = 1,
-          const Adjust& adjust = {});
+  Cluster(Transport transport, int ranks, EngineOptions options = test_options(), int lanes = 1);
+  explicit Cluster(std::vector<EngineConfig> configs);
   ~Cluster();
 
   int size() const { return static_cast<int>(engines_.size()); }

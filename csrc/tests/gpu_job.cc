@@ -59,20 +59,21 @@ GpuJob::GpuJob(GpuJobOptions options) {
   for (int rank = 0; rank < options.ranks; ++rank) {
     frameworks_.push_back(std::make_unique<Framework>(*card_, rank));
   }
-  cluster_ = std::make_unique<Cluster>(
-      options.transport, options.ranks, options.engine, 1, [&](EngineConfig& config) {
-        cuda::Toolkit own = toolkit;
-        const auto rank = static_cast<std::size_t>(config.rank);
-        if (!options.nccl_versions.empty()) {
-          own.nccl_version = options.nccl_versions[rank];
-        }
-        config.toolkit = [own] { return std::make_shared<const cuda::Toolkit>(own); };
-        config.options.local_rank = config.rank;
-        config.log = Log(LogLevel::kInfo, [this](LogLevel, const std::string& text) {
-          std::lock_guard lock(log_mutex_);
-          log_ += text + "\n";
-        });
-      });
+  std::vector<EngineConfig> configs =
+      make_configs(options.transport, options.ranks, options.engine);
+  for (EngineConfig& config : configs) {
+    cuda::Toolkit own = toolkit;
+    if (!options.nccl_versions.empty()) {
+      own.nccl_version = options.nccl_versions[static_cast<std::size_t>(config.rank)];
+    }
+    config.toolkit = [own] { return std::make_shared<const cuda::Toolkit>(own); };
+    config.options.local_rank = config.rank;
+    config.log = Log(LogLevel::kInfo, [this](LogLevel, const std::string& text) {
+      std::lock_guard lock(log_mutex_);
+      log_ += text + "\n";
+    });
+  }
+  cluster_ = std::make_unique<Cluster>(std::move(configs));
 }
 
 std::string GpuJob::logged() {

@@ -11,7 +11,7 @@ from horoplug._native import gpu_facts
 from horoplug.common import gpu
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, add_process_set
-from horoplug.rendezvous import mpi
+from horoplug.rendezvous import mpi_thread
 from horoplug.rendezvous.meeting_mpi import ranks_of_communicator
 
 
@@ -151,7 +151,7 @@ def is_homogeneous() -> bool:
 def mpi_threads_supported() -> bool:
     """Whether the program may call MPI from several threads beside the job; False where MPI is not used."""
     context.mesh()
-    return mpi.thread_level() == "multiple"
+    return mpi_thread.thread_level() == "multiple"
 
 
 def mpi_enabled() -> bool:

@@ -217,8 +217,13 @@ class Context:
             if engine is not None:
                 engine.shutdown()
                 self._tell_followers()
-            if mesh is not None and mesh.mpi is not None:
-                mesh.mpi.close(failed=engine is None or bool(engine.stats()["failed"]))
+            if mesh is None:
+                return
+            failed = engine is None or bool(engine.stats()["failed"])
+            if mesh.mpi is not None:
+                mesh.mpi.close(failed)
+            if failed and self._rendezvous is not None and (self.over_mpi or mesh.mpi is not None):
+                self._rendezvous.failed()
 
     def follow(self, follower: Callable[[Engine | None], None]) -> None:
         """Have a function called with every engine that starts (and the one that runs now), and with None when it has

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import re
 import secrets
@@ -14,7 +13,7 @@ from horoplug.common.config import SECRET_BYTES, Config
 from .addresses import own_address
 from .hosts import host_key
 from .launched import Launched, recognise
-from .mpi import initialise
+from .mpi_thread import initialise, load, run
 from .server import StoreServer
 
 _LIBRARY = re.compile(r"libmpi(_abi|_mt|_ilp64)?\.so[.\d]*")
@@ -26,7 +25,14 @@ def meet_over_mpi(
     """The rendezvous's address and secret; on rank 0 also its server.
 
     Collective over the processes of the MPI. Raises ValueError of one line if they cannot meet."""
-    communicator = _world(launched)
+    MPI = _load(launched)
+    return run(_meet, MPI, config, launched)
+
+
+def _meet(
+    MPI: Any, config: Config, launched: Launched
+) -> tuple[tuple[str, int], bytes, StoreServer | None]:
+    communicator = _world(MPI, launched)
     server, told = None, b""
     alone = _are_on_one_host(communicator, config)
     if communicator.rank == 0:
@@ -39,18 +45,18 @@ def meet_over_mpi(
     return (address, int(port)), secret, server
 
 
-def _world(launched: Launched) -> Any:
-    """MPI's communicator of all processes that the launcher has started."""
+def _load(launched: Launched) -> Any:
+    """mpi4py's module MPI, and MPI initialised."""
     started = f"{launched.launcher.name} has started {launched.size} processes"
     try:
-        import mpi4py
+        import mpi4py  # noqa: F401
     except ImportError:
         raise ValueError(
             f"{started}, which find each other over MPI, and that needs mpi4py: pip install mpi4py, or start the job "
             "with horovodrun."
         ) from None
     try:
-        MPI = importlib.import_module(f"{mpi4py.__name__}.MPI")
+        MPI = load()
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
@@ -59,12 +65,18 @@ def _world(launched: Launched) -> Any:
         ) from None
     _check_libraries()
     initialise(MPI)
+    return MPI
+
+
+def _world(MPI: Any, launched: Launched) -> Any:
+    """MPI's communicator of all processes that the launcher has started."""
     world = MPI.COMM_WORLD
     if (world.size, world.rank) != (launched.size, launched.rank):
         library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
         raise ValueError(
-            f"{started}, but for {library}, which mpi4py uses, this is rank {world.rank} of {world.size}: start the "
-            "job with the mpirun that belongs to it, or set MPI4PY_LIBMPI to the libmpi.so of the one you use."
+            f"{launched.launcher.name} has started {launched.size} processes, but for {library}, which mpi4py uses, "
+            f"this is rank {world.rank} of {world.size}: start the job with the mpirun that belongs to it, or set "
+            "MPI4PY_LIBMPI to the libmpi.so of the one you use."
         )
     return world
 
@@ -125,8 +137,12 @@ def ranks_of_communicator(communicator: Any) -> tuple[int, ...] | None:
         raise ValueError(
             "An MPI communicator stands for ranks only in processes that mpirun has started; give a list of ranks."
         )
-    from mpi4py import MPI
+    MPI = load()
+    initialise(MPI)
+    return run(_places, MPI, communicator, launched)
 
+
+def _places(MPI: Any, communicator: Any, launched: Launched) -> tuple[int, ...] | None:
     if communicator == MPI.COMM_NULL:
         raise ValueError("MPI.COMM_NULL: this process is in no communicator.")
     if MPI.COMM_WORLD.Get_size() != launched.size:

@@ -351,10 +351,13 @@ class _Builder:
         chosen = wanted == "mpi" or is_faster(carrier.costs.speed, tcp)
         if self.rank == 0:
             _log.info("%s", _explain(carrier, tcp, chosen))
-            if chosen and carrier.level == "serialized":
-                _log.warning(
-                    "MPI's thread level is 'serialized', and horoplug calls it from its own threads: the program must "
-                    "not call MPI itself while the job runs"
+            if chosen and carrier.funneled:
+                level = logging.INFO if carrier.initialised_here else logging.WARNING
+                _log.log(
+                    level,
+                    "MPI thread level '%s': calls go through one thread; the program must not call MPI itself while "
+                    "the job runs",
+                    carrier.level,
                 )
         if not chosen:
             carrier.close()

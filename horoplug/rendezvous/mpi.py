@@ -8,25 +8,23 @@ Nothing here waits without a deadline, or takes part in anything before all rank
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
-import importlib
+import functools
 import os
 import statistics
-import sys
 import time
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
-from horoplug._native import guard_exit
 from horoplug.common.config import Config
 
+from . import mpi_thread
 from .errors import MissingRanksError
 from .measure import Speed
 
-LEVELS: Final = ("single", "funneled", "serialized", "multiple")
-"""What threads may do with MPI, by what it has granted."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # MPI's names by the core's numbers of dtypes and of reductions; None: MPI has none, or another idea of it.
 _DTYPES: Final = (
@@ -45,6 +43,7 @@ _PIECE = 128 * 1024
 _PIECES = 4
 _SMALL, _LARGE = 8, 1 << 20  # bytes of the allreduces that are timed
 _REPEATS = (9, 3)
+_GRACE = 2.0  # seconds
 
 
 class Costs(NamedTuple):
@@ -58,38 +57,25 @@ class Costs(NamedTuple):
     """And of each byte more."""
 
 
-def loaded() -> Any:
-    """mpi4py's module MPI, if the process has it, else None."""
-    return sys.modules.get("mpi4py.MPI")
-
-
-def initialise(MPI: Any) -> None:
-    """Initialise MPI for calls from all threads, and finalise it at exit, if the program leaves both to others."""
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(_finalise)
-
-
-def _finalise() -> None:
-    MPI = loaded()
-    if not MPI.Is_finalized():
-        MPI.Finalize()
-
-
-def thread_level() -> str | None:
-    """What MPI has granted, one of :data:`LEVELS`; None if it does not run in this process."""
-    MPI = loaded()
-    if MPI is None or not MPI.Is_initialized() or MPI.Is_finalized():
-        return None
-    granted = MPI.Query_thread()
-    return next(name for name in LEVELS if granted <= getattr(MPI, f"THREAD_{name.upper()}"))
-
-
 def choice(config: Config) -> str | None:
     """What the user wants to carry data between hosts: "mpi", "gloo" (TCP), or None: whatever is faster."""
     if config.cpu_operations in ("mpi", "gloo"):
         return config.cpu_operations
     return "gloo" if config.controller == "gloo" else None
+
+
+def _where_mpi_may_be_called(method: Callable[P, T]) -> Callable[P, T]:
+    """Its last argument is a deadline, which it heeds, but MPI may not."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        late = cast(float, args[-1]) - time.monotonic() + _GRACE
+        try:
+            return mpi_thread.run(method, *args, seconds=late)
+        except TimeoutError:
+            raise MissingRanksError((), "MPI does not return from a call") from None
+
+    return call
 
 
 class Carrier:
@@ -103,18 +89,29 @@ class Carrier:
         self._rank, self._size = config.rank, config.size
         self._patience = config.gloo_timeout_seconds
         self._communicator: Any = None
-        self._MPI = loaded()
+        self._MPI = mpi_thread.loaded()
         self._failure = ""
         if self._MPI is None and self.wanted == "mpi":
             try:
-                self._MPI = importlib.import_module("mpi4py.MPI")
+                self._MPI = mpi_thread.load()
+                mpi_thread.initialise(self._MPI)
             except (ImportError, RuntimeError) as error:
                 self._failure = "mpi4py cannot be used: " + " ".join(str(error).split())
 
     @property
     def level(self) -> str | None:
-        """See :func:`thread_level`."""
-        return thread_level()
+        """See :func:`.mpi_thread.thread_level`."""
+        return mpi_thread.thread_level()
+
+    @property
+    def funneled(self) -> bool:
+        """Whether one thread makes all calls."""
+        return mpi_thread.funnel() is not None
+
+    @property
+    def initialised_here(self) -> bool:
+        """Whether the program has left MPI to horoplug."""
+        return mpi_thread.initialised_here()
 
     @property
     def library(self) -> str:
@@ -130,19 +127,25 @@ class Carrier:
         level = self.level
         if level is None:
             return "MPI is not initialised, or finalised already"
-        world = self._MPI.COMM_WORLD
-        if (world.size, world.rank) != (self._size, self._rank):
-            return (
-                f"to MPI this is rank {world.rank} of {world.size}: no mpirun has started the job"
-            )
-        least = "serialized" if self.wanted == "mpi" else "multiple"
-        if LEVELS.index(level) < LEVELS.index(least):
-            return (
-                f"MPI gives the thread level '{level}', but horoplug's threads call it, too, which needs 'multiple': "
-                "leave mpi4py.rc.thread_level alone"
-            )
-        return ""
+        try:
+            place = mpi_thread.run(self._place_in_mpi, seconds=self._patience)
+        except TimeoutError:
+            return "MPI does not return from a call"
+        if place != (self._rank, self._size):
+            return f"to MPI this is rank {place[0]} of {place[1]}: no mpirun has started the job"
+        levels = mpi_thread.LEVELS
+        return _too_low(level) if levels.index(level) < levels.index(self._least()) else ""
 
+    def _place_in_mpi(self) -> tuple[int, int]:
+        return self._MPI.COMM_WORLD.rank, self._MPI.COMM_WORLD.size
+
+    def _least(self) -> str:
+        """The thread level that horoplug needs."""
+        if self.initialised_here:
+            return "funneled"
+        return "serialized" if self.wanted == "mpi" else "multiple"
+
+    @_where_mpi_may_be_called
     def connect(self, deadline: float) -> None:
         """Make a communicator for the core alone. Collective. Errors: MissingRanksError."""
         MPI = self._MPI
@@ -153,6 +156,7 @@ class Carrier:
         self._finish([_until(request)], deadline)
         self._communicator.Set_errhandler(MPI.ERRORS_RETURN)
 
+    @_where_mpi_may_be_called
     def measure(self, to: int | None, back: int | None, deadline: float) -> Costs | None:
         """Time messages to the rank ``to`` while ``back`` times those to this one, and then an allreduce. Collective.
         None if there was nothing to measure. Errors: MissingRanksError."""
@@ -175,8 +179,7 @@ class Carrier:
     def description(self) -> dict[str, Any]:
         """What the core has to know: the fields of ``hp_mpi``."""
         MPI = self._MPI
-        # Its scope is what it was linked with: the very MPI that mpi4py uses, whatever else is in the process.
-        library = ctypes.CDLL(MPI.__file__)
+        library = mpi_thread.library(MPI)
 
         def address(name: str) -> int:
             function = getattr(library, f"MPI_{name.capitalize()}", None)
@@ -198,24 +201,16 @@ class Carrier:
             "dtypes": [handle(name) for name in _DTYPES],
             "ops": [handle(name) for name in _OPS],
             **{name: address(name) for name in _FUNCTIONS},
+            "worker": mpi_thread.funnel(),
         }
 
     def close(self, failed: bool = False) -> None:
         """Give the communicator back, unless the job has failed: MPI may still be busy with it. Idempotent."""
         communicator, self._communicator = self._communicator, None
-        if communicator is None or self.level is None:
+        if communicator is None or self.level is None or failed:
             return
-        if failed:
-            atexit.unregister(_finalise)
-            # MPI_Finalize waits for all ranks, dead ones too, and for transfers that nobody will take.
-            guard_exit(
-                self._patience,
-                f"horoplug: rank {self._rank}: MPI_Finalize has not returned for {self._patience:g} s after the job "
-                "had failed; this process ends without it (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)",
-            )
-            return
-        with contextlib.suppress(self._MPI.Exception):
-            communicator.Free()
+        with contextlib.suppress(self._MPI.Exception, TimeoutError):
+            mpi_thread.run(communicator.Free, seconds=self._patience)
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
@@ -282,6 +277,18 @@ def _group_communicator(MPI: Any, ranks: tuple[int, ...]) -> Any:
     if ranks not in _groups:
         _groups[ranks] = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(list(ranks)))
     return _groups[ranks]
+
+
+def _too_low(level: str) -> str:
+    if level == "serialized":
+        return (
+            "MPI's thread level is 'serialized', and the program may call it at the same time as horoplug: leave "
+            "mpi4py.rc.thread_level alone, or set HOROVOD_CPU_OPERATIONS=mpi if it does not"
+        )
+    return (
+        f"MPI's thread level is '{level}', which leaves it to the program's own thread: set mpi4py.rc.initialize = "
+        "False before mpi4py.MPI is imported, so that horoplug initialises it, or leave mpi4py.rc.thread_level alone"
+    )
 
 
 def agree(costs: Iterable[Sequence[Any] | None]) -> Costs | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from horoplug.common.config import Config
 
+from . import mpi_thread
 from .hosts import host_key, interface_address
 from .mesh import Mesh, build_mesh
 from .mpi import Carrier
@@ -81,6 +82,16 @@ class Rendezvous:
             streams=config.num_streams,
             carrier=Carrier(config, ranks),
         )
+
+    def failed(self) -> None:
+        """The job over MPI has, whoever carried its data: MPI's end is to hold up nobody for long."""
+        seconds = self._config.gloo_timeout_seconds
+        if mpi_thread.thread_level() is not None:
+            mpi_thread.finalise_within(
+                seconds,
+                f"horoplug: rank {self._config.rank}: MPI_Finalize has not returned for {seconds:g} s after the job "
+                "had failed; this process ends without it (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)",
+            )
 
     def leave(self) -> None:
         """Say goodbye. At exit, call this *before* the engine shuts down: the launcher takes the order of goodbyes for

@@ -29,7 +29,7 @@ print(mpi4py.rc.thread_level if mpi4py.rc.threads else "single")
 # Initialised as a job of one process, whatever this one is.
 _ASK_LEVEL = """
 from mpi4py import MPI
-from horoplug.rendezvous.mpi import thread_level
+from horoplug.rendezvous.mpi_thread import thread_level
 print(thread_level())
 """
 _OF_LAUNCHERS = (

@@ -200,6 +200,46 @@ class Arena {
   std::pmr::monotonic_buffer_resource memory_{stack_.data(), stack_.size()};
 };
 
+// A thread that calls Python functions.
+class Worker {
+ public:
+  Worker() { check(hp_worker_start(&worker_)); }
+  ~Worker() {
+    if (generation_ != fork_generation) return;  // the thread is the parent's
+    without_gil([this] {
+      hp_worker_free(worker_);
+      return 0;
+    });
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  hp_worker* get() const {
+    if (generation_ != fork_generation) {
+      raise(HP_INVALID_ARGUMENT, "this thread belongs to the parent process");
+    }
+    return worker_;
+  }
+
+  void post(const py::object& function) {
+    check(hp_worker_post(get(), call, py::object(function).release().ptr()));
+  }
+
+ private:
+  static void call(void* function) {
+    auto* const callable = static_cast<PyObject*>(function);
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject* const result = PyObject_CallNoArgs(callable);
+    if (result == nullptr) PyErr_WriteUnraisable(callable);
+    Py_XDECREF(result);
+    Py_DECREF(callable);
+    PyGILState_Release(state);
+  }
+
+  hp_worker* worker_ = nullptr;
+  const int generation_ = fork_generation;
+};
+
 // rank, host, stream_fd, segment_fd, doorbell_fd
 using Peer = std::tuple<int, int, int, int, int>;
 
@@ -232,6 +272,8 @@ hp_mpi to_mpi(const py::dict& fields) {
   mpi.finalized = address("finalized");
   mpi.error_string = address("error_string");
   mpi.iallreduce = address("iallreduce");
+  const py::object worker = fields["worker"];
+  mpi.worker = worker.is_none() ? nullptr : worker.cast<const Worker&>().get();
   return mpi;
 }
 
@@ -630,22 +672,26 @@ py::object address_of(py::handle object) {
 
 // What ends a process whose exit takes too long; for good, since threads may look at it until then.
 struct Guard {
-  std::atomic<double> seconds{0};
+  bool set = false;
+  double seconds = 0;
   std::string text;
+
+  [[noreturn]] void end() const {
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+    ::_exit(1);
+  }
 };
 Guard& guard = *new Guard;
 
 void guard_exit(double seconds, const std::string& text) {
-  if (guard.seconds != 0) return;
-  guard.text = text + "\n";
-  guard.seconds = seconds;
+  if (guard.set) return;
+  guard = {true, seconds, text + "\n"};
   // Functions that are registered later run earlier.
   const int refused = Py_AtExit([] {
+    if (guard.seconds <= 0) guard.end();
     std::thread([] {
       std::this_thread::sleep_for(std::chrono::duration<double>(guard.seconds));
-      [[maybe_unused]] const auto written =
-          ::write(STDERR_FILENO, guard.text.data(), guard.text.size());
-      ::_exit(1);
+      guard.end();
     }).detach();
   });
   if (refused != 0) throw std::runtime_error("too many functions are to be called at exit");
@@ -682,6 +728,7 @@ PYBIND11_MODULE(_native, module) {
   using horoplug::Memory;
   using horoplug::Prepared;
   using horoplug::Result;
+  using horoplug::Worker;
   using namespace py::literals;
 
   if (hp_abi_version() != HP_ABI_VERSION) {
@@ -721,6 +768,10 @@ PYBIND11_MODULE(_native, module) {
       .def_property_readonly("address", &Buffer::address)
       .def_property_readonly("nbytes", &Buffer::bytes)
       .def_buffer(&Buffer::buffer);
+
+  py::class_<Worker>(module, "Worker", "A thread that calls functions, one after the other.")
+      .def(py::init<>())
+      .def("post", &Worker::post, "function"_a);
 
   py::class_<Result>(module, "Result", "What one tensor of a finished operation has produced.")
       .def_readonly("rows", &Result::rows)

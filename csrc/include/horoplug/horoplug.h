@@ -113,13 +113,19 @@ typedef struct hp_peer {
   const int32_t* lane_fds;
 } hp_peer;
 
+/* A thread that runs what it is given, one thing after the other: for a library that wants all its
+ * calls from one thread. */
+typedef struct hp_worker hp_worker;
+
 /* An MPI library that this process has initialised, as its caller's MPI has it: addresses of
  * functions, and the values of handles as integers. Handles that are pointers (Open MPI, the
  * standard ABI) have handle_bytes = sizeof(void*); those that are ints (MPICH, Intel MPI)
  * sizeof(int). Functions and handles stay valid until the engine is destroyed, or MPI finalized.
  *
- * Functions are called by one thread of the engine at a time, but not always by the same one:
- * MPI_THREAD_MULTIPLE is needed, or MPI_THREAD_SERIALIZED and a program that leaves MPI alone. The
+ * Without a worker, functions are called by one thread of the engine at a time, but not always by
+ * the same one, which needs MPI_THREAD_MULTIPLE. With one, it makes all calls, so that
+ * MPI_THREAD_FUNNELED will do if it has initialised MPI, and MPI_THREAD_SERIALIZED if the program
+ * leaves MPI alone. (MPI_Finalized and MPI_Error_string are any thread's, at any level.) The
  * communicator is used by the engine alone and returns errors (MPI_ERRORS_RETURN). */
 typedef struct hp_mpi {
   uint64_t struct_size;
@@ -136,7 +142,8 @@ typedef struct hp_mpi {
   void* cancel;
   void* finalized;
   void* error_string;
-  void* iallreduce; /* NULL: MPI's own collectives are not used */
+  void* iallreduce;  /* NULL: MPI's own collectives are not used */
+  hp_worker* worker; /* NULL: none. May be freed before the engine is */
 } hp_mpi;
 
 /* All times in seconds. Zero means the default; negative means "never" where that makes sense. */
@@ -280,6 +287,13 @@ HP_API const char* hp_algorithms(void);
  * to try after what the process has loaded already and before what the system has. Starts CUDA in
  * this process. The caller frees the text with hp_free. */
 HP_API hp_status hp_gpu_facts(const char* const* files, int32_t count, char** text);
+
+/* Starts a worker's thread; lets one run what is given to it (from any thread, its own as well),
+ * and returns at once; lets it go, after which its thread ends as soon as it has run that, and
+ * engines that use it are gone. `function` must not throw. */
+HP_API hp_status hp_worker_start(hp_worker** worker);
+HP_API hp_status hp_worker_post(hp_worker* worker, void (*function)(void* context), void* context);
+HP_API void hp_worker_free(hp_worker* worker);
 
 /* Starts an engine and its progress thread. Collective: returns once every peer has answered a
  * handshake that compares the configurations (HP_MISMATCH if they differ), or after data_timeout

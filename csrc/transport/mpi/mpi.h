@@ -7,7 +7,8 @@
 // and above, a handle is a number that is wide enough for either. Nothing needs the layout of an
 // MPI_Status.
 //
-// Calls throw std::system_error with MPI's own text. They are to be made by one thread at a time.
+// Calls throw std::system_error with MPI's own text. They are to be made by one thread at a time;
+// if that has to be the same one each time, they go through a funnel (funnel.h).
 #pragma once
 
 #include <cstddef>
@@ -41,8 +42,11 @@ class Mpi {
   virtual bool can_reduce(DType dtype, ReduceOp op) const = 0;
   virtual Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) = 0;
 
-  // After that, nothing may be called.
+  // After that, nothing may be called. As in MPI itself, any thread may ask, at any time.
   virtual bool finalized() const = 0;
+
+  // What is still open is left to MPI: nobody asks for it any more.
+  virtual void close() {}
 
   // More elements than this do not fit into the int with which MPI counts.
   static constexpr std::size_t kMostElements = std::size_t{1} << 30;

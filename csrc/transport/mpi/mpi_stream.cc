@@ -10,7 +10,7 @@
 namespace horoplug {
 namespace {
 
-// What is still under way when the stream closes has so long.
+// What is still under way when the stream closes has so long, in each direction.
 constexpr std::chrono::milliseconds kLastMoment{200};
 
 }  // namespace
@@ -98,21 +98,20 @@ std::ptrdiff_t MpiStream::read(void* data, std::size_t bytes) {
 void MpiStream::close() {
   if (std::exchange(closed_, true)) return;
   const auto ended = [this](std::deque<Transfer>& transfers) {
-    return std::all_of(transfers.begin(), transfers.end(),
-                       [this](Transfer& transfer) { return mpi_->test(transfer.request); });
+    const auto until = std::chrono::steady_clock::now() + kLastMoment;
+    while (true) {
+      bool all = true;
+      for (Transfer& transfer : transfers) all &= mpi_->test(transfer.request);
+      if (all || std::chrono::steady_clock::now() > until) return all;
+      std::this_thread::yield();
+    }
   };
   bool over = false;
   try {
     if (!mpi_->finalized()) {
-      const auto until = std::chrono::steady_clock::now() + kLastMoment;
-      while (!ended(sending_) && std::chrono::steady_clock::now() < until) {
-        std::this_thread::yield();
-      }
+      over = ended(sending_);
       for (Transfer& transfer : receiving_) mpi_->cancel(transfer.request);
-      while (!(over = ended(receiving_)) && std::chrono::steady_clock::now() < until) {
-        std::this_thread::yield();
-      }
-      over = over && ended(sending_);
+      over &= ended(receiving_);
     }
   } catch (const std::system_error&) {
     over = false;

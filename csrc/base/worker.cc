@@ -1,0 +1,103 @@
+#include "base/worker.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace horoplug {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Who has just been given something is likely to be given more. Whoever else needs the processor
+// gets it.
+constexpr std::chrono::microseconds kLingers{100};
+constexpr std::chrono::seconds kLastMoment{1};
+
+}  // namespace
+
+// Shared with the thread, which may outlive the worker.
+struct Worker::State {
+  const pid_t process = ::getpid();
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Job> jobs;
+  std::atomic<bool> waiting{false};  // there are jobs, or the end has come
+  std::thread::id thread;            // known before anything can be posted
+  bool closed = false;
+  bool done = false;
+
+  void serve();
+};
+
+void Worker::State::serve() {
+  std::unique_lock lock(mutex);
+  while (!jobs.empty() || !closed) {
+    if (jobs.empty()) {
+      changed.wait(lock, [this] { return closed || !jobs.empty(); });
+      continue;
+    }
+    {
+      const Job job = std::move(jobs.front());
+      jobs.pop_front();
+      waiting = closed || !jobs.empty();
+      lock.unlock();
+      job();
+    }
+    const auto until = Clock::now() + kLingers;
+    while (!waiting && Clock::now() < until) ::sched_yield();
+    lock.lock();
+  }
+  done = true;
+  changed.notify_all();
+}
+
+// Detached, with `done` in place of a join: the thread may never end.
+Worker::Worker() : state_(std::make_shared<State>()) {
+  std::thread thread([state = state_] { state->serve(); });
+  state_->thread = thread.get_id();
+  thread.detach();
+}
+
+Worker::~Worker() {
+  if (state_->process != ::getpid()) return;  // the thread is the parent's
+  std::unique_lock lock(state_->mutex);
+  state_->closed = true;
+  state_->waiting = true;
+  state_->changed.notify_all();
+  if (state_->thread == std::this_thread::get_id()) return;
+  state_->changed.wait_for(lock, kLastMoment, [this] { return state_->done; });
+}
+
+void Worker::post(Job job) {
+  const std::lock_guard lock(state_->mutex);
+  state_->jobs.push_back(std::move(job));
+  state_->waiting = true;
+  state_->changed.notify_all();
+}
+
+bool Worker::run(Job job, double seconds) {
+  if (state_->thread == std::this_thread::get_id()) {
+    job();
+    return true;
+  }
+  const auto over = std::make_shared<bool>(false);  // under the lock
+  post([state = state_, job = std::move(job), over] {
+    job();
+    const std::lock_guard lock(state->mutex);
+    *over = true;
+    state->changed.notify_all();
+  });
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                                  [&] { return *over; });
+}
+
+}  // namespace horoplug

@@ -1,0 +1,141 @@
+#include "transport/mpi/funnel.h"
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace horoplug {
+namespace {
+
+// The thread has so long for what it is in the middle of, in seconds.
+constexpr double kLastMoment = 0.2;
+
+// Something that MPI has been asked for. Belongs to the thread until it has ended.
+struct Operation {
+  Mpi::Request request;
+  std::exception_ptr error;
+  std::atomic<bool> asked{false};  // somebody wants to know whether it has
+  std::atomic<bool> ended{false};
+
+  // Runs `body`, which may leave the request open.
+  template <typename Body>
+  void attempt(Body&& body) {
+    try {
+      body();
+      if (request.open) return;
+    } catch (...) {
+      error = std::current_exception();
+    }
+    ended.store(true, std::memory_order_release);
+  }
+};
+
+// What jobs of the thread use. One that is stuck in MPI keeps it longer than the funnel lives.
+struct Calls {
+  explicit Calls(std::shared_ptr<Mpi> library) : mpi(std::move(library)) {}
+
+  const std::shared_ptr<Mpi> mpi;
+  std::vector<std::shared_ptr<Operation>> open;  // the thread's
+  std::atomic<bool> look_posted{false};
+  std::atomic<bool> closed{false};
+
+  void look() {
+    look_posted.exchange(false);  // whoever asks from here on wants another one
+    bool ended = false;
+    std::erase_if(open, [&](const auto& operation) {
+      if (closed || !operation->asked) return false;
+      if (!operation->ended) operation->attempt([&] { mpi->test(operation->request); });
+      ended |= operation->ended;
+      return operation->ended.load();
+    });
+    // Who waits without sleeping posts the next look at once. Others may need the processor.
+    if (!ended) ::sched_yield();
+  }
+};
+
+class Funnel final : public Mpi {
+ public:
+  Funnel(std::shared_ptr<Mpi> mpi, std::shared_ptr<Worker> worker)
+      : calls_(std::make_shared<Calls>(std::move(mpi))), worker_(std::move(worker)) {}
+  ~Funnel() override { stop(); }
+
+  Request send(const void* data, std::size_t bytes, int rank) override {
+    return begin([=](Mpi& mpi) { return mpi.send(data, bytes, rank); });
+  }
+  Request receive(void* data, std::size_t bytes, int rank) override {
+    return begin([=](Mpi& mpi) { return mpi.receive(data, bytes, rank); });
+  }
+  Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
+    return begin([=](Mpi& mpi) { return mpi.allreduce(data, elements, dtype, op); });
+  }
+
+  bool test(Request& request) override {
+    if (!request.open) return true;
+    const auto found = operations_.find(request.handle);
+    Operation& operation = *found->second;
+    if (!operation.ended.load(std::memory_order_acquire)) {
+      operation.asked = true;
+      if (!calls_->look_posted.exchange(true)) {
+        worker_->post([calls = calls_] { calls->look(); });
+      }
+      return false;
+    }
+    const std::shared_ptr<Operation> ended = std::move(found->second);
+    operations_.erase(found);
+    request = {};
+    if (ended->error) std::rethrow_exception(ended->error);
+    return true;
+  }
+  void cancel(Request& request) override {
+    if (!request.open) return;
+    worker_->post([calls = calls_, operation = operations_.at(request.handle)] {
+      if (calls->closed || operation->ended) return;
+      operation->attempt([&] { calls->mpi->cancel(operation->request); });
+    });
+  }
+
+  // These ask no MPI, or any thread may.
+  bool can_reduce(DType dtype, ReduceOp op) const override {
+    return calls_->mpi->can_reduce(dtype, op);
+  }
+  bool finalized() const override { return calls_->mpi->finalized(); }
+
+  void close() override { stop(); }
+
+ private:
+  // `function` makes a request.
+  template <typename Function>
+  Request begin(Function function) {
+    const auto operation = std::make_shared<Operation>();
+    operations_.emplace(++last_, operation);
+    worker_->post([calls = calls_, operation, function] {
+      if (calls->closed) return;
+      operation->attempt([&] { operation->request = function(*calls->mpi); });
+      if (!operation->ended) calls->open.push_back(operation);
+    });
+    return {last_, true};
+  }
+
+  void stop() {
+    if (calls_->closed.exchange(true)) return;
+    worker_->run([calls = calls_] { calls->open.clear(); }, kLastMoment);
+  }
+
+  const std::shared_ptr<Calls> calls_;
+  const std::shared_ptr<Worker> worker_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> operations_;  // by handle
+  std::uint64_t last_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Mpi> make_funnel(std::shared_ptr<Mpi> mpi, std::shared_ptr<Worker> worker) {
+  return std::make_shared<Funnel>(std::move(mpi), std::move(worker));
+}
+
+}  // namespace horoplug
