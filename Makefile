@@ -15,7 +15,7 @@ PYTHON_FILES := horoplug tests benchmarks examples setup.py conftest.py
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo build test test-gpu cpp lint lint-types tidy format bench bench-report mpi wheel clean
+.PHONY: help demo build test test-gpu cpp lint lint-types tidy format bench bench-gpu bench-report mpi wheel clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-gpu   what needs a GPU"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
+	@echo "make bench-gpu  what GPUs cost, into docs/gpu-results.md"
 	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks (benchmarks/README.md)"
 	@echo "make wheel;  make clean"
 
@@ -75,6 +76,10 @@ wheel: .venv/.test
 
 bench: build cpp-release .venv/.test
 	@$(ACTIVATE) python benchmarks/suite.py short --report build/bench/index.html
+
+# With the CUDA and PyTorch that the machine has; writes docs/gpu-results.md.
+bench-gpu: build cpp-release
+	@$(ACTIVATE) python benchmarks/gpu.py
 
 bench-report: build cpp-release .venv/.test mpi
 	@rm -f docs/benchmarks/*.json

@@ -18,6 +18,23 @@ class Memory:
     def nbytes(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class DeviceMemory:
+    """Memory on a card that the core allocated; given back, in the order of its stream, when garbage collected. Its
+    ``__cuda_array_interface__`` is that of writable bytes with no stream to wait for."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def stream(self) -> int:
+        """It has to live as long as this object."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]: ...
+
 class Buffer:
     """This rank's part of a shared buffer; given back when garbage collected. Supports the buffer protocol (writable
     bytes). It does not need its engine any more."""
@@ -40,8 +57,8 @@ class Result:
         """Rows that came from each rank (allgather, alltoall); empty otherwise."""
 
     @property
-    def memory(self) -> Memory | None:
-        """The output, where the core allocated it (submitted with output address 0)."""
+    def memory(self) -> Memory | DeviceMemory | None:
+        """The output, where the core allocated it (submitted with output address 0), on the device of the input."""
 
 class Worker:
     """A thread of its own that calls functions, one after the other. It ends with this object, once it has called what
@@ -99,6 +116,8 @@ class Engine:
         lanes: Mapping[int, Sequence[int]] = {},
         link_latency: float = 0.0,
         link_bandwidth: float = 0.0,
+        gpu_files: Sequence[str] = (),
+        local_rank: int = 0,
     ) -> None:
         """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; ``lanes``: by rank,
         the descriptors of further connections. The engine takes ownership of every descriptor, also on failure. Units
@@ -117,8 +136,11 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         device: int = -1,
+        stream: int = 0,
     ) -> int:
         """Submit an operation on ``tensors``, each ``(input address, output address or 0, shape)``; returns its handle.
+
+        Tensors on a card: ``device`` is its number; the operation comes after what is in ``stream`` (a CUstream) now.
 
         The caller keeps the memory alive until the handle is done. Raises :class:`Error` at once for invalid
         arguments, a duplicate name, or an engine that has been shut down or aborted."""
@@ -137,6 +159,7 @@ class Engine:
         process_set: int = 0,
         device: int = -1,
         keep: bool = True,
+        stream: int = 0,
     ) -> int:
         """The same, and wait for it for a moment, without waking another thread; :meth:`wait` ends the wait. Returns 0
         instead of the handle if the operation is done and, with ``keep`` false, forgotten. Raises :class:`Error` also
@@ -164,7 +187,7 @@ class Engine:
         """The buffer of a handle that is done, once."""
 
     def submit_many(
-        self, prepared: Sequence[Prepared], addresses: Sequence[int]
+        self, prepared: Sequence[Prepared], addresses: Sequence[int], stream: int = 0
     ) -> tuple[list[int], Error | None]:
         """Submit each operation on the tensor at its address. At the first one that is refused it stops: returns the
         handles of those before it, and why it was."""
@@ -179,8 +202,17 @@ class Engine:
         """Block until all are done. Returns the failed ones: place in ``handles``, and how; KeyboardInterrupt gets
         through."""
 
-    def result(self, handle: int, index: int = 0) -> Result:
-        """Result of tensor ``index``; ``memory`` is handed over (once)."""
+    def stream_wait(self, handle: int, stream: int) -> None:
+        """Have what is put into a stream from now on come after an operation on the card, which is done: its work is in
+        the core's stream. Raises :class:`Error` if the operation failed."""
+
+    def stream_wait_many(self, handles: Sequence[int], stream: int) -> None: ...
+    def device_allocate(self, device: int, nbytes: int, stream: int) -> DeviceMemory:
+        """Memory for what is put into a stream from now on; given back in the order of that stream."""
+
+    def result(self, handle: int, index: int = 0, stream: int = 0) -> Result:
+        """Result of tensor ``index``; ``memory`` is handed over (once). ``stream``: in whose order memory on a card is
+        given back."""
 
     def release(self, handle: int) -> None:
         """Forget a handle. A handle still in flight is forgotten when it is done."""

@@ -9,12 +9,14 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import simulated_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import control_plane  # noqa: E402
+import gpu  # noqa: E402
 import raw  # noqa: E402
 import suite  # noqa: E402
 from harness import models, mpi  # noqa: E402
@@ -356,3 +358,28 @@ def test_report_of_nothing(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
     run("report", tmp_path, "-o", tmp_path / "index.html", status=1)
+
+
+def test_gpu_results():
+    """The table of docs/gpu-results.md: what is measured gets its row, and nothing else changes."""
+    page = gpu.RESULTS.read_text()
+    assert gpu.updated(page, "today", {}) == page, "every row is there"
+    first, second, *_ = gpu.rows()
+    once = gpu.updated(page, "Monday, a card", {first: "91 %"})
+    twice = gpu.updated(once, "Tuesday, a card", {second: "92 %"})
+    changed = [line for line in twice.splitlines() if line not in page.splitlines()]
+    assert changed == [
+        f"| {first} | `make bench-gpu` | Monday, a card | 91 % |",
+        f"| {second} | `make bench-gpu` | Tuesday, a card | 92 % |",
+    ]
+
+
+@pytest.mark.skipif(not gpu.MOVE_BENCH.exists(), reason="make cpp-release builds it")
+def test_gpu_kernels(tmp_path, monkeypatch):
+    """Packing and unpacking are timed; here on a simulated card, which says nothing about any real one."""
+    for name, value in simulated_gpu.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(gpu, "MODELS", ("3x1KiB",))
+    found = gpu.kernels()
+    assert list(found) == [row for row in gpu.rows() if row.startswith(("Pack", "Unpack", "CPU"))]
+    assert all(re.search(r"\d+% of \d+ GB/s|\d\.\d µs", text) for text in found.values())

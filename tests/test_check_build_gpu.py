@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horoplug.runner import gpu
+from horoplug.common import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 STUBS = ROOT / "build" / "release" / "stubs"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from nvrtc import Nvrtc
 
-from horoplug.runner import gpu
+from horoplug.common import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 # As in csrc/device/cuda/compile.cc.

@@ -384,7 +384,8 @@ def test_signatures():
 
 def test_what_is_built():
     assert hvd.gloo_built() is True
-    assert hvd.nccl_built() == 0
+    assert isinstance(hvd.nccl_built(), int)
     assert hvd.mpi_built() == (importlib.util.find_spec("mpi4py") is not None)
-    assert not any((hvd.cuda_built(), hvd.rocm_built(), hvd.ddl_built(), hvd.ccl_built()))
+    assert hvd.cuda_built() is True
+    assert not any((hvd.rocm_built(), hvd.ddl_built(), hvd.ccl_built()))
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == tuple(range(6))

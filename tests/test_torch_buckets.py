@@ -508,7 +508,7 @@ def test_divide(monkeypatch):
     monkeypatch.setattr(buckets, "BUCKET", 1024)
 
     def place(number, dtype, elements):
-        return Place(str(number), dtype, (elements,), (1,))
+        return Place(str(number), dtype, (elements,), (1,), False)
 
     kinds = [torch.float32, torch.float64, torch.float32, torch.float64, *[torch.float32] * 20]
     places = [place(n, dtype, 17 if n else 1) for n, dtype in enumerate(kinds)]

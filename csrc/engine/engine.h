@@ -60,6 +60,9 @@ class Engine {
   // And on buffers (buffers.cc); see hp_buffer_create.
   hp_handle create_buffer(std::uint64_t bytes);
   HandleTable& handles() { return handles_; }
+  // This rank's GPU (gpu.cc). From the first use on there is one; -1: that one, or the one that
+  // fits the rank's number on its host.
+  std::shared_ptr<cuda::Card> card(int ordinal);
   // See hp_stream_wait.
   void make_stream_wait(hp_handle handle, CUstream stream);
   // HP_OK, HP_IN_PROGRESS if `timeout` seconds (negative: any number) have passed first, or how the
@@ -132,7 +135,6 @@ class Engine {
   void add_buffer(const OperationPtr& operation);
 
   // Tensors on GPUs (gpu.cc).
-  std::shared_ptr<cuda::Card> card(int ordinal);
   void mark_ready(std::span<const OperationPtr> operations);
   bool gpu_is_busy() const;
   bool gpus_are_over();

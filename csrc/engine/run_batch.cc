@@ -20,11 +20,13 @@ Allocation allocate(std::size_t bytes) {
   return memory;
 }
 
-// On the operation's card, for what is put into the set's stream from now on.
+// On the operation's card, for what is put into the set's stream from now on. Nobody but that
+// stream uses the result of an operation that this rank has not submitted.
 Allocation allocate_on_gpu(const Comm& comm, const Operation& operation, std::size_t bytes) {
   const std::shared_ptr<cuda::Card>& card = operation.gpu.card;
-  const CUdeviceptr memory = card->allocate(bytes, comm.gpu()->workspace().stream().handle());
-  return {std::bit_cast<void*>(memory), {card, operation.gpu.stream}};
+  const CUstream work = comm.gpu()->workspace().stream().handle();
+  const CUdeviceptr memory = card->allocate(bytes, work);
+  return {std::bit_cast<void*>(memory), {card, operation.absent ? work : operation.gpu.stream}};
 }
 
 // The reduction and what is applied to its result, for a process set of `size` ranks.

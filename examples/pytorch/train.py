@@ -42,6 +42,16 @@ class Data:
     test_images: torch.Tensor
     test_labels: torch.Tensor
 
+    def to(self, device: torch.device) -> "Data":
+        """The same on another device."""
+        return Data(
+            self.name,
+            self.images.to(device),
+            self.labels.to(device),
+            self.test_images.to(device),
+            self.test_labels.to(device),
+        )
+
 
 def read_idx(path: Path) -> np.ndarray:
     """An array of bytes from a gzipped IDX file: a magic number with the count of dimensions, the dimensions as
@@ -167,16 +177,23 @@ def main() -> None:
     parser.add_argument("--max-samples", type=int, default=0, help="train on so many images only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, help="per process; default: its share of the cores")
+    parser.add_argument("--gpu", action="store_true", help="train on GPUs")
     parser.add_argument("--json", action="store_true", help="end with a line of JSON")
     args = parser.parse_args()
 
     hvd.init()  # (1) join the other processes
 
+    # On GPUs, each process has its own, as long as there are enough.
+    device = torch.device("cpu")
+    if args.gpu:
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(args.threads or max(1, cores // hvd.local_size()))
     torch.manual_seed(args.seed)
-    data = load(args.data_dir, args.max_samples)
-    model = Network()
+    data = load(args.data_dir, args.max_samples).to(device)
+    model = Network().to(device)
 
     # (2) as many times the images per step, as many times the learning rate
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)

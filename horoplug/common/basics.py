@@ -3,9 +3,12 @@
 import importlib.util
 import operator
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from horoplug._native import gpu_facts
+from horoplug.common import gpu
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, add_process_set
 from horoplug.rendezvous import mpi_thread
@@ -172,8 +175,12 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version number, or 0 without it."""
-    return 0
+    """NCCL's version number (22304 for 2.23.4), or 0 without it. Starts CUDA in this process."""
+    found = re.search(r"\[X\] NCCL (\d+)\.(\d+)\.(\d+)", gpu_facts(gpu.libraries()))
+    if found is None:
+        return 0
+    major, minor, patch = map(int, found.groups())
+    return 10000 * major + 100 * minor + patch
 
 
 def ddl_built() -> bool:
@@ -187,8 +194,8 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether tensors in the memory of CUDA devices can be used."""
-    return False
+    """Whether tensors in the memory of CUDA devices can be used, where there are any: always."""
+    return True
 
 
 def rocm_built() -> bool:

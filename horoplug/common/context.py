@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horoplug._native import Engine, Error
-from horoplug.common import log
+from horoplug.common import gpu, log
 from horoplug.common.config import Config
 from horoplug.common.errors import HorovodInternalError, NotInitializedError
 from horoplug.common.status import MISMATCH, exception
@@ -36,6 +36,8 @@ class InFlight(Protocol):
 
     def done(self) -> bool: ...
     def wait(self) -> Any: ...
+    def let_go(self) -> None:
+        """Nobody will wait for it: whoever uses its tensors' memory next comes after what a card still does to it."""
 
 
 class Several:
@@ -45,6 +47,10 @@ class Several:
 
     def member(self, number: int) -> InFlight:
         """The one with this handle."""
+        raise NotImplementedError
+
+    def let_go(self) -> None:
+        """As of :class:`InFlight`, for all of them."""
         raise NotImplementedError
 
 
@@ -287,6 +293,9 @@ class Context:
 
     def _forget_stale(self) -> None:
         """Drop what was never waited for before a shutdown: nobody writes to those tensors any more."""
+        for operation in {id(entry): entry for entry in self.operations.values()}.values():
+            if not isinstance(operation, tuple):
+                operation.let_go()
         self.operations.clear()
         self.per_job.clear()
         self._fresh.clear()
@@ -358,6 +367,8 @@ def _start_engine(config: Config, mesh: Mesh, process_sets: Sequence[Sequence[in
         bucket_bytes=config.plan_bucket_size,
         autotune=config.core_autotune,
         progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
+        gpu_files=gpu.libraries(),
+        local_rank=mesh.local_rank,
     )
 
 

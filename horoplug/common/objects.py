@@ -7,10 +7,10 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from horoplug._native import Memory
+from horoplug._native import DeviceMemory, Memory
 from horoplug.common import dtypes
 from horoplug.common.context import context
-from horoplug.common.ops import perform, submit
+from horoplug.common.ops import CPU, perform, submit
 from horoplug.common.opspec import BY_NAME, Call, OpSpec
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
 
@@ -26,9 +26,12 @@ class _Bytes:
     tensor_type = memoryview
     compression = None
 
-    def describe(self, tensor: memoryview, in_place: bool) -> tuple[memoryview, int, int, Any]:
+    def describe(self, tensor: memoryview, in_place: bool) -> tuple[memoryview, int, int, Any, int]:
         address = ctypes.addressof(ctypes.c_char.from_buffer(tensor)) if tensor.nbytes else 0
-        return tensor, dtypes.CODES["uint8"], address, tensor.shape
+        return tensor, dtypes.CODES["uint8"], address, tensor.shape, CPU
+
+    def stream(self, device: int, tensors: Sequence[memoryview]) -> int:
+        raise NotImplementedError  # they are in the host's memory
 
     def empty_like(self, tensor: memoryview) -> tuple[memoryview, int]:
         made = memoryview(bytearray(tensor.nbytes))
@@ -38,8 +41,9 @@ class _Bytes:
         tensor[:] = result
 
     def from_memory(
-        self, memory: Memory | None, like: memoryview, shape: Sequence[int]
+        self, memory: Memory | DeviceMemory | None, like: memoryview, shape: Sequence[int]
     ) -> memoryview:
+        assert not isinstance(memory, DeviceMemory)
         return memoryview(b"") if memory is None else memoryview(memory)
 
     def to_counts(self, splits: Any) -> list[int]:

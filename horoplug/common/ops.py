@@ -3,12 +3,16 @@
 The way of a call: a function made by :mod:`horoplug.common.variants` -> :func:`submit` -> ``Engine.submit`` of the
 core, or, if the caller waits for the result, :func:`perform` -> ``Engine.perform``. What is particular to a framework
 is behind :class:`Adapter`.
+
+An operation on a card is done when its work is in the core's stream, where the card finds it in its own time; nobody
+waits for the card. What the caller puts into its stream after the wait for the operation comes after that work.
 """
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from horoplug._native import Engine, Error, Memory
+from horoplug._native import DeviceMemory, Engine, Error, Memory
 from horoplug.common import dtypes
 from horoplug.common.context import context
 from horoplug.common.errors import HorovodInternalError
@@ -16,8 +20,10 @@ from horoplug.common.opspec import Call, OpSpec, Output
 from horoplug.common.reduce_ops import Average
 from horoplug.common.status import exception
 
+CPU: Final = -1  # where a card has its number
+
 Tensor = Any
-Described = tuple[Tensor, int, int, Sequence[int]]
+Described = tuple[Tensor, int, int, Sequence[int], int]
 
 
 class Adapter(Protocol):
@@ -27,8 +33,13 @@ class Adapter(Protocol):
     compression: Any  # the default of `compression=`; None: the framework has no such argument
 
     def describe(self, tensor: Tensor, in_place: bool) -> Described:
-        """``(tensor, dtype code, address, shape)`` with the tensor dense and in row-major order: a copy if need be.
-        ValueError if the result could not be copied back (``in_place``). TypeError for what is no tensor."""
+        """``(tensor, dtype code, address, shape, device)`` with the tensor dense and in row-major order: a copy if need
+        be. The device is a card's number or :data:`CPU`. ValueError if the result could not be copied back
+        (``in_place``). TypeError for what is no tensor."""
+
+    def stream(self, device: int, tensors: Sequence[Tensor]) -> int:
+        """The stream (a CUstream as an integer) of that card that the caller is about to use tensors in, or has used
+        them in last."""
 
     def empty_like(self, tensor: Tensor) -> tuple[Tensor, int]:
         """A tensor to put a result in, and its address."""
@@ -36,8 +47,10 @@ class Adapter(Protocol):
     def copy_back(self, result: Tensor, tensor: Tensor) -> None:
         """Overwrite the tensor that an operation in place was asked for with the result in its dense copy."""
 
-    def from_memory(self, memory: Memory | None, like: Tensor, shape: Sequence[int]) -> Tensor:
-        """A tensor around memory of the core, without a copy; None: a tensor without elements."""
+    def from_memory(
+        self, memory: Memory | DeviceMemory | None, like: Tensor, shape: Sequence[int]
+    ) -> Tensor:
+        """A tensor around memory of the core, where ``like`` is, without a copy; None: a tensor without elements."""
 
     def to_counts(self, splits: Any) -> list[int]:
         """`splits` as integers. ValueError for anything else."""
@@ -54,6 +67,7 @@ class Operation:
 
     __slots__ = (
         "adapter",
+        "device",
         "engine",
         "grouped",
         "handle",
@@ -62,6 +76,7 @@ class Operation:
         "outputs",
         "row_counts",
         "spec",
+        "stream",
         "targets",
     )
 
@@ -73,6 +88,8 @@ class Operation:
         inputs: list[Tensor],
         outputs: list[Tensor] | None,
         grouped: bool,
+        device: int = CPU,
+        stream: int = 0,
     ) -> None:
         self.engine = engine
         self.adapter = adapter
@@ -80,6 +97,8 @@ class Operation:
         self.inputs = inputs
         self.outputs = outputs
         self.grouped = grouped
+        self.device = device
+        self.stream = stream  # of a card: the one that the tensors were ready in
         # In place, where dense copies are reduced instead: the tensors that get the results.
         self.targets: Sequence[Tensor] | None = None
         self.row_counts: list[list[int]] = []  # per tensor, once it is done: rows from each rank
@@ -88,6 +107,7 @@ class Operation:
         self.number = context.track(self)
 
     def done(self) -> bool:
+        """Whether :meth:`wait` will not block. Only after it may the result of one on a card be used."""
         done = self.engine.poll(self.handle)
         if done:
             context.waited()
@@ -99,10 +119,16 @@ class Operation:
 
         Raises the exception that belongs to the failure. After a KeyboardInterrupt the operation is still in flight and
         can be waited for again."""
+        stream = 0
         try:
             self.engine.wait(self.handle)
-            outputs = self._collect() if self.outputs is None else self.outputs
+            if self.device != CPU:
+                stream = self.adapter.stream(self.device, self.inputs)
+                for later in {stream, self.stream}:
+                    self.engine.stream_wait(self.handle, later)
+            outputs = self._collect(stream) if self.outputs is None else self.outputs
         except Error as error:
+            self.let_go()
             self.forget()
             raise exception(error) from None
         self.forget()
@@ -113,10 +139,10 @@ class Operation:
             outputs = list(self.targets)
         return outputs if self.grouped else outputs[0]
 
-    def _collect(self) -> list[Any]:
+    def _collect(self, stream: int) -> list[Any]:
         outputs = []
         for index, tensor in enumerate(self.inputs):
-            result = self.engine.result(self.handle, index)
+            result = self.engine.result(self.handle, index, stream)
             shape = (result.rows, *tensor.shape[1:])
             output = self.adapter.from_memory(result.memory, tensor, shape)
             self.row_counts.append(result.row_counts)
@@ -124,6 +150,13 @@ class Operation:
                 output = output, self.adapter.from_counts(result.row_counts)
             outputs.append(output)
         return outputs
+
+    def let_go(self) -> None:
+        """Nobody will wait for it: what is put next into the stream of its tensors comes after what a card still does
+        to them."""
+        if self.device != CPU:
+            with contextlib.suppress(Error):
+                self.engine.stream_wait(self.handle, self.stream)
 
     def forget(self) -> None:
         """Let go of the tensors and of the core's handle, once it is done. Idempotent."""
@@ -133,7 +166,8 @@ class Operation:
 
 
 class Parts:
-    """A group of several dtypes: one operation for each of them, since a group of the core has one."""
+    """A group of several dtypes, or in the memory of the host and of a card: one operation for each of them, since a
+    group of the core has one."""
 
     def __init__(self, parts: list[tuple[list[int], Operation]]) -> None:
         self.parts = parts
@@ -155,6 +189,9 @@ class Parts:
         if failure is not None:
             raise failure
         return [outputs[place] for place in range(len(outputs))]
+
+    def let_go(self) -> None:
+        """The parts are entries of their own."""
 
     @property
     def row_counts(self) -> list[list[int]]:
@@ -181,7 +218,7 @@ def submit(
     name that is in flight), NotInitializedError, and HorovodInternalError if the job is over."""
     engine = context.engine()
     described = [adapter.describe(tensor, in_place) for tensor in tensors]
-    if grouped and len({code for _, code, _, _ in described}) != 1:
+    if grouped and len({(code, device) for _, code, _, _, device in described}) != 1:
         return _submit_parts(engine, adapter, spec, tensors, described, call, in_place)
     return _submit(engine, adapter, spec, tensors, described, call, grouped, in_place, blocking)
 
@@ -199,7 +236,13 @@ def perform(
         return submit(adapter, spec, tensors, call, grouped, in_place, blocking=True).wait()
     engine = context.engine()
     given = tensors[0]
-    tensor, code, address, shape = adapter.describe(given, in_place)
+    described = adapter.describe(given, in_place)
+    tensor, code, address, shape, device = described
+    if device != CPU:
+        operation = _submit(
+            engine, adapter, spec, tensors, [described], call, False, in_place, blocking=True
+        )
+        return operation.wait()
     if code == dtypes.BOOL:
         _check_bool(spec, call)
     output, target = (tensor, address) if in_place else adapter.empty_like(tensor)
@@ -268,40 +311,45 @@ def _submit(
     code = described[0][1]
     if code == dtypes.BOOL:
         _check_bool(spec, call)
-    if spec.least_ndim and any(len(shape) < spec.least_ndim for _, _, _, shape in described):
+    if spec.least_ndim and any(len(shape) < spec.least_ndim for _, _, _, shape, _ in described):
         raise ValueError(f"{spec.name} needs a first dimension to divide; a scalar has none.")
     if call.splits is not None:
         counts = adapter.to_counts(call.splits)
         call = call._replace(splits=counts)
         # As in Horovod, rows beyond the splits are sent nowhere.
         described = [
-            (tensor, code, address, (min(sum(counts), shape[0]), *shape[1:]))
-            for tensor, code, address, shape in described
+            (tensor, code, address, (min(sum(counts), shape[0]), *shape[1:]), device)
+            for tensor, code, address, shape, device in described
         ]
 
-    inputs = [tensor for tensor, _, _, _ in described]
+    inputs = [tensor for tensor, _, _, _, _ in described]
+    device, stream = described[0][4], 0
+    place: dict[str, Any] = {}
+    if device != CPU:
+        stream = adapter.stream(device, inputs)
+        place = {"device": device, "stream": stream}
     outputs: list[Tensor] | None
     if spec.output is Output.ROWS:
         outputs = None
-        rows = [(address, 0, shape) for _, _, address, shape in described]
+        rows = [(address, 0, shape) for _, _, address, shape, _ in described]
     elif in_place:
         outputs = inputs
-        rows = [(address, address, shape) for _, _, address, shape in described]
+        rows = [(address, address, shape) for _, _, address, shape, _ in described]
     else:
         made = [adapter.empty_like(tensor) for tensor in inputs]
         outputs = [tensor for tensor, _ in made]
         rows = [
             (address, target, shape)
-            for (_, _, address, shape), (_, target) in zip(described, made, strict=True)
+            for (_, _, address, shape, _), (_, target) in zip(described, made, strict=True)
         ]
 
     name = _core_name(spec, call)
-    operation = Operation(engine, adapter, spec, inputs, outputs, grouped)
+    operation = Operation(engine, adapter, spec, inputs, outputs, grouped, device, stream)
     if in_place and any(i is not t for i, t in zip(inputs, tensors, strict=True)):
         operation.targets = tensors
     try:
         start = engine.perform if blocking else engine.submit
-        operation.handle = start(spec.code, code, rows, name, *call[1:])
+        operation.handle = start(spec.code, code, rows, name, *call[1:], **place)
     except Error as error:
         context.operations.pop(operation.number, None)
         raise _failure(error) from None
@@ -324,15 +372,17 @@ def _submit_parts(
 ) -> Parts:
     if not described:
         raise ValueError(f"grouped_{spec.name} needs at least one tensor.")
-    places: dict[int, list[int]] = {}
-    for place, (_, code, _, _) in enumerate(described):
-        places.setdefault(code, []).append(place)
+    places: dict[tuple[int, int], list[int]] = {}
+    for place, (_, code, _, _, device) in enumerate(described):
+        places.setdefault((code, device), []).append(place)
+    on_both = len({device for _, _, _, _, device in described}) > 1
     parts = []
-    for code, of_code in places.items():
-        name = f"{call.name}.{dtypes.NAMES[code]}" if call.name else None
-        mine = [tensors[place] for place in of_code]
-        of_part = [described[place] for place in of_code]
+    for (code, device), of_part in places.items():
+        suffix = f"{dtypes.NAMES[code]}{'.gpu' if on_both and device != CPU else ''}"
+        name = f"{call.name}.{suffix}" if call.name else None
+        mine = [tensors[place] for place in of_part]
         part = call._replace(name=name)
-        operation = _submit(engine, adapter, spec, mine, of_part, part, True, in_place)
-        parts.append((of_code, operation))
+        these = [described[place] for place in of_part]
+        operation = _submit(engine, adapter, spec, mine, these, part, True, in_place)
+        parts.append((of_part, operation))
     return Parts(parts)

@@ -15,7 +15,7 @@ _ALIGNMENT = 64  # of memory that JAX uses as it is
 
 
 class _Adapter(NumpyAdapter):
-    def empty_like(self, tensor: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+    def empty_like(self, tensor: Any) -> tuple[Any, int]:
         memory = np.empty(tensor.nbytes + _ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT
         made = memory[start : start + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape)

@@ -5,6 +5,8 @@
     handle = hvd.allreduce_async_(array, op=hvd.Sum)
     hvd.synchronize(handle)                     # array now holds the sum
 
+Arrays on NVIDIA GPUs, CuPy's and others that have ``__cuda_array_interface__``, are taken, too: docs/gpu.md.
+
 Arrays of bool, (u)int8 to (u)int64, float16, float32, float64, and bfloat16 where ml_dtypes is installed. The
 operations are generated from the table in :mod:`horoplug.common.opspec`; ``help(hvd.allreduce)`` describes each.
 """

@@ -1,14 +1,15 @@
-"""NumPy arrays for the table of operations."""
+"""NumPy arrays, and arrays like them on a GPU, for the table of operations."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from horoplug._native import Memory, address_of
+from horoplug._native import DeviceMemory, Memory, address_of
 from horoplug.common import dtypes
-from horoplug.common.ops import perform
+from horoplug.common.ops import CPU, perform
 from horoplug.common.opspec import Call, OpSpec
+from horoplug.numpy import cuda
 
 _CODES = {np.dtype(name): code for name, code in dtypes.CODES.items() if name != "bfloat16"}
 _SCALARS = (np.generic, bool, int, float, list, tuple)
@@ -30,17 +31,25 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     return array.__array_interface__["data"][0] if address is None else address
 
 
+def _on_card(array: Any) -> tuple[int, tuple[int, ...], int]:
+    address, device = cuda.place(array)
+    return address, array.shape, device
+
+
 class NumpyAdapter:
-    """See :class:`horoplug.common.ops.Adapter`. Numbers and lists of them are taken as arrays, too."""
+    """See :class:`horoplug.common.ops.Adapter`. Numbers and lists of them are taken as arrays, too.
+
+    Whatever is no ``np.ndarray`` among its tensors is on a card: see :mod:`horoplug.numpy.cuda`."""
 
     tensor_type = np.ndarray
     compression = None
 
-    def describe(
-        self, tensor: Any, in_place: bool
-    ) -> tuple[np.ndarray[Any, Any], int, int, tuple[int, ...]]:
+    def describe(self, tensor: Any, in_place: bool) -> tuple[Any, int, int, tuple[int, ...], int]:
         if not isinstance(tensor, np.ndarray):
-            if in_place or not isinstance(tensor, _SCALARS):
+            if not isinstance(tensor, _SCALARS):
+                array = cuda.array(tensor, in_place)
+                return (array, _code(array.dtype), *_on_card(array))
+            if in_place:
                 raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
             tensor = np.asarray(tensor)
         code = _code(tensor.dtype)
@@ -55,18 +64,29 @@ class NumpyAdapter:
             raise ValueError(
                 "the array is read-only; pass a copy, or use the variant that returns one."
             )
-        return tensor, code, _address(tensor), tensor.shape
+        return tensor, code, _address(tensor), tensor.shape, CPU
 
-    def empty_like(self, tensor: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+    def stream(self, device: int, tensors: Sequence[Any]) -> int:
+        return cuda.stream(device, tensors)
+
+    def empty_like(self, tensor: Any) -> tuple[Any, int]:
+        if not isinstance(tensor, np.ndarray):
+            return cuda.empty_like(tensor)
         made = np.empty(tensor.shape, tensor.dtype)
         return made, _address(made)
 
-    def copy_back(self, result: np.ndarray[Any, Any], tensor: np.ndarray[Any, Any]) -> None:
-        np.copyto(tensor, result)
+    def copy_back(self, result: Any, tensor: Any) -> None:
+        if isinstance(result, np.ndarray):
+            np.copyto(tensor, result)
+        else:
+            cuda.copy_back(result, tensor)
 
     def from_memory(
-        self, memory: Memory | None, like: np.ndarray[Any, Any], shape: Sequence[int]
-    ) -> np.ndarray[Any, Any]:
+        self, memory: Memory | DeviceMemory | None, like: Any, shape: Sequence[int]
+    ) -> Any:
+        if not isinstance(like, np.ndarray):
+            assert not isinstance(memory, Memory)
+            return cuda.from_memory(memory, like, shape)
         if memory is None:
             return np.empty(shape, like.dtype)
         array: np.ndarray[Any, Any] = np.frombuffer(cast(memoryview, memory), like.dtype)

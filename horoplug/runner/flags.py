@@ -375,7 +375,7 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag(
             "--num-nccl-streams",
             _whole(0),
-            "tensors on GPUs are not reduced yet",
+            "tensors on GPUs have a stream of their own for each process set",
             "NUM_NCCL_STREAMS",
             "library_options.num_nccl_streams",
         ),

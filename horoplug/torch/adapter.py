@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from horoplug._native import Memory
+from horoplug._native import DeviceMemory, Memory
 from horoplug.common import dtypes
-from horoplug.common.ops import perform
+from horoplug.common.ops import CPU, perform
 from horoplug.common.opspec import Call, OpSpec
+from horoplug.torch import streams
 from horoplug.torch.autograd import Collective
 from horoplug.torch.compression import Compression
 
@@ -24,33 +25,32 @@ class TorchAdapter:
 
     def describe(
         self, tensor: torch.Tensor, in_place: bool
-    ) -> tuple[torch.Tensor, int, int, Sequence[int]]:
+    ) -> tuple[torch.Tensor, int, int, Sequence[int], int]:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}.")
         code = _CODES.get(tensor.dtype)
         if code is None:
             raise dtypes.unsupported(tensor.dtype, _CODES)
-        if not tensor.is_cpu:
-            raise ValueError(
-                f"the tensor is on {tensor.device}, and this build of horoplug has no GPU support; "
-                "move it with .cpu() first."
-            )
+        device = CPU if tensor.is_cpu else streams.device_of(tensor)
         if tensor.layout is not torch.strided:
             raise ValueError(
                 f"the tensor's layout is {tensor.layout}; use .to_dense(), or sparse_allreduce_async."
             )
         if tensor.is_contiguous() and not tensor.is_neg():
-            return tensor, code, tensor.data_ptr(), tensor.shape
+            return tensor, code, tensor.data_ptr(), tensor.shape, device
         if in_place and _overlaps(tensor):
             raise ValueError(
                 "elements of the tensor share memory (it was expanded?), so that it cannot be overwritten; use the "
                 "variant that returns a new tensor."
             )
         dense = tensor.detach().resolve_neg().contiguous()
-        return dense, code, dense.data_ptr(), dense.shape
+        return dense, code, dense.data_ptr(), dense.shape, device
+
+    def stream(self, device: int, tensors: Sequence[torch.Tensor]) -> int:
+        return streams.current(device)
 
     def empty_like(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-        made = torch.empty(tensor.shape, dtype=tensor.dtype)
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         return made, made.data_ptr()
 
     def copy_back(self, result: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -58,10 +58,12 @@ class TorchAdapter:
             tensor.copy_(result)
 
     def from_memory(
-        self, memory: Memory | None, like: torch.Tensor, shape: Sequence[int]
+        self, memory: Memory | DeviceMemory | None, like: torch.Tensor, shape: Sequence[int]
     ) -> torch.Tensor:
         if memory is None or memory.nbytes == 0:  # frombuffer refuses it
-            return torch.empty(shape, dtype=like.dtype)
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
+        if isinstance(memory, DeviceMemory):  # bytes first: its interface cannot name every dtype
+            return torch.as_tensor(memory, device=like.device).view(like.dtype).view(shape)
         return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
     def to_counts(self, splits: Any) -> list[int]:

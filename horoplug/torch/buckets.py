@@ -1,9 +1,9 @@
 """Gradients as views of shared memory: buckets, each reduced as one, in place.
 
 The gradients of many parameters lie one behind the other in a bucket, which all ranks of a host map
-(:class:`horoplug.common.buffers.SharedBuffer`). Backward's results come into it as soon as a hook sees them, and
-``parameter.grad`` is a view of it from then on. So nothing is packed before the reduction or unpacked after it, and an
-optimizer with a thousand parameters has a few operations instead of a thousand.
+(:class:`horoplug.common.buffers.SharedBuffer`); on a GPU it is memory of the device. Backward's results come into it as
+soon as a hook sees them, and ``parameter.grad`` is a view of it from then on. So nothing is packed before the reduction
+or unpacked after it, and an optimizer with a thousand parameters has a few operations instead of a thousand.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +35,7 @@ class Place(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    on_gpu: bool
 
     @property
     def nbytes(self) -> int:
@@ -153,47 +154,68 @@ def make_buckets(names: dict[torch.Tensor, str], parameters: Iterable[torch.Tens
         return Buckets([], {})
     parameter_of = {names[p]: p for p in ordered}
     divided = divide(places)
-    buffer = SharedBuffer(sum(place.nbytes for members in divided for place in members))
-    memory, begin = buffer.view(), 0
+    memory = _memory(divided, ordered)
+    begin = {False: 0, True: 0}
     buckets, views = [], {}
     for number, members in enumerate(divided):
-        dtype = members[0].dtype
+        dtype, on_gpu = members[0].dtype, members[0].on_gpu
         nbytes = sum(place.nbytes for place in members)
-        flat = torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=begin)
+        flat = memory[on_gpu].narrow(0, begin[on_gpu], nbytes).view(dtype)
         bucket = Bucket(parameter_of[place.name] for place in members)
         bucket.name = f"gradients.{places[0].name}.{number}"
         bucket.flat = flat
-        offset = 0
+        offset = flat.storage_offset()
         for parameter, place in zip(bucket, members, strict=True):
             views[parameter] = flat.as_strided(place.shape, place.strides, offset)
             offset += place.nbytes // dtype.itemsize
         buckets.append(bucket)
-        begin += nbytes
+        begin[on_gpu] += nbytes
     return Buckets(buckets, views)
 
 
+def _memory(
+    divided: Sequence[Sequence[Place]], parameters: Sequence[torch.Tensor]
+) -> dict[bool, torch.Tensor]:
+    """Zeroed bytes for all buckets, by whether they are on the GPU. Collective."""
+    memory: dict[bool, torch.Tensor] = {}
+    for on_gpu in sorted({members[0].on_gpu for members in divided}):
+        nbytes = sum(p.nbytes for members in divided for p in members if p.on_gpu == on_gpu)
+        if on_gpu:
+            device = next(p.device for p in parameters if p.is_cuda)
+            memory[on_gpu] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            torch.cuda.synchronize(device)  # gradients may come on any stream
+        else:
+            memory[on_gpu] = torch.frombuffer(SharedBuffer(nbytes).view(), dtype=torch.uint8)
+    return memory
+
+
 def divide(places: Iterable[Place]) -> list[list[Place]]:
-    """Cut a list of gradients into buckets of one dtype each, ordered by when they are full."""
+    """Cut a list of gradients into buckets of one dtype and kind of memory each, ordered by when they are full."""
     full: list[list[Place]] = []
-    filling: dict[torch.dtype, list[Place]] = {}
+    filling: dict[tuple[torch.dtype, bool], list[Place]] = {}
     for place in places:
-        members = filling.setdefault(place.dtype, [])
+        kind = place.dtype, place.on_gpu
+        members = filling.setdefault(kind, [])
         members.append(place)
         if sum(p.nbytes for p in members) >= (BUCKET if full else FIRST_BUCKET):
-            full.append(filling.pop(place.dtype))
+            full.append(filling.pop(kind))
     return [*full, *filling.values()]
 
 
 def _place(parameter: torch.Tensor, name: str) -> Place:
     # The parameter's strides if it is dense, and else such as a gradient has.
     strides = torch.empty_like(parameter, device="meta").stride()
-    return Place(name, parameter.dtype, tuple(parameter.shape), strides)
+    return Place(name, parameter.dtype, tuple(parameter.shape), strides, parameter.is_cuda)
 
 
 def _unfit(parameters: Iterable[torch.Tensor], names: Mapping[torch.Tensor, str]) -> str | None:
+    cards = set()
     for p in parameters:
-        if not (p.is_cpu and p.layout is torch.strided and p.dtype.is_floating_point):
-            return f"{names[p]} is no dense floating-point parameter on the CPU."
+        if p.layout is not torch.strided or not p.dtype.is_floating_point:
+            return f"{names[p]} is no dense floating-point parameter."
+        cards.update([p.device] if p.is_cuda else [])
+        if len(cards) > 1:
+            return f"{names[p]} is on another GPU than parameters before it."
         try:
             ADAPTER.describe(p.detach(), in_place=False)
         except (TypeError, ValueError) as error:
@@ -208,10 +230,11 @@ def _difference(own: Mapping[str, Place], places: Iterable[Place]) -> str | None
         here, there = own.get(name), theirs.get(name)
         if here is None or there is None:
             return f"only {'rank 0' if here is None else 'this rank'} has a parameter {name}."
-        if here[:3] != there[:3]:
+        if here[:3] != there[:3] or here.on_gpu != there.on_gpu:
             return f"{name} is {_say(here)} here and {_say(there)} on rank 0."
     return None
 
 
 def _say(place: Place) -> str:
-    return f"{place.dtype} of shape {place.shape}".removeprefix("torch.")
+    where = " on a GPU" if place.on_gpu else ""
+    return f"{place.dtype} of shape {place.shape}{where}".removeprefix("torch.")

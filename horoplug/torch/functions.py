@@ -1,5 +1,6 @@
 """Start from the same state everywhere: parameters and optimizer state from one rank to all."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,11 +95,19 @@ def broadcast_optimizer_state(
     if rank() != root_rank:
         tensors = [torch.empty(0)] * sent
 
-        def make(slot: _Slot) -> torch.Tensor:
-            tensors[slot.number] = torch.empty(slot.shape, dtype=slot.dtype)
-            return tensors[slot.number]
+        def make(slot: _Slot, like: torch.Tensor | None) -> torch.Tensor:
+            device = None if slot.on_cpu or like is None else like.device
+            made = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+            tensors[slot.number] = made
+            return made
 
-        options, state = _map(_Slot, make, (options, state))
+        # What is not in the root's CPU memory is where this rank has the parameter.
+        first = parameters[0] if parameters else None
+        options = _map(_Slot, functools.partial(make, like=first), options)
+        state = [
+            _map(_Slot, functools.partial(make, like=like), entry)
+            for entry, like in zip(state, [*parameters, *[first] * len(state)], strict=False)
+        ]
     named = ((f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors))
     _broadcast_in_place(named, root_rank, process_set)
     if rank() != root_rank:

@@ -17,7 +17,7 @@ import torch
 from horoplug.common import config
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
-from horoplug.torch import buckets
+from horoplug.torch import buckets, streams
 from horoplug.torch.compression import Compression
 from horoplug.torch.grouping import Group, check_groups, make_groups, name_parameters
 from horoplug.torch.reduction import Handles, Reducer
@@ -26,6 +26,9 @@ from horoplug.torch.reduction import Handles, Reducer
 _ENOUGH_BYTES: Final = 1 << 20
 
 _NOT_SUBMITTED: Final = (None, None)
+
+Stream = tuple[int, int] | None
+"""Where a gradient was complete: the card, and its stream; None: in the host's memory."""
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -60,8 +63,9 @@ def DistributedOptimizer(
         stay in place (accumulation, ``zero_grad(set_to_none=False)``) and where there are many small ones. A hook makes
         ``parameter.grad`` a view of its bucket, whatever it was before. What still refers to it after ``zero_grad``
         sees the next step's gradients, as with DistributedDataParallel's argument of this name. The results have the
-        same bits as without, on one host. It takes the same on all ranks: dense floating-point parameters on the CPU,
-        and no compression, groups, Adasum or process set. None and False leave the gradients where they are.
+        same bits as without, on one host. On a GPU the buckets are memory of the device like any other, and what it
+        saves is operations. It takes the same on all ranks: dense floating-point parameters, and no compression,
+        groups, Adasum or process set. None and False leave the gradients where they are.
 
     Returns an object of a class that is derived from the optimizer's and has its name. It shares the optimizer's
     parameter groups and state. Raises ValueError for arguments that make no sense, and with
@@ -106,6 +110,16 @@ def DistributedOptimizer(
     return cast(Optimizer, wrapped)
 
 
+class _Noted:
+    """Parameters whose gradients were complete at one place."""
+
+    __slots__ = ("nbytes", "parameters")
+
+    def __init__(self) -> None:
+        self.parameters: list[torch.Tensor] = []
+        self.nbytes = 0
+
+
 class _DistributedOptimizer(torch.optim.Optimizer):
     """What is put before the class of the user's optimizer. Attributes with one underscore are Horovod's, and others
     look at them."""
@@ -147,9 +161,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._allreduce_delay: dict[torch.Tensor, int] = {}
         self._grad_accs: list[Any] = []  # the hooks on them
         # Parameters whose gradients are complete; they are submitted before backward ends.
-        self._noted: list[torch.Tensor] = []
-        self._noted_bytes = 0
-        self._noted_lock = threading.Lock()  # the hooks of each device run in a thread of their own
+        self._noted: dict[Stream, _Noted] = {}
+        self._submitting = (
+            threading.RLock()
+        )  # the hooks of each device run in a thread of their own
+        self._group_streams: dict[Group, set[Stream]] = {}  # where its gradients were complete
+        self._late: list[
+            Group
+        ] = []  # complete groups for the end of backward, when streams have met
         # The gradients' buckets, if they have any; a bucket is a group as well.
         self._as_views = as_views
         self._buckets: buckets.Buckets | None = None
@@ -207,19 +226,30 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if left > 0:
             self._handles[parameter] = _NOT_SUBMITTED
             return
-        if not self._noted:
-            torch.autograd.Variable._execution_engine.queue_callback(self._submit_noted)
-        self._noted.append(parameter)
-        self._noted_bytes += parameter.nbytes
-        if self._noted_bytes >= _ENOUGH_BYTES:
-            self._submit_noted()
+        stream = None if parameter.is_cpu else streams.of(parameter)
+        noted = self._noted.get(stream)
+        if noted is None:
+            if not self._noted:
+                torch.autograd.Variable._execution_engine.queue_callback(self._submit_noted)
+            noted = self._noted[stream] = _Noted()
+        noted.parameters.append(parameter)
+        nbytes = noted.nbytes = noted.nbytes + parameter.nbytes
+        if nbytes >= _ENOUGH_BYTES:
+            del self._noted[stream]
+            with self._submitting:
+                self._submit_complete(noted.parameters, stream)
 
     def _submit_noted(self) -> None:
-        """Submit the gradients that the hooks have noted; of a group, once it is complete."""
-        with self._noted_lock:
-            noted, self._noted, self._noted_bytes = self._noted, [], 0
-        if not noted:
-            return
+        """Submit the gradients that the hooks have noted; of a group, once it is complete. For use where what the
+        caller does on a card comes after all of backward: PyTorch sees to that before it calls back."""
+        with self._submitting:
+            noted, self._noted = self._noted, {}
+            for stream, at_stream in noted.items():
+                self._submit_complete(at_stream.parameters, stream)
+            late, self._late = self._late, []
+            self._submit_groups(late)
+
+    def _submit_complete(self, noted: list[torch.Tensor], stream: Stream) -> None:
         self._forget_old_buckets()
         if not self._p_to_group:
             self._submit(noted)
@@ -231,11 +261,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         members = [p for p in noted if p in self._p_to_group]
         if self._buckets is not None:
             self._take(members)
-        complete = []
+        complete: list[Group] = []
         for group in [self._p_to_group[p] for p in members]:
             self._group_counts[group] += 1
+            places = self._group_streams.setdefault(group, set())
+            places.add(stream)
             if self._group_counts[group] == len(group):
-                complete.append(group)
+                (complete if len(places) == 1 else self._late).append(group)
         self._submit_groups(complete)
 
     def _submit(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -269,6 +301,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if self._buckets is not None and self._buckets.job is not buckets.job():
             self._buckets = None
             self._group_counts, self._p_to_group = {}, {}
+            self._group_streams, self._late = {}, []
 
     @torch._disable_dynamo
     def synchronize(self) -> None:
@@ -315,7 +348,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _reset(self) -> None:
         self._reducer.forget()
-        self._noted, self._noted_bytes = [], 0
+        self._noted, self._late = {}, []
+        self._group_streams.clear()
         self._handles.clear()
         self._allreduce_delay.update(
             dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)

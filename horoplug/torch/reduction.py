@@ -1,6 +1,7 @@
 """Gradients on their way: submitted, waited for, and put where the optimizer looks for them."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from horoplug._native import Prepared
 from horoplug.common.errors import HorovodInternalError
 from horoplug.common.many import Batch, prepare
-from horoplug.common.ops import Operation, Parts, submit
+from horoplug.common.ops import CPU, Operation, Parts, submit
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.process_sets import ProcessSet, set_number
 from horoplug.common.variants import synchronize
+from horoplug.torch import streams
 from horoplug.torch.adapter import ADAPTER
 from horoplug.torch.buckets import Bucket
 from horoplug.torch.compression import CastCompressor, NoneCompressor
@@ -55,8 +57,8 @@ class Reducer:
             NoneCompressor.decompress,
             _method(CastCompressor, "decompress"),
         )
-        # By parameter: dtype and shape of its gradient as it is sent, and the reduction of such a tensor.
-        self._known: dict[torch.Tensor, tuple[torch.dtype, torch.Size, Prepared]] = {}
+        # By parameter: dtype, shape and device of its gradient as it is sent, and the reduction of such a tensor.
+        self._known: dict[torch.Tensor, tuple[torch.dtype, torch.Size, int, Prepared]] = {}
         self._known_call = Call()
         self._batches: list[tuple[Batch, list[torch.Tensor], list[Any]]] = []
         self._groups: list[tuple[Operation | Parts, list[Member]]] = []
@@ -70,7 +72,8 @@ class Reducer:
         if call != self._known_call:
             self._known_call = call
             self._known.clear()
-        reduced, tensors, kept_all, prepared, addresses = [], [], [], [], []
+        by_device: dict[int, tuple[list[Any], ...]] = {}
+        at = None
         for parameter in parameters:
             tensor, kept, known = parameter.grad, None, self._known.get(parameter)
             # The usual case in short.
@@ -80,6 +83,7 @@ class Reducer:
                 and tensor is not None
                 and tensor.dtype is known[0]
                 and tensor.shape == known[1]
+                and tensor.get_device() == known[2]
                 and _plain(tensor)
             ):
                 tensor, kept = self._pack(parameter)
@@ -87,13 +91,18 @@ class Reducer:
                     handles[parameter] = self._submit_sparse(parameter, tensor), kept
                     continue
                 known = self._known_as(parameter, tensor)
+            if known[2] != at:
+                at = known[2]
+                reduced, tensors, kept_all, prepared, addresses = by_device.setdefault(
+                    at, ([], [], [], [], [])
+                )
             reduced.append(parameter)
             tensors.append(tensor)
             kept_all.append(kept)
-            prepared.append(known[2])
+            prepared.append(known[3])
             addresses.append(tensor.data_ptr())
-        if reduced:
-            batch = Batch(prepared, addresses, tensors)
+        for device, (reduced, tensors, kept_all, prepared, addresses) in by_device.items():
+            batch = _start(device, prepared, addresses, tensors)
             self._batches.append((batch, reduced, kept_all))
             # What was refused has no number.
             handles.update(zip(reduced, zip(batch.numbers, kept_all, strict=False), strict=False))
@@ -102,13 +111,19 @@ class Reducer:
 
     def _known_as(
         self, parameter: torch.Tensor, tensor: torch.Tensor
-    ) -> tuple[torch.dtype, torch.Size, Prepared]:
+    ) -> tuple[torch.dtype, torch.Size, int, Prepared]:
         known = self._known.get(parameter)
-        if known is not None and tensor.dtype is known[0] and tensor.shape == known[1]:
+        found = tensor.dtype, tensor.shape, tensor.get_device()
+        if known is not None and known[:3] == found:
             return known
         call = self._known_call._replace(name=self._names[parameter])
-        code = ADAPTER.describe(tensor, in_place=True)[1]
-        known = tensor.dtype, tensor.shape, prepare(_ALLREDUCE, call, code, tensor.shape)
+        _, code, _, _, device = ADAPTER.describe(tensor, in_place=True)
+        known = (
+            tensor.dtype,
+            tensor.shape,
+            device,
+            prepare(_ALLREDUCE, call, code, tensor.shape, device),
+        )
         self._known[parameter] = known
         return known
 
@@ -132,24 +147,23 @@ class Reducer:
 
     def submit_buckets(self, buckets: Sequence[Bucket], handles: Handles) -> None:
         """Reduce each where it is. Raises as :meth:`submit` does."""
-        prepared = []
         for bucket in buckets:
             if bucket.prepared is None:
-                call, code = (
-                    self._call(bucket.name),
-                    ADAPTER.describe(bucket.flat, in_place=True)[1],
-                )
-                bucket.prepared = prepare(_ALLREDUCE, call, code, bucket.flat.shape)
-            prepared.append(bucket.prepared)
-        tensors = [bucket.flat for bucket in buckets]
-        batch = Batch(prepared, [tensor.data_ptr() for tensor in tensors], tensors)
-        self._batches.append((batch, [], []))  # there is nothing to take over
-        for bucket, number in zip(buckets, batch.numbers, strict=False):
-            for parameter in bucket:
-                handles.pop(parameter, None)
-            handles[bucket] = number, None
-        if batch.refused is not None:
-            raise batch.refused
+                call, flat = self._call(bucket.name), bucket.flat
+                _, code, _, shape, device = ADAPTER.describe(flat, in_place=True)
+                bucket.prepared = prepare(_ALLREDUCE, call, code, shape, device)
+        for device in {bucket.flat.get_device(): None for bucket in buckets}:
+            there = [bucket for bucket in buckets if bucket.flat.get_device() == device]
+            prepared = [bucket.prepared for bucket in there if bucket.prepared is not None]
+            tensors = [bucket.flat for bucket in there]
+            batch = _start(device, prepared, [tensor.data_ptr() for tensor in tensors], tensors)
+            self._batches.append((batch, [], []))  # there is nothing to take over
+            for bucket, number in zip(there, batch.numbers, strict=False):
+                for parameter in bucket:
+                    handles.pop(parameter, None)
+                handles[bucket] = number, None
+            if batch.refused is not None:
+                raise batch.refused
 
     def finish(self) -> None:
         """Wait for all that was submitted, and put the results into the gradients.
@@ -224,12 +238,22 @@ class Reducer:
         return Call(name, self._op, 0, 1.0 / factor, factor, None, number)
 
 
+def _start(
+    device: int,
+    prepared: Sequence[Prepared],
+    addresses: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+) -> Batch:
+    """Submit what is on one device."""
+    stream = None if device == CPU else functools.partial(streams.current, device)
+    return Batch(prepared, addresses, tensors, stream)
+
+
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether its memory can be sent as it is."""
     return (
         not tensor.is_sparse
         and tensor.is_contiguous()
-        and tensor.is_cpu
         and not (tensor.requires_grad or tensor.is_neg())
     )
 

@@ -130,15 +130,22 @@ class _Exchange:
             layers[layer] = f"sync_batch_norm.{next(count)}", weakref.WeakValueDictionary()
         self._name, self._uses = layers[layer]
 
-    def gather(self, *numbers: torch.Tensor) -> torch.Tensor:
-        """Vectors of all ranks, joined, as the rows of a matrix."""
+    def gather(self, count: int, *numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all ranks: how many values they have, in the host's memory, and vectors, joined, as the rows of a
+        matrix."""
         # Ranks forget uses whenever they drop their graphs, so they agree on a number that is free on all of them.
         free = max(self._uses, default=-1) + 1
-        row = torch.cat([torch.tensor([free]).double(), *[vector.double() for vector in numbers]])
-        rows = allgather(row.unsqueeze(0), self._name, self.process_set)
-        self._use = int(rows[:, 0].max())
+        row = torch.tensor([free, count], dtype=torch.float64)
+        wide = [vector.double() for vector in numbers]
+        if numbers[0].is_cpu:
+            rows = allgather(torch.cat([row, *wide])[None], self._name, self.process_set)
+            counts, rows = rows[:, :2], rows[:, 2:]
+        else:  # by itself, so that nobody has to wait for the card
+            counts = allgather(row[None], f"{self._name}.counts", self.process_set)
+            rows = allgather(torch.cat(wide)[None], self._name, self.process_set)
+        self._use = int(counts[:, 0].max())
         self._uses[self._use] = self
-        return rows[:, 1:]
+        return counts[:, 1:], rows
 
     def sum(self, *numbers: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of vectors of one length, as the rows of a matrix."""
@@ -166,16 +173,15 @@ class _Normalization(torch.autograd.Function):
             variance, mean = torch.var_mean(wide, others, correction=0)
         else:
             variance = mean = wide.new_zeros(x.shape[1])
-        rows = exchange.gather(torch.tensor([number]), mean, variance)
-
-        counts = rows[:, :1]
-        means, variances = rows[:, 1:].chunk(2, dim=1)
+        counts, rows = exchange.gather(number, mean, variance)
+        means, variances = rows.chunk(2, dim=1)
         count = counts.sum()
         if count < 2:
             raise ValueError(
                 "training needs more than one value per channel on all ranks together, got input of shape "
                 f"{tuple(x.shape)}"
             )
+        counts = counts.to(means.device)
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
         scale = (variance + eps).rsqrt()

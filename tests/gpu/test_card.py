@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from horoplug.common.gpu import libraries
 from horoplug.runner import gpu
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -18,7 +19,7 @@ def nvrtc():
     for line in (driver, compiler):
         if "[X]" not in line:
             pytest.skip(line.strip())
-    return next((path for path in gpu.libraries() if "libnvrtc" in path), "")
+    return next((path for path in libraries() if "libnvrtc" in path), "")
 
 
 @pytest.mark.timeout(600)

@@ -80,6 +80,47 @@ class Memory {
   std::int64_t bytes_;
 };
 
+void* to_stream(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
+
+// Memory on a card. It is given back in the order of a stream, which has to live as long.
+class DeviceMemory {
+ public:
+  DeviceMemory(hp_device_memory* memory, std::int64_t bytes, int device, std::uintptr_t stream)
+      : memory_(memory), bytes_(bytes), device_(device), stream_(stream) {}
+  ~DeviceMemory() {
+    // A forked child has no CUDA, and the memory is its parent's.
+    if (generation_ == fork_generation) hp_device_memory_free(memory_);
+  }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  std::uintptr_t address() const {
+    return reinterpret_cast<std::uintptr_t>(hp_device_memory_data(memory_));
+  }
+  std::int64_t bytes() const { return bytes_; }
+  int device() const { return device_; }
+  std::uintptr_t stream() const { return stream_; }
+
+  // Version 3, without a stream to wait for: the one that it is used on waits already.
+  py::dict interface() const {
+    py::dict fields;
+    fields["shape"] = py::make_tuple(bytes_);
+    fields["typestr"] = "|u1";
+    fields["data"] = py::make_tuple(address(), false);
+    fields["strides"] = py::none();
+    fields["stream"] = py::none();
+    fields["version"] = 3;
+    return fields;
+  }
+
+ private:
+  hp_device_memory* memory_;
+  std::int64_t bytes_;
+  int device_;
+  std::uintptr_t stream_;
+  int generation_ = fork_generation;
+};
+
 // Does not depend on the engine that has made it: arrays over it may live on.
 class Buffer {
  public:
@@ -247,6 +288,13 @@ hp_mpi to_mpi(const py::dict& fields) {
   return mpi;
 }
 
+std::vector<const char*> to_texts(const std::vector<std::string>& strings) {
+  std::vector<const char*> texts;
+  texts.reserve(strings.size());
+  for (const std::string& text : strings) texts.push_back(text.c_str());
+  return texts;
+}
+
 class Engine {
  public:
   Engine(int rank, int size, int host, const std::vector<Peer>& peers, int segment_fd,
@@ -257,7 +305,8 @@ class Engine {
          int progress_cpu, bool separate_groups, const std::string& process_sets, int plan_after,
          std::int64_t bucket_bytes, const std::map<int, std::vector<std::int32_t>>& lanes,
          double link_latency, double link_bandwidth, const Autotune& autotune,
-         const std::optional<py::dict>& mpi)
+         const std::optional<py::dict>& mpi, const std::vector<std::string>& gpu_files,
+         int local_rank)
       : log_callable_(std::move(log)), generation_(fork_generation) {
     std::vector<hp_peer> table;
     table.reserve(peers.size());
@@ -296,6 +345,10 @@ class Engine {
     config.link_bandwidth = link_bandwidth;
     const hp_mpi library = mpi ? to_mpi(*mpi) : hp_mpi{};
     if (mpi) config.mpi = &library;
+    const std::vector<const char*> files = to_texts(gpu_files);
+    config.gpu_files = files.data();
+    config.gpu_file_count = static_cast<std::int32_t>(files.size());
+    config.local_rank = local_rank;
     const auto& [mode, fixed, warmup, steps, samples, tuning_log] = autotune;
     config.autotune = mode;
     config.autotune_fixed = fixed;
@@ -327,10 +380,11 @@ class Engine {
 
   hp_handle submit(int op, int dtype, py::handle tensors, py::handle name, int reduce_op, int root,
                    double prescale, double postscale, py::handle splits, int process_set,
-                   int device) {
+                   int device, std::uintptr_t stream) {
     Arena arena;
-    const hp_submission submission = describe(arena, op, dtype, tensors, name, reduce_op, root,
-                                              prescale, postscale, splits, process_set, device);
+    const hp_submission submission =
+        describe(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
+                 process_set, device, stream);
     hp_handle handle = 0;
     check(hp_submit(get(), &submission, &handle));
     return handle;
@@ -339,10 +393,11 @@ class Engine {
   // Waits for one slice: the caller looks at signals and goes on to wait().
   hp_handle perform(int op, int dtype, py::handle tensors, py::handle name, int reduce_op, int root,
                     double prescale, double postscale, py::handle splits, int process_set,
-                    int device, bool keep) {
+                    int device, bool keep, std::uintptr_t stream) {
     Arena arena;
-    const hp_submission submission = describe(arena, op, dtype, tensors, name, reduce_op, root,
-                                              prescale, postscale, splits, process_set, device);
+    const hp_submission submission =
+        describe(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
+                 process_set, device, stream);
     hp_engine* const engine = get();
     hp_handle handle = 0;
     const hp_status status =
@@ -360,7 +415,8 @@ class Engine {
  private:
   static hp_submission describe(Arena& arena, int op, int dtype, py::handle tensors,
                                 py::handle name, int reduce_op, int root, double prescale,
-                                double postscale, py::handle splits, int process_set, int device) {
+                                double postscale, py::handle splits, int process_set, int device,
+                                std::uintptr_t stream) {
     const Items items(tensors, "tensors must be a sequence");
     auto* const table = arena.allocate<hp_tensor>(items.size());
     for (Py_ssize_t i = 0; i < items.size(); ++i) {
@@ -376,6 +432,7 @@ class Engine {
     submission.reduce_op = reduce_op;
     submission.root = root;
     submission.device = device;
+    submission.stream = to_stream(stream);
     submission.process_set = process_set;
     submission.prescale = prescale;
     submission.postscale = postscale;
@@ -434,7 +491,8 @@ class Engine {
 
   // The handles of those that were accepted, and why the one after them was not.
   std::pair<std::vector<hp_handle>, py::object> submit_many(py::handle prepared,
-                                                            py::handle addresses) {
+                                                            py::handle addresses,
+                                                            std::uintptr_t stream) {
     const Items operations(prepared, "prepared must be a sequence");
     const Items memory(addresses, "addresses must be a sequence");
     if (operations.size() != memory.size()) {
@@ -446,7 +504,7 @@ class Engine {
     for (std::size_t i = 0; i < count; ++i) {
       const auto at = static_cast<Py_ssize_t>(i);
       const auto& operation = py::handle(operations[at]).cast<const Prepared&>();
-      submissions[i] = operation.on(to_pointer(memory[at]), &tensors[i]);
+      submissions[i] = operation.on(to_pointer(memory[at]), to_stream(stream), &tensors[i]);
     }
     std::vector<hp_handle> handles(count);
     std::int32_t accepted = 0;
@@ -491,7 +549,23 @@ class Engine {
     return errors;
   }
 
-  Result result(hp_handle handle, int index) {
+  void stream_wait(hp_handle handle, std::uintptr_t stream) {
+    check(hp_stream_wait(get(), handle, to_stream(stream)));
+  }
+
+  void stream_wait_many(const std::vector<hp_handle>& handles, std::uintptr_t stream) {
+    for (const hp_handle handle : handles) stream_wait(handle, stream);
+  }
+
+  std::unique_ptr<DeviceMemory> device_allocate(int device, std::int64_t bytes,
+                                                std::uintptr_t stream) {
+    hp_device_memory* memory = nullptr;
+    check(hp_device_allocate(get(), device, static_cast<std::uint64_t>(bytes), to_stream(stream),
+                             &memory));
+    return std::make_unique<DeviceMemory>(memory, bytes, device, stream);
+  }
+
+  Result result(hp_handle handle, int index, std::uintptr_t stream) {
     hp_tensor_result found = {};
     found.struct_size = sizeof(found);
     check(hp_result(get(), handle, index, &found));
@@ -499,11 +573,15 @@ class Engine {
     if (found.row_counts != nullptr) {
       result.row_counts.assign(found.row_counts, found.row_counts + found.row_count_size);
     }
-    if (found.owned != 0) {
+    if (found.owned != 0 && found.device < 0) {
       void* data = nullptr;
       check(hp_take(get(), handle, index, &data));
-      auto memory = std::make_unique<Memory>(data, found.bytes);
-      result.memory = py::cast(std::move(memory));
+      result.memory = py::cast(std::make_unique<Memory>(data, found.bytes));
+    } else if (found.owned != 0) {
+      hp_device_memory* memory = nullptr;
+      check(hp_take_device(get(), handle, index, to_stream(stream), &memory));
+      result.memory =
+          py::cast(std::make_unique<DeviceMemory>(memory, found.bytes, found.device, stream));
     }
     return result;
   }
@@ -629,9 +707,7 @@ void guard_exit(double seconds, const std::string& text) {
 }
 
 std::string gpu_facts(const std::vector<std::string>& files) {
-  std::vector<const char*> paths;
-  paths.reserve(files.size());
-  for (const std::string& file : files) paths.push_back(file.c_str());
+  const std::vector<const char*> paths = to_texts(files);
   char* text = nullptr;
   check(without_gil(
       [&] { return hp_gpu_facts(paths.data(), static_cast<int32_t>(paths.size()), &text); }));
@@ -656,6 +732,7 @@ void define_error(py::module_& module) {
 
 PYBIND11_MODULE(_native, module) {
   using horoplug::Buffer;
+  using horoplug::DeviceMemory;
   using horoplug::Engine;
   using horoplug::Memory;
   using horoplug::Prepared;
@@ -684,6 +761,16 @@ PYBIND11_MODULE(_native, module) {
       .def_property_readonly("address", &Memory::address)
       .def_property_readonly("nbytes", &Memory::bytes)
       .def_buffer(&Memory::buffer);
+
+  py::class_<DeviceMemory>(
+      module, "DeviceMemory",
+      "Memory on a card that the core allocated; given back, in the order of its stream, when "
+      "garbage collected.")
+      .def_property_readonly("address", &DeviceMemory::address)
+      .def_property_readonly("nbytes", &DeviceMemory::bytes)
+      .def_property_readonly("device", &DeviceMemory::device)
+      .def_property_readonly("stream", &DeviceMemory::stream)
+      .def_property_readonly("__cuda_array_interface__", &DeviceMemory::interface);
 
   py::class_<Buffer>(module, "Buffer", py::buffer_protocol(),
                      "This rank's part of a shared buffer; given back when garbage collected.")
@@ -714,7 +801,8 @@ PYBIND11_MODULE(_native, module) {
                     const std::optional<std::string>&, int, py::object, int, bool,
                     const std::string&, int, std::int64_t,
                     const std::map<int, std::vector<std::int32_t>>&, double, double,
-                    const horoplug::Autotune&, const std::optional<py::dict>&>(),
+                    const horoplug::Autotune&, const std::optional<py::dict>&,
+                    const std::vector<std::string>&, int>(),
            py::kw_only(), "rank"_a, "size"_a, "host"_a, "peers"_a, "segment_fd"_a = -1,
            "doorbell_fd"_a = -1, "fusion_threshold"_a = 0, "cache_capacity"_a = 0,
            "stall_check_time"_a = 0.0, "stall_shutdown_time"_a = 0.0, "data_timeout"_a = 0.0,
@@ -723,24 +811,29 @@ PYBIND11_MODULE(_native, module) {
            "separate_groups"_a = false, "process_sets"_a = "", "plan_after"_a = 0,
            "bucket_bytes"_a = 0, "lanes"_a = std::map<int, std::vector<std::int32_t>>{},
            "link_latency"_a = 0.0, "link_bandwidth"_a = 0.0,
-           "autotune"_a = horoplug::Autotune{0, 0, 0, 0, 0, ""}, "mpi"_a = py::none())
+           "autotune"_a = horoplug::Autotune{0, 0, 0, 0, 0, ""}, "mpi"_a = py::none(),
+           "gpu_files"_a = std::vector<std::string>{}, "local_rank"_a = 0)
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
-           "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1)
+           "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1, "stream"_a = 0)
       .def("perform", &Engine::perform, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
-           "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1, "keep"_a = true)
+           "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1, "keep"_a = true,
+           "stream"_a = 0)
       .def("add_process_set", &Engine::add_process_set, "ranks"_a)
       .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
       .def("join", &Engine::join, "process_set"_a = 0)
       .def("create_buffer", &Engine::create_buffer, "nbytes"_a)
       .def("take_buffer", &Engine::take_buffer, "handle"_a)
       .def("value", &Engine::value, "handle"_a)
-      .def("submit_many", &Engine::submit_many, "prepared"_a, "addresses"_a)
+      .def("submit_many", &Engine::submit_many, "prepared"_a, "addresses"_a, "stream"_a = 0)
       .def("poll", &Engine::poll, "handle"_a)
       .def("wait", &Engine::wait, "handle"_a)
       .def("wait_many", &Engine::wait_many, "handles"_a)
-      .def("result", &Engine::result, "handle"_a, "index"_a = 0)
+      .def("stream_wait", &Engine::stream_wait, "handle"_a, "stream"_a)
+      .def("stream_wait_many", &Engine::stream_wait_many, "handles"_a, "stream"_a)
+      .def("device_allocate", &Engine::device_allocate, "device"_a, "nbytes"_a, "stream"_a)
+      .def("result", &Engine::result, "handle"_a, "index"_a = 0, "stream"_a = 0)
       .def("release", &Engine::release, "handle"_a)
       .def("release_many", &Engine::release_many, "handles"_a)
       .def("shutdown", &Engine::shutdown)

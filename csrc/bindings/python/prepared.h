@@ -30,11 +30,13 @@ class Prepared {
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
 
-  // The operation on the tensor at `address`. `tensor` is where its description goes.
-  hp_submission on(void* address, hp_tensor* tensor) const {
+  // The operation on the tensor at `address`, ready in `stream`. `tensor` is where its description
+  // goes.
+  hp_submission on(void* address, void* stream, hp_tensor* tensor) const {
     *tensor = {address, address, shape_.data(), static_cast<std::int32_t>(shape_.size()), 0};
     hp_submission submission = submission_;
     submission.tensors = tensor;
+    submission.stream = stream;
     return submission;
   }
 

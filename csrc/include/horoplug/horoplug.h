@@ -389,13 +389,17 @@ HP_API void hp_free(void* data);
  * nothing for one on the CPU. Tensors stay in use until there, and results that the engine has
  * allocated may be used from there on. HP_INVALID_ARGUMENT: not done, or failed.
  *
- * hp_take_device is hp_take for memory of a card. It does not depend on the engine any more; it is
- * given back by hp_device_memory_free, or by hp_release if it is not taken, when the stream with
- * which the operation was submitted has done what is in it by then. */
+ * hp_take_device is hp_take for memory of a card, and hp_device_allocate makes some, for what is
+ * put into `stream` from now on. It does not depend on the engine any more; hp_device_memory_free
+ * gives it back when `stream` has done what is in it by then. (What is not taken, hp_release gives
+ * back in the order of the stream with which the operation was submitted.) */
 typedef struct hp_device_memory hp_device_memory;
 HP_API hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream);
-HP_API hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index,
+HP_API hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index, void* stream,
                                 hp_device_memory** memory);
+HP_API hp_status hp_device_allocate(hp_engine* engine, int32_t device, uint64_t bytes, void* stream,
+                                    hp_device_memory** memory);
+HP_API void* hp_device_memory_data(const hp_device_memory* memory);
 HP_API void hp_device_memory_free(hp_device_memory* memory);
 
 /* Forgets a handle. A handle that is still in flight is forgotten when it is done. */

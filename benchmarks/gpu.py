@@ -1,0 +1,300 @@
+"""What horoplug costs on a GPU: one table, which is also written into docs/gpu-results.md.
+
+    make bench-gpu                      (or: python benchmarks/gpu.py)
+    python benchmarks/gpu.py --dry      (prints only)
+
+Needs PyTorch with CUDA and one card, and nothing else; all parts run on that card. The parts:
+
+kernels   packing and unpacking all gradients of a model in one launch, as a share of the card's own copies, and the CPU
+          time of a launch (build/release/bin/gpu_move_bench)
+enqueue   the host's time for an operation that the card has not begun: submission and wait, one rank
+step      a step of ResNet-50 on one rank with DistributedOptimizer and its hooks, over the same without
+reduce    all gradients of a model reduced by two ranks on this card, for each way there is
+
+Times are medians; what is compared alternates in one run. A part that fails says why, and leaves its rows alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from harness.models import gradients
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+RESULTS: Final = ROOT / "docs" / "gpu-results.md"
+MOVE_BENCH: Final = ROOT / "build" / "release" / "bin" / "gpu_move_bench"
+MODELS: Final = ("resnet50", "bert-large")
+BACKENDS: Final = ("ipc", "staged", "nccl")
+HOW: Final = "`make bench-gpu`"
+NOT_YET: Final = "not yet run"
+_MARK: Final = "result of part: "
+
+Results = dict[str, str]
+"""By what was measured."""
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def rows() -> list[str]:
+    """Everything that is measured, in the order of the table."""
+    return [
+        *(f"Packing {model}'s gradients, share of a copy's bandwidth" for model in MODELS),
+        *(f"Unpacking {model}'s gradients, share of a copy's bandwidth" for model in MODELS),
+        *(f"CPU time of the launch that packs {model}'s gradients" for model in MODELS),
+        "Host's time for one allreduce in place, one rank",
+        "Step of ResNet-50 with DistributedOptimizer over one without, one rank",
+        *(f"Two ranks on one card, {model}, {way}" for model in MODELS for way in BACKENDS),
+    ]
+
+
+def updated(text: str, where: str, found: Results) -> str:
+    """The page with the results in it. Rows of other tools stay; those of this one that have no result, too, or say
+    that they were not run."""
+    lines = text.rstrip("\n").split("\n")
+    old = {line.split("|")[1].strip(): line for line in lines if f"| {HOW} |" in line}
+    kept = [line for line in lines if f"| {HOW} |" not in line]
+    for what in rows():
+        if what in found:
+            kept.append(f"| {what} | {HOW} | {where} | {found[what]} |")
+        else:
+            kept.append(old.get(what, f"| {what} | {HOW} | | {NOT_YET} |"))
+    return "\n".join(kept) + "\n"
+
+
+def describe() -> str:
+    """Date, card, driver and versions."""
+    import torch
+
+    from horoplug import _native
+    from horoplug.common.gpu import libraries
+
+    facts = [line for line in _native.gpu_facts(libraries()).splitlines() if "[X]" in line]
+    versions = [line.split("]", 1)[1].split("(")[0].strip().rstrip(":") for line in facts]
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    name = torch.cuda.get_device_name(0)
+    return ", ".join(
+        [today, name, *(v.partition(":")[0] for v in versions), f"torch {torch.__version__}"]
+    )
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def kernels() -> Results:
+    from horoplug.common.gpu import libraries
+
+    lists = "".join(
+        f"{model} {' '.join(str(math.prod(shape)) for shape in gradients(model))}\n"
+        for model in MODELS
+    )
+    done = subprocess.run(
+        [str(MOVE_BENCH), *libraries()], input=lists, capture_output=True, text=True, timeout=600
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip())
+    found = {}
+    for line in done.stdout.splitlines():
+        model, *numbers = line.split()
+        pack, unpack, copy, micros = map(float, numbers)
+        rate = f"of {copy / 1e9:,.0f} GB/s"
+        found[f"Packing {model}'s gradients, share of a copy's bandwidth"] = (
+            f"{pack / copy:.0%} {rate}"
+        )
+        found[f"Unpacking {model}'s gradients, share of a copy's bandwidth"] = (
+            f"{unpack / copy:.0%} {rate}"
+        )
+        found[f"CPU time of the launch that packs {model}'s gradients"] = f"{micros:.1f} µs"
+    return found
+
+
+def enqueue() -> Results:
+    import torch
+
+    import horoplug.torch as hvd
+
+    hvd.init()
+    tensor = torch.ones(1000, device="cuda")
+    times = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(100):
+            hvd.allreduce_(tensor, op=hvd.Max, name="x")
+        times.append((time.perf_counter() - start) / 100)
+    return {
+        "Host's time for one allreduce in place, one rank": f"{_median(times[2:]) * 1e6:.1f} µs"
+    }
+
+
+def step() -> Results:
+    sys.path.insert(0, str(ROOT / "examples" / "pytorch"))
+    os.environ["HOROVOD_ELASTIC"] = "1"  # hooks even where there is no other rank
+    import synthetic_benchmark as networks  # type: ignore[import-not-found,unused-ignore]
+    import torch
+
+    import horoplug.torch as hvd
+
+    hvd.init()
+    torch.backends.cudnn.benchmark = True
+    images = torch.randn(64, 3, 224, 224, device="cuda")
+    labels = torch.randint(1000, (64,), device="cuda")
+
+    def make(wrap: bool) -> Callable[[], None]:
+        model = networks.resnet(*networks.MODELS["resnet50"]).cuda()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+        if wrap:
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+        def run() -> None:
+            for _ in range(5):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+            torch.cuda.synchronize()
+
+        return run
+
+    runs = [make(False), make(True)]
+    times: list[list[float]] = [[], []]
+    for turn in range(13):
+        for run, own in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            if turn >= 3:
+                own.append((time.perf_counter() - start) / 5)
+    without, with_it = map(_median, times)
+    return {
+        "Step of ResNet-50 with DistributedOptimizer over one without, one rank": (
+            f"{with_it / without - 1:+.1%} of {without * 1e3:.1f} ms (64 images, float32)"
+        )
+    }
+
+
+def reduce(way: str) -> Results:
+    """On each of two ranks."""
+    import torch
+
+    import horoplug.torch as hvd
+
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    found = {}
+    for model in MODELS:
+        tensors = [torch.ones(shape, device="cuda") for shape in gradients(model)]
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        times = []
+        for _ in range(13):
+            hvd.barrier()
+            start = time.perf_counter()
+            handles = [
+                hvd.allreduce_async_(tensor, op=hvd.Average, name=f"{model}.{n}")
+                for n, tensor in enumerate(tensors)
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        if not all(bool((tensor == 1).all()) for tensor in tensors):
+            raise RuntimeError("wrong results")
+        seconds = _median(times[3:])
+        found[f"Two ranks on one card, {model}, {way}"] = (
+            f"{seconds * 1e3:.2f} ms, {nbytes / seconds / 1e9:.1f} GB/s"
+        )
+        del tensors
+    return found
+
+
+def _median(times: list[float]) -> float:
+    return statistics.median(times)
+
+
+# ---- running them ---------------------------------------------------------------------------------------------------
+
+PARTS: Final[dict[str, Callable[..., Results]]] = {
+    "kernels": kernels,
+    "enqueue": enqueue,
+    "step": step,
+    "reduce": reduce,
+}
+
+
+def in_own_process(part: str, way: str | None = None) -> Results:
+    """A part's results. RuntimeError with the last line that it has written if it fails."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--part", part]
+    env = dict(os.environ)
+    if way is not None:
+        command = [sys.executable, "-m", "horoplug.runner", "-np", "2", *command, "--way", way]
+        # NCCL takes two ranks on one card since 2.30, if it is told to.
+        env |= {"HOROPLUG_ALGORITHM": way, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+    for line in done.stdout.splitlines():
+        _, mark, result = line.partition(_MARK)
+        if mark:
+            return dict(json.loads(result))
+    last = [line for line in done.stderr.strip().splitlines() if line.strip()][-1:]
+    raise RuntimeError(f"failed: {' '.join(last) or f'exit status {done.returncode}'}"[:200])
+
+
+def measured() -> Iterator[Results]:
+    from horoplug import _native
+
+    known = {line.split()[1] for line in _native.algorithms().splitlines() if line.endswith(" gpu")}
+    for part in "kernels", "enqueue", "step":
+        with _told(part):
+            yield in_own_process(part)
+    for way in (way for way in BACKENDS if way in known):
+        with _told(f"two ranks by {way}"):
+            yield in_own_process("reduce", way)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    print(f"# {what}", file=sys.stderr, flush=True)
+    try:
+        yield
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        print(f"# {what}: {error}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dry", action="store_true", help=f"leave {RESULTS.name} alone")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part:
+        found = PARTS[args.part](*([args.way] if args.way else []))
+        if os.environ.get("HOROVOD_RANK", "0") == "0":
+            print(_MARK + json.dumps(found), flush=True)
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("PyTorch finds no CUDA device: nothing is measured.")
+    found = {}
+    for results in measured():
+        found.update(results)
+    where = describe()
+    text = updated(RESULTS.read_text(), where, found)
+    if not args.dry:
+        RESULTS.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Arrays in the memory of CUDA devices: CuPy's, and any that has ``__cuda_array_interface__``.
+
+Results are arrays of CuPy for arrays of CuPy, and a :class:`DeviceArray` for all others. CuPy is never imported unless
+it is needed to read an array that has DLPack's interface only."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from horoplug._native import DeviceMemory, Error
+from horoplug.common.context import context
+from horoplug.common.status import exception
+
+# By the package of an array's class: the module of horoplug that takes it.
+_MODULES: Final = {
+    "jax": "horoplug.jax",
+    "jaxlib": "horoplug.jax",
+    "tensorflow": "horoplug.tensorflow",
+    "torch": "horoplug.torch",
+}
+_ON_CUDA: Final = 2  # kDLCUDA
+_USED: Final = "card of arrays"  # in the context
+_DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_LEGACY_STREAM: Final = 1  # how __cuda_array_interface__ has the default stream
+
+
+class DeviceArray:
+    """A dense array on a card, in row-major order: memory of another library's array, or a result of horoplug's.
+
+    ``cupy.asarray``, ``numba.cuda.as_cuda_array`` and ``torch.as_tensor(…, device="cuda")`` take it as it is."""
+
+    def __init__(
+        self,
+        owner: Any,
+        address: int,
+        shape: Sequence[int],
+        dtype: np.dtype[Any],
+        device: int,
+        stream: int,
+    ) -> None:
+        self.owner = owner  # keeps the memory
+        self.address = address
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.device = device
+        self.stream = stream
+        """What uses the array comes after what is in this stream (a CUstream; 0: the default stream)."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "strides": None,
+            "stream": self.stream or _LEGACY_STREAM,
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _ON_CUDA, self.device
+
+
+def array(tensor: Any, in_place: bool) -> Any:
+    """An array on a card as CuPy's array, or as a :class:`DeviceArray`, dense and in row-major order.
+
+    Raises TypeError for what is no such array, ValueError if it cannot be overwritten (``in_place``) or copied."""
+    package = type(tensor).__module__.partition(".")[0]
+    if package in _MODULES:
+        raise TypeError(
+            f"expected a NumPy array, got {type(tensor).__name__}; import {_MODULES[package]} as hvd for those."
+        )
+    if isinstance(tensor, DeviceArray):
+        return tensor
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not isinstance(tensor, cupy.ndarray):
+        interface = getattr(tensor, "__cuda_array_interface__", None)
+        if interface is not None:
+            return _wrapped(tensor, interface, in_place)
+        cupy = _cupy_for(tensor)
+        tensor = cupy.from_dlpack(tensor)
+    if tensor.flags.c_contiguous:
+        return tensor
+    if in_place:
+        raise _not_in_order()
+    with cupy.cuda.Device(tensor.device.id):
+        return cupy.ascontiguousarray(tensor)
+
+
+def place(tensor: Any) -> tuple[int, int]:
+    """Address and device of what :func:`array` has given."""
+    if isinstance(tensor, DeviceArray):
+        return tensor.address, tensor.device
+    return int(tensor.data.ptr), int(tensor.device.id)
+
+
+def stream(device: int, tensors: Sequence[Any]) -> int:
+    """The stream that arrays are used in: of CuPy's the current one, of others what they say. ValueError if these are
+    several."""
+    found = {t.stream if isinstance(t, DeviceArray) else _current(device) for t in tensors}
+    if len(found) != 1:
+        raise ValueError(
+            "the arrays of a group are in use on different streams; put them on one, or pass them one by one."
+        )
+    return found.pop()
+
+
+def empty_like(tensor: Any) -> tuple[Any, int]:
+    """An array for a result, and its address."""
+    if isinstance(tensor, DeviceArray):
+        nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
+        memory = None
+        if nbytes:
+            try:
+                memory = context.engine().device_allocate(tensor.device, nbytes, tensor.stream)
+            except Error as error:
+                raise exception(error) from None
+        made = from_memory(memory, tensor, tensor.shape)
+        return made, made.address
+    cupy = sys.modules["cupy"]
+    with cupy.cuda.Device(tensor.device.id):
+        result = cupy.empty(tensor.shape, tensor.dtype)
+    return result, int(result.data.ptr)
+
+
+def copy_back(result: Any, tensor: Any) -> None:
+    """Nothing for a :class:`DeviceArray`, which is never a copy."""
+    if not isinstance(result, DeviceArray):
+        tensor[...] = result
+
+
+def from_memory(memory: DeviceMemory | None, like: Any, shape: Sequence[int]) -> Any:
+    """An array around memory of the core."""
+    address = memory.address if memory else 0
+    if isinstance(like, DeviceArray):
+        return DeviceArray(memory, address, shape, like.dtype, like.device, like.stream)
+    cupy, device = sys.modules["cupy"], int(like.device.id)
+    if memory is None or memory.nbytes == 0:
+        with cupy.cuda.Device(device):
+            return cupy.empty(shape, like.dtype)
+    owner = memory, _current(device)  # the memory is given back in the order of this stream
+    unowned = cupy.cuda.UnownedMemory(address, memory.nbytes, owner, device)
+    return cupy.ndarray(tuple(shape), like.dtype, cupy.cuda.MemoryPointer(unowned, 0))
+
+
+class _Stream(int):
+    """A CUstream, which the object that it is of keeps."""
+
+    keeper: Any
+
+
+def _current(device: int) -> _Stream:
+    """CuPy's current stream."""
+    keeper = sys.modules["cupy"].cuda.get_current_stream(device)
+    stream = _Stream(keeper.ptr)
+    stream.keeper = keeper
+    return stream
+
+
+def _wrapped(tensor: Any, interface: dict[str, Any], in_place: bool) -> DeviceArray:
+    address, read_only = interface["data"]
+    shape, dtype = interface["shape"], np.dtype(interface["typestr"])
+    if interface.get("mask") is not None:
+        raise ValueError("the array has a mask, and would be taken without it.")
+    if not _in_order(interface.get("strides"), shape, dtype.itemsize):
+        raise _not_in_order()
+    if in_place and read_only:
+        raise ValueError(
+            "the array is read-only; pass a copy, or use the variant that returns one."
+        )
+    of = interface.get("stream")
+    ready_in = 0 if of is None or of == _LEGACY_STREAM else int(of)
+    return DeviceArray(tensor, address or 0, shape, dtype, _device(tensor, address), ready_in)
+
+
+def _in_order(strides: Sequence[int] | None, shape: Sequence[int], itemsize: int) -> bool:
+    if strides is None or 0 in shape:
+        return True
+    expected = itemsize
+    for count, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if count != 1 and stride != expected:
+            return False
+        expected *= count
+    return True
+
+
+def _not_in_order() -> ValueError:
+    return ValueError(
+        "Tensor is required to be contiguous. Pass an array in C order, or use CuPy's arrays and the variant that "
+        "returns a new one."
+    )
+
+
+def _device(tensor: Any, address: int | None) -> int:
+    """The card that an array is on, which ``__cuda_array_interface__`` does not say. One without elements has no
+    memory: it counts as on the card that this rank uses, or the thread's current one."""
+    if hasattr(tensor, "__dlpack_device__"):
+        return int(tensor.__dlpack_device__()[1])
+    if not address and _USED in context.per_job:
+        return int(context.per_job[_USED])
+    ordinal, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
+    if address:
+        status = driver.cuPointerGetAttribute(
+            ctypes.byref(ordinal), _DEVICE_ORDINAL, ctypes.c_uint64(address)
+        )
+    else:
+        status = driver.cuCtxGetDevice(ctypes.byref(ordinal))
+    if status != 0:
+        raise ValueError(f"the array is on no CUDA device (the driver's answer is {status}).")
+    context.per_job[_USED] = ordinal.value
+    return ordinal.value
+
+
+def _cupy_for(tensor: Any) -> ModuleType:
+    """CuPy, for an array of DLPack alone; TypeError if it is none on a card."""
+    asked = getattr(tensor, "__dlpack_device__", None)
+    if asked is None or asked()[0] != _ON_CUDA:
+        raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
+    try:
+        return importlib.import_module("cupy")
+    except ImportError:
+        raise TypeError(
+            f"an array of {type(tensor).__name__} on a GPU needs CuPy to be read; install it, or pass an object with "
+            "__cuda_array_interface__."
+        ) from None

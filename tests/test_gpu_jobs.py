@@ -1,0 +1,324 @@
+"""Arrays on cards through ``import horoplug``, in jobs of several processes: what NumPy's arrays give is what they must
+give. The cards are simulated (simulated_gpu.py): what is used too early has wrong numbers in it."""
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+import simulated_gpu
+from support import Pool
+
+import horoplug as hvd
+from horoplug.common.many import Batch, prepare
+from horoplug.common.opspec import BY_NAME, Call
+
+# Ranks by host; whether they have a card each; what carries the data, None being what horoplug chooses.
+JOBS = {
+    "2 ranks": ("aa", 2, None),
+    "2 ranks, staged": ("aa", 2, "staged"),
+    "2 ranks, one card": ("aa", 1, None),
+    "2 hosts, staged": ("ab", 2, "staged"),
+    "4 ranks": ("aaaa", 4, None),
+    "4 ranks, staged": ("aaaa", 4, "staged"),
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Starts jobs, for each number of cards with the same processes."""
+    pools = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(hosts, cards, algorithm=None, **env):
+            if cards not in pools:
+                folder = tmp_path_factory.mktemp("cards")
+                variables = simulated_gpu.environment(folder, card_count=cards)
+                pools[cards] = Pool(variables=variables)
+                stack.callback(pools[cards].close)
+            env |= {"HOROPLUG_ALGORITHM": algorithm} if algorithm else {}
+            return pools[cards].ranks(len(hosts), hosts=hosts, env=env)
+
+        yield start
+
+
+@pytest.fixture(params=JOBS, scope="module")
+def ranks(request, job):
+    with job(*JOBS[request.param]) as made:
+        yield made
+
+
+FLOAT32 = 7
+_CARDS = []
+
+
+def card():
+    """This rank's; each process has it once."""
+    if not _CARDS:
+        count = simulated_gpu.ctypes.c_int()
+        simulated_gpu.load().cuInit(0)
+        simulated_gpu.load().cuDeviceGetCount(simulated_gpu.ctypes.byref(count))
+        _CARDS.append(simulated_gpu.Card(hvd.local_rank() % count.value))
+    return _CARDS[0]
+
+
+def values(dtype, shape, key=0):
+    """This rank's array: small whole numbers, whose sums are exact in every dtype."""
+    made = np.random.default_rng([key, hvd.rank()]).integers(0, 2 if dtype == "bool" else 5, shape)
+    return np.asarray(made).astype(dtype)
+
+
+def on_host(array):
+    """A copy of a result, made after what is in its stream."""
+    found = simulated_gpu.Array(card(), (0,), array.dtype)
+    found.address, found.shape, found.stream = array.address, array.shape, array.stream
+    found.nbytes = int(np.prod(array.shape)) * array.dtype.itemsize
+    return found.numpy() if found.nbytes else np.empty(array.shape, array.dtype)
+
+
+def equal(array, expected):
+    found = on_host(array)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.tobytes() == expected.tobytes()
+
+
+def check_operations(dtype):
+    rank, size, number = hvd.rank(), hvd.size(), itertools.count()
+    ops = [hvd.Max, hvd.Min] if dtype == "bool" else [hvd.Sum, hvd.Max, hvd.Average]
+    for shape, op in itertools.product([(1,), (5, 3), (3000, 7), (0, 2)], ops):
+        mine = values(dtype, shape, next(number))
+        expected = hvd.allreduce(mine, op=op)
+        array = card().array(mine)
+        equal(hvd.allreduce(array, op=op), expected)
+        equal(array, mine)
+        assert hvd.allreduce_(array, op=op) is array
+        equal(array, expected)
+    mine = values(dtype, (2 * size, 3), next(number))
+    for root in range(size):
+        equal(hvd.broadcast(card().array(mine), root), hvd.broadcast(mine, root))
+    equal(hvd.allgather(card().array(mine[:rank])), hvd.allgather(mine[:rank]))
+    equal(hvd.alltoall(card().array(mine)), hvd.alltoall(mine))
+    splits = [rank + 1] + [1] * (size - 1)
+    rows = values(dtype, (sum(splits), 2), next(number))
+    found, counts = hvd.alltoall(card().array(rows), splits=splits)
+    expected, expected_counts = hvd.alltoall(rows, splits=splits)
+    equal(found, expected)
+    assert counts.tolist() == expected_counts.tolist()
+    if dtype != "bool":
+        scattered = hvd.reducescatter(card().array(mine), op=hvd.Sum)
+        equal(scattered, hvd.reducescatter(mine, op=hvd.Sum))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+def test_operations(ranks, dtype):
+    ranks.run(check_operations, dtype)
+
+
+def check_many():
+    """Operations that are in flight together, of which a plan is made."""
+    for _ in range(8):
+        mine = [values("float32", (n * 37,), n) for n in range(20)]
+        arrays = [card().array(each) for each in mine]
+        handles = [hvd.allreduce_async_(a, op=hvd.Sum, name=f"n{n}") for n, a in enumerate(arrays)]
+        for handle, array, each in zip(handles, arrays, mine, strict=True):
+            assert hvd.synchronize(handle) is array
+            equal(array, hvd.allreduce(each, op=hvd.Sum, name="host"))
+            array.free()
+
+
+def check_batches():
+    """The way of gradients: submitted together from one stream, used in another one."""
+    side = card().new_stream()
+    prepared = [
+        prepare(BY_NAME["allreduce"], Call(f"b{n}", hvd.Sum), FLOAT32, (n * 50,), card().ordinal)
+        for n in range(10)
+    ]
+    for _ in range(8):
+        mine = [values("float32", (n * 50,), n) for n in range(10)]
+        arrays = [card().array(each, stream=side) for each in mine]
+        streams = iter([side, card().stream]).__next__
+        batch = Batch(prepared, [a.address for a in arrays], arrays, streams)
+        assert batch.refused is None
+        assert batch.wait() is None
+        for array, each in zip(arrays, mine, strict=True):
+            array.stream = card().stream
+            equal(array, hvd.allreduce(each, op=hvd.Sum, name="host"))
+            array.free()
+
+
+def check_groups():
+    mine = [
+        values(dtype, shape, 3)
+        for dtype in ("float32", "int32")
+        for shape in [(7,), (100, 3), (0,)]
+    ]
+    expected = hvd.grouped_allreduce(mine, op=hvd.Sum, name="host")
+    arrays = [card().array(each) for each in mine]
+    for found, wanted in zip(hvd.grouped_allreduce(arrays, op=hvd.Sum), expected, strict=True):
+        equal(found, wanted)
+    # Some on the card, some on the host.
+    mixed = [
+        each if n % 2 else array for n, (each, array) in enumerate(zip(mine, arrays, strict=True))
+    ]
+    for found, wanted in zip(hvd.grouped_allreduce(mixed, op=hvd.Sum), expected, strict=True):
+        if isinstance(found, np.ndarray):
+            assert found.tobytes() == wanted.tobytes()
+        else:
+            equal(found, wanted)
+
+
+def check_streams():
+    """Results are used in the stream that the array says, while the card is far behind."""
+    stream = card().new_stream()
+    for turn in range(3):
+        mine = values("float32", (5000,), turn)
+        card().delay(0.05, stream)
+        array = card().array(mine, stream=stream)
+        equal(hvd.allreduce(array, op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum, name="host"))
+
+
+def check_join():
+    """The last rank has arrays on its card; the others take part with nothing, on cards that they have not used."""
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        for n in range(3):
+            mine = values("float32", (100,), n)
+            equal(hvd.allreduce(card().array(mine), op=hvd.Sum), mine)
+            equal(hvd.allgather(card().array(mine)), mine)
+    assert hvd.join() == last
+
+
+def check_mismatch():
+    """The host's memory on one rank, a card's on another: every rank hears so, and the job goes on."""
+    mine = values("float32", (4,))
+    given = mine if hvd.rank() == 0 else card().array(mine)
+    with pytest.raises(hvd.HorovodInternalError, match=r"(?is)device.*[cg]pu.*rank"):
+        hvd.allreduce(given, name="where")
+    equal(hvd.allreduce(card().array(mine), op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum))
+
+
+def check_forgotten():
+    """Handles that nobody waits for: their arrays stay until the next init, and the card has done with them then."""
+    array = card().array(values("float32", (100,)))
+    handles = [hvd.allreduce_async_(array, op=hvd.Sum, name=f"f{n}") for n in range(3)]
+    hvd.barrier()
+    while not all(hvd.poll(handle) for handle in handles):
+        pass
+    assert all(hvd.common.context.context.operations[handle] for handle in handles)
+
+
+def test_many_groups_streams_and_refusals(ranks):
+    for check in (
+        check_many,
+        check_batches,
+        check_groups,
+        check_streams,
+        check_join,
+        check_mismatch,
+    ):
+        ranks.run(check)
+    ranks.run(check_forgotten)
+
+
+def check_way():
+    """How often NCCL was used for one more allreduce."""
+    before = card().count("AllReduce")
+    hvd.allreduce(card().array(values("float32", (100,))), op=hvd.Sum)
+    return card().count("AllReduce") - before
+
+
+def check_ahead():
+    """Operations end although no stream does anything; the results are there when they do."""
+    mine = values("float32", (1000,))
+    expected = hvd.allreduce(mine, op=hvd.Sum)
+    array = card().array(mine)
+    waits = card().host_waits()
+    card().hold()
+    try:
+        assert hvd.allreduce_(array, op=hvd.Sum, name="ahead") is array
+        gathered = hvd.allgather(array, name="behind")
+        assert card().host_waits() == waits
+    finally:
+        card().let_go()
+    equal(array, expected)
+    equal(gathered, np.concatenate([expected] * hvd.size()))
+
+
+def test_what_carries_the_data(ranks, request):
+    hosts, cards, algorithm = JOBS[request.node.callspec.params["ranks"]]
+    nccl = algorithm is None and cards >= len(hosts)
+    assert ranks.run(check_way) == [int(nccl)] * len(hosts)
+    if nccl:
+        ranks.run(check_ahead)
+
+
+def check_process_sets():
+    """Sets that overlap work on the same card, each by itself."""
+    size, rank = hvd.size(), hvd.rank()
+    sets = [
+        hvd.add_process_set(members)
+        for members in ([0, 1], list(range(1, size)), range(0, size, 2))
+    ]
+    mine = values("float32", (1000,))
+    expected = [
+        hvd.allreduce(mine, op=hvd.Sum, process_set=s) if s.included() else None for s in sets
+    ]
+    handles = [
+        hvd.allreduce_async(card().array(mine), op=hvd.Sum, process_set=s) if s.included() else None
+        for s in sets
+    ]
+    for handle, wanted in zip(handles, expected, strict=True):
+        if handle is not None:
+            equal(hvd.synchronize(handle), wanted)
+    assert rank < size
+
+
+@pytest.mark.parametrize("algorithm", [None, "staged"])
+def test_process_sets(job, algorithm):
+    with job("aaaa", 4, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1") as ranks:
+        ranks.run(check_process_sets)
+
+
+def check_killed():
+    """Until somebody is gone: an error then, and no hang."""
+    array = card().array(values("float32", (10_000,)))
+    try:
+        while True:
+            hvd.allreduce(array, op=hvd.Sum)
+    except hvd.HorovodInternalError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("algorithm", [None, "staged"])
+def test_a_rank_that_is_killed(job, algorithm):
+    with job("aa", 2, algorithm) as ranks:
+        ranks.start(check_killed)
+        ranks.kill(1)
+        outcomes = ranks.collect()
+    assert not outcomes[0].failed, str(outcomes[0])
+    assert "rank 1" in outcomes[0].value
+
+
+def check_again():
+    """After a shutdown everything begins anew, on the same card."""
+    mine = values("float32", (50,))
+    for _ in range(3):
+        equal(hvd.allreduce(card().array(mine), op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum))
+        hvd.shutdown()
+        hvd.init()
+
+
+def test_again(job):
+    with job("aa", 2) as ranks:
+        ranks.run(check_again)
+
+
+def check_two_cards():
+    with pytest.raises(ValueError, match=r"cuda:1.*cuda:0"):
+        hvd.allreduce(simulated_gpu.Card(1).array(np.ones(3)), name="x")
+
+
+def test_a_second_card_is_refused(job):
+    with job("a", 2) as ranks:
+        ranks.run(lambda: card() and hvd.allreduce(card().array(np.ones(3)), name="first") and None)
+        ranks.run(check_two_cards)

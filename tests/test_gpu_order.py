@@ -1,0 +1,371 @@
+"""Order on a card, as the Python side makes it: which calls of the core it makes for tensors there, and when it lets go
+of them. The core is a recorder, the card the host's memory."""
+
+import itertools
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import horoplug as hvd
+import horoplug.torch
+from horoplug._native import Error
+from horoplug.common.context import context
+from horoplug.numpy.cuda import DeviceArray
+from horoplug.torch import streams
+
+
+class Recorder:
+    """Stands for ``_native.Engine``: notes calls as ``(what, …, stream)``; operations are done at once."""
+
+    def __init__(self):
+        self.calls = []
+        self.failing = None  # the exception that waits raise
+        self._handles = itertools.count(1)
+
+    def submit(self, op, dtype, tensors, name, *options, device=-1, stream=0):
+        self.calls.append(("submit", name, device, stream))
+        self.tensors = tensors
+        return next(self._handles)
+
+    perform = submit
+
+    def submit_many(self, prepared, addresses, stream=0):
+        self.calls.append(("submit_many", len(prepared), stream))
+        return [next(self._handles) for _ in prepared], None
+
+    def wait(self, handle):
+        self.calls.append(("wait", handle))
+        if self.failing:
+            raise self.failing
+
+    def wait_many(self, handles):
+        self.calls.append(("wait_many", tuple(handles)))
+        return [(0, self.failing)] if self.failing else []
+
+    def stream_wait(self, handle, stream):
+        self.calls.append(("stream_wait", handle, stream))
+
+    def stream_wait_many(self, handles, stream):
+        self.calls.append(("stream_wait_many", tuple(handles), stream))
+
+    def device_allocate(self, device, nbytes, stream):
+        self.calls.append(("allocate", device, nbytes, stream))
+        return SimpleNamespace(address=4096, nbytes=nbytes)
+
+    def result(self, handle, index=0, stream=0):
+        self.calls.append(("result", handle, stream))
+        memory = SimpleNamespace(address=8192, nbytes=8)
+        return SimpleNamespace(rows=2, row_counts=[1, 1], memory=memory)
+
+    def release(self, handle):
+        self.calls.append(("release", handle))
+
+    def release_many(self, handles):
+        self.calls.append(("release_many", tuple(handles)))
+
+    def take(self):
+        calls, self.calls = self.calls, []
+        return calls
+
+
+@pytest.fixture
+def core(monkeypatch):
+    recorder = Recorder()
+    mesh = SimpleNamespace(rank=0, size=2, local_rank=0, local_size=2)
+    monkeypatch.setattr(context, "_engine", recorder)
+    monkeypatch.setattr(context, "_mesh", mesh)
+    yield recorder
+    recorder.failing = None
+    context._forget_stale()
+
+
+class Array:
+    """On card 3, ready in a stream."""
+
+    def __init__(self, values, stream=None, **fields):
+        self.values = np.array(values, np.float32)
+        self.stream = stream
+        self.fields = fields
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            **self.values.__array_interface__,
+            "stream": self.stream,
+            "version": 3,
+            **self.fields,
+        }
+
+    def __dlpack_device__(self):
+        return 2, 3
+
+    @property
+    def address(self):
+        return self.values.ctypes.data
+
+
+def test_wait_orders_the_stream_before_the_handle_is_released(core):
+    array = Array([1, 2], stream=7)
+    result = hvd.allreduce(array, name="x")
+    assert core.take() == [
+        ("allocate", 3, 8, 7),
+        ("submit", "allreduce.x", 3, 7),
+        ("wait", 1),
+        ("stream_wait", 1, 7),
+        ("release", 1),
+    ]
+    assert core.tensors == [(array.address, 4096, (2,))]
+    assert isinstance(result, DeviceArray)
+    assert result.__cuda_array_interface__ == {
+        "shape": (2,),
+        "typestr": "<f4",
+        "data": (4096, False),
+        "strides": None,
+        "stream": 7,
+        "version": 3,
+    }
+
+
+def test_results_of_the_core_are_given_back_in_the_order_of_the_stream(core):
+    output, counts = hvd.alltoall(Array([1, 2], stream=7), splits=[1, 1])
+    assert ("result", 1, 7) in core.calls
+    assert (output.address, output.device, output.stream) == (8192, 3, 7)
+    assert counts.tolist() == [1, 1]
+
+
+def test_in_place_gives_the_array_itself(core):
+    array = Array([1, 2])
+    assert hvd.allreduce_(array, name="x") is array
+    assert core.take()[0] == ("submit", "allreduce.x", 3, 0)
+    assert core.tensors == [(array.address, array.address, (2,))]
+
+
+def test_streams_of_the_interface(core):
+    for given, used in (None, 0), (1, 0), (2, 2), (99, 99):
+        hvd.allreduce_(Array([1], given), name="x")
+        assert core.take()[0][3] == used
+    with pytest.raises(ValueError, match="different streams"):
+        hvd.grouped_allreduce_([Array([1], 5), Array([2], 6)])
+    assert DeviceArray(None, 1, (), np.dtype("f4"), 0, 0).__cuda_array_interface__["stream"] == 1
+
+
+def test_poll_orders_nothing(core):
+    core.poll = lambda handle: True
+    handle = hvd.allreduce_async_(Array([1, 2], 7), name="x")
+    assert hvd.poll(handle)
+    assert core.take() == [("submit", "allreduce.x", 3, 7)]
+    hvd.synchronize(handle)
+    assert core.take() == [("wait", 1), ("stream_wait", 1, 7), ("release", 1)]
+
+
+def test_a_failed_operation_is_let_go_in_order(core):
+    handle = hvd.allreduce_async_(Array([1, 2], 7), name="x")
+    core.failing = Error(8, "rank 1 has died")
+    with pytest.raises(hvd.HorovodInternalError, match="rank 1 has died"):
+        hvd.synchronize(handle)
+    assert core.take()[1:] == [("wait", 1), ("stream_wait", 1, 7), ("release", 1)]
+
+
+def test_what_is_never_waited_for_is_let_go_in_order(core):
+    array = Array([1, 2], 7)
+    hvd.allreduce_async_(array, name="x")
+    alive = weakref.ref(array)
+    del array
+    assert alive(), "the operation keeps its tensors"
+    core.take()
+    core.stream_wait = lambda handle, stream: core.calls.append((alive() is not None, stream))
+    context._forget_stale()
+    assert core.take() == [(True, 7)]
+    assert not alive()
+
+
+def test_a_group_on_the_host_and_on_a_card(core):
+    mine, theirs = np.ones(2, np.float32), Array([1, 2], 7)
+    assert hvd.grouped_allreduce_([mine, theirs, mine.copy()], name="g")[:2] == [mine, theirs]
+    assert [call for call in core.take() if call[0] != "release"] == [
+        ("submit", "allreduce.g.float32", -1, 0),
+        ("submit", "allreduce.g.float32.gpu", 3, 7),
+        ("wait", 1),
+        ("wait", 2),
+        ("stream_wait", 2, 7),
+    ]
+
+
+def test_refusals(core):
+    with pytest.raises(TypeError, match="expected a NumPy array, got object"):
+        hvd.allreduce(object())
+    with pytest.raises(TypeError, match=r"got Tensor; import horoplug\.torch as hvd"):
+        hvd.allreduce(torch.ones(2))
+    with pytest.raises(ValueError, match="contiguous"):
+        hvd.allreduce(Array([[1, 2], [3, 4]], strides=(4, 8)))
+    with pytest.raises(ValueError, match="read-only"):
+        hvd.allreduce_(Array([1], data=(1, True)))
+    with pytest.raises(ValueError, match="mask"):
+        hvd.allreduce(Array([1], mask=Array([0])))
+    with pytest.raises(ValueError, match=r"dtype complex64.*not supported"):
+        hvd.allreduce(Array([1], typestr="<c8"))
+    assert core.take() == []
+
+
+def test_dlpack_alone_needs_cupy(core):
+    class OnCard:
+        def __dlpack_device__(self):
+            return 2, 0
+
+    with pytest.raises(TypeError, match="needs CuPy"):
+        hvd.allreduce(OnCard())
+
+
+class OnCard(torch.Tensor):
+    """A tensor in the host's memory that says it is on card 1."""
+
+    is_cpu = False
+    is_cuda = True
+
+    def get_device(self):
+        return 1
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """The stream that is current; a list with one element."""
+    now = [5]
+    monkeypatch.setattr(streams, "current", lambda device: now[0])
+    return now
+
+
+def on_card(*shape):
+    return torch.ones(*shape).as_subclass(OnCard)
+
+
+def test_torch_tensor(core, current):
+    """Submitted in one stream, waited for in another: both come after it."""
+    handle = horoplug.torch.allreduce_async_(on_card(2), name="x")
+    current[0] = 6
+    horoplug.torch.synchronize(handle)
+    calls = core.take()
+    assert calls[:2] == [("submit", "allreduce.x", 1, 5), ("wait", 1)]
+    assert set(calls[2:4]) == {("stream_wait", 1, 5), ("stream_wait", 1, 6)}
+    assert calls[4:] == [("release", 1)]
+
+
+def optimizer(model, **options):
+    names = model.named_parameters()
+    return horoplug.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), names, **options
+    )
+
+
+def linear():
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(on_card(2, 2))
+    model.bias = torch.nn.Parameter(on_card(2))
+    for parameter in model.parameters():
+        parameter.grad = on_card(*parameter.shape)
+    return model
+
+
+def test_optimizer(core, current):
+    """Gradients are submitted in the stream of backward, and ``step`` comes after them."""
+    model = linear()
+    wrapped = optimizer(model)
+    (model.weight.sum() + model.bias.sum()).backward()
+    assert core.take() == [("submit_many", 2, 5)]
+    current[0] = 6
+    wrapped.step()
+    calls = core.take()
+    assert calls[0] == ("wait_many", (1, 2))
+    assert set(calls[1:3]) == {
+        ("stream_wait_many", (1, 2), 5),
+        ("stream_wait_many", (1, 2), 6),
+    }
+    assert calls[3:] == [("release_many", (1, 2))]
+
+
+def test_optimizer_with_parameters_on_both(core, current):
+    model = linear()
+    model.other = torch.nn.Parameter(torch.ones(3))
+    wrapped = optimizer(model)
+    (model.weight.sum() + model.bias.sum() + model.other.sum()).backward()
+    assert sorted(core.take()) == [("submit_many", 1, 0), ("submit_many", 2, 5)]
+    wrapped.step()
+    waits = [call for call in core.take() if call[0] == "stream_wait_many"]
+    assert [len(call[1]) for call in waits] == [2]
+
+
+def test_optimizer_that_forgets(core, current):
+    """What was submitted and is given up is let go in order at the latest by the next ``init``."""
+    model = linear()
+    wrapped = optimizer(model)
+    (model.weight.sum() + model.bias.sum()).backward()
+    wrapped.load_state_dict(wrapped.state_dict())
+    core.take()
+    context._forget_stale()
+    assert core.take() == [("stream_wait", 1, 5), ("stream_wait", 2, 5)]
+
+
+def test_failed_gradients_are_let_go_in_order(core, current):
+    model = linear()
+    wrapped = optimizer(model)
+    (model.weight.sum() + model.bias.sum()).backward()
+    core.failing = Error(5, "ranks disagree")
+    core.take()
+    with pytest.raises(hvd.HorovodInternalError):
+        wrapped.step()
+    assert core.take()[1:] == [
+        ("stream_wait_many", (2,), 5),
+        ("stream_wait", 1, 5),
+        ("release_many", (1, 2)),
+    ]
+
+
+@pytest.mark.parametrize("where", ["one stream", "two streams"])
+def test_groups_over_streams(core, monkeypatch, where):
+    """A group is submitted by the last of its hooks if all ran in one stream, and else at the end of backward."""
+    model = linear()
+    stream = itertools.count(5) if where == "two streams" else itertools.repeat(5)
+    now = [0]
+
+    def of(tensor):
+        now[0] = next(stream)
+        return 1, now[0]
+
+    monkeypatch.setattr(streams, "of", of)
+    monkeypatch.setattr(streams, "current", lambda device: now[0])
+    monkeypatch.setattr("horoplug.torch.optimizer._ENOUGH_BYTES", 1)
+    monkeypatch.setattr(
+        "horoplug.torch.grouping.broadcast_object", lambda value, *args, **kwargs: value
+    )
+    wrapped = optimizer(model, groups=1)
+
+    class Last(torch.autograd.Function):
+        """Its backward is the first part of backward, so that what it queues is called first at the end."""
+
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            torch.autograd.Variable._execution_engine.queue_callback(at_end)
+            return grad
+
+    def at_end():
+        core.calls.append("end of backward")
+        now[0] = 4
+
+    Last.apply(model.weight.sum() + model.bias.sum()).backward()
+    submitted = ("submit", "allreduce.weight", 1, 5)
+    if where == "one stream":
+        assert core.take() == [submitted, "end of backward"]
+    else:
+        assert core.take() == ["end of backward", (*submitted[:3], 4)]
+    wrapped.step()
+
+
+def test_a_device_that_is_no_card():
+    with pytest.raises(ValueError, match="is on meta; horoplug takes tensors in the memory of"):
+        streams.device_of(torch.ones(2, device="meta"))
