@@ -77,9 +77,12 @@ wheel: .venv/.test
 bench: build cpp-release .venv/.test
 	@$(ACTIVATE) python benchmarks/suite.py short --report build/bench/index.html
 
-# With the CUDA and PyTorch that the machine has; writes docs/gpu-results.md.
-bench-gpu: build cpp-release
-	@$(ACTIVATE) python benchmarks/gpu.py
+# With the CUDA and PyTorch that the machine has; writes docs/gpu-results.md. GPU_PYTHON=python3: with that Python, for which
+# horoplug is built and to which PyTorch is known; nothing is built or fetched then.
+GPU_PYTHON ?=
+GPU_TOOLS := $(if $(GPU_PYTHON),,cpp-release build)
+bench-gpu: $(GPU_TOOLS)
+	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) benchmarks/gpu.py
 
 bench-report: build cpp-release .venv/.test mpi
 	@rm -f docs/benchmarks/*.json
@@ -136,9 +139,9 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi
 test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
-# With the CUDA that the machine has.
-test-gpu: cpp-release build
-	@$(ACTIVATE) python -m pytest tests/gpu $(PYTEST_ARGS)
+# With the CUDA that the machine has; GPU_PYTHON: see bench-gpu.
+test-gpu: $(GPU_TOOLS)
+	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) -m pytest tests/gpu $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)

@@ -364,13 +364,14 @@ TEST_CASE(
     GpuJobOptions options;
     std::vector<std::string> words;
   };
-  const Case cases[] = {
-      {{.has_nccl = true, .nccl_versions = {23003, 22304}},
-       {"2.23.4 on rank 1", "2.30.3 on rank 0"}},
-      {{.has_nccl = true, .nccl_versions = {0, 23003}}, {"none on rank 0", "2.30.3 on rank 1"}},
-      {{.card = one_card, .has_nccl = true},
-       {"ranks 0, 1 share a card", "NCCL_MULTI_RANK_GPU_ENABLE"}},
-  };
+  std::vector<Case> cases(3);
+  for (Case& one : cases) one.options.has_nccl = true;
+  cases[0].options.nccl_versions = {23003, 22304};
+  cases[0].words = {"2.23.4 on rank 1", "2.30.3 on rank 0"};
+  cases[1].options.nccl_versions = {0, 23003};
+  cases[1].words = {"none on rank 0", "2.30.3 on rank 1"};
+  cases[2].options.card = one_card;
+  cases[2].words = {"ranks 0, 1 share a card", "NCCL_MULTI_RANK_GPU_ENABLE"};
   for (const Case& one : cases) {
     GpuJob job(one.options);
     random_operations(job, 5, false);

@@ -48,7 +48,9 @@ GpuJob::GpuJob(GpuJobOptions options) {
   options.card.devices = std::max(options.card.devices, options.ranks);
   card_ = std::make_unique<SimulatedCard>(options.card);
   if (card_->api().Init(0) != cuda::kSuccess) throw std::runtime_error("cuInit");
-  cuda::Toolkit toolkit{.driver = card_->api(), .images = SimulatedCard::image};
+  cuda::Toolkit toolkit;
+  toolkit.driver = card_->api();
+  toolkit.images = SimulatedCard::image;
   if (options.has_nccl) {
     nccl_ = std::make_unique<SimulatedNccl>(*card_, options.nccl);
     toolkit.nccl = nccl_->api();

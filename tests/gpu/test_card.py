@@ -1,6 +1,7 @@
 """What needs a GPU; ``make test-gpu`` runs it. Where there is none, each test says so and is skipped."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,14 +23,21 @@ def nvrtc():
     return next((path for path in libraries() if "libnvrtc" in path), "")
 
 
+SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+
+
 @pytest.mark.timeout(600)
-def test_kernels(nvrtc):
-    """Every kernel, compiled by NVRTC for this card, gives what the CPU gives."""
+@pytest.mark.parametrize("tool", [None, "memcheck", "racecheck"])
+def test_kernels(nvrtc, tool):
+    """Every kernel, compiled by NVRTC for this card, gives what the CPU gives, and does nothing that it must not."""
+    checked = [] if tool is None else [SANITIZER, "--tool", tool, "--error-exitcode", "9"]
+    if checked and not Path(SANITIZER).exists():
+        pytest.skip("compute-sanitizer is not installed")
     done = subprocess.run(
-        [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--no-colors"],
+        [*checked, str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--no-colors"],
         env={**os.environ, "HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_NVRTC": nvrtc},
         capture_output=True,
         text=True,
         timeout=500,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
