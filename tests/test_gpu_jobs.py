@@ -21,6 +21,7 @@ JOBS = {
     "2 hosts, staged": ("ab", 2, "staged"),
     "4 ranks": ("aaaa", 4, None),
     "4 ranks, staged": ("aaaa", 4, "staged"),
+    "4 ranks, IPC": ("aaaa", 4, "ipc"),
 }
 
 

@@ -176,6 +176,7 @@ def start(place, folder, algorithm, seconds, options=(), way="mpi"):
         level("funneled") + LEFT_TO_HOROPLUG + ENDING,
         str(folder),
         "ends",
+        "allreduce",
         np=3,
         options=options,
         HOROVOD_CPU_OPERATIONS=way,

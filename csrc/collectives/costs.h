@@ -24,10 +24,9 @@ struct Costs {
   std::array<LinkCosts, kOpKindCount> mpi = guessed_of_mpi();
   // Between GPUs, by NCCL.
   LinkCosts gpus{15.0, 1.0 / 100000.0};
-  // Between GPUs of one host, by kernels that read the others' memory: two guesses, until they are
-  // measured. NCCL launches a larger kernel, which goes through more steps, and moves large data in
-  // better ways. The latency is that of one meeting of the ranks' streams, and of the launches.
-  LinkCosts ipc{8.0, 1.0 / 80000.0};
+  // Between GPUs of one host, by kernels that read the others' memory. Two guesses, as long as they
+  // have not been measured, by which NCCL goes first wherever it can be used.
+  LinkCosts ipc{20.0, 1.0 / 40000.0};
   // Between a GPU and the host's memory.
   LinkCosts bus{10.0, 1.0 / 20000.0};
   // One more message of several that travel side by side: above all, waking up for it.

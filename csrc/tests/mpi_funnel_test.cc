@@ -97,6 +97,7 @@ class Fake final : public NoMpi {
     world_.match({rank, rank_});
     return {number, true};
   }
+  bool has(OpKind kind) const override { return kind == OpKind::kAllreduce; }
   Request allreduce(void* data, std::size_t elements, DType, ReduceOp) override {
     const auto lock = called("allreduce");
     const std::uint64_t number = world_.add(data, elements * sizeof(float));
