@@ -231,8 +231,8 @@ CUresult refuse_to_open(CUdeviceptr*, CUipcMemHandle, unsigned) { return 201; }
 // As if a stream never came to where it should say so.
 CUresult (*write_word)(CUstream, CUdeviceptr, std::uint32_t, unsigned) = nullptr;
 std::atomic<bool> stuck{false};
-CUresult write_unless_stuck(CUstream stream, CUdeviceptr word, std::uint32_t value,
-                            unsigned flags) {
+[[maybe_unused]] CUresult write_unless_stuck(CUstream stream, CUdeviceptr word, std::uint32_t value,
+                                             unsigned flags) {
   return stuck.load() ? 0 : write_word(stream, word, value, flags);
 }
 
