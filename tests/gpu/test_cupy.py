@@ -4,6 +4,8 @@ import importlib.util
 
 import numpy as np
 import pytest
+from card_jobs import gpu_pool as gpu_pool
+from card_jobs import ranks as ranks
 
 import horoplug as hvd
 

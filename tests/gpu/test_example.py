@@ -1,7 +1,7 @@
 """The training example on the card: alone and on two processes it learns what it learns on the CPU."""
 
 import pytest
-from support import run_script
+from card_jobs import run_script
 
 torch = pytest.importorskip("torch")
 

@@ -3,6 +3,8 @@
 import copy
 
 import pytest
+from card_jobs import gpu_pool as gpu_pool
+from card_jobs import ranks as ranks
 
 torch = pytest.importorskip("torch")
 

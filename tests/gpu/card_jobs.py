@@ -11,6 +11,7 @@ TESTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TESTS))
 
 from support import ROOT, Pool, Ranks  # noqa: E402
+from support import run_script as run_script  # noqa: E402
 
 from horoplug._native import algorithms  # noqa: E402
 
