@@ -10,19 +10,20 @@ BIN := .venv/bin
 ACTIVATE := PATH="$(CURDIR)/$(BIN):$$PATH"
 CMAKE := $(CURDIR)/$(BIN)/cmake
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu')
-PYTHON_FILES := horoplug tests benchmarks examples setup.py conftest.py
+PYTHON_FILES := horoplug tests benchmarks examples scripts setup.py conftest.py
 
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo build test test-gpu cpp lint lint-types tidy format bench bench-gpu bench-report mpi wheel clean
+.PHONY: help demo build kernels test test-gpu gpu-python cpp lint lint-types tidy format bench bench-gpu bench-report mpi wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    set everything up and train on two processes"
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
-	@echo "make test-gpu   what needs a GPU"
+	@echo "make test-gpu   what needs a GPU, into docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"
+	@echo "make kernels compile the GPU kernels with nvcc, where NVRTC is not to do it (docs/gpu.md)"
 	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
 	@echo "make bench-gpu  what GPUs cost, into docs/gpu-results.md"
 	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks (benchmarks/README.md)"
@@ -74,13 +75,23 @@ demo: build
 wheel: .venv/.test
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
 
+# With the nvcc that the machine has. KERNEL_ARCHS=80,90: for these alone, and later ones.
+KERNEL_ARCHS ?=
+kernels:
+	@$(PYTHON) scripts/kernels.py --archs '$(KERNEL_ARCHS)'
+
 bench: build cpp-release .venv/.test
 	@$(ACTIVATE) python benchmarks/suite.py short --report build/bench/index.html
 
-# With the CUDA and PyTorch that the machine has; writes docs/gpu-results.md. GPU_PYTHON=python3: with that Python, for which
-# horoplug is built and to which PyTorch is known; nothing is built or fetched then.
-GPU_PYTHON ?=
-GPU_TOOLS := $(if $(GPU_PYTHON),,cpp-release build)
+# With the CUDA, PyTorch and CuPy that the machine has: if its own Python has a PyTorch that finds a GPU, all runs with that, and
+# nothing is fetched. GPU_PYTHON=/path names another one. Both write docs/gpu-results.md.
+ifneq ($(filter test-gpu bench-gpu,$(MAKECMDGOALS)),)
+GPU_PYTHON ?= $(shell python3 -c 'import torch; print("python3" if torch.cuda.is_available() else "")' 2>/dev/null)
+endif
+GPU_TOOLS := $(if $(GPU_PYTHON),gpu-python,cpp-release build)
+gpu-python:
+	@PYTHONPATH=. $(GPU_PYTHON) -c 'import horoplug._native' 2>/dev/null || \
+	  { echo 'horoplug is not built for $(GPU_PYTHON): $(GPU_PYTHON) -m pip install --no-build-isolation -e . (with cmake, ninja, pybind11)'; exit 1; }
 bench-gpu: $(GPU_TOOLS)
 	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) benchmarks/gpu.py
 
@@ -139,9 +150,9 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi
 test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
 	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
 
-# With the CUDA that the machine has; GPU_PYTHON: see bench-gpu.
+# See bench-gpu.
 test-gpu: $(GPU_TOOLS)
-	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) -m pytest tests/gpu $(PYTEST_ARGS)
+	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) -m pytest -p tests.gpu.results tests/gpu $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
@@ -164,5 +175,5 @@ format: .venv/.dev
 
 clean:
 	rm -rf .venv .venv-oldest build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
-	rm -f horoplug/*.so
+	rm -f horoplug/*.so horoplug/kernels.fatbin*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

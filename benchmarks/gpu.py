@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import math
 import os
@@ -30,15 +29,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from harness import gpu_results
 from harness.models import gradients
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-RESULTS: Final = ROOT / "docs" / "gpu-results.md"
 MOVE_BENCH: Final = ROOT / "build" / "release" / "bin" / "gpu_move_bench"
 MODELS: Final = ("resnet50", "bert-large")
 BACKENDS: Final = ("ipc", "staged", "nccl")
 HOW: Final = "`make bench-gpu`"
-NOT_YET: Final = "not yet run"
 _MARK: Final = "result of part: "
 
 Results = dict[str, str]
@@ -60,48 +58,18 @@ def rows() -> list[str]:
     ]
 
 
-def updated(text: str, where: str, found: Results) -> str:
-    """The page with the results in it. Rows of other tools stay; those of this one that have no result, too, or say
-    that they were not run."""
-    lines = text.rstrip("\n").split("\n")
-    old = {line.split("|")[1].strip(): line for line in lines if f"| {HOW} |" in line}
-    kept = [line for line in lines if f"| {HOW} |" not in line]
-    for what in rows():
-        if what in found:
-            kept.append(f"| {what} | {HOW} | {where} | {found[what]} |")
-        else:
-            kept.append(old.get(what, f"| {what} | {HOW} | | {NOT_YET} |"))
-    return "\n".join(kept) + "\n"
-
-
-def describe() -> str:
-    """Date, card, driver and versions."""
-    import torch
-
-    from horoplug import _native
-    from horoplug.common.gpu import libraries
-
-    facts = [line for line in _native.gpu_facts(libraries()).splitlines() if "[X]" in line]
-    versions = [line.split("]", 1)[1].split("(")[0].strip().rstrip(":") for line in facts]
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    name = torch.cuda.get_device_name(0)
-    return ", ".join(
-        [today, name, *(v.partition(":")[0] for v in versions), f"torch {torch.__version__}"]
-    )
-
-
 # ---- parts ----------------------------------------------------------------------------------------------------------
 
 
 def kernels() -> Results:
-    from horoplug.common.gpu import libraries
+    from horoplug.common.gpu import files
 
     lists = "".join(
         f"{model} {' '.join(str(math.prod(shape)) for shape in gradients(model))}\n"
         for model in MODELS
     )
     done = subprocess.run(
-        [str(MOVE_BENCH), *libraries()], input=lists, capture_output=True, text=True, timeout=600
+        [str(MOVE_BENCH), *files()], input=lists, capture_output=True, text=True, timeout=600
     )
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip())
@@ -273,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dry", action="store_true", help=f"leave {RESULTS.name} alone")
+    parser.add_argument("--dry", action="store_true", help=f"leave {gpu_results.PAGE.name} alone")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -289,10 +257,10 @@ def main() -> None:
     found = {}
     for results in measured():
         found.update(results)
-    where = describe()
-    text = updated(RESULTS.read_text(), where, found)
+    page = gpu_results.PAGE
+    text = gpu_results.updated(page.read_text(), HOW, rows(), gpu_results.describe(), found)
     if not args.dry:
-        RESULTS.write_text(text)
+        page.write_text(text)
     print(text)
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/gradients.py -np 2 --peer torch-gloo --peer mpi4py
     python benchmarks/gradients.py -np 2 --model 200x1KiB --model bert-large
+    python benchmarks/gradients.py -np 2 --compression fp16
 
 The gradients are there all at once, in the order in which backward makes them; each is submitted by itself, in that
 order, and then all are waited for. The time includes the averaging, but where the variant is called bare. Variants:
@@ -9,7 +10,9 @@ order, and then all are waited for. The time includes the averaging, but where t
 horoplug              ``DistributedOptimizer.synchronize()``, which submits what hooks have not: the way of training
 horoplug, views       the same with gradient_as_bucket_view=True and the gradients in the buckets already, where
                       hooks or backward have put them
-horoplug, one by one  ``allreduce_async_`` for each gradient, then ``synchronize`` for each
+horoplug, cast before with --compression: the same by a compressor of one's own, which PyTorch runs before and after
+                      the reduction; the core casts as it copies, otherwise
+horoplug, one by one  ``allreduce_async_`` for each gradient, then ``synchronize`` for each; never compressed
 torch-gloo            ``all_reduce(async_op=True)`` for each gradient, then wait and divide
 torch-gloo, buckets   the buckets of DistributedDataParallel: gradients are divided on their way into flat buckets of
                       25 MiB (the first of 1 MiB), which are reduced asynchronously, and copied back
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,19 +74,32 @@ Variants = Iterator[Variant]
 # ---- one function for each library: steps on the same tensors --------------------------------------------------------
 
 
-def horoplug_steps(_: Peer, tensors: Tensors) -> Variants:
+def horoplug_steps(_: Peer, tensors: Tensors, compression: str) -> Variants:
     import horoplug.torch as hvd
 
-    def optimizer(parameters: list[Any], named: list[tuple[str, Any]], views: bool) -> Any:
+    compressor: Any = getattr(hvd.Compression, compression)
+
+    def optimizer(
+        parameters: list[Any], named: list[tuple[str, Any]], views: bool, by: Any = compressor
+    ) -> Any:
         """Its hooks fire in backward only: ``synchronize`` is a step."""
         plain = torch.optim.SGD(parameters, lr=0.0)
-        return hvd.DistributedOptimizer(plain, named, gradient_as_bucket_view=views)
+        return hvd.DistributedOptimizer(plain, named, by, gradient_as_bucket_view=views)
 
-    parameters = [torch.nn.Parameter(torch.empty_like(tensor)) for tensor in tensors]
-    for parameter, tensor in zip(parameters, tensors, strict=True):
-        parameter.grad = tensor
-    named = [(f"gradient.{number}", p) for number, p in enumerate(parameters)]
-    yield Variant("horoplug", optimizer(parameters, named, False).synchronize, False)
+    def of_all(name: str, by: Any = compressor) -> Run:
+        parameters = [torch.nn.Parameter(torch.empty_like(tensor)) for tensor in tensors]
+        for parameter, tensor in zip(parameters, tensors, strict=True):
+            parameter.grad = tensor
+        named = [(f"{name}.{number}", p) for number, p in enumerate(parameters)]
+        step: Run = optimizer(parameters, named, False, by).synchronize
+        return step
+
+    yield Variant("horoplug", of_all("gradient"), False)
+    if compression != "none":
+        # What derives from a compressor may do anything, and so the core leaves the casts to it.
+        yield Variant(
+            "horoplug, cast before", of_all("cast", type("Own", (compressor,), {})), False
+        )
 
     parameters = [torch.nn.Parameter(torch.empty_like(tensor)) for tensor in tensors]
     # Buckets are filled in the opposite order of the names, since that of backward is the opposite of forward's.
@@ -181,8 +198,9 @@ def horovod_steps(peer: Any, tensors: Tensors) -> Variants:
     yield Variant(peer.name, one_by_one(peer.theirs, tensors), False)
 
 
-STEPS: dict[str, Callable[[Any, Tensors], Variants]] = {
-    "horoplug": horoplug_steps,
+Steps = Callable[[Any, Tensors], Variants]
+
+PEERS_STEPS: dict[str, Steps] = {
     "torch-gloo": gloo_steps,
     "mpi4py": mpi4py_steps,
     "horovod": horovod_steps,
@@ -214,10 +232,14 @@ def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Reco
     size = elements(shapes) * 4
     # All variants but one work on the same memory.
     tensors = [torch.zeros(shape) for shape in shapes]
+    steps: dict[str, Steps] = {
+        **PEERS_STEPS,
+        "horoplug": partial(horoplug_steps, compression=args.compression),
+    }
     variants = [
         variant
         for library in libraries
-        for variant in STEPS[library.name.partition(":")[0]](library, tensors)
+        for variant in steps[library.name.partition(":")[0]](library, tensors)
     ]
     wrong = [wrong_elements(hvd, v.tensors or tensors, v.step, v.sums) for v in variants]
     for variant in variants:
@@ -247,6 +269,7 @@ def main() -> int:
     parser = command_line(__doc__, tuple(PEERS))
     add = parser.add_argument
     add("--model", action="append", help="resnet50, bert-large, or like 200x1KiB [resnet50]")
+    add("--compression", choices=("none", "fp16", "bf16"), default="none", help="of horoplug's")
     add("-n", dest="iterations", type=int, default=0, help="iterations [5 to 200, by size]")
     args = parse(parser)
     models = args.model or ["resnet50"]

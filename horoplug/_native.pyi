@@ -81,6 +81,7 @@ class Prepared:
         prescale: float = 1.0,
         postscale: float = 1.0,
         process_set: int = 0,
+        wire_dtype: int = 0,
         device: int = -1,
     ) -> None: ...
 
@@ -118,6 +119,7 @@ class Engine:
         link_bandwidth: float = 0.0,
         gpu_files: Sequence[str] = (),
         local_rank: int = 0,
+        gpu_algorithm: str | None = None,
     ) -> None:
         """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; ``lanes``: by rank,
         the descriptors of further connections. The engine takes ownership of every descriptor, also on failure. Units
@@ -135,6 +137,7 @@ class Engine:
         postscale: float = 1.0,
         splits: Sequence[int] | None = None,
         process_set: int = 0,
+        wire_dtype: int = 0,
         device: int = -1,
         stream: int = 0,
     ) -> int:
@@ -157,6 +160,7 @@ class Engine:
         postscale: float = 1.0,
         splits: Sequence[int] | None = None,
         process_set: int = 0,
+        wire_dtype: int = 0,
         device: int = -1,
         keep: bool = True,
         stream: int = 0,
@@ -240,8 +244,49 @@ def algorithms() -> str:
     """One line per algorithm: ``op name medium``."""
 
 def gpu_facts(files: Sequence[str]) -> str:
-    """One line each for the CUDA driver, NVRTC and NCCL: ``[X] what (where)`` or ``[ ] what: why not``. Tries ``files``
-    after what is loaded already and before what the system has. Starts CUDA in this process."""
+    """One line each for the CUDA driver, NVRTC, NCCL and where the kernels come from: ``[X] what (where)`` or
+    ``[ ] what: why not``. ``files``: libraries to try after what is loaded already and before what the system has, and
+    ``kernels.fatbin``. Starts CUDA in this process."""
+
+class DlpackTensor:
+    """Another library's array, which it gets back with the end of this object."""
+
+    @property
+    def address(self) -> int:
+        """Of the first element; anything if there is none."""
+
+    @property
+    def device(self) -> tuple[int, int]:
+        """DLPack's kind of device, and the ordinal."""
+
+    @property
+    def dtype(self) -> tuple[int, int, int]:
+        """DLPack's code, bits, and lanes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """In elements; None: row-major, without gaps."""
+
+    @property
+    def read_only(self) -> bool: ...
+    @property
+    def copied(self) -> bool:
+        """Writing to it does not change the array that it was taken from."""
+
+def take_dlpack(capsule: object) -> DlpackTensor:
+    """What ``__dlpack__`` has returned. BufferError for what is no such capsule, or of a version other than 1."""
+
+def give_dlpack(
+    owner: object,
+    address: int,
+    device: tuple[int, int],
+    dtype: tuple[int, int],
+    shape: Sequence[int],
+    versioned: bool,
+) -> object:
+    """A capsule for ``__dlpack__`` to return, of a row-major array that ``owner`` keeps. ``dtype``: code and bits."""
 
 def address_of(buffer: object) -> int | None:
     """Where the memory of a contiguous object with the buffer protocol begins; None if it does not export it."""

@@ -96,6 +96,14 @@ class Card:
         handle = _POINTER(self.stream if stream is None else stream)
         self.call("simulated_card_delay", handle, int(seconds * 1e6))
 
+    def order(self, stream: Any, other: int) -> None:
+        """Have what comes into a stream from now on wait for what is in the other one."""
+        event = _POINTER()
+        self.call("cuEventCreate", ctypes.byref(event), 2)
+        self.call("cuEventRecord", event, _POINTER(other))
+        self.call("cuStreamWaitEvent", _POINTER(stream), event, 0)
+        self.call("cuEventDestroy_v2", event)
+
     def hold(self) -> None:
         """Have this process's streams begin nothing more, until :meth:`let_go`."""
         self._driver.simulated_card_hold()
@@ -123,6 +131,15 @@ class Card:
     def fail(self, function: str, result: int) -> None:
         """Have all calls of a function fail: ``fail("cuMemAlloc", 2)``; 0: no longer."""
         self._driver.simulated_card_fail(function.encode(), result)
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """The card's own stream is as if it were being captured into a graph."""
+        self.call("simulated_card_capture", _POINTER(self.stream), 1)
+        try:
+            yield
+        finally:
+            self.call("simulated_card_capture", _POINTER(self.stream), 0)
 
     def fall_off(self) -> None:
         """From now on, all calls fail and nothing more is done."""

@@ -133,8 +133,11 @@ class _Worker:
     def end(self) -> None:
         """Wait for its end after its connection was closed; kill it if it does not come."""
         try:
-            self.process.wait(15)
+            self.process.wait(60)  # it may have to end three frameworks, on a busy machine
         except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGUSR1)  # it says where it is, see _serve
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
             self.process.kill()
             self.process.wait(10)
             pytest.fail(f"process {self.process.pid} did not end by itself")

@@ -1,5 +1,6 @@
 """The benchmarks run, their own checks find the results right, and what they write is complete."""
 
+import functools
 import html.parser
 import json
 import re
@@ -13,13 +14,15 @@ import simulated_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path[:0] = [str(BENCHMARKS), str(ROOT)]
 
 import control_plane  # noqa: E402
 import gpu  # noqa: E402
 import raw  # noqa: E402
 import suite  # noqa: E402
-from harness import models, mpi  # noqa: E402
+from harness import gpu_results, models, mpi  # noqa: E402
+
+from tests.gpu import results as seen  # noqa: E402
 
 BINARY = ROOT / "build" / "release" / "bin" / control_plane.BINARY
 needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="make cpp-release builds it")
@@ -362,11 +365,13 @@ def test_report_of_nothing(tmp_path):
 
 def test_gpu_results():
     """The table of docs/gpu-results.md: what is measured gets its row, and nothing else changes."""
-    page = gpu.RESULTS.read_text()
-    assert gpu.updated(page, "today", {}) == page, "every row is there"
+    page = gpu_results.PAGE.read_text()
+    for how, rows in ((gpu.HOW, gpu.rows()), (seen.HOW, [*seen.rows().values()])):
+        assert gpu_results.updated(page, how, rows) == page, "every row is there"
     first, second, *_ = gpu.rows()
-    once = gpu.updated(page, "Monday, a card", {first: "91 %"})
-    twice = gpu.updated(once, "Tuesday, a card", {second: "92 %"})
+    update = functools.partial(gpu_results.updated, how=gpu.HOW, rows=gpu.rows())
+    once = update(page, where="Monday, a card", found={first: "91 %"})
+    twice = update(once, where="Tuesday, a card", found={second: "92 %"})
     changed = [line for line in twice.splitlines() if line not in page.splitlines()]
     assert changed == [
         f"| {first} | `make bench-gpu` | Monday, a card | 91 % |",

@@ -99,6 +99,9 @@ def test_mpi(place):
     assert text.count("the ranks meet over MPI") == 2
     assert text.count(f"with {place.library.resolve()}: ") == 2
     assert text.count("asks for multiple, the library grants multiple") == 2
+    assert (
+        text.count("GPUs: the library says that it is not CUDA-aware: it moves no GPU tensors") == 2
+    )
 
 
 SUM = """

@@ -1,13 +1,12 @@
 """Arrays on cards through ``import horoplug``, in jobs of several processes: what NumPy's arrays give is what they must
 give. The cards are simulated (simulated_gpu.py): what is used too early has wrong numbers in it."""
 
-import contextlib
 import itertools
 
 import numpy as np
 import pytest
 import simulated_gpu
-from support import Pool
+from simulated_jobs import card, starter
 
 import horoplug as hvd
 from horoplug.common.many import Batch, prepare
@@ -27,19 +26,7 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Starts jobs, for each number of cards with the same processes."""
-    pools = {}
-    with contextlib.ExitStack() as stack:
-
-        def start(hosts, cards, algorithm=None, **env):
-            if cards not in pools:
-                folder = tmp_path_factory.mktemp("cards")
-                variables = simulated_gpu.environment(folder, card_count=cards)
-                pools[cards] = Pool(variables=variables)
-                stack.callback(pools[cards].close)
-            env |= {"HOROPLUG_ALGORITHM": algorithm} if algorithm else {}
-            return pools[cards].ranks(len(hosts), hosts=hosts, env=env)
-
+    with starter(tmp_path_factory.mktemp) as start:
         yield start
 
 
@@ -50,17 +37,6 @@ def ranks(request, job):
 
 
 FLOAT32 = 7
-_CARDS = []
-
-
-def card():
-    """This rank's; each process has it once."""
-    if not _CARDS:
-        count = simulated_gpu.ctypes.c_int()
-        simulated_gpu.load().cuInit(0)
-        simulated_gpu.load().cuDeviceGetCount(simulated_gpu.ctypes.byref(count))
-        _CARDS.append(simulated_gpu.Card(hvd.local_rank() % count.value))
-    return _CARDS[0]
 
 
 def values(dtype, shape, key=0):
@@ -229,10 +205,13 @@ def check_way():
 
 
 def check_ahead():
-    """Operations end although no stream does anything; the results are there when they do."""
+    """Operations end although no stream does anything; the results are there when they do. The first of each kind may
+    wait for those before it."""
     mine = values("float32", (1000,))
     expected = hvd.allreduce(mine, op=hvd.Sum)
     array = card().array(mine)
+    hvd.allgather(hvd.allreduce(array, op=hvd.Sum))
+    card().synchronize()
     waits = card().host_waits()
     card().hold()
     try:
@@ -280,20 +259,60 @@ def test_process_sets(job, algorithm):
         ranks.run(check_process_sets)
 
 
-def check_killed():
+def check_large(timeline):
+    """An allreduce of several windows, of which rank 0 writes a timeline. Returns how often NCCL was used here."""
+    mine = values("float32", (5_000_001,))
+    expected = hvd.allreduce(mine, op=hvd.Sum)
+    before = card().count("ReduceScatter")
+    hvd.start_timeline(str(timeline))
+    equal(hvd.allreduce(card().array(mine), op=hvd.Sum), expected)
+    hvd.stop_timeline()
+    return card().count("ReduceScatter") - before
+
+
+# Cards; variables. With one card for all ranks, NCCL refuses to work within a host.
+HIERARCHICAL = [
+    (4, {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}),
+    (1, {"HOROPLUG_ALGORITHM": "hierarchical"}),
+    (1, {}),
+]
+
+
+@pytest.mark.parametrize(("cards", "env"), HIERARCHICAL)
+def test_in_each_host_first(job, tmp_path, cards, env):
+    with job("aabb", cards, HOROVOD_TIMELINE="DYNAMIC", **env) as ranks:
+        for dtype in ("float32", "int16"):
+            ranks.run(check_operations, dtype)
+        ranks.run(check_many)
+        used = ranks.run(check_large, tmp_path / "timeline.json")
+    assert '"hierarchical"' in (tmp_path / "timeline.json").read_text()
+    assert [times > 0 for times in used] == [cards > 1] * 4
+
+
+def check_killed(op):
     """Until somebody is gone: an error then, and no hang."""
     array = card().array(values("float32", (10_000,)))
     try:
         while True:
-            hvd.allreduce(array, op=hvd.Sum)
+            hvd.allreduce(array, op=op)
     except hvd.HorovodInternalError as error:
         return str(error)
 
 
-@pytest.mark.parametrize("algorithm", [None, "staged"])
-def test_a_rank_that_is_killed(job, algorithm):
-    with job("aa", 2, algorithm) as ranks:
-        ranks.start(check_killed)
+# Processes keep their cards, so that others would share one afterwards: no other test has five cards.
+@pytest.mark.parametrize(
+    ("hosts", "cards", "algorithm", "op"),
+    [
+        ("aa", 2, None, hvd.Sum),
+        ("aa", 2, "staged", hvd.Sum),
+        ("aabb", 5, "hierarchical", hvd.Sum),
+        ("aa", 2, "nccl", hvd.Adasum),
+        ("aa", 2, "ipc", hvd.Adasum),
+    ],
+)
+def test_a_rank_that_is_killed(job, hosts, cards, algorithm, op):
+    with job(hosts, cards, algorithm) as ranks:
+        ranks.start(check_killed, op)
         ranks.kill(1)
         outcomes = ranks.collect()
     assert not outcomes[0].failed, str(outcomes[0])

@@ -1,6 +1,7 @@
 """horoplug.jax: what each operation gives, called at once and inside of jax.jit, beside NumPy."""
 
 import warnings
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from support import ranks_fixture, seed
 
 jax = pytest.importorskip("jax")
 hvd = pytest.importorskip("horoplug.jax")
+CastCompressor = pytest.importorskip("horoplug.jax.compression").CastCompressor
 jnp = jax.numpy
 
 pytest_plugins = ["jobs"]
@@ -152,6 +154,34 @@ def check_trees(key):
     assert any("op=Sum" in str(w.message) for w in caught)
 
 
+def check_compression(key):
+    """The core casts float32: to the same bits as JAX, which casts for what derives from a compressor."""
+    x = jax.random.normal(jax.random.key(key + hvd.rank()), (50, 9))
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+
+        def reduce(x, by):
+            return hvd.allreduce({"x": x, "count": jnp.arange(3)}, compression=by, op=hvd.Sum)["x"]
+
+        own = type("Own", (compression,), {})
+        expected = reduce(x, own)
+        assert not np.array_equal(expected, hvd.allreduce(x, op=hvd.Sum)), (
+            "there is something to round"
+        )
+        same(reduce(x, compression), expected)
+        same(jax.jit(reduce, static_argnames="by")(x, by=compression), expected)
+        with patch.object(CastCompressor, "_cast", side_effect=AssertionError):
+            same(hvd.allreduce(x, compression=compression, op=hvd.Sum), expected)
+        gradients = [
+            jax.jit(jax.grad(lambda x, by=by: (reduce(x, by) * x).sum()))(x)
+            for by in (compression, own)
+        ]
+        np.testing.assert_array_equal(*gradients)
+
+
+def test_compression(ranks):
+    ranks.run(check_compression, seed())
+
+
 def every_tree(tree):
     w, rows = tree["w"], jnp.ones((hvd.size() * 2, 3))
     return [
@@ -226,8 +256,8 @@ def check_refusals():
     with pytest.raises(ValueError, match="root rank 99 does not exist"):
         hvd.broadcast(jnp.ones(2), 99)
     same(jax.jit(hvd.allreduce)(jnp.ones(2)), np.ones(2, np.float32))
-    with pytest.raises(NotImplementedError, match=r"inside of jax\.jit runs on CPUs only"):
-        jax.jit(hvd.allreduce).trace(jnp.ones(2)).lower(lowering_platforms=("cuda",))
+    with pytest.raises(NotImplementedError, match=r"inside of jax\.jit runs on CPUs and on"):
+        jax.jit(hvd.allreduce).trace(jnp.ones(2)).lower(lowering_platforms=("tpu",))
 
 
 def test_refusals(ranks):

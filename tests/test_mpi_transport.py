@@ -439,14 +439,17 @@ hvd.init()
 for _ in range(50):
     hvd.allreduce_(np.ones(100_000, np.float32), name="step")
 handle = hvd.allreduce_async(np.ones(100), name="late") if hvd.rank() else None
-before, wakeups = used(), hvd.common.context.context.engine().stats()["wakeups"]
-time.sleep(1.0)
-more = hvd.common.context.context.engine().stats()["wakeups"] - wakeups
-took = used() - before
+def quiet():  # whether nothing has happened in a second
+    before, wakeups = used(), hvd.common.context.context.engine().stats()["wakeups"]
+    time.sleep(1.0)
+    more = hvd.common.context.context.engine().stats()["wakeups"] - wakeups
+    took = used() - before
+    return took < 0.03 and more < 20
+# On a busy machine the other rank may still be at the steps before.
+assert any(quiet() for _ in range(5))
 if handle is None:
     handle = hvd.allreduce_async(np.ones(100), name="late")
 hvd.synchronize(handle)
-assert took < 0.03 and more < 20, (took, more)
 for _ in range(20):
     hvd.shutdown()
     hvd.init()

@@ -200,3 +200,32 @@ def test_a_rank_that_leaves(ranks):
     ranks.run(hvd.shutdown)
     ranks.run(hvd.init)
     ranks.run(healthy)
+
+
+def go_round(path):
+    """Allreduces, one after the other, until one fails; says so at the path when some have been done."""
+    for step in range(1_000_000):
+        hvd.allreduce(np.ones(200_000, np.float32), op=hvd.Sum, name="round")
+        if step == 10 and hvd.rank() == 0:
+            path.touch()
+
+
+def test_a_rank_that_stops_in_a_transfer_is_named(pool, tmp_path):
+    """By all, though most of them wait for one that waits itself."""
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2", "HOROPLUG_ALGORITHM": "ring"}
+    with pool.ranks(4, hosts="abcd", env=env) as job:
+        *others, stopped = job.workers
+        started = tmp_path / "started"
+        job.start(go_round, started)
+        until = time.monotonic() + 30
+        while not started.exists() and time.monotonic() < until:
+            os.sched_yield()
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        try:
+            outcomes = [worker.receive() for worker in others]
+        finally:
+            os.kill(stopped.process.pid, signal.SIGCONT)
+        internal(outcomes, "rank 3")
+        first = next(o.message for o in outcomes if "no progress" in o.message)
+        assert "waiting for rank 3, which does not answer" in first
+        stopped.receive()

@@ -1,6 +1,7 @@
 """Every operation on TensorFlow's tensors, eagerly and in graphs: dtypes and ranks, order, sparse tensors, errors."""
 
 import random
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import horoplug as plain
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
+CastCompressor = pytest.importorskip("horoplug.tensorflow.compression").CastCompressor
 
 pytest_plugins = ["jobs"]
 
@@ -126,6 +128,33 @@ def check_others(dtype, key):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_other_operations(ranks, dtype):
     ranks.run(check_others, dtype, seed())
+
+
+def check_compression(key):
+    """The core casts float32: to the same bits as TensorFlow, which casts for what derives from a compressor."""
+    x = tf.constant(np.random.default_rng([key, hvd.rank()]).normal(size=(50, 9)).astype("float32"))
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        own = type("Own", (compression,), {})
+        expected = hvd.allreduce(x, compression=own)
+        wide = hvd.allreduce(tf.cast(x, tf.float64), compression=own)
+        assert not np.array_equal(expected, hvd.allreduce(x)), "there is something to round"
+        with patch.object(CastCompressor, "compress", side_effect=AssertionError):
+            for reduce in both(lambda t, c=compression: hvd.allreduce(t, compression=c)):
+                same(reduce(x), expected.numpy(), "float32")
+        y, z = hvd.grouped_allreduce([x, tf.cast(x, tf.float64)], compression=compression)
+        same(y, expected.numpy(), "float32")
+        same(z, wide.numpy(), "float64")
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            losses = [
+                tf.reduce_sum(hvd.allreduce(x, op=hvd.Sum, compression=c) * x)
+                for c in (compression, own)
+            ]
+        np.testing.assert_array_equal(*[tape.gradient(loss, x) for loss in losses])
+
+
+def test_compression(ranks):
+    ranks.run(check_compression, seed())
 
 
 def check_small_things():

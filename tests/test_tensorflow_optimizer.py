@@ -77,6 +77,11 @@ def joined(parts):
     return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
 
 
+def same_bits(variables):
+    bits = hvd.allgather_object([v.tobytes() for v in variables])
+    assert all(b == bits[0] for b in bits), "ranks have different bits"
+
+
 def momentum():
     return train_v1.MomentumOptimizer(0.3, 0.9)
 
@@ -85,7 +90,6 @@ OPTIONS = {
     "plain": {},
     "dense": {"sparse_as_dense": True, "gradient_predivide_factor": 2.0},
     "groups": {"num_groups": 2, "name": "Named"},
-    "bf16": {"compression": hvd.Compression.bf16},
 }
 
 
@@ -100,7 +104,7 @@ def check_training(key, mode):
     expected, *_ = run(mode, lambda: Model(key), momentum, [joined(parts) for parts in data])
     start = Model(key).variables[0].numpy()
     assert abs(expected[0] - start).max() > 0.02, "it has trained"
-    for name, options in OPTIONS.items():
+    for options in OPTIONS.values():
         found, count, slots = run(
             mode,
             lambda: Model(key),
@@ -110,11 +114,35 @@ def check_training(key, mode):
         )
         assert count == len(data)
         assert slots[0].shape == (3, 4)
-        tolerance = 0.03 if name == "bf16" else 1e-5
         for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, tolerance, tolerance)
-        bits = hvd.allgather_object([v.tobytes() for v in found])
-        assert all(b == bits[0] for b in bits), "ranks have different bits"
+            np.testing.assert_allclose(one, other, 1e-5, 1e-5)
+        same_bits(found)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compression(ranks, mode):
+    ranks.run(check_compression, seed() % 10000, mode)
+
+
+def check_compression(key, mode):
+    """One step of it: from step to step training may make any difference larger."""
+    (parts,) = batches(key, 1)
+    start = [v.numpy() for v in Model(key).variables]
+    alone = [run("eager", lambda: Model(key), momentum, [part])[0] for part in parts]
+    found, *_ = run(
+        mode,
+        lambda: Model(key),
+        lambda: hvd.DistributedOptimizer(momentum(), compression=hvd.Compression.bf16),
+        [parts[hvd.rank()]],
+    )
+    same_bits(found)
+    errors = []
+    for value, before, *after in zip(found, start, *alone, strict=True):
+        steps = np.stack(after) - before
+        errors.append(abs(value - before - steps.mean(0)).max())
+        # Every number that is sent is rounded in its ninth binary digit, and so is each of their sums.
+        assert errors[-1] <= 2**-7 * abs(steps).max() + 1e-6
+    assert max(errors) > 1e-5, "it was compressed"
 
 
 @pytest.mark.parametrize("mode", MODES)

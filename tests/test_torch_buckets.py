@@ -275,6 +275,8 @@ def check_options():
     steps(pair(Model, gradient_predivide_factor=2.0), (6, 4))
     for op in (hvd.Min, hvd.Max, hvd.Product):
         steps(pair(Model, op=op), (6, 4))
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        steps(pair(Model, compression=compression), (6, 4))
     model = Model()
     train(wrapped(model, gradient_as_bucket_view=True), model, 3)
     equal(model, joined(3), **CLOSE)
@@ -404,13 +406,15 @@ def check_refusals():
         with pytest.raises(ValueError, match=message):
             distributed(model, gradient_as_bucket_view=True, **options)
 
-    refused("compression", compression=hvd.Compression.fp16)
+    refused("compression", compression=type("Own", (hvd.Compression.fp16,), {}))
     refused("groups", groups=2)
     refused("groups", num_groups=2)
     refused("Adasum", op=hvd.Adasum)
     refused("process_set", process_set=hvd.ProcessSet([0]))
     if hvd.size() == 1:
         return
+    wide = nn.Linear(2, 2, dtype=torch.float64)
+    refused("bias is float64; compression", wide, compression=hvd.Compression.bf16)
     complex_ = nn.Linear(2, 2, dtype=torch.complex64)
     refused("is no dense floating-point parameter", complex_)
     refused(

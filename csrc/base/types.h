@@ -54,6 +54,10 @@ const char* dtype_name(DType dtype);
 const char* reduce_op_name(ReduceOp op);
 const char* op_kind_name(OpKind kind);
 
+inline bool reduces(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter;
+}
+
 // Changes to a process set or the job, which move no data.
 inline bool is_administrative(OpKind kind) { return kind >= OpKind::kJoin; }
 

@@ -107,7 +107,11 @@ class Direct {
     }
     std::byte* const result = run.output != nullptr ? run.output + at : shown;
     call_.reduce(result, operands.data(), group_.size(), bytes / element_, call_.finish);
-    if (result != shown) kernels().copy(shown, result, bytes);
+    if (result != shown) {
+      kernels().copy(shown, result, bytes);
+    } else {
+      layout_.unpack(run.begin + at, bytes, shown);
+    }
   }
 
   SharedGroup& group_;

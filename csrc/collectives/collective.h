@@ -72,6 +72,10 @@ std::span<const Algorithm> algorithms();
 // The cheapest algorithm that can do this; one called `forced`, if it can, goes first.
 const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char* forced);
 
+// Of tensors on GPUs: whether it matters what the cards of each host can do by themselves
+// (GpuGroup::agree_in_hosts).
+bool may_work_in_hosts(const Comm& comm, const Call& call, const char* forced);
+
 // Each algorithm is defined in the file of its name.
 Task allreduce_lines(Comm& comm, Call& call);
 Task allreduce_direct(Comm& comm, Call& call);
@@ -101,9 +105,13 @@ Task barrier_dissemination(Comm& comm, Call& call);
 Task barrier_mpi(Comm& comm, Call& call);
 Task local_copy(Comm& comm, Call& call);  // every operation, on a process set of one
 // Of tensors on GPUs.
-Task gpu_copy(Comm& comm, Call& call);    // likewise
-Task gpu_nccl(Comm& comm, Call& call);    // every operation
-Task gpu_ipc(Comm& comm, Call& call);     // every operation, but for Adasum
-Task gpu_staged(Comm& comm, Call& call);  // every operation, through the host's memory
+Task gpu_copy(Comm& comm, Call& call);          // likewise
+Task gpu_nccl(Comm& comm, Call& call);          // every operation, but for Adasum
+Task gpu_ipc(Comm& comm, Call& call);           // likewise
+Task gpu_mpi(Comm& comm, Call& call);           // likewise
+Task gpu_hierarchical(Comm& comm, Call& call);  // allreduce over several hosts
+Task gpu_staged(Comm& comm, Call& call);        // every operation, through the host's memory
+Task gpu_adasum_nccl(Comm& comm, Call& call);
+Task gpu_adasum_ipc(Comm& comm, Call& call);
 
 }  // namespace horoplug

@@ -7,19 +7,27 @@ Comm::Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared,
   for (auto& links : lanes) peers_.push_back({std::move(links), {}});
 }
 
-void Comm::set_local(SharedGroup* local, const std::vector<int>& slice) {
+void Comm::set_local(SharedGroup* local, const std::vector<int>& host,
+                     const std::vector<int>& slice) {
   local_ = local;
+  host_ = part(host, local);
+  slice_ = part(slice, nullptr);
+}
+
+// Some of the ranks, over the same links.
+std::unique_ptr<Comm> Comm::part(const std::vector<int>& ranks, SharedGroup* shared) const {
   std::vector<std::vector<Link*>> lanes;
   int place = 0;
-  for (const int rank : slice) {
+  for (const int rank : ranks) {
     if (rank == rank_) place = static_cast<int>(lanes.size());
-    lanes.push_back(peer(rank).lanes);
+    lanes.push_back(peers_[static_cast<std::size_t>(rank)].lanes);
   }
-  slice_ = std::make_unique<Comm>(place, std::move(lanes), nullptr, measured_);
+  return std::make_unique<Comm>(place, std::move(lanes), shared, measured_);
 }
 
 void Comm::begin(const Channel& channel, BatchTrace* trace, const Tuning& tuning) {
   channel_ = channel;
+  committed_ = false;
   trace_ = trace;
   chunk_bytes_ = static_cast<std::size_t>(tuning.chunk_bytes);
   costs_.stream.latency =
@@ -31,7 +39,16 @@ void Comm::begin(const Channel& channel, BatchTrace* trace, const Tuning& tuning
   }
   if (shared_ != nullptr) shared_->begin(channel.check);
   if (local_ != nullptr) local_->begin(channel.check);
-  if (slice_) slice_->begin(channel, nullptr, tuning);
+  for (Comm* const some : {host_.get(), slice_.get()}) {
+    if (some != nullptr) some->begin(channel, nullptr, tuning);
+  }
+}
+
+void Comm::commit() {
+  committed_ = true;
+  for (Comm* const some : {host_.get(), slice_.get()}) {
+    if (some != nullptr) some->commit();
+  }
 }
 
 void Comm::end() {

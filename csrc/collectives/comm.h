@@ -29,17 +29,18 @@ class Comm {
   Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared,
        const Costs& costs = {});
 
-  // For a set that spans hosts with the same number of ranks each, more than one: the ranks of this
-  // host, and by host, in the order of their first ranks, those ranks of the set that have this
-  // one's place on theirs.
-  void set_local(SharedGroup* local, const std::vector<int>& slice);
+  // For a set that spans hosts with the same number of ranks each, more than one: the memory of
+  // this host's ranks and these, by place; and by host, in the order of their first ranks, those
+  // ranks of the set that have this one's place on theirs.
+  void set_local(SharedGroup* local, const std::vector<int>& host, const std::vector<int>& slice);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   SharedGroup* shared() const { return shared_; }
-  // What set_local() has given, or nullptr. The ranks of the slice run batches of their own within
-  // the batch of the set.
+  // What set_local() has given, or nullptr. The ranks of the host and those of the slice run
+  // batches of their own within the batch of the set.
   SharedGroup* local() const { return local_; }
+  Comm* host() const { return host_.get(); }
   Comm* slice() const { return slice_.get(); }
   // MPI, whose own collectives work on exactly the ranks of the set and are used by no other one,
   // or nullptr.
@@ -65,7 +66,9 @@ class Comm {
   void resume();
   BatchTrace* trace() const { return trace_; }
   // The batch is a plan's: ranks join it unasked, and it may be withdrawn until all have.
-  bool planned() const { return channel_.epoch != 0; }
+  bool planned() const { return channel_.epoch != 0 && !committed_; }
+  // All have joined it, and it is like any other from here on.
+  void commit();
 
   // Queues a message of at most kChunkBytes to a rank. `data` must stay as it is until flushed().
   void send(int rank, const void* data, std::size_t bytes);
@@ -139,6 +142,7 @@ class Comm {
 
     bool flushed() const;
   };
+  std::unique_ptr<Comm> part(const std::vector<int>& ranks, SharedGroup* shared) const;
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   Link& next_lane(int rank) {
     Peer& from = peer(rank);
@@ -154,8 +158,10 @@ class Comm {
   Mpi* mpi_ = nullptr;
   std::shared_ptr<GpuGroup> gpu_;
   SharedGroup* local_ = nullptr;
+  std::unique_ptr<Comm> host_;
   std::unique_ptr<Comm> slice_;
   Channel channel_;
+  bool committed_ = false;
   BatchTrace* trace_ = nullptr;
   std::array<std::pair<std::unique_ptr<std::byte[]>, std::size_t>, 3> scratch_;
 };

@@ -4,6 +4,11 @@
 
 namespace horoplug {
 
+Task meet(Comm& comm) {
+  Call call;
+  co_await choose_algorithm(comm, call, nullptr).run(comm, call);
+}
+
 Task gather_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all) {
   const std::vector<std::size_t> sizes(static_cast<std::size_t>(comm.size()), bytes);
   Call call;
@@ -12,10 +17,7 @@ Task gather_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all) {
   call.output = static_cast<std::byte*>(all);
   call.receive_bytes = sizes;
   const Algorithm& chosen = choose_algorithm(comm, call, nullptr);
-  if (comm.planned() && !chosen.commits) {
-    Call meeting;
-    co_await choose_algorithm(comm, meeting, nullptr).run(comm, meeting);
-  }
+  if (comm.planned() && !chosen.commits) co_await meet(comm);
   co_await chosen.run(comm, call);
 }
 

@@ -1,4 +1,4 @@
-// The same few bytes from every rank to every rank, in the middle of something else.
+// What ranks have to know of each other in the middle of something else.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,11 @@
 
 namespace horoplug {
 
-// all: `bytes` of each rank of the set, in their order.
+// Returns when every rank has called it.
+Task meet(Comm& comm);
+
+// The same few bytes from every rank to every rank. all: `bytes` of each rank of the set, in their
+// order.
 Task gather_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all);
 
 template <typename T>

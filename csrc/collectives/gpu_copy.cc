@@ -16,7 +16,7 @@ Task gpu_copy(Comm& comm, Call& call) {
   }
   const GpuBuffer buffer(workspace, call);
   if (call.kind == OpKind::kBroadcast) {
-    buffer.pass();
+    pass_on_gpu(workspace, call);
   } else if (call.output == nullptr) {
     // Where nothing is packed, the input itself is what is finished.
     buffer.pack();

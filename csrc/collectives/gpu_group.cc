@@ -1,5 +1,6 @@
 #include "collectives/gpu_group.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,23 @@ namespace {
 // From this version on NCCL lets ranks share a card, if it is told to.
 constexpr int kNcclSharesCards = 23000;
 
+// A card's context is current in every call of MPI, which copies from there and to it in any one.
+class OnCard final : public Mpi::Setting {
+ public:
+  explicit OnCard(std::shared_ptr<cuda::Card> card) : card_(std::move(card)) {}
+  bool enter() noexcept override {
+    const cuda::Context& context = card_->context();
+    return context.api().CtxPushCurrent(context.handle()) == cuda::kSuccess;
+  }
+  void leave() noexcept override {
+    CUcontext popped = nullptr;
+    card_->context().api().CtxPopCurrent(&popped);
+  }
+
+ private:
+  const std::shared_ptr<cuda::Card> card_;
+};
+
 // So many are looked through at once, when nobody watches for long.
 constexpr std::size_t kManyUnderWay = 64;
 
@@ -26,9 +44,9 @@ constexpr auto kLastWork = std::chrono::seconds(2);
 
 }  // namespace
 
-GpuGroup::Facts GpuGroup::facts() const {
+GpuGroup::Facts GpuGroup::facts(const Comm& comm) const {
   Facts facts{};
-  facts.ordinal = card_->ordinal();
+  if (comm.mpi() != nullptr) facts.mpi = comm.mpi()->on_gpu();
   const cuda::Context& context = card_->context();
   context.check(context.api().DeviceGetUuid(&facts.card, context.device()), "cuDeviceGetUuid");
   facts.nccl_version = card_->toolkit().nccl_version;
@@ -41,18 +59,58 @@ GpuGroup::Facts GpuGroup::facts() const {
 Task GpuGroup::agree(Comm& comm, const char* wanted) {
   if (comm.size() > 1) {
     std::vector<Facts> facts;
-    const Facts mine = this->facts();
+    const Facts mine = this->facts(comm);
     co_await gather(comm, mine, facts);
-    co_await connect_nccl(comm, facts);
+    const std::string_view wants = wanted != nullptr ? wanted : "";
+    const bool hierarchical = wants == "hierarchical";
+    if (hierarchical) co_await agree_in_hosts(comm);
+    if (hierarchical && !in_hosts_ && comm.shared() == nullptr) {
+      explain(comm.rank() == 0, "GPU tensors are not reduced in each host first: " + no_hosts_);
+    }
+    // Who asks for that does not want NCCL's network.
+    if (!in_hosts_ && ranks_ != Ranks::kOfHostWithoutNccl) co_await connect_nccl(comm, facts);
+    settle_mpi(comm, facts, wants == "mpi");
     std::string problem;
     co_await connect_ipc(comm, workspace_, ipc_, problem);
     if (!problem.empty()) {
-      const bool says = wanted != nullptr && std::string_view(wanted) == "ipc" && comm.rank() == 0;
-      card_->log()(says ? LogLevel::kWarning : LogLevel::kInfo,
-                   "GPU tensors are not moved by CUDA IPC: " + problem);
+      explain(wants == "ipc" && comm.rank() == 0,
+              "GPU tensors are not moved by CUDA IPC: " + problem);
     }
   }
   agreed_ = true;
+}
+
+Task GpuGroup::agree_in_hosts(Comm& comm) {
+  agreed_in_hosts_ = true;
+  Comm* const host = comm.host();
+  if (host == nullptr) {
+    no_hosts_ = "that takes several ranks on each host, equally many";
+    co_return;
+  }
+  host_ = std::make_shared<GpuGroup>(card_, nccl_ ? Ranks::kOfHostWithoutNccl : Ranks::kOfHost);
+  host->set_gpu(host_);
+  co_await host_->agree(*host, nullptr);
+  struct Ways {
+    bool nccl, ipc;
+  };
+  const Ways mine{host_->nccl() != nullptr, host_->ipc() != nullptr};
+  std::vector<Ways> all;
+  co_await gather(comm, mine, all);
+  std::vector<int> without;
+  nccl_in_hosts_ = ipc_in_hosts_ = true;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    nccl_in_hosts_ &= all[rank].nccl;
+    ipc_in_hosts_ &= all[rank].ipc;
+    if (!all[rank].nccl && !all[rank].ipc) without.push_back(static_cast<int>(rank));
+  }
+  in_hosts_ = without.empty();
+  if (!in_hosts_) no_hosts_ = describe_ranks(without) + " have neither NCCL nor CUDA IPC there";
+}
+
+void GpuGroup::explain(bool aloud, const std::string& text) const {
+  const bool of_host = ranks_ != Ranks::kOfSet;
+  card_->log()(aloud && !of_host ? LogLevel::kWarning : LogLevel::kInfo,
+               (of_host ? "among the ranks of this host, counted from 0: " : "") + text);
 }
 
 // What keeps the ranks from using NCCL together, in one line, or nothing.
@@ -109,13 +167,33 @@ Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Facts>& facts) {
   }
   if (problem.empty()) co_return;
   nccl_.reset();
-  const bool says = comm.rank() == 0;
-  card_->log()(says ? LogLevel::kWarning : LogLevel::kInfo,
-               "GPU tensors are not moved by NCCL: " + problem);
+  explain(comm.rank() == 0, "GPU tensors are not moved by NCCL: " + problem);
+}
+
+// As much as all ranks' MPI can.
+void GpuGroup::settle_mpi(Comm& comm, const std::vector<Facts>& facts, bool wanted) {
+  if (comm.mpi() == nullptr) return;
+  mpi_ = Mpi::OnGpu::kAll;
+  for (const Facts& each : facts) mpi_ = std::min(mpi_, each.mpi);
+  if (mpi_ != Mpi::OnGpu::kNothing) comm.mpi()->set(std::make_shared<OnCard>(card_));
+  if (mpi_ == Mpi::OnGpu::kAll) return;
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < facts.size(); ++rank) {
+    if (facts[rank].mpi == mpi_) ranks.push_back(static_cast<int>(rank));
+  }
+  const std::string where = ranks.size() < facts.size() ? "on " + describe_ranks(ranks) + ", " : "";
+  explain(wanted && comm.rank() == 0,
+          mpi_ == Mpi::OnGpu::kNothing
+              ? "GPU tensors are not moved by MPI: " + where +
+                    "it does not say that it takes GPUs' memory (HOROPLUG_MPI_CUDA=1, if it does)"
+              : "GPU tensors are moved by MPI, but not reduced by it: " + where +
+                    "its nonblocking reductions are not known to take GPUs' memory "
+                    "(HOROPLUG_MPI_CUDA=1, if they do)");
 }
 
 void GpuGroup::track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended) {
   if (under_way_.size() >= kManyUnderWay) forget_ended();
+  card_->track(workspace_.stream().handle());
   under_way_.push_back({std::move(what), std::move(begun), std::move(ended)});
 }
 
@@ -126,7 +204,7 @@ void GpuGroup::forget_ended() {
 void GpuGroup::watch(double now, double limit) {
   forget_ended();
   if (under_way_.empty()) return;
-  if (nccl_) nccl_->settled();  // throws what has gone wrong
+  check();
   Work& first = under_way_.front();
   // What the framework's streams have to do before may take any time.
   if (first.seen < 0) {
@@ -138,6 +216,11 @@ void GpuGroup::watch(double now, double limit) {
   std::snprintf(seconds, sizeof seconds, "%.3g s", limit);
   throw Error(HP_TIMEOUT, first.what + " has not ended on the GPU for " + seconds +
                               " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+}
+
+void GpuGroup::check() {
+  if (nccl_) nccl_->settled();
+  if (host_) host_->check();
 }
 
 std::string GpuGroup::unfinished() const {
@@ -153,16 +236,21 @@ Task GpuGroup::host_memory_free() {
   if (host_memory_free_) co_await Passed(std::exchange(host_memory_free_, nullptr));
 }
 
-bool GpuGroup::over() { return !ipc_ || ipc_->over(workspace_.stream().handle()); }
+bool GpuGroup::over() {
+  const bool over_in_host = !host_ || host_->over();
+  return (!ipc_ || ipc_->over(workspace_.stream().handle())) && over_in_host;
+}
 
 void GpuGroup::close() {
   if (ipc_) ipc_->close();
   if (nccl_) nccl_->close();
+  if (host_) host_->close();
 }
 
 void GpuGroup::abort() {
   if (nccl_) nccl_->abort();
   release_ipc();
+  if (host_) host_->abort();
   under_way_.clear();
 }
 

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,10 @@ namespace horoplug {
 
 class GpuGroup {
  public:
-  explicit GpuGroup(std::shared_ptr<cuda::Card> card) : card_(std::move(card)), workspace_(card_) {}
+  enum class Ranks { kOfSet, kOfHost, kOfHostWithoutNccl };
+  // `ranks`: those of one host, of a set that has more; NCCL is of no use there if all have it.
+  explicit GpuGroup(std::shared_ptr<cuda::Card> card, Ranks ranks = Ranks::kOfSet)
+      : card_(std::move(card)), ranks_(ranks), workspace_(card_) {}
 
   // On this rank's card.
   cuda::Workspace& workspace() { return workspace_; }
@@ -30,8 +34,26 @@ class GpuGroup {
   cuda::NcclCommunicator* nccl() const { return nccl_.get(); }
   // Likewise: the ranks' buffers, if they reach each other's cards by CUDA IPC.
   cuda::IpcPeers* ipc() const { return ipc_.get(); }
+  // Likewise: what MPI, if the set has one, does with the cards' memory on all ranks.
+  Mpi::OnGpu mpi() const { return mpi_; }
+
+  // Likewise, when it may matter, as it takes an exchange: makes a group for the ranks of each
+  // host, if hosts have several and equally many (Comm::host).
+  Task agree_in_hosts(Comm& comm);
+  bool agreed_in_hosts() const { return agreed_in_hosts_; }
+  // After that: whether cards of a host can work together on every host, without NCCL if it does
+  // not reduce what there is to reduce.
+  bool works_in_hosts(bool nccl_reduces) const { return nccl_reduces ? in_hosts_ : ipc_in_hosts_; }
+  bool nccl_in_hosts() const { return nccl_in_hosts_; }
+
+  // Whether it is the first time that the set does this here; then it may take kernels or memory
+  // that are not there yet.
+  bool is_first(std::uint64_t kind) { return kinds_.insert(kind).second; }
 
   // ---- what is under way on the card, for who watches over it
+
+  // Throws what has gone wrong with NCCL.
+  void check();
 
   // All that a batch does there lies between these two. `what`: for messages.
   void track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended);
@@ -40,6 +62,9 @@ class GpuGroup {
   void watch(double now, double limit);
   // Whether there may be anything.
   bool busy() const { return !under_way_.empty(); }
+  // Whether the framework's streams have something to do before it can begin, which may take any
+  // time.
+  bool has_not_begun() const { return busy() && !under_way_.front().begun->done(); }
   // "allreduce 'a' and 2 others": what may not have ended; empty: nothing.
   std::string unfinished() const;
   // The host's working memory is free to be written again, once the card has come to that.
@@ -63,21 +88,30 @@ class GpuGroup {
   // What ranks tell each other.
   struct Facts {
     CUuuid card;
-    int ordinal;
     int nccl_version;        // 0: none
     int nccl_shares_a_card;  // among several ranks
+    Mpi::OnGpu mpi;
   };
-  Facts facts() const;
+  Facts facts(const Comm& comm) const;
   std::string nccl_obstacle(const std::vector<Facts>& all) const;
   Task connect_nccl(Comm& comm, const std::vector<Facts>& facts);
+  void settle_mpi(Comm& comm, const std::vector<Facts>& facts, bool wanted);
+  // What a way cannot be used for, aloud or in passing.
+  void explain(bool aloud, const std::string& text) const;
   void forget_ended();
   void release_ipc();
 
   const std::shared_ptr<cuda::Card> card_;
+  const Ranks ranks_;
   cuda::Workspace workspace_;
   std::unique_ptr<cuda::NcclCommunicator> nccl_;
   std::unique_ptr<cuda::IpcPeers> ipc_;
-  bool agreed_ = false;
+  Mpi::OnGpu mpi_ = Mpi::OnGpu::kNothing;
+  std::shared_ptr<GpuGroup> host_;  // of this rank's host's ranks, which have it in Comm::host()
+  bool agreed_ = false, agreed_in_hosts_ = false;
+  std::string no_hosts_;  // why cards of a host do not work together by themselves
+  bool in_hosts_ = false, nccl_in_hosts_ = false, ipc_in_hosts_ = false;
+  std::set<std::uint64_t> kinds_;
   std::deque<Work> under_way_;
   cuda::EventPtr host_memory_free_;
 };
@@ -92,6 +126,40 @@ class Passed final : public Waitable {
 
  private:
   const cuda::EventPtr event_;
+};
+
+// The same, where the card waits for those of other ranks before.
+class PassedByAll final : public Waitable {
+ public:
+  PassedByAll(const Comm& comm, cuda::EventPtr event) : comm_(comm), event_(std::move(event)) {}
+  bool ready() override {
+    comm_.gpu()->check();
+    return event_->done();
+  }
+  void blame(std::vector<int>& ranks) const override { comm_.everyone_else(ranks); }
+  bool polled() const override { return true; }
+
+ private:
+  const Comm& comm_;
+  const cuda::EventPtr event_;
+};
+
+// Waits until the card has done all that sets have put into their streams. The driver may do so,
+// too, where something is done on a card for the first time, but it does not see that a rank is
+// gone which the card waits for.
+class Idle final : public Waitable {
+ public:
+  Idle(const Comm& comm, cuda::Card& card) : comm_(comm), card_(card) {}
+  bool ready() override {
+    comm_.gpu()->check();
+    return card_.idle();
+  }
+  void blame(std::vector<int>& ranks) const override { comm_.everyone_else(ranks); }
+  bool polled() const override { return true; }
+
+ private:
+  const Comm& comm_;
+  cuda::Card& card_;
 };
 
 // Waits until a communicator can be called again.

@@ -26,8 +26,6 @@ namespace {
 using cuda::Transfer;
 using Transfers = std::vector<Transfer>;
 
-constexpr std::size_t kAlignment = 16;
-
 // What all of them work with.
 struct Tools {
   Tools(Comm& of, const Call& its)
@@ -38,10 +36,19 @@ struct Tools {
         rank(of.rank()),
         size(of.size()),
         element(dtype_size(its.dtype)),
-        segment(peers.half_bytes() / static_cast<std::size_t>(size) / kAlignment * kAlignment) {}
+        segment(peers.half_bytes() / static_cast<std::size_t>(size) / kGpuAlignment *
+                kGpuAlignment) {}
 
-  void move(const Finish& finish, const Transfers& transfers) const {
-    workspace.launcher().move(call.dtype, call.dtype, finish, transfers);
+  void move(const Transfers& transfers) const {
+    workspace.launcher().move(call.dtype, call.dtype, {}, transfers);
+  }
+  // From the layout's tensors, and to them.
+  void pack(const Transfers& inputs) const {
+    const Layout& layout = *call.layout;
+    workspace.launcher().move(layout.stored(), call.dtype, {.multiply = layout.prescale()}, inputs);
+  }
+  void unpack(const Transfers& outputs) const {
+    workspace.launcher().move(call.dtype, call.layout->stored(), {}, outputs);
   }
   // Reduces what all ranks have at the transfers' places, each of them `at` bytes into its half.
   void reduce(std::size_t at, const Transfers& transfers) const {
@@ -62,55 +69,34 @@ struct Tools {
   const std::size_t element, segment;
 };
 
-// The runs of tensors in a part of the buffer that they would make: use(tensor, within, at, bytes),
-// `within` bytes into the tensor, and `at` bytes into the part.
-template <typename Use>
-void for_each_run(const Layout& layout, const Part& part, Use&& use) {
-  const std::size_t end = part.begin + part.bytes;
-  for_each_on_gpu(layout, [&](const Layout::Tensor& tensor, std::size_t begins) {
-    const std::size_t from = std::max(part.begin, begins);
-    const std::size_t to = std::min(end, begins + tensor.bytes);
-    if (from < to) use(tensor, from - begins, from - part.begin, to - from);
-  });
-}
-
-std::size_t bytes_on_gpu(const Layout& layout) {
-  std::size_t bytes = 0;
-  for_each_on_gpu(layout, [&](const Layout::Tensor& tensor, std::size_t at) {
-    bytes = (at + tensor.bytes + kAlignment - 1) / kAlignment * kAlignment;
-  });
-  return bytes;
-}
+// Of the buffer that the tensors would make, up to where another one would begin.
+Part all_of(const Call& call) { return {0, aligned_on_gpu(bytes_on_gpu(*call.layout))}; }
 
 // Appends what packs a part of the buffer.
 void add_inputs(const Tools& t, const Part& part, std::uint64_t to, Transfers& inputs) {
-  for_each_run(
-      *t.call.layout, part,
-      [&](const Layout::Tensor& tensor, std::size_t within, std::size_t at, std::size_t n) {
-        const std::uint64_t count = n / t.element;
-        if (tensor.input == nullptr) {
-          inputs.push_back({tensor.neutral, to + at, count, true});
-        } else {
-          inputs.push_back({gpu_address(tensor.input) + within, to + at, count});
-        }
-      });
+  for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
+    const std::uint64_t count = run.bytes / t.element;
+    if (run.input == nullptr) {
+      inputs.push_back({run.neutral, to + at, count, true});
+    } else {
+      inputs.push_back({gpu_address(run.input), to + at, count});
+    }
+  });
 }
 
 void pack(const Tools& t, const Part& part) {
   Transfers inputs;
   add_inputs(t, part, t.peers.own_half(), inputs);
-  t.move({.multiply = t.call.layout->prescale()}, inputs);
+  t.pack(inputs);
 }
 
 // What brings a part of the buffer to the outputs, from `from`.
 Transfers outputs_of(const Tools& t, const Part& part, std::uint64_t from) {
   Transfers outputs;
-  for_each_run(
-      *t.call.layout, part,
-      [&](const Layout::Tensor& tensor, std::size_t within, std::size_t at, std::size_t n) {
-        if (tensor.output == nullptr) return;
-        outputs.push_back({from + at, gpu_address(tensor.output) + within, n / t.element});
-      });
+  for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
+    if (run.output == nullptr) return;
+    outputs.push_back({from + at, gpu_address(run.output), run.bytes / t.element});
+  });
   return outputs;
 }
 
@@ -122,17 +108,25 @@ bool in_one_step(const Tools& t, std::size_t bytes) {
   return more * peers.byte <= peers.latency;
 }
 
+// What all ranks have packed of a part, straight to the outputs if they are of its type.
+void reduce_to_outputs(const Tools& t, const Part& part) {
+  if (!t.call.layout->casts()) return t.reduce(0, outputs_of(t, part, 0));
+  const std::uint64_t results = t.workspace.on_card(cuda::Workspace::Purpose::kOutput, part.bytes);
+  t.reduce(0, {{0, results, part.bytes / t.element}});
+  t.unpack(outputs_of(t, part, results));
+}
+
 Task allreduce(const Tools& t) {
-  const Part all{0, bytes_on_gpu(*t.call.layout)};
+  const Part all = all_of(t.call);
   const std::size_t half = t.peers.half_bytes();
   for (std::size_t i = 0; i < chunk_count(all.bytes, half); ++i) {
     const Part part = chunk_of(all, i, half);
     pack(t, part);
     t.meet();
     if (in_one_step(t, part.bytes)) {
-      t.reduce(0, outputs_of(t, part, 0));
+      reduce_to_outputs(t, part);
     } else {
-      const std::vector<Part> slices = split_evenly(part.bytes, t.size, kAlignment);
+      const std::vector<Part> slices = split_evenly(part.bytes, t.size, kGpuAlignment);
       const Part& own = slices[static_cast<std::size_t>(t.rank)];
       t.reduce(0, {{own.begin, t.peers.own_half() + own.begin, own.bytes / t.element}});
       t.meet();
@@ -143,7 +137,7 @@ Task allreduce(const Tools& t) {
             outputs_of(t, {part.begin + slice.begin, slice.bytes}, t.peers.half(r) + slice.begin);
         outputs.insert(outputs.end(), some.begin(), some.end());
       }
-      t.move({}, outputs);
+      t.unpack(outputs);
     }
     t.peers.end_round();
   }
@@ -151,24 +145,18 @@ Task allreduce(const Tools& t) {
 }
 
 Task broadcast(const Tools& t) {
-  const Part all{0, bytes_on_gpu(*t.call.layout)};
+  const Part all = all_of(t.call);
   const std::size_t half = t.peers.half_bytes();
   const bool is_root = t.call.root == t.rank;
   for (std::size_t i = 0; i < chunk_count(all.bytes, half); ++i) {
     const Part part = chunk_of(all, i, half);
     if (is_root) pack(t, part);
     t.meet();
-    if (!is_root) t.move({}, outputs_of(t, part, t.peers.half(t.call.root)));
+    if (!is_root) t.unpack(outputs_of(t, part, t.peers.half(t.call.root)));
     t.peers.end_round();
   }
-  if (!is_root) co_return;
-  Transfers own;
-  for_each_on_gpu(*t.call.layout, [&](const Layout::Tensor& tensor, std::size_t) {
-    if (tensor.output == nullptr || tensor.output == tensor.input) return;
-    own.push_back(
-        {gpu_address(tensor.input), gpu_address(tensor.output), tensor.bytes / t.element});
-  });
-  t.move({}, own);
+  if (is_root) pass_on_gpu(t.workspace, t.call);
+  co_return;
 }
 
 // Of each rank's part as much as a segment holds goes in a round.
@@ -181,7 +169,7 @@ Task reducescatter(const Tools& t) {
       add_inputs(t, chunk_of(parts[static_cast<std::size_t>(r)], i, t.segment),
                  t.peers.own_half() + t.at_segment(r), inputs);
     }
-    t.move({.multiply = t.call.layout->prescale()}, inputs);
+    t.pack(inputs);
     t.meet();
     const Part& part = parts[static_cast<std::size_t>(t.rank)];
     const Part own = chunk_of({0, part.bytes}, i, t.segment);
@@ -203,12 +191,12 @@ Task allgather(const Tools& t) {
       const Part& part = parts[static_cast<std::size_t>(r)];
       const Part piece = chunk_of({0, part.bytes}, i, half);
       const bool own = r == t.rank;
-      if (own) t.move({}, {{input + piece.begin, t.peers.own_half(), piece.bytes / t.element}});
+      if (own) t.move({{input + piece.begin, t.peers.own_half(), piece.bytes / t.element}});
       results.push_back({own ? input + piece.begin : t.peers.half(r),
                          output + part.begin + piece.begin, piece.bytes / t.element});
     }
     t.meet();
-    t.move({}, results);
+    t.move(results);
     t.peers.end_round();
   }
   co_return;
@@ -237,9 +225,9 @@ Task alltoall(const Tools& t) {
       results.push_back({own ? input + out.begin : t.peers.half(r) + t.at_segment(t.rank),
                          output + in.begin, in.bytes / t.element});
     }
-    t.move({}, inputs);
+    t.move(inputs);
     t.meet();
-    t.move({}, results);
+    t.move(results);
     t.peers.end_round();
   }
 }

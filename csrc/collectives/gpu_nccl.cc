@@ -46,7 +46,7 @@ Task broadcast(Tools t, const Call& call) {
   t.nccl.broadcast(buffer.from(), buffer.to(), buffer.bytes(), call.root, t.stream);
   co_await t.settled();
   if (is_root) {
-    buffer.pass();
+    pass_on_gpu(t.workspace, call);
   } else {
     buffer.unpack({});
   }
@@ -60,11 +60,12 @@ Task reducescatter(Tools t, const Call& call) {
   const std::size_t part = *std::max_element(sizes.begin(), sizes.end());
   const GpuBuffer buffer(t.workspace, call);
   buffer.pack();
-  const std::uint64_t spread =
-      t.workspace.on_card(cuda::Workspace::Purpose::kOutput, part * (sizes.size() + 1));
-  const std::uint64_t result = spread + part * sizes.size();
+  const std::uint64_t output = gpu_address(call.output);
   const bool even = buffer.bytes() == part * sizes.size();
+  std::uint64_t spread = buffer.from(), result = output;
   if (!even) {
+    spread = t.workspace.on_card(cuda::Workspace::Purpose::kOutput, part * (sizes.size() + 1));
+    result = spread + part * sizes.size();
     std::vector<cuda::Transfer> parts;
     std::uint64_t from = buffer.from(), to = spread;
     for (const std::size_t bytes : sizes) {
@@ -74,12 +75,12 @@ Task reducescatter(Tools t, const Call& call) {
     }
     t.workspace.launcher().move(call.dtype, call.dtype, {}, parts);
   }
-  t.nccl.reducescatter(even ? buffer.from() : spread, result, part / element, call.dtype,
-                       call.reduce_op, t.stream);
+  t.nccl.reducescatter(spread, result, part / element, call.dtype, call.reduce_op, t.stream);
   co_await t.settled();
+  if (even && call.finish.is_identity()) co_return;
   const std::size_t own = sizes[static_cast<std::size_t>(t.comm.rank())];
-  const std::vector<cuda::Transfer> output = {{result, gpu_address(call.output), own / element}};
-  t.workspace.launcher().move(call.dtype, call.dtype, call.finish, output);
+  const std::vector<cuda::Transfer> outputs = {{result, output, own / element}};
+  t.workspace.launcher().move(call.dtype, call.dtype, call.finish, outputs);
 }
 
 Task allgather(Tools t, const Call& call) {

@@ -13,10 +13,8 @@ using Transfers = std::vector<Transfer>;
 std::uint64_t gpu_address(const std::byte* memory) { return std::bit_cast<std::uint64_t>(memory); }
 
 GpuBuffer::GpuBuffer(cuda::Workspace& workspace, const Call& call)
-    : workspace_(workspace), call_(call) {
-  // The end of the last one: a single tensor is as large on ranks where it stays in its place.
-  for_each([this](const Layout::Tensor& tensor, std::size_t at) { bytes_ = at + tensor.bytes; });
-  if (call.layout->tensors() == 1 && call.layout->prescale() == 1.0) {
+    : workspace_(workspace), call_(call), bytes_(bytes_on_gpu(*call.layout)) {
+  if (call.layout->tensors() == 1 && call.layout->prescale() == 1.0 && !call.layout->casts()) {
     for_each([this](const Layout::Tensor& tensor, std::size_t) {
       from_ = gpu_address(tensor.input);
       to_ = tensor.output != nullptr ? gpu_address(tensor.output) : from_;
@@ -26,6 +24,13 @@ GpuBuffer::GpuBuffer(cuda::Workspace& workspace, const Call& call)
     from_ = to_ = workspace.on_card(cuda::Workspace::Purpose::kInput, bytes_);
   }
 }
+
+GpuBuffer::GpuBuffer(cuda::Workspace& workspace, const Call& call, std::uint64_t memory)
+    : workspace_(workspace),
+      call_(call),
+      from_(memory),
+      to_(memory),
+      bytes_(bytes_on_gpu(*call.layout)) {}
 
 void GpuBuffer::pack() const {
   const std::size_t element = dtype_size(call_.dtype);
@@ -38,30 +43,39 @@ void GpuBuffer::pack() const {
       inputs.push_back({gpu_address(tensor.input), from_ + at, count});
     }
   });
-  workspace_.launcher().move(call_.dtype, call_.dtype, {.multiply = call_.layout->prescale()},
-                             inputs);
+  workspace_.launcher().move(call_.layout->stored(), call_.dtype,
+                             {.multiply = call_.layout->prescale()}, inputs);
 }
 
-void GpuBuffer::unpack(const Finish& finish) const {
+Transfers GpuBuffer::to_outputs(bool all) const {
   const std::size_t element = dtype_size(call_.dtype);
   Transfers outputs;
   for_each([&](const Layout::Tensor& tensor, std::size_t at) {
-    const bool there = gpu_address(tensor.output) == to_ + at && finish.is_identity();
-    if (tensor.output == nullptr || there) return;
+    const bool there = gpu_address(tensor.output) == to_ + at;
+    if (tensor.output == nullptr || (there && !all)) return;
     outputs.push_back({to_ + at, gpu_address(tensor.output), tensor.bytes / element});
   });
-  workspace_.launcher().move(call_.dtype, call_.dtype, finish, outputs);
+  return outputs;
 }
 
-void GpuBuffer::pass() const {
-  const std::size_t element = dtype_size(call_.dtype);
+void GpuBuffer::unpack(const Finish& finish) const {
+  const Transfers outputs = to_outputs(!finish.is_identity());
+  workspace_.launcher().move(call_.dtype, call_.layout->stored(), finish, outputs);
+}
+
+void GpuBuffer::unpack_reduced(const Finish& finish) const {
+  workspace_.launcher().move_reduced(call_.dtype, finish, to_outputs(true));
+}
+
+void pass_on_gpu(cuda::Workspace& workspace, const Call& call) {
+  const std::size_t element = dtype_size(call.dtype);
   Transfers tensors;
-  for_each([&](const Layout::Tensor& tensor, std::size_t) {
+  for_each_on_gpu(*call.layout, [&](const Layout::Tensor& tensor, std::size_t) {
     if (tensor.output == nullptr || tensor.output == tensor.input) return;
     tensors.push_back(
         {gpu_address(tensor.input), gpu_address(tensor.output), tensor.bytes / element});
   });
-  workspace_.launcher().move(call_.dtype, call_.dtype, {}, tensors);
+  workspace.launcher().move(call.dtype, call.dtype, {}, tensors);
 }
 
 }  // namespace horoplug

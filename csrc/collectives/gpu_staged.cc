@@ -3,6 +3,8 @@
 //
 // A buffer travels in pieces: while the CPU reduces one, the next ones come from the card and the
 // one before goes back, in a stream of its own. The host waits only for what comes.
+#include "collectives/gpu_staged.h"
+
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -16,21 +18,9 @@ namespace {
 
 using Purpose = cuda::Workspace::Purpose;
 
-// Ranks meet for every piece, which should not cost them much beside it; and so much of a buffer is
-// in the host's memory at a time.
-constexpr std::size_t kPiece = 2 << 20;
+constexpr std::size_t kPiece = kStagedPiece;
+// So much of a buffer is in the host's memory at a time.
 constexpr std::size_t kWindow = 32 * kPiece;
-
-Task run_on_host(Comm& comm, Call call, Layout* layout) {
-  call.on_gpu = false;
-  call.layout = layout;
-  co_await choose_algorithm(comm, call, nullptr).run(comm, call);
-}
-
-// What is put into the one stream from now on comes after what is in the other one now.
-void order(const cuda::Stream& first, const cuda::Stream& then, cuda::Workspace& workspace) {
-  then.wait_for(workspace.card().mark(first.handle())->handle());
-}
 
 // One window of a buffer; `host` has room for it.
 Task run_window(Comm& comm, const Call& call, const GpuBuffer& buffer, const Part& window,
@@ -71,7 +61,7 @@ Task run_in_pieces(Comm& comm, const Call& call) {
   const bool is_root = call.kind == OpKind::kBroadcast && call.root == comm.rank();
   if (is_root || call.kind != OpKind::kBroadcast) buffer.pack();
   // What goes back finds its place as the framework's streams have left it.
-  order(workspace.stream(), workspace.back(), workspace);
+  workspace.order(workspace.stream(), workspace.back());
   const bool whole = call.reduce_op == ReduceOp::kAdasum;
   const std::size_t size = whole ? buffer.bytes() : std::min(kWindow, buffer.bytes());
   std::byte* const host = workspace.on_host(Purpose::kInput, size);
@@ -81,10 +71,10 @@ Task run_in_pieces(Comm& comm, const Call& call) {
     co_await run_window(comm, call, buffer, window, whole ? size : kPiece, host);
     gpu.keep_host_memory(workspace.mark_back());
   }
-  order(workspace.back(), workspace.stream(), workspace);
+  workspace.order(workspace.back(), workspace.stream());
   // The CPU has finished the values already.
   if (is_root) {
-    buffer.pass();
+    pass_on_gpu(workspace, call);
   } else {
     buffer.unpack({});
   }
@@ -118,13 +108,19 @@ Task run_at_once(Comm& comm, const Call& call) {
   Layout layout(call.dtype, 1.0);
   layout.add(input, nullptr, input_bytes);
   co_await run_on_host(comm, on_host, call.layout != nullptr ? &layout : nullptr);
-  order(workspace.stream(), workspace.back(), workspace);
+  workspace.order(workspace.stream(), workspace.back());
   workspace.bring(gpu_address(call.output), on_host.output, output_bytes);
   gpu.keep_host_memory(workspace.mark_back());
-  order(workspace.back(), workspace.stream(), workspace);
+  workspace.order(workspace.back(), workspace.stream());
 }
 
 }  // namespace
+
+Task run_on_host(Comm& comm, Call call, Layout* layout) {
+  call.on_gpu = false;
+  call.layout = layout;
+  co_await choose_algorithm(comm, call, nullptr).run(comm, call);
+}
 
 Task gpu_staged(Comm& comm, Call& call) {
   const bool in_pieces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kBroadcast;

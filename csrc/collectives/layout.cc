@@ -10,6 +10,11 @@ namespace {
 
 // Results of this size leave the caches before anybody reads them.
 constexpr std::size_t kStreamedBytes = 32 << 20;
+// So many elements are scaled, and then cast while they are in the L1 cache.
+constexpr std::size_t kScaledAtOnce = 1024;
+
+// Bytes of elements of 16 bits, as float32.
+constexpr std::size_t widened(std::size_t bytes) { return 2 * bytes; }
 
 }  // namespace
 
@@ -28,6 +33,28 @@ void Layout::add_absent(std::uint64_t neutral, std::size_t bytes) {
   bytes_ += bytes;
 }
 
+Layout::Tensor Layout::run_of(const Tensor& tensor, std::size_t at, std::size_t bytes) const {
+  const std::size_t skipped = casts() ? widened(at) : at;
+  const auto past = [skipped](auto* memory) {
+    return memory == nullptr ? memory : memory + skipped;
+  };
+  return {past(tensor.input), past(tensor.output), tensor.neutral, tensor.begin + at, bytes};
+}
+
+void Layout::pack_cast(const std::byte* from, std::size_t bytes, std::byte* to) const {
+  const auto& table = kernels();
+  const ConvertFn narrow = dtype_ == DType::kFloat16 ? table.f32_to_f16 : table.f32_to_bf16;
+  const std::size_t count = bytes / dtype_size(dtype_);
+  if (prescale_ == 1.0) return narrow(to, from, count);
+  float scaled[kScaledAtOnce];
+  const Finish factor{.multiply = prescale_, .divide = 1.0};
+  for (std::size_t i = 0; i < count; i += kScaledAtOnce) {
+    const std::size_t some = std::min(kScaledAtOnce, count - i);
+    table.scale[static_cast<int>(stored_)](scaled, from + i * sizeof(float), some, factor);
+    narrow(to + i * dtype_size(dtype_), scaled, some);
+  }
+}
+
 void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
   const auto& table = kernels();
   const std::size_t element = dtype_size(dtype_);
@@ -37,6 +64,10 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
         std::memcpy(to + there + i, &piece.neutral, element);
       }
       return;
+    }
+    if (casts()) {
+      const CopyTimer timer(trace_, BatchTrace::Copy::kIn, piece.tensor);
+      return pack_cast(piece.input + widened(at), n, to + there);
     }
     const bool in_place = prescale_ == 1.0 && to + there == piece.input + at;
     const CopyTimer timer(in_place ? nullptr : trace_, BatchTrace::Copy::kIn, piece.tensor);
@@ -50,13 +81,20 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
 }
 
 void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const {
+  const auto& table = kernels();
   const bool large = bytes_ >= kStreamedBytes;
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
+    if (casts()) {
+      if (piece.output == nullptr) return;
+      const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
+      const ConvertFn widen = dtype_ == DType::kFloat16 ? table.f16_to_f32 : table.bf16_to_f32;
+      return widen(piece.output + widened(at), from + there, n / dtype_size(dtype_));
+    }
     if (piece.output != nullptr && piece.output + at != from + there) {
       const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
       // In place, the output has just been in the cache as the input.
       const bool past_caches = large && piece.output != piece.input;
-      (past_caches ? kernels().stream : kernels().copy)(piece.output + at, from + there, n);
+      (past_caches ? table.stream : table.copy)(piece.output + at, from + there, n);
     }
   });
 }
@@ -68,7 +106,7 @@ std::byte* Layout::in_place() const {
 }
 
 std::byte* Layout::contiguous_output() const {
-  return pieces_.size() == 1 ? pieces_.front().output : nullptr;
+  return pieces_.size() == 1 && !casts() ? pieces_.front().output : nullptr;
 }
 
 }  // namespace horoplug

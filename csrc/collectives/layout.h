@@ -2,7 +2,8 @@
 //
 // Algorithms ask for byte ranges of it: pack() gathers a range from the inputs and unpack()
 // scatters one to the outputs, so that the copy into a fusion buffer is the only copy, and goes
-// straight to where the transport wants it.
+// straight to where the transport wants it. Elements of float32 may be of 16 bits in the buffer:
+// packing rounds them, and unpacking widens them, in the same pass.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +19,13 @@ namespace horoplug {
 
 class Layout {
  public:
-  Layout(DType dtype, double prescale) : dtype_(dtype), prescale_(prescale) {}
+  // Of elements of `dtype`. `stored` is what the tensors' own memory has, and is another type for
+  // float16 and bfloat16 only, if float32 is.
+  Layout(DType dtype, double prescale, DType stored)
+      : dtype_(dtype), stored_(stored), prescale_(prescale) {}
+  Layout(DType dtype, double prescale) : Layout(dtype, prescale, dtype) {}
 
-  // Appends a tensor of `bytes` bytes. output may equal input.
+  // Appends a tensor of `bytes` bytes, in the buffer. output may equal input.
   void add(const void* input, void* output, std::size_t bytes);
   // Appends a tensor of a rank that has nothing to contribute: every element reads as `neutral`
   // (one element, without prescale factor), and what would be its output is dropped.
@@ -29,11 +34,13 @@ class Layout {
   void set_trace(BatchTrace* trace) { trace_ = trace; }
 
   DType dtype() const { return dtype_; }
+  DType stored() const { return stored_; }
+  bool casts() const { return stored_ != dtype_; }
   std::size_t bytes() const { return bytes_; }
   std::size_t elements() const { return bytes_ / dtype_size(dtype_); }
 
   // Copies the range [begin, begin + bytes) of the inputs to `to`, times the prescale factor. Whole
-  // elements only. `to` may be the very place of the output.
+  // elements only. `to` may be the very place of the output, unless the layout casts.
   void pack(std::size_t begin, std::size_t bytes, std::byte* to) const;
   void unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const;
 
@@ -41,8 +48,8 @@ class Layout {
   struct Run {
     std::size_t begin;  // in the buffer
     std::size_t bytes;
-    const std::byte* input;  // nullptr: has to be packed, as it is scaled or absent
-    std::byte* output;       // nullptr: dropped
+    const std::byte* input;  // nullptr: has to be packed, as it is scaled, cast or absent
+    std::byte* output;       // nullptr: has to be unpacked, as it is cast, or dropped
   };
   // Calls use(run) for each run of a range, in order.
   template <typename Use>
@@ -57,13 +64,15 @@ class Layout {
     const std::byte* input;  // nullptr: absent, and every element is `neutral`
     std::byte* output;       // nullptr: absent
     std::uint64_t neutral;
-    std::size_t begin;  // in the buffer
+    std::size_t begin;  // in the buffer, and so are its bytes
     std::size_t bytes;
   };
   template <typename Use>
   void for_each_tensor(Use&& use) const {
     for (const Piece& p : pieces_) use(Tensor{p.input, p.output, p.neutral, p.begin, p.bytes});
   }
+  // The run of a tensor that begins `at` bytes into it, likewise.
+  Tensor run_of(const Tensor& tensor, std::size_t at, std::size_t bytes) const;
   double prescale() const { return prescale_; }
 
   // The inputs' memory, if it is one piece, the output too, and needs no factor; nullptr otherwise.
@@ -82,8 +91,9 @@ class Layout {
   };
   template <typename Visit>
   void visit(std::size_t begin, std::size_t bytes, Visit&& visit) const;
+  void pack_cast(const std::byte* from, std::size_t bytes, std::byte* to) const;
 
-  DType dtype_;
+  DType dtype_, stored_;
   double prescale_;
   std::size_t bytes_ = 0;
   std::size_t added_ = 0;  // tensors, with those that have no elements
@@ -106,10 +116,10 @@ void Layout::visit(std::size_t begin, std::size_t bytes, Visit&& visit) const {
 
 template <typename Use>
 void Layout::for_each_run(std::size_t begin, std::size_t bytes, Use&& use) const {
-  const bool as_it_is = prescale_ == 1.0;
+  const bool in_reach = !casts(), as_it_is = in_reach && prescale_ == 1.0;
   visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
     use(Run{begin + there, n, as_it_is && piece.input != nullptr ? piece.input + at : nullptr,
-            piece.output != nullptr ? piece.output + at : nullptr});
+            in_reach && piece.output != nullptr ? piece.output + at : nullptr});
   });
 }
 

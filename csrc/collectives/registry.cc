@@ -64,14 +64,38 @@ bool met_by_mpi(const Comm& comm, const Call& call) {
   return by_mpi(comm, call) && !comm.planned();
 }
 
+bool reduced_by_nccl(const Call& call) {
+  return cuda::nccl_type(call.dtype) && cuda::nccl_op(call.reduce_op, call.dtype);
+}
 bool by_nccl(const Comm& comm, const Call& call) {
   if (comm.gpu() == nullptr || comm.gpu()->nccl() == nullptr) return false;
   const bool reduces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kReducescatter;
-  return !reduces || (cuda::nccl_type(call.dtype) && cuda::nccl_op(call.reduce_op, call.dtype));
+  return !reduces || reduced_by_nccl(call);
 }
 
 bool by_ipc(const Comm& comm, const Call& call) {
   return comm.gpu() != nullptr && comm.gpu()->ipc() != nullptr && !is_adasum(call);
+}
+
+bool adasum_by_nccl(const Comm& comm, const Call& call) {
+  return adasum(comm, call) && comm.gpu() != nullptr && comm.gpu()->nccl() != nullptr;
+}
+bool adasum_by_ipc(const Comm& comm, const Call& call) {
+  return adasum(comm, call) && comm.gpu() != nullptr && comm.gpu()->ipc() != nullptr;
+}
+
+// The same as on the host, if MPI takes the memory of all ranks' cards.
+template <bool (*can)(const Comm&, const Call&)>
+bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
+  const bool reduces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kReducescatter;
+  return comm.gpu() != nullptr &&
+         comm.gpu()->mpi() >= (reduces ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves) && can(comm, call);
+}
+
+// Reduced in each host first, on its cards.
+bool by_hosts(const Comm& comm, const Call& call) {
+  if (!on_many_hosts(comm, call) || comm.gpu() == nullptr) return false;
+  return comm.gpu()->works_in_hosts(reduced_by_nccl(call));
 }
 
 // Cost model: microseconds, from a latency per message and a time per byte.
@@ -104,14 +128,16 @@ double cost_doubling(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().stream;
   return steps(comm) * (link.latency + bytes * link.byte * kIdle);
 }
-// Twice through shared memory; in between, each rank of the host has its slice on the host's line.
-double cost_hierarchical(const Comm& comm, double bytes) {
+// Each rank of a host has its slice on the host's line.
+double cost_between_hosts(const Comm& comm, double bytes) {
   const double hosts = comm.slice()->size();
   const LinkCosts& link = comm.costs().stream;
-  const double between =
-      std::min(cost_pairwise(*comm.slice(), bytes),
-               2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
-  return 2 * cost_direct(comm, bytes) + between;
+  return std::min(cost_pairwise(*comm.slice(), bytes),
+                  2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
+}
+// Twice through shared memory.
+double cost_hierarchical(const Comm& comm, double bytes) {
+  return 2 * cost_direct(comm, bytes) + cost_between_hosts(comm, bytes);
 }
 // As measured. What does not commit has to meet first in a plan.
 template <OpKind kind>
@@ -142,11 +168,35 @@ double cost_ipc(const Comm& comm, double bytes) {
   return std::min(peers.latency + others * bytes * peers.byte,
                   2 * (peers.latency + others / comm.size() * bytes * peers.byte));
 }
+// Whole vectors, at every distance.
+double cost_gpu_adasum(const Comm& comm, const LinkCosts& link, double bytes) {
+  return steps(comm) * (link.latency + bytes * link.byte);
+}
+double cost_adasum_nccl(const Comm& comm, double bytes) {
+  return cost_gpu_adasum(comm, comm.costs().gpus, bytes);
+}
+double cost_adasum_ipc(const Comm& comm, double bytes) {
+  return cost_gpu_adasum(comm, comm.costs().ipc, bytes);
+}
 // To the host, through what the ranks have there, and back.
 double cost_staged(const Comm& comm, double bytes) {
   const LinkCosts& bus = comm.costs().bus;
   const double there = comm.shared() != nullptr ? cost_direct(comm, bytes) : cost_ring(comm, bytes);
   return 2 * (bus.latency + bytes * bus.byte) + there;
+}
+
+// Not measured. Between the two, as MPI does without the host's memory, or not, as it likes.
+double cost_gpu_mpi(const Comm& comm, double bytes) {
+  return (cost_nccl(comm, bytes) + cost_staged(comm, bytes)) / 2;
+}
+
+// Slices, to the host and back, and twice among the cards.
+double cost_gpu_hierarchical(const Comm& comm, double bytes) {
+  const LinkCosts& bus = comm.costs().bus;
+  const LinkCosts& cards = comm.gpu()->nccl_in_hosts() ? comm.costs().gpus : comm.costs().ipc;
+  return 2 * (cards.latency + bytes * cards.byte) +
+         2 * (bus.latency + bytes / comm.host()->size() * bus.byte) +
+         cost_between_hosts(comm, bytes);
 }
 
 constexpr bool kOnGpu = true;
@@ -198,22 +248,37 @@ constexpr Algorithm kAlgorithms[] = {
     {OpKind::kBarrier, "copy", "self", alone, free_of_charge, local_copy, true},
     {OpKind::kAllreduce, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kAllreduce, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
+    {OpKind::kAllreduce, "nccl", "gpu", adasum_by_nccl, cost_adasum_nccl, gpu_adasum_nccl, false,
+     kOnGpu},
+    {OpKind::kAllreduce, "ipc", "gpu", adasum_by_ipc, cost_adasum_ipc, gpu_adasum_ipc, false,
+     kOnGpu},
+    {OpKind::kAllreduce, "mpi", "gpu", on_gpu_by_mpi<reduced_by_mpi>, cost_gpu_mpi, gpu_mpi, false,
+     kOnGpu},
+    {OpKind::kAllreduce, "hierarchical", "gpu", by_hosts, cost_gpu_hierarchical, gpu_hierarchical,
+     false, kOnGpu},
     {OpKind::kAllreduce, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAllreduce, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kAllgather, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kAllgather, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
+    {OpKind::kAllgather, "mpi", "gpu", on_gpu_by_mpi<gathered_by_mpi>, cost_gpu_mpi, gpu_mpi, false,
+     kOnGpu},
     {OpKind::kAllgather, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAllgather, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kBroadcast, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kBroadcast, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
+    {OpKind::kBroadcast, "mpi", "gpu", on_gpu_by_mpi<by_mpi>, cost_gpu_mpi, gpu_mpi, false, kOnGpu},
     {OpKind::kBroadcast, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kBroadcast, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kAlltoall, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kAlltoall, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
+    {OpKind::kAlltoall, "mpi", "gpu", on_gpu_by_mpi<exchanged_by_mpi>, cost_gpu_mpi, gpu_mpi, false,
+     kOnGpu},
     {OpKind::kAlltoall, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kAlltoall, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kReducescatter, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kReducescatter, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
+    {OpKind::kReducescatter, "mpi", "gpu", on_gpu_by_mpi<scattered_by_mpi>, cost_gpu_mpi, gpu_mpi,
+     false, kOnGpu},
     {OpKind::kReducescatter, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
     {OpKind::kReducescatter, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
 };
@@ -221,6 +286,13 @@ constexpr Algorithm kAlgorithms[] = {
 }  // namespace
 
 std::span<const Algorithm> algorithms() { return kAlgorithms; }
+
+bool may_work_in_hosts(const Comm& comm, const Call& call, const char* forced) {
+  const bool may =
+      call.kind == OpKind::kAllreduce && on_many_hosts(comm, call) && !by_nccl(comm, call);
+  if (!may || forced == nullptr) return may;
+  return std::strcmp(choose_algorithm(comm, call, forced).name, forced) != 0;
+}
 
 std::size_t Call::bytes() const {
   if (layout != nullptr) return layout->bytes();

@@ -200,6 +200,7 @@ EngineConfig make_config(const hp_config& given, std::vector<hp_peer> peers) {
     return horoplug::cuda::open_toolkit({files, true});
   };
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
+  if (given.gpu_algorithm != nullptr) options.gpu_algorithm = given.gpu_algorithm;
   config.log = make_log(given);
   return config;
 }
@@ -291,6 +292,7 @@ hp_status hp_engine_create(const hp_config* config, hp_engine** engine) {
     }
     EngineConfig made = make_config(full, std::move(peers));
     check_algorithm(made.options.algorithm);
+    check_algorithm(made.options.gpu_algorithm);
     auto created = std::unique_ptr<hp_engine>(new hp_engine(std::move(made)));
     created->engine.wait_until_ready();
     *engine = created.release();
@@ -450,10 +452,7 @@ hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tenso
   return guarded([&] {
     const auto operation = engine->engine.handles().done(handle);
     if (!operation->status.ok()) return report(operation->status);
-    if (index < 0 || static_cast<std::size_t>(index) >= operation->outcomes.size()) {
-      throw Error(HP_INVALID_ARGUMENT, "the operation has no tensor " + std::to_string(index));
-    }
-    const auto& outcome = operation->outcomes[static_cast<std::size_t>(index)];
+    const auto& outcome = operation->outcome(index);
     hp_tensor_result full{};
     full.data = outcome.data;
     full.bytes = outcome.bytes;
@@ -504,6 +503,14 @@ void hp_device_memory_free(hp_device_memory* memory) { delete memory; }
 hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream) {
   return guarded([&] {
     engine->engine.make_stream_wait(handle, static_cast<CUstream>(stream));
+    return HP_OK;
+  });
+}
+
+hp_status hp_stream_copy(hp_engine* engine, hp_handle handle, int32_t index, void* to,
+                         void* stream) {
+  return guarded([&] {
+    engine->engine.copy_result(handle, index, to, static_cast<CUstream>(stream));
     return HP_OK;
   });
 }

@@ -27,7 +27,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "engine/engine.h"
 
@@ -37,8 +36,6 @@
 
 namespace horoplug {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // How many steps the progress thread looks for more before it sleeps, if no caller waits: what this
 // process computes meanwhile needs the processor.

@@ -332,6 +332,8 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
     if (set.executor.idle()) set.last_progress = last_event_;
     Batch batch{decision.batch, decision.plan, decision.tuning, std::move(operations),
                 std::move(decision.absent)};
+    // Decisions of the set of all ranks come in one order, in which other sets are made.
+    if (batch.on_gpu() && last_set_ > 0) batch.turns = &gpu_turns_;
     tracing_.decided(set, batch);
     set.executor.enqueue(std::move(batch));
   };
@@ -387,6 +389,7 @@ bool Engine::execute() {
   bool busy = false;
   for (auto& [id, set] : sets_) {
     while (true) {
+      if (set->executor.next_is_on_gpu() && !may_turn_to_card(id)) break;
       std::optional<Batch> done;
       try {
         done = set->executor.poll();

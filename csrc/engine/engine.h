@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,16 +21,21 @@
 #include <vector>
 
 #include "base/log.h"
+#include "collectives/gpu_turns.h"
 #include "engine/census.h"
 #include "engine/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
+#include "engine/roll_call.h"
 #include "engine/spin_budget.h"
 #include "engine/tracing.h"
 #include "engine/tuning_log.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
+
+// Seconds, or a time: a limit that is never reached.
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Engine {
  public:
@@ -65,6 +71,8 @@ class Engine {
   std::shared_ptr<cuda::Card> card(int ordinal);
   // See hp_stream_wait.
   void make_stream_wait(hp_handle handle, CUstream stream);
+  // See hp_stream_copy.
+  void copy_result(hp_handle handle, int index, void* to, CUstream stream);
   // HP_OK, HP_IN_PROGRESS if `timeout` seconds (negative: any number) have passed first, or how the
   // operation failed. Does the engine's work meanwhile, unless another thread does.
   Status wait(hp_handle handle, double timeout);
@@ -137,6 +145,8 @@ class Engine {
   // Tensors on GPUs (gpu.cc).
   void mark_ready(std::span<const OperationPtr> operations);
   bool gpu_is_busy() const;
+  bool gpu_has_not_begun() const;
+  bool may_turn_to_card(std::uint32_t set);
   bool gpus_are_over();
   void watch_gpus();
   void abort_gpus();
@@ -153,6 +163,7 @@ class Engine {
   void watch();
   void watch_handshake() const;
   void watch_transfers();
+  std::string whom_it_waits_for(const ProcessSet& set) const;
   void nudge();
   void watch_plans();
   double plan_patience(const ProcessSet& set) const;
@@ -185,6 +196,9 @@ class Engine {
   // The card of this rank's tensors, once it has had one.
   std::mutex card_mutex_;
   std::shared_ptr<cuda::Card> card_;
+
+  // Belongs to whoever drives.
+  GpuTurns gpu_turns_;
 
   // Shared with submitting threads.
   struct KnownSet {
@@ -232,6 +246,7 @@ class Engine {
   std::vector<std::pair<int, Bytes>>
       early_messages_;  // from peers that were ready before this rank
   std::vector<bool> departed_;
+  RollCall roll_call_;  // while a transfer stands still
   bool leaving_ = false;
   bool gpus_leave_ = false;
   bool said_bye_ = false;

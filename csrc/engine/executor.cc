@@ -1,5 +1,7 @@
 #include "engine/executor.h"
 
+#include <algorithm>
+
 #include "base/hash.h"
 #include "collectives/gpu_group.h"
 
@@ -30,8 +32,8 @@ std::string Batch::describe() const {
   return text;
 }
 
-Executor::Executor(std::uint32_t set, std::unique_ptr<Comm> comm, std::string algorithm)
-    : set_(set), comm_(std::move(comm)), algorithm_(std::move(algorithm)) {}
+Executor::Executor(std::uint32_t set, std::unique_ptr<Comm> comm, Forced forced)
+    : set_(set), comm_(std::move(comm)), forced_(std::move(forced)) {}
 
 Executor::~Executor() = default;
 
@@ -66,8 +68,9 @@ void Executor::start(Batch batch) {
   running_->channel.check = hash_of(running_->batch);
   comm_->begin(running_->channel, running_->batch.trace.get(), running_->batch.tuning);
   if (running_->batch.trace) running_->batch.trace->start();
+  const std::string& algorithm = running_->batch.on_gpu() ? forced_.on_gpu : forced_.on_cpu;
   running_->fiber = std::make_unique<Fiber>(
-      run_batch(*comm_, running_->batch, algorithm_.empty() ? nullptr : algorithm_.c_str()));
+      run_batch(*comm_, running_->batch, algorithm.empty() ? nullptr : algorithm.c_str()));
 }
 
 std::optional<Batch> Executor::poll() {
@@ -93,6 +96,17 @@ std::optional<Batch> Executor::poll() {
 
 std::vector<int> Executor::blame() const {
   return running_ ? running_->fiber->blame() : std::vector<int>{};
+}
+
+bool Executor::next_is_on_gpu() const {
+  if (idle()) return false;
+  return (running_ ? running_->batch : queue_.front()).on_gpu();
+}
+
+bool Executor::has_gpu_batches_without_turns() const {
+  const auto has_none = [](const Batch& batch) { return batch.on_gpu() && batch.turns == nullptr; };
+  return (running_ && has_none(running_->batch)) ||
+         std::any_of(queue_.begin(), queue_.end(), has_none);
 }
 
 bool Executor::gpu_is_busy() const { return gpu() != nullptr && gpu()->busy(); }

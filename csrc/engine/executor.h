@@ -14,6 +14,8 @@
 
 namespace horoplug {
 
+class GpuTurns;
+
 struct Batch {
   std::uint64_t number = 0;
   std::uint32_t plan = 0;  // epoch of the plan that it belongs to; 0: it was negotiated
@@ -22,6 +24,11 @@ struct Batch {
   // By place in `operations`: ranks that have joined and take no part of their own; or empty.
   std::vector<std::vector<int>> absent{};
   std::unique_ptr<BatchTrace> trace = nullptr;  // nullptr: no timeline is being written
+  // Of tensors on GPUs, where it takes turns with other sets' batches; nullptr: there are no
+  // others.
+  GpuTurns* turns = nullptr;
+
+  bool on_gpu() const { return !operations.empty() && operations.front()->signature.device >= 0; }
 
   // For messages: the first operation, and how many more there are.
   std::string describe() const;
@@ -29,8 +36,11 @@ struct Batch {
 
 class Executor {
  public:
-  // `algorithm`: the name of the algorithm to be used where it can; empty: the cheapest.
-  Executor(std::uint32_t set, std::unique_ptr<Comm> comm, std::string algorithm);
+  // Names of algorithms to be used where they can; empty: the cheapest.
+  struct Forced {
+    std::string on_cpu, on_gpu;
+  };
+  Executor(std::uint32_t set, std::unique_ptr<Comm> comm, Forced forced);
   ~Executor();
 
   void enqueue(Batch batch) { queue_.push_back(std::move(batch)); }
@@ -50,6 +60,10 @@ class Executor {
   // Whether it waits for something that nobody announces.
   bool polled() const { return running_ && running_->fiber->polled(); }
 
+  // Whether what runs, or comes next, is of tensors on a GPU.
+  bool next_is_on_gpu() const;
+  // Whether anything is of tensors on GPUs and takes no turns.
+  bool has_gpu_batches_without_turns() const;
   // See Comm::gpu().
   GpuGroup* gpu() const { return comm_->gpu(); }
   bool gpu_is_busy() const;
@@ -68,7 +82,7 @@ class Executor {
 
   const std::uint32_t set_;
   std::unique_ptr<Comm> comm_;
-  const std::string algorithm_;
+  const Forced forced_;
   std::deque<Batch> queue_;
   std::optional<Running> running_;
   bool progress_ = false;

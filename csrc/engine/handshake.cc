@@ -25,6 +25,8 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
       {"cache capacity", std::to_string(config.options.cache_capacity)},
       {"process sets", config.options.process_sets.empty() ? "none" : config.options.process_sets},
       {"algorithm", config.options.algorithm.empty() ? "automatic" : config.options.algorithm},
+      {"algorithm on GPUs",
+       config.options.gpu_algorithm.empty() ? "the same" : config.options.gpu_algorithm},
       {"steps before a plan", std::to_string(config.options.plan_after)},
       {"bucket bytes", std::to_string(config.options.tuning.bucket_bytes)},
       {"autotune", std::to_string(static_cast<int>(config.options.tuner.mode))},
@@ -179,6 +181,14 @@ void Engine::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kNudge:
       reader.expect_end();
       mesh_->look_at_polled();
+      break;
+    case MessageKind::kCall:
+      reader.expect_end();
+      mesh_->send_control(from, encode_here());
+      break;
+    case MessageKind::kHere:
+      reader.expect_end();
+      roll_call_.hear(from);
       break;
     case MessageKind::kCensus:
       census_->receive_census(from, decode_census(reader));

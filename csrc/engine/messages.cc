@@ -53,6 +53,7 @@ std::vector<int> get_ranks(Reader& reader) {
 void put_signature(Writer& writer, const Signature& signature) {
   writer.put(signature.op);
   writer.put(signature.dtype);
+  writer.put(signature.wire_dtype());
   writer.put(signature.reduce);
   writer.put(signature.root);
   writer.put(signature.device);
@@ -72,6 +73,8 @@ Signature get_signature(Reader& reader) {
   Signature signature;
   signature.op = reader.get_enum<OpKind>(kOpKindCount);
   signature.dtype = reader.get_enum<DType>(kDTypeCount);
+  const DType wire = reader.get_enum<DType>(kDTypeCount);
+  if (wire != signature.dtype) signature.compressed = wire;
   signature.reduce = reader.get_enum<ReduceOp>(kReduceOpCount);
   signature.root = reader.get<std::int32_t>();
   signature.device = reader.get<std::int32_t>();
@@ -554,6 +557,8 @@ Abort decode_abort(Reader& reader) {
 }
 
 Bytes encode_nudge() { return begin(MessageKind::kNudge).take(); }
+Bytes encode_call() { return begin(MessageKind::kCall).take(); }
+Bytes encode_here() { return begin(MessageKind::kHere).take(); }
 
 Bytes encode_bye() { return begin(MessageKind::kBye).take(); }
 

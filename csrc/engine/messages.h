@@ -33,11 +33,13 @@ enum class MessageKind : std::uint8_t {
   kHalt,           // down the tree: join no further batch of the plan
   kHalted,         // up the tree: how far my subtree has joined
   kNudge,          // to whom I wait for: look after connections that wake nobody
+  kCall,           // to everyone: something stands still here, do you answer?
+  kHere,           // the answer
 };
-inline constexpr int kMessageKindCount = 16;
+inline constexpr int kMessageKindCount = 18;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 5;
+  static constexpr std::uint32_t kProtocol = 7;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -155,6 +157,8 @@ Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank);
 Bytes encode_fail(std::uint32_t set, const Abort& failure);
 Bytes encode_census_request();
 Bytes encode_nudge();
+Bytes encode_call();
+Bytes encode_here();
 Bytes encode_census(std::uint64_t census);
 Bytes encode(const Report& report);
 Bytes encode(const Abort& abort);

@@ -84,6 +84,14 @@ struct Operation {
     void* done_context = nullptr;
   } waiting;
 
+  // Of tensor `index`; throws Error(HP_INVALID_ARGUMENT) if there is none.
+  const TensorOutcome& outcome(int index) const {
+    if (index < 0 || static_cast<std::size_t>(index) >= outcomes.size()) {
+      throw Error(HP_INVALID_ARGUMENT, "the operation has no tensor " + std::to_string(index));
+    }
+    return outcomes[static_cast<std::size_t>(index)];
+  }
+
   // "allreduce 'grad.0'", for messages. Names of bindings begin with the operation already.
   std::string describe() const {
     const std::string kind = op_kind_name(signature.op);

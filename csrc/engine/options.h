@@ -33,11 +33,12 @@ struct EngineOptions {
   double data_timeout = 30;
   double operation_timeout = 1800;
   double deadlock_time = 5;
-  std::string algorithm;     // forced where it can run; empty: the cheapest
-  std::string process_sets;  // to be added after the start; must be the same on all ranks
-  Costs costs;               // from which algorithms are chosen; the same on all ranks
-  int progress_cpu = -1;     // the progress thread runs on this CPU only; -1: anywhere
-  int local_rank = 0;        // its GPU, if it has joined before it had a tensor on one
+  std::string algorithm;      // forced where it can run; empty: the cheapest
+  std::string gpu_algorithm;  // in its place for tensors on GPUs; empty: the same
+  std::string process_sets;   // to be added after the start; must be the same on all ranks
+  Costs costs;                // from which algorithms are chosen; the same on all ranks
+  int progress_cpu = -1;      // the progress thread runs on this CPU only; -1: anywhere
+  int local_rank = 0;         // its GPU, if it has joined before it had a tensor on one
 };
 
 // How one rank is reached. Ranks of the same host share memory: in a memfd, or plainly if they are

@@ -15,11 +15,11 @@ namespace horoplug {
 struct ProcessSet {
   // `place`: in the set's own tree, with global ranks.
   ProcessSet(MembersPtr ranks, std::unique_ptr<SharedGroup> group, TreePlace place,
-             Negotiator::Options options, std::unique_ptr<Comm> comm, const std::string& algorithm)
+             Negotiator::Options options, std::unique_ptr<Comm> comm, Executor::Forced forced)
       : members(std::move(ranks)),
         shared(std::move(group)),
         negotiator(members->set, std::move(place), options),
-        executor(members->set, std::move(comm), algorithm) {}
+        executor(members->set, std::move(comm), std::move(forced)) {}
 
   const MembersPtr members;
   // The members on this host: all of them, or as many as on every other one; nullptr otherwise.

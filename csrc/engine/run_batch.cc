@@ -2,9 +2,12 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
+#include "base/hash.h"
 #include "collectives/gather.h"
 #include "collectives/gpu_group.h"
+#include "collectives/gpu_turns.h"
 #include "device/cpu/neutral.h"
 #include "engine/executor.h"
 
@@ -33,18 +36,16 @@ Allocation allocate_on_gpu(const Comm& comm, const Operation& operation, std::si
 void set_reduction(Call& call, const Signature& signature, int size) {
   call.reduce_op = signature.reduce;
   const ReduceOp kernel = signature.reduce == ReduceOp::kAdasum ? ReduceOp::kSum : signature.reduce;
-  call.reduce = kernels().reduce[static_cast<int>(kernel)][static_cast<int>(signature.dtype)];
+  call.reduce =
+      kernels().reduce[static_cast<int>(kernel)][static_cast<int>(signature.wire_dtype())];
   call.finish.multiply = signature.postscale;
   call.finish.divide = signature.reduce == ReduceOp::kAverage ? size : 1;
 }
 
-// Returns when every rank has called it.
-Task meet(Comm& comm) {
-  Call call;
-  co_await choose_algorithm(comm, call, nullptr).run(comm, call);
-}
-
 Task run(Comm& comm, Call& call, const char* algorithm) {
+  if (call.on_gpu && !comm.gpu()->agreed_in_hosts() && may_work_in_hosts(comm, call, algorithm)) {
+    co_await comm.gpu()->agree_in_hosts(comm);
+  }
   const Algorithm& chosen = choose_algorithm(comm, call, algorithm);
   if (comm.planned() && !chosen.commits) co_await meet(comm);
   if (comm.trace() == nullptr) {
@@ -107,10 +108,11 @@ std::size_t row_bytes_of(const Signature& signature, std::size_t tensor) {
 // Appends one tensor of an operation to a layout.
 void add_to(Layout& layout, const Operation& operation, std::size_t index, std::byte* output) {
   const Signature& signature = operation.signature;
+  const DType dtype = signature.wire_dtype();
   const std::size_t bytes =
-      static_cast<std::size_t>(elements_of(signature.shapes[index])) * dtype_size(signature.dtype);
+      static_cast<std::size_t>(elements_of(signature.shapes[index])) * dtype_size(dtype);
   if (operation.absent) {
-    layout.add_absent(neutral_element(signature.reduce, signature.dtype), bytes);
+    layout.add_absent(neutral_element(signature.reduce, dtype), bytes);
   } else {
     layout.add(operation.tensors[index].input, output, bytes);
   }
@@ -135,7 +137,9 @@ TensorOutcome make_outcome(const Comm& comm, const Operation& operation, std::si
 std::uint64_t place_of(const std::vector<OperationPtr>& operations,
                        std::vector<std::ptrdiff_t>& to) {
   const std::shared_ptr<SharedBuffer>& buffer = operations.front()->buffer;
-  if (!buffer || !buffer->shared() || operations.front()->signature.prescale != 1.0) return 0;
+  if (!buffer || !buffer->shared()) return 0;
+  const Signature& signature = operations.front()->signature;
+  if (signature.prescale != 1.0 || signature.compressed) return 0;
   std::uint64_t place = buffer->number();
   for (const OperationPtr& operation : operations) {
     if (operation->absent || operation->buffer != buffer) return 0;
@@ -151,7 +155,7 @@ std::uint64_t place_of(const std::vector<OperationPtr>& operations,
 // Allreduce and broadcast: all tensors of all operations as one buffer.
 Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
   const Signature& signature = operations.front()->signature;
-  Layout layout(signature.dtype, signature.prescale);
+  Layout layout(signature.wire_dtype(), signature.prescale, signature.dtype);
   for (const OperationPtr& operation : operations) {
     for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
       const TensorArgument& tensor = operation->tensors[i];
@@ -167,7 +171,7 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
   }
   Call call;
   call.kind = signature.op;
-  call.dtype = signature.dtype;
+  call.dtype = signature.wire_dtype();
   call.on_gpu = signature.device >= 0;
   call.layout = &layout;
   if (signature.op == OpKind::kBroadcast) {
@@ -308,13 +312,39 @@ Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
   }
 }
 
+// Equal for batches that need the same kernels, and memory of about the same size.
+std::uint64_t kind_of(const Batch& batch) {
+  const Signature& s = batch.operations.front()->signature;
+  std::uint64_t bytes = 0, tensors = 0;
+  for (const OperationPtr& operation : batch.operations) {
+    bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
+    tensors += operation->signature.shapes.size();
+  }
+  Hash hash;
+  for (const std::uint64_t part :
+       {static_cast<std::uint64_t>(s.op), static_cast<std::uint64_t>(s.dtype),
+        static_cast<std::uint64_t>(s.wire_dtype()), static_cast<std::uint64_t>(s.reduce),
+        std::uint64_t{s.prescale != 1.0}, std::uint64_t{s.postscale != 1.0},
+        static_cast<std::uint64_t>(std::bit_width(bytes)),
+        static_cast<std::uint64_t>(std::bit_width(tensors))}) {
+    hash.add(part);
+  }
+  return hash.value();
+}
+
 // All that a batch does on a card lies between two events: after the framework's streams have come
 // to where the operations were submitted, and before those that wait for its results.
 Task run_on_gpu(Comm& comm, Batch& batch, const char* algorithm) {
+  std::optional<GpuTurn> turn;
+  if (batch.turns != nullptr) {
+    turn.emplace(*batch.turns, batch.operations.front()->members->set);
+    co_await turn->come(comm);
+  }
   if (comm.gpu() == nullptr) {
     comm.set_gpu(std::make_shared<GpuGroup>(batch.operations.front()->gpu.card));
   }
   GpuGroup& gpu = *comm.gpu();
+  if (gpu.is_first(kind_of(batch))) co_await Idle(comm, gpu.workspace().card());
   if (!gpu.agreed()) co_await gpu.agree(comm, algorithm);
   const cuda::Event* last = nullptr;
   for (const OperationPtr& operation : batch.operations) {
@@ -333,8 +363,8 @@ Task run_on_gpu(Comm& comm, Batch& batch, const char* algorithm) {
 }  // namespace
 
 Task run_batch(Comm& comm, Batch& batch, const char* algorithm) {
-  const bool on_gpu = batch.operations.front()->signature.device >= 0;
-  return on_gpu ? run_on_gpu(comm, batch, algorithm) : run_operations(comm, batch, algorithm);
+  return batch.on_gpu() ? run_on_gpu(comm, batch, algorithm)
+                        : run_operations(comm, batch, algorithm);
 }
 
 }  // namespace horoplug

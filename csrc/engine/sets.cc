@@ -111,7 +111,9 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   auto comm =
       std::make_unique<Comm>(members->index, std::move(links),
                              grid.hosts() == 1 ? shared.get() : nullptr, config_.options.costs);
-  if (shared && grid.hosts() > 1) comm->set_local(shared.get(), grid.slice(members->index));
+  if (shared && grid.hosts() > 1) {
+    comm->set_local(shared.get(), grid.neighbours(members->index), grid.slice(members->index));
+  }
   // Not of another set of all ranks: theirs would run side by side, and meet each other's.
   if (members->set == 0) comm->set_mpi(config_.mpi.get());
   Negotiator::Options options;
@@ -122,10 +124,13 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   options.tuning = config_.options.tuning;
   options.tuner = config_.options.tuner;
   options.job = {.ranks = members->size(), .one_host = grid.hosts() == 1, .lanes = most_lanes};
+  const std::string& algorithm = config_.options.algorithm;
+  const std::string& on_gpus = config_.options.gpu_algorithm;
+  Executor::Forced forced{algorithm, on_gpus.empty() ? algorithm : on_gpus};
   TreePlace place = globally(Topology(hosts).place(members->index), *members);
   sets_.emplace(members->set,
                 std::make_unique<ProcessSet>(members, std::move(shared), std::move(place), options,
-                                             std::move(comm), config_.options.algorithm));
+                                             std::move(comm), std::move(forced)));
 }
 
 void Engine::create_set(std::vector<int> ranks) {

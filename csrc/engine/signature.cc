@@ -13,8 +13,6 @@ bool first_dimension_counts(OpKind op) {
   return op != OpKind::kAllgather && op != OpKind::kAlltoall;
 }
 
-bool reduces(OpKind op) { return op == OpKind::kAllreduce || op == OpKind::kReducescatter; }
-
 std::string describe_number(double value) {
   std::ostringstream text;
   text << value;
@@ -77,6 +75,9 @@ const std::vector<Field>& fields() {
        [](auto& s) { return std::string(reduce_op_name(s.reduce)); }},
       {"data type", "submit the same dtype", [](auto& a, auto& b) { return a.dtype == b.dtype; },
        [](auto& s) { return std::string(dtype_name(s.dtype)); }},
+      {"compression",
+       "use the same compression=", [](auto& a, auto& b) { return a.compressed == b.compressed; },
+       [](auto& s) { return std::string(s.compressed ? dtype_name(*s.compressed) : "none"); }},
       {"number of tensors", "submit the same group",
        [](auto& a, auto& b) { return a.shapes.size() == b.shapes.size(); },
        [](auto& s) { return std::to_string(s.shapes.size()); }},
@@ -130,7 +131,7 @@ std::int64_t payload_bytes(const Signature& signature) {
   if (is_administrative(signature.op)) return 0;
   std::int64_t elements = 0;
   for (const Shape& shape : signature.shapes) elements += elements_of(shape);
-  return elements * static_cast<std::int64_t>(dtype_size(signature.dtype));
+  return elements * static_cast<std::int64_t>(dtype_size(signature.wire_dtype()));
 }
 
 std::uint64_t digest(const Signature& signature) {
@@ -138,6 +139,7 @@ std::uint64_t digest(const Signature& signature) {
   hash.add(static_cast<std::uint64_t>(signature.op) << 16 |
            static_cast<std::uint64_t>(signature.dtype) << 8 |
            static_cast<std::uint64_t>(signature.reduce));
+  hash.add(static_cast<std::uint64_t>(signature.wire_dtype()));
   hash.add(static_cast<std::uint64_t>(signature.root));
   hash.add(signature.shapes.size());
   for (const Shape& shape : signature.shapes) {
@@ -156,8 +158,8 @@ bool compatible(const Signature& a, const Signature& b) {
 
 bool fusable(const Signature& a, const Signature& b) {
   const bool kind = a.op == OpKind::kAllreduce || a.op == OpKind::kBroadcast;
-  return kind && a.op == b.op && a.dtype == b.dtype && a.device == b.device &&
-         (a.op != OpKind::kBroadcast || a.root == b.root) &&
+  return kind && a.op == b.op && a.dtype == b.dtype && a.compressed == b.compressed &&
+         a.device == b.device && (a.op != OpKind::kBroadcast || a.root == b.root) &&
          (a.op != OpKind::kAllreduce || a.reduce == b.reduce) && a.prescale == b.prescale &&
          a.postscale == b.postscale;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ using Shape = std::vector<std::int64_t>;
 struct Signature {
   OpKind op = OpKind::kBarrier;
   DType dtype = DType::kUInt8;
+  // Compression: the type of 16 bits in which the elements of an allreduce of float32 travel.
+  std::optional<DType> compressed;
   ReduceOp reduce = ReduceOp::kSum;
   std::int32_t root = 0;
   std::int32_t device = -1;
@@ -25,6 +28,8 @@ struct Signature {
   // A name that will come again is worth a number of its own; those that count themselves up are
   // not.
   bool recurring = true;
+
+  DType wire_dtype() const { return compressed.value_or(dtype); }
 
   bool operator==(const Signature&) const = default;
 };
@@ -40,7 +45,7 @@ std::int64_t row_elements(const Shape& shape);
 
 std::string describe_shape(const Shape& shape);
 
-// Bytes of all tensors together.
+// Bytes of all tensors together, as they travel.
 std::int64_t payload_bytes(const Signature& signature);
 
 // Whether operations of these signatures can run together: all that counts for the kind is equal

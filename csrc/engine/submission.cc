@@ -20,8 +20,6 @@ Enum checked(std::int32_t value, int count, const char* what) {
   return static_cast<Enum>(value);
 }
 
-bool reduces(OpKind op) { return op == OpKind::kAllreduce || op == OpKind::kReducescatter; }
-
 Shape checked_shape(const hp_tensor& tensor, std::size_t element) {
   if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
     reject("a tensor without a shape");
@@ -64,6 +62,19 @@ void check_reduction(const Signature& s, int size) {
     throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do " +
                                     reduce_op_name(s.reduce) + " on " + dtype_name(s.dtype));
   }
+}
+
+// Tensors of other types travel as they are.
+std::optional<DType> compressed(const hp_submission& submission, const Signature& s) {
+  if (submission.wire_dtype == 0) return std::nullopt;
+  const auto wire = checked<DType>(submission.wire_dtype, kDTypeCount, "data type");
+  const bool narrow = wire == DType::kFloat16 || wire == DType::kBFloat16;
+  if (s.op != OpKind::kAllreduce || !narrow) {
+    throw Error(HP_UNSUPPORTED, std::string("compression is for allreduce, as float16 or ") +
+                                    "bfloat16, not for " + op_kind_name(s.op) + " as " +
+                                    dtype_name(wire));
+  }
+  return s.dtype == DType::kFloat32 ? std::optional(wire) : std::nullopt;
 }
 
 void check_splits(Operation& operation, const hp_submission& submission, int size) {
@@ -111,6 +122,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   }
   signature.dtype = checked<DType>(submission.dtype, kDTypeCount, "data type");
   signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
+  signature.compressed = compressed(submission, signature);
   if (!reduces(signature.op)) signature.reduce = ReduceOp::kSum;
   // Which GPU a rank has is its own affair.
   signature.device = submission.device < 0 || signature.op == OpKind::kBarrier ? -1 : 0;

@@ -73,12 +73,17 @@ HostGrid::HostGrid(std::span<const int> hosts) : members_(by_host(hosts)) {
   if (even && !members_.empty()) per_host_ = static_cast<int>(members_.front().size());
 }
 
+std::size_t HostGrid::host(int rank) const {
+  const auto found = std::ranges::find_if(
+      members_, [rank](const auto& ranks) { return std::ranges::count(ranks, rank) > 0; });
+  return static_cast<std::size_t>(found - members_.begin());
+}
+
+const std::vector<int>& HostGrid::neighbours(int rank) const { return members_[host(rank)]; }
+
 int HostGrid::place(int rank) const {
-  for (const auto& ranks : members_) {
-    const auto found = std::find(ranks.begin(), ranks.end(), rank);
-    if (found != ranks.end()) return static_cast<int>(found - ranks.begin());
-  }
-  return -1;
+  const std::vector<int>& ranks = neighbours(rank);
+  return static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
 }
 
 std::vector<int> HostGrid::slice(int rank) const {

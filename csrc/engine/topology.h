@@ -51,10 +51,14 @@ class HostGrid {
   int per_host() const { return per_host_; }
   // Which one of its host a rank is.
   int place(int rank) const;
+  // The ranks of its host, by place.
+  const std::vector<int>& neighbours(int rank) const;
   // The ranks with the same place, by host; only if per_host() > 0.
   std::vector<int> slice(int rank) const;
 
  private:
+  std::size_t host(int rank) const;
+
   std::vector<std::vector<int>> members_;  // by host, in order of appearance
   int per_host_ = 0;
 };

@@ -4,15 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 
 #include "engine/engine.h"
 #include "engine/messages.h"
 
 namespace horoplug {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // Seconds that a plan may stand still: while a thread of this rank waits for what the plan holds
 // up, and while peers have not joined a batch that this rank has.
@@ -99,20 +96,44 @@ void Engine::watch_transfers() {
   const std::uint64_t data = mesh_->data_moved();
   const bool moved = std::exchange(last_data_moved_, data) != data;
   const double limit = or_never(config_.options.data_timeout);
+  const bool framework_is_busy = gpu_has_not_begun();
+  bool late = false;
   for (auto& [id, set] : sets_) {
-    if ((set->executor.idle() && !set->removal) || moved) set->last_progress = time;
+    // Who looks at the card waits for what the framework has given it to do.
+    const bool waits_for_it = framework_is_busy && set->executor.polled();
+    if ((set->executor.idle() && !set->removal) || moved || waits_for_it) {
+      set->last_progress = time;
+    }
+    late |= time - set->last_progress >= limit / 2;
     if (time - set->last_progress < limit) continue;
     const Batch* running = set->executor.running();
-    std::vector<int> ranks = set->executor.blame();
-    if (running == nullptr) {
-      ranks = set->members->ranks;
-      std::erase(ranks, config_.rank);
-    }
     throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set->removal->describe()) +
                                 " has made no progress for " + whole_seconds(limit) +
-                                ", waiting for " + describe_ranks(ranks) +
+                                ", waiting for " + whom_it_waits_for(*set) +
                                 " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
   }
+  if (!late) {
+    roll_call_.end();
+  } else if (!roll_call_.running()) {
+    roll_call_.begin(mesh_->size(), config_.rank);
+    mesh_->send_control_to_all(encode_call());
+  }
+}
+
+// The ranks that keep a set from going on. Those that this rank waits for may wait, too: if there
+// are some that do not answer, it is those.
+std::string Engine::whom_it_waits_for(const ProcessSet& set) const {
+  // A batch that takes turns may wait for those of other sets, and so for any rank.
+  const Batch* const running = set.executor.running();
+  const bool takes_turns = running != nullptr && running->turns != nullptr;
+  std::vector<int> others = (takes_turns ? *sets_.at(0) : set).members->ranks;
+  std::erase(others, config_.rank);
+  const std::vector<int> silent = roll_call_.silent(others);
+  if (!silent.empty()) {
+    return describe_ranks(silent) + (silent.size() == 1 ? ", which does" : ", which do") +
+           " not answer";
+  }
+  return describe_ranks(running != nullptr ? set.executor.blame() : others);
 }
 
 // MPI moves data only while it is called, also what it has taken over already, and a rank that has

@@ -50,6 +50,8 @@ inline void decode_any(std::span<const std::byte> bytes) {
     case MessageKind::kCensusRequest:
     case MessageKind::kBye:
     case MessageKind::kNudge:
+    case MessageKind::kCall:
+    case MessageKind::kHere:
       reader.expect_end();
       break;
   }

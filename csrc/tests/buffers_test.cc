@@ -25,7 +25,8 @@ BufferPtr create(Engine& engine, std::uint64_t bytes) {
 std::vector<std::byte> random_values(DType dtype, std::size_t count, int rank, std::uint64_t salt) {
   std::mt19937_64 random(test_seed() + salt * 100 + static_cast<std::uint64_t>(rank));
   std::normal_distribution<double> normal(1, 3);
-  return make_array(dtype, count, [&](std::size_t) { return normal(random); });
+  // A prime number of them, so that what lies at another place differs.
+  return make_array(dtype, count, 4099, [&](std::size_t) { return normal(random); });
 }
 
 Order in_place(DType dtype, ReduceOp op, std::byte* data, std::size_t count) {
@@ -51,9 +52,10 @@ void compare(Engine& engine, int rank, DType dtype, ReduceOp op, std::byte* at, 
   order.set = set;
   const auto expected = perform(engine, order);
   order.input = order.output = data;
-  if (perform(engine, order) == expected) return;
+  const std::string wrong = difference(dtype, perform(engine, order), expected);
+  if (wrong.empty()) return;
   throw std::runtime_error(std::string(reduce_op_name(op)) + " of " + std::to_string(count) + " " +
-                           dtype_name(dtype) + " differs in a buffer");
+                           dtype_name(dtype) + " in a buffer: " + wrong);
 }
 
 constexpr Transport kWithBuffers[] = {Transport::kThreads, Transport::kShm, Transport::kMixed};

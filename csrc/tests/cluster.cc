@@ -65,6 +65,7 @@ int host_of(Transport transport, int rank) {
     case Transport::kTcp:
       return rank;
     case Transport::kMixed:
+    case Transport::kInprocHosts:
       return rank % 2;
     default:
       return 0;
@@ -85,6 +86,8 @@ std::string transport_name(Transport transport) {
       return "tcp";
     case Transport::kMixed:
       return "mixed";
+    case Transport::kInprocHosts:
+      return "inproc hosts";
   }
   return "?";
 }
@@ -92,7 +95,8 @@ std::string transport_name(Transport transport) {
 std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options,
                                        int lanes) {
   const auto count = static_cast<std::size_t>(ranks);
-  const bool in_memory = transport == Transport::kInproc || transport == Transport::kThreads;
+  const bool plainly = transport == Transport::kThreads || transport == Transport::kInprocHosts;
+  const bool in_memory = transport == Transport::kInproc || plainly;
   const bool by_file = transport == Transport::kShm || transport == Transport::kMixed;
 
   std::vector<EngineConfig> configs(count);
@@ -101,7 +105,7 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
   std::vector<Fd> files;
   for (int rank = 0; rank < ranks; ++rank) {
     doorbells.push_back(std::make_shared<Doorbell>());
-    if (transport == Transport::kThreads) {
+    if (plainly) {
       segments.push_back(Segment::allocate(Arena::kSegmentBytes));
     }
     if (by_file) files.emplace_back(::memfd_create("horoplug-test", MFD_CLOEXEC));
@@ -118,7 +122,7 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
       member.doorbell =
           by_file ? std::make_shared<Doorbell>(duplicate(doorbells[peer]->fd())) : doorbells[peer];
       const bool together = member.host == host_of(transport, static_cast<int>(rank));
-      if (!segments.empty()) member.segment = segments[peer];
+      if (plainly && together) member.segment = segments[peer];
       if (by_file && together) member.segment_file = duplicate(files[peer].get());
       config.members.push_back(std::move(member));
     }
@@ -197,6 +201,7 @@ hp_handle submit(Engine& engine, const Order& request) {
   submission.op = static_cast<int32_t>(request.op);
   submission.dtype = static_cast<int32_t>(request.dtype);
   submission.reduce_op = static_cast<int32_t>(request.reduce);
+  if (request.compressed) submission.wire_dtype = static_cast<int32_t>(*request.compressed);
   submission.root = request.root;
   submission.device = request.device;
   submission.stream = request.stream;

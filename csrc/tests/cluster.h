@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,11 +23,12 @@ inline constexpr bool kSanitized = false;
 #endif
 
 enum class Transport {
-  kInproc,   // in-memory streams, no shared memory: the algorithms for streams
-  kThreads,  // in-memory streams and plain shared memory: the direct algorithms
-  kShm,      // Unix sockets, memfds and eventfds, as between processes of one host
-  kTcp,      // TCP sockets over loopback, as between hosts
-  kMixed,    // two hosts: even and odd ranks; TCP between them, Unix sockets within
+  kInproc,       // in-memory streams, no shared memory: the algorithms for streams
+  kThreads,      // in-memory streams and plain shared memory: the direct algorithms
+  kShm,          // Unix sockets, memfds and eventfds, as between processes of one host
+  kTcp,          // TCP sockets over loopback, as between hosts
+  kMixed,        // two hosts: even and odd ranks; TCP between them, Unix sockets within
+  kInprocHosts,  // the same two hosts; in-memory streams, and within them plain shared memory
 };
 inline constexpr Transport kTransports[] = {Transport::kInproc, Transport::kThreads,
                                             Transport::kShm, Transport::kTcp, Transport::kMixed};
@@ -61,6 +63,7 @@ class Cluster {
 struct Order {
   OpKind op = OpKind::kAllreduce;
   DType dtype = DType::kFloat32;
+  std::optional<DType> compressed;
   ReduceOp reduce = ReduceOp::kSum;
   std::string name;
   std::vector<std::int64_t> shape;

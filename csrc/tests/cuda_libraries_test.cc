@@ -144,17 +144,19 @@ TEST_CASE("the next candidate is taken in place of one that cannot be used") {
 TEST_CASE("facts are one line each") {
   const auto good = gpu_facts(only({stub("good", "libcuda.so.1"), stub("good", "libnvrtc.so.12"),
                                     stub("good", "libnccl.so.2")}));
-  REQUIRE(good.size() == 3);
+  REQUIRE(good.size() == 4);
   CHECK(contains(good[0], "[X] CUDA driver 12.4: Stub (sm_90, 80 GiB) ("));
   CHECK(contains(good[1], "[X] NVRTC 12.4 ("));
   CHECK(contains(good[2], "[X] NCCL 2.23.4 ("));
+  CHECK(contains(good[3], "[X] Kernels of NVRTC (compiled"));
   const auto bad = gpu_facts(only({stub("stopped", "libcuda.so.1"), stub("new", "libnvrtc.so.13"),
                                    stub("old", "libnccl.so.2")}));
-  REQUIRE(bad.size() == 3);
+  REQUIRE(bad.size() == 4);
   CHECK(contains(bad[0], "[ ] CUDA driver 12.4: "));
   CHECK(contains(bad[0], "CUDA_ERROR_STUB"));
   CHECK(contains(bad[1], "[ ] NVRTC: "));
   CHECK(contains(bad[2], "[ ] NCCL: "));
+  CHECK(contains(bad[3], "[ ] Kernels: "));
   for (const std::string& line : bad) CHECK(is_one_line(line));
   for (const std::string& line : gpu_facts({})) CHECK(is_one_line(line));
 }

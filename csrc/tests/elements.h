@@ -1,7 +1,9 @@
 // Elements of any data type, seen as doubles.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "device/cpu/kernels.h"
@@ -70,6 +72,35 @@ std::vector<std::byte> make_array(DType dtype, std::size_t count, Value&& value)
   std::vector<std::byte> bytes(count * size);
   for (std::size_t i = 0; i < count; ++i) put_element(dtype, bytes.data() + i * size, value(i));
   return bytes;
+}
+
+// The same if value(i + period) is value(i). Making and looking at each element would take most of
+// the time of tests with long arrays, above all under a sanitizer.
+template <typename Value>
+std::vector<std::byte> make_array(DType dtype, std::size_t count, std::size_t period,
+                                  Value&& value) {
+  std::vector<std::byte> bytes = make_array(dtype, std::min(count, period), value);
+  std::size_t filled = bytes.size();
+  bytes.resize(count * dtype_size(dtype));
+  while (filled < bytes.size()) {
+    const std::size_t more = std::min(filled, bytes.size() - filled);
+    std::memcpy(bytes.data() + filled, bytes.data(), more);
+    filled += more;
+  }
+  return bytes;
+}
+
+// The first element that is not as expected, as text; empty if there is none.
+inline std::string difference(DType dtype, const std::vector<std::byte>& got,
+                              const std::vector<std::byte>& expected) {
+  const std::size_t size = dtype_size(dtype);
+  if (got.size() != expected.size()) return "size " + std::to_string(got.size() / size);
+  if (got.empty() || std::memcmp(got.data(), expected.data(), got.size()) == 0) return {};
+  std::size_t at = 0;
+  while (std::memcmp(got.data() + at, expected.data() + at, size) == 0) at += size;
+  return "element " + std::to_string(at / size) + " is " +
+         std::to_string(get_element(dtype, got.data() + at)) + ", not " +
+         std::to_string(get_element(dtype, expected.data() + at));
 }
 
 }  // namespace horoplug::testing

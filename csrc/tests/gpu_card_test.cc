@@ -1,5 +1,6 @@
 // The checks of card_checks.h: always on a simulated card, and on a real one where there is one.
-// HOROPLUG_TEST_GPU=1: there has to be one (make test-gpu).
+// HOROPLUG_TEST_GPU=1: there has to be one (make test-gpu). HOROPLUG_TEST_KERNELS names a file of
+// kernels to be used in place of NVRTC.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -7,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "device/cuda/compile.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/kernel_code.h"
 #include "device/cuda/launcher.h"
 #include "device/cuda/nvrtc.h"
 #include "tests/card_checks.h"
@@ -34,7 +35,7 @@ void check_all(const DriverApi& api, const ImageSource& images) {
 TEST_CASE("all kernels on a simulated card") {
   SimulatedCard card;
   REQUIRE(start_driver(card.api()) == "");
-  check_all(card.api(), SimulatedCard::image);
+  check_all(card.api(), SimulatedCard::code);
   CHECK(card.alive() == 0);
 }
 
@@ -49,13 +50,17 @@ TEST_CASE("all kernels on the card") {
   if (const std::string problem = start_driver(driver.api); !problem.empty()) {
     return missing(problem);
   }
+  if (const char* const kernels = std::getenv("HOROPLUG_TEST_KERNELS")) {
+    Nvrtc none;
+    none.problem = "not to be used";
+    return check_all(driver.api,
+                     kernel_code(none, {{kernels}, false}, driver.version, KernelCache({})));
+  }
   const char* const path = std::getenv("HOROPLUG_TEST_NVRTC");
   const Nvrtc nvrtc = open_nvrtc({{path != nullptr ? path : ""}, true}, driver.version);
   if (!nvrtc.ok()) return missing(nvrtc.problem);
   const KernelCache cache(KernelCache::default_folder());
-  check_all(driver.api, [&](const std::string& kernel, int capability) {
-    return kernel_image(nvrtc, cache, kernel, capability);
-  });
+  check_all(driver.api, kernel_code(nvrtc, {}, driver.version, cache));
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ GpuJob::GpuJob(GpuJobOptions options) {
   if (card_->api().Init(0) != cuda::kSuccess) throw std::runtime_error("cuInit");
   cuda::Toolkit toolkit;
   toolkit.driver = card_->api();
-  toolkit.images = SimulatedCard::image;
+  toolkit.images = SimulatedCard::code;
   if (options.has_nccl) {
     nccl_ = std::make_unique<SimulatedNccl>(*card_, options.nccl);
     toolkit.nccl = nccl_->api();
@@ -68,7 +68,9 @@ GpuJob::GpuJob(GpuJobOptions options) {
     if (!options.nccl_versions.empty()) {
       own.nccl_version = options.nccl_versions[static_cast<std::size_t>(config.rank)];
     }
+    if (options.mpi) config.mpi = options.mpi(config.rank);
     if (options.driver) options.driver(config.rank, own.driver);
+    if (options.nccl_functions) options.nccl_functions(config.rank, own.nccl);
     config.toolkit = [own] { return std::make_shared<const cuda::Toolkit>(own); };
     config.options.local_rank = config.rank;
     config.log = Log(LogLevel::kInfo, [this](LogLevel level, const std::string& text) {

@@ -54,8 +54,11 @@ struct GpuJobOptions {
   bool has_nccl = false;
   SimulatedNcclOptions nccl{};
   std::vector<int> nccl_versions{};  // by rank, as the ranks see them; empty: what it is
-  // Changes the driver's functions for one rank.
+  // A rank's MPI, if there is any.
+  std::function<std::shared_ptr<Mpi>(int rank)> mpi = nullptr;
+  // Changes the driver's functions, or NCCL's, for one rank.
   std::function<void(int rank, cuda::DriverApi&)> driver = nullptr;
+  std::function<void(int rank, cuda::NcclApi&)> nccl_functions = nullptr;
 };
 
 class GpuJob {

@@ -26,8 +26,8 @@ using Calls = std::vector<std::string>;
 
 std::uint64_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
 
-Image image(const std::string& kernel, int capability) {
-  return "image of " + kernel + " for " + std::to_string(capability);
+std::shared_ptr<const Image> code(const std::string& kernel, int capability) {
+  return std::make_shared<Image>("image of " + kernel + " for " + std::to_string(capability));
 }
 
 // A launcher over a recorded driver that runs kernels on the host.
@@ -41,7 +41,7 @@ struct Card {
   std::mt19937_64 random{seed()};
   RecordedDriver driver;
   Context context{driver.api(), 0};
-  Launcher launcher{context, image};
+  Launcher launcher{context, code};
 };
 
 // Tensors of which each is packed into a place of its own.
@@ -205,7 +205,7 @@ TEST_CASE("a copy that failed is made again") {
 TEST_CASE("failures name the call and the kernel, and leave nothing behind") {
   const Calls functions = {"cuDeviceGet",         "cuDevicePrimaryCtxRetain",
                            "cuCtxPushCurrent",    "cuStreamCreateWithPriority",
-                           "cuEventCreate",       "cuMemAlloc",
+                           "cuEventCreate",       "cuMemAllocAsync",
                            "cuMemHostAlloc",      "cuMemcpyHtoDAsync",
                            "cuEventRecord",       "cuModuleLoadDataEx",
                            "cuModuleGetFunction", "cuLaunchKernel"};
@@ -217,7 +217,7 @@ TEST_CASE("failures name the call and the kernel, and leave nothing behind") {
     std::string message;
     try {
       const Context context(driver.api(), 0);
-      Launcher launcher(context, image);
+      Launcher launcher(context, code);
       launcher.move(DType::kFloat32, DType::kFloat16, {}, tensors.transfers);
     } catch (const Error& error) {
       CHECK(error.code() == HP_ABORTED);
@@ -234,11 +234,36 @@ TEST_CASE("failures name the call and the kernel, and leave nothing behind") {
   }
 }
 
+TEST_CASE("code that has several kernels is loaded once") {
+  RecordedDriver driver;
+  const Context context(driver.api(), 0);
+  const auto all = std::make_shared<const Image>("image of all");
+  Launcher launcher(context, [&](const std::string&, int) { return all; });
+  Tensors tensors(1);
+  launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  launcher.move(DType::kFloat32, DType::kBFloat16, {}, tensors.transfers);
+  const Calls calls = driver.take_calls();
+  CHECK(std::count(calls.begin(), calls.end(), "load image of all") == 1);
+}
+
+TEST_CASE("a kernel is loaded once for all who launch on a card") {
+  RecordedDriver driver;
+  const Context context(driver.api(), 0);
+  const auto kernels = std::make_shared<LoadedKernels>(context, code);
+  Launcher first(context, kernels), second(context, kernels);
+  Tensors tensors(1);
+  for (Launcher* launcher : {&first, &second}) {
+    launcher->move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  }
+  const Calls calls = driver.take_calls();
+  CHECK(std::count(calls.begin(), calls.end(), "load image of copy_32 for 90") == 1);
+}
+
 TEST_CASE("everything is given back") {
   RecordedDriver driver;
   {
     const Context context(driver.api(), 0);
-    Launcher launcher(context, image);
+    Launcher launcher(context, code);
     Tensors tensors(3);
     launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
     launcher.move(DType::kFloat32, DType::kBFloat16, {}, tensors.transfers);

@@ -342,6 +342,32 @@ TEST_CASE("a thread that does not come back from MPI holds up nobody") {
   const std::lock_guard after(world.mutex);           // of which expired() promises nothing
 }
 
+TEST_CASE("a setting holds on the thread that calls, from the next call on") {
+  struct Noting final : NoMpi {
+    OnGpu on_gpu() const override { return OnGpu::kMoves; }
+    void set(std::shared_ptr<Setting>) override { set_on = std::this_thread::get_id(); }
+    Request barrier() override {
+      called_on = set_on;
+      return {1, true};
+    }
+    bool test(Request& request) override {
+      request = {};
+      return true;
+    }
+    std::thread::id set_on, called_on;
+  };
+  const auto mpi = std::make_shared<Noting>();
+  const auto worker = std::make_shared<Worker>();
+  const auto funnel = make_funnel(mpi, worker);
+  CHECK(funnel->on_gpu() == Mpi::OnGpu::kMoves);
+  funnel->set(nullptr);
+  Mpi::Request request = funnel->barrier();
+  while (!funnel->test(request)) std::this_thread::yield();
+  std::thread::id worker_is;
+  CHECK(worker->run([&] { worker_is = std::this_thread::get_id(); }, kLong));
+  CHECK(mpi->called_on == worker_is);
+}
+
 TEST_CASE("a worker runs what it is given in order, and all of it") {
   std::vector<int> order;
   {

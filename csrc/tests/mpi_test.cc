@@ -325,8 +325,20 @@ namespace {
 // What a collective was called with, as numbers.
 std::vector<std::uint64_t> called;
 
+struct Counted final : Mpi::Setting {
+  bool enter() noexcept override {
+    ++entries;
+    return works;
+  }
+  void leave() noexcept override { ++left; }
+  bool works = true;
+  int entries = 0, left = 0;
+};
+const Counted* entered = nullptr;  // in every call
+
 template <typename Handle, typename... Arguments>
 int record(Handle* request, Arguments... arguments) {
+  if (entered != nullptr) CHECK(entered->entries == entered->left + 1);
   const auto number = [](auto argument) {
     if constexpr (std::is_pointer_v<decltype(argument)>) {
       return reinterpret_cast<std::uint64_t>(argument);
@@ -400,6 +412,20 @@ void check_arguments() {
         {i, o, number(&tables[1]), kFloat, kSum, kCommunicator});
   check(mpi->barrier(), {kCommunicator});
 
+  const auto setting = std::make_shared<Counted>();
+  mpi->set(setting);
+  entered = setting.get();
+  mpi->broadcast(out, 9, 2);
+  mpi->alltoall(in, sent, out, received);
+  CHECK(setting->left == 2);
+  setting->works = false;
+  entered = nullptr;
+  mpi->barrier();
+  CHECK(setting->left == 2);
+
+  CHECK(mpi->on_gpu() == Mpi::OnGpu::kNothing);
+  given.on_gpu = HP_MPI_ON_GPU_MOVES;
+  CHECK(make_mpi(given)->on_gpu() == Mpi::OnGpu::kMoves);
   CHECK(mpi->can_reduce(DType::kFloat32, ReduceOp::kSum));
   CHECK_FALSE(mpi->can_reduce(DType::kFloat64, ReduceOp::kSum));
   CHECK_FALSE(mpi->can_reduce(DType::kFloat32, ReduceOp::kMin));
@@ -431,5 +457,8 @@ TEST_CASE("a description that lacks something is refused") {
   CHECK_THROWS_AS(make_mpi(lacking), Error);
   hp_mpi odd = description<int>();
   odd.handle_bytes = 2;
+  CHECK_THROWS_AS(make_mpi(odd), Error);
+  odd = description<int>();
+  odd.on_gpu = 3;
   CHECK_THROWS_AS(make_mpi(odd), Error);
 }

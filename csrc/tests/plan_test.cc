@@ -255,7 +255,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
   std::uint64_t planned = 0;
   std::uint64_t withdrawn = 0;
   std::set<std::int64_t> settings;
-  for (std::uint64_t round = 0; round < (kSanitized ? 400 : 1500); ++round) {
+  for (std::uint64_t round = 0; round < (kSanitized ? 150 : 1500); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);

@@ -129,15 +129,15 @@ void Recorded::fill(DriverApi& api) {
     const CUresult failure = result("cuEventQuery");
     return failure == kSuccess && !recorder->events_done_ ? kNotReady : failure;
   };
-  api.MemAlloc = [](CUdeviceptr* address, std::size_t bytes) -> CUresult {
-    if (const CUresult failure = result("cuMemAlloc"); failure != kSuccess) return failure;
+  api.MemAllocAsync = [](CUdeviceptr* address, std::size_t bytes, CUstream) -> CUresult {
+    if (const CUresult failure = result("cuMemAllocAsync"); failure != kSuccess) return failure;
     auto memory = std::make_unique<std::byte[]>(bytes);
     *address = std::bit_cast<std::uintptr_t>(memory.get());
     recorder->alive_.insert("memory" + std::to_string(*address));
     recorder->memory_[*address] = std::move(memory);
     return kSuccess;
   };
-  api.MemFree = [](CUdeviceptr address) -> CUresult {
+  api.MemFreeAsync = [](CUdeviceptr address, CUstream) -> CUresult {
     recorder->memory_.erase(address);
     return end("memory", address);
   };

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cluster.h"
+#include "elements.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -31,11 +32,11 @@ struct Sum {
   std::uint32_t set;
   Ranks ranks;
   std::string name;
-  std::vector<double> data;
+  std::vector<std::byte> data;
   hp_handle handle = 0;
 
   void start(Engine& engine, int rank, std::size_t count) {
-    data.assign(count, rank + 1);
+    data = make_array(DType::kFloat64, count, 1, [&](std::size_t) { return rank + 1; });
     Order order;
     order.dtype = DType::kFloat64;
     order.name = name;
@@ -49,9 +50,10 @@ struct Sum {
     engine.handles().release(handle);
     const double sum =
         std::accumulate(ranks.begin(), ranks.end(), 0.0) + static_cast<double>(ranks.size());
-    for (const double value : data) {
-      if (value != sum) throw std::runtime_error("wrong sum in set " + std::to_string(set));
-    }
+    const auto expected =
+        make_array(DType::kFloat64, data.size() / sizeof sum, 1, [&](std::size_t) { return sum; });
+    const std::string wrong = difference(DType::kFloat64, data, expected);
+    if (!wrong.empty()) throw std::runtime_error("set " + std::to_string(set) + ": " + wrong);
   }
 };
 
@@ -95,7 +97,10 @@ TEST_CASE("operations of many sets, submitted in another order by every rank") {
         std::mt19937_64 own(seed + 100 + static_cast<std::uint64_t>(rank));
         for (int step = 0; step < 5; ++step) {
           std::shuffle(sums.begin(), sums.end(), own);
-          for (Sum& one : sums) one.start(engine, rank, step == 4 ? kLarge : 7);
+          for (Sum& one : sums) {
+            const bool large = step == 4 && (!kSanitized || one.name < "x3");
+            one.start(engine, rank, large ? kLarge : 7);
+          }
           for (Sum& one : sums) one.finish(engine);
         }
       });
@@ -197,7 +202,7 @@ TEST_CASE("a set that is removed ends what is pending in it, and nothing of it r
     const Ranks ranks{0, 1};
     cluster.run([&](int rank) {
       Engine& engine = cluster.engine(rank);
-      for (int round = 0; round < 50; ++round) {
+      for (int round = 0; round < (kSanitized ? 15 : 50); ++round) {
         const std::uint32_t set = add_set(engine, ranks);
         if (set != static_cast<std::uint32_t>(round + 1)) throw std::runtime_error("number");
         if (contains(ranks, rank)) sum(engine, rank, set, ranks, "large", 400'000);

@@ -10,8 +10,12 @@ SimulatedCard::~SimulatedCard() = default;
 
 const cuda::DriverApi& SimulatedCard::api() const { return machine_->api; }
 
-std::string SimulatedCard::image(const std::string& kernel, int) {
+std::string SimulatedCard::image(const std::string& kernel) {
   return "simulated kernel: " + kernel;
+}
+
+std::shared_ptr<const std::string> SimulatedCard::code(const std::string& kernel, int) {
+  return std::make_shared<std::string>(image(kernel));
 }
 
 void SimulatedCard::fail(const std::string& function, CUresult result) {

@@ -26,7 +26,6 @@ class Machine;
 struct SimulatedOptions {
   int devices = 1;                 // at most 8
   bool one_card = false;           // all have the UUID of the first
-  bool peer_access = true;         // between devices
   bool ipc_events = true;          // as kIpcEventSupported
   std::size_t memory = 1UL << 30;  // bytes, of each
   int capability = 90;             // 90 is 9.0
@@ -50,8 +49,10 @@ class SimulatedCard {
 
   const cuda::DriverApi& api() const;
 
-  // The code of a kernel, as an ImageSource (device/cuda/launcher.h).
-  static std::string image(const std::string& kernel, int capability);
+  // The code of a kernel, as an ImageSource (device/cuda/kernel_code.h).
+  static std::shared_ptr<const std::string> code(const std::string& kernel, int capability);
+  // The same as text. That of the kernel "" is of all kernels.
+  static std::string image(const std::string& kernel);
 
   // Lets all calls of a function fail from now on: fail("cuMemAlloc", 2); with kSuccess, no longer.
   void fail(const std::string& function, CUresult result);

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "device/cuda/compile.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/kernel_code.h"
 #include "device/cuda/launcher.h"
 #include "device/cuda/nccl.h"
 #include "device/cuda/nvrtc.h"
@@ -31,9 +31,7 @@ TEST_CASE("a kernel is compiled, loaded and launched") {
   CHECK(open_nccl(library("libnccl.so.2")).problem == "");
 
   const Context context(driver.api, 0);
-  Launcher launcher(context, [&](const std::string& kernel, int capability) {
-    return kernel_image(nvrtc, KernelCache({}), kernel, capability);
-  });
+  Launcher launcher(context, kernel_code(nvrtc, {}, driver.version, KernelCache({})));
   const DeviceMemory from(context, 400), to(context, 400);
   std::vector<float> values(100, 3);
   const Current current(context);

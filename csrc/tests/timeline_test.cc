@@ -124,7 +124,7 @@ TEST_CASE("any bytes become a JSON string of valid UTF-8") {
 TEST_CASE("the file is valid while it grows") {
   const Folder folder;
   const std::string path = folder / "a.json";
-  constexpr int kReads = kSanitized ? 80 : 200;
+  constexpr int kReads = kSanitized ? 30 : 200;
   std::atomic<int> reads{0};
   int events = 0;
   Timeline timeline(path, {.interval = std::chrono::milliseconds(1)}, no_failure);

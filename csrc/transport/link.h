@@ -87,6 +87,10 @@ class Link {
   // why.
   bool pump_write();
   bool pump_read();
+  bool control_has_left() const {
+    const bool leaving = current_ && current_->header.kind == FrameHeader::kControl;
+    return (control_queue_.empty() && !leaving) || failure_;
+  }
   bool wants_write() const { return !queue_empty() && !failure_; }
 
   // Frames kept for a channel that will receive no more are dropped.

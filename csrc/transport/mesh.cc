@@ -96,6 +96,11 @@ bool Mesh::pump_writes() {
   return moved;
 }
 
+bool Mesh::control_has_left() const {
+  return std::all_of(links_.begin(), links_.end(),
+                     [](const auto& link) { return link->control_has_left(); });
+}
+
 const Link* Mesh::failed(int rank) {
   for (Link* lane : lanes(rank)) {
     if (!lane->failure()) continue;

@@ -35,6 +35,8 @@ class Mesh {
   // Reads what has come and writes what can go, without waiting. True if anything moved.
   bool pump();
   bool pump_writes();
+  // Whether no control message is left to be written.
+  bool control_has_left() const;
 
   // Sleeps until something comes in, someone rings, or `seconds` have passed (negative: for ever).
   // `work_left` is asked once more after others can see that this thread is about to sleep. False

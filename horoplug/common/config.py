@@ -260,6 +260,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("LOG_HIDE_TIME", "log_hide_time", _flag, False, "1: no time in log lines"),
     Variable("ALGORITHM", "algorithm", _text, None, "forces an algorithm by name where it can run"),
     Variable(
+        "HIERARCHICAL_ALLREDUCE",
+        "hierarchical_allreduce",
+        _flag,
+        False,
+        "1: allreduces of tensors on GPUs work in each host first; ALGORITHM, if set, goes before",
+    ),
+    Variable(
         "TIMELINE",
         "timeline",
         _text,
@@ -330,6 +337,13 @@ VARIABLES: tuple[Variable, ...] = (
         "mpi: the job must have been started by mpirun; gloo: data goes over TCP unless CPU_OPERATIONS says otherwise",
     ),
     Variable(
+        "MPI_CUDA",
+        "mpi_cuda",
+        _flag,
+        None,
+        "1: MPI's nonblocking collectives take memory of NVIDIA's GPUs; 0: they are given none; unset: MPI is asked",
+    ),
+    Variable(
         "NUM_STREAMS",
         "num_streams",
         _integer(1, MAX_STREAMS),
@@ -379,7 +393,6 @@ IGNORED: tuple[str, ...] = (
     "ENABLE_ASYNC_COMPLETION",
     "ENABLE_XLA_OPS",
     "HIERARCHICAL_ALLGATHER",
-    "HIERARCHICAL_ALLREDUCE",
     "MPI_THREADS_DISABLE",
     "NUM_NCCL_STREAMS",
     "TORUS_ALLREDUCE",
@@ -415,6 +428,7 @@ class Config:
     log_level: str = "warning"
     log_hide_time: bool = False
     algorithm: str | None = None
+    hierarchical_allreduce: bool = False
     timeline: str | None = None
     timeline_mark_cycles: bool = False
     rank: int = 0
@@ -430,6 +444,7 @@ class Config:
     secret_key: bytes | None = dataclasses.field(default=None, repr=False)
     cpu_operations: str | None = None
     controller: str | None = None
+    mpi_cuda: bool | None = None
     num_streams: int = 1
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
@@ -480,6 +495,11 @@ class Config:
                     f"it must be less than {count}"
                 )
         return cls(**values, notes=tuple(notes))
+
+    @property
+    def gpu_algorithm(self) -> str | None:
+        """What is forced for tensors on GPUs, in place of ``algorithm``; None: the same."""
+        return "hierarchical" if self.hierarchical_allreduce and self.algorithm is None else None
 
     @property
     def core_autotune(self) -> tuple[int, int, int, int, int, str]:

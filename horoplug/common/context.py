@@ -367,8 +367,9 @@ def _start_engine(config: Config, mesh: Mesh, process_sets: Sequence[Sequence[in
         bucket_bytes=config.plan_bucket_size,
         autotune=config.core_autotune,
         progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
-        gpu_files=gpu.libraries(),
+        gpu_files=gpu.files(),
         local_rank=mesh.local_rank,
+        gpu_algorithm=config.gpu_algorithm,
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the libraries of CUDA are that wheels have brought."""
+"""Where the libraries of CUDA are that wheels have brought, and the kernels that nvcc has compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from pathlib import Path
 
 # As PyPI's wheels have them: nvidia/cu13/lib, nvidia/cuda_nvrtc/lib, nvidia/nccl/lib.
 _LIBRARIES = ("libnvrtc.so.*", "libnccl.so.*")
+
+
+_KERNELS = Path(__file__).resolve().parent.parent / "kernels.fatbin"
+
+
+def files() -> list[str]:
+    """Paths of what the core takes of CUDA: :func:`libraries`, and the file of kernels, if there is one.
+
+    ``HOROPLUG_KERNELS`` names one in place of the package's own."""
+    named = os.environ.get("HOROPLUG_KERNELS")
+    kernels = [named] if named else [str(_KERNELS)] if _KERNELS.exists() else []
+    return [*libraries(), *kernels]
 
 
 def libraries() -> list[str]:

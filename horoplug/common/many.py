@@ -20,7 +20,7 @@ def prepare(
 ) -> Prepared:
     """An operation on a tensor of dtype ``code``, for :class:`Batch`. ``call`` has a name."""
     name = f"{spec.name}.{call.name}"
-    options = call.reduce_op, call.prescale, call.postscale, call.process_set
+    options = call.reduce_op, call.prescale, call.postscale, call.process_set, call.wire_dtype
     return Prepared(spec.code, code, shape, name, *options, device)
 
 

@@ -19,6 +19,7 @@ class Call(NamedTuple):
     postscale: float = 1.0
     splits: Sequence[int] | None = None
     process_set: int = 0
+    wire_dtype: int = 0  # allreduce: the code of what float32 travels as; 0: as it is
 
 
 class Output(Enum):
@@ -46,6 +47,7 @@ class OpSpec:
     received_splits: bool = False  # the result is (output, rows received from each rank)
     # Place of the argument `compression` in the blocking, out-of-place variants, in frameworks that compress.
     compression_at: int | None = None
+    casts: bool = False  # the core compresses on its own what it can: Call.wire_dtype
 
 
 # The options of each operation: its signature after the tensor. (They have the operation's name because it appears in
@@ -109,6 +111,7 @@ OPERATIONS: Final = (
         in_place=True,
         reduces=True,
         compression_at=2,
+        casts=True,
     ),
     OpSpec(
         "allgather",

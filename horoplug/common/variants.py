@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from horoplug._native import Error
+from horoplug.common.compression import pack
 from horoplug.common.context import context
 from horoplug.common.ops import Adapter, perform, submit
 from horoplug.common.opspec import BARRIER, OPERATIONS, OpSpec
@@ -168,13 +169,9 @@ def _compressing(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
         call = options(*args, **kwargs)
         if compression is none:
             return adapter.run(spec, tensors, call, grouped)
-        packed = [compression.compress(tensor) for tensor in tensors]
-        result = adapter.run(spec, [tensor for tensor, _ in packed], call, grouped)
-        results = result if grouped else [result]
-        unpacked = [
-            compression.decompress(tensor, kept)
-            for tensor, (_, kept) in zip(results, packed, strict=True)
-        ]
+        packed, wire, unpack = pack(compression, tensors, spec.casts)
+        result = adapter.run(spec, packed, call._replace(wire_dtype=wire), grouped)
+        unpacked = unpack(result if grouped else [result])
         return unpacked if grouped else unpacked[0]
 
     return run

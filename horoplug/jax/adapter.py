@@ -8,6 +8,7 @@ import numpy as np
 
 from horoplug.common import dtypes, ops
 from horoplug.common.opspec import BY_NAME, Call
+from horoplug.jax import cards
 from horoplug.jax.order import wait_for_programs
 from horoplug.numpy.adapter import NumpyAdapter
 
@@ -38,7 +39,26 @@ def to_array(value: Any) -> Any:
 
 def perform(operation: str, arrays: Sequence[Any], call: Call) -> list[tuple[Any, Any]]:
     """An operation on concrete arrays of one dtype, of JAX or NumPy. For each: the output, where the array is, and for
-    alltoall the rows received from each rank (otherwise None). Raises as :func:`horoplug.common.ops.submit` does."""
+    alltoall the rows received from each rank (otherwise None). Raises as :func:`horoplug.common.ops.submit` does.
+
+    Arrays on a card stay there. A group that is on both is two operations."""
+    on_card = [place for place, array in enumerate(arrays) if cards.is_on_card(array)]
+    if not on_card:
+        return _perform_on_host(operation, arrays, call)
+    if len(on_card) == len(arrays):
+        return cards.perform(operation, arrays, call)
+    on_host = [place for place in range(len(arrays)) if place not in on_card]
+    results = dict(
+        zip(on_host, _perform_on_host(operation, [arrays[i] for i in on_host], call), strict=True)
+    )
+    named = call._replace(name=f"{call.name}.gpu" if call.name else call.name)
+    results.update(
+        zip(on_card, cards.perform(operation, [arrays[i] for i in on_card], named), strict=True)
+    )
+    return [results[place] for place in range(len(arrays))]
+
+
+def _perform_on_host(operation: str, arrays: Sequence[Any], call: Call) -> list[tuple[Any, Any]]:
     wait_for_programs()
     spec = BY_NAME[operation]
     tensors = [np.asarray(array) for array in arrays]

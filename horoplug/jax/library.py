@@ -13,6 +13,10 @@ from horoplug.common.context import context
 _PATH = Path(__file__).resolve().parent.parent / "libhoroplug_jax.so"
 
 TARGET: Final = "horoplug_run"
+TAKE_TARGET: Final = "horoplug_take"
+# JAX's platforms, with XLA's names for them. The handlers are the same.
+PLATFORMS: Final = {"cpu": "cpu", "cuda": "CUDA"}
+_INT32: Final = ctypes.c_int32
 
 
 class _Traced:
@@ -38,15 +42,29 @@ def _load() -> Any:
     if not _PATH.exists():
         raise ImportError(f"{_PATH} is missing: build or install horoplug again.")
     library = ctypes.CDLL(str(_PATH))
-    library.horoplug_jax_use.restype = None
-    library.horoplug_jax_use.argtypes = [ctypes.c_void_p]
+    int64s = ctypes.POINTER(ctypes.c_int64)
+    for name, result, arguments in (
+        ("use", None, (ctypes.c_void_p,)),
+        ("open", None, (_INT32, ctypes.c_char_p, int64s, _INT32)),
+        ("await", _INT32, (_INT32, _INT32, ctypes.c_double)),
+        ("failure", _INT32, (_INT32, ctypes.POINTER(ctypes.c_char_p))),
+        ("row_counts", None, (_INT32, _INT32, int64s, _INT32)),
+        ("close", _INT32, (_INT32, _INT32)),
+    ):
+        function = getattr(library, f"horoplug_jax_{name}")
+        function.restype, function.argtypes = result, arguments
 
     def use(engine: Engine | None) -> None:
         library.horoplug_jax_use(None if engine is None else engine.address)
         if engine is not None:
             TRACED.begin()
 
-    ffi.register_ffi_target(TARGET, ffi.pycapsule(library.horoplug_jax_run), platform="cpu")
+    for platform in PLATFORMS.values():
+        for target, handler in (
+            (TARGET, library.horoplug_jax_run),
+            (TAKE_TARGET, library.horoplug_jax_take),
+        ):
+            ffi.register_ffi_target(target, ffi.pycapsule(handler), platform=platform)
     context.follow(use)
     return library
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from horoplug.common import opspec, variants
+from horoplug.common.compression import pack
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
@@ -42,8 +43,10 @@ __all__ = [
 def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression.none) -> Any:
     """An operation on the arrays of a pytree: on all of one dtype at once."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    packed = [compression.compress(adapter.to_array(leaf)) for leaf in leaves]
-    arrays = [array for array, _ in packed]
+    arrays, wire, unpack = pack(
+        compression, [adapter.to_array(leaf) for leaf in leaves], BY_NAME[operation].casts
+    )
+    call = call._replace(wire_dtype=wire)
     if BY_NAME[operation].least_ndim and any(not array.ndim for array in arrays):
         raise ValueError(f"{operation} needs a first dimension to divide; a scalar has none.")
     places: dict[Any, list[int]] = {}
@@ -64,7 +67,7 @@ def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression
             else [output for output, _ in adapter.perform(operation, part, named)]
         )
         outputs.update(zip(of_dtype, results, strict=True))
-    results = [compression.decompress(outputs[i], kept) for i, (_, kept) in enumerate(packed)]
+    results = unpack(outputs[place] for place in range(len(arrays)))
     return jax.tree_util.tree_unflatten(structure, results)
 
 

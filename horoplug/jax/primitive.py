@@ -1,6 +1,7 @@
 """The operations as JAX knows them: one primitive, with its rules for tracing and compiling. (How it is differentiated
 and vmapped: :mod:`horoplug.jax.rules`.)"""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from horoplug.common.context import context
 from horoplug.common.opspec import BY_NAME, Call, Output
 from horoplug.common.process_sets import process_set_of
 from horoplug.jax import adapter
-from horoplug.jax.library import TARGET, TRACED, ffi_lowering
+from horoplug.jax.library import PLATFORMS, TARGET, TRACED, ffi_lowering
 from horoplug.jax.order import EFFECT, TOKEN
 
 collective_p = Primitive("horoplug_collective")
@@ -50,7 +51,9 @@ def run(operation: str, arrays: Sequence[Any], call: Call, place: Place | None =
     return outputs
 
 
-def _shape(operation: str, shape: tuple[int, ...], call: Call, place: Place) -> tuple[int, ...]:
+def output_shape(
+    operation: str, shape: tuple[int, ...], call: Call, place: Place
+) -> tuple[int, ...]:
     """The shape of the output for that of an input."""
     if BY_NAME[operation].output is not Output.ROWS:
         return shape
@@ -72,8 +75,11 @@ def _shape(operation: str, shape: tuple[int, ...], call: Call, place: Place) -> 
     return (call.splits[place.number] * place.size, *rest)
 
 
-def _abstract(*arrays: Any, operation: str, call: Call, place: Place) -> tuple[Any, Any]:
-    outputs = [ShapedArray(_shape(operation, a.shape, call, place), a.dtype) for a in arrays]
+def abstract(
+    *arrays: Any, operation: str, call: Call, place: Place, **_: Any
+) -> tuple[list[Any], set[Any]]:
+    """What the operation gives, and its effect."""
+    outputs = [ShapedArray(output_shape(operation, a.shape, call, place), a.dtype) for a in arrays]
     return outputs, {EFFECT}
 
 
@@ -81,7 +87,7 @@ def _run_now(*arrays: Any, operation: str, call: Call, place: Place) -> list[Any
     """On concrete arrays, while they are differentiated or vmapped."""
     outputs = [output for output, _ in adapter.perform(operation, arrays, call)]
     for array, output in zip(arrays, outputs, strict=True):
-        expected = _shape(operation, array.shape, call, place)
+        expected = output_shape(operation, array.shape, call, place)
         if output.shape != expected:
             raise ValueError(
                 f"{operation}: to be differentiated, all ranks must have arrays of one shape; the output has the shape "
@@ -90,7 +96,15 @@ def _run_now(*arrays: Any, operation: str, call: Call, place: Place) -> list[Any
     return outputs
 
 
-def _lower(ctx: Any, *operands: Any, operation: str, call: Call, place: Place) -> Any:
+def _lower(
+    ctx: Any,
+    *operands: Any,
+    operation: str,
+    call: Call,
+    place: Place,
+    on_card: bool,
+    ticket: int = 0,
+) -> Any:
     # These overwrite their operands; XLA copies what somebody else still needs.
     is_in_place = BY_NAME[operation].output is Output.LIKE_INPUT
     aliases = {1 + i: 1 + i for i in range(len(operands))} if is_in_place else {}
@@ -106,12 +120,15 @@ def _lower(ctx: Any, *operands: Any, operation: str, call: Call, place: Place) -
         root=np.int64(call.root),
         prescale=np.float64(call.prescale),
         postscale=np.float64(call.postscale),
+        wire_dtype=np.int64(call.wire_dtype),
         process_set=np.int64(call.process_set),
         splits=np.array(call.splits or (), np.int64),
         size=np.int64(place.size),
         place=np.int64(place.number),
         # 0: of output rows there are as many as the program says, from whichever ranks.
         is_even=np.int64(place.rows < 0 and operation != "reducescatter"),
+        on_card=np.int64(on_card),
+        ticket=np.int64(ticket),
     )
     ctx.set_tokens_out(mlir.TokenSet({EFFECT: token}))
     return outputs
@@ -119,12 +136,20 @@ def _lower(ctx: Any, *operands: Any, operation: str, call: Call, place: Place) -
 
 def _lower_elsewhere(ctx: Any, *operands: Any, operation: str, **_: Any) -> Any:
     raise NotImplementedError(
-        f"{operation} inside of jax.jit runs on CPUs only so far: call it outside of jax.jit, where arrays pass "
-        "through the host's memory, or set JAX_PLATFORMS=cpu."
+        f"{operation} inside of jax.jit runs on CPUs and on NVIDIA's GPUs: call it outside of jax.jit, where arrays "
+        "pass through the host's memory, or set JAX_PLATFORMS=cpu."
     )
 
 
-collective_p.def_effectful_abstract_eval(_abstract)
+def register(primitive: Primitive) -> None:
+    """Say how a primitive that does an operation is compiled. Beside the parameters of :data:`collective_p` it may have
+    ``ticket`` (see :mod:`horoplug.jax.cards`)."""
+    mlir.register_lowering(primitive, _lower_elsewhere)
+    for platform in PLATFORMS:
+        rule = functools.partial(_lower, on_card=platform != "cpu")
+        mlir.register_lowering(primitive, rule, platform=platform)
+
+
+collective_p.def_effectful_abstract_eval(abstract)
 collective_p.def_impl(_run_now)
-mlir.register_lowering(collective_p, _lower_elsewhere)
-mlir.register_lowering(collective_p, _lower, platform="cpu")
+register(collective_p)

@@ -1,16 +1,13 @@
-"""Arrays in the memory of CUDA devices: CuPy's, and any that has ``__cuda_array_interface__``.
+"""Arrays in the memory of CUDA devices: CuPy's, and any that has ``__cuda_array_interface__`` or ``__dlpack__``.
 
-Results are arrays of CuPy for arrays of CuPy, and a :class:`DeviceArray` for all others. CuPy is never imported unless
-it is needed to read an array that has DLPack's interface only."""
+Results are arrays of CuPy for arrays of CuPy, and a :class:`DeviceArray` for all others. CuPy is never imported."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import math
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +15,7 @@ import numpy as np
 from horoplug._native import DeviceMemory, Error
 from horoplug.common.context import context
 from horoplug.common.status import exception
+from horoplug.numpy import dlpack
 
 # By the package of an array's class: the module of horoplug that takes it.
 _MODULES: Final = {
@@ -26,16 +24,15 @@ _MODULES: Final = {
     "tensorflow": "horoplug.tensorflow",
     "torch": "horoplug.torch",
 }
-_ON_CUDA: Final = 2  # kDLCUDA
 _USED: Final = "card of arrays"  # in the context
 _DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-_LEGACY_STREAM: Final = 1  # how __cuda_array_interface__ has the default stream
 
 
 class DeviceArray:
     """A dense array on a card, in row-major order: memory of another library's array, or a result of horoplug's.
 
-    ``cupy.asarray``, ``numba.cuda.as_cuda_array`` and ``torch.as_tensor(…, device="cuda")`` take it as it is."""
+    ``cupy.asarray``, ``numba.cuda.as_cuda_array`` and ``torch.as_tensor(…, device="cuda")`` take it as it is, and so
+    does every library's ``from_dlpack``."""
 
     def __init__(
         self,
@@ -61,12 +58,22 @@ class DeviceArray:
             "typestr": self.dtype.str,
             "data": (self.address, False),
             "strides": None,
-            "stream": self.stream or _LEGACY_STREAM,
+            "stream": self.stream or dlpack.LEGACY_STREAM,
             "version": 3,
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _ON_CUDA, self.device
+        return dlpack.ON_CUDA, self.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        return dlpack.give(self, stream, max_version, dl_device, copy)
 
 
 def array(tensor: Any, in_place: bool) -> Any:
@@ -85,8 +92,7 @@ def array(tensor: Any, in_place: bool) -> Any:
         interface = getattr(tensor, "__cuda_array_interface__", None)
         if interface is not None:
             return _wrapped(tensor, interface, in_place)
-        cupy = _cupy_for(tensor)
-        tensor = cupy.from_dlpack(tensor)
+        return _taken(tensor, in_place)
     if tensor.flags.c_contiguous:
         return tensor
     if in_place:
@@ -173,12 +179,24 @@ def _wrapped(tensor: Any, interface: dict[str, Any], in_place: bool) -> DeviceAr
     if not _in_order(interface.get("strides"), shape, dtype.itemsize):
         raise _not_in_order()
     if in_place and read_only:
-        raise ValueError(
-            "the array is read-only; pass a copy, or use the variant that returns one."
-        )
+        raise _read_only()
     of = interface.get("stream")
-    ready_in = 0 if of is None or of == _LEGACY_STREAM else int(of)
+    ready_in = 0 if of is None or of == dlpack.LEGACY_STREAM else int(of)
     return DeviceArray(tensor, address or 0, shape, dtype, _device(tensor, address), ready_in)
+
+
+def _taken(tensor: Any, in_place: bool) -> DeviceArray:
+    """An array of DLPack alone; TypeError if it is none on a card. It is ready in the default stream."""
+    asked = getattr(tensor, "__dlpack_device__", None)
+    if asked is None or not hasattr(tensor, "__dlpack__") or asked()[0] != dlpack.ON_CUDA:
+        raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
+    taken = dlpack.take(tensor)
+    dtype, shape = dlpack.dtype_of(taken), taken.shape
+    if not _in_order(taken.strides, shape, 1):
+        raise _not_in_order()
+    if in_place and (taken.read_only or taken.copied):
+        raise _read_only()
+    return DeviceArray(taken, taken.address, shape, dtype, taken.device[1], 0)
 
 
 def _in_order(strides: Sequence[int] | None, shape: Sequence[int], itemsize: int) -> bool:
@@ -190,6 +208,10 @@ def _in_order(strides: Sequence[int] | None, shape: Sequence[int], itemsize: int
             return False
         expected *= count
     return True
+
+
+def _read_only() -> ValueError:
+    return ValueError("the array is read-only; pass a copy, or use the variant that returns one.")
 
 
 def _not_in_order() -> ValueError:
@@ -217,17 +239,3 @@ def _device(tensor: Any, address: int | None) -> int:
         raise ValueError(f"the array is on no CUDA device (the driver's answer is {status}).")
     context.per_job[_USED] = ordinal.value
     return ordinal.value
-
-
-def _cupy_for(tensor: Any) -> ModuleType:
-    """CuPy, for an array of DLPack alone; TypeError if it is none on a card."""
-    asked = getattr(tensor, "__dlpack_device__", None)
-    if asked is None or asked()[0] != _ON_CUDA:
-        raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
-    try:
-        return importlib.import_module("cupy")
-    except ImportError:
-        raise TypeError(
-            f"an array of {type(tensor).__name__} on a GPU needs CuPy to be read; install it, or pass an object with "
-            "__cuda_array_interface__."
-        ) from None

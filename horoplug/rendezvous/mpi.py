@@ -18,7 +18,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from horoplug.common.config import Config
 
-from . import mpi_thread
+from . import mpi_cuda, mpi_thread
 from .errors import MissingRanksError
 from .mpi_measure import Costs, Own, Steps, answer, speed_of, time_collectives, time_messages, until
 
@@ -85,6 +85,8 @@ class Carrier:
         self._known = {} if known is None else known
         self._rank, self._size = config.rank, config.size
         self._patience = config.gloo_timeout_seconds
+        self._mpi_cuda = config.mpi_cuda
+        self._on_gpu = mpi_cuda.OnGpu.NOTHING
         self._communicator: Any = None
         self._MPI = mpi_thread.loaded()
         self._failure = ""
@@ -152,6 +154,7 @@ class Carrier:
         self._communicator, request = base.Idup()
         self._finish([until(request)], deadline)
         self._communicator.Set_errhandler(MPI.ERRORS_RETURN)
+        self._on_gpu = mpi_cuda.asked(MPI, self._mpi_cuda)
 
     def known(self, hosts: Sequence[int]) -> Costs | None:
         """What the job's ranks have agreed on before, when they were on these hosts, by rank."""
@@ -204,6 +207,7 @@ class Carrier:
         return {
             "handle_bytes": MPI._sizeof(MPI.Comm),
             "communicator": int(MPI._handleof(self._communicator)) % 2**64,
+            "on_gpu": int(self._on_gpu),
             "byte": handle("BYTE"),
             "in_place": int(MPI.IN_PLACE) % 2**64,
             "dtypes": [handle(name) for name in _DTYPES],

@@ -27,10 +27,12 @@ print(MPI.Get_library_version().splitlines()[0].strip("\\0 "))
 print(mpi4py.rc.thread_level if mpi4py.rc.threads else "single")
 """
 # Initialised as a job of one process, whatever this one is.
-_ASK_LEVEL = """
+_ASK_INITIALISED = """
 from mpi4py import MPI
+from horoplug.rendezvous.mpi_cuda import describe
 from horoplug.rendezvous.mpi_thread import thread_level
 print(thread_level())
+print(describe(MPI))
 """
 _OF_LAUNCHERS = (
     "OMPI_",
@@ -127,21 +129,26 @@ def _mpi() -> list[str]:
         return [f"mpi4py cannot use an MPI library: {reason}"]
     versions, library, name, level = done.stdout.splitlines()[-4:]
     asked = os.environ.get("MPI4PY_RC_THREAD_LEVEL") or level
+    granted, gpus = _initialised()
     return [
         f"{versions}, with {library}: {name}",
-        f"thread level: mpi4py asks for {asked}, the library grants {_granted()}",
+        f"thread level: mpi4py asks for {asked}, the library grants {granted}",
+        f"GPUs: the library {gpus}",
     ]
 
 
-def _granted() -> str:
+def _initialised() -> tuple[str, str]:
+    """The thread level that is granted, and what MPI says of GPUs."""
     alone = {n: v for n, v in os.environ.items() if not n.startswith(_OF_LAUNCHERS)}
     alone["OMPI_MCA_btl"] = "self"  # Open MPI would leave a file in /dev/shm
     try:
-        done = _ask(_ASK_LEVEL, alone)
+        done = _ask(_ASK_INITIALISED, alone)
     except subprocess.TimeoutExpired:
-        return f"nothing within {_SECONDS} s"
-    words = done.stdout.split()
-    return words[-1] if done.returncode == 0 and words else "nothing outside of an mpirun"
+        return f"nothing within {_SECONDS} s", "cannot be asked"
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or len(lines) < 2:
+        return "nothing outside of an mpirun", "cannot be asked there"
+    return lines[-2], lines[-1]
 
 
 def _ask(program: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -253,6 +253,14 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
             "THREAD_AFFINITY",
             "library_options.thread_affinity",
         ),
+        _switch(
+            "--hierarchical-allreduce",
+            "allreduces of tensors on GPUs work in each host first",
+            "--no-hierarchical-allreduce",
+            "only where that is faster (the default)",
+            variable="HIERARCHICAL_ALLREDUCE",
+            config="params.hierarchical_allreduce",
+        ),
     ),
     "autotuning": (
         _switch(
@@ -363,7 +371,7 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
                 variable=name.upper(),
                 config=f"params.{name}",
             )
-            for name in ("hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce")
+            for name in ("hierarchical_allgather", "torus_allreduce")
         ),
         Flag(
             "--autotune-gaussian-process-noise",

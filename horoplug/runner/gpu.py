@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from horoplug.common.gpu import libraries
+from horoplug.common.gpu import files
 
 
 def lines() -> list[str]:
     """One line for each part of CUDA that horoplug can use: what it is, or why it cannot be used. Starts CUDA."""
     from horoplug import _native
 
-    return [f"    {line}" for line in _native.gpu_facts(libraries()).splitlines()]
+    return [f"    {line}" for line in _native.gpu_facts(files()).splitlines()]

@@ -61,11 +61,12 @@ def _allreduce(past: Forward, grads: Sequence[tf.Tensor]) -> Sequence[Any]:
         raise NotImplementedError(
             f"allreduce with op={NAMES[op]} has no gradient; use tf.stop_gradient on its input."
         )
-    factors = {
+    options = {
         "prescale": past.number("prescale_factor"),
         "postscale": past.number("postscale_factor"),
+        "wire_dtype": past.op.get_attr("wire_dtype"),
     }
-    return as_list(past.again("allreduce", grads, reduce_op=op, **factors))
+    return as_list(past.again("allreduce", grads, reduce_op=op, **options))
 
 
 def _allgather(past: Forward, grads: Sequence[tf.Tensor]) -> Sequence[Any]:

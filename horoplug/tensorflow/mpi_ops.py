@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from horoplug.common import opspec
 from horoplug.common.api import *  # noqa: F403
-from horoplug.common.opspec import Call
+from horoplug.common.compression import pack
+from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
 from horoplug.common.reduce_ops import NAMES, Average, Sum
 from horoplug.tensorflow import gradients as gradients
@@ -49,9 +50,11 @@ def _device(name: str) -> Any:
 def _reduce(
     operation: str, tensor: Any, call: Call, compression: Any, ignore_name_scope: bool
 ) -> tf.Tensor:
-    packed, kept = compression.compress(tf.convert_to_tensor(tensor))
-    result = run(operation, [packed], call, ignore_name_scope=ignore_name_scope)
-    return compression.decompress(result, kept)
+    tensors, wire, unpack = pack(
+        compression, [tf.convert_to_tensor(tensor)], BY_NAME[operation].casts
+    )
+    call = call._replace(wire_dtype=wire)
+    return unpack([run(operation, tensors, call, ignore_name_scope=ignore_name_scope)])[0]
 
 
 def _by_dtype(
@@ -94,12 +97,11 @@ def _reduce_group(
         raise TypeError(
             f"grouped_{operation} takes a list of tensors, got {type(tensors).__name__}."
         )
-    packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
-    results = _by_dtype(operation, [tensor for tensor, _ in packed], call, ignore_name_scope)
-    return [
-        compression.decompress(result, kept)
-        for (result,), (_, kept) in zip(results, packed, strict=True)
-    ]
+    converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    packed, wire, unpack = pack(compression, converted, BY_NAME[operation].casts)
+    call = call._replace(wire_dtype=wire)
+    results = _by_dtype(operation, packed, call, ignore_name_scope)
+    return unpack(result for (result,) in results)
 
 
 def _allreduce_slices(

@@ -31,6 +31,8 @@ def run(
         # As text: attributes of type float have too few bits.
         arguments["prescale_factor"] = repr(float(call.prescale))
         arguments["postscale_factor"] = repr(float(call.postscale))
+        if operation == "allreduce":
+            arguments["wire_dtype"] = call.wire_dtype
     elif operation == "broadcast":
         arguments["root_rank"] = call.root
     elif operation == "alltoall":

@@ -151,6 +151,7 @@ def _text(
         arguments.get("process_set_id", 0),
         arguments.get("prescale_factor", "1"),
         arguments.get("postscale_factor", "1"),
+        arguments.get("wire_dtype", 0),
         tensors[0].dtype.as_datatype_enum if tensors else 0,
         len(tensors),
     ]

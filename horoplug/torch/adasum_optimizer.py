@@ -25,11 +25,11 @@ class _DeltaReducer(Reducer):
         self._sends_as_is = False
 
     def _pack(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        tensor, kept = self._compression.compress(self._delta()(parameter))
+        tensor, kept = self._compress(self._delta()(parameter))
         return tensor.contiguous(), kept
 
     def _take(self, parameter: torch.Tensor, tensor: torch.Tensor, kept: Any) -> None:
-        parameter.add_(self._compression.decompress(tensor, kept))
+        parameter.add_(self._decompress(tensor, kept))
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):

@@ -13,6 +13,7 @@ import torch
 
 from horoplug._native import Prepared
 from horoplug.common.buffers import SharedBuffer
+from horoplug.common.compression import wire_dtype
 from horoplug.common.context import context
 from horoplug.common.objects import allgather_object, broadcast_object
 from horoplug.common.process_sets import ProcessSet, global_process_set
@@ -125,8 +126,9 @@ def job() -> Any:
 
 def why_not(compression: Any, op: int, groups: Any, process_set: ProcessSet) -> str | None:
     """Which argument of ``DistributedOptimizer`` rules buckets out."""
-    if getattr(compression, "compress", None) is not NoneCompressor.compress:
-        return "compression"
+    as_is = getattr(compression, "compress", None) is NoneCompressor.compress
+    if not (as_is or wire_dtype(compression)):
+        return "a compression of your own"
     if groups is not None:
         return "groups"
     if resolve(op) == Adasum:
@@ -136,7 +138,9 @@ def why_not(compression: Any, op: int, groups: Any, process_set: ProcessSet) -> 
     return None
 
 
-def make_buckets(names: dict[torch.Tensor, str], parameters: Iterable[torch.Tensor]) -> Buckets:
+def make_buckets(
+    names: dict[torch.Tensor, str], parameters: Iterable[torch.Tensor], compressed: bool
+) -> Buckets:
     """Buckets for the parameters, in the reverse order of ``names``: about the order in which backward computes the
     gradients. They lie in memory as on rank 0. Gradients stay where they are until they are taken.
 
@@ -146,7 +150,7 @@ def make_buckets(names: dict[torch.Tensor, str], parameters: Iterable[torch.Tens
     ordered = [p for p in reversed(names) if p in wanted and p.numel() > 0]
     own = {names[p]: _place(p, names[p]) for p in ordered}
     places: list[Place] = broadcast_object(list(own.values()), 0, "gradients.layout")
-    objection = _unfit(ordered, names) or _difference(own, places)
+    objection = _unfit(ordered, names, compressed) or _difference(own, places)
     for rank, theirs in enumerate(allgather_object(objection, "gradients.objections")):
         if theirs is not None:
             raise ValueError(f"{_OPTION}: {theirs} (rank {rank})")
@@ -208,11 +212,15 @@ def _place(parameter: torch.Tensor, name: str) -> Place:
     return Place(name, parameter.dtype, tuple(parameter.shape), strides, parameter.is_cuda)
 
 
-def _unfit(parameters: Iterable[torch.Tensor], names: Mapping[torch.Tensor, str]) -> str | None:
+def _unfit(
+    parameters: Iterable[torch.Tensor], names: Mapping[torch.Tensor, str], compressed: bool
+) -> str | None:
     cards = set()
     for p in parameters:
         if p.layout is not torch.strided or not p.dtype.is_floating_point:
             return f"{names[p]} is no dense floating-point parameter."
+        if compressed and p.dtype is torch.float64:
+            return f"{names[p]} is float64; compression in buckets is for float32."
         cards.update([p.device] if p.is_cuda else [])
         if len(cards) > 1:
             return f"{names[p]} is on another GPU than parameters before it."

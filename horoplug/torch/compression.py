@@ -5,6 +5,7 @@ import torch
 from horoplug.common import compression
 from horoplug.common.compression import Compressor as Compressor
 from horoplug.common.compression import NoneCompressor as NoneCompressor
+from horoplug.common.dtypes import CODES
 
 
 class CastCompressor(compression.CastCompressor):
@@ -15,6 +16,10 @@ class CastCompressor(compression.CastCompressor):
         return bool(tensor.is_floating_point() and tensor.element_size() > cls.dtype.itemsize)
 
     @staticmethod
+    def _is_float32(tensor: torch.Tensor) -> bool:
+        return tensor.dtype is torch.float32
+
+    @staticmethod
     def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor.to(dtype)
 
@@ -23,12 +28,14 @@ class FP16Compressor(CastCompressor):
     """Sends float32 and float64 as float16."""
 
     dtype = torch.float16
+    wire_dtype = CODES["float16"]
 
 
 class BF16Compressor(CastCompressor):
     """Sends float32 and float64 as bfloat16: float32's range, 8 bits of precision."""
 
     dtype = torch.bfloat16
+    wire_dtype = CODES["bfloat16"]
 
 
 class Compression:

@@ -50,7 +50,8 @@ def DistributedOptimizer(
 
     named_parameters: ``model.named_parameters()``; the names pair the ranks' gradients and appear in messages. All
         parameters of the optimizer must be in it. Without it, they are numbered.
-    compression: how gradients travel: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
+    compression: how gradients travel: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own. The core
+        casts float32 as it copies, which costs next to nothing; what derives from these is called for each gradient.
     backward_passes_per_step: gradients are accumulated locally over this many backward passes; the sum is not divided.
     op: how gradients are combined: Average, Sum, Min, Max, Product. With Adasum it is not gradients but steps: see
         :mod:`horoplug.torch.adasum_optimizer`, which has no use for groups and sparse_as_dense.
@@ -64,8 +65,9 @@ def DistributedOptimizer(
         ``parameter.grad`` a view of its bucket, whatever it was before. What still refers to it after ``zero_grad``
         sees the next step's gradients, as with DistributedDataParallel's argument of this name. The results have the
         same bits as without, on one host. On a GPU the buckets are memory of the device like any other, and what it
-        saves is operations. It takes the same on all ranks: dense floating-point parameters, and no compression,
-        groups, Adasum or process set. None and False leave the gradients where they are.
+        saves is operations. It takes the same on all ranks: dense floating-point parameters, and no groups, Adasum,
+        process set, compression of your own or, with the others, float64. None and False leave the gradients where they
+        are.
 
     Returns an object of a class that is derived from the optimizer's and has its name. It shares the optimizer's
     parameter groups and state. Raises ValueError for arguments that make no sense, and with
@@ -291,7 +293,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _make_buckets(self) -> None:
         """Collective. At size 1 there are none."""
         parameters = self._parameters() if self.process_set.size() != 1 else ()
-        made = buckets.make_buckets(self._parameter_names, parameters)
+        compressed = self._reducer.wire_dtype != 0
+        made = buckets.make_buckets(self._parameter_names, parameters, compressed)
         self._buckets = made
         self._group_counts = dict.fromkeys(made.buckets, 0)
         self._p_to_group = {p: bucket for bucket in made.buckets for p in bucket}

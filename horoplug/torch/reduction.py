@@ -3,11 +3,12 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from horoplug._native import Prepared
+from horoplug.common.compression import is_cast_by_core, wire_dtype
 from horoplug.common.errors import HorovodInternalError
 from horoplug.common.many import Batch, prepare
 from horoplug.common.ops import CPU, Operation, Parts, submit
@@ -51,8 +52,11 @@ class Reducer:
         self._predivide = predivide
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
+        self._compresses = _method(compression, "compress") is not NoneCompressor.compress
+        self.wire_dtype = wire_dtype(compression)
+        # Whether gradients are usually handed over as they are: the core may cast them on its own.
+        self._sends_as_is = not self._compresses or self.wire_dtype != 0
         # What need not be called, since copying a gradient back casts on its own.
-        self._sends_as_is = _method(compression, "compress") is NoneCompressor.compress
         self._casts_only = _method(compression, "decompress") in (
             NoneCompressor.decompress,
             _method(CastCompressor, "decompress"),
@@ -208,17 +212,26 @@ class Reducer:
             if not self._sparse_as_dense:
                 return grad, None
             grad = grad.to_dense()
-        tensor, kept = (grad, None) if self._sends_as_is else self._compression.compress(grad)
+        tensor, kept = self._compress(grad)
         # A gradient in channels_last order takes a copy: the order of another rank's may differ.
         if not _plain(tensor):
             tensor, *_ = ADAPTER.describe(tensor.detach(), in_place=False)
         return tensor, kept
 
+    def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        if not self._compresses or is_cast_by_core(self._compression, tensor):
+            return tensor, None
+        return cast(tuple[torch.Tensor, Any], self._compression.compress(tensor))
+
+    def _decompress(self, tensor: torch.Tensor, kept: Any) -> torch.Tensor:
+        if self._casts_only:
+            return tensor
+        return cast(torch.Tensor, self._compression.decompress(tensor, kept))
+
     def _take(self, parameter: torch.Tensor, tensor: torch.Tensor, kept: Any) -> None:
         """Put a reduced gradient where the optimizer looks for it."""
         grad = parameter.grad
-        if not self._casts_only:
-            tensor = self._compression.decompress(tensor, kept)
+        tensor = self._decompress(tensor, kept)
         if grad is None:
             parameter.grad = tensor.to(parameter.dtype)
         elif grad.is_sparse:
@@ -235,7 +248,7 @@ class Reducer:
 
     def _call(self, name: str | None) -> Call:
         factor, number = self._predivide, set_number(self._process_set)
-        return Call(name, self._op, 0, 1.0 / factor, factor, None, number)
+        return Call(name, self._op, 0, 1.0 / factor, factor, None, number, self.wire_dtype)
 
 
 def _start(

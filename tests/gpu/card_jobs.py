@@ -1,6 +1,7 @@
 """Jobs of one and two ranks that share the card of this machine, for frameworks' tensors on it."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,12 @@ from support import ROOT, Pool, Ranks  # noqa: E402
 from support import run_script as run_script  # noqa: E402
 
 from horoplug._native import algorithms  # noqa: E402
+from horoplug.runner import gpu  # noqa: E402
 
-_ALONE = {"copy", "nccl"}
+# NCCL takes two ranks on one card from 2.30 on, if it is told to.
+_NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
+# For one rank, several hosts (test_several_hosts.py), mpirun (test_mpi.py).
+_OTHERS = {"copy", "hierarchical", "mpi"}
 
 
 def _algorithms() -> list[list[str]]:
@@ -24,8 +29,17 @@ def _algorithms() -> list[list[str]]:
 
 
 _PATHS = [str(ROOT), str(TESTS / "gpu"), *filter(None, [os.environ.get("PYTHONPATH")])]
-# What carries the data between ranks; None: what horoplug chooses. (NCCL refuses two ranks on one card.)
-BACKENDS = (None, *sorted({name for name, medium in _algorithms() if medium == "gpu"} - _ALONE))
+# What carries the data between ranks; None: what horoplug chooses.
+BACKENDS = (None, *sorted({name for name, medium in _algorithms() if medium == "gpu"} - _OTHERS))
+
+
+def nccl_obstacle() -> str | None:
+    """Why two ranks on one card cannot use NCCL here; None if they can."""
+    fact = gpu.lines()[2].strip()
+    version = re.match(r"\[X\] NCCL (\d+)\.(\d+)", fact)
+    if version is None:
+        return fact
+    return None if tuple(map(int, version.groups())) >= (2, 30) else f"two ranks: {fact}"
 
 
 @pytest.fixture(scope="session")
@@ -48,5 +62,9 @@ def ranks(request: pytest.FixtureRequest, gpu_pool: Pool) -> Iterator[Ranks]:
         pytest.skip(reason)
     size, backend = request.param
     env = {"HOROPLUG_ALGORITHM": backend} if backend else {}
+    if backend == "nccl":
+        if reason := nccl_obstacle():
+            pytest.skip(reason)
+        env |= _NCCL
     with gpu_pool.ranks(size, env=env) as job:
         yield job

@@ -1,4 +1,6 @@
-"""What needs a GPU; ``make test-gpu`` runs it. Where there is none, each test says so and is skipped."""
+"""Every kernel gives the bits that the CPU's kernels give, also under compute-sanitizer.
+
+Like all tests here, it says what is missing and is skipped where there is no GPU."""
 
 import os
 import shutil

@@ -37,13 +37,17 @@ std::int32_t data_type(xla::DataType type) {
 
 }  // namespace
 
-Failure Failure::of(hp_status status) {
+Failure Failure::of(hp_status status, const std::string& subject) {
+  std::string reason = hp_last_error();
+  if (!subject.empty() && reason.find(subject) == std::string::npos) {
+    reason = subject + ": " + reason;
+  }
   xla::ErrorCode code = xla::kUnknown;
   switch (status) {
     case HP_INVALID_ARGUMENT:
     case HP_DUPLICATE_NAME:
     case HP_UNSUPPORTED:
-      return {xla::kInvalidArgument, hp_last_error()};
+      return {xla::kInvalidArgument, reason, status, reason};
     case HP_MISMATCH:
     case HP_DEADLOCK:
       code = xla::kFailedPrecondition;
@@ -55,7 +59,7 @@ Failure Failure::of(hp_status status) {
       break;
   }
   // By which Python tells what concerns all ranks (horoplug/_keras/backends/jax.py).
-  return {code, std::string("a Horovod operation has failed: ") + hp_last_error()};
+  return {code, "a Horovod operation has failed: " + reason, status, reason};
 }
 
 Tensor::Tensor(const xla::Buffer& buffer)

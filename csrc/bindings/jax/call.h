@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "horoplug/horoplug.h"
@@ -17,18 +18,27 @@ namespace horoplug::jax {
 class Failure : public std::runtime_error {
  public:
   Failure(xla::ErrorCode code, const std::string& message)
-      : std::runtime_error(message), code_(code) {}
+      : Failure(code, message, code == xla::kFailedPrecondition ? HP_MISMATCH : HP_INTERNAL,
+                message) {}
+  // What XLA is told, and what horoplug's own Python is, which knows the core's statuses.
   xla::ErrorCode code() const { return code_; }
+  hp_status status() const { return status_; }
+  const std::string& reason() const { return reason_; }
 
-  // The failed call of the core on this thread.
-  static Failure of(hp_status status);
+  // The failed call of the core on this thread. `subject`: of what, if the core does not say so.
+  static Failure of(hp_status status, const std::string& subject = "");
 
  private:
+  Failure(xla::ErrorCode code, const std::string& message, hp_status status, std::string reason)
+      : std::runtime_error(message), code_(code), status_(status), reason_(std::move(reason)) {}
+
   xla::ErrorCode code_;
+  hp_status status_;
+  std::string reason_;
 };
 
-inline void check(hp_status status) {
-  if (status != HP_OK) throw Failure::of(status);
+inline void check(hp_status status, const std::string& subject = "") {
+  if (status != HP_OK) throw Failure::of(status, subject);
 }
 
 // A tensor in XLA's memory, dense and in row-major order.

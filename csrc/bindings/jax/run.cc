@@ -1,5 +1,3 @@
-// The handler: from XLA's buffers to the core and back.
-//
 // Calls of one program run one after the other, in the order in which the program's Python code
 // makes them, on every rank: a token ties each to the one before it, and the first one to the last
 // of the program that was dispatched before (see horoplug/jax/order.py). So no two ranks can wait
@@ -7,19 +5,22 @@
 // fastest way, and the core sees who is blocked: ranks that do wait for each other, because their
 // programs differ, get an error. XLA's futures, with which a call need not hold its thread, would
 // change nothing else: the CPU client begins no program before the last one has ended.
+//
+// On a card, a call waits until the ranks have agreed and the operation is in order in the core's
+// stream. XLA's stream then waits for that one, the host for neither.
+#include "run.h"
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
-
-#include "../common/job.h"
-#include "../common/operation.h"
-#include "call.h"
+#include <iterator>
+#include <numeric>
+#include <utility>
 
 namespace horoplug::jax {
 namespace {
 
 using bindings::job;
-using bindings::Job;
 
 std::string describe(const std::vector<std::int64_t>& counts) {
   std::string text = "[";
@@ -29,57 +30,11 @@ std::string describe(const std::vector<std::int64_t>& counts) {
   return text + "]";
 }
 
-// An error of XLA's; a null pointer if XLA takes none.
-xla::Error* to_error(const xla::Api& api, const Failure& failure) {
-  xla::ErrorCreateArgs args{sizeof args, nullptr, failure.what(), failure.code()};
-  return api.error_create(&args);
-}
-
-// Runs `body`; returns how it failed, in XLA's terms. Nothing is thrown into its code.
-template <typename Body>
-xla::Error* guarded(const xla::Api& api, Body&& body) {
-  try {
-    body();
-    return nullptr;
-  } catch (const Failure& failure) {
-    return to_error(api, failure);
-  } catch (const std::exception& error) {
-    return to_error(api, {xla::kInternal, error.what()});
-  }
-}
-
-class Run {
- public:
-  // Throws Failure.
-  explicit Run(const xla::CallFrame& frame);
-
-  // The whole of it, on this thread. Throws Failure.
-  void perform();
-
- private:
-  void check_place() const;
-  hp_submission submission();
-  void finish();
-  void collect(std::size_t index);
-  bool gives_rows() const {
-    return op_ == HP_ALLGATHER || op_ == HP_ALLTOALL || op_ == HP_REDUCESCATTER;
-  }
-
-  const Attributes attributes_;
-  Job::Loan job_;
-  const std::int32_t op_;
-  const std::int32_t process_set_;
-  const std::string name_;
-  const std::vector<std::int64_t> splits_;
-  const bool is_even_;  // of rows, every rank has as many
-  std::vector<Tensor> inputs_;
-  std::vector<Tensor> outputs_;
-  std::vector<hp_tensor> described_;
-  hp_handle handle_ = 0;
-};
+}  // namespace
 
 Run::Run(const xla::CallFrame& frame)
     : attributes_(frame.attributes),
+      ticket_(attributes_.integer("ticket")),
       job_(job().borrow()),
       op_(attributes_.integer("operation")),
       process_set_(attributes_.integer("process_set")),
@@ -94,6 +49,12 @@ Run::Run(const xla::CallFrame& frame)
   if (inputs_.empty() || outputs_.size() < inputs_.size()) {
     throw Failure(xla::kInternal, "a call without arrays");
   }
+  if (ticket_ != 0) {
+    Tickets::Request request = tickets().request(ticket_);
+    name_ = std::move(request.name);
+    splits_ = std::move(request.splits);
+  }
+  if (attributes_.integer("on_card") != 0) place_ = card_place(frame, subject());
   check_place();
 }
 
@@ -113,16 +74,39 @@ void Run::check_place() const {
                     " now; call jax.clear_caches() after hvd.init() so that it is compiled again");
 }
 
+std::string Run::subject() const {
+  if (!name_.empty()) return "'" + name_ + "'";
+  constexpr const char* kKinds[] = {"allreduce", "allgather", "broadcast", "alltoall",
+                                    "reducescatter"};
+  const auto kind = static_cast<std::size_t>(op_);
+  return kind < std::size(kKinds) ? kKinds[kind] : "an operation";
+}
+
+// XLA's output, if the core can write to it: its shape has been known all along.
+void* Run::given_output(std::size_t index) const {
+  if (has_open_rows()) return nullptr;
+  std::vector<std::int64_t> shape = inputs_[index].shape;
+  if (op_ == HP_REDUCESCATTER && !shape.empty()) {
+    const std::int64_t size = std::max(attributes_.integer("size"), 1);
+    const std::int64_t rows = std::exchange(shape.front(), shape.front() / size);
+    if (attributes_.integer("place") < rows % size) ++shape.front();
+  }
+  if (shape != outputs_[index].shape) {
+    throw Failure(xla::kInternal, "an output of another shape than its input makes it");
+  }
+  return outputs_[index].data;
+}
+
 hp_submission Run::submission() {
   described_.reserve(inputs_.size());
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    const Tensor& input = inputs_[i];
-    // The number of rows is what the ranks decide.
-    const bool is_fixed = op_ == HP_ALLREDUCE || op_ == HP_BROADCAST;
-    if (is_fixed && input.shape != outputs_[i].shape) {
-      throw Failure(xla::kInternal, "an output of another shape than its input");
+    Tensor& input = inputs_[i];
+    if (ticket_ != 0 && !splits_.empty() && !input.shape.empty()) {
+      // Rows beyond the splits are sent nowhere. (A compiled program has cut them off.)
+      const auto sent = std::accumulate(splits_.begin(), splits_.end(), std::int64_t{0});
+      input.shape.front() = std::min(input.shape.front(), sent);
     }
-    described_.push_back({input.data, is_fixed ? outputs_[i].data : nullptr, input.shape.data(),
+    described_.push_back({input.data, given_output(i), input.shape.data(),
                           static_cast<std::int32_t>(input.shape.size()), 0});
   }
   hp_submission made{};
@@ -131,10 +115,12 @@ hp_submission Run::submission() {
   made.dtype = inputs_.front().dtype;
   made.reduce_op = attributes_.integer("reduce_op");
   made.root = attributes_.integer("root");
-  made.device = -1;
+  made.device = place_.device;
+  made.stream = place_.stream;
   made.process_set = process_set_;
   made.prescale = attributes_.number("prescale");
   made.postscale = attributes_.number("postscale");
+  made.wire_dtype = attributes_.integer("wire_dtype");
   made.name = name_.empty() ? nullptr : name_.c_str();
   made.tensors = described_.data();
   made.tensor_count = static_cast<std::int32_t>(described_.size());
@@ -146,23 +132,23 @@ hp_submission Run::submission() {
 void Run::perform() {
   const hp_submission made = submission();
   const hp_status status = hp_perform(job_->engine, &made, -1, &handle_);
-  if (handle_ == 0) check(status);
+  if (handle_ == 0) check(status, subject());
   finish();
 }
 
 // The operation has ended.
 void Run::finish() {
-  hp_engine* const engine = job_->engine;
-  const bindings::Release release(engine, handle_);
-  check(hp_poll(engine, handle_));
-  if (!gives_rows()) return;
-  for (std::size_t i = 0; i < inputs_.size(); ++i) collect(i);
+  Ended ended(std::move(job_), handle_);
+  check(hp_poll(ended.engine(), handle_));
+  // Before anything else can fail: XLA will use the memory for other things.
+  if (is_on_card()) check(hp_stream_wait(ended.engine(), handle_, place_.stream), subject());
+  if (!has_open_rows()) return;
+  if (ticket_ != 0) return keep(std::move(ended));
+  for (std::size_t i = 0; i < inputs_.size(); ++i) collect(ended, i);
 }
 
-void Run::collect(std::size_t index) {
-  hp_tensor_result result{};
-  result.struct_size = sizeof result;
-  check(hp_result(job_->engine, handle_, static_cast<std::int32_t>(index), &result));
+void Run::collect(const Ended& ended, std::size_t index) {
+  const hp_tensor_result result = ended.result(index);
   const Tensor& output = outputs_[index];
   const std::vector<std::int64_t> counts(result.row_counts,
                                          result.row_counts + result.row_count_size);
@@ -171,42 +157,30 @@ void Run::collect(std::size_t index) {
                                                      std::not_equal_to<>()) != counts.end();
   if (differ || static_cast<std::size_t>(result.bytes) != output.bytes()) {
     throw Failure(xla::kFailedPrecondition,
-                  (name_.empty() ? "an operation" : "'" + name_ + "'") +
+                  subject() +
                       " inside of jax.jit needs as many rows on every rank: it was compiled for " +
                       std::to_string(output.rows()) + " rows of output and got " +
                       std::to_string(result.rows) +
                       (counts.empty() ? "" : ", from the ranks " + describe(counts)) +
                       "; call it outside of jax.jit, or pad");
   }
-  if (result.bytes > 0) std::memcpy(output.data, result.data, output.bytes());
-}
-
-bool takes_metadata(xla::CallFrame* frame) {
-  for (xla::Extension* at = frame->extensions; at != nullptr; at = at->next) {
-    if (at->type != xla::kExtensionMetadata) continue;
-    xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(at)->metadata;
-    // What is used here is in every version since the first that can be asked, so that this
-    // library's is the one that the process has.
-    metadata.api_version.major = frame->api != nullptr ? frame->api->api_version.major : 0;
-    metadata.api_version.minor = frame->api != nullptr ? frame->api->api_version.minor : 1;
-    metadata.traits = 0;
-    return true;
+  if (is_on_card()) {
+    check(hp_stream_copy(ended.engine(), handle_, static_cast<std::int32_t>(index), output.data,
+                         place_.stream),
+          subject());
+  } else if (result.bytes > 0) {
+    std::memcpy(output.data, result.data, output.bytes());
   }
-  return false;
 }
 
-}  // namespace
+// The results are brought to arrays by a call that knows their shapes.
+void Run::keep(Ended ended) {
+  std::vector<std::vector<std::int64_t>> row_counts;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    const hp_tensor_result result = ended.result(i);
+    row_counts.emplace_back(result.row_counts, result.row_counts + result.row_count_size);
+  }
+  tickets().keep(ticket_, std::move(ended), std::move(row_counts));
+}
+
 }  // namespace horoplug::jax
-
-extern "C" __attribute__((visibility("default"))) horoplug::jax::xla::Error* horoplug_jax_run(
-    horoplug::jax::xla::CallFrame* frame) {
-  using namespace horoplug::jax;
-  if (takes_metadata(frame)) return nullptr;
-  return guarded(*frame->api, [&] { Run(*frame).perform(); });
-}
-
-// The engine to use from now on. With a null pointer: waits until the last one is no longer in use,
-// after it has shut down.
-extern "C" __attribute__((visibility("default"))) void horoplug_jax_use(hp_engine* engine) {
-  horoplug::bindings::job().set({engine});
-}

@@ -38,7 +38,8 @@ struct MetadataExtension {
   Metadata* metadata;
 };
 
-struct Error;  // opaque
+// Opaque. XLA's errors are destroyed by whoever has been given them.
+struct Error;
 
 enum ErrorCode : int {
   kUnknown = 2,
@@ -55,13 +56,46 @@ struct ErrorCreateArgs {
   ErrorCode code;
 };
 
+struct ErrorMessageArgs {
+  std::size_t struct_size;
+  Extension* extensions;
+  Error* error;
+  const char* message;  // out
+};
+
+struct ErrorDestroyArgs {
+  std::size_t struct_size;
+  Extension* extensions;
+  Error* error;
+};
+
+struct StreamArgs {
+  std::size_t struct_size;
+  Extension* extensions;
+  void* context;
+  void* stream;  // out: a CUstream
+};
+
+struct OrdinalArgs {
+  std::size_t struct_size;
+  Extension* extensions;
+  void* context;
+  std::int32_t ordinal;  // out
+};
+
 struct Api {
   std::size_t struct_size;
   Extension* extensions;
   ApiVersion api_version;
   const void* internal;
   Error* (*error_create)(ErrorCreateArgs*);
-  // Further functions follow.
+  void (*error_message)(ErrorMessageArgs*);
+  void (*error_destroy)(ErrorDestroyArgs*);
+  void* handler_register;
+  Error* (*stream)(StreamArgs*);
+  // Not used: of types, contexts, states (4), memory (2), threads (2), futures (3) and runs.
+  void* others[12];
+  Error* (*ordinal)(OrdinalArgs*);  // not in the first versions, as struct_size says
 };
 
 enum DataType : int { kInvalid = 0, kToken = 17 };
@@ -111,12 +145,14 @@ struct Attributes {
   void** values;     // Array, Scalar or ByteSpan
 };
 
+enum Stage : int { kInstantiate = 0, kPrepare = 1, kInitialize = 2, kExecute = 3 };
+
 struct CallFrame {
   std::size_t struct_size;
   Extension* extensions;
   const Api* api;
   void* context;
-  int stage;
+  Stage stage;
   Buffers arguments;
   Buffers results;
   Attributes attributes;

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "dlpack.h"
 #include "horoplug/horoplug.h"
 #include "log_queue.h"
 #include "prepared.h"
@@ -252,6 +253,7 @@ hp_mpi to_mpi(const py::dict& fields) {
   hp_mpi mpi = {};
   mpi.struct_size = sizeof(mpi);
   mpi.handle_bytes = fields["handle_bytes"].cast<std::int32_t>();
+  mpi.on_gpu = fields["on_gpu"].cast<std::int32_t>();
   mpi.communicator = fields["communicator"].cast<std::uint64_t>();
   mpi.byte = fields["byte"].cast<std::uint64_t>();
   const auto copy = [&](const char* name, auto& values) {
@@ -306,7 +308,7 @@ class Engine {
          std::int64_t bucket_bytes, const std::map<int, std::vector<std::int32_t>>& lanes,
          double link_latency, double link_bandwidth, const Autotune& autotune,
          const std::optional<py::dict>& mpi, const std::vector<std::string>& gpu_files,
-         int local_rank)
+         int local_rank, const std::optional<std::string>& gpu_algorithm)
       : log_callable_(std::move(log)), generation_(fork_generation) {
     std::vector<hp_peer> table;
     table.reserve(peers.size());
@@ -335,6 +337,7 @@ class Engine {
     config.operation_timeout = operation_timeout;
     config.deadlock_time = deadlock_time;
     config.algorithm = algorithm ? algorithm->c_str() : nullptr;
+    config.gpu_algorithm = gpu_algorithm ? gpu_algorithm->c_str() : nullptr;
     config.log_level = log_level;
     config.progress_cpu = progress_cpu + 1;
     config.separate_groups = separate_groups ? 1 : 0;
@@ -380,11 +383,11 @@ class Engine {
 
   hp_handle submit(int op, int dtype, py::handle tensors, py::handle name, int reduce_op, int root,
                    double prescale, double postscale, py::handle splits, int process_set,
-                   int device, std::uintptr_t stream) {
+                   int wire_dtype, int device, std::uintptr_t stream) {
     Arena arena;
     const hp_submission submission =
         describe(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
-                 process_set, device, stream);
+                 process_set, wire_dtype, device, stream);
     hp_handle handle = 0;
     check(hp_submit(get(), &submission, &handle));
     return handle;
@@ -393,11 +396,11 @@ class Engine {
   // Waits for one slice: the caller looks at signals and goes on to wait().
   hp_handle perform(int op, int dtype, py::handle tensors, py::handle name, int reduce_op, int root,
                     double prescale, double postscale, py::handle splits, int process_set,
-                    int device, bool keep, std::uintptr_t stream) {
+                    int wire_dtype, int device, bool keep, std::uintptr_t stream) {
     Arena arena;
     const hp_submission submission =
         describe(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
-                 process_set, device, stream);
+                 process_set, wire_dtype, device, stream);
     hp_engine* const engine = get();
     hp_handle handle = 0;
     const hp_status status =
@@ -415,8 +418,8 @@ class Engine {
  private:
   static hp_submission describe(Arena& arena, int op, int dtype, py::handle tensors,
                                 py::handle name, int reduce_op, int root, double prescale,
-                                double postscale, py::handle splits, int process_set, int device,
-                                std::uintptr_t stream) {
+                                double postscale, py::handle splits, int process_set,
+                                int wire_dtype, int device, std::uintptr_t stream) {
     const Items items(tensors, "tensors must be a sequence");
     auto* const table = arena.allocate<hp_tensor>(items.size());
     for (Py_ssize_t i = 0; i < items.size(); ++i) {
@@ -434,6 +437,7 @@ class Engine {
     submission.device = device;
     submission.stream = to_stream(stream);
     submission.process_set = process_set;
+    submission.wire_dtype = wire_dtype;
     submission.prescale = prescale;
     submission.postscale = postscale;
     submission.tensors = table;
@@ -789,10 +793,10 @@ PYBIND11_MODULE(_native, module) {
 
   py::class_<Prepared>(module, "Prepared",
                        "An in-place operation on one tensor, but for the tensor's address.")
-      .def(py::init<int, int, std::vector<std::int64_t>, std::string, int, double, double, int,
+      .def(py::init<int, int, std::vector<std::int64_t>, std::string, int, double, double, int, int,
                     int>(),
            "op"_a, "dtype"_a, "shape"_a, "name"_a, "reduce_op"_a = 0, "prescale"_a = 1.0,
-           "postscale"_a = 1.0, "process_set"_a = 0, "device"_a = -1);
+           "postscale"_a = 1.0, "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1);
 
   py::class_<Engine>(module, "Engine",
                      "One rank's engine. Methods release the GIL while they block.")
@@ -802,7 +806,7 @@ PYBIND11_MODULE(_native, module) {
                     const std::string&, int, std::int64_t,
                     const std::map<int, std::vector<std::int32_t>>&, double, double,
                     const horoplug::Autotune&, const std::optional<py::dict>&,
-                    const std::vector<std::string>&, int>(),
+                    const std::vector<std::string>&, int, const std::optional<std::string>&>(),
            py::kw_only(), "rank"_a, "size"_a, "host"_a, "peers"_a, "segment_fd"_a = -1,
            "doorbell_fd"_a = -1, "fusion_threshold"_a = 0, "cache_capacity"_a = 0,
            "stall_check_time"_a = 0.0, "stall_shutdown_time"_a = 0.0, "data_timeout"_a = 0.0,
@@ -812,14 +816,16 @@ PYBIND11_MODULE(_native, module) {
            "bucket_bytes"_a = 0, "lanes"_a = std::map<int, std::vector<std::int32_t>>{},
            "link_latency"_a = 0.0, "link_bandwidth"_a = 0.0,
            "autotune"_a = horoplug::Autotune{0, 0, 0, 0, 0, ""}, "mpi"_a = py::none(),
-           "gpu_files"_a = std::vector<std::string>{}, "local_rank"_a = 0)
+           "gpu_files"_a = std::vector<std::string>{}, "local_rank"_a = 0,
+           "gpu_algorithm"_a = py::none())
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
-           "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1, "stream"_a = 0)
+           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1,
+           "stream"_a = 0)
       .def("perform", &Engine::perform, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
-           "splits"_a = py::none(), "process_set"_a = 0, "device"_a = -1, "keep"_a = true,
-           "stream"_a = 0)
+           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1,
+           "keep"_a = true, "stream"_a = 0)
       .def("add_process_set", &Engine::add_process_set, "ranks"_a)
       .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
       .def("join", &Engine::join, "process_set"_a = 0)
@@ -849,5 +855,6 @@ PYBIND11_MODULE(_native, module) {
   module.def("gpu_facts", &horoplug::gpu_facts, "files"_a);
   module.def("address_of", &horoplug::address_of, "buffer"_a);
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
+  horoplug::add_dlpack(module);
   module.def("guard_exit", &horoplug::guard_exit, "seconds"_a, "text"_a);
 }

@@ -14,7 +14,7 @@ namespace horoplug {
 class Prepared {
  public:
   Prepared(int op, int dtype, std::vector<std::int64_t> shape, std::string name, int reduce_op,
-           double prescale, double postscale, int process_set, int device)
+           double prescale, double postscale, int process_set, int wire_dtype, int device)
       : name_(std::move(name)), shape_(std::move(shape)) {
     submission_.struct_size = sizeof(submission_);
     submission_.op = op;
@@ -24,6 +24,7 @@ class Prepared {
     submission_.postscale = postscale;
     submission_.process_set = process_set;
     submission_.device = device;
+    submission_.wire_dtype = wire_dtype;
     submission_.name = name_.c_str();
     submission_.tensor_count = 1;
   }

@@ -79,6 +79,7 @@ hp_submission describe(const Kernel& kernel, std::int32_t dtype,
   submission.process_set = kernel.process_set;
   submission.prescale = kernel.prescale;
   submission.postscale = kernel.postscale;
+  submission.wire_dtype = kernel.wire_dtype;
   submission.name = kernel.name.empty() ? nullptr : kernel.name.c_str();
   submission.tensors = tensors.data();
   submission.tensor_count = static_cast<std::int32_t>(tensors.size());

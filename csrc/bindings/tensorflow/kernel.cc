@@ -82,6 +82,7 @@ Kernel::Kernel(const OpRow& op, TF_OpKernelConstruction* construction) : row(op)
     prescale = attributes.number("prescale_factor");
     postscale = attributes.number("postscale_factor");
   }
+  if (row.takes_any(kTakesCompression)) wire_dtype = attributes.integer("wire_dtype");
 }
 
 }  // namespace horoplug::tensorflow

@@ -19,6 +19,7 @@ struct Kernel {
   std::int32_t reduce_op = HP_SUM;
   double prescale = 1;
   double postscale = 1;
+  std::int32_t wire_dtype = 0;
   std::int32_t root = 0;
   std::int32_t process_set = 0;
 };

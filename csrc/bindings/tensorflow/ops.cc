@@ -30,6 +30,7 @@ std::vector<Parts> parts() {
       {kTakesReduction,
        {},
        {"reduce_op: int", "prescale_factor: string = '1'", "postscale_factor: string = '1'"}},
+      {kTakesCompression, {}, {"wire_dtype: int = 0"}},
       {kTakesRoot, {}, {"root_rank: int"}},
       {kTakesSet, {}, {"process_set_id: int = 0"}},
   };

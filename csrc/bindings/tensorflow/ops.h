@@ -18,6 +18,7 @@ enum Takes : unsigned {
   kTakesRoot = 16,
   kTakesSplits = 32,
   kTakesSet = 64,
+  kTakesCompression = 128,
 };
 
 enum class Output {
@@ -53,11 +54,11 @@ inline constexpr TF_DataType kInt64 = 9;
 // The names, and those of their outputs, are Horovod's where it has the operation.
 inline constexpr std::array kOps{
     OpRow{"HorovodAllreduce", Output::kLikeInput,
-          kTakesTensor | kTakesName | kTakesReduction | kTakesSet, "sum", HP_ALLREDUCE,
-          "allreduce"},
+          kTakesTensor | kTakesName | kTakesReduction | kTakesCompression | kTakesSet, "sum",
+          HP_ALLREDUCE, "allreduce"},
     OpRow{"HorovodGroupedAllreduce", Output::kLikeInput,
-          kTakesTensors | kTakesName | kTakesReduction | kTakesSet, "sum", HP_ALLREDUCE,
-          "allreduce"},
+          kTakesTensors | kTakesName | kTakesReduction | kTakesCompression | kTakesSet, "sum",
+          HP_ALLREDUCE, "allreduce"},
     OpRow{"HorovodAllgather", Output::kRowsCounted, kTakesTensor | kTakesName | kTakesSet, "output",
           HP_ALLGATHER, "allgather", Query::kNone, kInt64, "rows"},
     OpRow{"HorovodGroupedAllgather", Output::kRowsCounted, kTakesTensors | kTakesName | kTakesSet,

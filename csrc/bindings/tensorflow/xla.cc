@@ -71,6 +71,7 @@ CustomCall::CustomCall(Words words) : kernel(row_of(words.next())) {
   kernel.process_set = words.number<std::int32_t>();
   kernel.prescale = words.number<double>();
   kernel.postscale = words.number<double>();
+  kernel.wire_dtype = words.number<std::int32_t>();
   const auto type = words.number<TF_DataType>();
   const auto count = words.number<std::size_t>();
   if (count > 0) dtype = data_type(type);

@@ -13,7 +13,8 @@ namespace horoplug::tensorflow {
 // The call's text says what is to be done, in words with spaces between them (xla.cc reads it,
 // horoplug/tensorflow/xla.py writes it):
 //
-//   operation reduce_op root process_set prescale postscale type count {ndim dims… rows}… name
+//   operation reduce_op root process_set prescale postscale wire_dtype type count {ndim dims…
+//   rows}… name
 //
 // operation: TensorFlow's name for it; type: TensorFlow's number; rows: of the output, for
 // operations whose output is not like the input. The name is the rest of the text; it is empty if

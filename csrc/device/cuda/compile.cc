@@ -104,13 +104,18 @@ class Program {
 
 }  // namespace
 
-std::uint64_t Compilation::key(std::span<const SourceFile> headers) const {
+std::uint64_t source_key(std::span<const SourceFile> headers) {
   Hash hash;
-  hash.add(std::string_view(kernel)).add(std::string_view(arch));
-  hash.add(static_cast<std::uint64_t>(nvrtc_version));
   for (const char* option : kOptions) hash.add(std::string_view(option));
   hash.add(std::string_view(kernel_source().text));
   for (const SourceFile& header : headers) hash.add(std::string_view(header.text));
+  return hash.value();
+}
+
+std::uint64_t Compilation::key(std::span<const SourceFile> headers) const {
+  Hash hash;
+  hash.add(std::string_view(kernel)).add(std::string_view(arch));
+  hash.add(static_cast<std::uint64_t>(nvrtc_version)).add(source_key(headers));
   return hash.value();
 }
 

@@ -16,6 +16,10 @@ namespace horoplug::cuda {
 // ends it.
 using Image = std::string;
 
+// A number that differs if the kernels' source does, or the options that they are compiled with.
+// scripts/kernels.py computes it, too.
+std::uint64_t source_key(std::span<const SourceFile> headers = kernel_headers());
+
 // What one compilation depends on.
 struct Compilation {
   std::string kernel;     // a name of kernels/list.h

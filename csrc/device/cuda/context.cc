@@ -72,8 +72,20 @@ DeviceMemory::DeviceMemory(const Context& context, std::size_t bytes)
   context_.check(context_.api().MemAlloc(&address_, bytes),
                  "cuMemAlloc of " + std::to_string(bytes) + " bytes");
 }
+DeviceMemory::DeviceMemory(const Context& context, std::size_t bytes, CUstream stream)
+    : context_(context), bytes_(bytes), stream_(stream) {
+  const Current current(context_);
+  context_.check(context_.api().MemAllocAsync(&address_, bytes, stream),
+                 "cuMemAllocAsync of " + std::to_string(bytes) + " bytes");
+}
 DeviceMemory::~DeviceMemory() {
-  end_in(context_, [this](const DriverApi& api) { api.MemFree(address_); });
+  end_in(context_, [this](const DriverApi& api) {
+    if (stream_ != nullptr) {
+      api.MemFreeAsync(address_, stream_);
+    } else {
+      api.MemFree(address_);
+    }
+  });
 }
 
 PinnedMemory::PinnedMemory(const Context& context, std::size_t bytes)

@@ -87,7 +87,11 @@ class Event {
 
 class DeviceMemory {
  public:
+  // Giving it back waits for all that is under way on the card.
   DeviceMemory(const Context& context, std::size_t bytes);
+  // In the order of a stream: it is there from where the stream is now until where it is then, and
+  // the host does not wait.
+  DeviceMemory(const Context& context, std::size_t bytes, CUstream stream);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -99,6 +103,7 @@ class DeviceMemory {
   const Context& context_;
   CUdeviceptr address_ = 0;
   std::size_t bytes_;
+  CUstream stream_ = nullptr;
 };
 
 // Of the host, for copies that do not wait.

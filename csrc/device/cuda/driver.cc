@@ -5,7 +5,7 @@
 namespace horoplug::cuda {
 namespace {
 
-std::string inspect(void* library, Driver& driver) {
+std::string inspect_driver(void* library, Driver& driver) {
   DriverApi& api = driver.api;
   // The version first: an old driver lacks functions because it is old.
   if (!find_function(library, "cuDriverGetVersion", api.DriverGetVersion)) {
@@ -28,7 +28,7 @@ std::string inspect(void* library, Driver& driver) {
 }  // namespace
 
 Driver open_driver(const Places& places) {
-  return open_library<Driver>({"libcuda.so.1"}, places, inspect);
+  return open_library<Driver>({"libcuda.so.1"}, places, inspect_driver);
 }
 
 std::string start_driver(const DriverApi& api) {

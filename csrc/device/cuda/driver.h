@@ -95,8 +95,6 @@ inline constexpr int kOldestDriver = 12000;
   X(DeviceGetAttribute, cuDeviceGetAttribute, (int* value, CUdevice_attribute, CUdevice))          \
   X(DeviceTotalMem, cuDeviceTotalMem_v2, (std::size_t* bytes, CUdevice))                           \
   X(DeviceGetUuid, cuDeviceGetUuid_v2, (CUuuid*, CUdevice))                                        \
-  X(DeviceGetPCIBusId, cuDeviceGetPCIBusId, (char* text, int size, CUdevice))                      \
-  X(DeviceCanAccessPeer, cuDeviceCanAccessPeer, (int* can, CUdevice, CUdevice peer))               \
   X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                      \
   X(DevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                             \
   X(CtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext))                                              \

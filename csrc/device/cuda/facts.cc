@@ -2,6 +2,7 @@
 
 #include "base/status.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/kernel_code.h"
 #include "device/cuda/nccl.h"
 #include "device/cuda/nvrtc.h"
 
@@ -42,6 +43,26 @@ std::string driver_fact(const Driver& driver) {
   }
 }
 
+// Of the first device; 0 if there is none.
+int capability(const Driver& driver) {
+  if (!driver.ok() || !start_driver(driver.api).empty()) return 0;
+  try {
+    const DeviceFacts device = device_facts(driver.api, 0);
+    return 10 * device.major + device.minor;
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
+std::string kernels_fact(const Places& places, const Driver& driver, const Nvrtc& nvrtc) {
+  const int card = capability(driver);
+  if (!needs_file(nvrtc, card)) return yes("Kernels of NVRTC", "compiled when first used");
+  const KernelFile file = open_kernel_file(places, driver.ok() ? driver.version : 0);
+  const bool fits = file.ok() && (card == 0 || file.fits(card));
+  return fits ? yes("Kernels of " + file.describe(), file.path)
+              : no("Kernels", no_code(nvrtc, file, card));
+}
+
 }  // namespace
 
 std::vector<std::string> gpu_facts(const Places& places) {
@@ -52,7 +73,8 @@ std::vector<std::string> gpu_facts(const Places& places) {
       driver_fact(driver),
       nvrtc.ok() ? yes("NVRTC " + cuda_version(nvrtc.version), nvrtc.path)
                  : no("NVRTC", nvrtc.problem),
-      nccl.ok() ? yes("NCCL " + nccl_version(nccl.version), nccl.path) : no("NCCL", nccl.problem)};
+      nccl.ok() ? yes("NCCL " + nccl_version(nccl.version), nccl.path) : no("NCCL", nccl.problem),
+      kernels_fact(places, driver, nvrtc)};
 }
 
 }  // namespace horoplug::cuda

@@ -121,15 +121,13 @@ bool IpcPeers::all_are_at(std::uint32_t meeting) const {
   return true;
 }
 
-// Streams have one meeting more, and then processors.
+// Processors have one meeting more, which no card waits for.
 bool IpcPeers::over(CUstream stream) {
   if (farewell_ == Farewell::kNone) {
-    meet(stream);
     last_ = card_->mark(stream);
     farewell_ = Farewell::kInStream;
   }
   if (farewell_ == Farewell::kInStream) {
-    // The others' being there does not mean that this rank's stream has seen it.
     if (!last_->done()) return false;
     close();
     word(rank_).store(++meeting_, std::memory_order_release);

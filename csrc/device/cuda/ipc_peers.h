@@ -68,9 +68,9 @@ class IpcPeers {
   void meet(CUstream stream);
   void end_round() { ++round_; }
 
-  // Whether all ranks' streams have come to their last meeting, and have closed the others'
-  // buffers, so that each one's memory is its own again. All ranks ask, again and again, once
-  // everything is in the stream.
+  // Whether all ranks' streams have come to their end, and all have closed the others' buffers, so
+  // that each one's memory is its own again. All ranks ask, again and again, once everything is in
+  // the stream.
   bool over(CUstream stream);
   // Closes the others' buffers, of which nothing in the stream reads any more.
   void close() noexcept;
@@ -95,7 +95,7 @@ class IpcPeers {
   std::uint64_t round_ = 0;
   std::uint32_t meeting_ = 0;  // after 2^32 - 1 comes 0
   enum class Farewell { kNone, kInStream, kClosed } farewell_ = Farewell::kNone;
-  EventPtr last_;  // of the stream's last meeting
+  EventPtr last_;  // of all that is in the stream
 };
 
 }  // namespace horoplug::cuda

@@ -26,9 +26,9 @@ T* pointer(std::uint64_t address) {
 
 }  // namespace
 
-Launcher::Launcher(const Context& context, ImageSource images)
+Launcher::Launcher(const Context& context, std::shared_ptr<LoadedKernels> kernels)
     : context_(context),
-      images_(std::move(images)),
+      kernels_(std::move(kernels)),
       stream_(context),
       tables_(context, stream_.handle()) {}
 
@@ -38,6 +38,16 @@ void Launcher::move(DType from, DType to, const Finish& finish,
   if (table.tiles == 0) return;
   MoveArgs args{place(table), finish_args(from, finish)};
   launch(move_kernel(from, to, finish), args, table.tiles);
+}
+
+void Launcher::move_reduced(DType dtype, const Finish& finish,
+                            std::span<const Transfer> transfers) {
+  if (!is_floating(dtype) || !finish.is_identity()) return move(dtype, dtype, finish, transfers);
+  const BatchTable table = make_table(transfers, {dtype_size(dtype), dtype_size(dtype)});
+  if (table.tiles == 0) return;
+  // Whatever the factors are, finishing sees to NaNs.
+  MoveArgs args{place(table), {kMultiply, 0, 0, 1, 1}};
+  launch(of_dtype("scale", dtype), args, table.tiles);
 }
 
 void Launcher::reduce(ReduceOp op, DType dtype, const Finish& finish,
@@ -65,7 +75,8 @@ void Launcher::dots(DType dtype, std::uint64_t a, std::uint64_t b,
   if (table.tiles == 0) return;
   const std::size_t bytes = table.tiles * sizeof(Dots);
   if (!of_tiles_ || of_tiles_->bytes() < bytes) {
-    of_tiles_ = std::make_unique<DeviceMemory>(context_, std::bit_ceil(bytes));
+    of_tiles_.reset();
+    of_tiles_ = std::make_unique<DeviceMemory>(context_, std::bit_ceil(bytes), stream_.handle());
   }
   const Batch batch = place(table);
   DotsArgs args{batch, pointer<const char>(a), pointer<const char>(b),
@@ -86,15 +97,6 @@ void Launcher::blend(DType dtype, std::uint64_t a, std::uint64_t b,
   launch(name, args, table.tiles);
 }
 
-CUfunction Launcher::kernel(const std::string& name) {
-  const auto known = kernels_.find(name);
-  if (known != kernels_.end()) return known->second.function;
-  auto module = std::make_unique<Module>(context_, images_(name, context_.capability()));
-  const CUfunction function = module->function(name);
-  kernels_.emplace(name, Loaded{std::move(module), function});
-  return function;
-}
-
 Batch Launcher::place(const BatchTable& table) {
   return {tables_.place(table.pieces), static_cast<std::uint32_t>(table.pieces.size()),
           table.tiles};
@@ -102,7 +104,7 @@ Batch Launcher::place(const BatchTable& table) {
 
 template <typename Args>
 void Launcher::launch(const std::string& name, Args& args, std::uint32_t units) {
-  const CUfunction function = kernel(name);
+  const CUfunction function = kernels_->get(name);
   const auto processors = static_cast<std::uint32_t>(context_.facts().multiprocessors);
   const std::uint32_t blocks = std::min(units, std::max(processors, 1U) * kBlocksPerMultiprocessor);
   void* parameters[] = {&args};

@@ -2,33 +2,34 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "device/cuda/batch.h"
-#include "device/cuda/compile.h"
 #include "device/cuda/context.h"
+#include "device/cuda/loaded_kernels.h"
 #include "device/cuda/tables_on_device.h"
 
 namespace horoplug::cuda {
-
-// The code of a kernel for a card of this compute capability; throws Error. See kernel_image().
-using ImageSource = std::function<Image(const std::string& kernel, int capability)>;
 
 // For one thread at a time. All addresses are the card's, or memory that it can reach; transfers
 // are explained in batch.h. Work that uses memory of other streams has to be ordered by events: see
 // Stream. Everything throws Error, which names the kernel.
 class Launcher {
  public:
-  Launcher(const Context& context, ImageSource images);
+  Launcher(const Context& context, std::shared_ptr<LoadedKernels> kernels);
+  // With kernels of its own.
+  Launcher(const Context& context, ImageSource images)
+      : Launcher(context, std::make_shared<LoadedKernels>(context, std::move(images))) {}
 
   const Stream& stream() const { return stream_; }
 
   // Packs or unpacks: to = convert(finish(from)).
   void move(DType from, DType to, const Finish& finish, std::span<const Transfer> transfers);
+  // The same, of what was not reduced by reduce(): every NaN becomes the one of all results.
+  void move_reduced(DType dtype, const Finish& finish, std::span<const Transfer> transfers);
 
   // Reduces what the sources have at `from` into `to`, as ReduceFn of device/cpu/kernels.h. At most
   // kMaxSources. kAverage is kSum: the division is the caller's.
@@ -47,21 +48,15 @@ class Launcher {
   std::uint64_t table_copies() const { return tables_.copies(); }
 
  private:
-  CUfunction kernel(const std::string& name);
   Batch place(const BatchTable& table);
   template <typename Args>
   void launch(const std::string& name, Args& args, std::uint32_t units);
 
   const Context& context_;
-  ImageSource images_;
+  const std::shared_ptr<LoadedKernels> kernels_;
   Stream stream_;
   TablesOnDevice tables_;
   std::unique_ptr<DeviceMemory> of_tiles_;  // grows
-  struct Loaded {
-    std::unique_ptr<Module> module;
-    CUfunction function;
-  };
-  std::map<std::string, Loaded> kernels_;
 };
 
 }  // namespace horoplug::cuda

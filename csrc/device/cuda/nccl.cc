@@ -3,7 +3,7 @@
 namespace horoplug::cuda {
 namespace {
 
-std::string inspect(void* library, Nccl& nccl) {
+std::string inspect_nccl(void* library, Nccl& nccl) {
   NcclApi& api = nccl.api;
   if (!find_function(library, "ncclGetVersion", api.GetVersion)) return "has no ncclGetVersion";
   if (const ncclResult_t result = api.GetVersion(&nccl.version); result != kNcclSuccess) {
@@ -24,7 +24,7 @@ std::string inspect(void* library, Nccl& nccl) {
 }  // namespace
 
 Nccl open_nccl(const Places& places) {
-  return open_library<Nccl>({"libnccl.so.2"}, places, inspect);
+  return open_library<Nccl>({"libnccl.so.2"}, places, inspect_nccl);
 }
 
 std::string nccl_version(int number) {

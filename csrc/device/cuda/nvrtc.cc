@@ -5,7 +5,7 @@
 namespace horoplug::cuda {
 namespace {
 
-std::string inspect(void* library, int driver_version, Nvrtc& nvrtc) {
+std::string inspect_nvrtc(void* library, int driver_version, Nvrtc& nvrtc) {
   NvrtcApi& api = nvrtc.api;
   if (!find_function(library, "nvrtcVersion", api.Version)) return "has no nvrtcVersion";
   int major = 0, minor = 0;
@@ -42,7 +42,7 @@ std::string inspect(void* library, int driver_version, Nvrtc& nvrtc) {
 Nvrtc open_nvrtc(const Places& places, int driver_version) {
   return open_library<Nvrtc>({"libnvrtc.so.13", "libnvrtc.so.12"}, places,
                              [driver_version](void* library, Nvrtc& nvrtc) {
-                               return inspect(library, driver_version, nvrtc);
+                               return inspect_nvrtc(library, driver_version, nvrtc);
                              });
 }
 

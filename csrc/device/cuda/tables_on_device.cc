@@ -7,6 +7,9 @@
 namespace horoplug::cuda {
 namespace {
 
+// A MiB of them.
+constexpr std::size_t kPiecesAtOnce = (1 << 20) / sizeof(Piece);
+
 // Word by word: this runs before every launch.
 std::uint64_t hash_of(std::span<const Piece> pieces) {
   std::uint64_t hash = pieces.size();
@@ -24,15 +27,32 @@ std::uint64_t hash_of(std::span<const Piece> pieces) {
 
 }  // namespace
 
-TablesOnDevice::Slot::Slot(const Context& context, std::size_t pieces)
-    : capacity(pieces),
-      host(context, pieces * sizeof(Piece)),
-      device(context, pieces * sizeof(Piece)),
+TablesOnDevice::TablesOnDevice(const Context& context, CUstream stream, std::size_t slots)
+    : context_(context), stream_(stream), limit_(slots) {
+  on_host(0);
+}
+
+// From what there is, if that will do.
+std::span<Piece> TablesOnDevice::on_host(std::size_t pieces) {
+  if (on_host_.empty() || free_on_host_.size() < pieces) {
+    const std::size_t count = std::max(pieces, kPiecesAtOnce);
+    on_host_.push_back(std::make_unique<PinnedMemory>(context_, count * sizeof(Piece)));
+    free_on_host_ = {reinterpret_cast<Piece*>(on_host_.back()->data()), count};
+  }
+  const std::span<Piece> memory = free_on_host_.first(pieces);
+  free_on_host_ = free_on_host_.subspan(pieces);
+  return memory;
+}
+
+TablesOnDevice::Slot::Slot(const Context& context, std::span<Piece> memory, CUstream stream)
+    : capacity(memory.size()),
+      host(memory.data()),
+      device(context, memory.size_bytes(), stream),
       copied(context) {}
 
 bool TablesOnDevice::Slot::holds(std::span<const Piece> pieces, std::uint64_t its_hash) const {
   return hash == its_hash && count == pieces.size() &&
-         std::memcmp(host.data(), pieces.data(), pieces.size_bytes()) == 0;
+         std::memcmp(host, pieces.data(), pieces.size_bytes()) == 0;
 }
 
 const Piece* TablesOnDevice::place(std::span<const Piece> pieces) {
@@ -44,10 +64,10 @@ const Piece* TablesOnDevice::place(std::span<const Piece> pieces) {
   slot.last_use = ++uses_;
   const Piece* const address = std::bit_cast<const Piece*>(slot.device.address());
   if (is_known) return address;
-  std::memcpy(slot.host.data(), pieces.data(), pieces.size_bytes());
+  std::memcpy(slot.host, pieces.data(), pieces.size_bytes());
   slot.count = 0;  // holds nothing, should the copy fail
   const Current current(context_);
-  context_.check(context_.api().MemcpyHtoDAsync(slot.device.address(), slot.host.data(),
+  context_.check(context_.api().MemcpyHtoDAsync(slot.device.address(), slot.host,
                                                 pieces.size_bytes(), stream_),
                  "cuMemcpyHtoDAsync");
   slot.copied.record(stream_);
@@ -67,7 +87,7 @@ TablesOnDevice::Slot& TablesOnDevice::slot_for(std::size_t pieces) {
     }
   }
   const std::size_t capacity = std::max<std::size_t>(std::bit_ceil(pieces), 64);
-  slots_.push_back(std::make_unique<Slot>(context_, capacity));
+  slots_.push_back(std::make_unique<Slot>(context_, on_host(capacity), stream_));
   return *slots_.back();
 }
 

@@ -1,25 +1,9 @@
 #include "device/cuda/toolkit.h"
 
 #include "base/status.h"
-#include "device/cuda/compile.h"
 #include "device/cuda/nvrtc.h"
 
 namespace horoplug::cuda {
-namespace {
-
-ImageSource images_of(Nvrtc nvrtc) {
-  return [nvrtc = std::move(nvrtc), cache = KernelCache(KernelCache::default_folder())](
-             const std::string& kernel, int capability) {
-    if (!nvrtc.ok()) {
-      throw Error(HP_UNSUPPORTED,
-                  "tensors on a GPU need NVRTC, which compiles horoplug's kernels: " +
-                      nvrtc.problem + "; install nvidia-cuda-nvrtc of the driver's CUDA version");
-    }
-    return kernel_image(nvrtc, cache, kernel, capability);
-  };
-}
-
-}  // namespace
 
 std::shared_ptr<const Toolkit> open_toolkit(const Places& places) {
   Driver driver = open_driver(places);
@@ -30,7 +14,8 @@ std::shared_ptr<const Toolkit> open_toolkit(const Places& places) {
   }
   auto toolkit = std::make_shared<Toolkit>();
   toolkit->driver = driver.api;
-  toolkit->images = images_of(open_nvrtc(places, driver.version));
+  toolkit->images = kernel_code(open_nvrtc(places, driver.version), places, driver.version,
+                                KernelCache(KernelCache::default_folder()));
   const Nccl nccl = open_nccl(places);
   toolkit->nccl = nccl.api;
   toolkit->nccl_problem = nccl.problem;

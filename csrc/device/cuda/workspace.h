@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "device/cuda/card.h"
 #include "device/cuda/launcher.h"
@@ -26,6 +27,10 @@ class Workspace {
   const Stream& back() const { return back_; }
   EventPtr mark() { return card_->mark(stream().handle()); }
   EventPtr mark_back() { return card_->mark(back_.handle()); }
+  // What is put into the one stream from now on comes after what is in the other one now.
+  void order(const Stream& first, const Stream& then) const {
+    then.wait_for(card_->mark(first.handle())->handle());
+  }
 
   // Copies that the host does not wait for: from the card and within it in stream(), to it in
   // back().
@@ -39,12 +44,41 @@ class Workspace {
   CUdeviceptr on_card(Purpose purpose, std::size_t bytes);
   std::byte* on_host(Purpose purpose, std::size_t bytes);
 
+  // Memory of the card that somebody else than the stream may use, too, until it is given back: if
+  // it never is, since the batch has failed, the memory is leaked, with all that it needs. It can
+  // be mapped into other processes, as MPI does, unlike what is allocated in the order of a stream.
+  class Lent {
+   public:
+    Lent(Workspace& workspace, Purpose purpose, std::size_t bytes)
+        : workspace_(workspace), purpose_(purpose), address_(workspace.to_lend(purpose, bytes)) {}
+    ~Lent() {
+      if (!back_) workspace_.leak(purpose_);
+    }
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+
+    CUdeviceptr address() const { return address_; }
+    void give_back() { back_ = true; }
+
+   private:
+    Workspace& workspace_;
+    const Purpose purpose_;
+    const CUdeviceptr address_;
+    bool back_ = false;
+  };
+
  private:
+  CUdeviceptr to_lend(Purpose purpose, std::size_t bytes);
+  void leak(Purpose purpose);
+
   const std::shared_ptr<Card> card_;
   Launcher launcher_;
   const Stream back_;
-  std::array<std::unique_ptr<DeviceMemory>, 2> on_card_;
+  std::array<std::unique_ptr<DeviceMemory>, 2> on_card_, lent_;
   std::array<std::unique_ptr<PinnedMemory>, 2> on_host_;
+  // Giving these back would wait for the card, which may wait for other ranks.
+  std::vector<std::unique_ptr<DeviceMemory>> outgrown_on_card_;
+  std::vector<std::unique_ptr<PinnedMemory>> outgrown_on_host_;
 };
 
 }  // namespace horoplug::cuda

@@ -117,6 +117,12 @@ typedef struct hp_peer {
  * calls from one thread. */
 typedef struct hp_worker hp_worker;
 
+typedef enum hp_mpi_on_gpu {
+  HP_MPI_ON_GPU_NOTHING = 0,
+  HP_MPI_ON_GPU_MOVES = 1, /* those that only move data */
+  HP_MPI_ON_GPU_ALL = 2    /* and those that reduce it */
+} hp_mpi_on_gpu;
+
 /* An MPI library that this process has initialised, as its caller's MPI has it: addresses of
  * functions, and the values of handles as integers. Handles that are pointers (Open MPI, the
  * standard ABI) have handle_bytes = sizeof(void*); those that are ints (MPICH, Intel MPI)
@@ -130,10 +136,10 @@ typedef struct hp_worker hp_worker;
 typedef struct hp_mpi {
   uint64_t struct_size;
   int32_t handle_bytes;
-  int32_t reserved;
-  uint64_t communicator;            /* of all ranks of the job, by their numbers */
-  uint64_t byte;                    /* MPI_BYTE */
-  void* in_place;                   /* MPI_IN_PLACE */
+  int32_t on_gpu;        /* which collectives take addresses of an NVIDIA GPU: an hp_mpi_on_gpu */
+  uint64_t communicator; /* of all ranks of the job, by their numbers */
+  uint64_t byte;         /* MPI_BYTE */
+  void* in_place;        /* MPI_IN_PLACE */
   uint64_t dtypes[HP_DTYPE_COUNT];  /* MPI's types by hp_dtype, and operations by hp_reduce_op, */
   uint64_t ops[HP_REDUCE_OP_COUNT]; /* for MPI's own reductions; 0: MPI has none, or not used */
   void* isend;                      /* MPI_Isend */
@@ -197,9 +203,11 @@ typedef struct hp_config {
   double link_latency;      /* seconds that a message between hosts takes, as measured, and */
   double link_bandwidth;    /* bytes per second; the same on all ranks. Default: a guess */
   const hp_mpi* mpi;        /* carries the data between hosts; NULL: the peers' connections do */
-  const char* const* gpu_files; /* libraries of CUDA to try, see hp_gpu_facts */
+  const char* const* gpu_files; /* see hp_gpu_facts */
   int32_t gpu_file_count;
   int32_t local_rank; /* its GPU, if it has joined before it had any tensor on one */
+  const char*
+      gpu_algorithm; /* forced for tensors on GPUs in place of `algorithm`; NULL: that one */
 } hp_config;
 
 /* What can be tuned. */
@@ -242,6 +250,9 @@ typedef struct hp_submission {
   const int64_t* splits; /* alltoall: rows of the input for each rank; NULL: equal parts */
   void* stream;          /* device >= 0: a CUstream, NULL being the default one. The inputs are
                             there, and the outputs free, when what is in it now is done */
+  int32_t wire_dtype;    /* allreduce: HP_FLOAT16 or HP_BFLOAT16, to which HP_FLOAT32 is rounded on
+                            its way, and in which it is reduced (other types are not); 0: it is not */
+  int32_t reserved;
 } hp_submission;
 
 /* What an operation that is done has produced for one of its tensors. */
@@ -289,10 +300,11 @@ HP_API const char* hp_cpu_kernels(void);
 /* One line per algorithm: "op name medium", for check-build; the text is static. */
 HP_API const char* hp_algorithms(void);
 
-/* What there is of CUDA, for check-build: one line each for the driver and its devices, NVRTC and
- * NCCL, "[X] what (where)" or "[ ] what: why it cannot be used". `files`: paths of such libraries
- * to try after what the process has loaded already and before what the system has. Starts CUDA in
- * this process. The caller frees the text with hp_free. */
+/* What there is of CUDA, for check-build: one line each for the driver and its devices, NVRTC,
+ * NCCL and where the kernels come from, "[X] what (where)" or "[ ] what: why it cannot be used".
+ * `files`: paths of such libraries to try after what the process has loaded already and before what
+ * the system has, and of the file of make kernels, which has the kernels where there is no NVRTC.
+ * Starts CUDA in this process. The caller frees the text with hp_free. */
 HP_API hp_status hp_gpu_facts(const char* const* files, int32_t count, char** text);
 
 /* Starts a worker's thread; lets one run what is given to it (from any thread, its own as well),
@@ -392,13 +404,19 @@ HP_API void hp_free(void* data);
  * hp_take_device is hp_take for memory of a card, and hp_device_allocate makes some, for what is
  * put into `stream` from now on. It does not depend on the engine any more; hp_device_memory_free
  * gives it back when `stream` has done what is in it by then. (What is not taken, hp_release gives
- * back in the order of the stream with which the operation was submitted.) */
+ * back in the order of the stream with which the operation was submitted.)
+ *
+ * hp_stream_copy puts a copy of result `index` into `stream`, after the operation. `to`: memory of
+ * the same card, for as many bytes as hp_result says. Of a result on the CPU, whose copy lies there
+ * as well, it is made at once. */
 typedef struct hp_device_memory hp_device_memory;
 HP_API hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream);
 HP_API hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index, void* stream,
                                 hp_device_memory** memory);
 HP_API hp_status hp_device_allocate(hp_engine* engine, int32_t device, uint64_t bytes, void* stream,
                                     hp_device_memory** memory);
+HP_API hp_status hp_stream_copy(hp_engine* engine, hp_handle handle, int32_t index, void* to,
+                                void* stream);
 HP_API void* hp_device_memory_data(const hp_device_memory* memory);
 HP_API void hp_device_memory_free(hp_device_memory* memory);
 

@@ -320,7 +320,7 @@ void Communicator::release(const std::string& name) const {
 void Communicator::withdraw(Copy copy, bool in_use) const {
   if (shared_->blocks.is_shared()) {
     if (copy.name.empty()) return;
-    shared_->blocks.remove(copy.name);
+    if (!in_use) shared_->blocks.remove(copy.name);  // else others may be about to open it
     shared_->blocks.close(copy.name);
   } else if (in_use) {
     const std::lock_guard lock(shared_->mutex);

@@ -50,17 +50,6 @@ CUresult Functions::DeviceGetUuid(CUuuid* uuid, CUdevice device) {
   return is_device(device) ? kSuccess : kInvalidDevice;
 }
 
-CUresult Functions::DeviceGetPCIBusId(char* text, int size, CUdevice device) {
-  std::snprintf(text, static_cast<std::size_t>(size), "0000:%02x:00.0",
-                machine().options.one_card ? 1 : device + 1);
-  return is_device(device) ? kSuccess : kInvalidDevice;
-}
-
-CUresult Functions::DeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
-  *can = machine().options.peer_access && device != peer;
-  return is_device(device) && is_device(peer) ? kSuccess : kInvalidDevice;
-}
-
 CUresult Functions::DevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
   if (!is_device(ordinal)) return kInvalidDevice;
   Device& device = machine().devices[static_cast<std::size_t>(ordinal)];

@@ -46,6 +46,8 @@ CUresult put(CUstream handle, int device, const char* what, void (*work)(void*),
   return cuda::kSuccess;
 }
 
+CUresult wait(const char* call, int device) { return machine().wait_for_device(call, device); }
+
 bool stopped() { return machine().streams_state.stopped.load(std::memory_order_relaxed); }
 
 void misuse(const char* what) { machine().misuse(what); }
@@ -53,7 +55,7 @@ void misuse(const char* what) { machine().misuse(what); }
 }  // namespace
 
 const Door& door() {
-  static constexpr Door kDoor = {current_device, uuid, stream_device, put, stopped, misuse};
+  static constexpr Door kDoor = {current_device, uuid, stream_device, put, wait, stopped, misuse};
   return kDoor;
 }
 

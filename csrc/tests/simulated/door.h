@@ -18,6 +18,8 @@ struct Door {
   CUresult (*put)(CUstream stream, int device, const char* what, void (*work)(void* data),
                   void* data, void (*drop)(void* data), const void* const* memory,
                   const std::size_t* bytes, std::size_t count);
+  // Waits for all that the device does.
+  CUresult (*wait)(const char* call, int device);
   // Streams give up waiting.
   bool (*stopped)();
   void (*misuse)(const char* what);

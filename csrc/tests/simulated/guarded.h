@@ -21,6 +21,17 @@ constexpr Needs needs(std::string_view name) {
   return of_contexts ? Needs::kStart : Needs::kContext;
 }
 
+// Functions that may keep the host until the card is idle, and here do.
+constexpr bool waits(std::string_view name) {
+  for (const std::string_view known :
+       {"cuModuleLoadDataEx", "cuModuleGetFunction", "cuMemAlloc", "cuMemHostAlloc",
+        "cuMemFreeHost", "cuMemHostRegister", "cuMemHostUnregister", "cuIpcOpenMemHandle",
+        "cuIpcCloseMemHandle"}) {
+    if (name == known) return true;
+  }
+  return false;
+}
+
 // Function names as template arguments.
 template <std::size_t size>
 struct Name {
@@ -37,6 +48,11 @@ struct Guarded<name, function> {
     const CUresult result = machine().before(name.text, kNeeds == Needs::kContext);
     if (result != cuda::kSuccess) return result;
     if (kNeeds != Needs::kNothing && !machine().is_started()) return kNotInitialized;
+    if constexpr (waits(name.text)) {
+      const int device = machine().current()->ordinal;
+      const CUresult waited = machine().wait_for_device(name.text, device);
+      if (waited != cuda::kSuccess) return waited;
+    }
     return function(args...);
   }
 };

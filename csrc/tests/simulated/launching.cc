@@ -21,8 +21,8 @@ CUresult Functions::ModuleLoadDataEx(CUmodule* made, const void* image, unsigned
                                      void**) {
   const auto* const text = static_cast<const char*>(image);
   if (std::strncmp(text, kImage.data(), kImage.size()) != 0) return kInvalidImage;
-  *made = reinterpret_cast<CUmodule>(
-      machine().make_module(machine().current()->ordinal, text + kImage.size()));
+  const int device = machine().current()->ordinal;
+  *made = reinterpret_cast<CUmodule>(machine().make_module(device, text + kImage.size()));
   return kSuccess;
 }
 
@@ -33,19 +33,20 @@ CUresult Functions::ModuleUnload(CUmodule handle) {
 CUresult Functions::ModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
   Module* const module = machine().module(handle);
   if (module == nullptr) return unknown("a module");
-  if (module->kernel != name || args_bytes(name) == 0) return kNotFound;
-  *function = reinterpret_cast<CUfunction>(module);
+  const bool has = module->kernel.empty() || module->kernel == name;
+  if (!has || args_bytes(name) == 0) return kNotFound;
+  *function = reinterpret_cast<CUfunction>(machine().make_kernel(*module, name));
   return kSuccess;
 }
 
 CUresult Functions::LaunchKernel(CUfunction handle, unsigned grid, unsigned grid_y, unsigned grid_z,
                                  unsigned block, unsigned block_y, unsigned block_z, unsigned,
                                  CUstream stream_handle, void** parameters, void**) {
-  const Module* const module = machine().module(handle);
-  if (module == nullptr) return unknown("a kernel");
+  const Kernel* const kernel = machine().kernel(handle);
+  if (kernel == nullptr) return unknown("a kernel");
   Stream* const stream = machine().stream(stream_handle);
   if (stream == nullptr) return unknown("a stream");
-  if (stream->device != module->device || stream->device != machine().current()->ordinal) {
+  if (stream->device != kernel->module->device || stream->device != machine().current()->ordinal) {
     return machine().misuse("kernel, stream and context are not of one device", kInvalidHandle);
   }
   if (grid == 0 || grid_y != 1 || grid_z != 1 || block != kThreads || block_y != 1 ||
@@ -53,11 +54,11 @@ CUresult Functions::LaunchKernel(CUfunction handle, unsigned grid, unsigned grid
     return kInvalidValue;
   }
   const auto* const first = static_cast<const std::byte*>(parameters[0]);
-  const std::vector<std::byte> args(first, first + args_bytes(module->kernel));
+  const std::vector<std::byte> args(first, first + args_bytes(kernel->name));
   machine().put(
-      *stream, module->kernel.c_str(),
-      [module, args, grid](Stream::Random& random) {
-        run_on_host(module->kernel, args.data(), grid, random, /*threads=*/1);
+      *stream, kernel->name.c_str(),
+      [kernel, args, grid](Stream::Random& random) {
+        run_on_host(kernel->name, args.data(), grid, random, /*threads=*/1);
       },
       machine().mentioned(args));
   return kSuccess;

@@ -139,9 +139,18 @@ Event* Machine::event(CUevent handle) {
   return live_.contains(handle) ? reinterpret_cast<Event*>(handle) : nullptr;
 }
 
-Module* Machine::module(const void* handle) {
+Module* Machine::module(CUmodule handle) {
   const std::lock_guard lock(mutex_);
-  return live_.contains(handle) ? static_cast<Module*>(const_cast<void*>(handle)) : nullptr;
+  return live_.contains(handle) ? reinterpret_cast<Module*>(handle) : nullptr;
+}
+
+Kernel* Machine::kernel(CUfunction handle) {
+  const std::lock_guard lock(mutex_);
+  for (Kernel& kernel : kernels_) {
+    if (reinterpret_cast<CUfunction>(&kernel) != handle) continue;
+    return live_.contains(kernel.module) ? &kernel : nullptr;
+  }
+  return nullptr;
 }
 
 Stream* Machine::make_stream(int device, unsigned flags) {
@@ -185,6 +194,11 @@ Module* Machine::make_module(int device, std::string kernel) {
   Module& made = modules_.emplace_back(Module{device, std::move(kernel)});
   live_.insert(&made);
   return &made;
+}
+
+Kernel* Machine::make_kernel(const Module& module, std::string name) {
+  const std::lock_guard lock(mutex_);
+  return &kernels_.emplace_back(Kernel{&module, std::move(name)});
 }
 
 bool Machine::end(const void* handle) {

@@ -41,10 +41,16 @@ struct Device {
   Stream* default_stream = nullptr;
 };
 
-// What a CUmodule and a CUfunction point to.
+// What a CUmodule points to.
 struct Module {
   int device;
-  std::string kernel;
+  std::string kernel;  // empty: all of them
+};
+
+// What a CUfunction points to.
+struct Kernel {
+  const Module* module;
+  std::string name;
 };
 
 class Machine {
@@ -94,12 +100,14 @@ class Machine {
   // By handle; nullptr if there is none of it. A stream may be the default one.
   Stream* stream(CUstream handle);
   Event* event(CUevent handle);
-  Module* module(const void* handle);
+  Module* module(CUmodule handle);
+  Kernel* kernel(CUfunction handle);  // also nullptr if its module has been unloaded
 
   Stream* make_stream(int device, unsigned flags);
   Event* make_event(int device, unsigned flags);
   Event* open_event(const std::string& name, int device);  // nullptr: there is none
   Module* make_module(int device, std::string kernel);
+  Kernel* make_kernel(const Module& module, std::string name);
   // Whether it was there.
   bool end(const void* handle);
 
@@ -135,6 +143,7 @@ class Machine {
   std::deque<Event> events_;
   std::deque<EventState> event_states_;
   std::deque<Module> modules_;
+  std::deque<Kernel> kernels_;
   std::set<const void*> live_;
   std::map<std::string, std::size_t> counts_;
   unsigned event_numbers_ = 0;

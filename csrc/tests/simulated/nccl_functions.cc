@@ -67,6 +67,11 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
       text != nullptr && std::strcmp(text, "1") == 0) {
     machine().shared->multi_rank = true;
   }
+  // It allocates, and loads kernels.
+  const Door& door = machine().shared->door;
+  if (door.wait("ncclCommInitRankConfig", door.current_device()) != kSuccess) {
+    return kUnhandledCudaError;
+  }
   auto communicator = std::make_shared<Communicator>(machine().shared, id.internal, rank, ranks,
                                                      blocks(config, true));
   const ncclResult_t result = communicator->meet();

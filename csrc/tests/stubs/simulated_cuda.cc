@@ -4,7 +4,6 @@
 //   COUNT        how many there are: 1
 //   SAME         1: all are the same card
 //   MEMORY       bytes of each: 1 GiB
-//   PEER_ACCESS  0: none between cards
 //   IPC_EVENTS   0: none
 //   DELAY        the longest of a stream, in microseconds: 50
 //   SEED         of delays
@@ -22,7 +21,6 @@ std::unique_ptr<Machine> make() {
   options.devices = static_cast<int>(setting("SIMULATED_CARD_COUNT", 1));
   options.one_card = setting("SIMULATED_CARD_SAME", 0) != 0;
   options.memory = static_cast<std::size_t>(setting("SIMULATED_CARD_MEMORY", 1LL << 30));
-  options.peer_access = setting("SIMULATED_CARD_PEER_ACCESS", 1) != 0;
   options.ipc_events = setting("SIMULATED_CARD_IPC_EVENTS", 1) != 0;
   options.longest_delay = std::chrono::microseconds(setting("SIMULATED_CARD_DELAY", 50));
   options.seed = static_cast<unsigned>(setting("SIMULATED_CARD_SEED", options.seed));
@@ -66,6 +64,13 @@ SIMULATED_EXPORT unsigned long long simulated_card_bytes_used(int device) {
 }
 SIMULATED_EXPORT unsigned long long simulated_card_count(const char* what) {
   return machine().count(what);
+}
+// As if the stream were being captured into a graph.
+SIMULATED_EXPORT CUresult simulated_card_capture(CUstream handle, CUstreamCaptureStatus status) {
+  auto* const stream = machine().stream(handle);
+  if (stream == nullptr) return 400;
+  stream->capture_status.store(status);
+  return 0;
 }
 // Makes a stream wait for so long.
 SIMULATED_EXPORT CUresult simulated_card_delay(CUstream handle, unsigned microseconds) {

@@ -1,5 +1,6 @@
 // libnvrtc.so.12 whose code is what simulated_cuda.cc runs: the kernel's name. Its version is none
-// that there is, so that nothing of it is found in a cache in place of real code.
+// that there is, so that nothing of it is found in a cache in place of real code, or that of the
+// environment variable SIMULATED_NVRTC_VERSION: 11080 is 11.8.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -7,6 +8,7 @@
 #include <string_view>
 
 #include "device/cuda/nvrtc.h"
+#include "tests/simulated/settings.h"
 #include "tests/simulated_card.h"
 
 struct _nvrtcProgram {  // NOLINT(bugprone-reserved-identifier)
@@ -42,8 +44,9 @@ nvrtcResult give(const std::string& text, char* to) {
 extern "C" {
 
 SIMULATED_EXPORT nvrtcResult nvrtcVersion(int* major, int* minor) {
-  *major = 12;
-  *minor = 99;
+  const auto version = horoplug::testing::simulated::setting("SIMULATED_NVRTC_VERSION", 12990LL);
+  *major = static_cast<int>(version / 1000);
+  *minor = static_cast<int>(version % 1000 / 10);
   return 0;
 }
 SIMULATED_EXPORT nvrtcResult nvrtcGetNumSupportedArchs(int* count) {
@@ -70,7 +73,7 @@ SIMULATED_EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count
     const std::string_view option = options[i];
     if (!option.starts_with(kOption)) continue;
     program->code =
-        horoplug::testing::SimulatedCard::image(first_argument(option.substr(kOption.size())), 0);
+        horoplug::testing::SimulatedCard::image(first_argument(option.substr(kOption.size())));
     return 0;
   }
   return kCompilationFailed;

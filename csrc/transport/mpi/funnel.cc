@@ -13,7 +13,7 @@ namespace horoplug {
 namespace {
 
 // The thread has so long for what it is in the middle of, in seconds.
-constexpr double kLastMoment = 0.2;
+constexpr double kTimeToEnd = 0.2;
 
 // Something that MPI has been asked for. Belongs to the thread until it has ended.
 struct Operation {
@@ -121,7 +121,12 @@ class Funnel final : public Mpi {
   bool can_reduce(DType dtype, ReduceOp op) const override {
     return calls_->mpi->can_reduce(dtype, op);
   }
+  OnGpu on_gpu() const override { return calls_->mpi->on_gpu(); }
   bool finalized() const override { return calls_->mpi->finalized(); }
+
+  void set(std::shared_ptr<Setting> setting) override {
+    worker_->post([calls = calls_, setting] { calls->mpi->set(setting); });
+  }
 
   void close() override { stop(); }
 
@@ -141,7 +146,7 @@ class Funnel final : public Mpi {
 
   void stop() {
     if (calls_->closed.exchange(true)) return;
-    worker_->run([calls = calls_] { calls->open.clear(); }, kLastMoment);
+    worker_->run([calls = calls_] { calls->open.clear(); }, kTimeToEnd);
   }
 
   const std::shared_ptr<Calls> calls_;

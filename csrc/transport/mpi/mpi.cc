@@ -68,19 +68,20 @@ class MpiOf final : public Mpi {
         ibarrier_(function<Ibarrier>(mpi.ibarrier)),
         communicator_(handle(mpi.communicator)),
         byte_(handle(mpi.byte)),
-        in_place_(mpi.in_place) {
+        in_place_(mpi.in_place),
+        on_gpu_(static_cast<OnGpu>(mpi.on_gpu)) {
     for (std::size_t i = 0; i < dtypes_.size(); ++i) dtypes_[i] = handle(mpi.dtypes[i]);
     for (std::size_t i = 0; i < ops_.size(); ++i) ops_[i] = handle(mpi.ops[i]);
   }
 
   Request send(const void* data, std::size_t bytes, int rank) override {
     Handle request{};
-    check(isend_(data, static_cast<int>(bytes), byte_, rank, kTag, communicator_, &request));
+    check(call(isend_, data, static_cast<int>(bytes), byte_, rank, kTag, communicator_, &request));
     return {number(request), true};
   }
   Request receive(void* data, std::size_t bytes, int rank) override {
     Handle request{};
-    check(irecv_(data, static_cast<int>(bytes), byte_, rank, kTag, communicator_, &request));
+    check(call(irecv_, data, static_cast<int>(bytes), byte_, rank, kTag, communicator_, &request));
     return {number(request), true};
   }
   bool test(Request& request) override {
@@ -88,7 +89,7 @@ class MpiOf final : public Mpi {
     Handle open = handle(request.handle);
     int done = 0;
     Status status;
-    const int result = test_(&open, &done, &status);
+    const int result = call(test_, &open, &done, &status);
     request = {number(open), result == kSuccess && done == 0};
     check(result);
     return done != 0;
@@ -96,7 +97,7 @@ class MpiOf final : public Mpi {
   void cancel(Request& request) override {
     if (!request.open) return;
     Handle open = handle(request.handle);
-    check(cancel_(&open));
+    check(call(cancel_, &open));
     request.handle = number(open);
   }
   bool has(OpKind kind) const override {
@@ -122,40 +123,42 @@ class MpiOf final : public Mpi {
   }
   Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
     Handle request{};
-    check(iallreduce_(in_place_, data, static_cast<int>(elements), type_of(dtype), op_of(op),
-                      communicator_, &request));
+    check(call(iallreduce_, in_place_, data, static_cast<int>(elements), type_of(dtype), op_of(op),
+               communicator_, &request));
     return {number(request), true};
   }
   Request broadcast(void* data, std::size_t bytes, int root) override {
     Handle request{};
-    check(ibcast_(data, static_cast<int>(bytes), byte_, root, communicator_, &request));
+    check(call(ibcast_, data, static_cast<int>(bytes), byte_, root, communicator_, &request));
     return {number(request), true};
   }
   Request allgather(void* data, const Parts& parts) override {
     Handle request{};
-    check(iallgatherv_(in_place_, 0, byte_, data, parts.sizes, parts.begins, byte_, communicator_,
-                       &request));
+    check(call(iallgatherv_, in_place_, 0, byte_, data, parts.sizes, parts.begins, byte_,
+               communicator_, &request));
     return {number(request), true};
   }
   Request alltoall(const void* input, const Parts& sent, void* output,
                    const Parts& received) override {
     Handle request{};
-    check(ialltoallv_(input, sent.sizes, sent.begins, byte_, output, received.sizes,
-                      received.begins, byte_, communicator_, &request));
+    check(call(ialltoallv_, input, sent.sizes, sent.begins, byte_, output, received.sizes,
+               received.begins, byte_, communicator_, &request));
     return {number(request), true};
   }
   Request reducescatter(const void* input, void* output, const int* elements, DType dtype,
                         ReduceOp op) override {
     Handle request{};
-    check(ireduce_scatter_(input, output, elements, type_of(dtype), op_of(op), communicator_,
-                           &request));
+    check(call(ireduce_scatter_, input, output, elements, type_of(dtype), op_of(op), communicator_,
+               &request));
     return {number(request), true};
   }
   Request barrier() override {
     Handle request{};
-    check(ibarrier_(communicator_, &request));
+    check(call(ibarrier_, communicator_, &request));
     return {number(request), true};
   }
+  OnGpu on_gpu() const override { return on_gpu_; }
+  void set(std::shared_ptr<Setting> setting) override { setting_ = std::move(setting); }
   bool finalized() const override {
     int flag = 0;
     return finalized_(&flag) != kSuccess || flag != 0;
@@ -194,6 +197,20 @@ class MpiOf final : public Mpi {
       return static_cast<std::uint64_t>(value);
     }
   }
+  // All calls, but for those that ask or wait for nothing.
+  template <typename Function, typename... Arguments>
+  int call(Function function, Arguments... arguments) const {
+    struct Within {
+      explicit Within(Setting* setting)
+          : to_leave(setting && setting->enter() ? setting : nullptr) {}
+      ~Within() {
+        if (to_leave != nullptr) to_leave->leave();
+      }
+      Setting* const to_leave;
+    };
+    const Within within(setting_.get());
+    return function(arguments...);
+  }
   Handle type_of(DType dtype) const { return dtypes_[static_cast<std::size_t>(dtype)]; }
   Handle op_of(ReduceOp op) const { return ops_[static_cast<std::size_t>(op)]; }
   void check(int code) const {
@@ -215,6 +232,8 @@ class MpiOf final : public Mpi {
   const Handle communicator_;
   const Handle byte_;
   void* const in_place_;
+  const OnGpu on_gpu_;
+  std::shared_ptr<Setting> setting_;
   std::array<Handle, kDTypeCount> dtypes_;
   std::array<Handle, kReduceOpCount> ops_;
 };
@@ -226,6 +245,9 @@ std::shared_ptr<Mpi> make_mpi(const hp_mpi& description) {
        {description.isend, description.irecv, description.test, description.cancel,
         description.finalized, description.error_string}) {
     if (function == nullptr) throw Error(HP_INVALID_ARGUMENT, "a function of MPI is missing");
+  }
+  if (description.on_gpu < HP_MPI_ON_GPU_NOTHING || description.on_gpu > HP_MPI_ON_GPU_ALL) {
+    throw Error(HP_INVALID_ARGUMENT, "on_gpu of an MPI is none of hp_mpi_on_gpu");
   }
   switch (description.handle_bytes) {
     case sizeof(int):

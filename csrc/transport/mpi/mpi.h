@@ -62,6 +62,20 @@ class Mpi {
                                 ReduceOp op) = 0;
   virtual Request barrier() = 0;
 
+  // Which collectives take memory of a GPU in place of the host's.
+  enum class OnGpu : int { kNothing = 0, kMoves, kAll };
+  virtual OnGpu on_gpu() const { return OnGpu::kNothing; }
+  // What holds during each call from now on. Whichever it is, MPI may go on in it with what was
+  // begun in another one.
+  class Setting {
+   public:
+    virtual ~Setting() = default;
+    // Whether leave() is to be called in the end.
+    virtual bool enter() noexcept = 0;
+    virtual void leave() noexcept = 0;
+  };
+  virtual void set(std::shared_ptr<Setting>) {}
+
   // After that, nothing may be called. As in MPI itself, any thread may ask, at any time.
   virtual bool finalized() const = 0;
 

@@ -1,0 +1,54 @@
+"""The table of docs/gpu-results.md: what has been seen and measured on cards, and by which command."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs" / "gpu-results.md"
+NOT_YET: Final = "not yet run"
+
+
+def updated(
+    text: str,
+    how: str,
+    rows: Sequence[str],
+    where: str = "",
+    found: Mapping[str, str] | None = None,
+) -> str:
+    """The page ``text`` with what the command ``how`` has ``found``, by row, ``where`` it has run.
+
+    Other commands' rows stay as they are; those of this one that have no result stay, too, or say that they were not
+    run. ``rows``: all of this command's, in their order."""
+    found = found or {}
+    lines = text.rstrip("\n").split("\n")
+    mine = [at for at, line in enumerate(lines) if f"| {how} |" in line]
+    others = [line for at, line in enumerate(lines) if at not in mine]
+    old = {lines[at].split("|")[1].strip(): lines[at] for at in mine}
+    new = [
+        f"| {what} | {how} | {where} | {found[what]} |"
+        if what in found
+        else old.get(what, f"| {what} | {how} | | {NOT_YET} |")
+        for what in rows
+    ]
+    place = mine[0] if mine else len(lines)
+    return "\n".join([*others[:place], *new, *others[place:]]) + "\n"
+
+
+def describe() -> str:
+    """Date, cards, driver and versions."""
+    from horoplug import _native
+    from horoplug.common.gpu import files
+
+    facts = _native.gpu_facts(files()).splitlines()
+    # "[X] NCCL 2.30.3 (/path)"
+    versions = [line[4:].rpartition(" (")[0] for line in facts if line.startswith("[X]")]
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        versions.append(f"torch {torch.__version__}")
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return ", ".join([today, *versions])

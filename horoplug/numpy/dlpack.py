@@ -1,0 +1,100 @@
+"""Arrays on cards by DLPack: those that have no other interface, and ours for others to take."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from horoplug._native import DlpackTensor, give_dlpack, take_dlpack
+from horoplug.common import dtypes
+
+ON_CUDA: Final = 2  # kDLCUDA
+LEGACY_STREAM: Final = 1  # how it has the default stream; __cuda_array_interface__, too
+_NO_ORDER: Final = -1
+
+# By DLPack's code and the number of bits; and the other way round.
+_CODES: Final = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
+_NAMES: Final = {
+    (code, bits): kind if kind == "bool" else f"{kind}{bits}"
+    for kind, code in _CODES.items()
+    for bits in (8, 16, 32, 64)
+    if kind != "bool" or bits == 8
+}
+_OF_NAMES: Final = {name: key for key, name in _NAMES.items() if name in dtypes.CODES}
+
+
+def take(tensor: Any) -> DlpackTensor:
+    """What ``tensor.__dlpack__`` gives for use in the default stream. ValueError if that cannot be read."""
+    try:
+        try:
+            capsule = tensor.__dlpack__(stream=LEGACY_STREAM, max_version=(1, 0))
+        except TypeError:  # it is of before version 1
+            capsule = tensor.__dlpack__(stream=LEGACY_STREAM)
+        return take_dlpack(capsule)
+    except BufferError as error:
+        name = type(tensor).__name__
+        raise ValueError(f"the array of {name} cannot be read through DLPack: {error}.") from None
+
+
+def dtype_of(taken: DlpackTensor) -> np.dtype[Any]:
+    """As NumPy has it; ValueError if horoplug has no such elements."""
+    code, bits, lanes = taken.dtype
+    name = _NAMES.get((code, bits)) if lanes == 1 else None
+    if name not in dtypes.CODES:
+        raise dtypes.unsupported(name or f"{code}:{bits}x{lanes} of DLPack", dtypes.NAMES)
+    if name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise ValueError("NumPy has bfloat16 from ml_dtypes; install it.") from None
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def give(
+    array: Any,
+    stream: int | None,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> object:
+    """The capsule of a :class:`horoplug.numpy.cuda.DeviceArray`, as ``__dlpack__`` is asked for it."""
+    device = ON_CUDA, array.device
+    if copy or (dl_device is not None and tuple(dl_device) != device):
+        raise BufferError("a DeviceArray is given as it is: without a copy, and on its own card")
+    key = _OF_NAMES.get(array.dtype.name)
+    if key is None:
+        raise BufferError(f"DLPack has no {array.dtype}")
+    if stream != _NO_ORDER:
+        of = 0 if stream is None or stream == LEGACY_STREAM else stream
+        if of != array.stream:
+            _put_behind(array.device, of, array.stream)
+    versioned = max_version is not None and max_version[0] >= 1
+    return give_dlpack(array, array.address, device, key, array.shape, versioned)
+
+
+def _put_behind(device: int, stream: int, other: int) -> None:
+    """What comes into a stream from now on waits for what is in the other one."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    context, event = ctypes.c_void_p(), ctypes.c_void_p()
+
+    def call(function: Callable[..., int], *arguments: object) -> None:
+        status = function(*arguments)
+        if status != 0:
+            raise BufferError(f"{function.__name__} fails with {status}")  # type: ignore[attr-defined]
+
+    call(driver.cuDevicePrimaryCtxRetain, ctypes.byref(context), device)
+    try:
+        call(driver.cuCtxPushCurrent_v2, context)
+        try:
+            call(driver.cuEventCreate, ctypes.byref(event), 2)  # without times
+            call(driver.cuEventRecord, event, ctypes.c_void_p(other))
+            call(driver.cuStreamWaitEvent, ctypes.c_void_p(stream), event, 0)
+        finally:
+            driver.cuEventDestroy_v2(event)
+            driver.cuCtxPopCurrent_v2(None)
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)

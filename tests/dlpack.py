@@ -1,0 +1,111 @@
+"""Arrays on simulated cards that have DLPack's interface alone, written down from its specification."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import simulated_gpu
+
+ON_CUDA = 2
+READ_ONLY, COPIED = 1, 2
+CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Unversioned(ctypes.Structure):
+    _fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", DELETER)]
+    name, used_name = b"dltensor", b"used_dltensor"
+
+
+class Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", DELETER),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    ]
+    name, used_name = b"dltensor_versioned", b"used_dltensor_versioned"
+
+
+_new = ctypes.pythonapi.PyCapsule_New
+_new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_get = ctypes.pythonapi.PyCapsule_GetPointer
+_get.restype, _get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_rename = ctypes.pythonapi.PyCapsule_SetName
+_rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def consume(capsule: object, kind: type[Any]) -> Any:
+    """What is in a capsule, whose ``deleter`` is the caller's to call."""
+    managed = kind.from_address(_get(capsule, kind.name))
+    _rename(capsule, kind.used_name)
+    return managed
+
+
+def numbers(values: Any) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+class Producer:
+    """An array of ``simulated_gpu`` as DLPack has it. Attributes may be changed before it is given."""
+
+    def __init__(self, array: simulated_gpu.Array, versioned: bool = True) -> None:
+        self.array, self.versioned = array, versioned
+        self.shape, self.strides, self.offset = array.shape, None, 0
+        self.dtype = CODES.get(array.dtype.kind, 4), 8 * array.dtype.itemsize, 1
+        if array.dtype.kind == "b":
+            self.dtype = CODES["b"], 8, 1
+        self.major, self.flags = 1, 0
+        self.device_type = ON_CUDA
+        self.capsules: list[object] = []
+        self.streams: list[object] = []  # that were asked for
+        self.ended: list[int] = []  # addresses of what was given, when it is given back
+        self._kept: dict[int, Any] = {}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device_type, self.array.card.ordinal
+
+    def __dlpack__(self, *, stream: object, **how: object) -> object:
+        if not self.versioned and how:
+            raise TypeError("unexpected keyword argument")
+        self.streams.append(stream)
+        self.array.card.order(stream, self.array.stream)
+        managed = Versioned() if self.versioned else Unversioned()
+        if isinstance(managed, Versioned):
+            managed.major, managed.flags = self.major, self.flags
+        tensor = managed.tensor
+        tensor.data, tensor.byte_offset = self.array.address, self.offset
+        tensor.device_type, tensor.device_id = self.__dlpack_device__()
+        tensor.code, tensor.bits, tensor.lanes = self.dtype
+        tensor.ndim, tensor.shape = len(self.shape), numbers(self.shape)
+        if self.strides is not None:
+            tensor.strides = numbers(self.strides)
+        managed.deleter = DELETER(self.ended.append)
+        address = ctypes.addressof(managed)
+        self._kept[address] = managed
+        self.capsules.append(_new(address, managed.name, None))
+        return self.capsules[-1]
+
+    def all_ended(self) -> bool:
+        """Whether everything that was given has been given back, once."""
+        return sorted(self.ended) == sorted(self._kept)

@@ -1,0 +1,37 @@
+"""Every kernel gives the same bits if nvcc has compiled it, for the card or as PTX."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from horoplug.runner import gpu
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("code", ["of this card", "PTX"])
+def test_kernels(tmp_path, code):
+    driver = gpu.lines()[0]
+    found = re.search(r"\(sm_(\d+),", driver)
+    if "[X]" not in driver or not found:
+        pytest.skip(driver.strip())
+    out = tmp_path / "kernels.fatbin"
+    archs = found[1] if code == "of this card" else "75"
+    command = [sys.executable, str(ROOT / "scripts" / "kernels.py"), "--archs", archs]
+    made = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True)
+    if "nvcc not found" in made.stderr:
+        pytest.skip("nvcc is not installed")
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run(
+        [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--no-colors"],
+        env={**os.environ, "HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_KERNELS": str(out)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,251 @@
+"""Kernels that nvcc has compiled (``make kernels``), which are used where there is no NVRTC.
+
+nvcc comes from PyPI (``requirements/cuda.txt``) and needs no GPU. That of the simulated cards is a script."""
+
+import importlib.util
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simulated_gpu
+from support import Pool, environment
+
+import horoplug as hvd
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "scripts" / "kernels.py"
+KERNEL = re.compile(r"^ +(?:MOVE|DOTS|SUM|BLEND)\((\w+)", re.M)
+HEADER = 96  # bytes
+
+
+def compile_kernels(out, *options, path, **variables):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), "--out", str(out), *options],
+        env={"PATH": f"{path}:/usr/bin:/bin", **variables},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def kernels_line(env):
+    """Of ``--check-build --verbose``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "horoplug.runner", "--check-build", "--verbose"],
+        env=environment() | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    (line,) = [line.strip() for line in done.stdout.splitlines() if "] Kernels" in line]
+    return line
+
+
+@pytest.fixture(scope="module")
+def without_nvrtc(tmp_path_factory):
+    """A folder to import from, which hides the wheels that are installed."""
+    folder = tmp_path_factory.mktemp("hiding")
+    (folder / "nvidia").mkdir()
+    (folder / "nvidia" / "__init__.py").touch()
+    return f"{folder}:{ROOT}"
+
+
+@pytest.mark.timeout(300)
+def test_all_kernels(tmp_path, without_nvrtc):
+    """One architecture is enough to see that nvcc takes the source without a word, and what it makes of it."""
+    places = importlib.util.find_spec("nvidia").submodule_search_locations
+    found = [path.parent for place in places for path in Path(place).glob("*/bin/nvcc")]
+    if not found:
+        pytest.fail("nvcc is not installed: run make .venv/.cuda", pytrace=False)
+    out = tmp_path / "kernels.fatbin"
+    flags = {"NVCC_APPEND_FLAGS": "--no-compress"}
+    done = compile_kernels(out, "--archs", "75", path=found[0], **flags)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    code = out.read_bytes()[HEADER:]
+    text = (ROOT / "csrc/device/cuda/kernels/list.h").read_text()
+    names = KERNEL.findall(text)
+    dtypes = re.findall(r"REDUCTIONS\(REDUCE, (\w+), \w+\) +\\", text)[1:]
+    reductions = re.findall(r"REDUCE\((reduce_\w+_)##dtype", text)
+    names += [kind + dtype for kind in reductions for dtype in dtypes]
+    assert len(names) == 29 + 4 * 13
+    for name in names:
+        assert b".text." + name.encode() + b"\0" in code, name
+        assert b".entry " + name.encode() + b"(" in code, name
+    assert b"fma.rn.f" not in code
+    line = kernels_line({"PYTHONPATH": without_nvrtc, "HOROPLUG_KERNELS": str(out)})
+    assert line == f"[X] Kernels of nvcc 13.1: sm_75, PTX ({out})"
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Path of a file of kernels for simulated cards; next to it, ``asked`` is what their nvcc was told."""
+    folder = tmp_path_factory.mktemp("nvcc")
+    write_nvcc(folder)
+    done = compile_kernels(folder / "kernels.fatbin", path=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "kernels.fatbin"
+
+
+def write_nvcc(folder, release="12.4", archs=(50, 70, 75, 80, 86, 87, 89, 90, 91)):
+    lines = "\\n".join(f"sm_{arch}" for arch in archs)
+    (folder / "nvcc").write_text(f"""#!/bin/sh
+case "$*" in
+  --version) echo "Cuda compilation tools, release {release}, V{release}.99"; exit ;;
+  --list-gpu-code) printf "{lines}\\nsm_90a\\n"; exit ;;
+esac
+echo "$@" >> {folder}/asked
+while [ "$1" != -o ]; do shift; done
+printf "simulated kernel: \\0" > "$2"
+""")
+    (folder / "nvcc").chmod(0o755)
+
+
+def test_what_is_compiled(simulated):
+    asked = (simulated.parent / "asked").read_text()
+    for option in ("-fatbin --std=c++17 --fmad=false ", "code=[sm_70,compute_70]", "code=sm_90 "):
+        assert option in asked
+    assert re.findall(r"code=sm_(\d+)", asked) == ["75", "80", "86", "89", "90"]
+
+
+@pytest.mark.parametrize(
+    ("release", "archs", "options", "message"),
+    [
+        ("11.8", (75,), [], "is too old: CUDA 12.0 or newer is needed"),
+        ("12.4", (75,), ["--archs", "75,90"], "does not compile for sm_90"),
+        ("12.4", (50, 52), [], "compiles for none of (70, 75"),
+    ],
+)
+def test_compilers_that_cannot(tmp_path, release, archs, options, message):
+    write_nvcc(tmp_path, release, archs)
+    done = compile_kernels(tmp_path / "out", *options, path=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_compiler(tmp_path):
+    done = compile_kernels(tmp_path / "out", path=tmp_path, CUDA_HOME=str(tmp_path))
+    assert done.stderr == "nvcc not found: put it into PATH, or set CUDA_HOME to CUDA's folder\n"
+
+
+def test_a_compiler_that_fails(tmp_path):
+    write_nvcc(tmp_path)
+    with (tmp_path / "nvcc").open("a") as script:
+        script.write("echo no >&2; exit 2\n")
+    out = tmp_path / "out"
+    out.write_text("before")
+    done = compile_kernels(out, path=tmp_path)
+    assert done.stderr == "no\nnvcc cannot compile the kernels: see above\n"
+    assert out.read_text() == "before"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Starts jobs of two ranks with simulated cards and no NVRTC that they could use."""
+    folder = tmp_path_factory.mktemp("cards")
+    pool = Pool(variables=simulated_gpu.environment(folder, card_count=2, nvrtc_version=11080))
+    yield lambda kernels: pool.ranks(2, env={"HOROPLUG_KERNELS": str(kernels)})
+    pool.close()
+
+
+def check_operations():
+    card = simulated_gpu.Card(hvd.local_rank())
+    before = card.count("scale_float32")
+    mine = [np.arange(n, dtype=np.float32) + hvd.rank() for n in (5, 300)]
+    for op in hvd.Average, hvd.Adasum:
+        expected = hvd.grouped_allreduce(mine, op=op)
+        found = hvd.grouped_allreduce([card.array(each) for each in mine], op=op)
+        for array, wanted in zip(found, expected, strict=True):
+            result = simulated_gpu.Array(card, (0,), array.dtype)
+            result.address, result.shape = array.address, array.shape
+            result.nbytes, result.stream = wanted.nbytes, array.stream
+            np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-6)
+    return card.count("scale_float32") - before
+
+
+def test_a_job_without_nvrtc(job, simulated):
+    with job(simulated) as ranks:
+        assert min(ranks.run(check_operations)) > 0
+
+
+def test_all_kernels_of_one_module(simulated, tmp_path):
+    """What tests/gpu does on a card."""
+    done = subprocess.run(
+        [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--test-case=*on the card*"],
+        env=environment()
+        | simulated_gpu.environment(tmp_path)
+        | {"HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_KERNELS": str(simulated)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def check_refused():
+    card = simulated_gpu.Card(hvd.local_rank())
+    try:
+        hvd.allreduce(card.array(np.ones(3, np.float32)), op=hvd.Average)
+    except (hvd.HorovodInternalError, ValueError) as error:
+        return str(error)
+
+
+def damage(content, how):
+    if how == "is damaged":
+        return content[:-3] + b"!" + content[-2:]
+    if how == "was made from another version of the kernels":
+        return content[:8] + struct.pack("<Q", 1) + content[16:]
+    if how == "is no file of kernels":
+        return b"\x50\xed\x55\xba" + content[4:]
+    if how == "too new for the driver, which is for CUDA 12.4":
+        return content[:32] + struct.pack("<i", 13010) + content[36:]
+    if how == "has none for the GPU (sm_90)":  # but for sm_80 alone
+        return content[:36] + struct.pack("<iii", 0, 80, 0) + bytes(48) + content[96:]
+    return content
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "is damaged",
+        "was made from another version of the kernels",
+        "is no file of kernels",
+        "too new for the driver, which is for CUDA 12.4",
+        "has none for the GPU (sm_90)",
+        "anybody can write it",
+        "cannot be read",
+    ],
+)
+def test_files_that_are_refused(job, simulated, tmp_path, how):
+    kernels = tmp_path / "kernels.fatbin"
+    if how != "cannot be read":
+        kernels.write_bytes(damage(simulated.read_bytes(), how))
+        kernels.chmod(0o666 if how == "anybody can write it" else 0o644)
+    with job(kernels) as ranks:
+        for message in ranks.run(check_refused):
+            assert "\n" not in message
+            assert str(kernels) in message
+            assert how in message
+            assert "install nvidia-cuda-nvrtc of the driver's CUDA version, or " in message
+
+
+def test_what_check_build_says(simulated, tmp_path):
+    cards = simulated_gpu.environment(tmp_path)
+    named = {"HOROPLUG_KERNELS": str(simulated)}
+    assert kernels_line(cards | named) == "[X] Kernels of NVRTC (compiled when first used)"
+    missing = cards | {"SIMULATED_NVRTC_VERSION": "11080"}
+    line = kernels_line(missing | named)
+    archs = "sm_70, sm_75, sm_80, sm_86, sm_89, sm_90"
+    assert line == f"[X] Kernels of nvcc 12.4: {archs}, PTX ({simulated})"
+    line = kernels_line(missing | {"HOROPLUG_KERNELS": "/nonexistent/kernels.fatbin"})
+    assert line.startswith("[ ] Kernels: ")
+    assert "version 11.8 is too old: 12.0 is needed" in line
+    assert "; and /nonexistent/kernels.fatbin: cannot be read; install nvidia-cuda-nvrtc" in line
+    assert line.endswith("or compile the kernels with nvcc: make kernels")

@@ -1,0 +1,558 @@
+"""horoplug.jax on GPUs, without one: the handler is called as XLA calls it, with streams of simulated cards; programs
+are lowered for CUDA; and what arrays on a card go through outside of programs runs on CPUs."""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated_jobs import card, starter
+from support import ranks_fixture, seed
+from xla_calls import OPERATION, Xla
+
+jax = pytest.importorskip("jax")
+hvd = pytest.importorskip("horoplug.jax")
+jnp = jax.numpy
+
+import test_jax_ops  # noqa: E402
+import test_jax_programs  # noqa: E402
+from jax._src.lib import xla_client  # noqa: E402
+
+import horoplug as on_host  # noqa: E402
+from horoplug.common import opspec  # noqa: E402
+from horoplug.common.opspec import BY_NAME  # noqa: E402
+from horoplug.jax import adapter, cards  # noqa: E402
+from horoplug.jax.library import LIBRARY  # noqa: E402
+
+pytest_plugins = ["jobs"]
+
+ranks = ranks_fixture("ab")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# ---- the handler on simulated cards ---------------------------------------------------------------------------------
+
+# Ranks by host, cards, and what carries the data.
+JOBS = {
+    "1 rank": ("a", 1, None),
+    "2 ranks": ("aa", 2, None),
+    "2 ranks, staged": ("aa", 2, "staged"),
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    with starter(tmp_path_factory.mktemp) as start:
+        yield start
+
+
+@pytest.fixture(params=JOBS, scope="module")
+def card_ranks(request, job):
+    with job(*JOBS[request.param]) as made:
+        yield made
+
+
+def call(xla, kind, arrays, outputs, handler=None, **attributes):
+    """As XLA does, which has made the card's context that of the thread."""
+    operation = {"operation": BY_NAME[kind].code, **attributes}
+    with card().current():
+        handler = handler or LIBRARY.horoplug_jax_run
+        return xla.call(handler, arrays, outputs, **{**OPERATION, **operation})
+
+
+def values(dtype, shape, key=0):
+    """This rank's array: small whole numbers, whose sums are exact in every dtype."""
+    made = np.random.default_rng([key, hvd.rank()]).integers(0, 5, shape)
+    return np.asarray(made).astype(dtype)
+
+
+def check_results(dtype):
+    """What a program gives for all operations is what they give for arrays of NumPy."""
+    rank, size = hvd.rank(), hvd.size()
+    place = {"size": size, "place": rank}
+    for old in False, True:
+        xla = Xla(card().stream, card().ordinal, old)
+        for n, shape in enumerate([(2 * size, 3), (size + 1,), (1000 * size, 7), (0, 2)]):
+            mine = values(dtype, shape, n)
+            even = mine[: shape[0] // size * size]
+            cases = {
+                "allreduce": (mine, on_host.allreduce(mine, op=hvd.Sum), {}),
+                "broadcast": (mine, on_host.broadcast(mine, size - 1), {"root": size - 1}),
+                "allgather": (mine, on_host.allgather(mine), place),
+                "alltoall": (even, on_host.alltoall(even), place),
+                "reducescatter": (mine, on_host.reducescatter(mine, op=hvd.Sum), place),
+            }
+            for kind, (given, expected, attributes) in cases.items():
+                array = card().array(given)
+                output = card().empty(expected.shape, expected.dtype)
+                assert call(xla, kind, [array], [output], **attributes) is None
+                # What XLA puts into its stream next may use the memory of the input for something else.
+                write(array, 99)
+                found = output.numpy()
+                assert found.tobytes() == expected.tobytes(), (kind, shape, found, expected)
+                array.free()
+                output.free()
+
+
+def write(array, values):
+    """Into an array, in the order of the stream."""
+    values = np.broadcast_to(np.asarray(values, array.dtype), array.shape).copy()
+    if array.nbytes:
+        address, size = ctypes.c_uint64(array.address), ctypes.c_size_t(array.nbytes)
+        stream = ctypes.c_void_p(card().stream)
+        data = values.ctypes.data_as(ctypes.c_void_p)
+        card().call("cuMemcpyHtoDAsync_v2", address, data, size, stream)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_results(card_ranks, dtype):
+    card_ranks.run(check_results, dtype)
+
+
+def check_groups_in_place():
+    """The arrays of a pytree as XLA gives them to allreduce and broadcast: outputs are inputs."""
+    mine = [values("float32", (n, 3), n) for n in range(1, 9)]
+    xla = Xla(card().stream, card().ordinal)
+    arrays = [card().array(each) for each in mine]
+    assert call(xla, "allreduce", arrays, arrays, reduce_op=hvd.Average, name="allreduce.x") is None
+    expected = on_host.grouped_allreduce(mine, name="y")
+    for array, wanted in zip(arrays, expected, strict=True):
+        assert array.numpy().tobytes() == wanted.tobytes()
+
+
+def test_groups_in_place(card_ranks):
+    card_ranks.run(check_groups_in_place)
+
+
+def check_order():
+    """While the card begins nothing, calls return: the host has waited for the other ranks alone. What is in the stream
+    before and after them then runs in its order."""
+    xla = Xla(card().stream, card().ordinal)
+    size, mine = hvd.size(), values("float32", (1000,))
+    expected = {
+        "allreduce": on_host.allreduce(mine, op=hvd.Sum),
+        "allgather": on_host.allgather(mine),
+    }
+    arrays = {kind: (card().array(mine), card().empty(e.shape)) for kind, e in expected.items()}
+
+    def begin(kind):
+        array, output = arrays[kind]
+        write(array, mine)
+        assert call(xla, kind, [array], [output], size=size, place=hvd.rank()) is None
+        write(array, 1)
+
+    for kind in expected:  # connects the ranks, and loads kernels
+        begin(kind)
+    card().synchronize()
+    waits = card().host_waits()
+    card().hold()
+    card().delay(0.1)
+    for kind in expected:
+        begin(kind)
+    assert card().host_waits() == waits
+    card().let_go()
+    for kind, wanted in expected.items():
+        assert arrays[kind][1].numpy().tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("ranks", ["1 rank", "2 ranks"])
+def test_order(job, ranks):
+    with job(*JOBS[ranks]) as made:
+        made.run(check_order)
+
+
+def check_open_rows():
+    """Outside of programs ranks may have different numbers of rows: their results come by a second call."""
+    xla = Xla(card().stream, card().ordinal)
+    rank, size = hvd.rank(), hvd.size()
+    mine = values("float32", (rank + size + 1, 3))
+    splits = [rank + 1] + [1] * (size - 1)  # one row is left over
+    expected = {
+        ("allgather", ()): (on_host.allgather(mine), [r + size + 1 for r in range(size)]),
+        ("alltoall", tuple(splits)): on_host.alltoall(mine, splits=splits),
+    }
+    before = used()
+    for (kind, counts), (wanted, rows) in expected.items():
+        array, empty = card().array(mine), card().empty((0, 3))
+        with cards._ticket(f"{kind}.x", counts) as ticket:
+            assert ticket.run(call, xla, kind, [array], [empty], ticket=ticket.number) is None
+            write(array, 1)
+            assert ticket.row_counts(0, size) == list(rows)
+            output = card().empty(wanted.shape)
+            take = LIBRARY.horoplug_jax_take
+            arrays = [empty], [output]
+            assert ticket.run(call, xla, kind, *arrays, take, ticket=ticket.number) is None
+        assert output.numpy().tobytes() == wanted.tobytes()
+        array.free()
+        output.free()
+    assert used() == before
+    with cards._ticket("allreduce.refused", ()) as ticket:
+        array = card().array(mine)
+
+        def refused():
+            failure = call(xla, "allreduce", [array], [array], ticket=ticket.number, reduce_op=99)
+            assert failure is None, "XLA is to see no failure"
+
+        with pytest.raises(ValueError, match="reduction"):
+            ticket.run(refused)
+
+
+def used():
+    """Bytes of the card, without what the core keeps for itself, once everything has been done."""
+    card().synchronize()
+    return card()._driver.simulated_card_bytes_used(card().ordinal)
+
+
+def test_open_rows(card_ranks):
+    card_ranks.run(check_open_rows)
+
+
+def check_failures():
+    """Errors of XLA's, which name the operation; the next call runs."""
+    xla = Xla(card().stream, card().ordinal)
+    rank, size = hvd.rank(), hvd.size()
+    array = card().array(np.ones((2, 3), np.float32))
+
+    def failure(kind="allreduce", outputs=None, **attributes):
+        named = {"name": f"{kind}.x", **attributes}
+        return call(xla, kind, [array], outputs or [array], **named)
+
+    for function, what in ("stream", "stream"), ("ordinal", "device"):
+        with xla.without(function):
+            assert failure() == f"'allreduce.x': XLA gives no {what}: no {what} today"
+    with card().capturing():
+        refused = failure()
+        assert "'allreduce.x': a CUDA graph is being captured" in refused
+    assert "'broadcast.x': root rank 9 does not exist" in failure("broadcast", root=9)
+    assert "compiled for rank 3 of 4" in failure(size=4, place=3)
+    wrong = card().empty((5, 3))
+    assert "another shape" in failure(outputs=[wrong])
+    assert "another shape" in failure("reducescatter", [wrong], size=size, place=rank)
+    assert "'allgather.x' inside of jax.jit needs as many rows" in failure("allgather", [wrong])
+    if size > 1:
+        elsewhere = Xla(card().stream, 1 - card().ordinal)
+        text = call(elsewhere, "allreduce", [array], [array], name="allreduce.x")
+        assert f"on cuda:{1 - rank}, and this rank's others are on cuda:{rank}" in text
+        other = card().array(np.ones(3 + rank, np.float32))
+        text = call(xla, "allreduce", [other], [other], name="allreduce.y")
+        assert "a Horovod operation has failed" in text
+        assert "allreduce.y" in text
+        rows = call(xla, "allgather", [other], [card().empty((7,))], name="allgather.y")
+        assert "from the ranks [3, 4]" in rows
+    assert failure() is None
+    card().fail("cuMemcpyDtoDAsync", 700)
+    try:
+        text = failure("allgather", [card().empty((2 * size, 3))])
+    finally:
+        card().fail("cuMemcpyDtoDAsync", 0)
+    assert "cuMemcpyDtoDAsync" in text
+    # Other stages are those of handlers that prepare something.
+    assert xla.call(LIBRARY.horoplug_jax_run, [array], [array], stage=1) is None
+    assert xla.traits(LIBRARY.horoplug_jax_run) == (0, 3, 0), "no part of CUDA graphs"
+
+
+@pytest.mark.parametrize("ranks", ["1 rank", "2 ranks"])
+def test_failures(job, ranks):
+    with job(*JOBS[ranks]) as made:
+        made.run(check_failures)
+
+
+def check_end():
+    """After a shutdown a call is an error, and the next job has the card again."""
+    xla = Xla(card().stream, card().ordinal)
+    array = card().array(np.ones(3, np.float32))
+    assert call(xla, "allreduce", [array], [array]) is None
+    hvd.shutdown()
+    assert "use hvd.init()" in call(xla, "allreduce", [array], [array])
+    hvd.init()
+    assert call(xla, "allreduce", [array], [array]) is None
+    assert array.numpy().tolist() == [hvd.size() ** 2] * 3
+
+
+def test_end(job):
+    with job("aa", 2) as ranks:
+        ranks.run(check_end)
+
+
+# ---- programs for CUDA ----------------------------------------------------------------------------------------------
+
+
+def lowered(function, *arguments):
+    """The calls in a program for CUDA, in their order: each with its attributes, and the values of its token."""
+    traced = jax.jit(function).trace(*arguments)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    pattern = r"%(\S+?)(?::\d+)? = stablehlo\.custom_call @horoplug_run\(%([^,]+),.*?mhlo\.backend_config = \{(.*?)\}"
+    calls = re.findall(pattern, text)
+    assert len(calls) == text.count("custom_call @horoplug")
+    return [
+        (result, token, dict(re.findall(r"(\w+) = (\"[^\"]*\"|[^,]+)", attributes)))
+        for result, token, attributes in calls
+    ]
+
+
+def check_programs():
+    def several(x):
+        reduced = hvd.allreduce(x, name="a", op=hvd.Sum, prescale_factor=0.5)
+        hvd.allgather(x, name="unused")
+        return hvd.broadcast(x, 0, name="c"), reduced, hvd.reducescatter(x, name="d")
+
+    calls = lowered(several, jnp.ones((4, 2)))
+    names = [attributes["name"] for *_, attributes in calls]
+    assert names == ['"allreduce.a"', '"allgather.unused"', '"broadcast.c"', '"reducescatter.d"']
+    for (before, *_), (_, token, _) in itertools.pairwise(calls):
+        assert token == f"{before}#0"
+    for *_, attributes in calls:
+        assert (attributes["on_card"], attributes["ticket"]) == ("1 : i64", "0 : i64")
+    assert calls[0][2]["prescale"] == "5.000000e-01 : f64"
+    assert calls[0][2]["operation"] == f"{BY_NAME['allreduce'].code} : i64"
+    on_cpu = jax.jit(several).lower(jnp.ones((4, 2))).as_text()
+    assert on_cpu.count("on_card = 0 : i64") == 4
+
+    # The handlers are there as soon as JAX's plugin for CUDA is, by XLA's name for it.
+    handlers = {}
+    xla_client.register_custom_call_handler(
+        "CUDA", lambda name, fn, platform, version, *_: handlers.update({name: (platform, version)})
+    )
+    mine = {name: found for name, found in handlers.items() if name.startswith("horoplug")}
+    assert mine == {"horoplug_run": ("CUDA", 1), "horoplug_take": ("CUDA", 1)}
+
+    # Loops, branches, gradients and pytrees.
+    def step(x):
+        value, grads = hvd.distributed_value_and_grad(lambda w: (w["a"] * w["b"].sum()).sum())(
+            {"a": x, "b": 2 * x}
+        )
+        return jax.lax.cond(value > 0, lambda: hvd.allreduce(x), lambda: x), grads
+
+    names = [attributes["name"] for *_, attributes in lowered(step, jnp.ones(3))]
+    assert names == ['"allreduce.distributed_value_and_grad.2.0"', '""']
+    gradient = jax.grad(lambda x: (hvd.allgather(x, name="g") ** 2).sum())
+    names = [attributes["name"] for *_, attributes in lowered(gradient, jnp.ones((3, 2)))]
+    assert names == ['"allgather.g"', '"allreduce.g.gradient"']
+    for platform in "tpu", "rocm":
+        with pytest.raises(NotImplementedError, match="runs on CPUs and on NVIDIA's GPUs"):
+            jax.jit(hvd.allreduce).trace(jnp.ones(2)).lower(lowering_platforms=(platform,))
+    # What depends on the ranks, or on the values in an array, is no part of a program.
+    with pytest.raises(TypeError, match="splits= must be known when alltoall is traced"):
+        lowered(lambda x: hvd.alltoall(x, splits=x), jnp.ones(3, jnp.int32))
+    with pytest.raises(TypeError, match="broadcast_parameters is not for the inside of"):
+        lowered(hvd.broadcast_parameters, jnp.ones(3))
+
+
+def test_programs(pool):
+    with pool.ranks(1) as ranks:
+        ranks.run(check_programs)
+
+
+def test_structs(tmp_path):
+    """What horoplug declares of XLA's interface is what jaxlib's header says."""
+    headers = Path(pytest.importorskip("jaxlib").__file__).parent / "include"
+    if not (headers / "xla/ffi/api/c_api.h").exists():
+        pytest.skip("this jaxlib has no headers")
+    compiler = shutil.which("g++") or shutil.which("clang++-16")
+    assert compiler
+    checks = "\n".join(
+        f"static_assert(offsetof({theirs}, {field}) == offsetof(xla::{ours}, {own}));\n"
+        f"static_assert(sizeof({theirs}::{field}) == sizeof(xla::{ours}::{own}));"
+        for theirs, ours, fields in STRUCTS
+        for field, own in fields.items()
+    )
+    source = tmp_path / "check.cc"
+    source.write_text(
+        f'#include "xla/ffi/api/c_api.h"\n#include "xla_ffi.h"\nusing namespace horoplug::jax;\n{checks}\n'
+        "static_assert(XLA_FFI_API_MAJOR == 0);\n"
+        "static_assert(int(XLA_FFI_ExecutionStage_EXECUTE) == xla::kExecute);\n"
+        "static_assert(int(XLA_FFI_DataType_TOKEN) == xla::kToken);\n"
+    )
+    include = [f"-I{headers}", f"-I{ROOT / 'csrc/bindings/jax'}"]
+    subprocess.run([compiler, "-std=c++20", "-fsyntax-only", *include, source], check=True)
+
+
+STRUCTS = [
+    (
+        "XLA_FFI_Api",
+        "Api",
+        {
+            "api_version": "api_version",
+            "XLA_FFI_Error_Create": "error_create",
+            "XLA_FFI_Error_GetMessage": "error_message",
+            "XLA_FFI_Error_Destroy": "error_destroy",
+            "XLA_FFI_Stream_Get": "stream",
+            "XLA_FFI_DeviceOrdinal_Get": "ordinal",
+        },
+    ),
+    ("XLA_FFI_Error_Create_Args", "ErrorCreateArgs", {"message": "message", "errc": "code"}),
+    ("XLA_FFI_Error_GetMessage_Args", "ErrorMessageArgs", {"error": "error", "message": "message"}),
+    ("XLA_FFI_Error_Destroy_Args", "ErrorDestroyArgs", {"error": "error"}),
+    ("XLA_FFI_Stream_Get_Args", "StreamArgs", {"ctx": "context", "stream": "stream"}),
+    (
+        "XLA_FFI_DeviceOrdinal_Get_Args",
+        "OrdinalArgs",
+        {"ctx": "context", "device_ordinal": "ordinal"},
+    ),
+    (
+        "XLA_FFI_CallFrame",
+        "CallFrame",
+        {
+            "api": "api",
+            "ctx": "context",
+            "stage": "stage",
+            "args": "arguments",
+            "rets": "results",
+            "attrs": "attributes",
+        },
+    ),
+    (
+        "XLA_FFI_Buffer",
+        "Buffer",
+        {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"},
+    ),
+    ("XLA_FFI_Metadata", "Metadata", {"api_version": "api_version", "traits": "traits"}),
+]
+
+
+# ---- outside of programs: the way of arrays on a card, with arrays on CPUs -------------------------------------------
+
+
+@contextlib.contextmanager
+def as_if_on_cards():
+    original = cards.is_on_card
+    cards.is_on_card = lambda array: isinstance(array, jax.Array)
+    try:
+        yield
+    finally:
+        cards.is_on_card = original
+
+
+def as_on_cards(check, *arguments):
+    """A test of other modules, whose arrays are taken for some on cards."""
+    with as_if_on_cards():
+        check(*arguments)
+    assert cards._NUMBERS._next - 1 == len(cards._NUMBERS._free), "tickets that are not given back"
+
+
+CHECKS = {
+    "shapes": (test_jax_ops.check_shapes, seed()),
+    "trees": (test_jax_ops.check_trees, seed()),
+    "rows": (test_jax_ops.check_rows,),
+    "refusals": (test_jax_ops.check_refusals,),
+    "sets": (test_jax_ops.check_sets,),
+    "after a program": (test_jax_programs.check_call_after_program,),
+    "threads": (test_jax_programs.check_threads, seed()),
+    "transforms": (test_jax_programs.check_transforms,),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_outside_of_programs(ranks, check):
+    ranks.run(as_on_cards, *CHECKS[check])
+
+
+def check_state():
+    """What training starts with, on both kinds of memory: operations on each are two."""
+    rank = hvd.rank()
+    params = {
+        "w": jnp.full((3, 2), 1.0 + rank),
+        "host": np.full(4, 2.0 + rank, np.float32),
+        "key": jax.random.key(5 + rank),
+        "n": rank,
+    }
+    found = hvd.broadcast_parameters(params, root_rank=1)
+    assert found["w"].tolist() == [[2.0, 2.0]] * 3
+    assert isinstance(found["w"], jax.Array)
+    assert found["host"].tolist() == [3.0] * 4
+    assert not isinstance(found["host"], jax.Array)
+    assert jax.random.key_data(found["key"]).tolist() == [0, 6]
+    assert found["n"] == 1
+    # As the others of this job call them.
+    x = np.ones(2, np.float32)
+    if rank == 0:
+        mixed = [x, jnp.asarray(x)]
+        call = opspec.allreduce(None, "pair", hvd.Sum, 1.0, 1.0, hvd.global_process_set)
+        results = [output for output, _ in adapter.perform("allreduce", mixed, call)]
+    else:
+        results = [on_host.allreduce(x, name=name, op=hvd.Sum) for name in ("pair", "pair.gpu")]
+    assert [result.tolist() for result in results] == [[2.0, 2.0]] * 2
+
+
+def test_state(ranks):
+    ranks.run(as_on_cards, check_state)
+
+
+def check_exceptions():
+    """They are those of arrays on CPUs, and whoever has an input that is none goes on."""
+    rank = hvd.rank()
+    same = np.ones(2, np.float32)
+    for attempt in range(2):
+        with pytest.raises(
+            hvd.HorovodInternalError, match=r"allreduce\.x.*rank 1|rank 1.*allreduce\.x"
+        ):
+            hvd.allreduce(jnp.ones(2 + rank + attempt), name="x")
+        assert hvd.allreduce(jnp.asarray(same), name="x").tolist() == same.tolist()
+    failed = jax.jit(lambda x: hvd.allreduce(x @ x, name="y"))
+    with pytest.raises(RuntimeError):
+        hvd.allreduce(failed(jnp.ones((200 + rank, 200 + rank))), name="z")
+    assert hvd.allreduce(jnp.asarray(same), name="x").tolist() == same.tolist()
+
+
+def test_exceptions(ranks):
+    ranks.run(as_on_cards, check_exceptions)
+
+
+class NotReady:
+    def is_ready(self):
+        return False
+
+
+class OnHost:
+    """An array of NumPy's as one on a card that is none."""
+
+    def __init__(self, array):
+        self.address, self.shape, self.dtype = array.ctypes.data, array.shape, array.dtype
+
+
+def check_interrupt():
+    """An interrupt before the handler has ended: the operation takes its course, and its number is not used again."""
+    x = np.ones(2, np.float32)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with pytest.raises(KeyboardInterrupt), cards._ticket("allgather.x", ()) as ticket:
+        ticket.run(lambda: [NotReady()])
+    xla = Xla(stream=0, device=0)
+    operation = {**OPERATION, "operation": BY_NAME["allgather"].code, "on_card": 0}
+    arrays = [OnHost(x)], [OnHost(x[:0])]
+    run = LIBRARY.horoplug_jax_run
+    assert xla.call(run, *arrays, **{**operation, "ticket": ticket.number}) is None
+    with cards._ticket("allgather.x", ()) as another:
+        assert another.number != ticket.number
+        operation["ticket"] = another.number
+        assert another.run(xla.call, run, *arrays, **operation) is None
+        assert another.row_counts(0, hvd.size()) == [2] * hvd.size()
+    # Neither has kept the engine.
+    hvd.shutdown()
+    hvd.init()
+
+
+def test_interrupt(pool):
+    with pool.ranks(2) as ranks:
+        ranks.run(check_interrupt)
+
+
+def pending(victim):
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with as_if_on_cards():
+        hvd.allgather(jnp.ones(10), name="waiting")
+
+
+def test_kill(pool):
+    with pool.ranks(2) as job:
+        outcomes = job.outcomes(pending, 1)
+        assert outcomes[0].kind == "HorovodInternalError"
+        assert "rank 1" in outcomes[0].message
