@@ -29,6 +29,10 @@ enum class Transport {
   kTcp,          // TCP sockets over loopback, as between hosts
   kMixed,        // two hosts: even and odd ranks; TCP between them, Unix sockets within
   kInprocHosts,  // the same two hosts; in-memory streams, and within them plain shared memory
+  // Of kShm and kMixed each rank maps the segments for itself. ThreadSanitizer does not know that
+  // these places are the same memory, so that it misses what is ordered by flags in it alone: by
+  // CUDA IPC streams are. Tests in which ranks of a host may use that take kThreads or
+  // kInprocHosts.
 };
 inline constexpr Transport kTransports[] = {Transport::kInproc, Transport::kThreads,
                                             Transport::kShm, Transport::kTcp, Transport::kMixed};

@@ -395,7 +395,7 @@ TEST_CASE("without memory for a buffer of the usual size, a smaller one will do"
 }
 
 TEST_CASE("NCCL does every operation, on process sets, too") {
-  for (const Transport transport : {Transport::kThreads, Transport::kMixed}) {
+  for (const Transport transport : {Transport::kThreads, Transport::kInprocHosts}) {
     for (const int ranks : {2, 3, 4}) {
       CAPTURE(ranks);
       GpuJob job({.transport = transport,
