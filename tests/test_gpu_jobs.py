@@ -2,11 +2,14 @@
 give. The cards are simulated (simulated_gpu.py): what is used too early has wrong numbers in it."""
 
 import itertools
+import os
+import signal
 
 import numpy as np
 import pytest
 import simulated_gpu
 from simulated_jobs import card, starter
+from support import until
 
 import horoplug as hvd
 from horoplug.common.many import Batch, prepare
@@ -317,6 +320,52 @@ def test_a_rank_that_is_killed(job, hosts, cards, algorithm, op):
         outcomes = ranks.collect()
     assert not outcomes[0].failed, str(outcomes[0])
     assert "rank 1" in outcomes[0].value
+
+
+def check_crossing_sets(started):
+    """Each rank has operations on two sets under way all the time, whose other members have others: until somebody is
+    gone."""
+    rank, size = hvd.rank(), hvd.size()
+    pairs = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2]), hvd.add_process_set([2, 3])]
+    pairs.append(hvd.add_process_set([0, 3]))
+    mine = [pair for pair in pairs if pair.included()]
+    if rank % 2:
+        mine.reverse()
+    array = card().array(values("float32", (10_000,)))
+    try:
+        for step in itertools.count():
+            handles = [
+                hvd.allreduce_async(array, process_set=pair, name=f"of {pair.ranks}")
+                for pair in mine
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+            if step == 10 and rank == size - 1:
+                started.touch()
+    except hvd.HorovodInternalError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("cards", "algorithm"), [(6, "nccl"), (6, "ipc"), (6, "staged")])
+def test_a_rank_of_crossing_sets_that_is_gone(job, tmp_path, cards, algorithm, how):
+    """All others are told so: those who share a set with it, and the one that does not."""
+    env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+    with job("aaaa", cards, algorithm, **env) as ranks:
+        started = tmp_path / "started"
+        ranks.start(check_crossing_sets, started)
+        gone = ranks.workers[1]
+        until(started.exists, 60)
+        os.kill(gone.process.pid, how)
+        try:
+            outcomes = [worker.receive() for worker in ranks.workers if worker is not gone]
+        finally:
+            os.kill(gone.process.pid, signal.SIGCONT)
+        gone.receive()
+    for outcome in outcomes:
+        assert not outcome.failed, str(outcome)
+        assert "rank 1" in outcome.value
+        assert "allreduce" in outcome.value
 
 
 def check_again():
