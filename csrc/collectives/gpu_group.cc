@@ -1,12 +1,10 @@
 #include "collectives/gpu_group.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
@@ -38,9 +36,6 @@ class OnCard final : public Mpi::Setting {
 
 // So many are looked through at once, when nobody watches for long.
 constexpr std::size_t kManyUnderWay = 64;
-
-// How long the card may take to go through what a failure has left in its stream.
-constexpr auto kLastWork = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -245,36 +240,6 @@ void GpuGroup::close() {
   if (ipc_) ipc_->close();
   if (nccl_) nccl_->close();
   if (host_) host_->close();
-}
-
-void GpuGroup::abort() {
-  if (nccl_) nccl_->abort();
-  release_ipc();
-  if (host_) host_->abort();
-  under_way_.clear();
-}
-
-// Until the stream has nothing left that could wait for others. What does not end is not given
-// back: that would wait for it.
-void GpuGroup::release_ipc() {
-  if (!ipc_) return;
-  bool ended = false;
-  try {
-    const cuda::EventPtr last = workspace_.mark();
-    const auto until = std::chrono::steady_clock::now() + kLastWork;
-    for (ipc_->release(); !(ended = last->done()) && std::chrono::steady_clock::now() < until;) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      ipc_->release();
-    }
-  } catch (const Error&) {
-    ended = true;  // with the card
-  }
-  ipc_->release();
-  if (ended) {
-    ipc_->close();
-  } else {
-    static_cast<void>(ipc_.release());
-  }
 }
 
 }  // namespace horoplug

@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -75,8 +76,9 @@ class GpuGroup {
   bool over();
   // Gives back what concerns other ranks, when nothing is under way on any of them.
   void close();
-  // Ends what is under way, as nobody will come to it any more: results are undefined.
-  void abort();
+  // Ends what is under way for all process sets of a rank, as nobody will come to it any more:
+  // results are undefined. Does not take long, whatever else the card is at (gpu_abort.cc).
+  static void abort(std::span<GpuGroup* const> groups);
 
  private:
   struct Work {
@@ -99,7 +101,7 @@ class GpuGroup {
   // What a way cannot be used for, aloud or in passing.
   void explain(bool aloud, const std::string& text) const;
   void forget_ended();
-  void release_ipc();
+  void add_to(std::vector<GpuGroup*>& all);
 
   const std::shared_ptr<cuda::Card> card_;
   const Ranks ranks_;

@@ -102,7 +102,7 @@ double Engine::watch_interval() const { return std::fmin(census_interval() / 4, 
 
 // Whether something may come that nobody announces.
 bool Engine::must_poll() const {
-  bool polls = mesh_->must_poll();
+  bool polls = mesh_->must_poll() || !removed_sets_.empty();
   for (const auto& [id, set] : sets_) {
     const bool ends = leaving_ || set->removal;
     polls |= set->executor.polled() || (ends && set->executor.gpu() != nullptr);

@@ -135,6 +135,7 @@ class Engine {
   void create_set(std::vector<int> ranks);
   void administer(ProcessSet& set, const OperationPtr& operation);
   bool finish_removals();
+  bool forget_removed();
   ProcessSet* set_of_message(std::uint32_t number, int from, std::span<const std::byte> message);
 
   // Shared buffers (buffers.cc).
@@ -237,6 +238,7 @@ class Engine {
   std::shared_ptr<Doorbell> doorbell_;
   std::unique_ptr<Mesh> mesh_;
   std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;  // those that this rank is in
+  std::vector<std::unique_ptr<ProcessSet>> removed_sets_;  // with something on the card
   std::uint32_t last_set_ = 0;
   std::uint32_t last_buffer_ = 0;
   std::vector<std::size_t> segment_ends_;  // by rank: what is in use of its segment, in bytes

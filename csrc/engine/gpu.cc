@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "collectives/gpu_group.h"
 #include "engine/engine.h"
@@ -109,7 +110,7 @@ bool Engine::may_turn_to_card(std::uint32_t set) {
 
 // See GpuGroup::over().
 bool Engine::gpus_are_over() {
-  bool over = true;
+  bool over = removed_sets_.empty();
   for (auto& [id, set] : sets_) {
     GpuGroup* const gpu = set->executor.gpu();
     if (gpu != nullptr) over &= gpu->over();
@@ -127,6 +128,7 @@ void Engine::watch_gpus() {
 }
 
 void Engine::abort_gpus() {
+  std::vector<GpuGroup*> groups;
   for (auto& [id, set] : sets_) {
     GpuGroup* const gpu = set->executor.gpu();
     if (gpu == nullptr) continue;
@@ -135,8 +137,12 @@ void Engine::abort_gpus() {
                                  " may be wrong: the job failed before the GPU "
                                  "had come to their end");
     }
-    gpu->abort();
+    groups.push_back(gpu);
   }
+  for (const auto& set : removed_sets_) {
+    if (GpuGroup* const gpu = set->executor.gpu()) groups.push_back(gpu);
+  }
+  GpuGroup::abort(groups);
 }
 
 }  // namespace horoplug

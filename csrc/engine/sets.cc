@@ -201,24 +201,36 @@ bool Engine::finish_removals() {
   for (auto it = sets_.begin(); it != sets_.end();) {
     ProcessSet& set = *it->second;
     const bool over = set.removal && set.negotiator.closed() && set.executor.idle() &&
-                      !set.executor.gpu_is_busy() && (!set.shared || set.shared->quiet()) &&
-                      (set.executor.gpu() == nullptr || set.executor.gpu()->over());
+                      !set.executor.gpu_is_busy() && (!set.shared || set.shared->quiet());
     if (!over) {
       ++it;
       continue;
     }
-    if (set.shared) {
-      // Not the flags: a peer may still have to see that this rank is done.
-      Segment::discard(config_.members[static_cast<std::size_t>(config_.rank)].segment_file,
-                       set.memory_at + Arena::kHeaderBytes,
-                       Arena::kSegmentBytes - Arena::kHeaderBytes);
-    }
-    const OperationPtr removal = set.removal;
+    const OperationPtr removal = std::exchange(set.removal, nullptr);
+    removed_sets_.push_back(std::move(it->second));
     it = sets_.erase(it);
     end_operations({removal}, {});
     busy = true;
   }
+  busy |= forget_removed();
   return busy;
+}
+
+// What a set had on the card is given back when that is idle. CUDA's driver may wait for it there,
+// also for what other sets do, and would not see that a rank is gone for which the card waits.
+bool Engine::forget_removed() {
+  const auto is_over = [this](const std::unique_ptr<ProcessSet>& set) {
+    GpuGroup* const gpu = set->executor.gpu();
+    if (gpu != nullptr && !(gpu->workspace().card().idle() && gpu->over())) return false;
+    if (set->shared) {
+      // Not the flags: a peer may still have to see that this rank is done.
+      Segment::discard(config_.members[static_cast<std::size_t>(config_.rank)].segment_file,
+                       set->memory_at + Arena::kHeaderBytes,
+                       Arena::kSegmentBytes - Arena::kHeaderBytes);
+    }
+    return true;
+  };
+  return std::erase_if(removed_sets_, is_over) > 0;
 }
 
 ProcessSet* Engine::set_of_message(std::uint32_t number, int from,

@@ -273,4 +273,13 @@ std::uint64_t test_seed() {
   return seed;
 }
 
+bool comes_to(const std::function<bool()>& condition) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
 }  // namespace horoplug::testing

@@ -98,4 +98,7 @@ bool mentions(const Status& status, const std::vector<std::string>& words);
 // The seed of this run, printed once; HOROPLUG_TEST_SEED repeats one.
 std::uint64_t test_seed();
 
+// Waits for something that nobody announces, though not for ever. Whether it has come.
+bool comes_to(const std::function<bool()>& condition);
+
 }  // namespace horoplug::testing

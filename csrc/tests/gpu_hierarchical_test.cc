@@ -106,15 +106,6 @@ void run_all(GpuJob& job, bool exact) {
   });
 }
 
-// Whether so much of a card's memory is used, once streams have given back what is in their order.
-[[maybe_unused]] bool comes_to_use(GpuJob& job, int device, std::size_t bytes) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (job.card().bytes_used(device) != bytes && std::chrono::steady_clock::now() < until) {
-    std::this_thread::yield();
-  }
-  return job.card().bytes_used(device) == bytes;
-}
-
 }  // namespace
 
 TEST_CASE("allreduces of every type over two hosts, by CUDA IPC in each") {
@@ -287,11 +278,13 @@ TEST_CASE("process sets work for themselves, and leave nothing on the cards") {
         await(engine, engine.remove_set(even));
         await(engine, engine.remove_set(uneven));
       });
-      CHECK(comes_to_use(job, 0, used));
+      CHECK(comes_to([&] { return job.card().bytes_used(0) == used; }));
     }
     job.run([&](int rank) { CHECK(sums_up(job, rank, "all again")); });
     job.end();
-    for (int device = 0; device < 6; ++device) CHECK(comes_to_use(job, device, 0));
+    for (int device = 0; device < 6; ++device) {
+      CHECK(comes_to([&] { return job.card().bytes_used(device) == 0; }));
+    }
   }
 }
 #endif

@@ -49,6 +49,73 @@ Bytes result_of(DType dtype, int ranks) {
   return make_array(dtype, kCount, [&](std::size_t) { return 2 * ranks; });
 }
 
+// While `lost`, what rank 2 is to reduce by NCCL never comes to its card: the others' wait for it.
+std::atomic<bool> lost{false};
+decltype(cuda::NcclApi::AllReduce) really_reduce = nullptr;
+ncclResult_t lose(const void* send, void* receive, std::size_t count, ncclDataType_t dtype,
+                  ncclRedOp_t op, ncclComm_t communicator, CUstream stream) {
+  if (lost) return cuda::kNcclSuccess;
+  return really_reduce(send, receive, count, dtype, op, communicator, stream);
+}
+
+// A host that is kept for that long is told of by misuse().
+class LossyJob {
+ public:
+  LossyJob() : job_(options()) {
+    lost = false;
+    job_.card().on_misuse([this](const std::string& what) {
+      const std::lock_guard lock(mutex_);
+      misuse_ += what + "\n";
+    });
+    for (int rank = 0; rank < job_.size(); ++rank) {
+      for (std::uint32_t set = 0; set < kSets; ++set) {
+        arrays_.push_back(std::make_unique<Framework::Array>(job_.framework(rank), kCount * 4));
+      }
+    }
+  }
+  GpuJob* operator->() { return &job_; }
+  std::string misuse() {
+    const std::lock_guard lock(mutex_);
+    return misuse_;
+  }
+  // An allreduce, until it has been put into streams. Whoever allocates memory may be kept, too, so
+  // that all of a set are in the same.
+  void enqueue(int rank, const std::string& name, std::uint32_t set) {
+    Engine& engine = job_.engine(rank);
+    Order order = ones(name, DType::kFloat32, set).order;
+    order.input = order.output = arrays_[static_cast<std::size_t>(rank) * kSets + set]->address();
+    order.device = job_.framework(rank).device();
+    order.stream = job_.framework(rank).stream();
+    const hp_handle handle = submit(engine, order);
+    await(engine, handle);
+    engine.handles().release(handle);
+  }
+  // How the job ends on a rank, which waits for what no other one has.
+  Status end(int rank) {
+    return failure_of([&] { enqueue(rank, "of rank " + std::to_string(rank), 0); });
+  }
+
+ private:
+  static GpuJobOptions options() {
+    GpuJobOptions options;
+    options.ranks = 3;
+    options.card.patience = std::chrono::seconds(kSanitized ? 15 : 5);
+    options.engine.algorithm = "nccl";
+    options.engine.data_timeout = kSanitized ? 2 : 0.5;
+    options.has_nccl = true;
+    options.nccl.late = 0;
+    options.nccl_functions = [](int rank, cuda::NcclApi& api) {
+      if (rank == 2) really_reduce = std::exchange(api.AllReduce, lose);
+    };
+    return options;
+  }
+  std::mutex mutex_;
+  std::string misuse_;
+  GpuJob job_;
+  static constexpr std::uint32_t kSets = 3;
+  std::vector<std::unique_ptr<Framework::Array>> arrays_;  // by rank and set
+};
+
 std::uint32_t add_set(Engine& engine, const std::vector<int>& ranks) {
   return static_cast<std::uint32_t>(await_value(engine, engine.add_set(ranks)));
 }
@@ -186,4 +253,36 @@ TEST_CASE("operations of sets that overlap, in any order, with whatever moves th
       }
     });
   }
+}
+
+TEST_CASE("a card that waits in several sets for a rank that does not come is let go in all") {
+  LossyJob job;
+  job->run([&](int rank) {
+    const std::uint32_t pair = add_set(job->engine(rank), {0, 2});
+    if (rank != 1) job.enqueue(rank, "a", pair);
+    job.enqueue(rank, "b", 0);
+    CHECK(sums_up(*job.operator->(), rank, "until all are here"));
+    lost = true;
+    if (rank != 1) job.enqueue(rank, "c", pair);
+    job.enqueue(rank, "d", 0);
+    CHECK(mentions(job.end(rank), {"has not ended on the GPU"}));
+  });
+  CHECK(job.misuse() == "");
+}
+
+TEST_CASE("to remove a set is not to wait for what others do on the card") {
+  LossyJob job;
+  job->run([&](int rank) {
+    Engine& engine = job->engine(rank);
+    const std::uint32_t removed = add_set(engine, {0, 1});
+    const std::uint32_t other = add_set(engine, {0, 2});
+    if (rank != 2) job.enqueue(rank, "a", removed);
+    if (rank != 1) job.enqueue(rank, "b", other);
+    CHECK(sums_up(*job.operator->(), rank, "until all are here"));
+    lost = true;
+    if (rank != 1) job.enqueue(rank, "c", other);
+    await(engine, engine.remove_set(removed));
+    CHECK(mentions(job.end(rank), {"allreduce 'c'", "has not ended on the GPU"}));
+  });
+  CHECK(job.misuse() == "");
 }

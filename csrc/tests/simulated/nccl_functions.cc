@@ -32,6 +32,12 @@ Operation operation(Kind kind, const void* send, void* receive, std::size_t coun
   return made;
 }
 
+// Its memory on the card, for which CUDA waits until that is idle.
+ncclResult_t give_back(const char* call, const Communicator& communicator) {
+  const bool done = machine().shared->door.wait(call, communicator.device) == kSuccess;
+  return done ? kNcclSuccess : kUnhandledCudaError;
+}
+
 // Texts stay until the next call of the thread.
 const char* keep(std::string text) {
   thread_local std::string kept;
@@ -111,14 +117,14 @@ ncclResult_t NcclFunctions::CommDestroy(ncclComm_t handle) {
   communicator->join();
   if (!communicator->is_finalized()) communicator->finalize();
   communicator->join();
-  return kNcclSuccess;
+  return give_back("ncclCommDestroy", *communicator);
 }
 
 ncclResult_t NcclFunctions::CommAbort(ncclComm_t handle) {
   const std::shared_ptr<Communicator> communicator = machine().take(handle);
   if (communicator == nullptr) return kInvalidArgument;
   communicator->abort();
-  return kNcclSuccess;
+  return give_back("ncclCommAbort", *communicator);
 }
 
 ncclResult_t NcclFunctions::CommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
