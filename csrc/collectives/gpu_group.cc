@@ -1,7 +1,6 @@
 #include "collectives/gpu_group.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <string_view>
@@ -196,21 +195,18 @@ void GpuGroup::forget_ended() {
   while (!under_way_.empty() && under_way_.front().ended->done()) under_way_.pop_front();
 }
 
-void GpuGroup::watch(double now, double limit) {
+double GpuGroup::standstill(double now) {
   forget_ended();
-  if (under_way_.empty()) return;
+  if (under_way_.empty()) return 0;
   check();
   Work& first = under_way_.front();
   // What the framework's streams have to do before may take any time.
-  if (first.seen < 0) {
-    if (first.begun->done()) first.seen = now;
-    return;
-  }
-  if (now - first.seen < limit) return;
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.3g s", limit);
-  throw Error(HP_TIMEOUT, first.what + " has not ended on the GPU for " + seconds +
-                              " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+  if (first.seen < 0 && first.begun->done()) first.seen = now;
+  return first.seen < 0 ? 0 : now - first.seen;
+}
+
+void GpuGroup::excuse(double seconds) {
+  if (!under_way_.empty() && under_way_.front().seen >= 0) under_way_.front().seen += seconds;
 }
 
 void GpuGroup::check() {

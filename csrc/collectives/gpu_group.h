@@ -58,9 +58,14 @@ class GpuGroup {
 
   // All that a batch does there lies between these two. `what`: for messages.
   void track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended);
-  // Forgets what has ended. Throws Error (HP_TIMEOUT) if something has begun, and not ended
-  // `limit` seconds after it was seen to have, and the card's own failure. `now`: seconds.
-  void watch(double now, double limit);
+  // Forgets what has ended. For how many seconds it has been seen that what comes next has begun,
+  // and has not ended; 0: it has not begun, or there is nothing. Throws the card's own failure.
+  // `now`: seconds.
+  double standstill(double now);
+  // What that is.
+  const std::string& next() const { return under_way_.front().what; }
+  // This process has stood still itself.
+  void excuse(double seconds);
   // Whether there may be anything.
   bool busy() const { return !under_way_.empty(); }
   // Whether the framework's streams have something to do before it can begin, which may take any

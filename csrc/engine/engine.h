@@ -149,7 +149,6 @@ class Engine {
   bool gpu_has_not_begun() const;
   bool may_turn_to_card(std::uint32_t set);
   bool gpus_are_over();
-  void watch_gpus();
   void abort_gpus();
 
   // Messages and the start (handshake.cc).
@@ -163,7 +162,10 @@ class Engine {
   // Things that take too long (watch.cc).
   void watch();
   void watch_handshake() const;
-  void watch_transfers();
+  bool watch_transfers();
+  bool watch_gpus();
+  void call_the_roll(bool late);
+  std::string who_is_silent(std::vector<int> ranks) const;
   std::string whom_it_waits_for(const ProcessSet& set) const;
   void nudge();
   void watch_plans();
@@ -238,7 +240,7 @@ class Engine {
   std::shared_ptr<Doorbell> doorbell_;
   std::unique_ptr<Mesh> mesh_;
   std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;  // those that this rank is in
-  std::vector<std::unique_ptr<ProcessSet>> removed_sets_;  // with something on the card
+  std::vector<std::unique_ptr<ProcessSet>> removed_sets_;      // with something on the card
   std::uint32_t last_set_ = 0;
   std::uint32_t last_buffer_ = 0;
   std::vector<std::size_t> segment_ends_;  // by rank: what is in use of its segment, in bytes

@@ -118,15 +118,6 @@ bool Engine::gpus_are_over() {
   return over;
 }
 
-void Engine::watch_gpus() {
-  const double limit = config_.options.data_timeout;
-  for (auto& [id, set] : sets_) {
-    if (GpuGroup* gpu = set->executor.gpu()) {
-      gpu->watch(now(), limit < 0 ? kNever : limit);
-    }
-  }
-}
-
 void Engine::abort_gpus() {
   std::vector<GpuGroup*> groups;
   for (auto& [id, set] : sets_) {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
+#include "collectives/gpu_group.h"
 #include "engine/engine.h"
 #include "engine/messages.h"
 
@@ -63,7 +65,10 @@ void Engine::watch() {
   // peers.
   const double gap = time - last_watch_;
   if (gap > 1.0) {
-    for (auto& [id, set] : sets_) set->last_progress += gap;
+    for (auto& [id, set] : sets_) {
+      set->last_progress += gap;
+      if (GpuGroup* const gpu = set->executor.gpu()) gpu->excuse(gap);
+    }
     if (census_begun_ > 0) census_begun_ += gap;
     if (state_ == State::kStarting) started_at_ += gap;
   }
@@ -71,8 +76,9 @@ void Engine::watch() {
   if (state_ == State::kStarting) {
     watch_handshake();
   } else {
-    watch_transfers();
-    watch_gpus();
+    bool late = watch_transfers();
+    late |= watch_gpus();
+    call_the_roll(late);
     nudge();
     watch_plans();
     watch_pending();
@@ -90,7 +96,7 @@ void Engine::watch_handshake() const {
                               whole_seconds(limit) + " of the start");
 }
 
-void Engine::watch_transfers() {
+bool Engine::watch_transfers() {
   const double time = now();
   // Nudges and censuses are no progress.
   const std::uint64_t data = mesh_->data_moved();
@@ -112,6 +118,11 @@ void Engine::watch_transfers() {
                                 ", waiting for " + whom_it_waits_for(*set) +
                                 " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
   }
+  return late;
+}
+
+// While something is late, so that who waits too long for others knows who answers.
+void Engine::call_the_roll(bool late) {
   if (!late) {
     roll_call_.end();
   } else if (!roll_call_.running()) {
@@ -120,20 +131,44 @@ void Engine::watch_transfers() {
   }
 }
 
+// "rank 1, which does not answer"; empty: all of these answer.
+std::string Engine::who_is_silent(std::vector<int> ranks) const {
+  std::erase(ranks, config_.rank);
+  const std::vector<int> silent = roll_call_.silent(std::move(ranks));
+  if (silent.empty()) return {};
+  return describe_ranks(silent) + (silent.size() == 1 ? ", which does" : ", which do") +
+         " not answer";
+}
+
 // The ranks that keep a set from going on. Those that this rank waits for may wait, too: if there
 // are some that do not answer, it is those.
 std::string Engine::whom_it_waits_for(const ProcessSet& set) const {
   // A batch that takes turns may wait for those of other sets, and so for any rank.
   const Batch* const running = set.executor.running();
   const bool takes_turns = running != nullptr && running->turns != nullptr;
-  std::vector<int> others = (takes_turns ? *sets_.at(0) : set).members->ranks;
+  const std::vector<int>& ranks = (takes_turns ? *sets_.at(0) : set).members->ranks;
+  if (std::string silent = who_is_silent(ranks); !silent.empty()) return silent;
+  if (running != nullptr) return describe_ranks(set.executor.blame());
+  std::vector<int> others = ranks;
   std::erase(others, config_.rank);
-  const std::vector<int> silent = roll_call_.silent(others);
-  if (!silent.empty()) {
-    return describe_ranks(silent) + (silent.size() == 1 ? ", which does" : ", which do") +
-           " not answer";
+  return describe_ranks(others);
+}
+
+// On a card, nobody knows for whom it waits.
+bool Engine::watch_gpus() {
+  const double limit = or_never(config_.options.data_timeout);
+  bool late = false;
+  for (auto& [id, set] : sets_) {
+    GpuGroup* const gpu = set->executor.gpu();
+    const double seconds = gpu != nullptr ? gpu->standstill(now()) : 0;
+    late |= seconds >= limit / 2;
+    if (seconds < limit) continue;
+    const std::string silent = who_is_silent(sets_.at(0)->members->ranks);
+    throw Error(HP_TIMEOUT, gpu->next() + " has not ended on the GPU for " + whole_seconds(limit) +
+                                (silent.empty() ? ", though all ranks answer" : ", waiting for ") +
+                                silent + " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
   }
-  return describe_ranks(running != nullptr ? set.executor.blame() : others);
+  return late;
 }
 
 // MPI moves data only while it is called, also what it has taken over already, and a rank that has
