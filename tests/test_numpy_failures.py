@@ -229,3 +229,19 @@ def test_a_rank_that_stops_in_a_transfer_is_named(pool, tmp_path):
         first = next(o.message for o in outcomes if "no progress" in o.message)
         assert "waiting for rank 3, which does not answer" in first
         stopped.receive()
+
+
+def test_a_rank_that_stops_before_an_operation_is_named(pool):
+    """And not the one whose answer would have come by it."""
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
+    with pool.ranks(4, hosts="aabb", env=env) as job:
+        stopped = job.workers[2]
+        others = [worker for worker in job.workers if worker is not stopped]
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        try:
+            job.start(lambda: hvd.allreduce(np.ones(2), op=hvd.Sum, name="waiting"))
+            outcomes = [worker.receive() for worker in others]
+        finally:
+            os.kill(stopped.process.pid, signal.SIGCONT)
+        internal(outcomes, "waiting", "rank 2 did not answer")
+        stopped.receive()

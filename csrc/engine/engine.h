@@ -173,6 +173,7 @@ class Engine {
   void watch_pending();
   void run_census();
   void judge(const Report& report);
+  bool census_is_late() const;
   void judge_silence();
   RankReport report_of_this_rank() const;
   double waiting_since(const Operation& operation) const;

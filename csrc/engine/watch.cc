@@ -78,6 +78,7 @@ void Engine::watch() {
   } else {
     bool late = watch_transfers();
     late |= watch_gpus();
+    late |= census_is_late();
     call_the_roll(late);
     nudge();
     watch_plans();
@@ -316,11 +317,19 @@ void Engine::judge(const Report& report) {
   stall_warned_ = std::move(warned);
 }
 
+bool Engine::census_is_late() const {
+  const double limit = std::fmin(or_never(config_.options.stall_check_time), overdue_time());
+  return census_begun_ > 0 && census_->running() && now() - census_begun_ >= limit / 2;
+}
+
 void Engine::judge_silence() {
   if (census_begun_ == 0 || !census_->running()) return;
   const double silence = now() - census_begun_;
-  const std::string text = describe_ranks(census_->unanswered()) + " did not answer for " +
-                           whole_seconds(silence) + " while other ranks wait for an operation";
+  std::vector<int> ranks = census_->unanswered();
+  // Of those below a rank that does not answer, a tree hears nothing either.
+  if (std::vector<int> silent = roll_call_.silent(ranks); !silent.empty()) ranks = silent;
+  const std::string text = describe_ranks(ranks) + " did not answer for " + whole_seconds(silence) +
+                           " while other ranks wait for an operation";
   if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");
   const double check = config_.options.stall_check_time;
   if (check < 0 || silence < check || now() - last_silence_warning_ < check) return;
