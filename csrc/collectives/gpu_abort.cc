@@ -29,9 +29,9 @@ bool passed(const cuda::EventPtr& event) {
   }
 }
 
-// NCCL tells its operations at once to end, and then waits for the card, which may be at those of
-// other communicators: so it does each by a thread of its own. One that does not come back is left
-// behind.
+// NCCL tells a communicator's operations at once to end, and then waits for the card, which may be
+// at those of others: so each has a thread of its own. (A group of aborts would do, but only since
+// NCCL 2.22.) One that does not come back is left behind.
 std::future<void> abort_nccl(std::unique_ptr<cuda::NcclCommunicator> communicator) {
   std::packaged_task<void()> task([owned = std::shared_ptr(std::move(communicator))]() mutable {
     owned->abort();
