@@ -17,7 +17,7 @@ Task allgather_mpi(Comm& comm, Call& call) {
   MpiEnd end(comm, [&](Mpi& mpi) { return mpi.allgather(data, parts.table()); });
   co_await end;
   work.give_back();
-  std::memcpy(call.output, data, bytes);
+  if (bytes > 0) std::memcpy(call.output, data, bytes);
 }
 
 }  // namespace horoplug
