@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import simulated_gpu
 from support import Pool
 
@@ -39,3 +40,26 @@ def starter(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
             return pools[cards].ranks(len(hosts), hosts=hosts, env=env)
 
         yield start
+
+
+def job_fixture() -> Any:
+    """A fixture that gives :func:`starter`'s ``start``, for a module."""
+
+    @pytest.fixture(scope="module")
+    def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+        with starter(tmp_path_factory.mktemp) as start:
+            yield start
+
+    return job
+
+
+def card_ranks_fixture(jobs: dict[str, tuple[str, int, str | None]]) -> Any:
+    """A fixture that gives a job of each kind in turn, started by the module's ``job``. ``jobs``: by name, ranks by
+    host, the number of cards, and what carries the data; None: what horoplug chooses."""
+
+    @pytest.fixture(params=jobs, scope="module")
+    def ranks(request: pytest.FixtureRequest, job: Callable[..., Any]) -> Iterator[Any]:
+        with job(*jobs[request.param]) as made:
+            yield made
+
+    return ranks

@@ -5,18 +5,18 @@ import itertools
 import os
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
 import simulated_gpu
-from simulated_jobs import card, starter
+from simulated_jobs import card, card_ranks_fixture, job_fixture
 from support import until
 
 import horoplug as hvd
 from horoplug.common.many import Batch, prepare
 from horoplug.common.opspec import BY_NAME, Call
 
-# Ranks by host; whether they have a card each; what carries the data, None being what horoplug chooses.
 JOBS = {
     "2 ranks": ("aa", 2, None),
     "2 ranks, staged": ("aa", 2, "staged"),
@@ -28,16 +28,8 @@ JOBS = {
 }
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    with starter(tmp_path_factory.mktemp) as start:
-        yield start
-
-
-@pytest.fixture(params=JOBS, scope="module")
-def ranks(request, job):
-    with job(*JOBS[request.param]) as made:
-        yield made
+job = job_fixture()
+ranks = card_ranks_fixture(JOBS)
 
 
 FLOAT32 = 7
@@ -378,6 +370,46 @@ def test_a_rank_of_crossing_sets_that_is_gone(job, tmp_path, cards, algorithm, h
     """All others are told so: those who share a set with it, and the one that does not."""
     with job("aaaa", cards, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **QUICK) as ranks:
         check_told_who_is_gone(ranks, how, check_crossing_sets, tmp_path / "started")
+
+
+def look_after_the_card():
+    """The engine does so whenever it has nothing else to do, and so in between of these."""
+    for _ in range(200):
+        hvd.allreduce(np.ones(3), op=hvd.Sum, name="host")
+
+
+def check_standing_still(started, go_on):
+    """An allreduce is under way on the cards when the ranks are stopped, and then goes on."""
+    mine = values("float32", (300,))
+    array = card().array(mine)
+    expected = hvd.allreduce(mine, op=hvd.Sum)
+    equal(hvd.allreduce(array, op=hvd.Sum), expected)
+    if hvd.rank() == 1:
+        card().hold()
+    result = hvd.allreduce(array, op=hvd.Sum)
+    look_after_the_card()
+    if hvd.rank() == 0:
+        started.touch()
+    until(go_on.exists, 60)
+    look_after_the_card()
+    if hvd.rank() == 1:
+        card().let_go()
+    equal(result, expected)
+
+
+def test_time_in_which_a_rank_stood_still_itself_does_not_count(job, tmp_path):
+    started, go_on = tmp_path / "started", tmp_path / "go on"
+    with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS="4") as ranks:
+        ranks.start(check_standing_still, started, go_on)
+        until(started.exists, 60)
+        for worker in ranks.workers:
+            os.kill(worker.process.pid, signal.SIGSTOP)
+        time.sleep(5)  # longer than the limit: a machine that is suspended, for example
+        go_on.touch()
+        for worker in ranks.workers:
+            os.kill(worker.process.pid, signal.SIGCONT)
+        outcomes = ranks.collect()
+    assert [outcome.message for outcome in outcomes if outcome.failed] == []
 
 
 def check_again():

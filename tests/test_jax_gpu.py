@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated_jobs import card, starter
+from simulated_jobs import card, card_ranks_fixture, job_fixture
 from support import ranks_fixture, seed
 from xla_calls import OPERATION, Xla
 
@@ -47,16 +47,8 @@ JOBS = {
 }
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    with starter(tmp_path_factory.mktemp) as start:
-        yield start
-
-
-@pytest.fixture(params=JOBS, scope="module")
-def card_ranks(request, job):
-    with job(*JOBS[request.param]) as made:
-        yield made
+job = job_fixture()
+card_ranks = card_ranks_fixture(JOBS)
 
 
 def call(xla, kind, arrays, outputs, handler=None, **attributes):

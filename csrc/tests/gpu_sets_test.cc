@@ -73,7 +73,7 @@ class LossyJob {
       }
     }
   }
-  GpuJob* operator->() { return &job_; }
+  GpuJob& job() { return job_; }
   std::string misuse() {
     const std::lock_guard lock(mutex_);
     return misuse_;
@@ -256,33 +256,33 @@ TEST_CASE("operations of sets that overlap, in any order, with whatever moves th
 }
 
 TEST_CASE("a card that waits in several sets for a rank that does not come is let go in all") {
-  LossyJob job;
-  job->run([&](int rank) {
-    const std::uint32_t pair = add_set(job->engine(rank), {0, 2});
-    if (rank != 1) job.enqueue(rank, "a", pair);
-    job.enqueue(rank, "b", 0);
-    CHECK(sums_up(*job.operator->(), rank, "until all are here"));
+  LossyJob lossy;
+  lossy.job().run([&](int rank) {
+    const std::uint32_t pair = add_set(lossy.job().engine(rank), {0, 2});
+    if (rank != 1) lossy.enqueue(rank, "a", pair);
+    lossy.enqueue(rank, "b", 0);
+    CHECK(sums_up(lossy.job(), rank, "until all are here"));
     lost = true;
-    if (rank != 1) job.enqueue(rank, "c", pair);
-    job.enqueue(rank, "d", 0);
-    CHECK(mentions(job.end(rank), {"has not ended on the GPU", "all ranks answer"}));
+    if (rank != 1) lossy.enqueue(rank, "c", pair);
+    lossy.enqueue(rank, "d", 0);
+    CHECK(mentions(lossy.end(rank), {"has not ended on the GPU", "all ranks answer"}));
   });
-  CHECK(job.misuse() == "");
+  CHECK(lossy.misuse() == "");
 }
 
 TEST_CASE("to remove a set is not to wait for what others do on the card") {
-  LossyJob job;
-  job->run([&](int rank) {
-    Engine& engine = job->engine(rank);
+  LossyJob lossy;
+  lossy.job().run([&](int rank) {
+    Engine& engine = lossy.job().engine(rank);
     const std::uint32_t removed = add_set(engine, {0, 1});
     const std::uint32_t other = add_set(engine, {0, 2});
-    if (rank != 2) job.enqueue(rank, "a", removed);
-    if (rank != 1) job.enqueue(rank, "b", other);
-    CHECK(sums_up(*job.operator->(), rank, "until all are here"));
+    if (rank != 2) lossy.enqueue(rank, "a", removed);
+    if (rank != 1) lossy.enqueue(rank, "b", other);
+    CHECK(sums_up(lossy.job(), rank, "until all are here"));
     lost = true;
-    if (rank != 1) job.enqueue(rank, "c", other);
+    if (rank != 1) lossy.enqueue(rank, "c", other);
     await(engine, engine.remove_set(removed));
-    CHECK(mentions(job.end(rank), {"allreduce 'c'", "has not ended on the GPU"}));
+    CHECK(mentions(lossy.end(rank), {"allreduce 'c'", "has not ended on the GPU"}));
   });
-  CHECK(job.misuse() == "");
+  CHECK(lossy.misuse() == "");
 }
