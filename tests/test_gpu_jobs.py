@@ -294,7 +294,8 @@ QUICK = {
 
 
 def check_told_who_is_gone(ranks, how, function, *args):
-    """Rank 1 goes in the middle of what ends with an error on the others: it names the operation and the rank."""
+    """Rank 1 goes in the middle of what ends with an error on the others: it names the operation and the rank. Gives
+    the errors."""
     ranks.start(function, *args)
     gone = ranks.workers[1]
     until(args[0].exists, 60)
@@ -308,6 +309,7 @@ def check_told_who_is_gone(ranks, how, function, *args):
         assert not outcome.failed, str(outcome)
         assert re.search(r"ranks? (\d+, )*1\b", outcome.value), outcome.value
         assert "allreduce" in outcome.value
+    return [outcome.value for outcome in outcomes]
 
 
 def check_gone(started, op):
@@ -410,6 +412,33 @@ def test_time_in_which_a_rank_stood_still_itself_does_not_count(job, tmp_path):
             os.kill(worker.process.pid, signal.SIGCONT)
         outcomes = ranks.collect()
     assert [outcome.message for outcome in outcomes if outcome.failed] == []
+
+
+def check_held_up(started):
+    """Rank 0's card waits for rank 1's, which has begun nothing when that rank is stopped."""
+    array = card().array(values("float32", (300,)))
+    on_host(hvd.allreduce(array))
+    if hvd.rank() == 1:
+        card().hold()
+    try:
+        hvd.allreduce(array, name="held up")
+        look_after_the_card()
+        if hvd.rank() == 1:
+            started.touch()
+        hvd.allreduce(np.ones(3), name=f"of rank {hvd.rank()} alone")
+    except hvd.HorovodInternalError as error:
+        return str(error)
+    finally:
+        card().let_go()
+
+
+def test_what_waits_on_the_card_names_who_is_stopped(job, tmp_path):
+    with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS="2") as ranks:
+        messages = check_told_who_is_gone(
+            ranks, signal.SIGSTOP, check_held_up, tmp_path / "started"
+        )
+    assert "'allreduce.held up' has not ended on the GPU" in messages[0]
+    assert "waiting for rank 1, which does not answer" in messages[0]
 
 
 def check_again():
