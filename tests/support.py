@@ -31,7 +31,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from horoplug.rendezvous.server import StoreServer
+from horoplug.rendezvous.store.server import StoreServer
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 60.0  # seconds for a function on all ranks, unless the test says otherwise

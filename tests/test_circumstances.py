@@ -8,7 +8,7 @@ from mpi_jobs import place
 from starters import distributed, srun
 from support import environment
 
-from horoplug.runner import circumstances
+from horoplug.runner import diagnostics
 from horoplug.runner.arguments import parse
 from horoplug.runner.launch import as_scheduled
 
@@ -73,8 +73,8 @@ def test_recognised(tmp_path):
 )
 def test_what_the_user_says_of_the_place(monkeypatch, variables, line):
     """It is what a program would go by."""
-    monkeypatch.setattr(circumstances, "_mpi", list)
-    assert line in circumstances.describe(srun(4, nodes=2)[1] | variables)
+    monkeypatch.setattr(diagnostics, "_mpi", list)
+    assert line in diagnostics.describe(srun(4, nodes=2)[1] | variables)
 
 
 def test_several_and_wrong_ones():

@@ -19,7 +19,7 @@ from netns import Cluster, finish, why_not
 from slurm_daemons import batch, slurm
 from support import ROOT, environment
 
-from horoplug.rendezvous.launched import LAUNCHERS
+from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

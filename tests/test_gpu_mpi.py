@@ -14,8 +14,8 @@ import simulated_gpu
 from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
 from support import NO_LIMITS, until
 
-from horoplug.rendezvous import mpi_cuda
-from horoplug.rendezvous.mpi_cuda import OnGpu
+from horoplug.mpi import cuda as mpi_cuda
+from horoplug.mpi.cuda import OnGpu
 
 pytest.importorskip("mpi4py")
 
@@ -151,7 +151,7 @@ def test_operations(place, tmp_path, level):
 SAYING = """
 import horoplug as hvd
 import test_gpu_jobs as jobs
-from horoplug.rendezvous import mpi_cuda
+from horoplug.mpi import cuda as mpi_cuda
 
 folder, rank = sys.argv[1], MPI.COMM_WORLD.rank
 

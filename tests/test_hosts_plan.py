@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from horoplug.rendezvous.interfaces import chosen, interfaces
+from horoplug.rendezvous.network.interfaces import chosen, interfaces
 from horoplug.runner import agent
 from horoplug.runner.checks import UsageError
 from horoplug.runner.environment import forwarded

@@ -8,9 +8,9 @@ import pytest
 from starters import STARTERS, distributed, jsrun, sagemaker, srun, trainer
 from support import seed
 
-from horoplug.rendezvous import slurm
-from horoplug.rendezvous.launched import LAUNCHERS, recognise
-from horoplug.rendezvous.meeting_tcp import ports
+from horoplug.rendezvous.bootstrap import slurm
+from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS, recognise
+from horoplug.rendezvous.bootstrap.over_tcp import ports
 from horoplug.runner.allocation import allocation
 from horoplug.runner.hosts import Host
 

@@ -18,10 +18,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from network import Network
 
-from horoplug.rendezvous.job_key import job_secret, user_key
-from horoplug.rendezvous.launched import recognise
-from horoplug.rendezvous.meeting_tcp import ports
-from horoplug.rendezvous.server import StoreServer
+from horoplug.rendezvous.bootstrap.job_key import job_secret, user_key
+from horoplug.rendezvous.bootstrap.launcher_environment import recognise
+from horoplug.rendezvous.bootstrap.over_tcp import ports
+from horoplug.rendezvous.store.server import StoreServer
 
 REFUSED = """
 import sys
@@ -235,7 +235,7 @@ def test_no_home(home):
 
 MAKE_KEY = """
 import sys
-from horoplug.rendezvous.job_key import user_key
+from horoplug.rendezvous.bootstrap.job_key import user_key
 print("ready", flush=True)
 sys.stdin.read(1)
 print(user_key().hex())

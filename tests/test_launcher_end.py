@@ -16,9 +16,9 @@ import pytest
 from support import ROOT, until
 
 from horoplug.runner import agent as agent_module
+from horoplug.runner.agent_connection import MAX_FRAME, AgentConnection, LostError
 from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
 from horoplug.runner.hosts import Placement
-from horoplug.runner.link import MAX_FRAME, Link, LostError
 from horoplug.runner.remote import Ssh
 
 MARK = "HOROPLUG_TEST_JOB"  # a variable that every process of a job inherits
@@ -217,10 +217,10 @@ def test_the_killed_rank_is_the_cause_not_those_that_follow(run, tmp_path):
 def test_the_rank_that_left_first_is_the_cause(run, gate):
     """Rank 1 fails and tells the others, who are faster to end than its interpreter is."""
     command = python(
-        "from horoplug.common.config import Config",
+        "from horoplug.base.config import Config",
         "from horoplug.rendezvous.session import Rendezvous",
         "rendezvous = Rendezvous(Config.from_env())",
-        "mesh = rendezvous.mesh(0)",
+        "mesh = rendezvous.connect(0)",
         "if rank == 1:",
         "    rendezvous.close()",
         "    for peer in mesh.peers: os.close(peer[2])",
@@ -343,9 +343,9 @@ def test_a_rank_that_never_initialises_fails_the_others_at_once(run):
     """Rank 1 ends with 0 before it has met the others: they do not wait for the start timeout."""
     command = python(
         "if rank == 1: sys.exit(0)",
-        "from horoplug.common.config import Config",
+        "from horoplug.base.config import Config",
         "from horoplug.rendezvous.session import Rendezvous",
-        "Rendezvous(Config.from_env()).mesh(0)",
+        "Rendezvous(Config.from_env()).connect(0)",
     )
     code, _, err = run("-np", 2, "--start-timeout", NEVER, *command).finish()
     assert code == 1
@@ -549,7 +549,7 @@ def test_an_agent_that_never_hears_from_a_launcher_ends():
 def test_what_no_agent_would_say(tmp_path, said, why):
     (tmp_path / "said").write_bytes(said)
     ssh = Ssh(("sh", "-c", f"cat {tmp_path}/said; exec cat >/dev/null"))
-    link = Link(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
+    link = AgentConnection(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
 
     def listen():
         while select.select([link.stdout], [], [], 40)[0]:

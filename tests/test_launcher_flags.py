@@ -5,11 +5,11 @@ import re
 import pytest
 from support import ROOT
 
-from horoplug.common.config import IGNORED, VARIABLES
+from horoplug.base.config import IGNORED, VARIABLES
 from horoplug.runner import config_file, launch
 from horoplug.runner.arguments import parse
 from horoplug.runner.flags import all_flags
-from horoplug.runner.mpi_launch import environment
+from horoplug.runner.mpirun_launch import environment
 
 # As docs of Horovod 0.28.1 have them.
 HOROVOD = """

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from harness import mpi as installed
 
-from horoplug.runner import mpi
+from horoplug.runner import mpirun
 from horoplug.runner.allocation import lsf_hosts
 from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts import Host
@@ -37,11 +37,11 @@ TWO = (Host("a", 2), Host("b", 2))
 
 @pytest.mark.parametrize("name", VERSIONS)
 def test_recognised(name):
-    assert mpi.recognise(VERSIONS[name]).name == name
+    assert mpirun.recognise(VERSIONS[name]).name == name
 
 
 def test_not_recognised():
-    assert mpi.recognise("slurm 23.1") is None
+    assert mpirun.recognise("slurm 23.1") is None
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,21 @@ def test_not_recognised():
     ],
 )  # fmt: skip
 def test_lines(name, options, line):
-    made = mpi.recognise(VERSIONS[name]).line(mpi.Request(4, **options))
+    made = mpirun.recognise(VERSIONS[name]).line(mpirun.Request(4, **options))
     assert made.arguments == shlex.split(line)
 
 
 def test_many_hosts():
-    hosts = [Host(f"h{i}", 1) for i in range(mpi.MANY_HOSTS)]
+    hosts = [Host(f"h{i}", 1) for i in range(mpirun.MANY_HOSTS)]
     line = shlex.join(
-        mpi.recognise(VERSIONS["Open MPI"]).line(mpi.Request(64, hosts=hosts)).arguments
+        mpirun.recognise(VERSIONS["Open MPI"]).line(mpirun.Request(64, hosts=hosts)).arguments
     )
     assert "--mca plm_rsh_no_tree_spawn true --mca plm_rsh_num_concurrent 64" in line
 
 
 def test_what_is_not_on_the_line():
-    line = mpi.recognise(VERSIONS["MPICH"]).line(
-        mpi.Request(
+    line = mpirun.recognise(VERSIONS["MPICH"]).line(
+        mpirun.Request(
             2,
             hosts=TWO,
             ssh=Ssh(("/my/ssh", "-v"), 22),
@@ -131,22 +131,22 @@ def test_what_is_not_on_the_line():
     }
     assert line.folders == [Path("/o/rank.0"), Path("/o/rank.1")]
     assert line.remarks == ["this mpirun cannot print the time before every line; it is left out"]
-    intel = mpi.recognise(VERSIONS["Intel MPI"])
-    assert intel.line(mpi.Request(2, ssh=Ssh(("ssh", "-v")))).variables == {
+    intel = mpirun.recognise(VERSIONS["Intel MPI"])
+    assert intel.line(mpirun.Request(2, ssh=Ssh(("ssh", "-v")))).variables == {
         "I_MPI_PIN": "0",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-v",
     }
 
 
 def test_jsrun_line():
-    request = mpi.Request(5, hosts=TWO, tcp=True, more="-disable_gpu_hooks", output=Path("/o"))
-    assert mpi.JSRUN.line(request).arguments == shlex.split(
+    request = mpirun.Request(5, hosts=TWO, tcp=True, more="-disable_gpu_hooks", output=Path("/o"))
+    assert mpirun.JSRUN.line(request).arguments == shlex.split(
         "--np 5 --nrs 2 --rs_per_host 1 --tasks_per_rs 3 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS --bind none"
         " --smpiargs '-tcp -disable_gpu_hooks' --stdio_mode individual --stdio_stdout=/o/rank.%t.stdout"
         " --stdio_stderr=/o/rank.%t.stderr"
     )
     with pytest.raises(UsageError, match="LSB_MCPU_HOSTS"):
-        mpi.JSRUN.line(mpi.Request(5))
+        mpirun.JSRUN.line(mpirun.Request(5))
 
 
 def test_hosts_of_lsf(tmp_path):
@@ -168,7 +168,7 @@ def test_forwarded_names():
     )
     env = dict.fromkeys(plain.split(" "), "")
     env |= dict.fromkeys(["OMPI_MCA_btl", "BASH_FUNC_module%%", "a-b", "_", "_x"], "")
-    assert mpi.forwarded(env) == ["HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "PATH", "PYTHONPATH", "_x"]
+    assert mpirun.forwarded(env) == ["HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "PATH", "PYTHONPATH", "_x"]
 
 
 # ---- for real --------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import pytest
 from support import environment, until
 from test_launcher import Screen
 
-from horoplug.common.config import Config
-from horoplug.rendezvous.report import KEY, Counters, Report, pack, unpack
-from horoplug.rendezvous.server import StoreServer
+from horoplug.base.config import Config
+from horoplug.rendezvous.store.report import KEY, Counters, Report, pack, unpack
+from horoplug.rendezvous.store.server import StoreServer
 from horoplug.runner import output, status
 from horoplug.runner.status import Status
 

@@ -8,14 +8,14 @@ import time
 import pytest
 from starters import srun
 
-from horoplug.common.config import Config
-from horoplug.rendezvous import meeting_tcp
+from horoplug.base.config import Config
+from horoplug.rendezvous.bootstrap import over_tcp
+from horoplug.rendezvous.bootstrap.job_key import job_secret
+from horoplug.rendezvous.bootstrap.launcher_environment import recognise
+from horoplug.rendezvous.bootstrap.over_tcp import meet_at
 from horoplug.rendezvous.errors import WrongSecretError
-from horoplug.rendezvous.job_key import job_secret
-from horoplug.rendezvous.launched import recognise
-from horoplug.rendezvous.meeting_tcp import meet_at
-from horoplug.rendezvous.server import StoreServer
-from horoplug.rendezvous.store import StoreClient
+from horoplug.rendezvous.store.client import StoreClient
+from horoplug.rendezvous.store.server import StoreServer
 
 KEY = os.urandom(32)
 LONG = 40.0  # seconds; nothing here is to take as long
@@ -37,7 +37,7 @@ def test_rank_0_passes_over_other_hosts():
 
 def test_another_secret_is_refused_for_a_while_only(monkeypatch):
     """A job that ended may serve there for a moment; but who has another key need not wait for ever."""
-    monkeypatch.setattr(meeting_tcp, "_REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(over_tcp, "_REFUSED_SECONDS", 0.5)
     began = time.monotonic()
     with (
         StoreServer(bytes(32), "127.0.0.1") as server,

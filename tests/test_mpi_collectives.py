@@ -19,8 +19,8 @@ import ml_dtypes
 import numpy as np
 import horoplug as hvd
 from horoplug.common.context import context
-from horoplug.rendezvous.mpi import Carrier
-from horoplug.rendezvous.mpi_measure import Costs
+from horoplug.mpi.transport import Carrier
+from horoplug.mpi.measure import Costs
 
 seed = int(sys.argv[1])
 INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("u", "") for bits in (8, 16, 32, 64)]

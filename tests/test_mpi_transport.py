@@ -165,7 +165,7 @@ def test_collectives(place, algorithms):
 
 
 STANDARD = """
-from horoplug.rendezvous.meeting_mpi import loaded_libraries
+from horoplug.rendezvous.bootstrap.over_mpi import loaded_libraries
 (library,) = loaded_libraries()
 assert "libmpi_abi" in library, library
 """

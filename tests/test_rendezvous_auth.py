@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from horoplug.rendezvous.auth import FRAME_BYTES, Handshake, Role, authenticate
 from horoplug.rendezvous.errors import AuthenticationError
+from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role, authenticate
 
 SECRET = secrets.token_bytes(32)
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from horoplug.common import config, log
-from horoplug.common.config import IGNORED, VARIABLES, Config
+from horoplug.base import config, log
+from horoplug.base.config import IGNORED, VARIABLES, Config
 from horoplug.common.errors import (
     HorovodInternalError,
     HorovodVersionMismatchError,
@@ -220,4 +220,4 @@ def test_a_job_without_a_launcher_is_told_what_is_missing(env, message):
 
 def test_a_single_process_needs_no_launcher():
     with Rendezvous(Config.from_env({})) as rendezvous:
-        assert rendezvous.mesh(0).size == 1
+        assert rendezvous.connect(0).size == 1

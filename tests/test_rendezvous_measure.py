@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from horoplug.rendezvous import measure, mpi_measure
-from horoplug.rendezvous.measure import Measurement, agree
+from horoplug.mpi import measure as mpi_measure
+from horoplug.rendezvous.connections import measure
+from horoplug.rendezvous.connections.measure import Measurement, agree
 
 
 def pairs(count):

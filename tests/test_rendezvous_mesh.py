@@ -18,7 +18,9 @@ from support import until
 
 from horoplug._native import version
 from horoplug.common.errors import HorovodInternalError
-from horoplug.rendezvous import connect as connect_module
+from horoplug.rendezvous.connections import connector as connect_module
+from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Stage
+from horoplug.rendezvous.connections.peers import connect_peers
 from horoplug.rendezvous.errors import (
     AuthenticationError,
     MissingRanksError,
@@ -27,11 +29,9 @@ from horoplug.rendezvous.errors import (
     RankTakenError,
     RendezvousError,
 )
-from horoplug.rendezvous.hosts import host_key, interface_address, topology
-from horoplug.rendezvous.links import Identity, Link, Stage
-from horoplug.rendezvous.mesh import build_mesh
-from horoplug.rendezvous.server import StoreServer
-from horoplug.rendezvous.store import StoreClient
+from horoplug.rendezvous.network.topology import host_key, interface_address, topology
+from horoplug.rendezvous.store.client import StoreClient
+from horoplug.rendezvous.store.server import StoreServer
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = secrets.token_bytes(32)
@@ -81,7 +81,7 @@ def build_all(clients, ranks=None, **changes):
             elif rank in value:
                 arguments[name] = value[rank]
         try:
-            outcome[rank] = build_mesh(**arguments)
+            outcome[rank] = connect_peers(**arguments)
         except BaseException as error:
             outcome[rank] = error
 
@@ -170,7 +170,7 @@ def test_all_pairs(stores, size, hosts):
 
 def test_one_rank_needs_nothing():
     before = descriptors()
-    mesh = build_mesh(rank=0, size=1, store=None, secret=None)
+    mesh = connect_peers(rank=0, size=1, store=None, secret=None)
     assert descriptors() == before
     assert mesh.peers == []
     assert (mesh.segment_fd, mesh.doorbell_fd) == (-1, -1)
@@ -205,7 +205,7 @@ def test_no_tcp_listener_on_one_host(stores, monkeypatch):
     def refuse(*_):
         raise AssertionError("a TCP listener on a job of one host")
 
-    monkeypatch.setattr("horoplug.rendezvous.mesh.tcp_listener", refuse)
+    monkeypatch.setattr("horoplug.rendezvous.connections.peers.tcp_listener", refuse)
     meshes = build_all(stores(3))
     check(dict(sorted(meshes.items())))
     close_all(meshes)
@@ -219,7 +219,7 @@ def test_tcp_listeners_and_options(stores, monkeypatch):
         addresses.append(address)
         return original(address, size)
 
-    monkeypatch.setattr("horoplug.rendezvous.mesh.tcp_listener", spy)
+    monkeypatch.setattr("horoplug.rendezvous.connections.peers.tcp_listener", spy)
     meshes = build_all(stores(2), key={0: "a", 1: "b"}, interface={0: "lo"}, data_timeout=12.0)
     assert addresses == ["127.0.0.1"] * 2
     for mesh in meshes.values():
@@ -313,12 +313,12 @@ def test_many_generations_leak_nothing(server, stores):
 
 WORKER = """
 import json, os, socket, sys
-from horoplug.common.config import Config
+from horoplug.base.config import Config
 from horoplug.rendezvous.session import Rendezvous
 config = Config.from_env()
 with Rendezvous(config) as rendezvous:
     for generation in range(int(sys.argv[1])):
-        mesh = rendezvous.mesh(generation)
+        mesh = rendezvous.connect(generation)
         said = {}
         for rank, _, stream, _, doorbell in mesh.peers:
             sock = socket.socket(fileno=stream)
@@ -614,7 +614,7 @@ def test_a_peer_that_knows_the_secret_but_does_not_fit_is_refused(
             )
             with open("/dev/null") as null:
                 me.fds = (null.fileno(), null.fileno())
-                link = Link(
+                link = PeerConnection(
                     sock,
                     me,
                     target=0,

@@ -10,9 +10,6 @@ import time
 import pytest
 from support import until
 
-from horoplug.rendezvous import server as server_module
-from horoplug.rendezvous import wire
-from horoplug.rendezvous.auth import FRAME_BYTES, Role, authenticate
 from horoplug.rendezvous.errors import (
     AuthenticationError,
     PeerLostError,
@@ -21,9 +18,12 @@ from horoplug.rendezvous.errors import (
     RendezvousError,
     StoreTimeoutError,
 )
-from horoplug.rendezvous.server import StoreServer
-from horoplug.rendezvous.state import StoreState
-from horoplug.rendezvous.store import StoreClient
+from horoplug.rendezvous.network.auth import FRAME_BYTES, Role, authenticate
+from horoplug.rendezvous.store import protocol
+from horoplug.rendezvous.store import server as server_module
+from horoplug.rendezvous.store.client import StoreClient
+from horoplug.rendezvous.store.server import StoreServer
+from horoplug.rendezvous.store.state import StoreState
 
 SECRET = secrets.token_bytes(32)
 NEVER = 600.0  # seconds: longer than any test
@@ -83,7 +83,7 @@ class Background:
 def raw(server):
     """An authenticated connection without a client's manners."""
     sock = socket.create_connection(server.address, timeout=10)
-    authenticate(sock, SECRET, Role.CLIENT, wire.AUTH_CONTEXT, 5.0, "server")
+    authenticate(sock, SECRET, Role.CLIENT, protocol.AUTH_CONTEXT, 5.0, "server")
     return sock
 
 
@@ -156,13 +156,13 @@ def test_requests_while_a_get_waits(connect):
 
 def test_large_values_and_many_keys(connect):
     a = connect()
-    big = secrets.token_bytes(wire.MAX_VALUE)
+    big = secrets.token_bytes(protocol.MAX_VALUE)
     a.set("big", big)
     assert a.get(["big"] * 20, 10) == [big] * 20
     with pytest.raises(ValueError, match="limit"):
         a.set("big", big + b"x")
     with pytest.raises(ValueError, match="limit"):
-        a.set("k" * (wire.MAX_KEY + 1), b"")
+        a.set("k" * (protocol.MAX_KEY + 1), b"")
     with pytest.raises(RendezvousError, match="limit"):
         a.get(["big"] * 65, 10)
     for i in range(1000):
@@ -310,22 +310,27 @@ def test_it_listens_on_one_interface_only(server):
 # ---- bad clients -----------------------------------------------------------------------------------------------------
 
 BAD_MESSAGES = {
-    "unknown request": wire.frame(99, 1),
-    "reply as a request": wire.frame(0, 1),
-    "oversized": wire.HEADER.pack(wire.Op.SET, 0, 0, 1, 1 << 31),
-    "padding": wire.HEADER.pack(wire.Op.LEAVE, 1, 0, 1, 0),
-    "trailing": wire.frame(wire.Op.LEAVE, 1, b"x"),
-    "short": wire.frame(wire.Op.SET, 1, b"\0"),
-    "key too long": wire.frame(wire.Op.DELETE, 1, b"\xff\xff" + b"k" * 65535),
-    "value shorter than it says": wire.frame(wire.Op.SET, 1, b"\0\1k\0\0\0\5v"),
-    "too many keys": wire.frame(wire.Op.GET, 1, bytes(4) + b"\xff\xff\xff\xff"),
-    "negative rank": wire.frame(wire.Op.REGISTER, 1, wire.pack_rank(-1) + wire.pack_text("")),
-    "rank below -1": wire.frame(wire.Op.REGISTER, 1, b"\x80\0\0\0" + wire.pack_text("")),
+    "unknown request": protocol.frame(99, 1),
+    "reply as a request": protocol.frame(0, 1),
+    "oversized": protocol.HEADER.pack(protocol.Op.SET, 0, 0, 1, 1 << 31),
+    "padding": protocol.HEADER.pack(protocol.Op.LEAVE, 1, 0, 1, 0),
+    "trailing": protocol.frame(protocol.Op.LEAVE, 1, b"x"),
+    "short": protocol.frame(protocol.Op.SET, 1, b"\0"),
+    "key too long": protocol.frame(protocol.Op.DELETE, 1, b"\xff\xff" + b"k" * 65535),
+    "value shorter than it says": protocol.frame(protocol.Op.SET, 1, b"\0\1k\0\0\0\5v"),
+    "too many keys": protocol.frame(protocol.Op.GET, 1, bytes(4) + b"\xff\xff\xff\xff"),
+    "negative rank": protocol.frame(
+        protocol.Op.REGISTER, 1, protocol.pack_rank(-1) + protocol.pack_text("")
+    ),
+    "rank below -1": protocol.frame(
+        protocol.Op.REGISTER, 1, b"\x80\0\0\0" + protocol.pack_text("")
+    ),
     "two ranks": b"".join(
-        wire.frame(wire.Op.REGISTER, i, wire.pack_rank(i) + wire.pack_text("")) for i in (50, 51)
+        protocol.frame(protocol.Op.REGISTER, i, protocol.pack_rank(i) + protocol.pack_text(""))
+        for i in (50, 51)
     ),
     "too many waits": b"".join(
-        wire.frame(wire.Op.GET, i, wire.pack_get(60, [b"no"], [-1])) for i in range(9)
+        protocol.frame(protocol.Op.GET, i, protocol.pack_get(60, [b"no"], [-1])) for i in range(9)
     ),
 }
 
@@ -389,13 +394,14 @@ def test_a_flood_of_connections_makes_way(server, connect, monkeypatch):
 def test_a_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_OUTPUT", 4 << 20)
     good = connect()
-    good.set("big", bytes(wire.MAX_VALUE))
+    good.set("big", bytes(protocol.MAX_VALUE))
     with raw(server) as bad:
         bad.setsockopt(
             socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16
         )  # or it takes tens of MiB unread
         request = b"".join(
-            wire.frame(wire.Op.GET, i, wire.pack_get(5, [b"big"], [-1])) for i in range(40)
+            protocol.frame(protocol.Op.GET, i, protocol.pack_get(5, [b"big"], [-1]))
+            for i in range(40)
         )
         bad.sendall(request)
         good.set("after", b"")  # the server has read at least some of it, and lives

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
+from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.common.basics import init, rank, shutdown
 from horoplug.common.elastic import ObjectState, run_fn
-from horoplug.common.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.common.objects import broadcast_object
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from horoplug.common.errors import HorovodInternalError
+from horoplug.base.errors import HorovodInternalError
 from horoplug.common.objects import allgather_object
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.variants import synchronize

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .log import LEVELS
+from horoplug.base.log import LEVELS
 
 MIB = 1024 * 1024
 SECRET_BYTES = 32

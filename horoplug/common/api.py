@@ -1,5 +1,11 @@
 """What every framework's module offers of the job itself: ``from horoplug.common.api import *``."""
 
+from horoplug.base.errors import (
+    HorovodInternalError,
+    HorovodVersionMismatchError,
+    HostsUpdatedInterrupt,
+    NotInitializedError,
+)
 from horoplug.common.basics import (
     ccl_built,
     cross_rank,
@@ -23,12 +29,6 @@ from horoplug.common.basics import (
     size,
     start_timeline,
     stop_timeline,
-)
-from horoplug.common.errors import (
-    HorovodInternalError,
-    HorovodVersionMismatchError,
-    HostsUpdatedInterrupt,
-    NotInitializedError,
 )
 from horoplug.common.process_sets import (
     ProcessSet,

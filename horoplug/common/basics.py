@@ -11,16 +11,17 @@ from horoplug._native import gpu_facts
 from horoplug.common import gpu
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, add_process_set
-from horoplug.rendezvous import mpi_thread
-from horoplug.rendezvous.meeting_mpi import ranks_of_communicator
+from horoplug.mpi import thread as mpi_thread
+from horoplug.rendezvous.bootstrap.over_mpi import ranks_of_communicator
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job; does nothing if this process is in it already.
 
     Under ``horovodrun`` (or with ``HOROVOD_RANK``, ``HOROVOD_SIZE`` … set), ``mpirun``, ``srun``, ``torchrun`` and
-    whatever else :mod:`horoplug.rendezvous.launched` lists, this blocks until every rank is here, else the process is a
-    job of its own: rank 0 of 1. May be called again after :func:`shutdown`, any number of times.
+    every other launcher of :mod:`horoplug.rendezvous.bootstrap.launcher_environment`, this blocks until every rank is
+    here. Otherwise the process is a job of its own: rank 0 of 1. May be called again after :func:`shutdown`, any
+    number of times.
 
     ``comm``: the ranks (of all that were started) that make up this process's job, in the order of their numbers in
     it, or a communicator of mpi4py; by default all. The processes of several such jobs know nothing of each other.

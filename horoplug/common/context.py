@@ -15,17 +15,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horoplug._native import Engine, Error
-from horoplug.common import gpu, log
-from horoplug.common.config import Config
-from horoplug.common.errors import HorovodInternalError, NotInitializedError
+from horoplug.base import log
+from horoplug.base.config import Config
+from horoplug.base.errors import HorovodInternalError, NotInitializedError
+from horoplug.common import gpu
 from horoplug.common.status import MISMATCH, exception
-from horoplug.rendezvous.fork import close_in_children
-from horoplug.rendezvous.launched import recognise
-from horoplug.rendezvous.meeting import Meeting, meet
-from horoplug.rendezvous.mesh import Mesh
-from horoplug.rendezvous.report import Report
-from horoplug.rendezvous.server import StoreServer
+from horoplug.rendezvous.bootstrap.bootstrap import Meeting, meet
+from horoplug.rendezvous.bootstrap.launcher_environment import recognise
+from horoplug.rendezvous.connections.peers import PeerConnections
+from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.session import Rendezvous
+from horoplug.rendezvous.store.report import Report
+from horoplug.rendezvous.store.server import StoreServer
 
 if TYPE_CHECKING:
     from horoplug.common.process_sets import ProcessSet
@@ -70,7 +71,7 @@ class Context:
         self._followers: list[Callable[[Engine | None], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
-        self._mesh: Mesh | None = None
+        self._mesh: PeerConnections | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # stays over shutdowns
@@ -101,7 +102,7 @@ class Context:
             raise NotInitializedError
         return engine
 
-    def mesh(self) -> Mesh:
+    def mesh(self) -> PeerConnections:
         """Ranks and sizes. Raises NotInitializedError before init and after shutdown."""
         mesh = self._mesh
         if mesh is None:
@@ -184,7 +185,7 @@ class Context:
 
     def _connect(
         self, config: Config, ranks: tuple[int, ...] | None, server: StoreServer | None
-    ) -> Mesh:
+    ) -> PeerConnections:
         if ranks is not None:
             _check_ranks(ranks, config)
         identity = (
@@ -203,7 +204,7 @@ class Context:
             self._generations = {}
         generation = self._generations.get(ranks, 0)
         self._generations[ranks] = generation + 1  # also if it fails: it fails everywhere
-        return self._rendezvous.mesh(generation, ranks)
+        return self._rendezvous.connect(generation, ranks)
 
     def shutdown(self) -> None:
         """Leave the job in good order; does nothing if there is none. Operations in flight fail, here and elsewhere."""
@@ -347,7 +348,9 @@ def _check_ranks(ranks: tuple[int, ...], config: Config) -> None:
         )
 
 
-def _start_engine(config: Config, mesh: Mesh, process_sets: Sequence[Sequence[int]]) -> Engine:
+def _start_engine(
+    config: Config, mesh: PeerConnections, process_sets: Sequence[Sequence[int]]
+) -> Engine:
     cpus = config.thread_affinity
     return Engine(
         **mesh.release(),

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import IntFlag
 from typing import Any, Final, Protocol
 
-from horoplug.common.errors import HorovodInternalError, HostsUpdatedInterrupt
-from horoplug.common.log import logger
+from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horoplug.base.log import logger
 
 FAILURES_WITHOUT_COMMIT: Final = 10
 """After so many failures in a row without a commit between them, the failure is the program's own: it is raised."""

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from horoplug._native import DeviceMemory, Engine, Error, Memory
+from horoplug.base.errors import HorovodInternalError
 from horoplug.common import dtypes
 from horoplug.common.context import context
-from horoplug.common.errors import HorovodInternalError
 from horoplug.common.opspec import Call, OpSpec, Output
 from horoplug.common.reduce_ops import Average
 from horoplug.common.status import exception

@@ -9,7 +9,7 @@ from typing import Any
 from horoplug._native import Error
 from horoplug.common.context import context
 from horoplug.common.status import await_value, exception
-from horoplug.rendezvous.meeting_mpi import ranks_of_communicator
+from horoplug.rendezvous.bootstrap.over_mpi import ranks_of_communicator
 
 
 class ProcessSet:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from horoplug._native import Engine, Error
-from horoplug.common.errors import HorovodInternalError
+from horoplug.base.errors import HorovodInternalError
 
 INVALID_ARGUMENT: Final = 2
 DUPLICATE_NAME: Final = 3

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, ClassVar
 
-from horoplug.common.log import logger
+from horoplug.base.log import logger
 from horoplug.compat import names
 
 # Where `from horovod.torch import x` looks for x, since the module there is called horoplug.torch.

@@ -11,7 +11,7 @@ import ctypes
 import enum
 from typing import Any, Final
 
-from . import mpi_thread
+from horoplug.mpi import thread as mpi_thread
 
 
 class OnGpu(enum.IntEnum):

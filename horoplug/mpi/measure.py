@@ -2,7 +2,7 @@
 
 All that is timed is a generator that gives way while MPI is at work, so that whoever runs it can keep to a deadline,
 and run several side by side. Ranks measure once and agree on the medians, and go by these again as long as their
-processes live (:meth:`horoplug.rendezvous.mpi.Carrier.known`)."""
+processes live (:meth:`horoplug.mpi.transport.Carrier.known`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from .measure import Speed
+from horoplug.rendezvous.connections.measure import Speed
 
 Steps = Generator[None, None, None]
 """A measurement: gives way wherever it waits, and puts what it has found into lists."""

@@ -16,11 +16,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from horoplug.common.config import Config
-
-from . import mpi_cuda, mpi_thread
-from .errors import MissingRanksError
-from .mpi_measure import Costs, Own, Steps, answer, speed_of, time_collectives, time_messages, until
+from horoplug.base.config import Config
+from horoplug.base.errors import MissingRanksError
+from horoplug.mpi import cuda as mpi_cuda
+from horoplug.mpi import thread as mpi_thread
+from horoplug.mpi.measure import (
+    Costs,
+    Own,
+    Steps,
+    answer,
+    speed_of,
+    time_collectives,
+    time_messages,
+    until,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,7 +108,7 @@ class Carrier:
 
     @property
     def level(self) -> str | None:
-        """See :func:`.mpi_thread.thread_level`."""
+        """See :func:`horoplug.mpi.thread.thread_level`."""
         return mpi_thread.thread_level()
 
     @property

@@ -5,15 +5,14 @@ learn that this rank has died, and in rank-0 mode rank 0 serves everybody."""
 
 from __future__ import annotations
 
-from horoplug.common.config import Config
-
-from . import mpi_thread
-from .hosts import host_key, interface_address
-from .mesh import Mesh, build_mesh
-from .mpi import Carrier, Place
-from .mpi_measure import Costs
-from .server import StoreServer
-from .store import StoreClient
+from horoplug.base.config import Config
+from horoplug.mpi import thread as mpi_thread
+from horoplug.mpi.measure import Costs
+from horoplug.mpi.transport import Carrier, Place
+from horoplug.rendezvous.connections.peers import PeerConnections, connect_peers
+from horoplug.rendezvous.network.topology import host_key, interface_address
+from horoplug.rendezvous.store.client import StoreClient
+from horoplug.rendezvous.store.server import StoreServer
 
 
 class Rendezvous:
@@ -64,13 +63,13 @@ class Rendezvous:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def mesh(self, generation: int, ranks: tuple[int, ...] | None = None) -> Mesh:
+    def connect(self, generation: int, ranks: tuple[int, ...] | None = None) -> PeerConnections:
         """Connect with all ranks, or with ``ranks`` alone, which become 0, 1 … in their order. ``generation`` counts
         from 0, one more for every call with them, the same on all of them.
 
-        Errors: those of :func:`horoplug.rendezvous.mesh.build_mesh`."""
+        Errors: those of :func:`horoplug.rendezvous.connections.peers.connect_peers`."""
         config = self._config
-        return build_mesh(
+        return connect_peers(
             rank=config.rank if ranks is None else ranks.index(config.rank),
             size=config.size if ranks is None else len(ranks),
             started_as=ranks,

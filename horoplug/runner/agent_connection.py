@@ -28,7 +28,7 @@ class LostError(Exception):
     """The agent is not there any more, or has said something that makes no sense; the text says why."""
 
 
-class Link:
+class AgentConnection:
     """The agent of one host. What is sent waits, if need be, until :meth:`flush` finds room for it."""
 
     def __init__(self, host: Placement, ssh: Ssh, connect_seconds: float) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from horoplug.rendezvous import slurm
+from horoplug.rendezvous.bootstrap import slurm
 
 from .hosts import Host, add_up
 

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from horoplug.common.config import Config
-from horoplug.rendezvous import launched, meeting_tcp
-from horoplug.rendezvous.job_key import key_file
-from horoplug.rendezvous.meeting import place_to_meet
+from horoplug.base.config import Config
+from horoplug.rendezvous.bootstrap import launcher_environment as launched
+from horoplug.rendezvous.bootstrap import over_tcp
+from horoplug.rendezvous.bootstrap.bootstrap import place_to_meet
+from horoplug.rendezvous.bootstrap.job_key import key_file
 
 from .allocation import allocation, scheduler
 
@@ -20,7 +21,7 @@ _ASK_MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-from horoplug.rendezvous.meeting_mpi import loaded_libraries
+from horoplug.rendezvous.bootstrap.over_mpi import loaded_libraries
 print("mpi4py " + mpi4py.__version__ + ", MPI standard %d.%d" % MPI.Get_version())
 print(" and ".join(loaded_libraries()) or "a library that is part of mpi4py")
 print(MPI.Get_library_version().splitlines()[0].strip("\\0 "))
@@ -29,8 +30,8 @@ print(mpi4py.rc.thread_level if mpi4py.rc.threads else "single")
 # Initialised as a job of one process, whatever this one is.
 _ASK_INITIALISED = """
 from mpi4py import MPI
-from horoplug.rendezvous.mpi_cuda import describe
-from horoplug.rendezvous.mpi_thread import thread_level
+from horoplug.mpi.cuda import describe
+from horoplug.mpi.thread import thread_level
 print(thread_level())
 print(describe(MPI))
 """
@@ -97,7 +98,7 @@ def _where(env: Mapping[str, str], process: launched.Launched) -> str:
     place = place_to_meet(config, process)
     if place is None:
         return "the ranks meet over MPI, by mpi4py"
-    hosts, ports = meeting_tcp.where(config, place)
+    hosts, ports = over_tcp.where(config, place)
     on = " or ".join(hosts)
     at = f"{'port' if len(ports) == 1 else 'one of the ports'} {', '.join(map(str, ports))}"
     key = key_file() if config.secret_key is None else "HOROPLUG_SECRET_KEY"

@@ -22,8 +22,8 @@ import struct
 import threading
 from collections.abc import Sequence
 
-from horoplug.rendezvous.auth import Role, authenticate
-from horoplug.rendezvous.errors import AuthenticationError
+from horoplug.base.errors import AuthenticationError
+from horoplug.rendezvous.network.auth import Role, authenticate
 
 RETURNED, RAISED, WITHDRAWN = b"R", b"F", b"X"
 PIECE = 1 << 20  # bytes

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from horoplug.rendezvous.interfaces import interfaces
+from horoplug.rendezvous.network.interfaces import interfaces
 
 from .checks import UsageError
 

@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from horoplug.common import config
-from horoplug.rendezvous.interfaces import chosen
-from horoplug.rendezvous.report import KEY, unpack
-from horoplug.rendezvous.server import StoreServer
+from horoplug.base import config
+from horoplug.rendezvous.network.interfaces import chosen
+from horoplug.rendezvous.store.report import KEY, unpack
+from horoplug.rendezvous.store.server import StoreServer
 
 from . import agent
+from .agent_connection import AgentConnection, LostError, describe_job
 from .blame import Blame, describe
 from .environment import common_environment, forwarded, job_environment, rank_environment
 from .hosts import Placement, numbers
-from .link import Link, LostError, describe_job
 from .output import Descriptor, Output
 from .preflight import StartError
 from .remote import Ssh
@@ -108,8 +108,8 @@ class Job:
         self._cause: tuple[str, int] | None = None  # last line and exit code
         self._interrupts = 0
         self._end_by: float | None = None
-        self._links: list[Link] = []
-        self._open: set[Link] = set()  # those that have not ended
+        self._links: list[AgentConnection] = []
+        self._open: set[AgentConnection] = set()  # those that have not ended
         self._server: StoreServer | None = None  # None: still looking for a place for it
         self._start: Start | None = None
 
@@ -160,7 +160,7 @@ class Job:
         connect_seconds = min(10.0, self._start_seconds * 2 / 3)
         try:
             for host in self._placements:
-                link = Link(host, self._ssh, connect_seconds)
+                link = AgentConnection(host, self._ssh, connect_seconds)
                 self._links.append(link)
                 self._open.add(link)
             if self._server is not None:
@@ -182,13 +182,13 @@ class Job:
         if self._is_ending:
             self._command_agents(b"T")
 
-    def _common(self, link: Link) -> dict[str, str]:
+    def _common(self, link: AgentConnection) -> dict[str, str]:
         outer = os.environ if link.host.is_local else forwarded(os.environ)
         return common_environment(outer, self._settings, compat=self._compat)
 
     def _description(
         self,
-        link: Link,
+        link: AgentConnection,
         command: list[str],
         env: Mapping[str, str],
         ranks: Mapping[int, Mapping[str, str]] | None,
@@ -272,7 +272,7 @@ class Job:
                     link.heard = time.monotonic()
             self._look_at_the_clock()
 
-    def _wishes(self, link: Link) -> Iterator[tuple[int, int, Callable[[], None]]]:
+    def _wishes(self, link: AgentConnection) -> Iterator[tuple[int, int, Callable[[], None]]]:
         """What to wait for, and what to do then."""
         yield link.stdout.fileno(), select.POLLIN, lambda: self._read(link)
         if link.stderr is not None and not link.stderr.closed:
@@ -292,7 +292,7 @@ class Job:
         known = [when for when in due if when is not None]
         return max(min(known) - time.monotonic(), 0) + 0.001 if known else None
 
-    def _silent_at(self, link: Link) -> float:
+    def _silent_at(self, link: AgentConnection) -> float:
         """When another host counts as lost, unless something comes from it. At the end nobody waits for long."""
         if not self._is_ending:
             return link.heard + self._silence
@@ -334,7 +334,7 @@ class Job:
 
     # ---- what agents say ---------------------------------------------------------------------------------------------
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: AgentConnection) -> None:
         try:
             for kind, rank, payload in link.receive():
                 self._on_frame(link, kind, rank, payload)
@@ -343,12 +343,12 @@ class Job:
         if link.done:
             self._open.discard(link)
 
-    def _read_complaints(self, link: Link) -> None:
+    def _read_complaints(self, link: AgentConnection) -> None:
         text = link.read_complaints()
         for line in text.splitlines():
             self._say(f"host {link.host.name}: {line.strip()}")
 
-    def _on_frame(self, link: Link, kind: bytes, rank: int, payload: bytes) -> None:
+    def _on_frame(self, link: AgentConnection, kind: bytes, rank: int, payload: bytes) -> None:
         if rank == agent.CHECK:
             self._on_check(link, kind, payload)
         elif kind in (agent.STDOUT, agent.STDERR):
@@ -365,7 +365,7 @@ class Job:
             self._blame.lost(link.host.ranks)
             self._fail(f"rank {rank} could not be started{where}: {text}", 126)
 
-    def _on_check(self, link: Link, kind: bytes, payload: bytes) -> None:
+    def _on_check(self, link: AgentConnection, kind: bytes, payload: bytes) -> None:
         """A frame about a host's probe."""
         if self._start is not None and self._server is None and not self._is_ending:
             try:
@@ -391,7 +391,7 @@ class Job:
                 present=self._server.present(),
             )
 
-    def _lost(self, link: Link, why: str) -> None:
+    def _lost(self, link: AgentConnection, why: str) -> None:
         """Nothing more will come from a host. What is left there ends by itself; here, :meth:`run` kills it."""
         self._drop(link)
         self._blame.lost(link.host.ranks)
@@ -423,7 +423,7 @@ class Job:
             self._cause = text + ("; all ranks were ended" if all_ranks and begun else others), code
         self._command_agents(b"T")
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: AgentConnection) -> None:
         """Wait no more for an agent. On another host it ends everything by itself, as soon as it notices."""
         self._open.discard(link)
         link.end(0.0)

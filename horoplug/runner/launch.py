@@ -32,20 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     if options.version or options.check_build:
-        from . import check_build, circumstances  # only here: they look at what is installed
+        from . import check_build, diagnostics  # only here: they look at what is installed
 
         # -v is Horovod's flag for the version; with this one it can only mean more of it.
         in_full = options.version or options.verbose
         if not options.check_build:
             print(check_build.version())
         elif in_full:
-            print(f"{check_build.table(gpus=True)}\n\n{circumstances.describe(os.environ)}")
+            print(f"{check_build.table(gpus=True)}\n\n{diagnostics.describe(os.environ)}")
         else:
             print(check_build.table())
         return 0
     options = as_scheduled(options)
     if options.controller != "gloo":
-        from .mpi_launch import launch
+        from .mpirun_launch import launch
 
         check_command(options.command)
         launch(options, given_hosts(options) or [])

@@ -1,6 +1,6 @@
 """``horovodrun --mpi``: the command line of mpirun that starts a job, for each implementation of MPI.
 
-Here is decided, without looking at anything; :mod:`horoplug.runner.mpi_launch` does it.
+Here is decided, without looking at anything; :mod:`horoplug.runner.mpirun_launch` does it.
 No value of a variable is ever on the command line, where every user of the machine could read it: Open MPI is told
 names (``-x NAME``), Hydra passes on everything by itself."""
 

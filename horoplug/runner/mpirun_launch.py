@@ -1,4 +1,4 @@
-"""Becomes mpirun or jsrun, as :mod:`horoplug.runner.mpi` says."""
+"""Becomes mpirun or jsrun, as :mod:`horoplug.runner.mpirun` says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import mpi
+from . import mpirun
 from .allocation import lsf_hosts, scheduler
 from .arguments import Options
 from .checks import UsageError
@@ -60,13 +60,13 @@ def command(
         hosts = lsf_hosts(os.environ)
     elif hosts:
         place(hosts, size)
-    implementation = mpi.JSRUN if name == "jsrun" else _implementation(program, env)
+    implementation = mpirun.JSRUN if name == "jsrun" else _implementation(program, env)
     env = _library(program, implementation, env) | env
-    request = mpi.Request(
+    request = mpirun.Request(
         processes=size,
         hosts=hosts,
         allocated=is_allocated(os.environ),
-        forwarded=mpi.forwarded(env),
+        forwarded=mpirun.forwarded(env),
         root=os.geteuid() == 0,
         tcp=options.tcp,
         timestamps=options.prefix_output_with_timestamp,
@@ -120,7 +120,7 @@ def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-def _implementation(program: str, env: Mapping[str, str]) -> mpi.Implementation:
+def _implementation(program: str, env: Mapping[str, str]) -> mpirun.Implementation:
     try:
         done = subprocess.run(
             [program, "--version"],
@@ -137,7 +137,7 @@ def _implementation(program: str, env: Mapping[str, str]) -> mpi.Implementation:
     except OSError as error:
         raise UsageError(f"{program} cannot be run: {error.strerror}") from None
     text = done.stdout.decode(errors="replace")
-    found = mpi.recognise(text)
+    found = mpirun.recognise(text)
     if found is None:
         first = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
         raise UsageError(
@@ -148,7 +148,7 @@ def _implementation(program: str, env: Mapping[str, str]) -> mpi.Implementation:
 
 
 def _library(
-    program: str, implementation: mpi.Implementation, env: Mapping[str, str]
+    program: str, implementation: mpirun.Implementation, env: Mapping[str, str]
 ) -> dict[str, str]:
     """What has mpi4py take the library of this mpirun, where that is found beside it."""
     if not implementation.library or env.get("MPI4PY_LIBMPI") or env.get("MPI4PY_MPIABI"):

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 import horoplug
-from horoplug.rendezvous import wire
-from horoplug.rendezvous.auth import Role, authenticate
-from horoplug.rendezvous.errors import AuthenticationError
-from horoplug.rendezvous.interfaces import chosen
+from horoplug.base.errors import AuthenticationError
+from horoplug.rendezvous.network.auth import Role, authenticate
+from horoplug.rendezvous.network.interfaces import chosen
+from horoplug.rendezvous.store import protocol
 
 PEER_CONTEXT = b"probe"
 _STRANGERS = 32  # connections that may authenticate at the same time
@@ -116,7 +116,7 @@ def main() -> None:
     probe = Probe(bytes.fromhex(first["secret"]), first["seconds"], say)
     probe.hello(first["interfaces"])
     for number, (address, port) in enumerate(first["candidates"]):
-        probe.reach("launcher", wire.AUTH_CONTEXT, number, address, port)
+        probe.reach("launcher", protocol.AUTH_CONTEXT, number, address, port)
     for line in sys.stdin:
         message = json.loads(line)
         if "listen" in message:

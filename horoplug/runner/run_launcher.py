@@ -16,9 +16,9 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from horoplug.common.config import SECRET_BYTES
+from horoplug.base.config import SECRET_BYTES
 
-from . import mpi_launch
+from . import mpirun_launch
 from .arguments import Options, parse
 from .blame import describe
 from .checks import UsageError
@@ -72,7 +72,7 @@ def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> di
     hosts = given_hosts(options) or []
     exchange = Exchange(secret, _address(options, hosts), function, results)
     try:
-        command, env = mpi_launch.command(
+        command, env = mpirun_launch.command(
             options,
             hosts,
             {
@@ -96,7 +96,7 @@ def _address(options: Options, hosts: Sequence[Host]) -> str:
     """Where ranks that mpirun starts reach this process."""
     size = options.num_proc or 1
     placements = place(hosts or [Host("localhost", size)], size)
-    if all(host.is_local for host in placements) and not mpi_launch.is_allocated(os.environ):
+    if all(host.is_local for host in placements) and not mpirun_launch.is_allocated(os.environ):
         return "127.0.0.1"
     try:
         return candidates(placements, options.interfaces)[0]

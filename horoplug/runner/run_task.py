@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from horoplug.common.config import parse_secret
-from horoplug.rendezvous.launched import recognise
+from horoplug.base.config import parse_secret
+from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 
 from .exchange import RAISED, RETURNED, WITHDRAWN, Client
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 
 import horoplug
-from horoplug.rendezvous.interfaces import chosen, interfaces
-from horoplug.rendezvous.server import StoreServer
+from horoplug.rendezvous.network.interfaces import chosen, interfaces
+from horoplug.rendezvous.store.server import StoreServer
 
 from . import agent
+from .agent_connection import AgentConnection
 from .hosts import Placement
-from .link import Link
 from .preflight import Message, Preflight, StartError, question
 
 _CONNECT_SECONDS = 5.0  # for a connection of a probe, if there is that much time
@@ -56,7 +56,7 @@ class Start:
 
     def __init__(
         self,
-        links: Sequence[Link],
+        links: Sequence[AgentConnection],
         secret: bytes,
         names: Sequence[str],
         began: float,
@@ -90,7 +90,7 @@ class Start:
         patience = min(_CONNECT_SECONDS, self._seconds / 3)
         return question(self._secret, addresses, self._names, patience)
 
-    def feed(self, link: Link, kind: bytes, payload: bytes) -> None:
+    def feed(self, link: AgentConnection, kind: bytes, payload: bytes) -> None:
         """Take a frame about a host's probe. Errors: StartError."""
         name = link.host.name
         if kind == agent.STDERR:
@@ -110,7 +110,7 @@ class Start:
                     number = self._links.index(link)
                     self._pass_on(self._preflight.feed(number, message, time.monotonic()))
 
-    def _why(self, link: Link, code: int) -> str:
+    def _why(self, link: AgentConnection, code: int) -> str:
         """Why a probe has ended."""
         lines = self._complaints[link].decode(errors="replace").strip().splitlines()
         last = lines[-1] if lines else f"it ended with code {code}"
@@ -141,7 +141,7 @@ class Start:
         """Whether ranks may begin."""
         return self._preflight.done
 
-    def interface(self, link: Link) -> str | None:
+    def interface(self, link: AgentConnection) -> str | None:
         """The interface that was prescribed, by its name on a host."""
         return self._preflight.interface(self._links.index(link))
 

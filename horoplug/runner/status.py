@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from horoplug.rendezvous.report import Counters
+from horoplug.rendezvous.store.report import Counters
 
 SECONDS = 1.0  # between two states of the line
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))

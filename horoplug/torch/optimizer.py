@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 import torch
 
-from horoplug.common import config
+from horoplug.base import config
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
 from horoplug.torch import buckets, streams

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 
 from horoplug._native import Prepared
+from horoplug.base.errors import HorovodInternalError
 from horoplug.common.compression import is_cast_by_core, wire_dtype
-from horoplug.common.errors import HorovodInternalError
 from horoplug.common.many import Batch, prepare
 from horoplug.common.ops import CPU, Operation, Parts, submit
 from horoplug.common.opspec import BY_NAME, Call

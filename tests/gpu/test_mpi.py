@@ -14,7 +14,7 @@ SCRIPT = """
 sys.path[:0] = sys.argv[2:]
 import horoplug as hvd
 import test_cupy
-from horoplug.rendezvous.mpi_cuda import says_so
+from horoplug.mpi.cuda import says_so
 
 if not says_so(MPI):
     sys.stdout.write("not CUDA-aware\\n")

@@ -7,7 +7,7 @@ import jax
 from jax.experimental.sparse import JAXSparse
 
 from horoplug._keras.options import Options, group_places
-from horoplug.common.errors import HorovodInternalError
+from horoplug.base.errors import HorovodInternalError
 from horoplug.common.reduce_ops import Min
 from horoplug.jax.compression import Compression as Compression
 from horoplug.jax.mpi_ops import allgather as allgather

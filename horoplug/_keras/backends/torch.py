@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from horoplug._keras.options import Options, group_places
-from horoplug.common.errors import HorovodInternalError
+from horoplug.base.errors import HorovodInternalError
 from horoplug.common.reduce_ops import Min
 from horoplug.torch.compression import Compression as Compression
 from horoplug.torch.grouping import Group

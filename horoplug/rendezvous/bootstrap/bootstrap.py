@@ -1,17 +1,16 @@
 """Bringing together the processes that another launcher than ``horovodrun`` has started.
 
-They agree on a rendezvous: rank 0 serves the store, and everyone comes to know its address and the job's secret. Either
-MPI tells them (:mod:`.meeting_mpi`), or they know by themselves where to look (:mod:`.meeting_tcp`)."""
+They agree on a rendezvous: rank 0 serves the store, and every rank learns the store's address and the job's secret.
+Ranks learn them over MPI (:mod:`.over_mpi`), or derive them from the launcher's variables (:mod:`.over_tcp`)."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import NamedTuple
 
-from horoplug.common.config import Config
-
-from .launched import Launched, Place
-from .server import StoreServer
+from horoplug.base.config import Config
+from horoplug.rendezvous.bootstrap.launcher_environment import Launched, Place
+from horoplug.rendezvous.store.server import StoreServer
 
 
 class Meeting(NamedTuple):
@@ -50,11 +49,11 @@ def meet(config: Config, launched: Launched) -> tuple[Meeting, StoreServer | Non
     environment is wrong, RendezvousError if rank 0 is not found within ``config.start_timeout``."""
     place = place_to_meet(config, launched)
     if place is None:
-        from .meeting_mpi import meet_over_mpi
+        from horoplug.rendezvous.bootstrap.over_mpi import meet_over_mpi
 
         address, secret, server = meet_over_mpi(config, launched)
     else:
-        from .meeting_tcp import meet_at
+        from horoplug.rendezvous.bootstrap.over_tcp import meet_at
 
         address, secret, server = meet_at(config, launched, place)
     return Meeting(launched.rank, launched.size, *address, secret, place is None), server

@@ -4,7 +4,7 @@
 in a job of Slurm, ``torchrun`` in a step of ``srun`` or under ``mpirun``. Variables of Horovod's own are stronger than
 all: where ``HOROVOD_SIZE`` is set, nobody else is asked.
 
-Nothing is done here. :mod:`horoplug.rendezvous.meeting` brings the processes together."""
+Nothing is done here. :mod:`horoplug.rendezvous.bootstrap.bootstrap` brings the processes together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from . import slurm
+from horoplug.rendezvous.bootstrap import slurm
 
 Environment = Mapping[str, str]
 

@@ -8,13 +8,12 @@ import re
 import secrets
 from typing import Any
 
-from horoplug.common.config import SECRET_BYTES, Config
-
-from .addresses import own_address
-from .hosts import host_key
-from .launched import Launched, recognise
-from .mpi_thread import initialise, load, run
-from .server import StoreServer
+from horoplug.base.config import SECRET_BYTES, Config
+from horoplug.mpi.thread import initialise, load, run
+from horoplug.rendezvous.bootstrap.launcher_environment import Launched, recognise
+from horoplug.rendezvous.network.addresses import own_address
+from horoplug.rendezvous.network.topology import host_key
+from horoplug.rendezvous.store.server import StoreServer
 
 _LIBRARY = re.compile(r"libmpi(ch)?(_abi|_mt|_ilp64)?\.so[.\d]*")  # Debian's MPICH: libmpich
 

@@ -12,14 +12,13 @@ import hashlib
 import time
 from collections.abc import Sequence
 
-from horoplug.common.config import Config
-
-from .addresses import addresses, own_address
-from .errors import AuthenticationError, RendezvousError, WrongSecretError
-from .job_key import REMEDY, job_secret, key_file
-from .launched import Launched, Place
-from .server import StoreServer
-from .store import StoreClient
+from horoplug.base.config import Config
+from horoplug.base.errors import AuthenticationError, RendezvousError, WrongSecretError
+from horoplug.rendezvous.bootstrap.job_key import REMEDY, job_secret, key_file
+from horoplug.rendezvous.bootstrap.launcher_environment import Launched, Place
+from horoplug.rendezvous.network.addresses import addresses, own_address
+from horoplug.rendezvous.store.client import StoreClient
+from horoplug.rendezvous.store.server import StoreServer
 
 PORTS = 8  # of which one is free, almost certainly
 _LOWEST, _HIGHEST = 10000, 32767  # above the well-known ones, below those that Linux gives away
@@ -52,7 +51,7 @@ def where(config: Config, place: Place) -> tuple[list[str], list[int]]:
 def meet_at(
     config: Config, launched: Launched, place: Place
 ) -> tuple[Address, bytes, StoreServer | None]:
-    """The rendezvous's address and secret; on rank 0 also its server. Errors: those of :func:`.meeting.meet`."""
+    """The rendezvous's address and secret; on rank 0 also its server. Errors: those of :func:`.bootstrap.meet`."""
     secret = job_secret(config.secret_key, place.job)
     hosts, numbers = where(config, place)
     if launched.rank == 0:

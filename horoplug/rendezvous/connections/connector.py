@@ -14,9 +14,9 @@ import selectors
 import socket
 import time
 
-from .errors import AuthenticationError, PeerLostError, ProtocolError
-from .links import Identity, Link, Refusal, Stage
-from .store import StoreClient
+from horoplug.base.errors import AuthenticationError, PeerLostError, ProtocolError
+from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal, Stage
+from horoplug.rendezvous.store.client import StoreClient
 
 _INCOMING_SECONDS = 5.0  # an accepted connection must be ready after this long
 _SPARE_INCOMING = 64  # connections in the making beyond one per rank
@@ -86,8 +86,8 @@ class Connector:
         self._data_timeout = 30.0
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
-        self._links: dict[Link, None] = {}  # in the making, oldest first
-        self._ready: dict[Key, Link] = {}
+        self._links: dict[PeerConnection, None] = {}  # in the making, oldest first
+        self._ready: dict[Key, PeerConnection] = {}
         self._streams = 1  # lanes to a rank on another host
         self._addresses: dict[int, tuple[str, int] | str] = {}
         self._local: set[int] = set()
@@ -141,7 +141,7 @@ class Connector:
             self._store_watched = True
             self._selector.register(store, selectors.EVENT_READ)
         for key, _ in self._selector.select(self._patience()):
-            if isinstance(key.data, Link):
+            if isinstance(key.data, PeerConnection):
                 self._advance(key.data)
             elif key.fileobj is not store and isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
@@ -170,7 +170,7 @@ class Connector:
             family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
-        link = Link(
+        link = PeerConnection(
             sock,
             self._me,
             target=rank,
@@ -214,7 +214,7 @@ class Connector:
             else:
                 label = f"{address[0]}:{address[1]}"
                 tune_tcp(sock, self._data_timeout)
-            link = Link(
+            link = PeerConnection(
                 sock,
                 self._me,
                 target=None,
@@ -228,7 +228,7 @@ class Connector:
                 self._complain(f"{incoming[0].label} made way: too many connections at once")
                 self._drop(incoming[0])
 
-    def _advance(self, link: Link) -> None:
+    def _advance(self, link: PeerConnection) -> None:
         if link not in self._links:
             return  # dropped earlier in this turn
         try:
@@ -251,7 +251,7 @@ class Connector:
                 self._selector.modify(link.sock, _events(link), link)
 
     @staticmethod
-    def _is_connected(link: Link) -> bool:
+    def _is_connected(link: PeerConnection) -> bool:
         """Whether a connection in progress has been decided, well or badly."""
         try:
             link.sock.getpeername()
@@ -259,7 +259,7 @@ class Connector:
             return link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
         return True
 
-    def _complete(self, link: Link) -> None:
+    def _complete(self, link: PeerConnection) -> None:
         self._selector.unregister(link.sock)
         del self._links[link]
         assert link.rank is not None
@@ -284,11 +284,11 @@ class Connector:
             )
         self._retries[key] = now + _RETRY_PAUSE
 
-    def _watch(self, link: Link) -> None:
+    def _watch(self, link: PeerConnection) -> None:
         self._links[link] = None
         self._selector.register(link.sock, _events(link), link)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: PeerConnection) -> None:
         self._selector.unregister(link.sock)
         del self._links[link]
         link.close()
@@ -332,5 +332,5 @@ class Connector:
         self._selector.close()
 
 
-def _events(link: Link) -> int:
+def _events(link: PeerConnection) -> int:
     return selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0)

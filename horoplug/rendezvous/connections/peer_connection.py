@@ -3,7 +3,7 @@
 Two ranks on different hosts may have several connections, *lanes*, numbered from 0. A hello has 40 bytes: magic,
 version, kind, refusal, lane, rank, size, generation, job. Between ranks on one host it carries two descriptors: the
 sender's memfd and eventfd. The rank that listens checks first and answers with its own hello, or with a refusal that
-says why. Sockets never block; whoever runs the event loop calls :meth:`Link.advance` when one is
+says why. Sockets never block; whoever runs the event loop calls :meth:`PeerConnection.advance` when one is
 ready."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import socket
 import struct
 from collections.abc import Callable
 
-from .auth import FRAME_BYTES, Handshake, Role
-from .errors import AuthenticationError, ProtocolError
+from horoplug.base.errors import AuthenticationError, ProtocolError
+from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
 
 _HELLO = struct.Struct("!4sBBBBIIQ16s")
 _MAGIC = b"HPme"
@@ -84,7 +84,7 @@ def mesh_context(listener: int) -> bytes:
     return f"mesh listener {listener}".encode()
 
 
-class Link:
+class PeerConnection:
     """One connection in the making. Owns its socket and the descriptors it receives, until :meth:`detach`."""
 
     def __init__(

@@ -28,9 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horoplug._native import version
-
-from .connect import Connector, tcp_listener, unix_listener
-from .errors import (
+from horoplug.base.errors import (
     MissingRanksError,
     PeerLostError,
     ProtocolError,
@@ -38,19 +36,20 @@ from .errors import (
     RendezvousError,
     StoreTimeoutError,
 )
-from .hosts import Topology, host_key, interface_address, topology
-from .links import Identity
-from .measure import Measurement, Speed, agree
-from .mpi import Carrier
-from .mpi_measure import Costs, is_faster, parsed
-from .mpi_measure import agree as agree_on_mpi
-from .store import StoreClient
+from horoplug.mpi.measure import Costs, is_faster, parsed
+from horoplug.mpi.measure import agree as agree_on_mpi
+from horoplug.mpi.transport import Carrier
+from horoplug.rendezvous.connections.connector import Connector, tcp_listener, unix_listener
+from horoplug.rendezvous.connections.measure import Measurement, Speed, agree
+from horoplug.rendezvous.connections.peer_connection import Identity
+from horoplug.rendezvous.network.topology import Topology, host_key, interface_address, topology
+from horoplug.rendezvous.store.client import StoreClient
 
 _log = logging.getLogger("horoplug")
 
 
 @dataclasses.dataclass
-class Mesh:
+class PeerConnections:
     """All connections of one rank, made and authenticated. Owns its descriptors until :meth:`release`."""
 
     rank: int
@@ -112,7 +111,7 @@ class Mesh:
                     os.close(fd)
 
 
-def build_mesh(
+def connect_peers(
     *,
     rank: int,
     size: int,
@@ -126,7 +125,7 @@ def build_mesh(
     interface: str | None = None,
     streams: int = 1,
     carrier: Carrier | None = None,
-) -> Mesh:
+) -> PeerConnections:
     """Connect this rank with all others, within ``timeout`` seconds.
 
     ``generation``: how often the job has initialised before, the same on all ranks. ``started_as``: by rank, the number
@@ -190,7 +189,7 @@ class _Builder:
         interface: str | None,
         streams: int,
         carrier: Carrier | None,
-    ) -> Mesh:
+    ) -> PeerConnections:
         others = [r for r in range(self.size) if r != self.rank]
         name, listener = unix_listener(self.size)
         self.connector.listen(listener)
@@ -473,8 +472,8 @@ def _assemble(
     lanes: dict[int, list[int]] | None = None,
     speed: Speed | None = None,
     mpi: Carrier | None = None,
-) -> Mesh:
-    return Mesh(
+) -> PeerConnections:
+    return PeerConnections(
         rank=rank,
         size=size,
         host=where.hosts[rank],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from .hosts import interface_address
-from .interfaces import interfaces
+from horoplug.rendezvous.network.interfaces import interfaces
+from horoplug.rendezvous.network.topology import interface_address
 
 # Addresses for documentation: nothing is sent there, but their route is the one to other networks.
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))

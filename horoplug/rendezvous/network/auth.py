@@ -30,7 +30,7 @@ import socket
 import struct
 import time
 
-from .errors import AuthenticationError, WrongSecretError
+from horoplug.base.errors import AuthenticationError, WrongSecretError
 
 SECRET_BYTES = 32
 _FRAME = struct.Struct("!4sBBH32s")

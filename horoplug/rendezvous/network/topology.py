@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from .interfaces import chosen
+from horoplug.rendezvous.network.interfaces import chosen
 
 
 def host_key(name: str | None = None) -> str:

@@ -10,17 +10,17 @@ import threading
 import time
 from collections.abc import Sequence
 
-from . import wire
-from .auth import Role, authenticate
-from .errors import (
+from horoplug.base.errors import (
     PeerLostError,
     ProtocolError,
     RankTakenError,
     RendezvousError,
     StoreTimeoutError,
 )
-from .fork import close_in_children
-from .wire import Op, Reader, Reply
+from horoplug.rendezvous.network.auth import Role, authenticate
+from horoplug.rendezvous.network.fork import close_in_children
+from horoplug.rendezvous.store import protocol
+from horoplug.rendezvous.store.protocol import Op, Reader, Reply
 
 _GRACE = 5.0  # seconds beyond its deadline that an answer may take
 
@@ -82,7 +82,7 @@ class StoreClient:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             remaining = max(deadline - time.monotonic(), 0.5)
-            authenticate(sock, secret, Role.CLIENT, wire.AUTH_CONTEXT, remaining, peer)
+            authenticate(sock, secret, Role.CLIENT, protocol.AUTH_CONTEXT, remaining, peer)
             sock.setblocking(False)
             return cls(sock, peer)
         except BaseException:
@@ -111,7 +111,7 @@ class StoreClient:
 
         May be repeated. Errors: RankTakenError when another live process has the rank."""
         description = f"pid {os.getpid()} on {socket.gethostname()}"
-        payload = wire.pack_rank(rank) + wire.pack_text(description)
+        payload = protocol.pack_rank(rank) + protocol.pack_text(description)
         kind, reader = self._call(Op.REGISTER, payload)
         if kind == Reply.TAKEN:
             raise RankTakenError(
@@ -121,11 +121,11 @@ class StoreClient:
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key; whatever it was before is replaced."""
-        self._call(Op.SET, wire.pack_key(key.encode()) + wire.pack_value(value))
+        self._call(Op.SET, protocol.pack_key(key.encode()) + protocol.pack_value(value))
 
     def claim(self, key: str, value: bytes) -> bool:
         """Set a key if nobody has; False if somebody has."""
-        kind, _ = self._call(Op.CLAIM, wire.pack_key(key.encode()) + wire.pack_value(value))
+        kind, _ = self._call(Op.CLAIM, protocol.pack_key(key.encode()) + protocol.pack_value(value))
         return kind == Reply.OK
 
     def get(
@@ -152,9 +152,9 @@ class StoreClient:
         """Start a get without waiting; :meth:`poll_get` when :meth:`fileno` is readable, or :meth:`abandon`."""
         who = owners if owners is not None else [-1] * len(keys)
         pending = PendingGet(next(self._tags), keys, timeout)
-        payload = wire.pack_get(timeout, [key.encode() for key in keys], who)
+        payload = protocol.pack_get(timeout, [key.encode() for key in keys], who)
         with self._lock:
-            self._send(wire.frame(Op.GET, pending.tag, payload))
+            self._send(protocol.frame(Op.GET, pending.tag, payload))
         return pending
 
     def poll_get(self, pending: PendingGet) -> list[bytes] | None:
@@ -190,11 +190,15 @@ class StoreClient:
 
     def delete(self, prefix: str) -> None:
         """Remove all keys that begin with ``prefix``, and its aborts."""
-        self._call(Op.DELETE, wire.pack_key(prefix.encode()))
+        self._call(Op.DELETE, protocol.pack_key(prefix.encode()))
 
     def abort(self, prefix: str, rank: int, reason: str) -> None:
         """Let every get of a missing key with this prefix fail with PeerLostError(rank, reason), now and later."""
-        payload = wire.pack_rank(rank) + wire.pack_text(reason) + wire.pack_key(prefix.encode())
+        payload = (
+            protocol.pack_rank(rank)
+            + protocol.pack_text(reason)
+            + protocol.pack_key(prefix.encode())
+        )
         self._call(Op.ABORT, payload)
 
     def close(self) -> None:
@@ -218,7 +222,7 @@ class StoreClient:
         deadline = time.monotonic() + timeout
         with self._lock:
             tag = next(self._tags)
-            self._send(wire.frame(op, tag, payload))
+            self._send(protocol.frame(op, tag, payload))
             self._receive()
             while tag not in self._answers:
                 if self._end is not None:
@@ -260,15 +264,15 @@ class StoreClient:
             if not data:
                 self._end = self._gone(None)
             self._inbox += data
-        while len(self._inbox) >= wire.HEADER.size:
-            kind, tag, length = wire.parse_header(self._inbox, wire.MAX_REPLY)
-            end = wire.HEADER.size + length
+        while len(self._inbox) >= protocol.HEADER.size:
+            kind, tag, length = protocol.parse_header(self._inbox, protocol.MAX_REPLY)
+            end = protocol.HEADER.size + length
             if len(self._inbox) < end:
                 break
             if tag in self._abandoned:
                 self._abandoned.remove(tag)
             else:
-                self._answers[tag] = kind, bytes(self._inbox[wire.HEADER.size : end])
+                self._answers[tag] = kind, bytes(self._inbox[protocol.HEADER.size : end])
             del self._inbox[:end]
 
     def _wait_readable(self, deadline: float) -> None:

@@ -10,7 +10,7 @@ import enum
 import struct
 from collections.abc import Iterable, Sequence
 
-from .errors import ProtocolError
+from horoplug.base.errors import ProtocolError
 
 HEADER = struct.Struct("!BHBII")
 MAX_KEY = 512

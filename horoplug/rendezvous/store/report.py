@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from horoplug.common.config import Config
-
-from .errors import AuthenticationError, RendezvousError
-from .store import StoreClient
+from horoplug.base.config import Config
+from horoplug.base.errors import AuthenticationError, RendezvousError
+from horoplug.rendezvous.store.client import StoreClient
 
 KEY = "status"  # of the store
 _log = logging.getLogger("horoplug")

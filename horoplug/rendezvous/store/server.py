@@ -15,15 +15,15 @@ import threading
 import time
 from collections.abc import Hashable
 
-from . import wire
-from .auth import FRAME_BYTES, Handshake, Role
-from .errors import AuthenticationError, ProtocolError
-from .fork import close_in_children
-from .state import StoreState
+from horoplug.base.errors import AuthenticationError, ProtocolError
+from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
+from horoplug.rendezvous.network.fork import close_in_children
+from horoplug.rendezvous.store import protocol
+from horoplug.rendezvous.store.state import StoreState
 
 AUTH_SECONDS = 10.0
 MAX_UNAUTHENTICATED = 256  # beyond it the oldest is dropped
-MAX_OUTPUT = 2 * wire.MAX_REPLY  # bytes that wait for a client that does not read
+MAX_OUTPUT = 2 * protocol.MAX_REPLY  # bytes that wait for a client that does not read
 _LOGGED = 20  # complaints about clients that are logged; a flood of garbage must not fill a disk
 
 _log = logging.getLogger("horoplug")
@@ -189,7 +189,7 @@ class StoreServer:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer = f"{address[0]}:{address[1]}"
-            handshake = Handshake(self._secret, Role.SERVER, wire.AUTH_CONTEXT, peer)
+            handshake = Handshake(self._secret, Role.SERVER, protocol.AUTH_CONTEXT, peer)
             deadline = time.monotonic() + self._auth_seconds
             connection = _Connection(sock, peer, handshake, deadline)
             self._selector.register(sock, selectors.EVENT_READ, connection)
@@ -237,13 +237,13 @@ class StoreServer:
                     connection.handshake = None
                     self._unauthenticated.pop(connection, None)
                 continue
-            if len(inbox) < wire.HEADER.size:
+            if len(inbox) < protocol.HEADER.size:
                 return
-            kind, tag, length = wire.parse_header(inbox, wire.MAX_REQUEST)
-            end = wire.HEADER.size + length
+            kind, tag, length = protocol.parse_header(inbox, protocol.MAX_REQUEST)
+            end = protocol.HEADER.size + length
             if len(inbox) < end:
                 return
-            payload = bytes(inbox[wire.HEADER.size : end])
+            payload = bytes(inbox[protocol.HEADER.size : end])
             del inbox[:end]
             self._state.request(connection, kind, tag, payload, time.monotonic())
 

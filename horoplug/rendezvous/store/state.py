@@ -11,9 +11,9 @@ import heapq
 import itertools
 from collections.abc import Callable, Hashable
 
-from . import wire
-from .errors import ProtocolError
-from .wire import Op, Reader, Reply
+from horoplug.base.errors import ProtocolError
+from horoplug.rendezvous.store import protocol
+from horoplug.rendezvous.store.protocol import Op, Reader, Reply
 
 MAX_TOTAL = 256 << 20  # bytes of keys and values together
 _ENTRY_COST = 100  # counted per key beside its bytes, so that many tiny ones are bounded, too
@@ -91,7 +91,7 @@ class StoreState:
             raise ProtocolError(f"a connection cannot become rank {rank}")
         holder = self._sessions.get(rank)
         if holder is not None and holder[0] != session:
-            self._answer(session, Reply.TAKEN, tag, wire.pack_text(holder[1]))
+            self._answer(session, Reply.TAKEN, tag, protocol.pack_text(holder[1]))
             return
         self._sessions[rank] = session, description
         self._rank_of[session] = rank
@@ -105,7 +105,7 @@ class StoreState:
         reader.end()
         before = self._values.get(key)
         if claim and before is not None:
-            self._answer(session, Reply.TAKEN, tag, wire.pack_value(before))
+            self._answer(session, Reply.TAKEN, tag, protocol.pack_value(before))
             return
         total = self._total + len(value)
         total += len(key) + _ENTRY_COST if before is None else -len(before)
@@ -121,8 +121,8 @@ class StoreState:
 
     def _get(self, session: Hashable, tag: int, reader: Reader, now: float) -> None:
         timeout, count = reader.u32() / 1000, reader.u32()
-        if count > wire.MAX_KEYS:
-            raise ProtocolError(f"{count} keys at once; the limit is {wire.MAX_KEYS}")
+        if count > protocol.MAX_KEYS:
+            raise ProtocolError(f"{count} keys at once; the limit is {protocol.MAX_KEYS}")
         pairs = [(reader.rank(), reader.key()) for _ in range(count)]
         reader.end()
         keys = [key for _, key in pairs]
@@ -133,11 +133,11 @@ class StoreState:
             return
         loss = self._loss(get)
         if loss is not None:
-            self._finish(get, Reply.LOST, wire.pack_rank(loss[0]) + wire.pack_text(loss[1]))
+            self._finish(get, Reply.LOST, protocol.pack_rank(loss[0]) + protocol.pack_text(loss[1]))
             return
         own = self._of_session.setdefault(session, {})
-        if len(own) >= wire.MAX_WAITING:
-            raise ProtocolError(f"more than {wire.MAX_WAITING} waits at once")
+        if len(own) >= protocol.MAX_WAITING:
+            raise ProtocolError(f"more than {protocol.MAX_WAITING} waits at once")
         own[get] = None
         for i in missing:
             self._waiting.setdefault(keys[i], {})[get] = None
@@ -200,7 +200,7 @@ class StoreState:
             if get in self._of_session.get(get.session, ()):
                 if deadline > now:
                     return deadline
-                self._finish(get, Reply.TIMED_OUT, wire.pack_numbers(sorted(get.missing)))
+                self._finish(get, Reply.TIMED_OUT, protocol.pack_numbers(sorted(get.missing)))
             heapq.heappop(self._deadlines)
         return None
 
@@ -215,16 +215,16 @@ class StoreState:
             for get in list(gets):
                 loss = self._loss(get)
                 if loss is not None:
-                    payload = wire.pack_rank(loss[0]) + wire.pack_text(loss[1])
+                    payload = protocol.pack_rank(loss[0]) + protocol.pack_text(loss[1])
                     self._finish(get, Reply.LOST, payload)
 
     def _answer_values(self, get: _Get) -> None:
         size = sum(len(self._values[key]) + 4 for key in get.keys)
-        if size > wire.MAX_REPLY:
-            text = f"the values asked for have {size} bytes; the limit is {wire.MAX_REPLY}"
-            self._finish(get, Reply.REFUSED, wire.pack_text(text))
+        if size > protocol.MAX_REPLY:
+            text = f"the values asked for have {size} bytes; the limit is {protocol.MAX_REPLY}"
+            self._finish(get, Reply.REFUSED, protocol.pack_text(text))
             return
-        values = b"".join(wire.pack_value(self._values[key]) for key in get.keys)
+        values = b"".join(protocol.pack_value(self._values[key]) for key in get.keys)
         self._finish(get, Reply.VALUES, values)
 
     def _finish(self, get: _Get, kind: Reply, payload: bytes) -> None:
@@ -245,4 +245,4 @@ class StoreState:
                     del self._waiting[get.keys[i]]
 
     def _answer(self, session: Hashable, kind: Reply, tag: int, payload: bytes = b"") -> None:
-        self._reply(session, wire.frame(kind, tag, payload))
+        self._reply(session, protocol.frame(kind, tag, payload))

@@ -1,0 +1,1 @@
+"""The connections between ranks: made, authenticated, measured and handed to the core."""

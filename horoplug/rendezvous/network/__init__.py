@@ -1,0 +1,1 @@
+"""Sockets and hosts: addresses, interfaces, authentication, and which ranks share a host."""
