@@ -14,7 +14,7 @@ from simulated_jobs import card, card_ranks_fixture, job_fixture
 from support import until
 
 import horoplug as hvd
-from horoplug.common.many import Batch, prepare
+from horoplug.common.batch import Batch, prepare
 from horoplug.common.opspec import BY_NAME, Call
 
 JOBS = {

@@ -26,7 +26,7 @@ import test_jax_programs  # noqa: E402
 from jax._src.lib import xla_client  # noqa: E402
 
 import horoplug as on_host  # noqa: E402
-from horoplug.common import opspec  # noqa: E402
+from horoplug.common import calls  # noqa: E402
 from horoplug.common.opspec import BY_NAME  # noqa: E402
 from horoplug.jax import adapter, cards  # noqa: E402
 from horoplug.jax.library import LIBRARY  # noqa: E402
@@ -466,7 +466,7 @@ def check_state():
     x = np.ones(2, np.float32)
     if rank == 0:
         mixed = [x, jnp.asarray(x)]
-        call = opspec.allreduce(None, "pair", hvd.Sum, 1.0, 1.0, hvd.global_process_set)
+        call = calls.allreduce(None, "pair", hvd.Sum, 1.0, 1.0, hvd.global_process_set)
         results = [output for output, _ in adapter.perform("allreduce", mixed, call)]
     else:
         results = [on_host.allreduce(x, name=name, op=hvd.Sum) for name in ("pair", "pair.gpu")]

@@ -363,6 +363,7 @@ def check_kept_alive(key):
     from horoplug.common.context import context
 
     assert not context.operations, "finished operations keep nothing"
+    assert not context.blocking
     outputs = [hvd.allgather(torch.full((100,), float(n))) for n in range(20)]
     assert [o[0].item() for o in outputs] == list(range(20)), "outputs own their memory"
 

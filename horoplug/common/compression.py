@@ -1,27 +1,30 @@
-"""Smaller tensors on the way, in any framework: what :mod:`horoplug.torch.compression` and its like have in common.
+"""Compression of tensors for the transfer, the same in every framework.
 
-A framework's module derives its ``CastCompressor`` and those for its data types, and names them in ``Compression``."""
+A framework's ``compression`` module derives a :class:`CastCompressor` that knows its tensors, and makes the values of
+``compression=`` from :data:`CASTS` with :func:`cast_compressors`."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+from horoplug.common.dtypes import CODES
 
 
 class Compressor:
-    """The interface; derive from it for a compression of your own. Both methods are static."""
+    """The interface of a compression; derive from it for one of your own. Both methods are static."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """``(tensor to send, whatever decompress needs to undo it)``."""
+        """Return ``(tensor to send, context that decompress needs)``."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The received tensor as it was before compress."""
+        """Undo compress: return a received tensor with the dtype that the tensor had before compress."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, None]:
@@ -33,14 +36,15 @@ class NoneCompressor(Compressor):
 
 
 class CastCompressor(Compressor):
-    """Sends floating-point tensors in a narrower type, ``dtype``; others, and those that are as narrow, as they are.
+    """Sends floating-point tensors in a narrower dtype, ``dtype``. Tensors of other types, and floating-point tensors
+    that are not wider than ``dtype``, are sent unchanged.
 
-    A framework adds the underscored methods."""
+    A framework implements the methods that begin with an underscore."""
 
     dtype: Any
     wire_dtype: int = 0
-    """The code of ``dtype`` if the core may do the same to float32, as it copies. A class has that for itself alone:
-    one that derives from it may do other things."""
+    """The core's code of ``dtype`` if the core may cast float32 itself while it copies, 0 otherwise. Not inherited:
+    a derived class may override ``compress``."""
 
     def __init_subclass__(cls) -> None:
         cls.wire_dtype = vars(cls).get("wire_dtype", 0)
@@ -55,48 +59,102 @@ class CastCompressor(Compressor):
 
     @classmethod
     def _is_wider(cls, tensor: Any) -> bool:
-        """Whether elements are floating-point numbers of more bytes than those of ``dtype``."""
+        """Whether the tensor is floating-point with larger elements than ``dtype``."""
         raise NotImplementedError
 
     @staticmethod
     def _is_float32(tensor: Any) -> bool:
-        """Whether that is the tensor's data type."""
+        """Whether the tensor's dtype is float32."""
         raise NotImplementedError
 
     @staticmethod
     def _cast(tensor: Any, dtype: Any) -> Any:
-        """The tensor in another data type; the same one if it has that already."""
+        """The tensor in another dtype; the same object if it has that dtype already."""
         raise NotImplementedError
 
 
+class Cast(NamedTuple):
+    """A compression that only casts."""
+
+    option: str  # attribute of the framework's ``Compression``
+    class_name: str
+    dtype: str
+    summary: str
+
+
+CASTS: Final = (
+    Cast("fp16", "FP16Compressor", "float16", "Sends float32 and float64 as float16."),
+    Cast(
+        "bf16",
+        "BF16Compressor",
+        "bfloat16",
+        "Sends float32 and float64 as bfloat16, which has the range of float32 and 8 bits of precision.",
+    ),
+)
+"""The compressions that every framework has besides ``none``."""
+
+
+class CompressionOptions:
+    """The values that ``compression=`` takes."""
+
+    none: ClassVar[type[Compressor]] = NoneCompressor
+    fp16: ClassVar[type[CastCompressor]]
+    bf16: ClassVar[type[CastCompressor]]
+
+
+def cast_compressors(
+    base: type[CastCompressor], dtypes: Mapping[str, Any]
+) -> type[CompressionOptions]:
+    """The class ``Compression`` of a framework, with a compressor for each row of :data:`CASTS`.
+
+    ``base``: the framework's CastCompressor; ``dtypes``: its dtypes by name. The classes appear in the module of
+    ``base``, which has to bind them to their names (``FP16Compressor = Compression.fp16``) so that they can be pickled
+    and imported."""
+    values: dict[str, Any] = {"__module__": base.__module__, "__doc__": CompressionOptions.__doc__}
+    for cast in CASTS:
+        body = {
+            "__module__": base.__module__,
+            "__doc__": cast.summary,
+            "dtype": dtypes[cast.dtype],
+            "wire_dtype": CODES[cast.dtype],
+        }
+        values[cast.option] = type(cast.class_name, (base,), body)
+    return type("Compression", (CompressionOptions,), values)
+
+
 def wire_dtype(compression: Any) -> int:
-    """The code of the type to which the core casts float32 by itself for this compression; 0: it does not."""
+    """The code of the dtype to which the core itself casts float32 for this compression; 0: it does not."""
     known = isinstance(compression, type) and issubclass(compression, CastCompressor)
     return compression.wire_dtype if known else 0
 
 
 def is_cast_by_core(compression: Any, tensor: Any) -> bool:
-    """Whether the core casts a tensor in an allreduce whose Call has :func:`wire_dtype`; otherwise ``compression`` has
-    to be called, and its result sent as it is."""
+    """Whether the core casts the tensor in an allreduce with :func:`wire_dtype`. Otherwise the caller has to call
+    ``compression.compress`` and send the result."""
     return wire_dtype(compression) != 0 and compression._is_float32(tensor)
 
 
-def pack(
-    compression: Any, tensors: Sequence[Any], casts: bool
-) -> tuple[list[Any], int, Callable[[Iterable[Any]], list[Any]]]:
-    """``(tensors to send, Call.wire_dtype for them, the function that unpacks the results)``.
+class Packed(NamedTuple):
+    """Tensors in the form in which they are sent."""
 
-    ``casts``: whether the core does in this operation (OpSpec.casts)."""
-    left = [casts and is_cast_by_core(compression, tensor) for tensor in tensors]
+    tensors: list[Any]
+    wire_dtype: int  # for Call.wire_dtype
+    unpack: Callable[[Iterable[Any]], list[Any]]  # restores the dtypes of the results
+
+
+def pack(compression: Any, tensors: Sequence[Any], casts: bool) -> Packed:
+    """Compress tensors for an operation. ``casts``: OpSpec.casts of the operation."""
+    left_to_core = [casts and is_cast_by_core(compression, tensor) for tensor in tensors]
     packed = [
-        (tensor, None) if as_it_is else compression.compress(tensor)
-        for tensor, as_it_is in zip(tensors, left, strict=True)
+        (tensor, None) if unchanged else compression.compress(tensor)
+        for tensor, unchanged in zip(tensors, left_to_core, strict=True)
     ]
 
     def unpack(results: Iterable[Any]) -> list[Any]:
         return [
-            result if as_it_is else compression.decompress(result, kept)
-            for result, as_it_is, (_, kept) in zip(results, left, packed, strict=True)
+            result if unchanged else compression.decompress(result, context)
+            for result, unchanged, (_, context) in zip(results, left_to_core, packed, strict=True)
         ]
 
-    return [tensor for tensor, _ in packed], wire_dtype(compression) if casts else 0, unpack
+    wire = wire_dtype(compression) if casts else 0
+    return Packed([tensor for tensor, _ in packed], wire, unpack)

@@ -12,13 +12,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from horoplug._native import Engine, Error
 from horoplug.base import log
 from horoplug.base.config import Config
 from horoplug.base.errors import HorovodInternalError, NotInitializedError
 from horoplug.common import gpu
+from horoplug.common.in_flight import InFlight, Waitable
 from horoplug.common.status import MISMATCH, exception
 from horoplug.rendezvous.bootstrap.bootstrap import Meeting, meet
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
@@ -28,44 +29,27 @@ from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.report import Report
 from horoplug.rendezvous.store.server import StoreServer
 
-if TYPE_CHECKING:
-    from horoplug.common.process_sets import ProcessSet
 
+class RegisteredProcessSet(Protocol):
+    """A process set of the current job; see :mod:`horoplug.common.process_sets`."""
 
-class InFlight(Protocol):
-    """An operation that has been submitted (see :mod:`horoplug.common.ops`)."""
-
-    def done(self) -> bool: ...
-    def wait(self) -> Any: ...
-    def let_go(self) -> None:
-        """Nobody will wait for it: whoever uses its tensors' memory next comes after what a card still does to it."""
-
-
-class Several:
-    """Operations that were submitted together (see :mod:`horoplug.common.many`)."""
-
-    __slots__ = ()
-
-    def member(self, number: int) -> InFlight:
-        """The one with this handle."""
-        raise NotImplementedError
-
-    def let_go(self) -> None:
-        """As of :class:`InFlight`, for all of them."""
-        raise NotImplementedError
+    @property
+    def ranks(self) -> list[int] | None: ...
+    def _invalidate(self) -> None: ...
 
 
 class Context:
     """What ``init`` makes and ``shutdown`` ends; both can be repeated any number of times."""
 
     def __init__(self) -> None:
-        self.operations: dict[int, InFlight | Several | tuple[Any, ...]] = {}
-        """By the handle that the user holds. An entry keeps the tensors alive. That of a blocking operation, whose
-        handle nobody holds, is just these."""
-        self.process_sets: dict[int, ProcessSet] = {}
-        """Those that were added, by number; see :mod:`horoplug.common.process_sets`."""
+        self.operations: dict[int, InFlight] = {}
+        """By the handle that the user holds."""
+        self.blocking: dict[int, tuple[Any, ...]] = {}
+        """Tensors of blocking operations that are in the core now, which have no handle; see :meth:`hold`."""
+        self.process_sets: dict[int, RegisteredProcessSet] = {}
+        """The sets that the program has added, by id; the global set is not among them."""
         self.per_job: dict[Any, Any] = {}
-        """For whoever has to remember something until the next init."""
+        """State that other modules keep until the next init, by a key of their choice."""
         self.ranks: tuple[int, ...] | None = None
         """The processes that make up the job, by the numbers that they were started with; None: all."""
         self._followers: list[Callable[[Engine | None], None]] = []
@@ -238,33 +222,34 @@ class Context:
         for follower in self._followers:
             follower(self._engine)
 
-    def track(self, operation: InFlight) -> int:
+    def track(self, operation: Waitable) -> int:
         """Keep an operation and its tensors until it is done; returns the handle for the user."""
         number = next(self._numbers)
         self.operations[number] = operation
         return number
 
     def hold(self, tensors: tuple[Any, ...]) -> int:
-        """Keep the tensors of a blocking operation alive; ``operations.pop`` of the result ends it."""
-        number = next(self._numbers)
-        self.operations[number] = tensors
-        return number
+        """Keep the tensors of a blocking operation alive until ``blocking.pop`` of the returned key, or, if an
+        exception such as KeyboardInterrupt prevents that, until the next init."""
+        key = next(self._numbers)
+        self.blocking[key] = tensors
+        return key
 
-    def track_several(self, operations: Several, count: int) -> list[int]:
-        """The same for ``count`` operations at once; their handles are consecutive."""
-        numbers = list(itertools.islice(self._numbers, count))
-        self.operations.update(dict.fromkeys(numbers, operations))
-        return numbers
+    def track_batch(self, batch: InFlight, count: int) -> list[int]:
+        """Like :meth:`track` for a batch of ``count`` operations; their handles are consecutive."""
+        handles = list(itertools.islice(self._numbers, count))
+        self.operations.update(dict.fromkeys(handles, batch))
+        return handles
 
-    def drop(self, numbers: Iterable[int]) -> None:
-        """No longer keep the operations of these handles."""
-        for number in numbers:
-            self.operations.pop(number, None)
+    def drop(self, handles: Iterable[int]) -> None:
+        """Forget these handles."""
+        for handle in handles:
+            self.operations.pop(handle, None)
 
     def check_name(self, process_set: int, name: str) -> None:
-        """Raises ValueError if the program cannot know that the last operation of this name is done, because it has
-        waited for nothing since. The core may find it done already, but whether a name is refused is not to depend on
-        speed."""
+        """Raises ValueError if an operation of this name was submitted and the program has waited for nothing since, so
+        that it cannot know that the operation is done. The core may already have finished it; but whether a name is
+        refused must not depend on timing."""
         if (process_set, name) in self._fresh:
             raise ValueError(
                 f"{name} is still in flight; wait for it before you submit another operation of the "
@@ -272,32 +257,33 @@ class Context:
             )
 
     def submitted(self, process_set: int, name: str) -> None:
-        """An operation of this name was submitted: see :meth:`check_name`."""
+        """Record that an operation of this name was submitted, for :meth:`check_name`."""
         self._fresh.add((process_set, name))
 
     def waited(self) -> None:
-        """The program has seen an operation done; names of earlier ones are the core's business."""
+        """Record that the program has seen an operation done: from now on the core alone decides whether the names of
+        earlier ones are in flight."""
         self._fresh.clear()
 
-    def find(self, number: int) -> InFlight | None:
+    def find(self, handle: int) -> Waitable | None:
         """The operation of a handle; None if it is unknown or was waited for.
 
         Raises HorovodInternalError for a handle from before the last init, TypeError for what is no integer."""
-        operation = self.operations.get(number)
-        if operation is None and isinstance(number, int) and 0 < number < self._first_number:
+        operation = self.operations.get(handle)
+        if operation is not None:
+            return operation.waitable(handle)
+        if isinstance(handle, int) and 0 < handle < self._first_number:
             raise HorovodInternalError(
-                f"handle {number} belongs to a job that was shut down before its result was asked for"
+                f"handle {handle} belongs to a job that was shut down before its result was asked for"
             )
-        if isinstance(operation, tuple):
-            return None
-        return operation.member(number) if isinstance(operation, Several) else operation
+        return None
 
     def _forget_stale(self) -> None:
-        """Drop what was never waited for before a shutdown: nobody writes to those tensors any more."""
+        """Drop the operations that nobody waited for before a shutdown: the core no longer writes to their tensors."""
         for operation in {id(entry): entry for entry in self.operations.values()}.values():
-            if not isinstance(operation, tuple):
-                operation.let_go()
+            operation.abandon()
         self.operations.clear()
+        self.blocking.clear()
         self.per_job.clear()
         self._fresh.clear()
         self._first_number = next(self._numbers)
@@ -325,6 +311,7 @@ class Context:
         """In a forked child (a data loader's worker), which is no rank: start afresh. The parent's engine knows that it
         is not to be touched here, not even when its object goes away."""
         self.operations.clear()
+        self.blocking.clear()
         self._forget_process_sets()
         self._engine = self._mesh = self._rendezvous = self._report = None
         self._lock = threading.Lock()  # another thread of the parent may have held it

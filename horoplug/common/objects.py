@@ -1,62 +1,20 @@
-"""Any Python object from one rank to all, or from all to all, as pickled bytes.
+"""``broadcast_object`` and ``allgather_object``: Python objects as pickled bytes.
 
-They come over connections that were authenticated with the job's secret, so that unpickling them trusts nobody new."""
+Unpickling data executes code. The bytes come over connections that were authenticated with the job's secret, so only
+from ranks of the job."""
 
-import ctypes
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
-from horoplug._native import DeviceMemory, Memory
-from horoplug.common import dtypes
+from horoplug.common.byte_transfer import allgather_bytes, broadcast_bytes
 from horoplug.common.context import context
-from horoplug.common.ops import CPU, perform, submit
-from horoplug.common.opspec import BY_NAME, Call, OpSpec
-from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
+from horoplug.common.opspec import Call
+from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 
-try:  # functions and classes of the main script, too
+try:  # also pickles functions and classes of the main script
     from cloudpickle import dumps
 except ImportError:
     from pickle import dumps
-
-
-class _Bytes:
-    """The adapter (:class:`horoplug.common.ops.Adapter`) of plain bytes: writable memoryviews of format B."""
-
-    tensor_type = memoryview
-    compression = None
-
-    def describe(self, tensor: memoryview, in_place: bool) -> tuple[memoryview, int, int, Any, int]:
-        address = ctypes.addressof(ctypes.c_char.from_buffer(tensor)) if tensor.nbytes else 0
-        return tensor, dtypes.CODES["uint8"], address, tensor.shape, CPU
-
-    def stream(self, device: int, tensors: Sequence[memoryview]) -> int:
-        raise NotImplementedError  # they are in the host's memory
-
-    def empty_like(self, tensor: memoryview) -> tuple[memoryview, int]:
-        made = memoryview(bytearray(tensor.nbytes))
-        return made, self.describe(made, False)[2]
-
-    def copy_back(self, result: memoryview, tensor: memoryview) -> None:
-        tensor[:] = result
-
-    def from_memory(
-        self, memory: Memory | DeviceMemory | None, like: memoryview, shape: Sequence[int]
-    ) -> memoryview:
-        assert not isinstance(memory, DeviceMemory)
-        return memoryview(b"") if memory is None else memoryview(memory)
-
-    def to_counts(self, splits: Any) -> list[int]:
-        return list(splits)
-
-    def from_counts(self, counts: Sequence[int]) -> Any:
-        return list(counts)
-
-    def run(self, spec: OpSpec, tensors: Sequence[memoryview], call: Call, grouped: bool) -> Any:
-        return perform(self, spec, tensors, call, grouped)
-
-
-_BYTES = _Bytes()
 
 
 def broadcast_object(
@@ -65,31 +23,23 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of rank `root_rank`, on every rank; what other ranks pass is ignored. It must be picklable."""
+    """Return the object of rank `root_rank` (a global rank) on every rank of the set. Other ranks' ``obj`` is ignored.
+    The object must be picklable."""
     is_root = context.mesh().rank == root_rank
+    set_id = process_set_id(process_set)
     data = bytearray(dumps(obj) if is_root else b"")
     length = bytearray(len(data).to_bytes(8, "little"))
-    for part, suffix in (length, "sz"), (data, "t"):
-        if suffix == "t" and not is_root:
-            data = part = bytearray(int.from_bytes(length, "little"))
-        call = Call(
-            name and f"{name}.{suffix}", root=root_rank, process_set=set_number(process_set)
-        )
-        perform(_BYTES, BY_NAME["broadcast"], (memoryview(part),), call, in_place=True)
+    broadcast_bytes(length, Call(name and f"{name}.sz", root=root_rank, process_set=set_id))
+    if not is_root:
+        data = bytearray(int.from_bytes(length, "little"))
+    broadcast_bytes(data, Call(name and f"{name}.t", root=root_rank, process_set=set_id))
     return obj if is_root else pickle.loads(data)
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks of the set, in the order of the ranks. They must be picklable. A rank that has joined
-    has none."""
-    view = memoryview(bytearray(dumps(obj)))
-    call = Call(name, process_set=set_number(process_set))
-    operation = submit(_BYTES, BY_NAME["allgather"], (view,), call, blocking=True)
-    joined = operation.wait()
-    objects, start = [], 0
-    for length in filter(None, operation.row_counts[0]):
-        objects.append(pickle.loads(joined[start : start + length]))
-        start += length
-    return objects
+    """Return the objects of all ranks of the set, in rank order. They must be picklable. A rank that has joined
+    contributes none."""
+    call = Call(name, process_set=process_set_id(process_set))
+    return [pickle.loads(part) for part in allgather_bytes(dumps(obj), call)]

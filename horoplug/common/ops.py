@@ -1,11 +1,11 @@
-"""Operations in flight: from a framework's tensors to the core and back.
+"""Submitting operations to the core, and waiting for them.
 
-The way of a call: a function made by :mod:`horoplug.common.variants` -> :func:`submit` -> ``Engine.submit`` of the
-core, or, if the caller waits for the result, :func:`perform` -> ``Engine.perform``. What is particular to a framework
-is behind :class:`Adapter`.
+A call takes this path: a public function made by :mod:`horoplug.common.variants` -> :func:`submit` ->
+``Engine.submit`` of the core; or, if the caller blocks, :func:`perform` -> ``Engine.perform``. An :class:`Adapter`
+does what depends on the framework.
 
-An operation on a card is done when its work is in the core's stream, where the card finds it in its own time; nobody
-waits for the card. What the caller puts into its stream after the wait for the operation comes after that work.
+An operation on a GPU is done when its work is enqueued on the core's stream; the host does not wait for the GPU.
+``wait`` orders the caller's stream after that work.
 """
 
 import contextlib
@@ -16,54 +16,57 @@ from horoplug._native import DeviceMemory, Engine, Error, Memory
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common import dtypes
 from horoplug.common.context import context
+from horoplug.common.in_flight import Waitable
 from horoplug.common.opspec import Call, OpSpec, Output
-from horoplug.common.reduce_ops import Average
+from horoplug.common.partition import Part, join_parts, split_group
 from horoplug.common.status import exception
 
-CPU: Final = -1  # where a card has its number
+CPU: Final = -1  # in place of a GPU's ordinal
 
 Tensor = Any
 Described = tuple[Tensor, int, int, Sequence[int], int]
 
 
 class Adapter(Protocol):
-    """What the operations need to know of a framework's tensors."""
+    """What the operations need from a framework's tensors."""
 
-    tensor_type: Any  # the class, for signatures
-    compression: Any  # the default of `compression=`; None: the framework has no such argument
+    tensor_type: Any  # the class of tensors, for signatures
+    compression: Any  # default of `compression=`; None: the framework has no such argument
 
     def describe(self, tensor: Tensor, in_place: bool) -> Described:
-        """``(tensor, dtype code, address, shape, device)`` with the tensor dense and in row-major order: a copy if need
-        be. The device is a card's number or :data:`CPU`. ValueError if the result could not be copied back
-        (``in_place``). TypeError for what is no tensor."""
+        """``(tensor, dtype code, address, shape, device)``, where the tensor is dense and in row-major order: a copy of
+        the argument if necessary. The device is the ordinal of a GPU, or :data:`CPU`.
+
+        Raises TypeError for what is no tensor, ValueError for a tensor that is not supported, or, with ``in_place``,
+        cannot be overwritten."""
 
     def stream(self, device: int, tensors: Sequence[Tensor]) -> int:
-        """The stream (a CUstream as an integer) of that card that the caller is about to use tensors in, or has used
-        them in last."""
+        """The stream (CUstream) of the GPU in which the caller uses the tensors now."""
 
     def empty_like(self, tensor: Tensor) -> tuple[Tensor, int]:
-        """A tensor to put a result in, and its address."""
+        """A new tensor for a result, and its address."""
 
     def copy_back(self, result: Tensor, tensor: Tensor) -> None:
-        """Overwrite the tensor that an operation in place was asked for with the result in its dense copy."""
+        """Copy the result of an in-place operation from the dense copy that it ran on to the caller's tensor."""
 
     def from_memory(
         self, memory: Memory | DeviceMemory | None, like: Tensor, shape: Sequence[int]
     ) -> Tensor:
-        """A tensor around memory of the core, where ``like`` is, without a copy; None: a tensor without elements."""
+        """A tensor that wraps memory of the core without a copy, on the device and with the dtype of ``like``. None: a
+        tensor without elements."""
 
     def to_counts(self, splits: Any) -> list[int]:
-        """`splits` as integers. ValueError for anything else."""
+        """`splits` as integers. Raises ValueError for anything but a vector of integers."""
 
     def from_counts(self, counts: Sequence[int]) -> Tensor:
         """Row counts as an int32 tensor."""
 
     def run(self, spec: OpSpec, tensors: Sequence[Tensor], call: Call, grouped: bool) -> Any:
-        """A blocking, out-of-place operation: :func:`perform`, made differentiable where that has a meaning."""
+        """Run a blocking, out-of-place operation: :func:`perform`, with gradients where the framework has them."""
 
 
-class Operation:
-    """One submission. It keeps its tensors alive until the core is done with them."""
+class Operation(Waitable):
+    """One operation of the core, on one tensor or on a group. Keeps its tensors alive until it is done."""
 
     __slots__ = (
         "adapter",
@@ -98,27 +101,23 @@ class Operation:
         self.outputs = outputs
         self.grouped = grouped
         self.device = device
-        self.stream = stream  # of a card: the one that the tensors were ready in
-        # In place, where dense copies are reduced instead: the tensors that get the results.
+        self.stream = stream  # on a GPU: the stream in which the inputs were ready
+        # In-place operations that run on dense copies: the tensors that get the results.
         self.targets: Sequence[Tensor] | None = None
-        self.row_counts: list[list[int]] = []  # per tensor, once it is done: rows from each rank
-        self.handle = 0
-        # From here on the context holds the tensors: an interrupt between any two lines cannot free them.
+        self.row_counts: list[list[int]] = []  # per tensor, once done: rows from each rank
+        self.handle = 0  # the core's
+        # The user's handle. From here on the context holds the tensors, so an interrupt cannot free them.
         self.number = context.track(self)
 
     def done(self) -> bool:
-        """Whether :meth:`wait` will not block. Only after it may the result of one on a card be used."""
         done = self.engine.poll(self.handle)
         if done:
             context.waited()
         return done
 
     def wait(self) -> Any:
-        """Block until done; return the output, or for a group the list of outputs (with received splits if the
-        operation has them).
-
-        Raises the exception that belongs to the failure. After a KeyboardInterrupt the operation is still in flight and
-        can be waited for again."""
+        """Block until done; return the output, or the list of outputs of a group. Operations with received splits
+        return ``(output, rows received from each rank)`` in place of each output."""
         stream = 0
         try:
             self.engine.wait(self.handle)
@@ -128,10 +127,10 @@ class Operation:
                     self.engine.stream_wait(self.handle, later)
             outputs = self._collect(stream) if self.outputs is None else self.outputs
         except Error as error:
-            self.let_go()
-            self.forget()
+            self.abandon()
+            self._forget()
             raise exception(error) from None
-        self.forget()
+        self._forget()
         if self.targets is not None:
             for result, tensor in zip(outputs, self.targets, strict=True):
                 if result is not tensor:
@@ -140,6 +139,7 @@ class Operation:
         return outputs if self.grouped else outputs[0]
 
     def _collect(self, stream: int) -> list[Any]:
+        """The outputs that the core has allocated; ``stream`` is where the caller uses them."""
         outputs = []
         for index, tensor in enumerate(self.inputs):
             result = self.engine.result(self.handle, index, stream)
@@ -151,55 +151,50 @@ class Operation:
             outputs.append(output)
         return outputs
 
-    def let_go(self) -> None:
-        """Nobody will wait for it: what is put next into the stream of its tensors comes after what a card still does
-        to them."""
+    def abandon(self) -> None:
         if self.device != CPU:
             with contextlib.suppress(Error):
                 self.engine.stream_wait(self.handle, self.stream)
 
-    def forget(self) -> None:
-        """Let go of the tensors and of the core's handle, once it is done. Idempotent."""
+    def _forget(self) -> None:
+        """Free the handles of an operation that is done. Idempotent."""
         context.waited()
         if context.operations.pop(self.number, None) is not None:
             self.engine.release(self.handle)
 
 
-class Parts:
-    """A group of several dtypes, or in the memory of the host and of a card: one operation for each of them, since a
-    group of the core has one."""
+class SplitGroup(Waitable):
+    """A group whose tensors have several dtypes, or are on several devices: one :class:`Operation` for each part."""
 
-    def __init__(self, parts: list[tuple[list[int], Operation]]) -> None:
+    def __init__(self, parts: list[Part[Any]], operations: list[Operation]) -> None:
         self.parts = parts
+        self.operations = operations
         self.number = context.track(self)
 
     def done(self) -> bool:
-        return all(operation.done() for _, operation in self.parts)
+        return all(operation.done() for operation in self.operations)
 
     def wait(self) -> Any:
-        """The outputs in the order of the group. Every part is waited for, even if one has failed."""
-        outputs: dict[int, Any] = {}
+        """Block until all parts are done, even if one fails; return the outputs in the order of the group."""
+        outputs: list[Any] = []
         failure: HorovodInternalError | None = None
-        for places, operation in self.parts:
+        for operation in self.operations:
             try:
-                outputs.update(zip(places, operation.wait(), strict=True))
+                outputs.append(operation.wait())
             except HorovodInternalError as error:
                 failure = failure or error
         context.operations.pop(self.number, None)
         if failure is not None:
             raise failure
-        return [outputs[place] for place in range(len(outputs))]
+        return join_parts(self.parts, outputs)
 
-    def let_go(self) -> None:
-        """The parts are entries of their own."""
+    def abandon(self) -> None:
+        """Does nothing: the context has the operations of the parts as well."""
 
     @property
     def row_counts(self) -> list[list[int]]:
-        """Per tensor, once it is done: rows from each rank."""
-        counts: dict[int, list[int]] = {}
-        for places, operation in self.parts:
-            counts.update(zip(places, operation.row_counts, strict=True))
-        return [counts[place] for place in range(len(counts))]
+        """As of :class:`Operation`."""
+        return join_parts(self.parts, [operation.row_counts for operation in self.operations])
 
 
 def submit(
@@ -210,16 +205,16 @@ def submit(
     grouped: bool = False,
     in_place: bool = False,
     blocking: bool = False,
-) -> Operation | Parts:
-    """Hand an operation to the core and return at once. ``blocking``: the caller waits for it next, so that this may
-    begin to wait; failures of the operation itself come from here, too.
+) -> Operation | SplitGroup:
+    """Submit an operation to the core and return at once. ``blocking``: the caller waits next, so this may already wait
+    for a moment, and may raise the failure of the operation.
 
-    Raises TypeError and ValueError for what this rank alone can see to be wrong (dtype, device, layout, arguments, a
-    name that is in flight), NotInitializedError, and HorovodInternalError if the job is over."""
+    Raises TypeError and ValueError for what this rank alone has wrong (dtype, device, layout, arguments, a name that is
+    in flight), NotInitializedError, and HorovodInternalError if the job has ended."""
     engine = context.engine()
     described = [adapter.describe(tensor, in_place) for tensor in tensors]
     if grouped and len({(code, device) for _, code, _, _, device in described}) != 1:
-        return _submit_parts(engine, adapter, spec, tensors, described, call, in_place)
+        return _submit_split(engine, adapter, spec, tensors, described, call, in_place)
     return _submit(engine, adapter, spec, tensors, described, call, grouped, in_place, blocking)
 
 
@@ -231,7 +226,7 @@ def perform(
     grouped: bool = False,
     in_place: bool = False,
 ) -> Any:
-    """``submit(...).wait()``, for less: small operations that block are all about latency."""
+    """``submit(...).wait()`` with less overhead for one tensor in host memory, where latency matters most."""
     if grouped or spec.output is not Output.LIKE_INPUT:
         return submit(adapter, spec, tensors, call, grouped, in_place, blocking=True).wait()
     engine = context.engine()
@@ -244,30 +239,30 @@ def perform(
         )
         return operation.wait()
     if code == dtypes.BOOL:
-        _check_bool(spec, call)
+        spec.check_bool(call.reduce_op)
     output, target = (tensor, address) if in_place else adapter.empty_like(tensor)
-    name = _core_name(spec, call)
-    number = context.hold((tensor, output))  # whatever interrupts
+    name = _free_name(spec, call)
+    key = context.hold((tensor, output))
     try:
         handle = engine.perform(
             spec.code, code, ((address, target, shape),), name, *call[1:], -1, False
         )
     except Error as error:
-        context.operations.pop(number, None)
+        context.blocking.pop(key, None)
         raise _failure(error) from None
     except Exception:  # an argument of a wrong type
-        context.operations.pop(number, None)
+        context.blocking.pop(key, None)
         raise
     if handle:  # not done yet
         operation = Operation(engine, adapter, spec, [tensor], [output], False)
         operation.handle = handle
         if in_place:
             operation.targets = tensors
-        context.operations.pop(number, None)
+        context.blocking.pop(key, None)
         if name:
             context.submitted(call.process_set, name)
         return operation.wait()
-    context.operations.pop(number, None)
+    context.blocking.pop(key, None)
     context.waited()
     if in_place and tensor is not given:
         adapter.copy_back(tensor, given)
@@ -276,24 +271,18 @@ def perform(
 
 
 def _failure(error: Error) -> ValueError | HorovodInternalError:
-    """What to raise for an operation that was refused, or has failed while it was waited for."""
+    """The exception for an operation that was refused, or has failed in a call that may wait."""
     failure = exception(error)
     if isinstance(failure, HorovodInternalError):
         context.waited()
     return failure
 
 
-def _check_bool(spec: OpSpec, call: Call) -> None:
-    if spec.reduces and call.reduce_op == Average:
-        raise ValueError(f"{spec.name} of bool has no average; use op=Max (or) or op=Min (and).")
-
-
-def _core_name(spec: OpSpec, call: Call) -> str | None:
-    """The name in the core. Raises ValueError if it is in flight."""
-    if not call.name:
-        return None
-    name = f"{spec.name}.{call.name}"
-    context.check_name(call.process_set, name)
+def _free_name(spec: OpSpec, call: Call) -> str | None:
+    """The name for the core. Raises ValueError if it is in flight."""
+    name = spec.wire_name(call.name)
+    if name is not None:
+        context.check_name(call.process_set, name)
     return name
 
 
@@ -310,13 +299,14 @@ def _submit(
 ) -> Operation:
     code = described[0][1]
     if code == dtypes.BOOL:
-        _check_bool(spec, call)
-    if spec.least_ndim and any(len(shape) < spec.least_ndim for _, _, _, shape, _ in described):
-        raise ValueError(f"{spec.name} needs a first dimension to divide; a scalar has none.")
+        spec.check_bool(call.reduce_op)
+    if spec.min_ndim:
+        for _, _, _, shape, _ in described:
+            spec.check_ndim(len(shape))
     if call.splits is not None:
         counts = adapter.to_counts(call.splits)
         call = call._replace(splits=counts)
-        # As in Horovod, rows beyond the splits are sent nowhere.
+        # As in Horovod, rows beyond the splits are not sent.
         described = [
             (tensor, code, address, (min(sum(counts), shape[0]), *shape[1:]), device)
             for tensor, code, address, shape, device in described
@@ -324,32 +314,32 @@ def _submit(
 
     inputs = [tensor for tensor, _, _, _, _ in described]
     device, stream = described[0][4], 0
-    place: dict[str, Any] = {}
+    on_gpu: dict[str, Any] = {}
     if device != CPU:
         stream = adapter.stream(device, inputs)
-        place = {"device": device, "stream": stream}
+        on_gpu = {"device": device, "stream": stream}
     outputs: list[Tensor] | None
     if spec.output is Output.ROWS:
         outputs = None
-        rows = [(address, 0, shape) for _, _, address, shape, _ in described]
+        arguments = [(address, 0, shape) for _, _, address, shape, _ in described]
     elif in_place:
         outputs = inputs
-        rows = [(address, address, shape) for _, _, address, shape, _ in described]
+        arguments = [(address, address, shape) for _, _, address, shape, _ in described]
     else:
         made = [adapter.empty_like(tensor) for tensor in inputs]
         outputs = [tensor for tensor, _ in made]
-        rows = [
+        arguments = [
             (address, target, shape)
             for (_, _, address, shape, _), (_, target) in zip(described, made, strict=True)
         ]
 
-    name = _core_name(spec, call)
+    name = _free_name(spec, call)
     operation = Operation(engine, adapter, spec, inputs, outputs, grouped, device, stream)
     if in_place and any(i is not t for i, t in zip(inputs, tensors, strict=True)):
         operation.targets = tensors
     try:
         start = engine.perform if blocking else engine.submit
-        operation.handle = start(spec.code, code, rows, name, *call[1:], **place)
+        operation.handle = start(spec.code, code, arguments, name, *call[1:], **on_gpu)
     except Error as error:
         context.operations.pop(operation.number, None)
         raise _failure(error) from None
@@ -361,7 +351,7 @@ def _submit(
     return operation
 
 
-def _submit_parts(
+def _submit_split(
     engine: Engine,
     adapter: Adapter,
     spec: OpSpec,
@@ -369,20 +359,28 @@ def _submit_parts(
     described: list[Described],
     call: Call,
     in_place: bool,
-) -> Parts:
+) -> SplitGroup:
     if not described:
         raise ValueError(f"grouped_{spec.name} needs at least one tensor.")
-    places: dict[tuple[int, int], list[int]] = {}
-    for place, (_, code, _, _, device) in enumerate(described):
-        places.setdefault((code, device), []).append(place)
-    on_both = len({device for _, _, _, _, device in described}) > 1
-    parts = []
-    for (code, device), of_part in places.items():
-        suffix = f"{dtypes.NAMES[code]}{'.gpu' if on_both and device != CPU else ''}"
-        name = f"{call.name}.{suffix}" if call.name else None
-        mine = [tensors[place] for place in of_part]
-        part = call._replace(name=name)
-        these = [described[place] for place in of_part]
-        operation = _submit(engine, adapter, spec, mine, these, part, True, in_place)
-        parts.append((of_part, operation))
-    return Parts(parts)
+    keys = [(code, device) for _, code, _, _, device in described]
+    several_devices = len({device for _, device in keys}) > 1
+
+    def label(key: tuple[int, int]) -> str:
+        code, device = key
+        return f"{dtypes.NAMES[code]}{'.gpu' if several_devices and device != CPU else ''}"
+
+    parts = split_group(call.name, keys, label)
+    operations = [
+        _submit(
+            engine,
+            adapter,
+            spec,
+            part.select(tensors),
+            part.select(described),
+            call._replace(name=part.name),
+            True,
+            in_place,
+        )
+        for part in parts
+    ]
+    return SplitGroup(parts, operations)

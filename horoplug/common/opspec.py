@@ -1,16 +1,19 @@
-"""The table of operations: one row each. :mod:`horoplug.common.ops` makes every variant of every row."""
+"""The table of operations: one row each, as data. It imports nothing that needs a running job.
 
-from collections.abc import Callable, Sequence
+:mod:`horoplug.common.calls` has the signature of each operation, :mod:`horoplug.common.variants` makes every variant of
+every row (``_async``, in place, grouped) for a framework."""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
-from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum, check_ranks, resolve
+from horoplug.common.reduce_ops import Average
 
 
 class Call(NamedTuple):
-    """What a user asks of one operation: the arguments of ``Engine.submit`` that follow the tensors, in its order."""
+    """The options of one call, without its tensors: the arguments of ``Engine.submit`` that follow the tensors, in the
+    order of that method."""
 
     name: str | None = None
     reduce_op: int = Average
@@ -19,94 +22,59 @@ class Call(NamedTuple):
     postscale: float = 1.0
     splits: Sequence[int] | None = None
     process_set: int = 0
-    wire_dtype: int = 0  # allreduce: the code of what float32 travels as; 0: as it is
+    wire_dtype: int = 0  # allreduce: code of the dtype in which float32 is sent; 0: float32
 
 
 class Output(Enum):
-    """Where the result of an operation goes."""
+    """How the shape and the memory of a result are determined."""
 
-    LIKE_INPUT = "a tensor of the input's shape"
-    ROWS = "memory of the core: the other ranks decide how many rows (first dimension) there are"
+    LIKE_INPUT = "a tensor with the shape of the input, allocated by the caller"
+    ROWS = (
+        "memory of the core, since the number of rows (first dimension) depends on the other ranks"
+    )
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One operation, the same in every framework.
-
-    ``options`` has the signature of the operation after the tensor, and turns the arguments into a :class:`Call`."""
+    """One operation, the same in every framework."""
 
     name: str
     code: int  # hp_op of the C ABI
-    options: Callable[..., Call]
     output: Output
-    does: str  # the first sentence of the documentation
+    summary: str  # the first sentence of the documentation
     grouped: bool = False  # has grouped_ variants
     in_place: bool = False  # has variants that overwrite their input: a trailing underscore
-    reduces: bool = False  # computes with the elements
-    least_ndim: int = 0
+    reduces: bool = False  # combines elements with a reduction
+    min_ndim: int = 0  # smallest number of dimensions of an input
     received_splits: bool = False  # the result is (output, rows received from each rank)
-    # Place of the argument `compression` in the blocking, out-of-place variants, in frameworks that compress.
+    # Position of the argument `compression` in the blocking, out-of-place variants of frameworks that compress.
     compression_at: int | None = None
-    casts: bool = False  # the core compresses on its own what it can: Call.wire_dtype
+    casts: bool = False  # the core applies Call.wire_dtype
 
+    def wire_name(self, name: str | None) -> str | None:
+        """The name that pairs the calls of the ranks, which includes the operation: calls of different operations may
+        have the same ``name``. None if the user gave none; the core then numbers the calls."""
+        return f"{self.name}.{name}" if name else None
 
-# The options of each operation: its signature after the tensor. (They have the operation's name because it appears in
-# Python's own messages about wrong arguments.)
+    def check_ndim(self, ndim: int) -> None:
+        """Raises ValueError for an input with fewer dimensions than the operation needs."""
+        if ndim < self.min_ndim:
+            raise ValueError(f"{self.name} needs a first dimension to divide; a scalar has none.")
 
-
-def allreduce(
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Call:
-    number = set_number(process_set)
-    reduce_op = resolve(op, average)
-    if reduce_op == Adasum:
-        check_ranks(reduce_op, process_set.size())
-    return Call(name, reduce_op, 0, prescale_factor, postscale_factor, None, number)
-
-
-def allgather(name: str | None = None, process_set: ProcessSet = global_process_set) -> Call:
-    return Call(name, process_set=set_number(process_set))
-
-
-def broadcast(
-    root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Call:
-    return Call(name, root=root_rank, process_set=set_number(process_set))
-
-
-def alltoall(
-    splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Call:
-    return Call(name, splits=splits, process_set=set_number(process_set))
-
-
-def reducescatter(
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Call:
-    if resolve(op) not in (Average, Sum):
-        # Horovod's users catch a RuntimeError where Adasum is not to be had.
-        kind = NotImplementedError if op == Adasum else ValueError
-        raise kind(f"reducescatter knows op=Average and op=Sum, not {NAMES[op]}.")
-    number = set_number(process_set)
-    return Call(name, op, 0, prescale_factor, postscale_factor, None, number)
+    def check_bool(self, reduce_op: int) -> None:
+        """Raises ValueError if the operation does not support ``reduce_op`` on tensors of bool."""
+        if self.reduces and reduce_op == Average:
+            raise ValueError(
+                f"{self.name} of bool has no average; use op=Max (or) or op=Min (and)."
+            )
 
 
 OPERATIONS: Final = (
     OpSpec(
-        "allreduce",
-        0,
-        allreduce,
-        Output.LIKE_INPUT,
-        "Reduce tensors of one shape over all ranks, element by element; every rank gets the result.",
+        name="allreduce",
+        code=0,
+        output=Output.LIKE_INPUT,
+        summary="Reduce tensors of one shape over all ranks, element by element; every rank gets the result.",
         grouped=True,
         in_place=True,
         reduces=True,
@@ -114,44 +82,40 @@ OPERATIONS: Final = (
         casts=True,
     ),
     OpSpec(
-        "allgather",
-        1,
-        allgather,
-        Output.ROWS,
-        "Join the ranks' tensors along the first dimension, which may differ between ranks, in rank order; a scalar "
-        "counts as one row.",
+        name="allgather",
+        code=1,
+        output=Output.ROWS,
+        summary="Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that "
+        "dimension may differ between ranks; a scalar counts as one row.",
         grouped=True,
     ),
     OpSpec(
-        "broadcast",
-        2,
-        broadcast,
-        Output.LIKE_INPUT,
-        "Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all ranks.",
+        name="broadcast",
+        code=2,
+        output=Output.LIKE_INPUT,
+        summary="Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all ranks.",
         in_place=True,
     ),
     OpSpec(
-        "alltoall",
-        3,
-        alltoall,
-        Output.ROWS,
-        "Send `splits[i]` rows (first dimension) to rank i, taken in order, and join what arrives in rank order; "
-        "rows beyond the splits stay here. Without `splits`, equal parts. Given `splits`, the result is "
-        "(output, rows received from each rank); "
+        name="alltoall",
+        code=3,
+        output=Output.ROWS,
+        summary="Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received rows "
+        "in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal parts. Given "
+        "`splits`, the result is (output, rows received from each rank); "
         "synchronize(alltoall_async(...)) always returns both.",
-        least_ndim=1,
+        min_ndim=1,
         received_splits=True,
     ),
     OpSpec(
-        "reducescatter",
-        4,
-        reducescatter,
-        Output.ROWS,
-        "Reduce like allreduce (Average or Sum only), then keep this rank's share of the rows (first dimension); the "
-        "first `rows % size` ranks get one more.",
+        name="reducescatter",
+        code=4,
+        output=Output.ROWS,
+        summary="Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank. Rows "
+        "are divided evenly; the first `rows % size` ranks get one more.",
         grouped=True,
         reduces=True,
-        least_ndim=1,
+        min_ndim=1,
         compression_at=1,
     ),
 )

@@ -1,26 +1,29 @@
-"""Sets of ranks that an operation can run on: all of them, and those that the program adds.
+"""Process sets: the ranks that an operation runs on. The global set has all ranks; the program may add others.
 
 Operations of different sets run independently of each other."""
 
+import json
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from horoplug._native import Error
+from horoplug.common.byte_transfer import allgather_bytes
 from horoplug.common.context import context
+from horoplug.common.opspec import Call
 from horoplug.common.status import await_value, exception
 from horoplug.rendezvous.bootstrap.over_mpi import ranks_of_communicator
 
 
 class ProcessSet:
-    """Ranks that operations can be confined to.
+    """A subset of the ranks, for the ``process_set`` argument of operations.
 
-    ``process_set_id`` is the set's number in the job: None before ``init(process_sets=[...])`` or
-    :func:`add_process_set` and after :func:`remove_process_set` or ``shutdown``.
+    ``process_set_id`` is the id of the set in the job. It is None before ``init(process_sets=[...])`` or
+    :func:`add_process_set`, and after :func:`remove_process_set` or ``shutdown``.
 
-    ``ranks``: global ranks in any order, or a communicator of mpi4py, in which case those are known once the set is
-    registered; every rank gives the one that it is in (or COMM_NULL), as ``Split`` returns it. Raises ValueError for
-    anything else."""
+    ``ranks``: global ranks in any order, or a communicator of mpi4py, whose ranks are known once the set is registered;
+    every rank then gives the communicator that it belongs to (or COMM_NULL), as ``Split`` returns it. Raises ValueError
+    for anything else."""
 
     mpi_comm: Any = None
     """The communicator that the set was made from."""
@@ -48,7 +51,7 @@ class ProcessSet:
         return len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's place in the set; None if it is not in it or the set is not registered."""
+        """Rank of this process in the set; None if it is not in it or the set is not registered."""
         if not self.included() or self.ranks is None:
             return None
         return self.ranks.index(context.mesh().rank)
@@ -60,7 +63,7 @@ class ProcessSet:
         return context.mesh().rank in self.ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ProcessSet":
-        """Itself: a copy of a layer that has it works on the same set."""
+        """Returns itself: a copy of a layer uses the same set."""
         return self
 
     def _invalidate(self) -> None:
@@ -71,7 +74,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks. It has no state of its own: its ranks are those of the running job."""
+    """All ranks of the running job. It has no state of its own."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -95,24 +98,24 @@ global_process_set = _GlobalProcessSet()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet:
-    """Register a set of ranks; returns it. Every rank of the job calls this, in the same order, also those that are not
-    in the set. With a communicator of mpi4py, or a ProcessSet of one, every rank gives its own, and all sets that there
-    are among them are registered.
+    """Register a process set and return it. Collective: every rank of the job calls this in the same order, including
+    ranks that are not in the set. With a communicator of mpi4py, or a ProcessSet made from one, every rank gives its
+    own communicator, and all sets among these are registered.
 
-    Raises ValueError if there is a set of these ranks already (such as all of them) or a rank does not exist,
-    HorovodInternalError if the ranks of the job name different ones."""
+    Raises ValueError if a set of these ranks exists already (such as the global set) or a rank does not exist,
+    HorovodInternalError if ranks give different sets."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set.mpi_comm is None:
         return _add(process_set)
     own = process_set._ranks = _ranks_in_job(process_set.mpi_comm)
-    for ranks in sorted({tuple(ranks) for ranks in _lists_of_all(own)} - {()}):
+    for ranks in sorted({tuple(ranks) for ranks in _rank_lists(own)} - {()}):
         _add(process_set if list(ranks) == own else ProcessSet(ranks))
     return process_set
 
 
 def _ranks_in_job(communicator: Any) -> list[int]:
-    """The ranks of a communicator as this job numbers them."""
+    """The ranks of a communicator by their numbers in this job."""
     if not communicator:  # MPI.COMM_NULL
         return []
     job = context.ranks or range(context.mesh().size)
@@ -125,12 +128,10 @@ def _ranks_in_job(communicator: Any) -> list[int]:
         ) from None
 
 
-def _lists_of_all(own: list[int]) -> list[list[int]]:
-    """Every rank's list of ranks."""
-    from horoplug.common.objects import allgather_object
-
-    lists: list[list[int]] = allgather_object(own, name="horoplug.process_sets")
-    return lists
+def _rank_lists(own: list[int]) -> list[list[int]]:
+    """Allgather of one list of ranks from every rank."""
+    call = Call("horoplug.process_sets")
+    return [json.loads(bytes(part)) for part in allgather_bytes(json.dumps(own).encode(), call)]
 
 
 def _add(process_set: ProcessSet) -> ProcessSet:
@@ -139,7 +140,7 @@ def _add(process_set: ProcessSet) -> ProcessSet:
     assert ranks is not None
     for number, known in {0: global_process_set, **context.process_sets}.items():
         if known.ranks == ranks:
-            raise ValueError(f"process set {number} has the ranks {ranks} already.")
+            raise ValueError(f"process set {number} already has the ranks {ranks}.")
     try:
         process_set.process_set_id = await_value(engine, engine.add_process_set(ranks))
     except Error as error:
@@ -149,10 +150,10 @@ def _add(process_set: ProcessSet) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a set back; operations on it that are not complete fail. Every rank of the job calls this, in the same
-    order.
+    """Remove a process set; its operations that are not complete fail. Collective: every rank of the job calls this, in
+    the same order.
 
-    Returns whether there was something to remove: False for the set of all ranks and one that is not registered."""
+    Returns False, and does nothing, for the global set and for a set that is not registered."""
     engine = context.engine()
     number = process_set.process_set_id
     if number is None or number == 0:
@@ -161,25 +162,25 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         await_value(engine, engine.remove_process_set(number))
     except Error as error:
         raise exception(error) from None
-    # The caller's may be another object for the same set.
+    # The caller's object may be another one than the registered one.
     for known in (context.process_sets.pop(number, process_set), process_set):
         known._invalidate()
     return True
 
 
-def process_set_of(number: int) -> ProcessSet:
-    """The registered set of a number."""
-    return context.process_sets[number] if number else global_process_set
+def process_set_by_id(number: int) -> ProcessSet:
+    """The registered set with this id."""
+    return cast(ProcessSet, context.process_sets[number]) if number else global_process_set
 
 
 def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of all registered sets by their numbers. (The name is Horovod's.)"""
+    """The ranks of all registered sets by id. (The name is Horovod's.)"""
     sets = {0: global_process_set, **context.process_sets}
     return {number: list(known.ranks or ()) for number, known in sets.items()}
 
 
-def set_number(process_set: ProcessSet) -> int:
-    """The number that the core knows the set by. Raises ValueError if it has none, TypeError for anything else."""
+def process_set_id(process_set: ProcessSet) -> int:
+    """The id of a set. Raises ValueError if it is not registered, TypeError for anything but a ProcessSet."""
     try:
         number = process_set.process_set_id
     except AttributeError:
@@ -192,6 +193,6 @@ def set_number(process_set: ProcessSet) -> int:
         )
     if number and number not in context.process_sets:
         raise ValueError(
-            f"{process_set} has the number {number}, which no process set of this job has."
+            f"{process_set} has the id {number}, which no process set of this job has."
         )
     return number

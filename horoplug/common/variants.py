@@ -1,8 +1,8 @@
-"""Makes the public functions: every variant of every row of the table of operations, for any framework.
+"""Makes the public functions of a framework: every variant of every operation in the table.
 
-``operations(adapter)`` gives ``allreduce``, ``allreduce_async``, ``allreduce_``, ``allreduce_async_``,
-``grouped_allreduce`` … with Horovod's signatures. :func:`synchronize`, :func:`poll`, :func:`barrier` and :func:`join`
-know no tensors and are the same everywhere.
+``operations(adapter)`` returns ``allreduce``, ``allreduce_async``, ``allreduce_``, ``allreduce_async_``,
+``grouped_allreduce`` and so on, with Horovod's signatures. :func:`synchronize`, :func:`poll`, :func:`barrier` and
+:func:`join` take no tensors and are the same in every framework.
 """
 
 import inspect
@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from horoplug._native import Error
+from horoplug.common.calls import CALLS
 from horoplug.common.compression import pack
 from horoplug.common.context import context
 from horoplug.common.ops import Adapter, perform, submit
 from horoplug.common.opspec import BARRIER, OPERATIONS, OpSpec
-from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
+from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.status import await_value, exception
 
 Function = Callable[..., Any]
@@ -23,7 +24,7 @@ Action = Callable[[Sequence[Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 def operations(adapter: Adapter, module: str) -> dict[str, Function]:
-    """The functions by name. ``module``: the one that will hold them."""
+    """The functions by name. ``module``: name of the module that will hold them."""
     made = {}
     for spec in OPERATIONS:
         for grouped in (False, True) if spec.grouped else (False,):
@@ -36,45 +37,45 @@ def operations(adapter: Adapter, module: str) -> dict[str, Function]:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for an ``_async`` operation and return its output (a list for a group, (output, received splits) for
-    alltoall); frees the handle. A handle that is unknown, or was synchronised before, gives None.
+    """Wait for an ``_async`` operation and return its output: a list for a group, (output, received splits) for
+    alltoall. Frees the handle. Returns None for a handle that is unknown or was synchronized before.
 
-    Raises HorovodInternalError, with what went wrong and at which rank, if the operation failed."""
+    Raises HorovodInternalError, which names the cause and the rank, if the operation failed."""
     operation = context.find(handle)
     return None if operation is None else operation.wait()
 
 
 def poll(handle: int) -> bool:
-    """Whether an ``_async`` operation is done, well or badly: :func:`synchronize` will not block. True for a handle
-    that is unknown or was synchronised before."""
+    """Whether an ``_async`` operation is done, successfully or not: :func:`synchronize` then does not block. True for a
+    handle that is unknown or was synchronized before."""
     operation = context.find(handle)
     return True if operation is None else operation.done()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Block until every rank of the process set is here."""
+    """Block until every rank of the process set has called this. Raises HorovodInternalError if one cannot."""
     engine = context.engine()
     try:
-        await_value(engine, engine.perform(BARRIER, 0, (), process_set=set_number(process_set)))
+        await_value(engine, engine.perform(BARRIER, 0, (), process_set=process_set_id(process_set)))
         context.waited()
     except Error as error:
         raise exception(error) from None
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Say that this rank has no more data, and wait until every rank of the set has; returns the (global) rank that was
-    the last.
+    """Declare that this rank has no more data, and wait until every rank of the set has joined. Returns the global rank
+    that joined last.
 
-    Until then this rank takes part in what the others do without changing their results: in allreduce and
-    reducescatter with the neutral element of the reduction (Average still divides by the number of all ranks), in
-    allgather with no rows, in broadcast as one who receives. Errors for the others, as HorovodInternalError, are: a
-    broadcast from a rank that has joined, an alltoall with rows for it, and process sets that come or go.
+    Until then this rank takes part in the operations of the others without changing their results: in allreduce and
+    reducescatter with the identity element of the reduction (Average still divides by the number of all ranks), in
+    allgather with no rows, in broadcast as a receiver. The other ranks get HorovodInternalError for a broadcast from a
+    rank that has joined, for an alltoall with rows for it, and for adding or removing process sets.
 
-    ``device`` is accepted for Horovod's sake. Raises ValueError for an operation on the set that another thread
-    submits meanwhile."""
+    ``device`` is accepted for compatibility with Horovod and ignored. Raises ValueError if another thread submits an
+    operation on the set meanwhile."""
     engine = context.engine()
     try:
-        last = await_value(engine, engine.join(set_number(process_set)))
+        last = await_value(engine, engine.join(process_set_id(process_set)))
         context.waited()
         return last
     except Error as error:
@@ -129,7 +130,7 @@ def _variant(
 
 
 def _starting(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool) -> Action:
-    options = spec.options
+    options = CALLS[spec.name]
 
     def run(tensors: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         return submit(adapter, spec, tensors, options(*args, **kwargs), grouped, in_place).number
@@ -138,7 +139,7 @@ def _starting(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool) -> 
 
 
 def _waiting(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
-    options = spec.options
+    options = CALLS[spec.name]
 
     def run(tensors: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return perform(adapter, spec, tensors, options(*args, **kwargs), grouped, True)
@@ -147,7 +148,7 @@ def _waiting(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
 
 
 def _running(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
-    options = spec.options
+    options = CALLS[spec.name]
 
     def run(tensors: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         call = options(*args, **kwargs)
@@ -158,7 +159,7 @@ def _running(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
 
 
 def _compressing(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
-    options, at, none = spec.options, spec.compression_at, adapter.compression
+    options, at, none = CALLS[spec.name], spec.compression_at, adapter.compression
     assert at is not None
 
     def run(tensors: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,9 +170,10 @@ def _compressing(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
         call = options(*args, **kwargs)
         if compression is none:
             return adapter.run(spec, tensors, call, grouped)
-        packed, wire, unpack = pack(compression, tensors, spec.casts)
-        result = adapter.run(spec, packed, call._replace(wire_dtype=wire), grouped)
-        unpacked = unpack(result if grouped else [result])
+        packed = pack(compression, tensors, spec.casts)
+        call = call._replace(wire_dtype=packed.wire_dtype)
+        result = adapter.run(spec, packed.tensors, call, grouped)
+        unpacked = packed.unpack(result if grouped else [result])
         return unpacked if grouped else unpacked[0]
 
     return run
@@ -182,7 +184,7 @@ def _signature(
 ) -> inspect.Signature:
     tensor = adapter.tensor_type
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = list(inspect.signature(spec.options).parameters.values())
+    parameters = list(inspect.signature(CALLS[spec.name]).parameters.values())
     if compressing:
         assert spec.compression_at is not None
         compression = inspect.Parameter(
@@ -203,24 +205,24 @@ def _signature(
 
 
 def _document(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool, blocking: bool) -> str:
-    text = [spec.does]
+    text = [spec.summary]
     if grouped:
-        text.append("Takes a list of tensors, which are done together or not at all.")
+        text.append("Takes a list of tensors; either all of them are processed or none is.")
     what = "list of outputs" if grouped else "output"
     if in_place:
-        text.append("The result is written over the input.")
+        text.append("Overwrites the input with the result.")
     if blocking:
         text.append(f"Blocks until done and returns the {what}.")
     else:
-        text.append(
-            "Returns a handle at once; synchronize(handle) waits for it and gives the output."
-        )
+        text.append("Returns a handle at once; synchronize(handle) waits and returns the output.")
         text.append("The tensors must not be changed in between.")
     text.append("")
     text.append(
-        "`name` pairs the calls of the ranks; without one, the n-th call of a kind on each rank is."
+        "`name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank is paired."
     )
     text.append("")
-    text.append("Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the")
-    text.append("ranks disagree or one of them is gone.")
+    text.append(
+        "Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks"
+    )
+    text.append("disagree or a rank has failed.")
     return "\n".join(text)

@@ -24,7 +24,7 @@ from jax.interpreters import mlir
 from horoplug._native import Error
 from horoplug.common.context import context
 from horoplug.common.opspec import BY_NAME, Call, Output
-from horoplug.common.process_sets import process_set_of
+from horoplug.common.process_sets import process_set_by_id
 from horoplug.common.status import exception
 from horoplug.jax.library import LIBRARY, PLATFORMS, TAKE_TARGET, ffi_lowering
 from horoplug.jax.order import wait_for_programs
@@ -73,7 +73,7 @@ def perform(operation: str, arrays: Sequence[Any], call: Call) -> list[tuple[Any
         outputs = ticket.run(_begin, tuple(arrays), **program, ticket=ticket.number)
         if not is_open:
             return [(output, None) for output in outputs]
-        size = process_set_of(call.process_set).size() or 0
+        size = process_set_by_id(call.process_set).size() or 0
         counts = [ticket.row_counts(index, size) for index in range(len(arrays))]
         rows = tuple(map(sum, counts))
         outputs = ticket.run(_take, tuple(outputs), ticket=ticket.number, rows=rows)

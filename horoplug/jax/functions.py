@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from horoplug.common import objects, opspec
+from horoplug.common import calls, objects
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.jax import adapter
 from horoplug.jax.order import wait_for_programs
@@ -36,7 +36,7 @@ def broadcast_optimizer_state(
 
 def _broadcast(tree: Any, root_rank: int, name: str, process_set: ProcessSet) -> Any:
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    call = opspec.broadcast(root_rank, process_set=process_set)
+    call = calls.broadcast(root_rank, process_set=process_set)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(f"{name} is not for the inside of jax.jit; use hvd.broadcast there.")
     arrays: dict[int, Any] = {}

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from horoplug.common import opspec, variants
+from horoplug.common import calls, variants
 from horoplug.common.compression import pack
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.process_sets import ProcessSet, global_process_set
@@ -47,7 +47,7 @@ def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression
         compression, [adapter.to_array(leaf) for leaf in leaves], BY_NAME[operation].casts
     )
     call = call._replace(wire_dtype=wire)
-    if BY_NAME[operation].least_ndim and any(not array.ndim for array in arrays):
+    if BY_NAME[operation].min_ndim and any(not array.ndim for array in arrays):
         raise ValueError(f"{operation} needs a first dimension to divide; a scalar has none.")
     places: dict[Any, list[int]] = {}
     for place, array in enumerate(arrays):
@@ -94,7 +94,7 @@ def allreduce(
     (Average, Sum, Adasum).
 
     ``tensor``: an array, or a pytree of arrays. ``compression`` is taken from :class:`Compression`."""
-    call = opspec.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
+    call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     return _apply("allreduce", tensor, call, compression)
 
 
@@ -110,7 +110,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """:func:`allreduce` of a list."""
     _check_list("allreduce", tensors)
-    call = opspec.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
+    call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     return _apply("allreduce", list(tensors), call, compression)
 
 
@@ -121,7 +121,7 @@ def allgather(
 
     The first dimension may differ between ranks, but not inside of ``jax.jit``, nor where it is differentiated:
     shapes are fixed there before ranks know of each other. (An error when it runs.)"""
-    return _apply("allgather", tensor, opspec.allgather(name, process_set))
+    return _apply("allgather", tensor, calls.allgather(name, process_set))
 
 
 def grouped_allgather(
@@ -129,7 +129,7 @@ def grouped_allgather(
 ) -> list[Any]:
     """:func:`allgather` of a list."""
     _check_list("allgather", tensors)
-    return _apply("allgather", list(tensors), opspec.allgather(name, process_set))
+    return _apply("allgather", list(tensors), calls.allgather(name, process_set))
 
 
 def broadcast(
@@ -140,7 +140,7 @@ def broadcast(
 ) -> Any:
     """Give every rank the array, or the pytree of arrays, of rank `root_rank` (a global rank); shapes are the same on
     all ranks. Differentiable."""
-    return _apply("broadcast", tensor, opspec.broadcast(root_rank, name, process_set))
+    return _apply("broadcast", tensor, calls.broadcast(root_rank, name, process_set))
 
 
 def alltoall(
@@ -155,7 +155,7 @@ def alltoall(
 
     Inside of ``jax.jit``, and where it is differentiated, all ranks have to pass the same ``splits``, as constants, and
     arrays of one shape."""
-    call = opspec.alltoall(_counts(splits), name, process_set)
+    call = calls.alltoall(_counts(splits), name, process_set)
     array = adapter.to_array(tensor)
     if not array.ndim:
         raise ValueError("alltoall needs a first dimension to divide; a scalar has none.")
@@ -193,7 +193,7 @@ def reducescatter(
 ) -> Any:
     """Reduce like :func:`allreduce` (Average or Sum only), then keep this rank's share of the rows (first dimension);
     the first `rows % size` ranks get one more. Differentiable."""
-    call = opspec.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
+    call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     return _apply("reducescatter", tensor, call, compression)
 
 
@@ -208,7 +208,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """:func:`reducescatter` of a list."""
     _check_list("reducescatter", tensors)
-    call = opspec.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
+    call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     return _apply("reducescatter", list(tensors), call, compression)
 
 

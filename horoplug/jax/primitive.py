@@ -12,7 +12,7 @@ from jax.interpreters import mlir
 
 from horoplug.common.context import context
 from horoplug.common.opspec import BY_NAME, Call, Output
-from horoplug.common.process_sets import process_set_of
+from horoplug.common.process_sets import process_set_by_id
 from horoplug.jax import adapter
 from horoplug.jax.library import PLATFORMS, TARGET, TRACED, ffi_lowering
 from horoplug.jax.order import EFFECT, TOKEN
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 def place_in(process_set: int, rows: int = -1) -> Place:
     """Where this rank is now. Raises ValueError if it is not in the set."""
     context.mesh()  # raises NotInitializedError
-    ranks = process_set_of(process_set)
+    ranks = process_set_by_id(process_set)
     size, number = ranks.size(), ranks.rank()
     if size is None or number is None:
         raise ValueError(f"this rank is not in {ranks}.")

@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from horoplug.common import opspec
+from horoplug.common import calls
 from horoplug.common.api import *  # noqa: F403
 from horoplug.common.compression import pack
 from horoplug.common.opspec import BY_NAME, Call
-from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
+from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.reduce_ops import NAMES, Average, Sum
 from horoplug.tensorflow import gradients as gradients
 from horoplug.tensorflow.compression import Compression
@@ -151,7 +151,7 @@ def allreduce(
     A ``tf.IndexedSlices`` is reduced by gathering the ranks' slices (Average and Sum only, without factors); the result
     is one, in which indices can be more than once. ``name`` pairs the calls of the ranks. ``device_dense``,
     ``device_sparse``: where to place the operation. ``compression`` is taken from :class:`Compression`."""
-    call = opspec.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
+    call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         with _device(device_sparse):
             return _allreduce_slices(tensor, call, compression, ignore_name_scope)
@@ -175,7 +175,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """:func:`allreduce` of a list of tensors, which are done together or not at all. ``tf.IndexedSlices`` among them
     are reduced each by itself."""
-    call = opspec.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
+    call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(f"grouped_allreduce takes a list of tensors, got {type(tensors).__name__}.")
     results: dict[int, Any] = {}
@@ -203,7 +203,7 @@ def allgather(
 ) -> tf.Tensor:
     """Join the ranks' tensors along the first dimension, which may differ between ranks, in rank order; a scalar counts
     as one row. Differentiable."""
-    call = opspec.allgather(name, process_set)
+    call = calls.allgather(name, process_set)
     converted = tf.convert_to_tensor(tensor)
     return run("allgather", [converted], call, ignore_name_scope=ignore_name_scope)[0]
 
@@ -216,7 +216,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """:func:`allgather` of a list of tensors, which are done together or not at all."""
-    call = opspec.allgather(name, process_set)
+    call = calls.allgather(name, process_set)
     return [output for output, _ in _by_dtype("allgather", tensors, call, ignore_name_scope)]
 
 
@@ -230,7 +230,7 @@ def broadcast(
 ) -> tf.Tensor:
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all ranks.
     Differentiable."""
-    call = opspec.broadcast(root_rank, name, process_set)
+    call = calls.broadcast(root_rank, name, process_set)
     converted = tf.convert_to_tensor(tensor)
     return run("broadcast", [converted], call, ignore_name_scope=ignore_name_scope)
 
@@ -263,7 +263,7 @@ def alltoall(
     """Send `splits[i]` rows (first dimension) to rank i, taken in order, and join what arrives in rank order; rows
     beyond the splits stay here. Without `splits`, equal parts. Given `splits` (int32, one for each rank), the result is
     (output, rows received from each rank). Differentiable."""
-    call = opspec.alltoall(splits, name, process_set)
+    call = calls.alltoall(splits, name, process_set)
     converted = tf.convert_to_tensor(tensor)
     output, received = run("alltoall", [converted], call, ignore_name_scope=ignore_name_scope)
     return output if splits is None else (output, received)
@@ -283,7 +283,7 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduce like :func:`allreduce` (Average or Sum only), then keep this rank's share of the rows (first dimension);
     the first `rows % size` ranks get one more. Differentiable."""
-    call = opspec.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
+    call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     with _device(device_dense):
         return _reduce("reducescatter", tensor, call, compression, ignore_name_scope)
 
@@ -300,7 +300,7 @@ def grouped_reducescatter(
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """:func:`reducescatter` of a list of tensors, which are done together or not at all."""
-    call = opspec.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
+    call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     with _device(device_dense):
         return _reduce_group("reducescatter", tensors, call, compression, False)
 
@@ -309,14 +309,14 @@ def grouped_reducescatter(
 def join(process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """Say that this rank has no more data, and wait until every rank of the set has; returns the (global) rank that was
     the last, as an int32 scalar. See :func:`horoplug.common.variants.join`."""
-    return emit("join", process_set_id=set_number(process_set), blocking=tf.executing_eagerly())
+    return emit("join", process_set_id=process_set_id(process_set), blocking=tf.executing_eagerly())
 
 
 @as_written
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Wait until every rank of the process set is here. In a graph of TensorFlow 1: returns the operation."""
     waiting = emit(
-        "barrier", process_set_id=set_number(process_set), blocking=tf.executing_eagerly()
+        "barrier", process_set_id=process_set_id(process_set), blocking=tf.executing_eagerly()
     )
     # Functions that are compiled can return tensors only.
     return None if tf.inside_function() else waiting

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from horoplug.common.context import context
-from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
+from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.reduce_ops import Sum
 from horoplug.tensorflow.library import as_written
 from horoplug.tensorflow.mpi_ops import allreduce
@@ -84,7 +84,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     def _number(self) -> int:
         """The layer's number in the job, in the order of first use, which is the same on every rank. Its name need
         not be: that depends on what else a rank has made."""
-        key = SyncBatchNormalization, set_number(self.process_set)
+        key = SyncBatchNormalization, process_set_id(self.process_set)
         numbers, unused = context.per_job.setdefault(
             key, (weakref.WeakKeyDictionary(), itertools.count())
         )

@@ -6,25 +6,22 @@ whose result every rank uses is the *average* of what the ranks send back.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from horoplug.common.context import context
-from horoplug.common.ops import submit
+from horoplug.common.ops import Adapter, submit
 from horoplug.common.opspec import BY_NAME, Call, OpSpec
-from horoplug.common.process_sets import ProcessSet, process_set_of
+from horoplug.common.process_sets import ProcessSet, process_set_by_id
 from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum
-
-if TYPE_CHECKING:
-    from horoplug.torch.adapter import TorchAdapter
 
 
 @dataclass(frozen=True)
 class Forward:
     """What a gradient needs to know of the operation that it belongs to."""
 
-    adapter: "TorchAdapter"
+    adapter: Adapter
     spec: OpSpec
     call: Call
     shapes: list[torch.Size]
@@ -38,7 +35,7 @@ class Forward:
 
     @property
     def process_set(self) -> ProcessSet:
-        return process_set_of(self.call.process_set)
+        return process_set_by_id(self.call.process_set)
 
     def average(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return self.again("allreduce", grads, reduce_op=Average, root=0)
@@ -50,7 +47,7 @@ class Collective(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        adapter: "TorchAdapter",
+        adapter: Adapter,
         spec: OpSpec,
         call: Call,
         grouped: bool,
@@ -73,7 +70,7 @@ class Collective(torch.autograd.Function):
     @classmethod
     def run(
         cls,
-        adapter: "TorchAdapter",
+        adapter: Adapter,
         spec: OpSpec,
         tensors: Sequence[torch.Tensor],
         call: Call,

@@ -9,11 +9,11 @@ import torch
 
 from horoplug._native import Prepared
 from horoplug.base.errors import HorovodInternalError
+from horoplug.common.batch import Batch, prepare
 from horoplug.common.compression import is_cast_by_core, wire_dtype
-from horoplug.common.many import Batch, prepare
-from horoplug.common.ops import CPU, Operation, Parts, submit
+from horoplug.common.ops import CPU, Operation, SplitGroup, submit
 from horoplug.common.opspec import BY_NAME, Call
-from horoplug.common.process_sets import ProcessSet, set_number
+from horoplug.common.process_sets import ProcessSet, process_set_id
 from horoplug.common.variants import synchronize
 from horoplug.torch import streams
 from horoplug.torch.adapter import ADAPTER
@@ -65,7 +65,7 @@ class Reducer:
         self._known: dict[torch.Tensor, tuple[torch.dtype, torch.Size, int, Prepared]] = {}
         self._known_call = Call()
         self._batches: list[tuple[Batch, list[torch.Tensor], list[Any]]] = []
-        self._groups: list[tuple[Operation | Parts, list[Member]]] = []
+        self._groups: list[tuple[Operation | SplitGroup, list[Member]]] = []
         self._sparse: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
 
     def submit(self, parameters: Iterable[torch.Tensor], handles: Handles) -> None:
@@ -247,7 +247,7 @@ class Reducer:
         return end
 
     def _call(self, name: str | None) -> Call:
-        factor, number = self._predivide, set_number(self._process_set)
+        factor, number = self._predivide, process_set_id(self._process_set)
         return Call(name, self._op, 0, 1.0 / factor, factor, None, number, self.wire_dtype)
 
 

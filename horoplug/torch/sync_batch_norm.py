@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from horoplug.common.context import context
-from horoplug.common.process_sets import ProcessSet, global_process_set, set_number
+from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.reduce_ops import Sum
 from horoplug.torch.operations import allgather, allreduce
 
@@ -123,7 +123,7 @@ class _Exchange:
         self.process_set = process_set
         # Numbers count from the job's beginning, in the order of first use, which is the same on every rank: also where
         # an elastic job has built some ranks' models anew.
-        number = set_number(process_set)
+        number = process_set_id(process_set)
         layers = context.per_job.setdefault(SyncBatchNorm, weakref.WeakKeyDictionary())
         if layer not in layers:
             count = context.per_job.setdefault((SyncBatchNorm, number), itertools.count())

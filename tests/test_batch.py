@@ -7,8 +7,8 @@ import pytest
 from support import ranks_fixture
 
 import horoplug as hvd
+from horoplug.common.batch import Batch, prepare
 from horoplug.common.context import context
-from horoplug.common.many import Batch, prepare
 from horoplug.common.opspec import BY_NAME, Call
 
 pytest_plugins = ["jobs"]
@@ -45,6 +45,7 @@ def check_results():
         assert all((x == total(n)).all() for n, x in enumerate(mine))
         assert made.wait() is None, "waited for already"
     assert not context.operations
+    assert not context.blocking
 
 
 def check_one_by_one():
@@ -58,6 +59,7 @@ def check_one_by_one():
     assert all((x == total(n)).all() for n, x in enumerate(mine))
     assert hvd.synchronize(made.numbers[0]) is None
     assert not context.operations
+    assert not context.blocking
 
 
 def check_failure():
@@ -76,6 +78,7 @@ def check_failure():
         hvd.synchronize(made.numbers[1])
     assert made.wait() is None
     assert not context.operations
+    assert not context.blocking
 
 
 def check_refused():
@@ -94,6 +97,7 @@ def check_refused():
     assert (mine[1] == total(1)).all()
     assert (mine[2] == hvd.rank() + 2).all()
     assert not context.operations
+    assert not context.blocking
 
 
 def check_interrupt():

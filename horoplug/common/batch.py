@@ -1,0 +1,152 @@
+"""Many operations that are submitted with one call of the core, and waited for with one.
+
+For in-place operations that recur under the same names, such as the reductions of gradients. The core keeps what does
+not change from one submission to the next (``Prepared``), so that an operation costs little time in Python.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horoplug._native import Engine, Error, Prepared
+from horoplug.common.context import context
+from horoplug.common.in_flight import InFlight, Waitable
+from horoplug.common.ops import CPU, Tensor
+from horoplug.common.opspec import Call, OpSpec
+from horoplug.common.status import exception
+
+
+def prepare(
+    spec: OpSpec, call: Call, code: int, shape: Sequence[int], device: int = CPU
+) -> Prepared:
+    """An operation on a tensor of the dtype with this code, for :class:`Batch`. ``call`` must have a name."""
+    name = spec.wire_name(call.name)
+    assert name is not None
+    options = call.reduce_op, call.prescale, call.postscale, call.process_set, call.wire_dtype
+    return Prepared(spec.code, code, shape, name, *options, device)
+
+
+class Batch(InFlight):
+    """In-place operations on one dense tensor each. Keeps the tensors alive until the core is done with them."""
+
+    __slots__ = (
+        "complete",
+        "engine",
+        "handles",
+        "numbers",
+        "ready",
+        "refused",
+        "stream",
+        "tensors",
+    )
+
+    def __init__(
+        self,
+        prepared: Sequence[Prepared],
+        addresses: Sequence[int],
+        tensors: Sequence[Tensor],
+        stream: Callable[[], int] | None = None,
+    ) -> None:
+        """Submit the operations in order, up to the first one that the core refuses. ``refused`` is then the reason;
+        ``numbers`` has the users' handles of those that were submitted.
+
+        The tensors are in host memory, or all on one GPU; ``stream`` then returns the stream (CUstream) that the caller
+        uses. Raises NotInitializedError."""
+        self.engine: Engine = context.engine()
+        self.tensors = tensors
+        self.stream = stream
+        self.ready = 0 if stream is None else stream()  # the stream in which the tensors are ready
+        self.handles: list[int] = []  # the core's
+        self.complete = True  # no member was waited for by itself
+        # From here on the context holds the tensors, so an interrupt cannot free them.
+        numbers = context.track_batch(self, len(tensors))
+        self.handles, error = self.engine.submit_many(prepared, addresses, self.ready)
+        count = len(self.handles)
+        context.drop(numbers[count:])
+        self.numbers, self.tensors = numbers[:count], tensors[:count]
+        self.refused = None if error is None else exception(error)
+
+    def wait(self) -> Exception | None:
+        """Block until all members are done; return the exception of the first that failed. Members that were waited for
+        by themselves are skipped.
+
+        Raises HorovodInternalError if the job was shut down and another one begun. After a KeyboardInterrupt the
+        members can be waited for again."""
+        numbers, handles = self.numbers, self.handles
+        if not numbers:
+            return None
+        context.find(numbers[0])  # raises
+        if not self.complete:
+            left = [index for index, n in enumerate(numbers) if n in context.operations]
+            numbers, handles = [numbers[i] for i in left], [handles[i] for i in left]
+        try:
+            failures = self.engine.wait_many(handles)
+            if self.stream is not None:
+                failed = {index for index, _ in failures}
+                self.order([handle for index, handle in enumerate(handles) if index not in failed])
+                self._abandon([handles[index] for index in failed])
+        except Error as error:  # in a forked child, to which the engine does not belong
+            return exception(error)
+        self.complete = False
+        context.waited()
+        context.drop(numbers)
+        self.engine.release_many(handles)
+        return exception(failures[0][1]) if failures else None
+
+    def order(self, handles: Sequence[int]) -> None:
+        """Order the caller's streams after these operations, which are done and on a GPU."""
+        assert self.stream is not None
+        for stream in {self.stream(), self.ready}:
+            self.engine.stream_wait_many(handles, stream)
+
+    def abandon(self) -> None:
+        self._abandon(self.handles)
+
+    def _abandon(self, handles: Sequence[int]) -> None:
+        if self.stream is not None:
+            for handle in handles:
+                with contextlib.suppress(Error):
+                    self.engine.stream_wait(handle, self.ready)
+
+    def waitable(self, handle: int) -> "BatchMember":
+        return BatchMember(self, handle)
+
+
+class BatchMember(Waitable):
+    """One operation of a batch."""
+
+    __slots__ = ("batch", "handle", "index", "number")
+
+    def __init__(self, batch: Batch, number: int) -> None:
+        self.batch = batch
+        self.number = number  # the user's handle
+        self.index = number - batch.numbers[0]
+        self.handle = batch.handles[self.index]  # the core's
+
+    def done(self) -> bool:
+        done = self.batch.engine.poll(self.handle)
+        if done:
+            context.waited()
+        return done
+
+    def wait(self) -> Any:
+        """Block until done; return the tensor."""
+        try:
+            self.batch.engine.wait(self.handle)
+            if self.batch.stream is not None:
+                self.batch.order([self.handle])
+        except Error as error:
+            self.abandon()
+            self._forget()
+            raise exception(error) from None
+        self._forget()
+        return self.batch.tensors[self.index]
+
+    def abandon(self) -> None:
+        self.batch._abandon([self.handle])
+
+    def _forget(self) -> None:
+        context.waited()
+        if context.operations.pop(self.number, None) is not None:
+            self.batch.complete = False
+            self.batch.engine.release(self.handle)

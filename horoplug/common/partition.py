@@ -1,0 +1,46 @@
+"""Splitting a group of tensors into the parts that the core runs: the tensors of one operation have one dtype and are
+on one device."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Part(NamedTuple, Generic[Key]):
+    """Some tensors of a group."""
+
+    key: Key
+    positions: list[int]
+    """Of its tensors in the group, ascending."""
+    name: str | None
+    """Pairs the calls of the ranks; None if the user gave no name for the group."""
+
+    def select(self, values: Sequence[Any]) -> list[Any]:
+        """The values of this part's tensors, from one value for each tensor of the group."""
+        return [values[position] for position in self.positions]
+
+
+def split_group(
+    name: str | None, keys: Sequence[Key], label: Callable[[Key], str]
+) -> list[Part[Key]]:
+    """The parts of a group whose tensors have these keys (such as their dtypes), in the order of first appearance.
+
+    Ranks pair the parts by name: ``label`` gives each key a suffix that is the same on all ranks. A group that needs
+    no splitting keeps its name."""
+    positions: dict[Key, list[int]] = {}
+    for position, key in enumerate(keys):
+        positions.setdefault(key, []).append(position)
+    is_split = len(positions) > 1
+    return [
+        Part(key, members, f"{name}.{label(key)}" if name and is_split else name)
+        for key, members in positions.items()
+    ]
+
+
+def join_parts(parts: Sequence[Part[Any]], results: Sequence[Sequence[Any]]) -> list[Any]:
+    """The results of all tensors in the order of the group, from those of each part."""
+    joined: dict[int, Any] = {}
+    for part, of_part in zip(parts, results, strict=True):
+        joined.update(zip(part.positions, of_part, strict=True))
+    return [joined[position] for position in range(len(joined))]
