@@ -15,7 +15,7 @@ PYTHON_FILES := horoplug tests benchmarks examples scripts setup.py conftest.py
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo build kernels test test-gpu gpu-python cpp lint lint-types tidy format bench bench-gpu bench-report mpi wheel clean
+.PHONY: help demo build kernels test test-gpu gpu-python cpp lint lint-types tidy format bench bench-gpu bench-report mpi wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
 	@echo "make bench-gpu  what GPUs cost, into docs/gpu-results.md"
 	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks.md"
+	@echo "make docs    build the documentation site into build/site"
 	@echo "make wheel;  make clean"
 
 # --- set-up; each step is redone only when what it depends on has changed -------------------------------------------
@@ -141,6 +142,19 @@ cpp-%: build/.system-test .venv/.test
 	@$(CMAKE) --build build/$*
 
 cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
+
+# --- documentation --------------------------------------------------------------------------------------------------
+
+# In an environment of its own. A broken link, or a name in the API reference that does not exist, is an error.
+DOCS := build/docs-venv
+$(DOCS)/.installed: requirements/docs.txt | build/.system-demo
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install -q --no-deps -r $<
+	@touch $@
+
+docs: $(DOCS)/.installed
+	@set -o pipefail; NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict 2>&1 | sed "/^INFO/d"
+	@echo "build/site/index.html"
 
 # --- checks ---------------------------------------------------------------------------------------------------------
 

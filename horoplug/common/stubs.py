@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -52,8 +53,13 @@ def stub(functions: Mapping[str, Function], imports: str, tensor: str) -> str:
         signature = inspect.signature(function)
         lines.append(f"def {function.__name__}(")
         lines += [f"    {parameter(p)}," for p in signature.parameters.values()]
-        lines.append(f") -> {annotation(signature.return_annotation)}: ...")
-    return _HEADER.format(imports=imports) + "\n".join(lines) + "\n"
+        lines.append(f") -> {annotation(signature.return_annotation)}:")
+        # Editors and the documentation site read it here.
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        filled = (textwrap.fill(" ".join(text.split()), 96) for text in paragraphs)
+        text = '"""' + "\n\n".join(filled) + '\n"""'
+        lines += [textwrap.indent(text, "    "), ""]
+    return _HEADER.format(imports=imports) + "\n".join(lines)
 
 
 def stubs(framework: str) -> tuple[Path, str]:

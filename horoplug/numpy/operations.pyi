@@ -15,7 +15,17 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> ndarray[Any, Any]: ...
+) -> ndarray[Any, Any]:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allreduce_async(
     tensor: ndarray[Any, Any],
     average: bool | None = None,
@@ -24,7 +34,18 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
+    be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allreduce_(
     tensor: ndarray[Any, Any],
     average: bool | None = None,
@@ -33,7 +54,17 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> ndarray[Any, Any]: ...
+) -> ndarray[Any, Any]:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Overwrites the input with the result. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allreduce_async_(
     tensor: ndarray[Any, Any],
     average: bool | None = None,
@@ -42,7 +73,18 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
+    returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allreduce(
     tensors: Sequence[ndarray[Any, Any]],
     average: bool | None = None,
@@ -51,7 +93,18 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> list[ndarray[Any, Any]]: ...
+) -> list[ndarray[Any, Any]]:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Takes a list of tensors; either all of them are processed or none is. Blocks until done and
+    returns the list of outputs.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allreduce_async(
     tensors: Sequence[ndarray[Any, Any]],
     average: bool | None = None,
@@ -60,7 +113,18 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Takes a list of tensors; either all of them are processed or none is. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allreduce_(
     tensors: Sequence[ndarray[Any, Any]],
     average: bool | None = None,
@@ -69,7 +133,18 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> list[ndarray[Any, Any]]: ...
+) -> list[ndarray[Any, Any]]:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Takes a list of tensors; either all of them are processed or none is. Overwrites the input with
+    the result. Blocks until done and returns the list of outputs.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allreduce_async_(
     tensors: Sequence[ndarray[Any, Any]],
     average: bool | None = None,
@@ -78,63 +153,187 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Takes a list of tensors; either all of them are processed or none is. Overwrites the input with
+    the result. Returns a handle at once; synchronize(handle) waits and returns the output. The
+    tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allgather(
     tensor: ndarray[Any, Any],
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> ndarray[Any, Any]: ...
+) -> ndarray[Any, Any]:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
+    the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allgather_async(
     tensor: ndarray[Any, Any],
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allgather(
     tensors: Sequence[ndarray[Any, Any]],
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> list[ndarray[Any, Any]]: ...
+) -> list[ndarray[Any, Any]]:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors; either
+    all of them are processed or none is. Blocks until done and returns the list of outputs.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allgather_async(
     tensors: Sequence[ndarray[Any, Any]],
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors; either
+    all of them are processed or none is. Returns a handle at once; synchronize(handle) waits and
+    returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def broadcast(
     tensor: ndarray[Any, Any],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> ndarray[Any, Any]: ...
+) -> ndarray[Any, Any]:
+    """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
+    ranks. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def broadcast_async(
     tensor: ndarray[Any, Any],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
+    ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
+    must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def broadcast_(
     tensor: ndarray[Any, Any],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> ndarray[Any, Any]: ...
+) -> ndarray[Any, Any]:
+    """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
+    ranks. Overwrites the input with the result. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def broadcast_async_(
     tensor: ndarray[Any, Any],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
+    ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
+    and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def alltoall(
     tensor: ndarray[Any, Any],
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> ndarray[Any, Any] | tuple[ndarray[Any, Any], ndarray[Any, Any]]: ...
+) -> ndarray[Any, Any] | tuple[ndarray[Any, Any], ndarray[Any, Any]]:
+    """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received
+    rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal
+    parts. Given `splits`, the result is (output, rows received from each rank);
+    synchronize(alltoall_async(...)) always returns both. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def alltoall_async(
     tensor: ndarray[Any, Any],
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received
+    rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal
+    parts. Given `splits`, the result is (output, rows received from each rank);
+    synchronize(alltoall_async(...)) always returns both. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def reducescatter(
     tensor: ndarray[Any, Any],
     name: str | None = None,
@@ -142,7 +341,18 @@ def reducescatter(
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> ndarray[Any, Any]: ...
+) -> ndarray[Any, Any]:
+    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
+    Rows are divided evenly; the first `rows % size` ranks get one more. Blocks until done and
+    returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def reducescatter_async(
     tensor: ndarray[Any, Any],
     name: str | None = None,
@@ -150,7 +360,18 @@ def reducescatter_async(
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> int: ...
+) -> int:
+    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
+    Rows are divided evenly; the first `rows % size` ranks get one more. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_reducescatter(
     tensors: Sequence[ndarray[Any, Any]],
     name: str | None = None,
@@ -158,7 +379,18 @@ def grouped_reducescatter(
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> list[ndarray[Any, Any]]: ...
+) -> list[ndarray[Any, Any]]:
+    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
+    Rows are divided evenly; the first `rows % size` ranks get one more. Takes a list of tensors;
+    either all of them are processed or none is. Blocks until done and returns the list of outputs.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_reducescatter_async(
     tensors: Sequence[ndarray[Any, Any]],
     name: str | None = None,
@@ -166,4 +398,15 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> int: ...
+) -> int:
+    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
+    Rows are divided evenly; the first `rows % size` ranks get one more. Takes a list of tensors;
+    either all of them are processed or none is. Returns a handle at once; synchronize(handle) waits
+    and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """

@@ -16,7 +16,17 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> Tensor: ...
+) -> Tensor:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allreduce_async(
     tensor: Tensor,
     average: bool | None = None,
@@ -25,7 +35,18 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
+    be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allreduce_(
     tensor: Tensor,
     average: bool | None = None,
@@ -34,7 +55,17 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> Tensor: ...
+) -> Tensor:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Overwrites the input with the result. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allreduce_async_(
     tensor: Tensor,
     average: bool | None = None,
@@ -43,7 +74,18 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
+    returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -53,7 +95,18 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> list[Tensor]: ...
+) -> list[Tensor]:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Takes a list of tensors; either all of them are processed or none is. Blocks until done and
+    returns the list of outputs.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allreduce_async(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -62,7 +115,18 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Takes a list of tensors; either all of them are processed or none is. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allreduce_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -71,7 +135,18 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> list[Tensor]: ...
+) -> list[Tensor]:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Takes a list of tensors; either all of them are processed or none is. Overwrites the input with
+    the result. Blocks until done and returns the list of outputs.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -80,63 +155,187 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
+    Takes a list of tensors; either all of them are processed or none is. Overwrites the input with
+    the result. Returns a handle at once; synchronize(handle) waits and returns the output. The
+    tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allgather(
     tensor: Tensor,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> Tensor: ...
+) -> Tensor:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
+    the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def allgather_async(
     tensor: Tensor,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allgather(
     tensors: Sequence[Tensor],
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> list[Tensor]: ...
+) -> list[Tensor]:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors; either
+    all of them are processed or none is. Blocks until done and returns the list of outputs.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_allgather_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors; either
+    all of them are processed or none is. Returns a handle at once; synchronize(handle) waits and
+    returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def broadcast(
     tensor: Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> Tensor: ...
+) -> Tensor:
+    """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
+    ranks. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def broadcast_async(
     tensor: Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
+    ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
+    must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def broadcast_(
     tensor: Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> Tensor: ...
+) -> Tensor:
+    """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
+    ranks. Overwrites the input with the result. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def broadcast_async_(
     tensor: Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
+    ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
+    and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def alltoall(
     tensor: Tensor,
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> Tensor | tuple[Tensor, Tensor]: ...
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received
+    rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal
+    parts. Given `splits`, the result is (output, rows received from each rank);
+    synchronize(alltoall_async(...)) always returns both. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def alltoall_async(
     tensor: Tensor,
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> int: ...
+) -> int:
+    """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received
+    rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal
+    parts. Given `splits`, the result is (output, rows received from each rank);
+    synchronize(alltoall_async(...)) always returns both. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
@@ -145,7 +344,18 @@ def reducescatter(
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Tensor: ...
+) -> Tensor:
+    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
+    Rows are divided evenly; the first `rows % size` ranks get one more. Blocks until done and
+    returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def reducescatter_async(
     tensor: Tensor,
     name: str | None = None,
@@ -153,7 +363,18 @@ def reducescatter_async(
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> int: ...
+) -> int:
+    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
+    Rows are divided evenly; the first `rows % size` ranks get one more. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -162,7 +383,18 @@ def grouped_reducescatter(
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> list[Tensor]: ...
+) -> list[Tensor]:
+    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
+    Rows are divided evenly; the first `rows % size` ranks get one more. Takes a list of tensors;
+    either all of them are processed or none is. Blocks until done and returns the list of outputs.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
 def grouped_reducescatter_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -170,4 +402,15 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> int: ...
+) -> int:
+    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
+    Rows are divided evenly; the first `rows % size` ranks get one more. Takes a list of tensors;
+    either all of them are processed or none is. Returns a handle at once; synchronize(handle) waits
+    and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
