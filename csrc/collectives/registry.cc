@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "collectives/collective.h"
-#include "collectives/gpu_group.h"
+#include "collectives/gpu/gpu_group.h"
 
 namespace horoplug {
 namespace {

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <limits>
 
-#include "engine/messages.h"
+#include "controller/messages.h"
 #include "engine/submission.h"
 #include "transport/mpi/mpi_stream.h"
 

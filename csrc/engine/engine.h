@@ -21,12 +21,12 @@
 #include <vector>
 
 #include "base/log.h"
-#include "collectives/gpu_turns.h"
-#include "engine/census.h"
+#include "collectives/gpu/gpu_turns.h"
+#include "controller/stall_inspection.h"
 #include "engine/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
-#include "engine/roll_call.h"
+#include "engine/watchdog/liveness.h"
 #include "engine/spin_budget.h"
 #include "engine/tracing.h"
 #include "engine/tuning_log.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/hash.h"
-#include "collectives/gpu_group.h"
+#include "collectives/gpu/gpu_group.h"
 
 namespace horoplug {
 namespace {

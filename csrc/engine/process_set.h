@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/executor.h"
-#include "engine/negotiator.h"
+#include "controller/negotiator.h"
 
 namespace horoplug {
 

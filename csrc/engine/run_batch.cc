@@ -5,10 +5,10 @@
 #include <optional>
 
 #include "base/hash.h"
-#include "collectives/gather.h"
-#include "collectives/gpu_group.h"
-#include "collectives/gpu_turns.h"
-#include "device/cpu/neutral.h"
+#include "collectives/allgather_fixed.h"
+#include "collectives/gpu/gpu_group.h"
+#include "collectives/gpu/gpu_turns.h"
+#include "device/cpu/identity_element.h"
 #include "engine/executor.h"
 
 namespace horoplug {

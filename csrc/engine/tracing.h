@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "engine/messages.h"
+#include "controller/messages.h"
 #include "engine/operation.h"
 #include "engine/process_set.h"
 #include "trace/batch_trace.h"

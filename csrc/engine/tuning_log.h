@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/log.h"
-#include "engine/tuner.h"
+#include "controller/tuner.h"
 
 namespace horoplug {
 

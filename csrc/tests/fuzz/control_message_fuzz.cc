@@ -1,6 +1,6 @@
 // Fuzz target: control messages. Whatever the bytes, decoding ends in a message or in a WireError,
 // and a message that was decoded can be encoded again.
-#include "any_message.h"
+#include "harness/any_message.h"
 
 using namespace horoplug;
 

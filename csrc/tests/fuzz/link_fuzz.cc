@@ -5,8 +5,8 @@
 #include <deque>
 #include <memory>
 
-#include "engine/census.h"
-#include "engine/negotiator.h"
+#include "controller/stall_inspection.h"
+#include "controller/negotiator.h"
 #include "transport/link.h"
 
 using namespace horoplug;

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "device/cuda/driver.h"
+#include "device/cuda/driver/driver.h"
 #include "tests/simulated/progress.h"
 
 namespace horoplug::testing::simulated {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/cuda/nccl.h"
+#include "device/cuda/driver/nccl.h"
 #include "tests/simulated/blocks.h"
 #include "tests/simulated/board.h"
 #include "tests/simulated/door.h"

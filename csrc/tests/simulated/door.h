@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "device/cuda/driver.h"
+#include "device/cuda/driver/driver.h"
 
 namespace horoplug::testing::simulated {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "device/cuda/kernels/tables.h"
-#include "tests/host_grid.h"
+#include "tests/harness/host_grid.h"
 #include "tests/simulated/functions.h"
 
 namespace horoplug::testing::simulated {

@@ -18,7 +18,7 @@
 #include "tests/simulated/event.h"
 #include "tests/simulated/memory.h"
 #include "tests/simulated/stream.h"
-#include "tests/simulated_card.h"
+#include "tests/simulated/simulated_gpu.h"
 
 namespace horoplug::testing::simulated {
 

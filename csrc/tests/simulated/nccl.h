@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/simulated/communicator.h"
-#include "tests/simulated_nccl.h"
+#include "tests/simulated/simulated_nccl.h"
 
 namespace horoplug::testing::simulated {
 

@@ -1,8 +1,8 @@
 // All functions of the library that cuda_libraries.cc does not define itself: they do nothing and
 // succeed. A file of its own, because the types differ.
-#include "device/cuda/driver.h"
-#include "device/cuda/nccl.h"
-#include "device/cuda/nvrtc.h"
+#include "device/cuda/driver/driver.h"
+#include "device/cuda/driver/nccl.h"
+#include "device/cuda/driver/nvrtc.h"
 
 #define STUB_FUNCTION(symbol) \
   extern "C" __attribute__((visibility("default"), weak)) int symbol() { return 0; }

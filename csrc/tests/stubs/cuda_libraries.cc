@@ -6,7 +6,7 @@
 //   STUB_INCOMPLETE                      it has no function but that for its version
 #include <cstring>
 
-#include "device/cuda/driver.h"
+#include "device/cuda/driver/driver.h"
 
 #ifndef STUB_FAILURE
 #define STUB_FAILURE 0

@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "device/cuda/nvrtc.h"
+#include "device/cuda/driver/nvrtc.h"
 #include "tests/simulated/settings.h"
-#include "tests/simulated_card.h"
+#include "tests/simulated/simulated_gpu.h"
 
 struct _nvrtcProgram {  // NOLINT(bugprone-reserved-identifier)
   std::string code;

@@ -1,0 +1,188 @@
+// Adasum in shared memory: every rank takes its slice of everybody's vector and combines them all
+// by itself. Only the dot products of the slices are exchanged in between, once for each level of
+// the tree, and the results at the end.
+#include <cstring>
+
+#include "collectives/adasum/adasum.h"
+#include "collectives/collective.h"
+
+namespace horoplug {
+namespace {
+
+// Up to here every rank computes all slices: more arithmetic, but one meeting of the ranks only.
+constexpr std::size_t kOneShotBytes = 16 * 1024;
+constexpr std::size_t kLine = 64;
+
+std::size_t lines(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+Part slice_bytes(const AdasumSlices& slices, int slice, std::size_t element) {
+  return {slices.place(slice) * element, slices.elements({slice, slice + 1}) * element};
+}
+
+// One level of the tree: which vectors there are and where the next ones go.
+struct Level {
+  DType dtype;
+  SliceRange range;
+  std::vector<std::byte*> vectors;
+  std::byte* wide;     // where float32 goes that comes from 16-bit floats
+  std::size_t stride;  // from one vector there to the next
+};
+
+// The dot products of all pairs, one pair after the other.
+std::vector<DotProducts> dots_of_pairs(const AdasumSlices& slices, const Level& level) {
+  std::vector<DotProducts> all;
+  for (std::size_t i = 0; i < level.vectors.size(); i += 2) {
+    const auto dots = slices.dots(level.dtype, level.range, level.vectors[i], level.vectors[i + 1]);
+    all.insert(all.end(), dots.begin(), dots.end());
+  }
+  return all;
+}
+
+void combine_pairs(const AdasumSlices& slices, std::span<const DotProducts> dots, Level& level) {
+  const bool widens = adasum_dtype(level.dtype) != level.dtype;
+  for (std::size_t pair = 0; pair < level.vectors.size() / 2; ++pair) {
+    std::byte* const a = level.vectors[2 * pair];
+    std::byte* const to = widens ? level.wide + pair * level.stride : a;
+    slices.combine(level.dtype, level.range, a, level.vectors[2 * pair + 1],
+                   dots.subspan(pair * slices.tensors(), slices.tensors()), to);
+    level.vectors[pair] = to;
+  }
+  level.vectors.resize(level.vectors.size() / 2);
+  level.dtype = adasum_dtype(level.dtype);
+}
+
+// Adds up the dot products of all ranks' slices, in the tree in which AdasumSlices::dots does.
+Task sum_dots(SharedGroup& group, std::vector<DotProducts>& dots) {
+  constexpr std::size_t kAtOnce = Arena::kSlotBytes / sizeof(DotProducts);
+  std::vector<DotProducts> parts(static_cast<std::size_t>(group.size()));
+  for (std::size_t begin = 0; begin < dots.size(); begin += kAtOnce) {
+    const std::size_t count = std::min(kAtOnce, dots.size() - begin);
+    const std::uint64_t cycle = group.next_cycle();
+    co_await group.writable(cycle);
+    std::memcpy(group.slot(group.rank(), cycle), dots.data() + begin, count * sizeof(DotProducts));
+    group.arrive(Stage::kPacked, cycle);
+    co_await group.reached(Stage::kPacked, cycle);
+    for (std::size_t i = 0; i < count; ++i) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        std::memcpy(&parts[static_cast<std::size_t>(rank)],
+                    group.slot(rank, cycle) + i * sizeof(DotProducts), sizeof(DotProducts));
+      }
+      for (std::size_t left = parts.size(); left > 1; left /= 2) {
+        for (std::size_t k = 0; k < left / 2; ++k) parts[k] = parts[2 * k] + parts[2 * k + 1];
+      }
+      dots[begin + i] = parts[0];
+    }
+    group.arrive(Stage::kDone, cycle);
+  }
+}
+
+Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
+  SharedGroup& group = *comm.shared();
+  const Part whole{0, call.layout->bytes()};
+  const std::size_t elements = call.layout->elements();
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const std::size_t stride = lines(elements * dtype_size(adasum_dtype(call.dtype)));
+  std::byte* const work = comm.scratch(Scratch::kWork, ranks * stride);
+
+  const std::uint64_t cycle = group.next_cycle();
+  co_await group.writable(cycle);
+  slices.pack(whole, group.slot(group.rank(), cycle));
+  group.arrive(Stage::kPacked, cycle);
+  co_await group.reached(Stage::kPacked, cycle);
+  Level level{
+      call.dtype, slices.all(), {}, comm.scratch(Scratch::kReceive, ranks * stride), stride};
+  for (int rank = 0; rank < group.size(); ++rank) {
+    // A copy, because vectors are combined in place.
+    level.vectors.push_back(work + static_cast<std::size_t>(rank) * stride);
+    std::memcpy(level.vectors.back(), group.slot(rank, cycle), whole.bytes);
+  }
+  group.arrive(Stage::kDone, cycle);
+
+  while (level.vectors.size() > 1) {
+    const auto dots = dots_of_pairs(slices, level);
+    combine_pairs(slices, dots, level);
+  }
+  finish_adasum(call.dtype, work, level.vectors[0], elements, call.finish);
+  slices.unpack(whole, work);
+}
+
+// Puts this rank's slice of every rank's vector at `to`, `stride` bytes apart.
+Task collect(SharedGroup& group, const AdasumSlices& slices, std::size_t element, std::byte* to,
+             std::size_t stride) {
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const std::size_t room = Arena::kSlotBytes / ranks / kLine * kLine;
+  const Part mine = slice_bytes(slices, group.rank(), element);
+  for (std::size_t i = 0; i < chunk_count(slices.largest() * element, room); ++i) {
+    const std::uint64_t cycle = group.next_cycle();
+    co_await group.writable(cycle);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const Part slice = slice_bytes(slices, static_cast<int>(rank), element);
+      slices.pack(chunk_of(slice, i, room), group.slot(group.rank(), cycle) + rank * room);
+    }
+    group.arrive(Stage::kPacked, cycle);
+
+    co_await group.reached(Stage::kPacked, cycle);
+    const std::size_t bytes = chunk_of(mine, i, room).bytes;
+    const std::size_t place = static_cast<std::size_t>(group.rank()) * room;
+    for (std::size_t rank = 0; bytes > 0 && rank < ranks; ++rank) {
+      std::memcpy(to + rank * stride + i * room, group.slot(static_cast<int>(rank), cycle) + place,
+                  bytes);
+    }
+    group.arrive(Stage::kDone, cycle);
+  }
+}
+
+// Gives every rank's slice of the result to all.
+Task spread(SharedGroup& group, const AdasumSlices& slices, std::size_t element,
+            const std::byte* from) {
+  const Part mine = slice_bytes(slices, group.rank(), element);
+  for (std::size_t i = 0; i < chunk_count(slices.largest() * element, Arena::kSlotBytes); ++i) {
+    const std::uint64_t cycle = group.next_cycle();
+    co_await group.writable(cycle);
+    const Part own = chunk_of(mine, i, Arena::kSlotBytes);
+    if (own.bytes > 0) {
+      std::memcpy(group.slot(group.rank(), cycle), from + i * Arena::kSlotBytes, own.bytes);
+    }
+    group.arrive(Stage::kPacked, cycle);
+
+    co_await group.reached(Stage::kPacked, cycle);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const Part slice = slice_bytes(slices, rank, element);
+      slices.unpack(chunk_of(slice, i, Arena::kSlotBytes), group.slot(rank, cycle));
+    }
+    group.arrive(Stage::kDone, cycle);
+  }
+}
+
+}  // namespace
+
+Task allreduce_adasum_direct(Comm& comm, Call& call) {
+  const AdasumSlices slices(*call.layout, comm.size());
+  if (call.layout->bytes() <= kOneShotBytes) {
+    co_await one_shot(comm, call, slices);
+    co_return;
+  }
+  SharedGroup& group = *comm.shared();
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const SliceRange mine{group.rank(), group.rank() + 1};
+  const std::size_t elements = slices.elements(mine);
+  const std::size_t element = dtype_size(call.dtype);
+  const std::size_t wide = dtype_size(adasum_dtype(call.dtype));
+
+  const std::size_t stride = lines(elements * element);
+  std::byte* const work = comm.scratch(Scratch::kWork, ranks * stride);
+  co_await collect(group, slices, element, work, stride);
+
+  Level level{call.dtype, mine, {}, nullptr, lines(elements * wide)};
+  for (std::size_t rank = 0; rank < ranks; ++rank) level.vectors.push_back(work + rank * stride);
+  if (wide != element) level.wide = comm.scratch(Scratch::kReceive, ranks / 2 * level.stride);
+  while (level.vectors.size() > 1) {
+    auto dots = dots_of_pairs(slices, level);
+    co_await sum_dots(group, dots);
+    combine_pairs(slices, dots, level);
+  }
+  finish_adasum(call.dtype, work, level.vectors[0], elements, call.finish);
+  co_await spread(group, slices, element, work);
+}
+
+}  // namespace horoplug

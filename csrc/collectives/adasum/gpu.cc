@@ -1,0 +1,110 @@
+// Adasum of tensors on GPUs by recursive doubling (the arithmetic: adasum.h). At distance d a rank
+// exchanges whole vectors with rank ^ d, each of which stands for d ranks, and both compute the
+// same combination of the two. Vectors and dot products stay on the card.
+//
+// A kernel adds up a tensor's dot products in an order of its own, which depends on nothing but the
+// tensor: all ranks have the same bits, alone and fused, by NCCL and by CUDA IPC, though not those
+// of the CPU.
+#include <vector>
+
+#include "collectives/adasum/adasum.h"
+#include "collectives/gpu/gpu_group.h"
+#include "collectives/gpu/pack.h"
+#include "collectives/partition.h"
+
+namespace horoplug {
+namespace {
+
+using cuda::Dots;
+using cuda::Transfer;
+
+// The same number of bytes to and from the peer, on the card.
+struct Swap {
+  int peer;
+  std::uint64_t from, to;
+  std::size_t bytes;
+};
+
+Task by_nccl(Comm& comm, Swap swap) {
+  cuda::NcclCommunicator& nccl = *comm.gpu()->nccl();
+  const CUstream stream = comm.gpu()->workspace().stream().handle();
+  nccl.begin();
+  nccl.send(swap.from, swap.bytes, swap.peer, stream);
+  nccl.receive(swap.to, swap.bytes, swap.peer, stream);
+  nccl.end();
+  co_await Settled(comm, nccl);
+}
+
+// In rounds of as much as a half holds.
+Task by_ipc(Comm& comm, Swap swap) {
+  cuda::Workspace& workspace = comm.gpu()->workspace();
+  cuda::IpcPeers& peers = *comm.gpu()->ipc();
+  const std::size_t half = peers.half_bytes();
+  for (std::size_t i = 0; i < chunk_count(swap.bytes, half); ++i) {
+    const Part part = chunk_of({0, swap.bytes}, i, half);
+    workspace.copy(peers.own_half(), swap.from + part.begin, part.bytes);
+    peers.meet(workspace.stream().handle());
+    workspace.copy(swap.to + part.begin, peers.half(swap.peer), part.bytes);
+    peers.end_round();
+  }
+  co_return;
+}
+
+// The tensors that are not empty, as they lie in the vectors: from one of elements of `from` to one
+// of elements of `to` at this address.
+std::vector<Transfer> tensors_of(const GpuBuffer& buffer, DType dtype, DType from, DType to,
+                                 std::uint64_t address) {
+  std::vector<Transfer> tensors;
+  const std::size_t element = dtype_size(dtype);
+  buffer.for_each([&](const Layout::Tensor& tensor, std::size_t at) {
+    if (tensor.bytes == 0) return;
+    tensors.push_back({at / element * dtype_size(from), address + at / element * dtype_size(to),
+                       tensor.bytes / element});
+  });
+  return tensors;
+}
+
+template <typename Exchange>
+Task adasum(Comm& comm, Call& call, Exchange exchange) {
+  cuda::Workspace& workspace = comm.gpu()->workspace();
+  cuda::Launcher& launcher = workspace.launcher();
+  const GpuBuffer buffer(workspace, call);
+  if (buffer.bytes() == 0) co_return;
+  buffer.pack();
+
+  // What comes from the peer, what is combined, and their dot products.
+  const DType wide = adasum_dtype(call.dtype);
+  const std::size_t vector = (buffer.elements() * dtype_size(wide) + 15) / 16 * 16;
+  const std::uint64_t theirs = workspace.on_card(
+      cuda::Workspace::Purpose::kOutput, 2 * vector + call.layout->tensors() * sizeof(Dots));
+  const std::uint64_t combined = theirs + vector, dots = combined + vector;
+
+  std::uint64_t ours = buffer.from();
+  DType dtype = call.dtype;
+  for (int distance = 1; distance < comm.size(); distance *= 2) {
+    const int peer = comm.rank() ^ distance;
+    co_await exchange(comm, Swap{peer, ours, theirs, buffer.elements() * dtype_size(dtype)});
+    // The peer has them the other way round, which changes no bit.
+    const std::vector<Transfer> tensors = tensors_of(buffer, call.dtype, dtype, wide, combined);
+    launcher.dots(dtype, ours, theirs, tensors, dots);
+    launcher.blend(dtype, ours, theirs, tensors, dots);
+    ours = combined;
+    dtype = wide;
+  }
+
+  std::vector<Transfer> outputs;
+  buffer.for_each([&](const Layout::Tensor& tensor, std::size_t at) {
+    const std::size_t element = dtype_size(call.dtype);
+    if (tensor.output == nullptr) return;
+    outputs.push_back({ours + at / element * dtype_size(wide), gpu_address(tensor.output),
+                       tensor.bytes / element});
+  });
+  launcher.move(wide, call.layout->stored(), call.finish, outputs);
+}
+
+}  // namespace
+
+Task gpu_adasum_nccl(Comm& comm, Call& call) { return adasum(comm, call, by_nccl); }
+Task gpu_adasum_ipc(Comm& comm, Call& call) { return adasum(comm, call, by_ipc); }
+
+}  // namespace horoplug

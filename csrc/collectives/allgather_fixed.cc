@@ -1,0 +1,24 @@
+#include "collectives/allgather_fixed.h"
+
+#include "collectives/collective.h"
+
+namespace horoplug {
+
+Task meet(Comm& comm) {
+  Call call;
+  co_await choose_algorithm(comm, call, nullptr).run(comm, call);
+}
+
+Task gather_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all) {
+  const std::vector<std::size_t> sizes(static_cast<std::size_t>(comm.size()), bytes);
+  Call call;
+  call.kind = OpKind::kAllgather;
+  call.input = static_cast<const std::byte*>(mine);
+  call.output = static_cast<std::byte*>(all);
+  call.receive_bytes = sizes;
+  const Algorithm& chosen = choose_algorithm(comm, call, nullptr);
+  if (comm.planned() && !chosen.commits) co_await meet(comm);
+  co_await chosen.run(comm, call);
+}
+
+}  // namespace horoplug

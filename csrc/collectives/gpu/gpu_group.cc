@@ -1,0 +1,241 @@
+#include "collectives/gpu/gpu_group.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "base/status.h"
+#include "collectives/allgather_fixed.h"
+#include "collectives/gpu/ipc_connect.h"
+
+namespace horoplug {
+namespace {
+
+// From this version on NCCL lets ranks share a card, if it is told to.
+constexpr int kNcclSharesCards = 23000;
+
+// A card's context is current in every call of MPI, which copies from there and to it in any one.
+class OnCard final : public Mpi::Setting {
+ public:
+  explicit OnCard(std::shared_ptr<cuda::Card> card) : card_(std::move(card)) {}
+  bool enter() noexcept override {
+    const cuda::Context& context = card_->context();
+    return context.api().CtxPushCurrent(context.handle()) == cuda::kSuccess;
+  }
+  void leave() noexcept override {
+    CUcontext popped = nullptr;
+    card_->context().api().CtxPopCurrent(&popped);
+  }
+
+ private:
+  const std::shared_ptr<cuda::Card> card_;
+};
+
+// So many are looked through at once, when nobody watches for long.
+constexpr std::size_t kManyUnderWay = 64;
+
+}  // namespace
+
+GpuGroup::Facts GpuGroup::facts(const Comm& comm) const {
+  Facts facts{};
+  if (comm.mpi() != nullptr) facts.mpi = comm.mpi()->on_gpu();
+  const cuda::Context& context = card_->context();
+  context.check(context.api().DeviceGetUuid(&facts.card, context.device()), "cuDeviceGetUuid");
+  facts.nccl_version = card_->toolkit().nccl_version;
+  const char* const shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  facts.nccl_shares_a_card = facts.nccl_version >= kNcclSharesCards && shared != nullptr &&
+                             std::string_view(shared) == "1";
+  return facts;
+}
+
+Task GpuGroup::agree(Comm& comm, const char* wanted) {
+  if (comm.size() > 1) {
+    std::vector<Facts> facts;
+    const Facts mine = this->facts(comm);
+    co_await gather(comm, mine, facts);
+    const std::string_view wants = wanted != nullptr ? wanted : "";
+    const bool hierarchical = wants == "hierarchical";
+    if (hierarchical) co_await agree_in_hosts(comm);
+    if (hierarchical && !in_hosts_ && comm.shared() == nullptr) {
+      explain(comm.rank() == 0, "GPU tensors are not reduced in each host first: " + no_hosts_);
+    }
+    // Who asks for that does not want NCCL's network.
+    if (!in_hosts_ && ranks_ != Ranks::kOfHostWithoutNccl) co_await connect_nccl(comm, facts);
+    settle_mpi(comm, facts, wants == "mpi");
+    std::string problem;
+    co_await connect_ipc(comm, workspace_, ipc_, problem);
+    if (!problem.empty()) {
+      explain(wants == "ipc" && comm.rank() == 0,
+              "GPU tensors are not moved by CUDA IPC: " + problem);
+    }
+  }
+  agreed_ = true;
+}
+
+Task GpuGroup::agree_in_hosts(Comm& comm) {
+  agreed_in_hosts_ = true;
+  Comm* const host = comm.host();
+  if (host == nullptr) {
+    no_hosts_ = "that takes several ranks on each host, equally many";
+    co_return;
+  }
+  host_ = std::make_shared<GpuGroup>(card_, nccl_ ? Ranks::kOfHostWithoutNccl : Ranks::kOfHost);
+  host->set_gpu(host_);
+  co_await host_->agree(*host, nullptr);
+  struct Ways {
+    bool nccl, ipc;
+  };
+  const Ways mine{host_->nccl() != nullptr, host_->ipc() != nullptr};
+  std::vector<Ways> all;
+  co_await gather(comm, mine, all);
+  std::vector<int> without;
+  nccl_in_hosts_ = ipc_in_hosts_ = true;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    nccl_in_hosts_ &= all[rank].nccl;
+    ipc_in_hosts_ &= all[rank].ipc;
+    if (!all[rank].nccl && !all[rank].ipc) without.push_back(static_cast<int>(rank));
+  }
+  in_hosts_ = without.empty();
+  if (!in_hosts_) no_hosts_ = describe_ranks(without) + " have neither NCCL nor CUDA IPC there";
+}
+
+void GpuGroup::explain(bool aloud, const std::string& text) const {
+  const bool of_host = ranks_ != Ranks::kOfSet;
+  card_->log()(aloud && !of_host ? LogLevel::kWarning : LogLevel::kInfo,
+               (of_host ? "among the ranks of this host, counted from 0: " : "") + text);
+}
+
+// What keeps the ranks from using NCCL together, in one line, or nothing.
+std::string GpuGroup::nccl_obstacle(const std::vector<Facts>& all) const {
+  std::map<int, std::vector<int>> versions;
+  std::map<std::string, std::vector<int>> cards;
+  bool shares = true;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Facts& facts = all[rank];
+    versions[facts.nccl_version].push_back(static_cast<int>(rank));
+    cards[{facts.card.bytes, sizeof facts.card.bytes}].push_back(static_cast<int>(rank));
+    shares &= facts.nccl_shares_a_card != 0;
+  }
+  if (versions.size() > 1) {
+    std::string text = "ranks have different versions of NCCL:";
+    for (const auto& [version, ranks] : versions) {
+      text += (text.back() == ':' ? " " : ", ") +
+              (version == 0 ? std::string("none") : cuda::nccl_version(version)) + " on " +
+              describe_ranks(ranks);
+    }
+    return text;
+  }
+  if (all.front().nccl_version == 0) return card_->toolkit().nccl_problem;
+  for (const auto& [card, ranks] : cards) {
+    if (ranks.size() == 1 || shares) continue;
+    return describe_ranks(ranks) +
+           " share a card, which NCCL refuses (from 2.30 on, NCCL_MULTI_RANK_GPU_ENABLE=1 lets it)";
+  }
+  return {};
+}
+
+Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Facts>& facts) {
+  std::string problem = nccl_obstacle(facts);
+  if (problem.empty()) {
+    std::vector<ncclUniqueId> ids;
+    ncclUniqueId id{};
+    if (comm.rank() == 0) id = cuda::NcclCommunicator::make_id(*card_);
+    co_await gather(comm, id, ids);
+    try {
+      nccl_ =
+          std::make_unique<cuda::NcclCommunicator>(card_, ids.front(), comm.size(), comm.rank());
+      co_await Settled(comm, *nccl_);
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    std::vector<char> connected;
+    const char mine = problem.empty() ? 1 : 0;
+    co_await gather(comm, mine, connected);
+    for (std::size_t rank = 0; rank < connected.size(); ++rank) {
+      if (connected[rank] != 0) continue;
+      if (problem.empty())
+        problem = "it cannot be used by " + describe_ranks({static_cast<int>(rank)});
+    }
+  }
+  if (problem.empty()) co_return;
+  nccl_.reset();
+  explain(comm.rank() == 0, "GPU tensors are not moved by NCCL: " + problem);
+}
+
+// As much as all ranks' MPI can.
+void GpuGroup::settle_mpi(Comm& comm, const std::vector<Facts>& facts, bool wanted) {
+  if (comm.mpi() == nullptr) return;
+  mpi_ = Mpi::OnGpu::kAll;
+  for (const Facts& each : facts) mpi_ = std::min(mpi_, each.mpi);
+  if (mpi_ != Mpi::OnGpu::kNothing) comm.mpi()->set(std::make_shared<OnCard>(card_));
+  if (mpi_ == Mpi::OnGpu::kAll) return;
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < facts.size(); ++rank) {
+    if (facts[rank].mpi == mpi_) ranks.push_back(static_cast<int>(rank));
+  }
+  const std::string where = ranks.size() < facts.size() ? "on " + describe_ranks(ranks) + ", " : "";
+  explain(wanted && comm.rank() == 0,
+          mpi_ == Mpi::OnGpu::kNothing
+              ? "GPU tensors are not moved by MPI: " + where +
+                    "it does not say that it takes GPUs' memory (HOROPLUG_MPI_CUDA=1, if it does)"
+              : "GPU tensors are moved by MPI, but not reduced by it: " + where +
+                    "its nonblocking reductions are not known to take GPUs' memory "
+                    "(HOROPLUG_MPI_CUDA=1, if they do)");
+}
+
+void GpuGroup::track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended) {
+  if (under_way_.size() >= kManyUnderWay) forget_ended();
+  card_->track(workspace_.stream().handle());
+  under_way_.push_back({std::move(what), std::move(begun), std::move(ended)});
+}
+
+void GpuGroup::forget_ended() {
+  while (!under_way_.empty() && under_way_.front().ended->done()) under_way_.pop_front();
+}
+
+double GpuGroup::standstill(double now) {
+  forget_ended();
+  if (under_way_.empty()) return 0;
+  check();
+  Work& first = under_way_.front();
+  // What the framework's streams have to do before may take any time.
+  if (first.seen < 0 && first.begun->done()) first.seen = now;
+  return first.seen < 0 ? 0 : now - first.seen;
+}
+
+void GpuGroup::excuse(double seconds) {
+  if (!under_way_.empty() && under_way_.front().seen >= 0) under_way_.front().seen += seconds;
+}
+
+void GpuGroup::check() {
+  if (nccl_) nccl_->settled();
+  if (host_) host_->check();
+}
+
+std::string GpuGroup::unfinished() const {
+  if (under_way_.empty()) return {};
+  std::string text = under_way_.front().what;
+  if (under_way_.size() > 1) {
+    text += " and " + std::to_string(under_way_.size() - 1) + " more after it";
+  }
+  return text;
+}
+
+Task GpuGroup::host_memory_free() {
+  if (host_memory_free_) co_await Passed(std::exchange(host_memory_free_, nullptr));
+}
+
+bool GpuGroup::over() {
+  const bool over_in_host = !host_ || host_->over();
+  return (!ipc_ || ipc_->over(workspace_.stream().handle())) && over_in_host;
+}
+
+void GpuGroup::close() {
+  if (ipc_) ipc_->close();
+  if (nccl_) nccl_->close();
+  if (host_) host_->close();
+}
+
+}  // namespace horoplug

@@ -1,0 +1,45 @@
+#include "collectives/gpu/gpu_turns.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "collectives/allgather_fixed.h"
+
+namespace horoplug {
+
+class GpuTurn::First final : public Waitable {
+ public:
+  explicit First(const GpuTurn& turn) : turn_(turn) {}
+  bool ready() override { return first().first == turn_.set_; }
+  void blame(std::vector<int>& ranks) const override { first().second.comm->everyone_else(ranks); }
+
+ private:
+  // Of equal numbers, that of the lower set.
+  const std::pair<const std::uint32_t, GpuTurns::Place>& first() const {
+    const auto& places = turn_.turns_.places_;
+    return *std::min_element(places.begin(), places.end(), [](const auto& a, const auto& b) {
+      return a.second.number < b.second.number;
+    });
+  }
+
+  const GpuTurn& turn_;
+};
+
+Task GpuTurn::come(Comm& comm) {
+  // One that may still be withdrawn is nothing to wait for.
+  if (comm.planned()) co_await meet(comm);
+  comm.commit();
+  std::uint64_t& number = (turns_.places_[set_] = {++turns_.highest_, &comm}).number;
+  if (comm.size() > 1) {
+    const std::uint64_t proposed = number;
+    std::vector<std::uint64_t> all;
+    co_await gather(comm, proposed, all);
+    number = *std::max_element(all.begin(), all.end());
+    turns_.highest_ = std::max(turns_.highest_, number);
+  }
+  co_await First(*this);
+  if (comm.size() > 1) co_await meet(comm);
+}
+
+}  // namespace horoplug

@@ -1,0 +1,170 @@
+// Allreduce of tensors on GPUs over several hosts with the same number of ranks each, without NCCL
+// between them: the cards of a host reduce, each rank its slice, by NCCL or CUDA IPC; every slice
+// goes through pinned memory, in pieces, and is reduced between the hosts by the ranks that have
+// it, side by side, with the algorithms for tensors on the CPU; and the cards of a host share the
+// slices. So a host's line carries the data once, and each card's bus a slice of it.
+//
+// A buffer goes in windows, of as much as fits into all slices, which are equally long: the end of
+// the last one is filled up. While the CPU has a window, the cards reduce the next one, and it
+// comes to the host. A window's outputs are written in the last step only, from working memory.
+#include <array>
+#include <bit>
+#include <optional>
+#include <vector>
+
+#include "collectives/gpu/gpu_group.h"
+#include "collectives/gpu/pack.h"
+#include "collectives/gpu/staged.h"
+#include "collectives/partition.h"
+#include "device/cuda/runtime/batch.h"
+
+namespace horoplug {
+namespace {
+
+using Purpose = cuda::Workspace::Purpose;
+
+constexpr std::size_t kSlice = 4 * kStagedPiece;
+
+std::byte* pointer(std::uint64_t address) { return std::bit_cast<std::byte*>(address); }
+
+// Where a window's slice of this rank is worked on. There are two, used in turn.
+struct Place {
+  std::uint64_t on_card = 0;
+  std::byte* on_host = nullptr;
+};
+
+// A part of the buffer that the tensors would make.
+struct Window {
+  Window(const Call& call, const Part& part, std::size_t ranks)
+      : layout(call.dtype, call.layout->prescale(), call.layout->stored()) {
+    for_each_run_on_gpu(*call.layout, part,
+                        [&](const Layout::Tensor& run, std::size_t) { add(run); });
+    const std::size_t bytes = bytes_on_gpu(layout), grain = ranks * kGpuAlignment;
+    slice = bytes / ranks;
+    if (bytes % grain == 0) return;
+    const std::size_t end = aligned_on_gpu(bytes);
+    slice = (end / grain + 1) * kGpuAlignment;
+    layout.add_absent(0, slice * ranks - end);
+  }
+
+  void add(const Layout::Tensor& run) {
+    if (run.input == nullptr) {
+      layout.add_absent(run.neutral, run.bytes);
+    } else {
+      layout.add(run.input, run.output, run.bytes);
+    }
+  }
+  std::size_t pieces() const { return chunk_count(slice, kStagedPiece); }
+  Part piece(std::size_t index) const { return chunk_of({0, slice}, index, kStagedPiece); }
+
+  Layout layout;
+  std::size_t slice;                    // bytes
+  std::vector<cuda::EventPtr> fetched;  // by piece
+};
+
+// What all steps work with. All work is in the stream of the host's ranks, and all memory is the
+// set's, as that stream's own is used by what these ranks do together.
+struct Tools {
+  Tools(Comm& of, const Call& its)
+      : comm(of),
+        host(*of.host()),
+        call(its),
+        workspace(host.gpu()->workspace()),
+        memory(of.gpu()->workspace()),
+        ranks(static_cast<std::size_t>(host.size())) {}
+
+  // By whatever way is best for the ranks of the host.
+  Task run_in_host(Call part) const {
+    part.receive_bytes = sizes;
+    co_await choose_algorithm(host, part, nullptr).run(host, part);
+  }
+
+  Comm& comm;
+  Comm& host;
+  const Call& call;
+  cuda::Workspace& workspace;
+  cuda::Workspace& memory;
+  const std::size_t ranks;
+  std::vector<std::size_t> sizes;
+  std::uint64_t whole = 0;  // room for a window on the card
+};
+
+Task reduce_in_host(Tools& t, Window& window, const Place& at) {
+  Call part = t.call;
+  part.kind = OpKind::kReducescatter;
+  part.layout = &window.layout;
+  part.finish = {};
+  part.output = pointer(at.on_card);
+  t.sizes.assign(t.ranks, window.slice);
+  co_await t.run_in_host(part);
+  for (std::size_t i = 0; i < window.pieces(); ++i) {
+    const Part piece = window.piece(i);
+    t.workspace.fetch(at.on_host + piece.begin, at.on_card + piece.begin, piece.bytes);
+    window.fetched.push_back(t.workspace.mark());
+  }
+}
+
+Task reduce_between_hosts(const Tools& t, const Window& window, const Place& at) {
+  for (std::size_t i = 0; i < window.pieces(); ++i) {
+    const Part piece = window.piece(i);
+    std::byte* const data = at.on_host + piece.begin;
+    co_await PassedByAll(t.host, window.fetched[i]);
+    Layout layout(t.call.dtype, 1.0);
+    layout.add(data, data, piece.bytes);
+    co_await run_on_host(*t.comm.slice(), t.call, &layout);
+    t.workspace.bring(at.on_card + piece.begin, data, piece.bytes);
+  }
+  t.workspace.order(t.workspace.back(), t.workspace.stream());
+}
+
+// The CPU has finished the values already.
+Task share_in_host(Tools& t, const Window& window, const Place& at) {
+  Call part = t.call;
+  part.kind = OpKind::kAllgather;
+  part.layout = nullptr;
+  part.input = pointer(at.on_card);
+  part.output = pointer(t.whole);
+  t.sizes.assign(t.ranks, window.slice);
+  co_await t.run_in_host(part);
+  std::vector<cuda::Transfer> outputs;
+  const std::size_t element = dtype_size(t.call.dtype);
+  for_each_on_gpu(window.layout, [&](const Layout::Tensor& tensor, std::size_t begins) {
+    if (tensor.output == nullptr) return;
+    outputs.push_back({t.whole + begins, gpu_address(tensor.output), tensor.bytes / element});
+  });
+  t.workspace.launcher().move(t.call.dtype, window.layout.stored(), {}, outputs);
+}
+
+}  // namespace
+
+Task gpu_hierarchical(Comm& comm, Call& call) {
+  Tools t(comm, call);
+  GpuGroup& gpu = *comm.gpu();
+  const Part all{0, bytes_on_gpu(*call.layout)};
+  const std::size_t most = kSlice * t.ranks;
+  const std::size_t count = chunk_count(all.bytes, most);
+  // Filling up may take what is aligned once more.
+  const std::size_t room = aligned_on_gpu(std::min(most, all.bytes) / t.ranks) + 2 * kGpuAlignment;
+  co_await gpu.host_memory_free();
+  t.whole = t.memory.on_card(Purpose::kInput, t.ranks * room);
+  const std::uint64_t slices = t.memory.on_card(Purpose::kOutput, 2 * room);
+  std::byte* const on_host = t.memory.on_host(Purpose::kInput, 2 * room);
+  const std::array<Place, 2> places = {Place{slices, on_host}, {slices + room, on_host + room}};
+
+  t.memory.order(t.memory.stream(), t.workspace.stream());
+  std::array<std::optional<Window>, 2> windows;
+  for (std::size_t i = 0; i <= count; ++i) {
+    if (i < count) {
+      windows[i % 2].emplace(call, chunk_of(all, i, most), t.ranks);
+      co_await reduce_in_host(t, *windows[i % 2], places[i % 2]);
+    }
+    if (i == 0) continue;
+    const std::size_t before = (i - 1) % 2;
+    co_await reduce_between_hosts(t, *windows[before], places[before]);
+    co_await share_in_host(t, *windows[before], places[before]);
+  }
+  gpu.keep_host_memory(t.workspace.mark_back());
+  t.memory.order(t.workspace.stream(), t.memory.stream());
+}
+
+}  // namespace horoplug

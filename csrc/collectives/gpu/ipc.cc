@@ -1,0 +1,257 @@
+// Tensors on the GPUs of one host by CUDA IPC: kernels of each rank read what the others have in
+// their fusion buffers.
+//
+// A batch goes in rounds (see IpcPeers), of as much as a half holds. In each one a rank packs its
+// part into its own half, its stream meets the others', and it takes what it needs from theirs. An
+// allreduce of little data is one step: every rank reduces all of it, straight to its outputs. Of
+// more, each rank reduces a slice, into its own half, where nobody else reads or writes that slice;
+// the streams meet again, and every rank collects all slices. Reductions go through the ranks in
+// their order, and so all have the same bits, also those that the CPU's algorithms yield.
+//
+// All of it is put into the stream at once, and nothing can be taken back: in a plan, ranks meet
+// first (Algorithm::commits), and rounds are counted alike on all of them.
+#include <algorithm>
+#include <vector>
+
+#include "collectives/allgather_fixed.h"
+#include "collectives/gpu/gpu_group.h"
+#include "collectives/gpu/pack.h"
+#include "collectives/partition.h"
+#include "device/cuda/runtime/batch.h"
+#include "device/cuda/runtime/ipc_peers.h"
+
+namespace horoplug {
+namespace {
+
+using cuda::Transfer;
+using Transfers = std::vector<Transfer>;
+
+// What all of them work with.
+struct Tools {
+  Tools(Comm& of, const Call& its)
+      : comm(of),
+        call(its),
+        workspace(of.gpu()->workspace()),
+        peers(*of.gpu()->ipc()),
+        rank(of.rank()),
+        size(of.size()),
+        element(dtype_size(its.dtype)),
+        segment(peers.half_bytes() / static_cast<std::size_t>(size) / kGpuAlignment *
+                kGpuAlignment) {}
+
+  void move(const Transfers& transfers) const {
+    workspace.launcher().move(call.dtype, call.dtype, {}, transfers);
+  }
+  // From the layout's tensors, and to them.
+  void pack(const Transfers& inputs) const {
+    const Layout& layout = *call.layout;
+    workspace.launcher().move(layout.stored(), call.dtype, {.multiply = layout.prescale()}, inputs);
+  }
+  void unpack(const Transfers& outputs) const {
+    workspace.launcher().move(call.dtype, call.layout->stored(), {}, outputs);
+  }
+  // Reduces what all ranks have at the transfers' places, each of them `at` bytes into its half.
+  void reduce(std::size_t at, const Transfers& transfers) const {
+    std::vector<std::uint64_t> sources;
+    for (int r = 0; r < size; ++r) sources.push_back(peers.half(r) + at);
+    workspace.launcher().reduce(call.reduce_op, call.dtype, call.finish, sources, transfers);
+  }
+  void meet() const { peers.meet(workspace.stream().handle()); }
+
+  // A half as one segment for each rank.
+  std::size_t at_segment(int of) const { return static_cast<std::size_t>(of) * segment; }
+
+  Comm& comm;
+  const Call& call;
+  cuda::Workspace& workspace;
+  cuda::IpcPeers& peers;
+  const int rank, size;
+  const std::size_t element, segment;
+};
+
+// Of the buffer that the tensors would make, up to where another one would begin.
+Part all_of(const Call& call) { return {0, aligned_on_gpu(bytes_on_gpu(*call.layout))}; }
+
+// Appends what packs a part of the buffer.
+void add_inputs(const Tools& t, const Part& part, std::uint64_t to, Transfers& inputs) {
+  for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
+    const std::uint64_t count = run.bytes / t.element;
+    if (run.input == nullptr) {
+      inputs.push_back({run.neutral, to + at, count, true});
+    } else {
+      inputs.push_back({gpu_address(run.input), to + at, count});
+    }
+  });
+}
+
+void pack(const Tools& t, const Part& part) {
+  Transfers inputs;
+  add_inputs(t, part, t.peers.own_half(), inputs);
+  t.pack(inputs);
+}
+
+// What brings a part of the buffer to the outputs, from `from`.
+Transfers outputs_of(const Tools& t, const Part& part, std::uint64_t from) {
+  Transfers outputs;
+  for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
+    if (run.output == nullptr) return;
+    outputs.push_back({from + at, gpu_address(run.output), run.bytes / t.element});
+  });
+  return outputs;
+}
+
+// Whether every rank reduces all of it: that costs a meeting less, and more bytes.
+bool in_one_step(const Tools& t, std::size_t bytes) {
+  const LinkCosts& peers = t.comm.costs().ipc;
+  const double others = t.size - 1;
+  const double more = others * static_cast<double>(bytes) * (1 - 2.0 / t.size);
+  return more * peers.byte <= peers.latency;
+}
+
+// What all ranks have packed of a part, straight to the outputs if they are of its type.
+void reduce_to_outputs(const Tools& t, const Part& part) {
+  if (!t.call.layout->casts()) return t.reduce(0, outputs_of(t, part, 0));
+  const std::uint64_t results = t.workspace.on_card(cuda::Workspace::Purpose::kOutput, part.bytes);
+  t.reduce(0, {{0, results, part.bytes / t.element}});
+  t.unpack(outputs_of(t, part, results));
+}
+
+Task allreduce(const Tools& t) {
+  const Part all = all_of(t.call);
+  const std::size_t half = t.peers.half_bytes();
+  for (std::size_t i = 0; i < chunk_count(all.bytes, half); ++i) {
+    const Part part = chunk_of(all, i, half);
+    pack(t, part);
+    t.meet();
+    if (in_one_step(t, part.bytes)) {
+      reduce_to_outputs(t, part);
+    } else {
+      const std::vector<Part> slices = split_evenly(part.bytes, t.size, kGpuAlignment);
+      const Part& own = slices[static_cast<std::size_t>(t.rank)];
+      t.reduce(0, {{own.begin, t.peers.own_half() + own.begin, own.bytes / t.element}});
+      t.meet();
+      Transfers outputs;
+      for (int r = 0; r < t.size; ++r) {
+        const Part& slice = slices[static_cast<std::size_t>(r)];
+        const Transfers some =
+            outputs_of(t, {part.begin + slice.begin, slice.bytes}, t.peers.half(r) + slice.begin);
+        outputs.insert(outputs.end(), some.begin(), some.end());
+      }
+      t.unpack(outputs);
+    }
+    t.peers.end_round();
+  }
+  co_return;
+}
+
+Task broadcast(const Tools& t) {
+  const Part all = all_of(t.call);
+  const std::size_t half = t.peers.half_bytes();
+  const bool is_root = t.call.root == t.rank;
+  for (std::size_t i = 0; i < chunk_count(all.bytes, half); ++i) {
+    const Part part = chunk_of(all, i, half);
+    if (is_root) pack(t, part);
+    t.meet();
+    if (!is_root) t.unpack(outputs_of(t, part, t.peers.half(t.call.root)));
+    t.peers.end_round();
+  }
+  if (is_root) pass_on_gpu(t.workspace, t.call);
+  co_return;
+}
+
+// Of each rank's part as much as a segment holds goes in a round.
+Task reducescatter(const Tools& t) {
+  const std::vector<Part> parts = consecutive(t.call.receive_bytes);
+  const std::size_t most = std::ranges::max(t.call.receive_bytes);
+  for (std::size_t i = 0; i < chunk_count(most, t.segment); ++i) {
+    Transfers inputs;
+    for (int r = 0; r < t.size; ++r) {
+      add_inputs(t, chunk_of(parts[static_cast<std::size_t>(r)], i, t.segment),
+                 t.peers.own_half() + t.at_segment(r), inputs);
+    }
+    t.pack(inputs);
+    t.meet();
+    const Part& part = parts[static_cast<std::size_t>(t.rank)];
+    const Part own = chunk_of({0, part.bytes}, i, t.segment);
+    t.reduce(t.at_segment(t.rank),
+             {{0, gpu_address(t.call.output) + own.begin, own.bytes / t.element}});
+    t.peers.end_round();
+  }
+  co_return;
+}
+
+Task allgather(const Tools& t) {
+  const std::vector<Part> parts = consecutive(t.call.receive_bytes);
+  const std::size_t half = t.peers.half_bytes();
+  const std::size_t most = std::ranges::max(t.call.receive_bytes);
+  const std::uint64_t input = gpu_address(t.call.input), output = gpu_address(t.call.output);
+  for (std::size_t i = 0; i < chunk_count(most, half); ++i) {
+    Transfers results;
+    for (int r = 0; r < t.size; ++r) {
+      const Part& part = parts[static_cast<std::size_t>(r)];
+      const Part piece = chunk_of({0, part.bytes}, i, half);
+      const bool own = r == t.rank;
+      if (own) t.move({{input + piece.begin, t.peers.own_half(), piece.bytes / t.element}});
+      results.push_back({own ? input + piece.begin : t.peers.half(r),
+                         output + part.begin + piece.begin, piece.bytes / t.element});
+    }
+    t.meet();
+    t.move(results);
+    t.peers.end_round();
+  }
+  co_return;
+}
+
+// A rank knows only what it sends and receives itself: how many rounds there are, the ranks tell
+// each other.
+Task alltoall(const Tools& t) {
+  const std::vector<Part> sent = consecutive(t.call.send_bytes);
+  const std::vector<Part> received = consecutive(t.call.receive_bytes);
+  const std::uint64_t input = gpu_address(t.call.input), output = gpu_address(t.call.output);
+  const std::size_t largest = std::ranges::max(t.call.send_bytes);
+  std::vector<std::size_t> all_largest;
+  co_await gather(t.comm, largest, all_largest);
+  const std::size_t most = std::ranges::max(all_largest);
+  for (std::size_t i = 0; i < chunk_count(most, t.segment); ++i) {
+    Transfers inputs, results;
+    for (int r = 0; r < t.size; ++r) {
+      const Part out = chunk_of(sent[static_cast<std::size_t>(r)], i, t.segment);
+      const Part in = chunk_of(received[static_cast<std::size_t>(r)], i, t.segment);
+      const bool own = r == t.rank;
+      if (!own) {
+        inputs.push_back(
+            {input + out.begin, t.peers.own_half() + t.at_segment(r), out.bytes / t.element});
+      }
+      results.push_back({own ? input + out.begin : t.peers.half(r) + t.at_segment(t.rank),
+                         output + in.begin, in.bytes / t.element});
+    }
+    t.move(inputs);
+    t.meet();
+    t.move(results);
+    t.peers.end_round();
+  }
+}
+
+}  // namespace
+
+Task gpu_ipc(Comm& comm, Call& call) {
+  const Tools tools(comm, call);
+  switch (call.kind) {
+    case OpKind::kAllreduce:
+      co_await allreduce(tools);
+      break;
+    case OpKind::kBroadcast:
+      co_await broadcast(tools);
+      break;
+    case OpKind::kReducescatter:
+      co_await reducescatter(tools);
+      break;
+    case OpKind::kAllgather:
+      co_await allgather(tools);
+      break;
+    default:
+      co_await alltoall(tools);
+  }
+}
+
+}  // namespace horoplug

@@ -1,0 +1,168 @@
+// Whether CUDA IPC works is tried out, and nothing is concluded from what ought to be: whether
+// cards reach each other depends on how they are connected, what a container or
+// CUDA_VISIBLE_DEVICES lets a process see, and whether it is another process at all. So each step
+// is taken on all ranks, and the next one if it went well everywhere; and the last step is to use
+// it.
+#include "collectives/gpu/ipc_connect.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "base/status.h"
+#include "collectives/allgather_fixed.h"
+#include "collectives/gpu/gpu_group.h"
+
+namespace horoplug {
+namespace {
+
+using Purpose = cuda::Workspace::Purpose;
+
+// What a rank writes for the others to read, and how long the cards may take for it.
+constexpr std::size_t kTrialBytes = 256;
+constexpr auto kPatience = std::chrono::seconds(10);
+
+// Waits until the card has come to an event, though not for ever.
+class PassedInTime final : public Waitable {
+ public:
+  explicit PassedInTime(cuda::EventPtr event) : event_(std::move(event)) {}
+  bool ready() override { return event_->done() || Clock::now() > until_; }
+  void blame(std::vector<int>&) const override {}
+  bool polled() const override { return true; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const cuda::EventPtr event_;
+  const Clock::time_point until_ = Clock::now() + kPatience;
+};
+
+// Does something that may fail, which is this rank's problem then.
+template <typename Step>
+void attempt(std::string& problem, const Step& step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+}
+
+// Makes the first rank's problem, if any has one, that of all.
+Task share(Comm& comm, std::string& problem) {
+  struct Text {
+    char text[240];
+  };
+  Text mine{};
+  std::strncpy(mine.text, problem.c_str(), sizeof mine.text - 1);
+  std::vector<Text> all;
+  co_await gather(comm, mine, all);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    all[rank].text[sizeof mine.text - 1] = '\0';
+    if (all[rank].text[0] == '\0') continue;
+    problem = "on rank " + std::to_string(rank) + ": " + all[rank].text;
+    co_return;
+  }
+}
+
+std::byte expected(int rank) { return static_cast<std::byte>(rank + 1); }
+
+// Every rank writes to its half and reads all others'. Returns where it will be.
+const std::byte* begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers) {
+  const cuda::Context& context = workspace.card().context();
+  const CUstream stream = workspace.stream().handle();
+  {
+    const cuda::Current current(context);
+    const auto value = static_cast<unsigned char>(expected(comm.rank()));
+    context.check(context.api().MemsetD8Async(peers.own_half(), value, kTrialBytes, stream),
+                  "cuMemsetD8Async");
+  }
+  peers.meet(stream);
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  std::byte* const seen = workspace.on_host(Purpose::kInput, ranks * kTrialBytes);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    workspace.fetch(seen + rank * kTrialBytes, peers.half(static_cast<int>(rank)), kTrialBytes);
+  }
+  peers.end_round();
+  return seen;
+}
+
+void end_trial(const Comm& comm, const cuda::Event& done, const std::byte* seen) {
+  if (!done.done()) throw Error(HP_TIMEOUT, "cards do not see that others' have come to a point");
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    const bool right = std::all_of(seen, seen + kTrialBytes,
+                                   [&](std::byte byte) { return byte == expected(rank); });
+    seen += kTrialBytes;
+    if (!right) {
+      throw Error(HP_ABORTED, "the card reads other values from rank " + std::to_string(rank) +
+                                  "'s memory than were written there");
+    }
+  }
+}
+
+Task try_out(Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers, std::string& problem) {
+  const std::byte* seen = nullptr;
+  cuda::EventPtr read;
+  attempt(problem, [&] {
+    seen = begin_trial(comm, workspace, peers);
+    read = workspace.mark();
+  });
+  co_await share(comm, problem);
+  if (!problem.empty()) co_return;
+  co_await PassedInTime(read);
+  attempt(problem, [&] { end_trial(comm, *read, seen); });
+  co_await share(comm, problem);
+}
+
+// No stream waits for others any more, and nobody gives back what another rank has open.
+Task give_up(Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers) {
+  peers.release();
+  std::string problem;
+  cuda::EventPtr last;
+  attempt(problem, [&] { last = workspace.mark(); });
+  if (last) co_await PassedInTime(last);
+  peers.close();
+  co_await share(comm, problem);
+}
+
+}  // namespace
+
+Task connect_ipc(Comm& comm, cuda::Workspace& workspace, std::unique_ptr<cuda::IpcPeers>& peers,
+                 std::string& problem) {
+  if (comm.shared() == nullptr) {
+    problem = "the ranks are not on one host, or have no shared memory there";
+    co_return;
+  }
+  if (comm.size() > cuda::IpcPeers::kMostRanks) {
+    problem = "there are more than " + std::to_string(cuda::IpcPeers::kMostRanks) + " ranks";
+    co_return;
+  }
+  std::unique_ptr<cuda::IpcPeers> made;
+  cuda::IpcPeers::Offer mine{};
+  attempt(problem, [&] {
+    made = std::make_unique<cuda::IpcPeers>(workspace.card().shared_from_this(), comm.rank(),
+                                            comm.size(), comm.shared()->cards_page());
+    mine = made->offer();
+  });
+  co_await share(comm, problem);
+  if (!problem.empty()) co_return;
+
+  std::vector<cuda::IpcPeers::Offer> offers;
+  co_await gather(comm, mine, offers);
+  attempt(problem, [&] { made->open(offers); });
+  co_await share(comm, problem);
+  if (problem.empty()) co_await try_out(comm, workspace, *made, problem);
+  if (!problem.empty()) {
+    co_await give_up(comm, workspace, *made);
+    co_return;
+  }
+  if (made->half_bytes() < cuda::IpcPeers::kMostBytes && comm.rank() == 0) {
+    workspace.card().log()(LogLevel::kInfo, "GPU tensors are moved by CUDA IPC in pieces of " +
+                                                std::to_string(made->half_bytes() >> 20) +
+                                                " MiB instead of " +
+                                                std::to_string(cuda::IpcPeers::kMostBytes >> 20) +
+                                                ", as a card has no more memory left");
+  }
+  peers = std::move(made);
+}
+
+}  // namespace horoplug

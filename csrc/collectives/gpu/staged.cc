@@ -1,0 +1,130 @@
+// Tensors on GPUs through the host's memory: whatever connects the ranks does the work, with the
+// algorithms for tensors on the CPU, and no NCCL.
+//
+// A buffer travels in pieces: while the CPU reduces one, the next ones come from the card and the
+// one before goes back, in a stream of its own. The host waits only for what comes.
+#include "collectives/gpu/staged.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "collectives/gpu/gpu_group.h"
+#include "collectives/gpu/pack.h"
+#include "collectives/partition.h"
+
+namespace horoplug {
+namespace {
+
+using Purpose = cuda::Workspace::Purpose;
+
+constexpr std::size_t kPiece = kStagedPiece;
+// So much of a buffer is in the host's memory at a time.
+constexpr std::size_t kWindow = 32 * kPiece;
+
+// One window of a buffer; `host` has room for it.
+Task run_window(Comm& comm, const Call& call, const GpuBuffer& buffer, const Part& window,
+                std::size_t piece, std::byte* host) {
+  cuda::Workspace& workspace = comm.gpu()->workspace();
+  const bool is_root = call.kind == OpKind::kBroadcast && call.root == comm.rank();
+  const bool fetches = is_root || call.kind != OpKind::kBroadcast;
+  const std::size_t pieces = chunk_count(window.bytes, piece);
+  std::vector<cuda::EventPtr> fetched;
+  for (std::size_t i = 0; fetches && i < pieces; ++i) {
+    const Part part = chunk_of(window, i, piece);
+    workspace.fetch(host + part.begin - window.begin, buffer.from() + part.begin, part.bytes);
+    fetched.push_back(workspace.mark());
+  }
+  for (std::size_t i = 0; i < pieces; ++i) {
+    const Part part = chunk_of(window, i, piece);
+    std::byte* const at = host + part.begin - window.begin;
+    if (fetches) co_await Passed(fetched[i]);
+    Layout layout(call.dtype, 1.0);
+    if (part.bytes == buffer.bytes()) {
+      // Adasum has to tell the tensors apart.
+      buffer.for_each([&](const Layout::Tensor& tensor, std::size_t begin) {
+        layout.add(at + begin, at + begin, tensor.bytes);
+      });
+    } else {
+      layout.add(at, at, part.bytes);
+    }
+    co_await run_on_host(comm, call, &layout);
+    if (!is_root) workspace.bring(buffer.to() + part.begin, at, part.bytes);
+  }
+}
+
+// Allreduce and broadcast.
+Task run_in_pieces(Comm& comm, const Call& call) {
+  GpuGroup& gpu = *comm.gpu();
+  cuda::Workspace& workspace = gpu.workspace();
+  const GpuBuffer buffer(workspace, call);
+  const bool is_root = call.kind == OpKind::kBroadcast && call.root == comm.rank();
+  if (is_root || call.kind != OpKind::kBroadcast) buffer.pack();
+  // What goes back finds its place as the framework's streams have left it.
+  workspace.order(workspace.stream(), workspace.back());
+  const bool whole = call.reduce_op == ReduceOp::kAdasum;
+  const std::size_t size = whole ? buffer.bytes() : std::min(kWindow, buffer.bytes());
+  std::byte* const host = workspace.on_host(Purpose::kInput, size);
+  for (std::size_t i = 0; i < chunk_count(buffer.bytes(), size); ++i) {
+    co_await gpu.host_memory_free();
+    const Part window = chunk_of({0, buffer.bytes()}, i, size);
+    co_await run_window(comm, call, buffer, window, whole ? size : kPiece, host);
+    gpu.keep_host_memory(workspace.mark_back());
+  }
+  workspace.order(workspace.back(), workspace.stream());
+  // The CPU has finished the values already.
+  if (is_root) {
+    pass_on_gpu(workspace, call);
+  } else {
+    buffer.unpack({});
+  }
+}
+
+// Reducescatter, allgather and alltoall.
+Task run_at_once(Comm& comm, const Call& call) {
+  GpuGroup& gpu = *comm.gpu();
+  cuda::Workspace& workspace = gpu.workspace();
+  const auto sum = [](std::span<const std::size_t> sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+  };
+  const std::size_t own = call.receive_bytes[static_cast<std::size_t>(comm.rank())];
+  std::uint64_t from = gpu_address(call.input);
+  std::size_t input_bytes = call.kind == OpKind::kAllgather ? own : sum(call.send_bytes);
+  std::size_t output_bytes = sum(call.receive_bytes);
+  if (call.kind == OpKind::kReducescatter) {
+    const GpuBuffer buffer(workspace, call);
+    buffer.pack();
+    from = buffer.from();
+    input_bytes = buffer.bytes();
+    output_bytes = own;
+  }
+  co_await gpu.host_memory_free();
+  Call on_host = call;
+  std::byte* const input = workspace.on_host(Purpose::kInput, input_bytes);
+  on_host.input = input;
+  on_host.output = workspace.on_host(Purpose::kOutput, output_bytes);
+  workspace.fetch(input, from, input_bytes);
+  co_await Passed(workspace.mark());
+  Layout layout(call.dtype, 1.0);
+  layout.add(input, nullptr, input_bytes);
+  co_await run_on_host(comm, on_host, call.layout != nullptr ? &layout : nullptr);
+  workspace.order(workspace.stream(), workspace.back());
+  workspace.bring(gpu_address(call.output), on_host.output, output_bytes);
+  gpu.keep_host_memory(workspace.mark_back());
+  workspace.order(workspace.back(), workspace.stream());
+}
+
+}  // namespace
+
+Task run_on_host(Comm& comm, Call call, Layout* layout) {
+  call.on_gpu = false;
+  call.layout = layout;
+  co_await choose_algorithm(comm, call, nullptr).run(comm, call);
+}
+
+Task gpu_staged(Comm& comm, Call& call) {
+  const bool in_pieces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kBroadcast;
+  return in_pieces ? run_in_pieces(comm, call) : run_at_once(comm, call);
+}
+
+}  // namespace horoplug

@@ -1,0 +1,15 @@
+// Allgather around a ring: every part goes once round and stays everywhere.
+#include <cstring>
+
+#include "collectives/stream/ring.h"
+
+namespace horoplug {
+
+Task allgather_ring(Comm& comm, Call& call) {
+  const auto parts = consecutive(call.receive_bytes);
+  const Part& own = parts[static_cast<std::size_t>(comm.rank())];
+  if (own.bytes > 0) std::memcpy(call.output + own.begin, call.input, own.bytes);
+  co_await ring_pass(comm, call, {call.output, parts, comm.rank(), 0, comm.size() - 1});
+}
+
+}  // namespace horoplug

@@ -1,0 +1,89 @@
+#include "collectives/stream/ring.h"
+
+#include <deque>
+
+namespace horoplug {
+namespace {
+
+// Receives posted ahead of the chunk that is being worked on.
+constexpr std::size_t kWindow = 8;
+
+// A part is cut into so many chunks if they do not get too small: a chunk is passed on when all of
+// it is there, and the line is to have something to do until then.
+constexpr std::size_t kChunks = 4;
+constexpr std::size_t kLeastChunk = 32 * 1024;
+
+std::size_t chunk_bytes(std::span<const Part> parts, std::size_t most) {
+  constexpr std::size_t kLine = 64;
+  std::size_t largest = 0;
+  for (const Part& part : parts) largest = std::max(largest, part.bytes);
+  return std::clamp(largest / kChunks / kLine * kLine, std::min(kLeastChunk, most), most);
+}
+
+struct Piece {
+  int step;
+  Part part;
+};
+
+// Everything that this rank will receive, in order.
+std::vector<Piece> incoming(const RingPass& pass, std::size_t piece) {
+  const int size = static_cast<int>(pass.parts.size());
+  std::vector<Piece> pieces;
+  for (int step = 0; step < pass.steps; ++step) {
+    const Part& part =
+        pass.parts[static_cast<std::size_t>((pass.first + 2 * size - step - 1) % size)];
+    const std::size_t chunks = chunk_count(part.bytes, piece);
+    for (std::size_t i = 0; i < chunks; ++i) {
+      pieces.push_back({step, chunk_of(part, i, piece)});
+    }
+  }
+  return pieces;
+}
+
+}  // namespace
+
+Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
+  const int next = (comm.rank() + 1) % comm.size();
+  const int previous = (comm.rank() + comm.size() - 1) % comm.size();
+  const std::size_t element = dtype_size(call.dtype);
+
+  const std::size_t piece = chunk_bytes(pass.parts, comm.chunk_bytes());
+  const Part& own = pass.parts[static_cast<std::size_t>(pass.first)];
+  for (std::size_t i = 0; i < chunk_count(own.bytes, piece); ++i) {
+    const Part chunk = chunk_of(own, i, piece);
+    comm.send(next, pass.buffer + chunk.begin, chunk.bytes);
+  }
+
+  const std::vector<Piece> pieces = incoming(pass, piece);
+  std::byte* const arrivals =
+      pass.reduce_steps > 0 ? comm.scratch(Scratch::kReceive, kWindow * piece) : nullptr;
+  // Where a piece is received: what will be combined goes beside the buffer, the rest right into
+  // it. That memory is free then: what comes in has been around the whole ring since this rank sent
+  // its own share of it.
+  const auto target = [&](std::size_t i) {
+    return pieces[i].step < pass.reduce_steps ? arrivals + (i % kWindow) * piece
+                                              : pass.buffer + pieces[i].part.begin;
+  };
+
+  std::deque<Link::Receive> posted;
+  std::size_t next_post = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    for (; next_post < pieces.size() && next_post < i + kWindow; ++next_post) {
+      comm.post(posted, previous, target(next_post), pieces[next_post].part.bytes);
+    }
+    co_await posted.front();
+    posted.pop_front();
+
+    const Piece& chunk = pieces[i];
+    std::byte* const place = pass.buffer + chunk.part.begin;
+    if (chunk.step < pass.reduce_steps) {
+      const void* const sources[] = {target(i), place};
+      const bool last = chunk.step == pass.reduce_steps - 1;
+      call.reduce(place, sources, 2, chunk.part.bytes / element, last ? call.finish : Finish{});
+    }
+    if (chunk.step < pass.steps - 1) comm.send(next, place, chunk.part.bytes);
+  }
+  co_await comm.flushed();
+}
+
+}  // namespace horoplug

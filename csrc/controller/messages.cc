@@ -1,0 +1,595 @@
+#include "controller/messages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace horoplug {
+namespace {
+
+constexpr int kMaxRank = std::numeric_limits<std::int32_t>::max() - 1;
+// Far beyond any model; keeps a forged bit field from asking for memory.
+constexpr std::uint32_t kMaxId = 1 << 26;
+constexpr std::size_t kMostNameBytes = 64 << 20;  // in one message
+
+Writer begin(MessageKind kind, std::uint32_t set = 0) {
+  Writer writer;
+  writer.put(kind);
+  writer.put_varint(set);
+  return writer;
+}
+
+std::uint32_t get_u32(Reader& reader) {
+  const std::uint64_t value = reader.get_varint();
+  if (value > std::numeric_limits<std::uint32_t>::max()) throw WireError("number out of range");
+  return static_cast<std::uint32_t>(value);
+}
+
+bool get_bool(Reader& reader) {
+  const auto value = reader.get<std::uint8_t>();
+  if (value > 1) throw WireError("not a truth value");
+  return value == 1;
+}
+
+hp_status get_status(Reader& reader) { return static_cast<hp_status>(reader.get_int(HP_INTERNAL)); }
+
+double get_seconds(Reader& reader) {
+  const auto value = reader.get<double>();
+  if (!std::isfinite(value) || value < 0) throw WireError("not a duration");
+  return value;
+}
+
+void put_ranks(Writer& writer, const std::vector<int>& ranks) {
+  writer.put_varint(ranks.size());
+  for (const int rank : ranks) writer.put_varint(static_cast<std::uint64_t>(rank));
+}
+
+std::vector<int> get_ranks(Reader& reader) {
+  std::vector<int> ranks(reader.get_count(1));
+  for (int& rank : ranks) rank = reader.get_int(kMaxRank);
+  return ranks;
+}
+
+void put_signature(Writer& writer, const Signature& signature) {
+  writer.put(signature.op);
+  writer.put(signature.dtype);
+  writer.put(signature.wire_dtype());
+  writer.put(signature.reduce);
+  writer.put(signature.root);
+  writer.put(signature.device);
+  writer.put(signature.prescale);
+  writer.put(signature.postscale);
+  writer.put(static_cast<std::uint8_t>(signature.recurring));
+  writer.put_varint(signature.shapes.size());
+  for (const Shape& shape : signature.shapes) {
+    writer.put_varint(shape.size());
+    for (const std::int64_t dimension : shape) {
+      writer.put_varint(static_cast<std::uint64_t>(dimension));
+    }
+  }
+}
+
+Signature get_signature(Reader& reader) {
+  Signature signature;
+  signature.op = reader.get_enum<OpKind>(kOpKindCount);
+  signature.dtype = reader.get_enum<DType>(kDTypeCount);
+  const DType wire = reader.get_enum<DType>(kDTypeCount);
+  if (wire != signature.dtype) signature.compressed = wire;
+  signature.reduce = reader.get_enum<ReduceOp>(kReduceOpCount);
+  signature.root = reader.get<std::int32_t>();
+  signature.device = reader.get<std::int32_t>();
+  signature.prescale = reader.get<double>();
+  signature.postscale = reader.get<double>();
+  signature.recurring = get_bool(reader);
+  signature.shapes.resize(reader.get_count(1));
+  for (Shape& shape : signature.shapes) {
+    shape.resize(reader.get_count(1));
+    for (std::int64_t& dimension : shape) {
+      const std::uint64_t value = reader.get_varint();
+      if (value > std::numeric_limits<std::int64_t>::max()) throw WireError("dimension too large");
+      dimension = static_cast<std::int64_t>(value);
+    }
+  }
+  return signature;
+}
+
+// Numbers as a field of bits, from the byte of the smallest one on.
+void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids) {
+  if (ids.empty()) {
+    writer.put_varint(0);
+    return;
+  }
+  const std::uint32_t base = ids.front() / 8;
+  std::vector<std::uint8_t> bits(ids.back() / 8 - base + 1);
+  for (const std::uint32_t id : ids) bits[id / 8 - base] |= static_cast<std::uint8_t>(1 << id % 8);
+  writer.put_varint(bits.size());
+  writer.put_varint(base);
+  for (const std::uint8_t byte : bits) writer.put(byte);
+}
+
+std::vector<std::uint32_t> get_bits(Reader& reader) {
+  std::vector<std::uint32_t> ids;
+  const std::size_t size = reader.get_count(1);
+  if (size == 0) return ids;
+  const auto base = static_cast<std::uint32_t>(reader.get_int(kMaxId / 8));
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto byte = reader.get<std::uint8_t>();
+    for (std::uint32_t bit = 0; bit < 8; ++bit) {
+      if ((byte >> bit & 1) != 0) ids.push_back((base + static_cast<std::uint32_t>(i)) * 8 + bit);
+    }
+  }
+  return ids;
+}
+
+// The names of a message mostly differ in a few letters, and its operations are mostly alike: a
+// name is told by what it shares with the one before at its beginning and its end, and a signature
+// that is the same as the one before by one byte.
+class Series {
+ public:
+  void put_name(Writer& writer, const std::string& name) {
+    const auto [head, tail] = shared(name);
+    writer.put_varint(head);
+    writer.put_varint(tail);
+    writer.put_string(name.substr(head, name.size() - head - tail));
+    name_ = name;
+  }
+  std::string get_name(Reader& reader) {
+    const std::uint64_t head = reader.get_varint();
+    const std::uint64_t tail = reader.get_varint();
+    if (head > name_.size() || tail > name_.size() - head) {
+      throw WireError("a name that shares more than there is");
+    }
+    const std::string middle = reader.get_string();
+    name_ = name_.substr(0, head) + middle + name_.substr(name_.size() - tail);
+    if (name_.empty()) throw WireError("an empty name");
+    // A few bytes can say a long name again and again.
+    bytes_ += name_.size();
+    if (name_.size() > kLongestName || bytes_ > kMostNameBytes) throw WireError("names too long");
+    return name_;
+  }
+
+  void put(Writer& writer, const Signature& signature) {
+    const bool is_same = signature_ && *signature_ == signature;
+    writer.put(static_cast<std::uint8_t>(is_same));
+    if (!is_same) put_signature(writer, signature);
+    signature_ = signature;
+  }
+  Signature get(Reader& reader) {
+    if (!get_bool(reader)) {
+      signature_ = get_signature(reader);
+    } else if (!signature_) {
+      throw WireError("the first signature cannot be like the one before");
+    }
+    return *signature_;
+  }
+
+ private:
+  std::pair<std::size_t, std::size_t> shared(const std::string& name) const {
+    const std::size_t most = std::min(name.size(), name_.size());
+    std::size_t head = 0;
+    while (head < most && name[head] == name_[head]) ++head;
+    std::size_t tail = 0;
+    while (tail < most - head && name.rbegin()[static_cast<std::ptrdiff_t>(tail)] ==
+                                     name_.rbegin()[static_cast<std::ptrdiff_t>(tail)]) {
+      ++tail;
+    }
+    return {head, tail};
+  }
+
+  std::string name_;
+  std::size_t bytes_ = 0;  // of all names that were read
+  std::optional<Signature> signature_;
+};
+
+// In an order that means something.
+void put_numbers(Writer& writer, const std::vector<std::uint32_t>& numbers) {
+  writer.put_varint(numbers.size());
+  for (const std::uint32_t number : numbers) writer.put_varint(number);
+}
+
+std::vector<std::uint32_t> get_numbers(Reader& reader) {
+  std::vector<std::uint32_t> numbers(reader.get_count(1));
+  for (auto& number : numbers) number = static_cast<std::uint32_t>(reader.get_int(kMaxId));
+  return numbers;
+}
+
+// What a message says in a few bytes must not take up much more memory than that.
+constexpr int kMostChoices = 32;
+constexpr int kMostRounds = 1 << 20;
+constexpr std::int64_t kChunkUnit = 64;
+
+void put(Writer& writer, const Tuning& tuning) {
+  for (const std::int64_t value :
+       {tuning.bucket_bytes, tuning.chunk_bytes, tuning.lanes, tuning.latency_percent}) {
+    writer.put_varint(static_cast<std::uint64_t>(value));
+  }
+}
+
+Tuning get_tuning(Reader& reader) {
+  Tuning tuning;
+  for (std::int64_t* const value :
+       {&tuning.bucket_bytes, &tuning.chunk_bytes, &tuning.lanes, &tuning.latency_percent}) {
+    *value = static_cast<std::int64_t>(reader.get_varint());
+    if (*value < 1) throw WireError("a setting that cannot be");
+  }
+  if (tuning.chunk_bytes < Tuning::kLeastChunk || tuning.chunk_bytes > Tuning::kMostChunk ||
+      tuning.chunk_bytes % kChunkUnit != 0) {
+    throw WireError("pieces of a size that cannot be");
+  }
+  return tuning;
+}
+
+// Choices often differ in their settings only: batches that are those of the choice before are not
+// told again.
+void put_choices(Writer& writer, const std::vector<PlanChoice>& choices) {
+  writer.put_varint(choices.size());
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    put(writer, choices[i].tuning);
+    const bool is_same = i > 0 && choices[i].batches == choices[i - 1].batches;
+    writer.put_varint(is_same ? 0 : choices[i].batches.size());
+    if (is_same) continue;
+    for (const auto& places : choices[i].batches) put_numbers(writer, places);
+  }
+}
+
+std::vector<PlanChoice> get_choices(Reader& reader) {
+  std::vector<PlanChoice> choices(static_cast<std::size_t>(reader.get_int(kMostChoices)));
+  if (choices.empty()) throw WireError("an empty plan");
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    choices[i].tuning = get_tuning(reader);
+    PlanContents& batches = choices[i].batches;
+    batches.resize(reader.get_count(2));
+    for (auto& places : batches) {
+      places = get_numbers(reader);
+      if (places.empty()) throw WireError("an empty batch");
+    }
+    if (!batches.empty()) continue;
+    if (i == 0) throw WireError("an empty plan");
+    batches = choices[i - 1].batches;
+  }
+  return choices;
+}
+
+// A rank or kSetRemoved.
+void put_leaver(Writer& writer, int rank) {
+  writer.put_varint(static_cast<std::uint64_t>(rank - kSetRemoved));
+}
+
+int get_leaver(Reader& reader) { return reader.get_int(kMaxRank) + kSetRemoved; }
+
+void put_item(Writer& writer, Series& series, const DecisionItem& item) {
+  writer.put(item.kind);
+  switch (item.kind) {
+    case DecisionItem::Kind::kBatch:
+      writer.put_varint(item.batch);
+      writer.put_varint(item.members.size());
+      for (const auto& member : item.members) {
+        // Bit 0: has a number. Bit 1: has a name. Bit 2: some ranks are absent.
+        writer.put(static_cast<std::uint8_t>((member.id ? 1 : 0) | (member.name.empty() ? 0 : 2) |
+                                             (member.absent.empty() ? 0 : 4)));
+        if (member.id) writer.put_varint(*member.id);
+        if (!member.name.empty()) series.put_name(writer, member.name);
+        if (!member.absent.empty()) {
+          put_ranks(writer, member.absent);
+          series.put(writer, member.signature);
+        }
+      }
+      break;
+    case DecisionItem::Kind::kJoined:
+      writer.put_varint(item.batch);
+      writer.put_varint(static_cast<std::uint64_t>(item.rank));
+      break;
+    case DecisionItem::Kind::kError:
+      writer.put_string(item.name);
+      [[fallthrough]];
+    case DecisionItem::Kind::kFailAll:
+      writer.put_varint(item.code);
+      writer.put_string(item.text);
+      break;
+    case DecisionItem::Kind::kClose:
+      put_leaver(writer, item.rank);
+      break;
+    case DecisionItem::Kind::kUnlock:
+      writer.put_varint(item.batch);
+      break;
+    case DecisionItem::Kind::kSurvey:
+      writer.put_varint(item.batch);
+      writer.put_varint(item.operations);
+      break;
+    case DecisionItem::Kind::kLock:
+      writer.put_varint(item.batch);
+      writer.put_varint(item.rounds);
+      put_choices(writer, item.choices);
+      break;
+  }
+}
+
+DecisionItem get_item(Reader& reader, Series& series) {
+  DecisionItem item;
+  item.kind = reader.get_enum<DecisionItem::Kind>(DecisionItem::kKindCount);
+  switch (item.kind) {
+    case DecisionItem::Kind::kBatch:
+      item.batch = reader.get_varint();
+      item.members.resize(reader.get_count(2));
+      for (auto& member : item.members) {
+        const auto flags = reader.get<std::uint8_t>();
+        if ((flags & 3) == 0 || flags > 7) throw WireError("unknown flags");
+        if ((flags & 1) != 0) member.id = static_cast<std::uint32_t>(reader.get_int(kMaxId));
+        if ((flags & 2) != 0) member.name = series.get_name(reader);
+        if ((flags & 4) != 0) {
+          member.absent = get_ranks(reader);
+          if (member.absent.empty()) throw WireError("absent, but nobody is");
+          member.signature = series.get(reader);
+        }
+      }
+      break;
+    case DecisionItem::Kind::kJoined:
+      item.batch = reader.get_varint();
+      item.rank = reader.get_int(kMaxRank);
+      break;
+    case DecisionItem::Kind::kError:
+      item.name = reader.get_string();
+      [[fallthrough]];
+    case DecisionItem::Kind::kFailAll:
+      item.code = get_status(reader);
+      item.text = reader.get_string();
+      break;
+    case DecisionItem::Kind::kClose:
+      item.rank = get_leaver(reader);
+      break;
+    case DecisionItem::Kind::kUnlock:
+      item.batch = reader.get_varint();
+      break;
+    case DecisionItem::Kind::kSurvey:
+      item.batch = reader.get_varint();
+      item.operations = get_u32(reader);
+      break;
+    case DecisionItem::Kind::kLock:
+      item.batch = reader.get_varint();
+      item.rounds = static_cast<std::uint32_t>(reader.get_int(kMostRounds));
+      item.choices = get_choices(reader);
+      break;
+  }
+  return item;
+}
+
+}  // namespace
+
+MessageHead read_head(Reader& reader) {
+  const auto kind = reader.get_enum<MessageKind>(kMessageKindCount);
+  return {kind, get_u32(reader)};
+}
+
+Bytes encode(const Hello& hello) {
+  Writer writer = begin(MessageKind::kHello);
+  writer.put(hello.protocol);
+  writer.put(hello.rank);
+  writer.put(hello.size);
+  writer.put(hello.segment_bytes);
+  writer.put_varint(hello.settings.size());
+  for (const auto& [name, value] : hello.settings) {
+    writer.put_string(name);
+    writer.put_string(value);
+  }
+  return writer.take();
+}
+
+Hello decode_hello(Reader& reader) {
+  Hello hello;
+  hello.protocol = reader.get<std::uint32_t>();
+  // Whatever another version of the protocol says after this is not for us to read.
+  if (hello.protocol != Hello::kProtocol) return hello;
+  hello.rank = reader.get<std::int32_t>();
+  hello.size = reader.get<std::int32_t>();
+  hello.segment_bytes = reader.get<std::uint64_t>();
+  hello.settings.resize(reader.get_count(2));
+  for (auto& [name, value] : hello.settings) {
+    name = reader.get_string();
+    value = reader.get_string();
+  }
+  reader.expect_end();
+  return hello;
+}
+
+Bytes encode(std::uint32_t set, const Ready& ready) {
+  Writer writer = begin(MessageKind::kReady, set);
+  writer.put_varint(ready.epoch);
+  put_bits(writer, ready.ids);
+  writer.put_varint(ready.requests.size());
+  Series series;
+  for (const Request& request : ready.requests) {
+    series.put_name(writer, request.name);
+    writer.put_varint(request.variants.size());
+    for (const Variant& variant : request.variants) {
+      series.put(writer, variant.signature);
+      put_ranks(writer, variant.ranks);
+    }
+  }
+  return writer.take();
+}
+
+Ready decode_ready(Reader& reader) {
+  Ready ready;
+  ready.epoch = get_u32(reader);
+  ready.ids = get_bits(reader);
+  ready.requests.resize(reader.get_count(2));
+  Series series;
+  for (Request& request : ready.requests) {
+    request.name = series.get_name(reader);
+    request.variants.resize(reader.get_count(1));
+    if (request.variants.empty()) throw WireError("a request without contents");
+    for (Variant& variant : request.variants) {
+      variant.signature = series.get(reader);
+      variant.ranks = get_ranks(reader);
+      if (variant.ranks.empty() && request.variants.size() > 1) {
+        throw WireError("a conflict without ranks");
+      }
+    }
+  }
+  reader.expect_end();
+  return ready;
+}
+
+Bytes encode(std::uint32_t set, const Decisions& decisions) {
+  Writer writer = begin(MessageKind::kDecisions, set);
+  writer.put_varint(decisions.epoch);
+  writer.put_varint(decisions.items.size());
+  Series series;
+  for (const DecisionItem& item : decisions.items) put_item(writer, series, item);
+  return writer.take();
+}
+
+Decisions decode_decisions(Reader& reader) {
+  Decisions decisions;
+  decisions.epoch = get_u32(reader);
+  decisions.items.resize(reader.get_count(2));
+  Series series;
+  for (DecisionItem& item : decisions.items) item = get_item(reader, series);
+  reader.expect_end();
+  return decisions;
+}
+
+Bytes encode_leave(std::uint32_t set, int rank) {
+  Writer writer = begin(MessageKind::kLeave, set);
+  put_leaver(writer, rank);
+  return writer.take();
+}
+
+int decode_leave(Reader& reader) {
+  const int rank = get_leaver(reader);
+  reader.expect_end();
+  return rank;
+}
+
+Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank) {
+  Writer writer = begin(MessageKind::kJoin, set);
+  writer.put_varint(epoch);
+  writer.put_varint(static_cast<std::uint64_t>(rank));
+  return writer.take();
+}
+
+Joined decode_join(Reader& reader) {
+  Joined joined{get_u32(reader), reader.get_int(kMaxRank)};
+  reader.expect_end();
+  return joined;
+}
+
+Bytes encode_census_request() { return begin(MessageKind::kCensusRequest).take(); }
+
+Bytes encode_census(std::uint64_t census) {
+  Writer writer = begin(MessageKind::kCensus);
+  writer.put_varint(census);
+  return writer.take();
+}
+
+std::uint64_t decode_census(Reader& reader) {
+  const std::uint64_t census = reader.get_varint();
+  reader.expect_end();
+  return census;
+}
+
+Bytes encode(const Report& report) {
+  Writer writer = begin(MessageKind::kReport);
+  writer.put_varint(report.census);
+  writer.put_varint(report.ranks.size());
+  for (const RankReport& rank : report.ranks) {
+    writer.put_varint(static_cast<std::uint64_t>(rank.rank));
+    writer.put(rank.quiet);
+    writer.put(static_cast<std::uint8_t>(rank.executing));
+    writer.put_varint(rank.pending.size());
+    for (const auto& pending : rank.pending) {
+      writer.put_varint(pending.set);
+      writer.put_string(pending.name);
+      writer.put(pending.age);
+      // Bit 0: somebody waits. Bit 1: it is a join.
+      writer.put(static_cast<std::uint8_t>((pending.waited ? 1 : 0) | (pending.join ? 2 : 0)));
+    }
+  }
+  return writer.take();
+}
+
+Report decode_report(Reader& reader) {
+  Report report;
+  report.census = reader.get_varint();
+  report.ranks.resize(reader.get_count(11));
+  for (RankReport& rank : report.ranks) {
+    rank.rank = reader.get_int(kMaxRank);
+    rank.quiet = get_seconds(reader);
+    rank.executing = get_bool(reader);
+    rank.pending.resize(reader.get_count(11));
+    for (auto& pending : rank.pending) {
+      pending.set = get_u32(reader);
+      pending.name = reader.get_string();
+      pending.age = get_seconds(reader);
+      const auto flags = reader.get<std::uint8_t>();
+      if (flags > 3) throw WireError("unknown flags");
+      pending.waited = (flags & 1) != 0;
+      pending.join = (flags & 2) != 0;
+    }
+  }
+  reader.expect_end();
+  return report;
+}
+
+namespace {
+
+Bytes encode_failure(MessageKind kind, std::uint32_t set, const Abort& failure) {
+  Writer writer = begin(kind, set);
+  writer.put_varint(failure.code);
+  writer.put_string(failure.text);
+  return writer.take();
+}
+
+}  // namespace
+
+Bytes encode(const Abort& abort) { return encode_failure(MessageKind::kAbort, 0, abort); }
+
+Bytes encode_fail(std::uint32_t set, const Abort& failure) {
+  return encode_failure(MessageKind::kFail, set, failure);
+}
+
+Abort decode_abort(Reader& reader) {
+  Abort abort;
+  abort.code = get_status(reader);
+  abort.text = reader.get_string();
+  reader.expect_end();
+  return abort;
+}
+
+Bytes encode_nudge() { return begin(MessageKind::kNudge).take(); }
+Bytes encode_call() { return begin(MessageKind::kCall).take(); }
+Bytes encode_here() { return begin(MessageKind::kHere).take(); }
+
+Bytes encode_bye() { return begin(MessageKind::kBye).take(); }
+
+Bytes encode(std::uint32_t set, const Waves& waves) {
+  Writer writer = begin(MessageKind::kWaves, set);
+  writer.put_varint(waves.survey);
+  put_numbers(writer, waves.labels);
+  return writer.take();
+}
+
+Waves decode_waves(Reader& reader) {
+  Waves waves;
+  waves.survey = reader.get_varint();
+  waves.labels = get_numbers(reader);
+  reader.expect_end();
+  return waves;
+}
+
+Bytes encode(MessageKind kind, std::uint32_t set, const PlanNotice& notice) {
+  Writer writer = begin(kind, set);
+  writer.put_varint(notice.epoch);
+  writer.put_varint(notice.batch);
+  return writer.take();
+}
+
+PlanNotice decode_plan_notice(Reader& reader) {
+  PlanNotice notice;
+  notice.epoch = get_u32(reader);
+  notice.batch = reader.get_varint();
+  reader.expect_end();
+  return notice;
+}
+
+}  // namespace horoplug

@@ -1,0 +1,235 @@
+#include "controller/stall_inspection.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <set>
+
+namespace horoplug {
+namespace {
+
+// Lists in error messages end here; a job may have thousands of ranks.
+constexpr std::size_t kMaxListed = 16;
+
+std::string describe(const std::pair<std::uint32_t, std::string>& key) {
+  const std::string text = "'" + key.second + "'";
+  return key.first == 0 ? text : text + " in process set " + std::to_string(key.first);
+}
+
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, value < 10 ? "%.1f s" : "%.0f s", value);
+  return text;
+}
+
+// One pending operation as the whole job has it.
+struct Waiting {
+  std::vector<int> submitted_by;
+  double age = 0;
+  std::vector<int> missing;
+};
+
+using Key = std::pair<std::uint32_t, std::string>;
+using WaitingTable = std::map<Key, Waiting>;
+
+WaitingTable tabulate(const Report& report, const DiagnoseOptions& options) {
+  WaitingTable table;
+  // Who has joined a set is not missing in its operations, other than the join.
+  std::map<std::uint32_t, std::vector<int>> joined;
+  std::map<Key, bool> is_join;
+  for (const RankReport& rank : report.ranks) {
+    for (const auto& pending : rank.pending) {
+      // A set that has come or gone since.
+      if (!options.members.contains(pending.set)) continue;
+      const Key key{pending.set, pending.name};
+      Waiting& waiting = table[key];
+      waiting.submitted_by.push_back(rank.rank);
+      waiting.age = std::max(waiting.age, pending.age);
+      if (pending.join) joined[pending.set].push_back(rank.rank);
+      is_join[key] = pending.join;
+    }
+  }
+  for (auto& [key, waiting] : table) {
+    std::vector<int> present = waiting.submitted_by;
+    if (!is_join[key]) {
+      const auto& absent = joined[key.first];
+      present.insert(present.end(), absent.begin(), absent.end());
+    }
+    std::sort(present.begin(), present.end());
+    const auto& members = options.members.at(key.first);
+    std::set_difference(members.begin(), members.end(), present.begin(), present.end(),
+                        std::back_inserter(waiting.missing));
+  }
+  return table;
+}
+
+// What a rank's threads wait for, of what is known.
+std::vector<Key> waited_by(const RankReport& rank, const WaitingTable& table) {
+  std::vector<Key> keys;
+  for (const auto& pending : rank.pending) {
+    if (pending.waited && table.contains({pending.set, pending.name})) {
+      keys.emplace_back(pending.set, pending.name);
+    }
+  }
+  return keys;
+}
+
+// The ranks that wait for nobody but each other, so that none of them will ever go on.
+std::set<int> find_stuck(const Report& report, const WaitingTable& table, double quiet) {
+  std::set<int> stuck;
+  for (const RankReport& rank : report.ranks) {
+    if (!rank.executing && rank.quiet >= quiet && !waited_by(rank, table).empty()) {
+      stuck.insert(rank.rank);
+    }
+  }
+  const auto hopeless = [&](const Key& key) {
+    const auto& missing = table.at(key).missing;
+    // Submitted everywhere: it is being decided or run at this moment, and watched there.
+    return !missing.empty() && std::all_of(missing.begin(), missing.end(),
+                                           [&](int rank) { return stuck.contains(rank); });
+  };
+  // Whoever may be helped by a rank that can go on, is not stuck; until there are no more such.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const RankReport& rank : report.ranks) {
+      const auto keys = waited_by(rank, table);
+      if (stuck.contains(rank.rank) && !std::all_of(keys.begin(), keys.end(), hopeless)) {
+        stuck.erase(rank.rank);
+        changed = true;
+      }
+    }
+  }
+  return stuck;
+}
+
+std::string describe_deadlock(const Report& report, const WaitingTable& table,
+                              const std::set<int>& stuck) {
+  std::string text = (stuck.size() == report.ranks.size()
+                          ? std::string("deadlock: every rank waits")
+                          : "deadlock: " + describe_ranks({stuck.begin(), stuck.end()}) + " wait") +
+                     " for an operation that another rank has not submitted.";
+  std::size_t listed = 0;
+  for (const RankReport& rank : report.ranks) {
+    if (!stuck.contains(rank.rank)) continue;
+    if (listed++ == kMaxListed) {
+      text += " …";
+      break;
+    }
+    text += (listed == 1 ? " Rank " : "; rank ") + std::to_string(rank.rank) + " waits for ";
+    std::size_t names = 0;
+    for (const Key& key : waited_by(rank, table)) {
+      if (names++ == 4) {
+        text += " …";
+        break;
+      }
+      text += (names == 1 ? "" : ", ") + describe(key) + " (not submitted by " +
+              describe_ranks(table.at(key).missing) + ")";
+    }
+  }
+  return text + ". Call the same operations in the same order on every rank.";
+}
+
+}  // namespace
+
+void Census::begin() {
+  if (running_) return;
+  ask(last_census_ + 1);
+}
+
+void Census::ask(std::uint64_t census) {
+  last_census_ = census;
+  running_ = true;
+  wants_answer_ = true;
+  complete_ = false;
+  report_ = {census, {}};
+  answered_.assign(place_.children.size(), false);
+  for (const int child : place_.children) outgoing_.push_back({child, encode_census(census)});
+}
+
+void Census::receive_census(int from, std::uint64_t census) {
+  if (from != place_.parent) throw WireError("it is not the parent of this rank");
+  ask(census);
+}
+
+void Census::receive(int from, Report report) {
+  const auto found = std::find(place_.children.begin(), place_.children.end(), from);
+  if (found == place_.children.end()) throw WireError("it is no child of this rank");
+  const auto child = static_cast<std::size_t>(found - place_.children.begin());
+  // The answer to a question that has been asked again since.
+  if (!running_ || report.census != last_census_ || answered_[child]) return;
+  if (report.ranks.size() != place_.subtrees[child].size())
+    throw WireError("not all have answered");
+  answered_[child] = true;
+  std::move(report.ranks.begin(), report.ranks.end(), std::back_inserter(report_.ranks));
+  finish_if_complete();
+}
+
+void Census::answer(RankReport report) {
+  if (!wants_answer_) return;
+  wants_answer_ = false;
+  report_.ranks.push_back(std::move(report));
+  finish_if_complete();
+}
+
+void Census::finish_if_complete() {
+  if (wants_answer_ || std::find(answered_.begin(), answered_.end(), false) != answered_.end()) {
+    return;
+  }
+  running_ = false;
+  if (place_.is_root()) {
+    complete_ = true;
+  } else {
+    outgoing_.push_back({place_.parent, encode(report_)});
+  }
+}
+
+std::optional<Report> Census::take_result() {
+  if (!complete_) return std::nullopt;
+  complete_ = false;
+  std::sort(report_.ranks.begin(), report_.ranks.end(),
+            [](const RankReport& a, const RankReport& b) { return a.rank < b.rank; });
+  return std::move(report_);
+}
+
+std::vector<int> Census::unanswered() const {
+  std::vector<int> ranks;
+  for (std::size_t child = 0; child < answered_.size(); ++child) {
+    if (answered_[child]) continue;
+    const auto& below = place_.subtrees[child];
+    ranks.insert(ranks.end(), below.begin(), below.end());
+  }
+  return ranks;
+}
+
+Diagnosis diagnose(const Report& report, const DiagnoseOptions& options) {
+  const WaitingTable table = tabulate(report, options);
+  Diagnosis diagnosis;
+  for (const auto& [key, waiting] : table) {
+    if (waiting.missing.empty()) continue;
+    std::string text = describe(key) + " has been waiting for " + describe_ranks(waiting.missing) +
+                       " for " + seconds(waiting.age) + " (submitted by " +
+                       describe_ranks(waiting.submitted_by) + ")";
+    if (options.overdue_time >= 0 && waiting.age >= options.overdue_time && !diagnosis.overdue) {
+      diagnosis.overdue = text;
+    }
+    if (options.stall_time >= 0 && waiting.age >= options.stall_time) {
+      diagnosis.stalls.push_back(
+          {key.first, key.second, waiting.age, waiting.missing, std::move(text)});
+    }
+  }
+  std::stable_sort(diagnosis.stalls.begin(), diagnosis.stalls.end(),
+                   [](const auto& a, const auto& b) { return a.age > b.age; });
+  if (options.deadlock_time < 0) return diagnosis;
+  const std::set<int> stuck = find_stuck(report, table, options.deadlock_time);
+  if (stuck.empty()) return diagnosis;
+  diagnosis.deadlock = describe_deadlock(report, table, stuck);
+  std::set<std::uint32_t> sets;
+  for (const RankReport& rank : report.ranks) {
+    if (!stuck.contains(rank.rank)) continue;
+    for (const Key& key : waited_by(rank, table)) sets.insert(key.first);
+  }
+  diagnosis.deadlocked_sets.assign(sets.begin(), sets.end());
+  return diagnosis;
+}
+
+}  // namespace horoplug

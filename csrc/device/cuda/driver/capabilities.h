@@ -1,0 +1,16 @@
+// What there is of CUDA, for `horovodrun --check-build -v`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "device/cuda/driver/shared_library.h"
+
+namespace horoplug::cuda {
+
+// One line each for the driver with its devices, for NVRTC, for NCCL and for where the
+// kernels come from: "[X] " and what was found, or "[ ] " and why it cannot be used. Starts the
+// driver: see start_driver().
+std::vector<std::string> gpu_facts(const Places& places);
+
+}  // namespace horoplug::cuda

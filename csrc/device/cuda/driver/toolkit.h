@@ -1,0 +1,26 @@
+// What there is of CUDA in this process: libraries that were opened once, each as a table of
+// functions, and where the kernels' code comes from. Tests make one of their own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "device/cuda/driver/driver.h"
+#include "device/cuda/runtime/launcher.h"
+#include "device/cuda/driver/nccl.h"
+
+namespace horoplug::cuda {
+
+struct Toolkit {
+  DriverApi driver;
+  ImageSource images;
+  NcclApi nccl;
+  int nccl_version = 0;      // as in Nccl; 0: NCCL is not used
+  std::string nccl_problem;  // why not, in one line
+};
+
+// Starts the driver. Throws Error(HP_UNSUPPORTED) with one line that says why GPUs cannot be used;
+// NVRTC, or a file in its place, is needed for kernels only, and NCCL is not needed.
+std::shared_ptr<const Toolkit> open_toolkit(const Places& places);
+
+}  // namespace horoplug::cuda

@@ -1,0 +1,48 @@
+// Kernels that nvcc has compiled beforehand, for where there is no NVRTC: scripts/kernels.py writes
+// the file.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/cuda/jit/compile.h"
+#include "device/cuda/driver/shared_library.h"
+
+namespace horoplug::cuda {
+
+// How the file begins; then comes the code, which the driver takes as it is. All numbers are
+// little-endian.
+struct KernelFileHeader {
+  char magic[8];
+  std::uint64_t source;    // source_key() of what it was made from
+  std::uint64_t bytes;     // of the code
+  std::uint64_t hash;      // of the code
+  std::int32_t version;    // nvcc's, as the driver counts: 12040 is 12.4
+  std::int32_t ptx;        // 75: PTX for this architecture and all later ones; 0: none
+  std::int32_t archs[14];  // 90: machine code for sm_90; 0: none
+};
+inline constexpr char kKernelFileMagic[] = "hpfatbi1";
+
+struct KernelFile {
+  Image image;             // one module, which has all kernels
+  int version = 0;         // as in the header
+  std::vector<int> archs;  // likewise
+  int ptx = 0;             // likewise
+  std::string path;
+  std::string problem;  // one line; empty: it can be used
+
+  bool ok() const { return problem.empty(); }
+  // Whether a card of this compute capability (90 is 9.0) can run it: machine code is good for
+  // later cards of the same major version, too.
+  bool fits(int capability) const;
+  std::string describe() const;  // "nvcc 13.1: sm_80, sm_90, PTX"
+};
+
+// The first among `places.files` that is no library, if it is whole, made from the kernels of this
+// library, and by an nvcc of no later major version than `driver_version` (0: any).
+KernelFile open_kernel_file(const Places& places, int driver_version,
+                            std::uint64_t source = source_key());
+
+}  // namespace horoplug::cuda

@@ -1,0 +1,19 @@
+// What the C ABI says of GPUs.
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "device/cuda/driver/capabilities.h"
+#include "horoplug/horoplug.h"
+
+extern "C" hp_status hp_gpu_facts(const char* const* files, int32_t count, char** text) try {
+  std::string lines;
+  for (const std::string& line : horoplug::cuda::gpu_facts({{files, files + count}, true})) {
+    lines += line + "\n";
+  }
+  *text = ::strdup(lines.c_str());
+  return *text != nullptr ? HP_OK : HP_INTERNAL;
+} catch (const std::exception&) {  // out of memory
+  return HP_INTERNAL;
+}

@@ -1,0 +1,32 @@
+// The kernels that a card has: each is loaded once, when it is first needed, for all who launch.
+// (The driver may keep the host while it loads one, until the card is idle.)
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "device/cuda/runtime/context.h"
+#include "device/cuda/jit/kernel_code.h"
+
+namespace horoplug::cuda {
+
+// For one thread at a time.
+class LoadedKernels {
+ public:
+  LoadedKernels(const Context& context, ImageSource images)
+      : context_(context), images_(std::move(images)) {}
+
+  // Throws Error.
+  CUfunction get(const std::string& name);
+
+ private:
+  const Module& module_of(const std::shared_ptr<const Image>& image);
+
+  const Context& context_;
+  const ImageSource images_;
+  std::map<std::shared_ptr<const Image>, Module> modules_;  // by address
+  std::map<std::string, CUfunction> functions_;
+};
+
+}  // namespace horoplug::cuda

@@ -1,0 +1,94 @@
+#include "device/cuda/runtime/tables_on_device.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace horoplug::cuda {
+namespace {
+
+// A MiB of them.
+constexpr std::size_t kPiecesAtOnce = (1 << 20) / sizeof(Piece);
+
+// Word by word: this runs before every launch.
+std::uint64_t hash_of(std::span<const Piece> pieces) {
+  std::uint64_t hash = pieces.size();
+  const auto add = [&hash](std::uint64_t word) {
+    hash = (std::rotl(hash, 29) ^ word) * 0x9E3779B97F4A7C15;
+  };
+  for (const Piece& piece : pieces) {
+    add(piece.from);
+    add(piece.to);
+    add(piece.count);
+    add(std::uint64_t{piece.first_tile} << 32 | piece.flags);
+  }
+  return hash;
+}
+
+}  // namespace
+
+TablesOnDevice::TablesOnDevice(const Context& context, CUstream stream, std::size_t slots)
+    : context_(context), stream_(stream), limit_(slots) {
+  on_host(0);
+}
+
+// From what there is, if that will do.
+std::span<Piece> TablesOnDevice::on_host(std::size_t pieces) {
+  if (on_host_.empty() || free_on_host_.size() < pieces) {
+    const std::size_t count = std::max(pieces, kPiecesAtOnce);
+    on_host_.push_back(std::make_unique<PinnedMemory>(context_, count * sizeof(Piece)));
+    free_on_host_ = {reinterpret_cast<Piece*>(on_host_.back()->data()), count};
+  }
+  const std::span<Piece> memory = free_on_host_.first(pieces);
+  free_on_host_ = free_on_host_.subspan(pieces);
+  return memory;
+}
+
+TablesOnDevice::Slot::Slot(const Context& context, std::span<Piece> memory, CUstream stream)
+    : capacity(memory.size()),
+      host(memory.data()),
+      device(context, memory.size_bytes(), stream),
+      copied(context) {}
+
+bool TablesOnDevice::Slot::holds(std::span<const Piece> pieces, std::uint64_t its_hash) const {
+  return hash == its_hash && count == pieces.size() &&
+         std::memcmp(host, pieces.data(), pieces.size_bytes()) == 0;
+}
+
+const Piece* TablesOnDevice::place(std::span<const Piece> pieces) {
+  const std::uint64_t hash = hash_of(pieces);
+  const auto known = std::find_if(slots_.begin(), slots_.end(),
+                                  [&](const auto& slot) { return slot->holds(pieces, hash); });
+  const bool is_known = known != slots_.end();
+  Slot& slot = is_known ? **known : slot_for(pieces.size());
+  slot.last_use = ++uses_;
+  const Piece* const address = std::bit_cast<const Piece*>(slot.device.address());
+  if (is_known) return address;
+  std::memcpy(slot.host, pieces.data(), pieces.size_bytes());
+  slot.count = 0;  // holds nothing, should the copy fail
+  const Current current(context_);
+  context_.check(context_.api().MemcpyHtoDAsync(slot.device.address(), slot.host,
+                                                pieces.size_bytes(), stream_),
+                 "cuMemcpyHtoDAsync");
+  slot.copied.record(stream_);
+  slot.count = pieces.size();
+  slot.hash = hash;
+  ++copies_;
+  return address;
+}
+
+TablesOnDevice::Slot& TablesOnDevice::slot_for(std::size_t pieces) {
+  if (slots_.size() >= limit_) {
+    // The one not used for longest, of those whose copy has been made.
+    std::sort(slots_.begin(), slots_.end(),
+              [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
+    for (const auto& slot : slots_) {
+      if (slot->capacity >= pieces && slot->copied.done()) return *slot;
+    }
+  }
+  const std::size_t capacity = std::max<std::size_t>(std::bit_ceil(pieces), 64);
+  slots_.push_back(std::make_unique<Slot>(context_, on_host(capacity), stream_));
+  return *slots_.back();
+}
+
+}  // namespace horoplug::cuda

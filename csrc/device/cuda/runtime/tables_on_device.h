@@ -1,0 +1,52 @@
+// The tables of batches on the card. A training step launches the same batches again and again: a
+// table that is there already is not copied once more.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "device/cuda/runtime/context.h"
+#include "device/cuda/kernels/tables.h"
+
+namespace horoplug::cuda {
+
+class TablesOnDevice {
+ public:
+  // For the kernels of one stream. From so many `slots` on, the memory of the table that was not
+  // used for longest is used again, if it is large enough.
+  TablesOnDevice(const Context& context, CUstream stream, std::size_t slots = 256);
+
+  // Where the card has these pieces, for kernels that are put into the stream before the next call.
+  // Neither blocks nor waits.
+  const Piece* place(std::span<const Piece> pieces);
+
+  std::uint64_t copies() const { return copies_; }
+
+ private:
+  // The host's copy may be changed when `copied` is done. The card's may be at any time: the copy
+  // to it comes after the kernels that use it.
+  struct Slot {
+    Slot(const Context& context, std::span<Piece> memory, CUstream stream);
+    bool holds(std::span<const Piece> pieces, std::uint64_t hash) const;
+    std::size_t capacity, count = 0;
+    std::uint64_t hash = 0, last_use = 0;
+    Piece* host;
+    DeviceMemory device;
+    Event copied;
+  };
+  Slot& slot_for(std::size_t pieces);
+  std::span<Piece> on_host(std::size_t pieces);
+
+  const Context& context_;
+  CUstream stream_;
+  std::size_t limit_;
+  std::uint64_t uses_ = 0, copies_ = 0;
+  // Memory of the host, for many slots: the driver may keep the host when it allocates some.
+  std::vector<std::unique_ptr<PinnedMemory>> on_host_;
+  std::span<Piece> free_on_host_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+};
+
+}  // namespace horoplug::cuda

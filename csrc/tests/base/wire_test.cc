@@ -1,0 +1,196 @@
+// Control messages survive the journey, and everything else is refused.
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "harness/any_message.h"
+#include "harness/cluster.h"
+
+using namespace horoplug;
+using horoplug::testing::decode_any;
+
+namespace {
+
+Signature some_signature() {
+  Signature signature;
+  signature.op = OpKind::kReducescatter;
+  signature.dtype = DType::kBFloat16;
+  signature.reduce = ReduceOp::kMax;
+  signature.root = -3;
+  signature.prescale = 0.25;
+  signature.shapes = {{3, 0, std::int64_t{1} << 40}, {}, {7}};
+  return signature;
+}
+
+Ready some_ready() {
+  Ready ready;
+  ready.epoch = 5;
+  ready.ids = {9, 10, 300};
+  ready.requests = {{"one", {{some_signature(), {}}}},
+                    {"two", {{some_signature(), {1, 2}}, {Signature{}, {4}}}}};
+  return ready;
+}
+
+Decisions some_plan() {
+  DecisionItem survey;
+  survey.kind = DecisionItem::Kind::kSurvey;
+  survey.batch = 4;
+  survey.operations = 5;
+  DecisionItem lock;
+  lock.kind = DecisionItem::Kind::kLock;
+  lock.batch = 4;
+  const PlanContents contents{{0, 3, 200}, {1}, {2, 4}};
+  lock.choices = {{{}, contents}, {{.chunk_bytes = 64 << 10}, contents}, {{.lanes = 2}, {{0}}}};
+  lock.rounds = 13;
+  DecisionItem unlock;
+  unlock.kind = DecisionItem::Kind::kUnlock;
+  unlock.batch = 70;
+  return {2, {survey, lock, unlock}};
+}
+
+std::vector<Bytes> valid_messages() {
+  DecisionItem batch;
+  batch.batch = 12;
+  batch.members = {
+      {3, "", {}, {}}, {4, "new", {1, 2}, some_signature()}, {std::nullopt, "x", {}, {}}};
+  DecisionItem joined;
+  joined.kind = DecisionItem::Kind::kJoined;
+  joined.batch = 13;
+  joined.rank = 3;
+  DecisionItem error;
+  error.kind = DecisionItem::Kind::kError;
+  error.name = "x";
+  error.text = "mismatch";
+  DecisionItem close;
+  close.kind = DecisionItem::Kind::kClose;
+  close.rank = 2;
+  Report report;
+  report.census = 3;
+  report.ranks = {{1, 2.5, true, {{0, "a", 1.5, true, false}}}, {2, 0, false, {}}};
+  Hello hello;
+  hello.rank = 1;
+  hello.size = 4;
+  hello.settings = {{"a", "b"}};
+  return {encode(hello),
+          encode(7, some_ready()),
+          encode(7, Decisions{2, {batch, joined, error, close}}),
+          encode_leave(0, 3),
+          encode_leave(4, kSetRemoved),
+          encode_join(4, 2, 3),
+          encode_fail(4, {HP_DEADLOCK, "why"}),
+          encode_census_request(),
+          encode_census(9),
+          encode(report),
+          encode(Abort{HP_TIMEOUT, "why"}),
+          encode_bye(),
+          encode(3, some_plan()),
+          encode(3, Waves{4, {0, 1, 0, 300}}),
+          encode(MessageKind::kBreak, 3, PlanNotice{2, 0}),
+          encode(MessageKind::kHalted, 3, PlanNotice{2, 70})};
+}
+
+}  // namespace
+
+TEST_CASE("readiness comes back as it was sent") {
+  const Bytes bytes = encode(7, some_ready());
+  Reader reader(bytes);
+  const MessageHead head = read_head(reader);
+  CHECK(head.kind == MessageKind::kReady);
+  CHECK(head.set == 7);
+  const Ready got = decode_ready(reader);
+  const Ready sent = some_ready();
+  CHECK(got.epoch == sent.epoch);
+  CHECK(got.ids == sent.ids);
+  REQUIRE(got.requests.size() == 2);
+  CHECK(got.requests[1].name == "two");
+  REQUIRE(got.requests[1].variants.size() == 2);
+  CHECK(got.requests[1].variants[0].signature == some_signature());
+  CHECK(got.requests[1].variants[0].ranks == std::vector<int>{1, 2});
+}
+
+TEST_CASE("decisions come back as they were sent") {
+  DecisionItem batch;
+  batch.batch = 12;
+  batch.members = {
+      {3, "", {}, {}}, {4, "new", {1, 2}, some_signature()}, {std::nullopt, "unnumbered", {}, {}}};
+  const Bytes bytes = encode(1, Decisions{2, {batch}});
+  Reader reader(bytes);
+  read_head(reader);
+  const Decisions got = decode_decisions(reader);
+  REQUIRE(got.items.size() == 1);
+  CHECK(got.items[0].batch == 12);
+  REQUIRE(got.items[0].members.size() == 3);
+  CHECK(got.items[0].members[0].id == 3);
+  CHECK(got.items[0].members[1].name == "new");
+  CHECK(got.items[0].members[1].absent == std::vector<int>{1, 2});
+  CHECK(got.items[0].members[1].signature == some_signature());
+  CHECK(!got.items[0].members[2].id);
+}
+
+TEST_CASE("plans come back as they were sent") {
+  const Bytes bytes = encode(3, some_plan());
+  Reader reader(bytes);
+  read_head(reader);
+  const Decisions got = decode_decisions(reader);
+  REQUIRE(got.items.size() == 3);
+  CHECK(got.items[0].kind == DecisionItem::Kind::kSurvey);
+  CHECK(got.items[0].batch == 4);
+  CHECK(got.items[0].operations == 5);
+  CHECK(got.items[1].kind == DecisionItem::Kind::kLock);
+  CHECK(got.items[1].choices == some_plan().items[1].choices);
+  CHECK(got.items[1].rounds == 13);
+  CHECK(got.items[2].kind == DecisionItem::Kind::kUnlock);
+  CHECK(got.items[2].batch == 70);
+}
+
+TEST_CASE("names that share letters come back as they were sent, and take little room") {
+  Ready ready;
+  for (const char* name : {"a", "a", "aa", "aba", "abba", "ab", "b", "layer.1.weight",
+                           "layer.12.weight", "layer.2.weight", "layer.2.bias", "x", "layer.2."}) {
+    ready.requests.push_back({name, {{some_signature(), {}}}});
+  }
+  const auto decoded = [](const Bytes& bytes) {
+    Reader reader(bytes);
+    read_head(reader);
+    return decode_ready(reader);
+  };
+  const Ready got = decoded(encode(0, ready));
+  REQUIRE(got.requests.size() == ready.requests.size());
+  for (std::size_t i = 0; i < got.requests.size(); ++i) {
+    CHECK(got.requests[i].name == ready.requests[i].name);
+    CHECK(got.requests[i].variants[0].signature == some_signature());
+  }
+  // A long name said again and again is more than a reader will hold.
+  ready.requests.assign(2'000, {std::string(60'000, 'x'), {{some_signature(), {}}}});
+  const Bytes bomb = encode(0, ready);
+  CHECK(bomb.size() < 100'000);
+  CHECK_THROWS_AS(decoded(bomb), WireError);
+}
+
+TEST_CASE("a message cut short anywhere is refused") {
+  for (const Bytes& message : valid_messages()) {
+    CHECK_NOTHROW(decode_any(message));
+    for (std::size_t length = 0; length < message.size(); ++length) {
+      CHECK_THROWS_AS(decode_any(std::span(message).first(length)), WireError);
+    }
+    Bytes longer = message;
+    longer.push_back(std::byte{0});
+    CHECK_THROWS_AS(decode_any(longer), WireError);
+  }
+}
+
+TEST_CASE("damaged messages are refused or read as something valid, and never crash") {
+  std::mt19937_64 random(horoplug::testing::test_seed());
+  for (const Bytes& message : valid_messages()) {
+    for (int i = 0; i < 20'000; ++i) {
+      Bytes damaged = message;
+      for (int hits = 1 + static_cast<int>(random() % 4); hits > 0; --hits) {
+        damaged[random() % damaged.size()] = static_cast<std::byte>(random());
+      }
+      try {
+        decode_any(damaged);
+      } catch (const WireError&) {
+      }
+    }
+  }
+}

@@ -1,0 +1,249 @@
+// Algorithms that say so leave outputs as they are until every rank takes part: all ranks but one
+// run a collective as far as it goes, in place, and find their data unchanged; then the last one
+// comes.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <set>
+
+#include "harness/cluster.h"
+#include "collectives/collective.h"
+#include "harness/elements.h"
+#include "transport/inproc/pipe.h"
+#include "transport/mesh.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+// The ranks of a set, all on this thread, over in-memory streams; on one host if `shared`.
+class Ranks {
+ public:
+  Ranks(std::size_t ranks, bool shared) {
+    std::vector<std::vector<std::vector<std::unique_ptr<Stream>>>> lanes(ranks);
+    std::vector<std::shared_ptr<Doorbell>> bells;
+    std::vector<Arena> arenas;
+    for (auto& of_rank : lanes) {
+      of_rank.resize(ranks);
+      bells.push_back(std::make_shared<Doorbell>());
+      if (shared) arenas.emplace_back(Segment::allocate(Arena::kSegmentBytes));
+    }
+    for (std::size_t a = 0; a < ranks; ++a) {
+      for (std::size_t b = a + 1; b < ranks; ++b) {
+        for (int lane = 0; lane < 2; ++lane) {
+          auto pair = make_inproc_pipe(bells[a], bells[b]);
+          lanes[a][b].push_back(std::move(pair.first));
+          lanes[b][a].push_back(std::move(pair.second));
+        }
+      }
+    }
+    std::vector<int> global(ranks);
+    std::iota(global.begin(), global.end(), 0);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const int me = static_cast<int>(rank);
+      meshes_.push_back(
+          std::make_unique<Mesh>(std::move(lanes[rank]), bells[rank], [](int, const Bytes&) {}));
+      groups_.push_back(shared ? std::make_unique<SharedGroup>(me, arenas, bells, global)
+                               : nullptr);
+      std::vector<std::vector<Link*>> links;
+      for (const int peer : global) links.push_back(meshes_.back()->lanes(peer));
+      comms_.push_back(std::make_unique<Comm>(me, std::move(links), groups_.back().get()));
+    }
+  }
+
+  Comm& comm(std::size_t rank) { return *comms_[rank]; }
+  void pump() {
+    for (auto& mesh : meshes_) mesh->pump();
+  }
+  // Of all links so far.
+  std::uint64_t bytes_moved() {
+    std::uint64_t sum = 0;
+    for (auto& mesh : meshes_) {
+      for (int peer = 0; peer < mesh->size(); ++peer) {
+        for (const Link* lane : mesh->lanes(peer)) sum += lane->bytes_moved();
+      }
+    }
+    return sum;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Mesh>> meshes_;
+  std::vector<std::unique_ptr<SharedGroup>> groups_;
+  std::vector<std::unique_ptr<Comm>> comms_;
+};
+
+// An allreduce of one algorithm on all ranks, in place.
+class Allreduce {
+ public:
+  Allreduce(const Algorithm& algorithm, std::size_t ranks, std::size_t count)
+      : algorithm_(algorithm), job_(ranks, std::strcmp(algorithm.medium, "shm") == 0) {
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      auto work = std::make_unique<Work>();
+      work->data.resize(count * sizeof(float));
+      work->layout.add(work->data.data(), work->data.data(), work->data.size());
+      work->call.kind = OpKind::kAllreduce;
+      work->call.dtype = DType::kFloat32;
+      work->call.layout = &work->layout;
+      work->call.reduce =
+          kernels().reduce[static_cast<int>(ReduceOp::kSum)][static_cast<int>(DType::kFloat32)];
+      works_.push_back(std::move(work));
+    }
+    fill(0);
+  }
+
+  Ranks& job() { return job_; }
+  std::size_t ranks() const { return works_.size(); }
+
+  void fill(std::size_t salt) {
+    salt_ = salt;
+    for (std::size_t rank = 0; rank < works_.size(); ++rank) {
+      auto& data = works_[rank]->data;
+      std::memcpy(data.data(), input_of(rank).data(), data.size());
+    }
+  }
+  void start(std::size_t rank, const Channel& channel) {
+    job_.comm(rank).begin(channel);
+    works_[rank]->fiber =
+        std::make_unique<Fiber>(algorithm_.run(job_.comm(rank), works_[rank]->call));
+  }
+  void poll(std::size_t rank) { works_[rank]->fiber->poll(); }
+  void withdraw(std::size_t rank) {
+    works_[rank]->fiber.reset();
+    job_.comm(rank).withdraw();
+  }
+  // Until nobody gets any further; true if all have come to the end.
+  bool run() {
+    bool all = true;
+    for (int idle = 0; idle < 20; ++idle) {
+      all = true;
+      job_.pump();
+      for (auto& work : works_) {
+        if (!work->fiber) continue;
+        all &= work->fiber->poll();
+        if (work->fiber->advanced()) idle = 0;
+      }
+    }
+    return all;
+  }
+  void check_untouched() {
+    for (std::size_t rank = 0; rank < works_.size(); ++rank) {
+      CHECK(difference(DType::kFloat32, works_[rank]->data, input_of(rank)) == "");
+    }
+  }
+  void check_sums() const {
+    const std::size_t ranks = works_.size();
+    const std::vector<std::byte> sums =
+        array([&](std::size_t i) { return ranks * (ranks + 1) / 2 + ranks * (salt_ + i % 5); });
+    for (const auto& work : works_) CHECK(difference(DType::kFloat32, work->data, sums) == "");
+  }
+
+ private:
+  struct Work {
+    std::vector<std::byte> data;
+    Layout layout{DType::kFloat32, 1.0};
+    Call call;
+    std::unique_ptr<Fiber> fiber;
+  };
+  template <typename Value>
+  std::vector<std::byte> array(Value&& value) const {
+    const std::size_t count = works_.front()->data.size() / sizeof(float);
+    return make_array(DType::kFloat32, count, 5,
+                      [&](std::size_t i) { return static_cast<double>(value(i)); });
+  }
+  std::vector<std::byte> input_of(std::size_t rank) const {
+    return array([&](std::size_t i) { return salt_ + rank + 1 + i % 5; });
+  }
+
+  const Algorithm& algorithm_;
+  Ranks job_;
+  std::vector<std::unique_ptr<Work>> works_;
+  std::size_t salt_ = 0;
+};
+
+void check_commits(Allreduce& reduction, std::size_t missing) {
+  const Channel channel{.set = 0, .epoch = 0, .batch = 1, .check = 7};
+  for (std::size_t rank = 0; rank < reduction.ranks(); ++rank) {
+    if (rank != missing) reduction.start(rank, channel);
+  }
+  CHECK(!reduction.run());
+  reduction.check_untouched();
+  reduction.start(missing, channel);
+  CHECK(reduction.run());
+  reduction.check_sums();
+}
+
+// A batch of a plan that one rank has not joined is withdrawn; then all run another one with other
+// values. `far`: as far as it goes without the missing rank, or not a byte.
+void check_withdrawal(Allreduce& reduction, std::size_t missing, bool far) {
+  const Channel joined{.set = 0, .epoch = 1, .batch = 1, .check = 7};
+  for (std::size_t rank = 0; rank < reduction.ranks(); ++rank) {
+    if (rank == missing) continue;
+    reduction.start(rank, joined);
+    if (!far) reduction.poll(rank);
+  }
+  if (far) CHECK(!reduction.run());
+  reduction.check_untouched();
+  for (std::size_t rank = 0; rank < reduction.ranks(); ++rank) {
+    if (rank != missing) reduction.withdraw(rank);
+  }
+  // What has not begun to leave never does.
+  if (!far) {
+    reduction.job().pump();
+    CHECK(reduction.job().bytes_moved() == 0);
+  }
+  reduction.fill(100);
+  for (std::size_t rank = 0; rank < reduction.ranks(); ++rank) {
+    reduction.job().comm(rank).drop(joined);
+    reduction.job().comm(rank).resume();
+  }
+  for (std::size_t rank = 0; rank < reduction.ranks(); ++rank) {
+    reduction.start(rank, {.set = 0, .epoch = 0, .batch = 1, .check = 8});
+    reduction.poll(rank);
+  }
+  CHECK(reduction.run());
+  reduction.check_sums();
+}
+
+// Each algorithm that commits, on several numbers of ranks, sizes and missing ranks.
+void for_each_case(const std::function<void(Allreduce& reduction, std::size_t missing)>& check) {
+  int checked = 0;
+  for (const Algorithm& algorithm : algorithms()) {
+    const std::string name = algorithm.name;
+    if (algorithm.kind != OpKind::kAllreduce || !algorithm.commits) continue;
+    if (name != "lines" && name != "direct" && name != "pairwise" && name != "doubling") continue;
+    ++checked;
+    for (const std::size_t ranks : {2U, 3U, 5U, 8U}) {
+      for (const std::size_t count : {1U, 1000U, 300'001U, 1'500'000U}) {
+        if (name == "lines" && count > 1000) continue;
+        // What a sanitizer notes of large arrays takes its time.
+        if (kSanitized && (count > 1'000'000 || (count > 1000 && ranks != 2 && ranks != 5)))
+          continue;
+        for (const std::size_t missing : std::set{std::size_t{0}, ranks / 2, ranks - 1}) {
+          CAPTURE(name);
+          CAPTURE(ranks);
+          CAPTURE(count);
+          CAPTURE(missing);
+          Allreduce reduction(algorithm, ranks, count);
+          check(reduction, missing);
+        }
+      }
+    }
+  }
+  CHECK(checked == 4);
+}
+
+}  // namespace
+
+TEST_CASE("outputs stay untouched until every rank takes part") { for_each_case(check_commits); }
+
+TEST_CASE("a batch that not all ranks have joined is withdrawn without a trace") {
+  for (const bool far : {false, true}) {
+    CAPTURE(far);
+    for_each_case([far](Allreduce& reduction, std::size_t missing) {
+      check_withdrawal(reduction, missing, far);
+    });
+  }
+}

@@ -1,0 +1,352 @@
+// Allreduces of tensors on GPUs over two hosts, which are reduced in each host first, on simulated
+// cards: the results are those of the CPU's hierarchical allreduce, of every type and size; the way
+// is taken by all ranks or by none; and who waits for a rank that will not come is let go.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "tests/harness/elements.h"
+#include "tests/harness/gpu_operations.h"
+#include "tests/harness/random_elements.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Random = std::mt19937_64;
+
+EngineOptions forced(const char* name = "hierarchical") {
+  EngineOptions options = test_options();
+  options.algorithm = name;
+  return options;
+}
+
+// Ranks are on two hosts, even and odd ones.
+GpuJobOptions on_two_hosts(int ranks, EngineOptions engine = forced()) {
+  return {.transport = Transport::kInprocHosts, .ranks = ranks, .engine = std::move(engine)};
+}
+
+// And no CUDA IPC.
+GpuJobOptions on_two_hosts_with_nccl_alone() {
+  GpuJobOptions options = on_two_hosts(4);
+  options.has_nccl = true;
+  options.driver = [](int, cuda::DriverApi& api) { api.IpcOpenMemHandle = refuse_to_open; };
+  return options;
+}
+
+// With any bits, or with numbers of which sums and products are exact in any order.
+std::vector<Submitted> allreduce_of(Random& random, int ranks, Order order, std::size_t count,
+                                    bool exact) {
+  order.shape = {static_cast<std::int64_t>(count)};
+  if (order.dtype == DType::kBool && order.reduce == ReduceOp::kAverage) {
+    order.reduce = ReduceOp::kSum;
+  }
+  if (random() % 3 == 0) order.prescale = 0.5;
+  if (random() % 3 == 0) order.postscale = 3;
+  std::vector<Submitted> parts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Bytes input(count * dtype_size(order.dtype));
+    fill(order.dtype, input.data(), count, random);
+    if (exact) {
+      input = make_array(order.dtype, count, [&](std::size_t) { return 1 + random() % 2; });
+    }
+    parts.push_back({order, std::move(input)});
+  }
+  return parts;
+}
+
+// Allreduces of every type, reduction and of many sizes, all of those of a type under way together.
+void run_all(GpuJob& job, bool exact) {
+  constexpr std::size_t kCounts[] = {0, 1, 7, 64, 1000, 4001};
+  Random random(seed());
+  std::vector<std::vector<std::vector<Submitted>>> all;
+  std::vector<Order> kinds;
+  for (const DType dtype : kAllDTypes) {
+    kinds.emplace_back().name = dtype_name(dtype);
+    kinds.back().dtype = dtype;
+  }
+  for (const DType wire : {DType::kFloat16, DType::kBFloat16}) {
+    kinds.emplace_back().name = std::string("as ") + dtype_name(wire);
+    kinds.back().compressed = wire;
+  }
+  for (const Order& kind : kinds) {
+    all.emplace_back();
+    for (const ReduceOp reduce : kReductions) {
+      Order order = kind;
+      order.name += std::string(" ") + reduce_op_name(reduce);
+      order.reduce = reduce;
+      const std::size_t count = kCounts[random() % std::size(kCounts)];
+      all.back().push_back(allreduce_of(random, job.size(), order, count, exact));
+    }
+  }
+  job.run([&](int rank) {
+    const auto me = static_cast<std::size_t>(rank);
+    for (const auto& together : all) {
+      std::vector<std::unique_ptr<Running>> running;
+      for (const auto& parts : together) {
+        running.push_back(std::make_unique<Running>(job, rank, parts[me], running.size() % 2 == 0));
+      }
+      for (std::size_t i = 0; i < running.size(); ++i) {
+        const Submitted& part = together[i][me];
+        INFO("seed " << seed() << ": rank " << rank << ", " << part.order.name << ", "
+                     << part.input.size() << " bytes");
+        const bool equal = running[i]->result() == on_cpu(job.engine(rank), part);
+        CHECK(equal);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("allreduces of every type over two hosts, by CUDA IPC in each") {
+  for (const int ranks : {4, 6}) {
+    CAPTURE(ranks);
+    GpuJob job(on_two_hosts(ranks));
+    run_all(job, false);
+    CHECK(waits(job) > 0);
+    CHECK(job.warnings().empty());
+  }
+}
+
+TEST_CASE("allreduces of every type over two hosts, by NCCL in each") {
+  for (const int ranks : {4, 6}) {
+    CAPTURE(ranks);
+    GpuJobOptions options = on_two_hosts(ranks);
+    options.has_nccl = true;
+    GpuJob job(options);
+    run_all(job, true);
+    // And none that spans hosts.
+    CHECK(job.nccl().alive() == static_cast<std::size_t>(ranks));
+    CHECK(job.warnings().empty());
+    job.end();
+    CHECK(job.nccl().alive() == 0);
+  }
+}
+
+TEST_CASE("other operations go through the host's memory then") {
+  GpuJobOptions options = on_two_hosts(4);
+  options.has_nccl = true;
+  GpuJob job(options);
+  run_random(job, kSanitized ? 10 : 30, 5, {0, 3000});
+}
+
+TEST_CASE("another way that is forced takes nothing of the hosts' cards") {
+  GpuJob job(on_two_hosts(4, forced("staged")));
+  job.run([&](int rank) { CHECK(sums_up(job, rank, "t")); });
+  CHECK(waits(job) == 0);
+}
+
+TEST_CASE("buffers of several windows, the last of which has to be filled up") {
+  GpuJob job(on_two_hosts(4));
+  // Of 16 MiB each.
+  const std::size_t window = (16 << 20) / sizeof(float);
+  // What a sanitizer notes of so much memory takes its time.
+  for (const std::size_t count : {(kSanitized ? 1 : 2) * window + 3, window - 1}) {
+    if (kSanitized && count < window) continue;
+    const std::string name = std::to_string(count);
+    job.run([&](int rank) { CHECK(sums_up(job, rank, name, count)); });
+  }
+}
+
+TEST_CASE("steps that are planned, and plans that break") {
+  GpuJob job(on_two_hosts(4));
+  break_plans(job, kSanitized ? 12 : 30);
+}
+
+TEST_CASE("a rank that has joined takes part") {
+  GpuJob job(on_two_hosts(4));
+  job.run([&](int rank) {
+    if (rank != 1) {
+      const Bytes result = Running(job, rank, sum("t", 1001, 2), rank == 0).result();
+      CHECK((result == sum("t", 1001, 6).input));
+    }
+    await(job.engine(rank), job.engine(rank).join(0));
+  });
+}
+
+TEST_CASE("without NCCL it is taken unasked") {
+  GpuJob job(on_two_hosts(4, test_options()));
+  job.run([&](int rank) { CHECK(sums_up(job, rank, "t")); });
+  CHECK(waits(job) > 0);
+}
+
+TEST_CASE("beside NCCL between hosts it is taken for what that does not reduce") {
+  GpuJobOptions options = on_two_hosts(4, test_options());
+  options.has_nccl = true;
+  GpuJob job(options);
+  job.run([&](int rank) { CHECK(sums_up(job, rank, "t")); });
+  CHECK(job.nccl().alive() == 4);  // of one communicator
+  CHECK(waits(job) == 0);
+  // 16-bit integers.
+  job.run([&](int rank) {
+    Submitted part = sum("u", 100, 0);
+    part.order.dtype = DType::kInt16;
+    part.order.shape = {200};
+    CHECK((Running(job, rank, part, true).result() == part.input));
+  });
+  CHECK(waits(job) > 0);
+  CHECK(job.nccl().alive() == 4);
+  CHECK(job.warnings().empty());
+}
+
+TEST_CASE("forced for tensors on GPUs alone") {
+  EngineOptions engine = test_options();
+  engine.gpu_algorithm = "hierarchical";
+  GpuJobOptions options = on_two_hosts(4, engine);
+  options.has_nccl = true;
+  GpuJob job(options);
+  job.run([&](int rank) {
+    CHECK(sums_up(job, rank, "t"));
+    CHECK(sums_up(job, rank, "u"));
+  });
+  // Two of two ranks each, and no exchange for a larger one.
+  CHECK(job.nccl().alive() == 4);
+  CHECK(count_of("of 4 ranks", job.logged()) == 0);
+}
+
+TEST_CASE("where it cannot be taken, no rank takes it, and one line says why") {
+  struct Case {
+    const char* reason;
+    int ranks;
+    int refuses;  // to open others' memory
+  };
+  const Case cases[] = {
+      {"that takes several ranks on each host, equally many", 5, -1},
+      {"that takes several ranks on each host, equally many", 2, -1},
+      {"ranks 1, 3 have neither NCCL nor CUDA IPC there", 4, 3},
+  };
+  for (const Case& one : cases) {
+    CAPTURE(one.ranks);
+    GpuJobOptions options = on_two_hosts(one.ranks);
+    options.driver = [&](int rank, cuda::DriverApi& api) {
+      if (rank == one.refuses) api.IpcOpenMemHandle = refuse_to_open;
+    };
+    GpuJob job(options);
+    job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
+    const std::size_t before = waits(job);
+    job.run([&](int rank) { CHECK(sums_up(job, rank, "second")); });
+    CHECK(waits(job) == before);
+    CHECK(count_of(one.reason, job.warnings()) == 1);
+  }
+}
+
+TEST_CASE("one host may use NCCL, and the other one CUDA IPC") {
+  GpuJobOptions options = on_two_hosts(4);
+  options.has_nccl = true;
+  options.nccl_versions = {23003, 0, 23003, 22304};
+  GpuJob job(options);
+  job.run([&](int rank) { CHECK(sums_up(job, rank, "t", 10'001)); });
+  CHECK(job.nccl().alive() == 2);
+  CHECK(waits(job) > 0);
+}
+
+// Their memory is mapped twice in one process, of which ThreadSanitizer does not know.
+#if !defined(__SANITIZE_THREAD__)
+TEST_CASE("process sets work for themselves, and leave nothing on the cards") {
+  GpuJobOptions options = on_two_hosts(6);
+  options.transport = Transport::kMixed;
+  for (const bool has_nccl : {false, true}) {
+    options.has_nccl = has_nccl;
+    GpuJob job(options);
+    job.run([&](int rank) { CHECK(sums_up(job, rank, "all")); });
+    const std::size_t used = job.card().bytes_used(0);
+    for (int i = 0; i < 3; ++i) {
+      job.run([&](int rank) {
+        Engine& engine = job.engine(rank);
+        // Two ranks of each host, and an uneven set beside it.
+        const auto even =
+            static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1, 4, 5})));
+        const auto uneven =
+            static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 2, 3})));
+        for (int step = 0; step < 3; ++step) {
+          const std::string name = "t" + std::to_string(step);
+          if (rank < 2 || rank > 3) CHECK(sums_up(job, rank, name, 900, even, 4));
+          if (rank == 0 || rank == 2 || rank == 3) {
+            CHECK(sums_up(job, rank, name, 900, uneven, 3));
+          }
+        }
+        await(engine, engine.remove_set(even));
+        await(engine, engine.remove_set(uneven));
+      });
+      CHECK(comes_to([&] { return job.card().bytes_used(0) == used; }));
+    }
+    job.run([&](int rank) { CHECK(sums_up(job, rank, "all again")); });
+    job.end();
+    for (int device = 0; device < 6; ++device) {
+      CHECK(comes_to([&] { return job.card().bytes_used(device) == 0; }));
+    }
+  }
+}
+#endif
+
+TEST_CASE("a rank that goes in the middle ends the others' operations") {
+  GpuJob job(on_two_hosts_with_nccl_alone());
+  job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
+  // Cards have other things to do: all ranks wait for what comes from there.
+  job.card().hold();
+  std::barrier all_submitted(4);
+  job.run([&](int rank) {
+    Running running(job, rank, sum("second", 500, 1), true);
+    all_submitted.arrive_and_wait();
+    if (rank == 3) job.engine(3).abort("the test wants it");
+    const Status status = failure_of([&] { running.wait(); });
+    CHECK(mentions(status, {"second", "the test wants it"}));
+    all_submitted.arrive_and_wait();
+    if (rank == 3) job.card().let_go();
+    job.framework(rank).read(0, 0);  // comes to an end
+  });
+}
+
+TEST_CASE("an error of NCCL's in the middle ends the job, and is told") {
+  GpuJob job(on_two_hosts_with_nccl_alone());
+  job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
+  job.card().hold();
+  std::array<std::unique_ptr<Running>, 4> running;
+  job.run([&](int rank) {
+    running[static_cast<std::size_t>(rank)] =
+        std::make_unique<Running>(job, rank, sum("second", 500, 1), true);
+  });
+  job.nccl().break_down();
+  job.run([&](int rank) {
+    const Status status = failure_of([&] { running[static_cast<std::size_t>(rank)]->wait(); });
+    CHECK(mentions(status, {"second", "NCCL"}));
+  });
+  job.card().let_go();
+}
+
+// What is read then has no order that ThreadSanitizer could see.
+#if !defined(__SANITIZE_THREAD__)
+TEST_CASE("a rank whose card does nothing any more is named in time") {
+  stuck = false;
+  EngineOptions engine = forced();
+  engine.data_timeout = 0.5;
+  GpuJobOptions options = on_two_hosts(4, engine);
+  options.driver = [](int rank, cuda::DriverApi& api) {
+    if (rank != 2) return;
+    let_stick(api);
+  };
+  GpuJob job(options);
+  job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
+  stuck = true;
+  job.run([&](int rank) {
+    Running running(job, rank, sum("second", 500, 1), false);
+    const Status status = failure_of([&] {
+      running.wait();
+      sums_up(job, rank, "third");  // where it was the last one that came
+    });
+    // Who waits for the card is the first to say so, or who has done with it and watches it.
+    CHECK(mentions(status, {"second", "0.5 s"}));
+    job.framework(rank).read(0, 0);
+  });
+}
+#endif

@@ -1,0 +1,538 @@
+// The negotiator under a scheduler that delays and reorders everything that may be delayed and
+// reordered.
+#include "controller/negotiator.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+
+#include "harness/cluster.h"
+
+using namespace horoplug;
+
+namespace {
+
+using Random = std::mt19937_64;
+
+int below(Random& random, int limit) {
+  return std::uniform_int_distribution<int>(0, limit - 1)(random);
+}
+
+Signature signature_of(OpKind op, std::int64_t elements, DType dtype = DType::kFloat32) {
+  Signature signature;
+  signature.op = op;
+  signature.dtype = dtype;
+  signature.shapes = {{elements}};
+  return signature;
+}
+
+// Ranks without engines: negotiators, and channels that keep the order of each pair of ranks and no
+// other.
+class Simulation {
+ public:
+  Simulation(std::vector<int> hosts, Negotiator::Options options)
+      : size_(static_cast<int>(hosts.size())) {
+    options.plan_after = 0;  // plan_test.cc has plans
+    const Topology topology(hosts);
+    for (int rank = 0; rank < size_; ++rank) {
+      negotiators_.emplace_back(7, topology.place(rank), options);
+    }
+    decided_.resize(hosts.size());
+    running_.resize(hosts.size());
+  }
+
+  int size() const { return size_; }
+  Negotiator& operator[](int rank) { return negotiators_[static_cast<std::size_t>(rank)]; }
+  const std::vector<Negotiator::Decision>& decided(int rank) const {
+    return decided_[static_cast<std::size_t>(rank)];
+  }
+
+  // One thing that may happen now, chosen at random; false if nothing can.
+  bool happen(Random& random) {
+    std::vector<std::function<void()>> choices;
+    for (auto& [pair, messages] : channels_) {
+      if (!messages.empty()) {
+        choices.emplace_back([this, pair = pair] { deliver(pair.first, pair.second); });
+      }
+    }
+    for (int rank = 0; rank < size_; ++rank) {
+      if (running_[static_cast<std::size_t>(rank)] > 0) {
+        choices.emplace_back([this, rank] {
+          --running_[static_cast<std::size_t>(rank)];
+          (*this)[rank].batch_done(0);
+        });
+      }
+    }
+    // Flushing is what an engine does whenever it is awake.
+    const int flushed = below(random, size_);
+    (*this)[flushed].flush();
+    bool moved = collect(flushed);
+    if (choices.empty()) {
+      for (int rank = 0; rank < size_; ++rank) {
+        (*this)[rank].flush();
+        moved |= collect(rank);
+      }
+      return moved;
+    }
+    choices[static_cast<std::size_t>(below(random, static_cast<int>(choices.size())))]();
+    return true;
+  }
+
+  std::uint64_t messages() const { return messages_; }
+  std::uint64_t bytes() const { return bytes_; }
+
+  // Takes what a rank has to say and has decided.
+  bool collect(int rank) {
+    bool any = false;
+    for (auto& message : (*this)[rank].take_outgoing()) {
+      ++messages_;
+      bytes_ += message.message.size();
+      channels_[{rank, message.to}].push_back(std::move(message.message));
+      any = true;
+    }
+    for (auto& decision : (*this)[rank].take_decisions()) {
+      if (decision.kind == DecisionItem::Kind::kBatch ||
+          decision.kind == DecisionItem::Kind::kJoined) {
+        ++running_[static_cast<std::size_t>(rank)];
+      }
+      decided_[static_cast<std::size_t>(rank)].push_back(std::move(decision));
+      any = true;
+    }
+    return any;
+  }
+
+ private:
+  void deliver(int from, int to) {
+    auto& queue = channels_[{from, to}];
+    const Bytes message = std::move(queue.front());
+    queue.pop_front();
+    Reader reader(message);
+    const MessageHead head = read_head(reader);
+    REQUIRE(head.set == 7);
+    REQUIRE((*this)[to].receive(from, head.kind, reader));
+    collect(to);
+  }
+
+  const int size_;
+  std::deque<Negotiator> negotiators_;
+  std::map<std::pair<int, int>, std::deque<Bytes>> channels_;
+  std::vector<std::vector<Negotiator::Decision>> decided_;
+  std::vector<int> running_;
+  std::uint64_t messages_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+std::vector<int> random_hosts(Random& random, int ranks) {
+  const int hosts = 1 + below(random, ranks);
+  std::vector<int> result;
+  for (int rank = 0; rank < ranks; ++rank) result.push_back(below(random, hosts));
+  return result;
+}
+
+void same_decisions_everywhere(const Simulation& simulation) {
+  const auto& first = simulation.decided(0);
+  for (int rank = 1; rank < simulation.size(); ++rank) {
+    const auto& other = simulation.decided(rank);
+    REQUIRE(other.size() == first.size());
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      const bool same = other[i].kind == first[i].kind && other[i].batch == first[i].batch &&
+                        other[i].names == first[i].names &&
+                        other[i].status.message == first[i].status.message;
+      if (!same) FAIL("decision " << i << " of rank " << rank << " is not that of rank 0");
+    }
+  }
+}
+
+// What each rank does in one program: several steps over the same names, each in an order of its
+// own.
+struct Program {
+  std::vector<std::vector<std::pair<std::string, Signature>>> steps;
+};
+
+}  // namespace
+
+TEST_CASE("ranks that submit in any order agree, and every operation runs exactly once") {
+  const std::uint64_t seed = testing::test_seed();
+  for (int round = 0; round < (testing::kSanitized ? 200 : 400); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + static_cast<std::uint64_t>(round));
+    const int ranks = 1 + below(random, 20);
+    Negotiator::Options options;
+    options.fusion_threshold = below(random, 3) == 0 ? 0 : 4 * (1 + below(random, 2000));
+    options.cache_capacity =
+        static_cast<std::size_t>(below(random, 3) == 0 ? below(random, 6) : 100);
+    options.max_outstanding = 1 + below(random, 3);
+    Simulation simulation(random_hosts(random, ranks), options);
+
+    // Common to all ranks: names and shapes, which may change from step to step. A few operations
+    // disagree.
+    const int names = 1 + below(random, 12);
+    std::vector<Program> programs(static_cast<std::size_t>(ranks));
+    std::map<std::string, int> runs_expected;
+    std::map<std::string, int> errors_expected;
+    for (int step = 0; step < 5; ++step) {
+      for (auto& program : programs) program.steps.emplace_back();
+      for (int n = 0; n < names; ++n) {
+        const std::string name =
+            "t" + std::to_string(n) + (below(random, 6) == 0 ? "s" + std::to_string(step) : "");
+        const auto op = static_cast<OpKind>(below(random, 4) == 0 ? below(random, 5) : 0);
+        const Signature agreed = signature_of(op, 1 + below(random, 3) * 100);
+        const bool disagree = ranks > 1 && below(random, 10) == 0;
+        ++(disagree ? errors_expected : runs_expected)[name];
+        const int odd_one = below(random, ranks);
+        for (int rank = 0; rank < ranks; ++rank) {
+          Signature own = agreed;
+          if (disagree && rank == odd_one) own.dtype = DType::kInt64;
+          programs[static_cast<std::size_t>(rank)].steps.back().emplace_back(name, own);
+        }
+      }
+      for (auto& program : programs)
+        std::shuffle(program.steps.back().begin(), program.steps.back().end(), random);
+    }
+
+    // A rank submits an operation of the next step only when its own of the same name is decided.
+    std::vector<std::vector<std::pair<std::string, Signature>>> left(
+        static_cast<std::size_t>(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (auto& step : programs[static_cast<std::size_t>(rank)].steps) {
+        auto& queue = left[static_cast<std::size_t>(rank)];
+        queue.insert(queue.end(), step.begin(), step.end());
+      }
+    }
+    std::vector<std::set<std::string>> in_flight(static_cast<std::size_t>(ranks));
+    std::vector<std::size_t> seen(static_cast<std::size_t>(ranks), 0);
+    for (std::uint64_t events = 0;; ++events) {
+      if (events == 2'000'000) FAIL("does not end");
+      const int rank = below(random, ranks);
+      const auto me = static_cast<std::size_t>(rank);
+      for (; seen[me] < simulation.decided(rank).size(); ++seen[me]) {
+        for (const auto& name : simulation.decided(rank)[seen[me]].names) in_flight[me].erase(name);
+      }
+      const bool submits = below(random, 3) == 0;
+      if (submits && !left[me].empty() && !in_flight[me].contains(left[me].front().first)) {
+        const auto [name, signature] = left[me].front();
+        left[me].erase(left[me].begin());
+        in_flight[me].insert(name);
+        simulation[rank].submit(name, signature);
+        simulation.collect(rank);
+        continue;
+      }
+      if (simulation.happen(random)) continue;
+      const bool all_submitted =
+          std::all_of(left.begin(), left.end(), [](const auto& rest) { return rest.empty(); });
+      if (all_submitted) break;
+    }
+
+    same_decisions_everywhere(simulation);
+    std::map<std::string, int> runs;
+    std::map<std::string, int> errors;
+    for (const auto& decision : simulation.decided(0)) {
+      for (const auto& name : decision.names) {
+        ++(decision.kind == DecisionItem::Kind::kBatch ? runs : errors)[name];
+      }
+      if (decision.kind == DecisionItem::Kind::kError) {
+        CHECK(decision.status.code == HP_MISMATCH);
+        CHECK(decision.status.message.find("float32 on rank") != std::string::npos);
+        CHECK(decision.status.message.find("int64 on rank") != std::string::npos);
+      }
+    }
+    CHECK(runs == runs_expected);
+    CHECK(errors == errors_expected);
+    for (int rank = 0; rank < ranks; ++rank) {
+      CHECK(simulation[rank].cached_names() <= options.cache_capacity);
+    }
+  }
+}
+
+TEST_CASE("after everything was called off, old readiness is dropped and new operations run") {
+  const std::uint64_t seed = testing::test_seed();
+  for (int round = 0; round < 200; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + static_cast<std::uint64_t>(round));
+    const int ranks = 2 + below(random, 15);
+    Simulation simulation(random_hosts(random, ranks), {});
+    // Every rank but one is ready; some of that is still on its way when all is called off.
+    const int silent = below(random, ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (rank != silent) simulation[rank].submit("stuck", signature_of(OpKind::kAllreduce, 4));
+      simulation.collect(rank);
+    }
+    for (int i = below(random, 50); i > 0; --i) simulation.happen(random);
+    simulation[0].fail_all({HP_DEADLOCK, "called off"});
+    simulation.collect(0);
+    std::vector<bool> submitted_again(static_cast<std::size_t>(ranks), false);
+    for (int events = 0;; ++events) {
+      REQUIRE(events < 100'000);
+      const int rank = below(random, ranks);
+      const auto me = static_cast<std::size_t>(rank);
+      if (!submitted_again[me] && !simulation.decided(rank).empty()) {
+        submitted_again[me] = true;
+        simulation[rank].submit("stuck", signature_of(OpKind::kAllgather, 8));
+        simulation.collect(rank);
+      }
+      if (simulation.happen(random)) continue;
+      if (std::find(submitted_again.begin(), submitted_again.end(), false) == submitted_again.end())
+        break;
+    }
+    same_decisions_everywhere(simulation);
+    REQUIRE(simulation.decided(0).size() == 2);
+    CHECK(simulation.decided(0)[0].kind == DecisionItem::Kind::kFailAll);
+    CHECK(simulation.decided(0)[1].names == std::vector<std::string>{"stuck"});
+  }
+}
+
+TEST_CASE("ranks that join at any moment are absent from just what they have not submitted") {
+  const std::uint64_t seed = testing::test_seed();
+  for (int round = 0; round < 300; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + static_cast<std::uint64_t>(round));
+    const int ranks = 1 + below(random, 20);
+    Negotiator::Options options;
+    options.fusion_threshold = below(random, 2) * 1000;
+    options.cache_capacity = static_cast<std::size_t>(below(random, 20));
+    options.max_outstanding = 1 + below(random, 3);
+    Simulation simulation(random_hosts(random, ranks), options);
+    // Operation i of a phase is submitted by the ranks that have more than i of them; then they
+    // join. All the same names in every phase; each rank submits its own in an order of its own.
+    constexpr int kPhases = 3;
+    std::vector<std::vector<int>> counts(kPhases);
+    for (auto& phase : counts) {
+      for (int rank = 0; rank < ranks; ++rank) phase.push_back(below(random, 6));
+    }
+    struct State {
+      int phase = -1;
+      std::vector<int> left;  // operations to submit before this rank joins
+      bool joined = true;
+      std::size_t seen = 0;
+    };
+    std::vector<State> states(static_cast<std::size_t>(ranks));
+    const auto begin_phase = [&](int rank) {
+      State& state = states[static_cast<std::size_t>(rank)];
+      if (++state.phase == kPhases) return;
+      state.joined = false;
+      const int count =
+          counts[static_cast<std::size_t>(state.phase)][static_cast<std::size_t>(rank)];
+      for (int i = 0; i < count; ++i) state.left.push_back(i);
+      std::shuffle(state.left.begin(), state.left.end(), random);
+    };
+    for (int rank = 0; rank < ranks; ++rank) begin_phase(rank);
+    for (std::uint64_t events = 0;; ++events) {
+      if (events == 2'000'000) FAIL("does not end");
+      const int rank = below(random, ranks);
+      State& state = states[static_cast<std::size_t>(rank)];
+      const auto& decided = simulation.decided(rank);
+      for (; state.seen < decided.size(); ++state.seen) {
+        if (decided[state.seen].kind == DecisionItem::Kind::kJoined) begin_phase(rank);
+      }
+      if (!state.joined && below(random, 3) == 0) {
+        if (state.left.empty()) {
+          state.joined = true;
+          simulation[rank].join();
+        } else {
+          simulation[rank].submit("op" + std::to_string(state.left.back()),
+                                  signature_of(OpKind::kAllreduce, 10));
+          state.left.pop_back();
+        }
+        simulation.collect(rank);
+        continue;
+      }
+      if (simulation.happen(random)) continue;
+      if (std::all_of(states.begin(), states.end(),
+                      [](const State& s) { return s.phase == kPhases; })) {
+        break;
+      }
+    }
+    same_decisions_everywhere(simulation);
+    std::size_t phase = 0;
+    std::set<std::string> run;
+    for (const auto& decision : simulation.decided(0)) {
+      if (decision.kind == DecisionItem::Kind::kJoined) {
+        const auto& data = counts[phase++];
+        CHECK(run.size() == static_cast<std::size_t>(*std::max_element(data.begin(), data.end())));
+        CHECK(decision.rank < ranks);
+        run.clear();
+        continue;
+      }
+      REQUIRE(decision.kind == DecisionItem::Kind::kBatch);
+      for (std::size_t i = 0; i < decision.names.size(); ++i) {
+        CHECK(run.insert(decision.names[i]).second);
+        std::vector<int> without;
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (counts[phase][static_cast<std::size_t>(rank)] <=
+              std::stoi(decision.names[i].substr(2)))
+            without.push_back(rank);
+        }
+        CHECK(decision.absent[i] == without);
+      }
+    }
+    CHECK(phase == kPhases);
+  }
+}
+
+TEST_CASE("a join far down the tree is heard of after the readiness that it completes") {
+  // The way up from rank 10, the only one to join: 9, 1, 0.
+  Simulation simulation({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9}, {});
+  REQUIRE(simulation[10].place().parent == 9);
+  REQUIRE(simulation[9].place().parent == 1);
+  Random random(testing::test_seed());
+  for (int rank = 0; rank < 10; ++rank) {
+    simulation[rank].submit("x", signature_of(OpKind::kAllreduce, 4));
+    simulation.collect(rank);
+  }
+  simulation[10].join();
+  simulation.collect(10);
+  while (simulation.happen(random)) {
+  }
+  REQUIRE(simulation.decided(10).size() == 1);
+  CHECK(simulation.decided(10)[0].absent == std::vector<std::vector<int>>{{10}});
+  CHECK(simulation.decided(10)[0].unknown.contains("x"));
+}
+
+TEST_CASE("when a rank leaves, every rank runs the same operations before the end") {
+  const std::uint64_t seed = testing::test_seed();
+  for (int round = 0; round < 200; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + static_cast<std::uint64_t>(round));
+    const int ranks = 1 + below(random, 12);
+    Simulation simulation(random_hosts(random, ranks), {});
+    const int leaver = below(random, ranks);
+    std::vector<int> next(static_cast<std::size_t>(ranks), 0);
+    bool left = false;
+    for (int events = 0;; ++events) {
+      REQUIRE(events < 100'000);
+      const int rank = below(random, ranks);
+      int& mine = next[static_cast<std::size_t>(rank)];
+      if (mine < 6 && !simulation[rank].closed() && below(random, 3) == 0) {
+        simulation[rank].submit("op" + std::to_string(mine++), signature_of(OpKind::kAllreduce, 4));
+        simulation.collect(rank);
+      }
+      if (!left && below(random, 40) == 0) {
+        simulation[leaver].leave();
+        simulation.collect(leaver);
+        left = true;
+      }
+      if (simulation.happen(random)) continue;
+      bool all_closed = true;
+      for (int r = 0; r < ranks; ++r) all_closed &= simulation[r].closed();
+      if (all_closed) break;
+    }
+    same_decisions_everywhere(simulation);
+    CHECK(simulation.decided(0).back().kind == DecisionItem::Kind::kClose);
+    CHECK(simulation.decided(0).back().status.message.find("rank " + std::to_string(leaver)) !=
+          std::string::npos);
+  }
+}
+
+TEST_CASE("an operation that recurs costs bits: one small message up and one down for each rank") {
+  constexpr int kRanks = 64;
+  constexpr int kTensors = 1000;
+  std::vector<int> hosts;
+  for (int rank = 0; rank < kRanks; ++rank) hosts.push_back(rank / 8);
+  Simulation simulation(hosts, {});
+  Random random(testing::test_seed());
+  std::uint64_t messages_before = 0;
+  std::uint64_t bytes_before = 0;
+  for (int step = 0; step < 3; ++step) {
+    messages_before = simulation.messages();
+    bytes_before = simulation.bytes();
+    for (int rank = 0; rank < kRanks; ++rank) {
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+        simulation[rank].submit("layer." + std::to_string(tensor) + ".weight",
+                                signature_of(OpKind::kAllreduce, 16));
+      }
+      simulation.collect(rank);
+    }
+    while (simulation.happen(random)) {
+    }
+  }
+  const std::uint64_t messages = simulation.messages() - messages_before;
+  const std::uint64_t bytes = simulation.bytes() - bytes_before;
+  // Readiness of 1,000 names is 125 bytes; an order of 1,000 numbers at most 3,000.
+  CHECK(messages <= 3 * (kRanks - 1));
+  CHECK(bytes / kRanks < 4000);
+  CHECK(simulation[0].cached_names() == kTensors);
+}
+
+TEST_CASE("names that count themselves up take no numbers") {
+  Simulation simulation({0, 0}, {});
+  Random random(testing::test_seed());
+  for (int i = 0; i < 50; ++i) {
+    Signature signature = signature_of(OpKind::kAllreduce, 4);
+    signature.recurring = false;
+    for (int rank = 0; rank < 2; ++rank)
+      simulation[rank].submit("allreduce.noname." + std::to_string(i), signature);
+    while (simulation.happen(random)) {
+    }
+  }
+  CHECK(simulation[0].cached_names() == 0);
+}
+
+TEST_CASE("messages that cannot be right are refused") {
+  const Topology topology(std::vector<int>{0, 0, 0});
+  const auto fresh = [&](int rank) { return Negotiator(0, topology.place(rank), {}); };
+  Ready ready;
+  ready.requests = {{"x", {{signature_of(OpKind::kAllreduce, 4), {}}}}};
+
+  Negotiator root = fresh(0);
+  root.receive(1, ready);
+  CHECK_THROWS_AS(root.receive(1, ready), WireError);  // twice
+  CHECK_THROWS_AS(root.receive(0, ready), WireError);  // no child
+  Ready unknown;
+  unknown.ids = {3};
+  CHECK_THROWS_AS(root.receive(1, unknown), WireError);
+  Ready future;
+  future.epoch = 1;
+  CHECK_THROWS_AS(root.receive(2, future), WireError);
+
+  Negotiator leaf = fresh(1);
+  DecisionItem item;
+  item.batch = 1;
+  item.members = {{std::nullopt, "never submitted", {}, {}}};
+  CHECK_THROWS_AS(leaf.receive(0, Decisions{0, {item}}), WireError);
+  CHECK_THROWS_AS(leaf.receive(2, Decisions{0, {}}), WireError);  // no parent
+  leaf.submit("x", signature_of(OpKind::kAllreduce, 4));
+  item.batch = 5;
+  item.members = {{std::nullopt, "x", {}, {}}};
+  CHECK_THROWS_AS(leaf.receive(0, Decisions{0, {item}}), WireError);  // a batch is missing
+}
+
+TEST_CASE("fusion keeps to the threshold, to kinds and to the order") {
+  const auto ready = [](std::vector<std::pair<std::string, Signature>> list) {
+    std::deque<ReadyOperation> queue;
+    for (auto& [name, signature] : list) queue.push_back({name, signature, {}});
+    return queue;
+  };
+  const auto names = [](const std::vector<ReadyOperation>& batch) {
+    std::string text;
+    for (const auto& operation : batch) text += operation.name;
+    return text;
+  };
+  const Signature small = signature_of(OpKind::kAllreduce, 10);   // 40 bytes
+  const Signature large = signature_of(OpKind::kAllreduce, 100);  // 400 bytes
+  const Signature other = signature_of(OpKind::kAllreduce, 5, DType::kFloat64);
+  const Signature gather = signature_of(OpKind::kAllgather, 1);
+  auto queue =
+      ready({{"a", small}, {"b", large}, {"c", other}, {"d", small}, {"e", gather}, {"f", small}});
+  CHECK(names(plan_batch(queue, 100)) == "ad");
+  CHECK(names(plan_batch(queue, 100)) == "b");
+  CHECK(names(plan_batch(queue, 100)) == "c");
+  CHECK(names(plan_batch(queue, 100)) == "e");
+  CHECK(names(plan_batch(queue, 100)) == "f");
+  Signature group = small;
+  group.shapes = {{5}, {5}};
+  auto groups = ready({{"a", group}, {"b", small}, {"c", group}, {"d", small}});
+  auto apart = groups;
+  CHECK(names(plan_batch(groups, 1000)) == "abcd");
+  for (const char* batch : {"a", "bd", "c"}) CHECK(names(plan_batch(apart, 1000, false)) == batch);
+  auto unfused = ready({{"a", small}, {"b", small}});
+  CHECK(names(plan_batch(unfused, 0)) == "a");
+}

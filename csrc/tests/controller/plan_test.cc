@@ -1,0 +1,526 @@
+// Locked plans under a scheduler that delays and reorders everything that may be delayed and
+// reordered: programs, messages and the execution of batches.
+#include "controller/plan.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+
+#include "harness/cluster.h"
+#include "controller/negotiator.h"
+#include "harness/programs.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+// A job without engines: negotiators, programs that block, channels that keep the order of each
+// pair of ranks and no other, and executors for which a batch is done once every rank has come to
+// it.
+class Job {
+ public:
+  Job(const std::vector<int>& hosts, const Negotiator::Options& options,
+      std::vector<Program> programs)
+      : size_(static_cast<int>(hosts.size())) {
+    const Topology topology(hosts);
+    for (int rank = 0; rank < size_; ++rank) {
+      ranks_.push_back(std::make_unique<Rank>(Negotiator(3, topology.place(rank), options),
+                                              std::move(programs[static_cast<std::size_t>(rank)])));
+    }
+  }
+
+  struct Batch {
+    std::uint32_t plan;
+    std::uint64_t number;
+    std::vector<std::string> names;
+    Tuning tuning;
+    bool operator==(const Batch&) const = default;
+  };
+  struct Rank {
+    Rank(Negotiator n, Program p) : negotiator(std::move(n)), program(std::move(p)) {}
+    Negotiator negotiator;
+    Program program;
+    std::size_t at = 0;
+    std::set<std::string> in_flight;
+    std::map<std::string, Signature> pending;  // submitted, not in a batch
+    std::uint64_t wave = 0;
+    bool looked = false;
+    std::deque<Batch> queue;
+    std::vector<Batch> done;
+    std::uint64_t withdrawn = 0;
+    bool finished() const { return at == program.size(); }
+  };
+  Rank& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  int size() const { return size_; }
+  std::uint64_t messages() const { return messages_; }
+  bool finished() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](auto& r) { return r->finished(); });
+  }
+
+  // One thing that may happen now, chosen at random; false if nothing can without anybody's losing
+  // patience.
+  bool happen(Random& random) {
+    // What an engine does whenever it is awake.
+    std::vector<int> order;
+    for (int rank = 0; rank < size_; ++rank) order.push_back(rank);
+    std::shuffle(order.begin(), order.end(), random);
+    (*this)[order.front()].negotiator.flush();
+    bool moved = collect(order.front());
+    std::vector<std::function<void()>> choices;
+    for (auto& [pair, queue] : channels_) {
+      if (!queue.empty()) {
+        choices.emplace_back([this, pair = pair] { deliver(pair.first, pair.second); });
+      }
+    }
+    for (const int rank : order) {
+      if (can_run(rank)) choices.emplace_back([this, rank] { run_program(rank); });
+      if (can_finish_batch(rank)) choices.emplace_back([this, rank] { finish_batch(rank); });
+    }
+    if (!choices.empty()) {
+      choices[static_cast<std::size_t>(below(random, static_cast<int>(choices.size())))]();
+      return true;
+    }
+    for (const int rank : order) {
+      (*this)[rank].negotiator.flush();
+      moved |= collect(rank);
+    }
+    return moved;
+  }
+
+  // What the engine's clocks do: somebody's patience is over. False if nobody has a reason.
+  bool lose_patience(Random& random) {
+    std::vector<int> candidates;
+    for (int rank = 0; rank < size_; ++rank) {
+      const Negotiator& negotiator = (*this)[rank].negotiator;
+      if (negotiator.held_up() || negotiator.waits_in_plan()) candidates.push_back(rank);
+    }
+    if (candidates.empty()) return false;
+    break_plan(
+        candidates[static_cast<std::size_t>(below(random, static_cast<int>(candidates.size())))]);
+    return true;
+  }
+  void break_plan(int rank) {
+    (*this)[rank].negotiator.break_plan();
+    collect(rank);
+  }
+
+ private:
+  bool can_run(int rank) {
+    Rank& me = (*this)[rank];
+    if (me.finished()) return false;
+    const Action& action = me.program[me.at];
+    return action.kind != Action::Kind::kWait || !me.in_flight.contains(action.name);
+  }
+
+  void run_program(int rank) {
+    Rank& me = (*this)[rank];
+    const Action& action = me.program[me.at++];
+    switch (action.kind) {
+      case Action::Kind::kSubmit:
+        REQUIRE(me.in_flight.insert(action.name).second);
+        me.pending.emplace(action.name, action.signature);
+        if (std::exchange(me.looked, false)) ++me.wave;
+        me.negotiator.submit(action.name, action.signature, me.wave);
+        break;
+      case Action::Kind::kJoin:
+        REQUIRE(me.in_flight.insert(kJoinName).second);
+        me.negotiator.join();
+        break;
+      case Action::Kind::kWait:
+        me.looked = true;
+        break;
+    }
+    collect(rank);
+  }
+
+  bool can_finish_batch(int rank) {
+    const Rank& me = (*this)[rank];
+    if (me.queue.empty()) return false;
+    const Batch& batch = me.queue.front();
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](auto& other) {
+      const auto is_it = [&](const Batch& b) {
+        return b.number == batch.number && b.plan == batch.plan;
+      };
+      return (!other->queue.empty() && is_it(other->queue.front())) ||
+             std::any_of(other->done.rbegin(), other->done.rend(), is_it);
+    });
+  }
+
+  void finish_batch(int rank) {
+    Rank& me = (*this)[rank];
+    Batch batch = std::move(me.queue.front());
+    me.queue.pop_front();
+    me.negotiator.batch_done(batch.plan, now_ += 1.0);
+    for (const std::string& name : batch.names) me.in_flight.erase(name);
+    me.done.push_back(std::move(batch));
+    collect(rank);
+  }
+
+  void deliver(int from, int to) {
+    auto& queue = channels_[{from, to}];
+    const Bytes message = std::move(queue.front());
+    queue.pop_front();
+    Reader reader(message);
+    const MessageHead head = read_head(reader);
+    REQUIRE((*this)[to].negotiator.receive(from, head.kind, reader));
+    collect(to);
+  }
+
+  bool collect(int rank) {
+    Rank& me = (*this)[rank];
+    bool any = false;
+    for (auto& message : me.negotiator.take_outgoing()) {
+      ++messages_;
+      channels_[{rank, message.to}].push_back(std::move(message.message));
+      any = true;
+    }
+    for (auto& decision : me.negotiator.take_decisions()) {
+      any = true;
+      decide(me, decision);
+    }
+    return any;
+  }
+
+  // As Engine::apply and Executor.
+  static void decide(Rank& me, Negotiator::Decision& decision) {
+    switch (decision.kind) {
+      case DecisionItem::Kind::kJoined:
+        decision.names = {kJoinName};
+        [[fallthrough]];
+      case DecisionItem::Kind::kBatch:
+        for (const std::string& name : decision.names) {
+          const bool is_here = me.pending.erase(name) == 1;
+          REQUIRE((is_here || decision.unknown.contains(name) || name == kJoinName));
+        }
+        me.queue.push_back(
+            {decision.plan, decision.batch, std::move(decision.names), decision.tuning});
+        break;
+      case DecisionItem::Kind::kUnlock:
+        if (!me.queue.empty() && me.queue.back().plan == decision.plan &&
+            me.queue.back().number > decision.batch) {
+          for (const std::string& name : me.queue.back().names) me.pending.emplace(name, sum_of(0));
+          me.queue.pop_back();
+          ++me.withdrawn;
+        }
+        break;
+      case DecisionItem::Kind::kError:
+      case DecisionItem::Kind::kFailAll:
+      case DecisionItem::Kind::kClose:
+        for (const std::string& name : decision.names) me.in_flight.erase(name);
+        if (decision.kind != DecisionItem::Kind::kError) {
+          for (const auto& [name, signature] : me.pending) me.in_flight.erase(name);
+          me.pending.clear();
+        }
+        break;
+      default:
+        FAIL("a decision that is none");
+    }
+  }
+
+  const int size_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::map<std::pair<int, int>, std::deque<Bytes>> channels_;
+  std::uint64_t messages_ = 0;
+  double now_ = 0;
+};
+
+std::vector<int> random_hosts(Random& random, int ranks) {
+  const int hosts = 1 + below(random, ranks);
+  std::vector<int> result;
+  for (int rank = 0; rank < ranks; ++rank) result.push_back(below(random, hosts));
+  return result;
+}
+
+void finish(Job& job, Random& random, int impatience) {
+  for (std::uint64_t events = 0; !job.finished(); ++events) {
+    REQUIRE(events < 2'000'000);
+    if (impatience > 0 && chance(random, impatience)) job.lose_patience(random);
+    if (job.happen(random)) continue;
+    if (job.finished()) break;
+    const bool has_reason = job.lose_patience(random);
+    REQUIRE(has_reason);  // otherwise the job waits for ever
+  }
+}
+
+}  // namespace
+
+TEST_CASE("random programs end, and all ranks execute the same batches in the same order") {
+  const std::uint64_t seed = test_seed();
+  std::uint64_t planned = 0;
+  std::uint64_t withdrawn = 0;
+  std::set<std::int64_t> settings;
+  for (std::uint64_t round = 0; round < (kSanitized ? 150 : 1500); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + round);
+    const int ranks = 2 + below(random, chance(random, 4) ? 14 : 4);
+    Negotiator::Options options;
+    options.plan_after = 2 + below(random, 3);
+    options.max_outstanding = 1 + below(random, 3);
+    options.tuning.bucket_bytes = 40 * (1 + below(random, 4));
+    // Every other job varies its batches and pieces while it runs.
+    options.job = {.ranks = ranks, .one_host = false, .lanes = 2};
+    options.tuner = {.mode = chance(random, 2) ? Autotune::kAll : Autotune::kOff,
+                     .warmup = 1,
+                     .turns = 1 + below(random, 2),
+                     .choices = 100,
+                     .buckets = {40, 80, 200}};
+    Job job(random_hosts(random, ranks), options,
+            random_programs(random, ranks, 5 + below(random, 30)));
+    finish(job, random, chance(random, 2) ? 20 + below(random, 500) : 0);
+    for (int rank = 0; rank < ranks; ++rank) {
+      // What is still on its way when the programs have ended is of no interest.
+      REQUIRE(job[rank].done == job[0].done);
+      withdrawn += job[rank].withdrawn;
+    }
+    std::map<std::string, int> runs;
+    for (const auto& batch : job[0].done) {
+      planned += batch.plan != 0;
+      settings.insert(batch.tuning.bucket_bytes);
+      for (const auto& name : batch.names) ++runs[name];
+    }
+    // The rank with the most data has submitted everything that ran.
+    std::map<std::string, int> submitted;
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::map<std::string, int> own;
+      for (const Action& action : job[rank].program)
+        own[action.name] += action.kind != Action::Kind::kWait;
+      for (const auto& [name, count] : own) submitted[name] = std::max(submitted[name], count);
+    }
+    REQUIRE(runs == submitted);
+  }
+  MESSAGE("planned batches: " << planned << ", withdrawn: " << withdrawn);
+  CHECK(planned > (kSanitized ? 300 : 1000));
+  CHECK(withdrawn > 10);
+  if (!kSanitized) CHECK(settings.contains(200));  // of so many jobs one has come to it
+}
+
+TEST_CASE("a locked step sends no message") {
+  const std::uint64_t seed = test_seed();
+  Random random(seed);
+  std::vector<std::string> names;
+  for (int i = 0; i < 50; ++i) names.push_back("grad" + std::to_string(i));
+  const auto step = [&](Program& program) { submit_all_then_wait(program, names); };
+  Job job({0, 0, 1, 1, 2}, {}, std::vector<Program>(5, repeat(60, step)));
+  const auto in_plan = [&] {
+    for (int rank = 0; rank < job.size(); ++rank) {
+      if (job[rank].done.empty() || job[rank].done.back().plan == 0) return false;
+    }
+    return true;
+  };
+  while (!in_plan()) REQUIRE(job.happen(random));
+  const auto steps = std::count_if(job[0].done.begin(), job[0].done.end(), [](const auto& batch) {
+    return std::find(batch.names.begin(), batch.names.end(), "grad7") != batch.names.end();
+  });
+  CHECK(steps <= 6);
+  const std::uint64_t messages = job.messages();
+  finish(job, random, 0);
+  CHECK(job.messages() == messages);
+  CHECK(job[0].done.back().plan == 1);
+  CHECK(job[0].done.back().names.size() == 50);
+}
+
+TEST_CASE(
+    "operations that wait for each other never share a batch, and those that do not always do") {
+  Random random(test_seed());
+  const auto step = [&](Program& program) {
+    submit_all_then_wait(program, {"a", "b"});
+    submit_all_then_wait(program, {"c"});
+    submit_all_then_wait(program, {"d", "e"});
+  };
+  Job job({0, 0, 0}, {}, std::vector<Program>(3, repeat(30, step)));
+  finish(job, random, 0);
+  const auto& done = job[0].done;
+  REQUIRE(done.size() > 3);
+  std::vector<std::vector<std::string>> last;
+  for (auto batch = done.end() - 3; batch != done.end(); ++batch) {
+    CHECK(batch->plan == 1);
+    last.push_back(batch->names);
+    std::sort(last.back().begin(), last.back().end());
+  }
+  CHECK(last == std::vector<std::vector<std::string>>{{"a", "b"}, {"c"}, {"d", "e"}});
+}
+
+TEST_CASE("a name can occur several times in a step, and operations need no names") {
+  const std::uint64_t seed = test_seed();
+  for (std::uint64_t round = 0; round < 100; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + round);
+    int number = 0;
+    const bool has_names = chance(random, 2);
+    const auto step = [&](Program& program) {
+      const auto one = [&](std::int64_t elements) {
+        Action action{Action::Kind::kSubmit, "loss", sum_of(elements)};
+        if (!has_names) {
+          action.name = "allreduce.noname." + std::to_string(++number);
+          action.signature.recurring = false;
+        }
+        program.push_back(action);
+        program.push_back({Action::Kind::kWait, action.name});
+      };
+      one(4);
+      submit_all_then_wait(program, {"g1", "g2", "g3"});
+      one(5);
+      one(4);
+    };
+    Job job({0, 1, 1}, {}, std::vector<Program>(3, repeat(40, step)));
+    finish(job, random, 0);
+    CHECK(job[0].done.back().plan == 1);
+    CHECK(job[0].done[job[0].done.size() - 100].plan == 1);
+    CHECK(job[1].done == job[0].done);
+  }
+}
+
+TEST_CASE("a plan that keeps breaking is locked again after ever longer runs") {
+  Random random(test_seed());
+  int number = 0;
+  const auto phase = [&](Program& program) {
+    for (int i = 0; i < 8; ++i) submit_all_then_wait(program, {"x", "y"});
+    submit_all_then_wait(program, {"odd" + std::to_string(number++)});
+  };
+  const Program program = repeat(100, phase);
+  Job job({0, 1}, {}, std::vector<Program>(2, program));
+  finish(job, random, 0);
+  std::set<std::uint32_t> plans;
+  for (const auto& batch : job[0].done) plans.insert(batch.plan);
+  plans.erase(0);
+  CHECK(plans.size() >= 1);
+  CHECK(plans.size() <= 3);  // after 3 steps, after 6, and after 12 never
+}
+
+TEST_CASE("what is called off or ends while a plan is locked, ends on all ranks alike") {
+  const std::uint64_t seed = test_seed();
+  for (std::uint64_t round = 0; round < 200; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + round);
+    const int ranks = 2 + below(random, 5);
+    const auto step = [&](Program& program) { submit_all_then_wait(program, {"a", "b"}); };
+    Job job(random_hosts(random, ranks), {},
+            std::vector<Program>(static_cast<std::size_t>(ranks), repeat(200, step)));
+    const int when = below(random, 3000);
+    for (int i = 0; i < when; ++i) job.happen(random);
+    const bool leaves = chance(random, 2);
+    if (leaves) {
+      job[below(random, ranks)].negotiator.leave();
+    } else {
+      job[0].negotiator.fail_all({HP_DEADLOCK, "called off"});
+    }
+    // Whoever has lost an operation goes on with the next step; nobody waits for ever.
+    const auto over = [&] {
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (leaves ? !job[rank].negotiator.closed() : !job[rank].finished()) return false;
+      }
+      return true;
+    };
+    for (int events = 0; leaves && !over(); ++events) {
+      REQUIRE(events < 1'000'000);
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (job[rank].negotiator.closed()) job[rank].at = job[rank].program.size();
+      }
+      if (!job.happen(random)) job.lose_patience(random);
+    }
+    if (leaves) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        while (job.happen(random)) {
+        }
+        CHECK(job[rank].done == job[0].done);
+      }
+    }
+  }
+}
+
+TEST_CASE("a failure of everything can come at every moment, also the one at which a plan is due") {
+  const auto step = [&](Program& program) { submit_all_then_wait(program, {"a"}); };
+  const std::vector<Program> programs(3, repeat(10, step));
+  bool was_in_plan = false;
+  for (int when = 0; !was_in_plan; ++when) {
+    CAPTURE(when);
+    REQUIRE(when < 10'000);
+    Random random(7);
+    Job job({0, 0, 0}, {}, programs);
+    for (int i = 0; i < when; ++i) REQUIRE(job.happen(random));
+    was_in_plan = !job[0].done.empty() && job[0].done.back().plan != 0;
+    job[0].negotiator.fail_all({HP_DEADLOCK, "called off"});
+    for (int rank = 0; rank < 3; ++rank) job[rank].at = job[rank].program.size();
+    while (job.happen(random)) {
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK(job[rank].negotiator.epoch() == job[0].negotiator.epoch());
+      CHECK(!job[rank].negotiator.locked());
+    }
+  }
+}
+
+TEST_CASE("messages about plans that cannot be right are refused") {
+  const Topology topology(std::vector<int>{0, 0, 0});
+  const auto fresh = [&](int rank) { return Negotiator(0, topology.place(rank), {}); };
+  const auto decide = [](Negotiator& negotiator, const DecisionItem& item,
+                         std::uint32_t epoch = 0) {
+    negotiator.receive(0, Decisions{epoch, {item}});
+  };
+  DecisionItem lock;
+  lock.kind = DecisionItem::Kind::kLock;
+  lock.choices = {{{}, {{0}}}};
+  DecisionItem survey;
+  survey.kind = DecisionItem::Kind::kSurvey;
+  lock.batch = survey.batch = 1;
+  survey.operations = 1;
+  DecisionItem unlock;
+  unlock.kind = DecisionItem::Kind::kUnlock;
+
+  Negotiator leaf = fresh(1);
+  CHECK_THROWS_AS(decide(leaf, lock), WireError);    // of what nobody has asked for
+  CHECK_THROWS_AS(decide(leaf, survey), WireError);  // nothing has run
+  Negotiator free = fresh(1);
+  CHECK_THROWS_AS(decide(free, unlock), WireError);  // nothing is locked
+  CHECK_THROWS_AS(free.receive(0, MessageKind::kHalt, {0, 0}), WireError);
+  CHECK_THROWS_AS(free.receive(2, MessageKind::kHalt, {0, 0}), WireError);  // no parent
+  Negotiator root = fresh(0);
+  CHECK_THROWS_AS(root.receive(1, MessageKind::kBreak, {1, 0}), WireError);
+  CHECK_THROWS_AS(root.receive(1, MessageKind::kHalted, {0, 0}), WireError);
+  CHECK_THROWS_AS(root.receive(0, Waves{0, {}}), WireError);  // no child
+  CHECK_THROWS_AS(root.receive(1, Waves{1, {}}), WireError);  // nobody has asked
+
+  Negotiator twice = fresh(1);
+  twice.submit("x", sum_of(4));
+  DecisionItem batch;
+  batch.batch = 1;
+  batch.members = {{0, "x", {}, {}}};
+  decide(twice, batch);
+  decide(twice, survey);
+  lock.batch = 2;
+  CHECK_THROWS_AS(decide(twice, lock), WireError);  // another survey's
+  lock.batch = 1;
+  for (const PlanContents& wrong : {PlanContents{{0}, {0}}, PlanContents{{1}}}) {
+    Negotiator one = fresh(1);
+    one.submit("x", sum_of(4));
+    decide(one, batch);
+    decide(one, survey);
+    lock.choices = {{{}, wrong}};
+    CHECK_THROWS_AS(decide(one, lock), WireError);
+  }
+  Negotiator locked = fresh(1);
+  locked.submit("x", sum_of(4));
+  decide(locked, batch);
+  decide(locked, survey);
+  lock.choices = {{{}, {{0}}}};
+  decide(locked, lock);
+  CHECK(locked.locked());
+  CHECK_THROWS_AS(decide(locked, batch, 1), WireError);   // a decision in spite of the plan
+  CHECK_THROWS_AS(decide(locked, unlock, 1), WireError);  // it was not halted
+  locked.receive(0, MessageKind::kHalt, {1, 0});
+  CHECK_THROWS_AS(locked.receive(0, MessageKind::kHalt, {1, 0}), WireError);  // twice
+  unlock.batch = 7;
+  CHECK_THROWS_AS(decide(locked, unlock, 1), WireError);  // beyond what was joined
+  unlock.batch = 1;
+  decide(locked, unlock, 1);
+  CHECK(!locked.locked());
+}

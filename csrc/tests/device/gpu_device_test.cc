@@ -1,0 +1,66 @@
+// The checks of card_checks.h: always on a simulated card, and on a real one where there is one.
+// HOROPLUG_TEST_GPU=1: there has to be one (make test-gpu). HOROPLUG_TEST_KERNELS names a file of
+// kernels to be used in place of NVRTC.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cuda/driver/driver.h"
+#include "device/cuda/jit/kernel_code.h"
+#include "device/cuda/runtime/launcher.h"
+#include "device/cuda/driver/nvrtc.h"
+#include "tests/harness/device_checks.h"
+#include "tests/harness/random_elements.h"
+#include "tests/simulated/simulated_gpu.h"
+
+namespace {
+
+using namespace horoplug;
+using namespace horoplug::cuda;
+using namespace horoplug::testing;
+
+void check_all(const DriverApi& api, const ImageSource& images) {
+  std::mt19937_64 random(seed());
+  CAPTURE(seed());
+  const Context context(api, 0);
+  Launcher launcher(context, images);
+  check_moves(context, launcher, random);
+  check_reductions(context, launcher, random);
+  check_adasum(context, launcher, random);
+}
+
+TEST_CASE("all kernels on a simulated card") {
+  SimulatedCard card;
+  REQUIRE(start_driver(card.api()) == "");
+  check_all(card.api(), SimulatedCard::code);
+  CHECK(card.alive() == 0);
+}
+
+TEST_CASE("all kernels on the card") {
+  const bool required = std::getenv("HOROPLUG_TEST_GPU") != nullptr;
+  const auto missing = [&](const std::string& why) {
+    MESSAGE("not run: ", why);
+    CHECK_FALSE(required);
+  };
+  const Driver driver = open_driver();
+  if (!driver.ok()) return missing(driver.problem);
+  if (const std::string problem = start_driver(driver.api); !problem.empty()) {
+    return missing(problem);
+  }
+  if (const char* const kernels = std::getenv("HOROPLUG_TEST_KERNELS")) {
+    Nvrtc none;
+    none.problem = "not to be used";
+    return check_all(driver.api,
+                     kernel_code(none, {{kernels}, false}, driver.version, KernelCache({})));
+  }
+  const char* const path = std::getenv("HOROPLUG_TEST_NVRTC");
+  const Nvrtc nvrtc = open_nvrtc({{path != nullptr ? path : ""}, true}, driver.version);
+  if (!nvrtc.ok()) return missing(nvrtc.problem);
+  const KernelCache cache(KernelCache::default_folder());
+  check_all(driver.api, kernel_code(nvrtc, {}, driver.version, cache));
+}
+
+}  // namespace

@@ -1,0 +1,288 @@
+// What the launcher asks of the driver, in which order, and what becomes of failures; the kernels
+// themselves run on the host.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "device/cuda/runtime/launcher.h"
+#include "tests/harness/host_grid.h"
+#include "tests/harness/random_elements.h"
+#include "tests/harness/recorded_driver.h"
+
+namespace {
+
+using namespace horoplug;
+using namespace horoplug::cuda;
+using horoplug::testing::RecordedDriver;
+using horoplug::testing::run_on_host;
+using horoplug::testing::seed;
+using Calls = std::vector<std::string>;
+
+std::uint64_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
+
+std::shared_ptr<const Image> code(const std::string& kernel, int capability) {
+  return std::make_shared<Image>("image of " + kernel + " for " + std::to_string(capability));
+}
+
+// A launcher over a recorded driver that runs kernels on the host.
+struct Card {
+  Card() {
+    driver.on_launch = [this](const std::string& name, unsigned blocks, void* args) {
+      CHECK(run_on_host(name, args, blocks, random));
+      CHECK(driver.pushed() == 1);
+    };
+  }
+  std::mt19937_64 random{seed()};
+  RecordedDriver driver;
+  Context context{driver.api(), 0};
+  Launcher launcher{context, code};
+};
+
+// Tensors of which each is packed into a place of its own.
+struct Tensors {
+  explicit Tensors(std::size_t count) : from(count, std::vector<float>(5000)), to(5000 * count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      std::iota(from[i].begin(), from[i].end(), static_cast<float>(i));
+      transfers.push_back({address(from[i].data()), address(to.data() + 5000 * i), 5000});
+    }
+  }
+  std::vector<std::vector<float>> from;
+  std::vector<float> to;
+  std::vector<Transfer> transfers;
+};
+
+TEST_CASE("one launch per batch; code and tables are brought to the card once") {
+  Card card;
+  Tensors tensors(20);
+  const Finish half{0.5, 1};
+  card.launcher.move(DType::kFloat32, DType::kFloat32, half, tensors.transfers);
+  for (std::size_t i = 0; i < 20; ++i) {
+    CHECK(tensors.to[5000 * i + 4999] == static_cast<float>(i + 4999) / 2);
+  }
+  const Calls first = card.driver.take_calls();
+  REQUIRE(first.size() == 4);
+  CHECK(first[0] == "copy in stream 1");
+  CHECK(first[1].ends_with("in stream 1"));
+  CHECK(first[2] == "load image of scale_float32 for 90");
+  CHECK(first[3] == "launch scale_float32 <<<16>>> stream 1");  // two processors, eight each
+
+  card.launcher.move(DType::kFloat32, DType::kFloat32, half, tensors.transfers);
+  CHECK(card.driver.take_calls() == Calls{"launch scale_float32 <<<16>>> stream 1"});
+  CHECK(card.launcher.table_copies() == 1);
+
+  // Another kernel on the same tensors has the same table.
+  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  CHECK(card.driver.take_calls() ==
+        Calls{"load image of copy_32 for 90", "launch copy_32 <<<16>>> stream 1"});
+
+  tensors.transfers.pop_back();
+  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  CHECK(card.launcher.table_copies() == 2);
+}
+
+TEST_CASE("an empty batch is no launch, and a small one has few blocks") {
+  Card card;
+  Tensors tensors(1);
+  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, {});
+  const std::vector<Transfer> empty = {{0, 0, 0}};
+  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, empty);
+  CHECK(card.driver.take_calls() == Calls{});
+  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  CHECK(card.driver.take_calls().back() == "launch copy_32 <<<2>>> stream 1");
+}
+
+TEST_CASE("reductions and Adasum") {
+  Card card;
+  Tensors tensors(3);
+  const std::vector<std::uint64_t> sources = {address(tensors.from[0].data()),
+                                              address(tensors.from[1].data()),
+                                              address(tensors.from[2].data())};
+  const std::vector<Transfer> one = {{0, address(tensors.to.data()), 5000}};
+  card.launcher.reduce(ReduceOp::kAverage, DType::kFloat32, {1, 3}, sources, one);
+  CHECK(tensors.to[10] == 11);
+  CHECK(card.driver.take_calls().back() == "launch reduce_sum_float32 <<<2>>> stream 1");
+
+  // The sum of two vectors that are orthogonal.
+  std::vector<float> a(200, 0), b(200, 0), sum(200, 0);
+  std::fill(a.begin(), a.begin() + 100, 2);
+  std::fill(b.begin() + 100, b.end(), 3);
+  std::vector<Dots> dots(1);
+  const std::vector<Transfer> whole = {{0, address(sum.data()), 200}};
+  card.launcher.dots(DType::kFloat32, address(a.data()), address(b.data()), whole,
+                     address(dots.data()));
+  CHECK(dots[0].aa == 400);
+  CHECK(dots[0].ab == 0);
+  CHECK(dots[0].bb == 900);
+  card.launcher.blend(DType::kFloat32, address(a.data()), address(b.data()), whole,
+                      address(dots.data()));
+  CHECK((sum[99] == 2 && sum[100] == 3));
+  const Calls calls = card.driver.take_calls();
+  Calls launches;
+  std::copy_if(calls.begin(), calls.end(), std::back_inserter(launches),
+               [](const std::string& call) { return call.starts_with("launch"); });
+  CHECK(launches == Calls{"launch dots_float32 <<<1>>> stream 1",
+                          "launch sum_of_tiles <<<1>>> stream 1",
+                          "launch blend_float32 <<<1>>> stream 1"});
+}
+
+TEST_CASE("order is by events, and the host waits for nothing") {
+  Card card;
+  Tensors tensors(2);
+  const Event ready(card.context), done(card.context);
+  const Stream theirs(card.context);
+  ready.record(theirs.handle());
+  card.launcher.stream().wait_for(ready.handle());
+  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  done.record(card.launcher.stream().handle());
+  theirs.wait_for(done.handle());
+  const Calls calls = card.driver.take_calls();
+  const auto at = [&](const std::string& part) {
+    return std::find_if(
+               calls.begin(), calls.end(),
+               [&](const std::string& call) { return call.find(part) != std::string::npos; }) -
+           calls.begin();
+  };
+  CHECK(at("stream 1 waits for event") < at("copy in stream 1"));
+  CHECK(at("copy in stream 1") < at("launch copy_32"));
+  CHECK(at("launch copy_32") < static_cast<std::ptrdiff_t>(calls.size()) - 2);
+  CHECK(calls.back().starts_with("stream 4 waits for event"));
+  CHECK(at("host waits") == static_cast<std::ptrdiff_t>(calls.size()));
+}
+
+TEST_CASE("the host's copy of a table is left alone until it has been copied") {
+  RecordedDriver driver;
+  const Context context(driver.api(), 0);
+  const Stream stream(context);
+  TablesOnDevice tables(context, stream.handle(), 2);
+  const auto table = [](std::uint64_t n) { return std::vector<Piece>{{n, n, n, 0, 0}}; };
+  const Piece* const first = tables.place(table(1));
+  const Piece* const second = tables.place(table(2));
+  CHECK((first != second));
+  CHECK((tables.place(table(1)) == first));
+  CHECK(tables.copies() == 2);
+  // Full: the one not used for longest makes room, if it has been copied.
+  CHECK((tables.place(table(3)) == second));
+  driver.set_events_done(false);
+  const Piece* const fourth = tables.place(table(4));
+  CHECK((fourth != first && fourth != second));
+  CHECK(first->count == 1);
+  CHECK(second->count == 3);
+  CHECK(fourth->count == 4);
+}
+
+TEST_CASE("a table that is too large for those that there are has memory of its own") {
+  RecordedDriver driver;
+  const Context context(driver.api(), 0);
+  const Stream stream(context);
+  TablesOnDevice tables(context, stream.handle(), 1);
+  const std::vector<Piece> small = {{1, 1, 1, 0, 0}}, large(1000, Piece{2, 2, 2, 0, 0});
+  const Piece* const first = tables.place(small);
+  const Piece* const second = tables.place(large);
+  REQUIRE((second != first));
+  CHECK(first->count == 1);
+  CHECK(second[999].count == 2);
+}
+
+TEST_CASE("a copy that failed is made again") {
+  RecordedDriver driver;
+  const Context context(driver.api(), 0);
+  const Stream stream(context);
+  TablesOnDevice tables(context, stream.handle());
+  const std::vector<Piece> table = {{1, 1, 1, 0, 0}};
+  driver.fail("cuMemcpyHtoDAsync", 700);
+  CHECK_THROWS_AS(tables.place(table), Error);
+  driver.fail("cuMemcpyHtoDAsync", kSuccess);
+  CHECK_NOTHROW(tables.place(table));
+  CHECK(tables.copies() == 1);
+}
+
+TEST_CASE("failures name the call and the kernel, and leave nothing behind") {
+  const Calls functions = {"cuDeviceGet",         "cuDevicePrimaryCtxRetain",
+                           "cuCtxPushCurrent",    "cuStreamCreateWithPriority",
+                           "cuEventCreate",       "cuMemAllocAsync",
+                           "cuMemHostAlloc",      "cuMemcpyHtoDAsync",
+                           "cuEventRecord",       "cuModuleLoadDataEx",
+                           "cuModuleGetFunction", "cuLaunchKernel"};
+  for (const std::string& function : functions) {
+    CAPTURE(function);
+    RecordedDriver driver;
+    driver.fail(function, 2);
+    Tensors tensors(1);
+    std::string message;
+    try {
+      const Context context(driver.api(), 0);
+      Launcher launcher(context, code);
+      launcher.move(DType::kFloat32, DType::kFloat16, {}, tensors.transfers);
+    } catch (const Error& error) {
+      CHECK(error.code() == HP_ABORTED);
+      message = error.what();
+    }
+    CAPTURE(message);
+    CHECK(message.starts_with(function));
+    CHECK(message.ends_with("CUDA_ERROR_RECORDED"));
+    if (function == "cuLaunchKernel") {
+      CHECK(message.find("cast_float32_float16") != std::string::npos);
+    }
+    CHECK(driver.pushed() == 0);
+    CHECK(driver.alive() == (function == "cuDevicePrimaryCtxRetain" ? 1 : 0));
+  }
+}
+
+TEST_CASE("code that has several kernels is loaded once") {
+  RecordedDriver driver;
+  const Context context(driver.api(), 0);
+  const auto all = std::make_shared<const Image>("image of all");
+  Launcher launcher(context, [&](const std::string&, int) { return all; });
+  Tensors tensors(1);
+  launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  launcher.move(DType::kFloat32, DType::kBFloat16, {}, tensors.transfers);
+  const Calls calls = driver.take_calls();
+  CHECK(std::count(calls.begin(), calls.end(), "load image of all") == 1);
+}
+
+TEST_CASE("a kernel is loaded once for all who launch on a card") {
+  RecordedDriver driver;
+  const Context context(driver.api(), 0);
+  const auto kernels = std::make_shared<LoadedKernels>(context, code);
+  Launcher first(context, kernels), second(context, kernels);
+  Tensors tensors(1);
+  for (Launcher* launcher : {&first, &second}) {
+    launcher->move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  }
+  const Calls calls = driver.take_calls();
+  CHECK(std::count(calls.begin(), calls.end(), "load image of copy_32 for 90") == 1);
+}
+
+TEST_CASE("everything is given back") {
+  RecordedDriver driver;
+  {
+    const Context context(driver.api(), 0);
+    Launcher launcher(context, code);
+    Tensors tensors(3);
+    launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+    launcher.move(DType::kFloat32, DType::kBFloat16, {}, tensors.transfers);
+    CHECK(driver.alive() > 5);
+  }
+  CHECK(driver.alive() == 0);
+  CHECK(driver.pushed() == 0);
+}
+
+TEST_CASE("what no kernel can do is refused") {
+  Card card;
+  Tensors tensors(1);
+  const std::vector<std::uint64_t> many(kMaxSources + 1, tensors.transfers[0].from);
+  CHECK_THROWS_AS(
+      card.launcher.reduce(ReduceOp::kSum, DType::kFloat32, {}, many, tensors.transfers), Error);
+  CHECK_THROWS_AS(card.launcher.dots(DType::kInt32, 0, 0, tensors.transfers, 0), Error);
+  CHECK_THROWS_AS(card.launcher.move(DType::kFloat64, DType::kFloat16, {}, tensors.transfers),
+                  Error);
+  CHECK(card.driver.pushed() == 0);
+}
+
+}  // namespace

@@ -1,0 +1,524 @@
+// Tensors on GPUs through whole engines, on simulated cards: the results are those of the CPU, the
+// host waits for no stream, and whatever goes wrong has a name.
+#include <doctest/doctest.h>
+
+#include <barrier>
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "tests/harness/elements.h"
+#include "tests/harness/gpu_job.h"
+#include "tests/harness/random_elements.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Random = std::mt19937_64;
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
+                             DType::kInt32,   DType::kUInt8,   DType::kInt16,    DType::kInt64};
+constexpr OpKind kOps[] = {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kAllgather,
+                           OpKind::kAlltoall, OpKind::kReducescatter};
+
+int below(Random& random, int limit) {
+  return static_cast<int>(random() % static_cast<unsigned>(limit));
+}
+
+// An operation that all ranks know, and what each of them gives.
+struct Given {
+  Order order;  // but for shape and splits, which may be a rank's own
+  std::vector<std::vector<std::int64_t>> shapes, splits;
+  std::vector<Bytes> inputs;
+  bool in_place;
+};
+
+Given random_operation(Random& random, int ranks, int number, bool exact) {
+  Given given;
+  Order& order = given.order;
+  order.name = "t" + std::to_string(number);
+  order.op = kOps[below(random, std::size(kOps))];
+  order.dtype = kDTypes[below(random, std::size(kDTypes))];
+  constexpr ReduceOp kReductions[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
+                                      ReduceOp::kMax, ReduceOp::kProduct};
+  order.reduce = kReductions[below(random, std::size(kReductions))];
+  order.root = below(random, ranks);
+  const bool reduces = order.op == OpKind::kAllreduce || order.op == OpKind::kReducescatter;
+  if (order.op == OpKind::kAllreduce && below(random, 3) == 0) {
+    order.dtype = DType::kFloat32;
+    order.compressed = below(random, 2) == 0 ? DType::kFloat16 : DType::kBFloat16;
+    if (exact && order.reduce == ReduceOp::kAverage) order.reduce = ReduceOp::kSum;
+  }
+  // What is finished while it is widened is not rounded to 16 bits again, as on the CPU it is. So
+  // it is where no kernel of the card's reduces: by NCCL, and on one rank.
+  const bool finishes = !(order.compressed && ranks == 1);
+  if (reduces && below(random, 3) == 0) order.prescale = 0.5;
+  if (reduces && below(random, 3) == 0 && finishes) order.postscale = 3;
+  given.in_place = below(random, 2) == 0;
+  const bool own_rows = order.op == OpKind::kAllgather || order.op == OpKind::kAlltoall;
+  const std::int64_t rows = below(random, 40), row = 1 + below(random, 300);
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<std::int64_t> splits;
+    std::int64_t own = own_rows ? below(random, 40) : rows;
+    if (order.op == OpKind::kAlltoall) {
+      for (int to = 0; to < ranks; ++to) splits.push_back(below(random, 12));
+      own = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+    }
+    given.shapes.push_back({own, row});
+    given.splits.push_back(splits);
+    const auto count = static_cast<std::size_t>(own * row);
+    Bytes input(count * dtype_size(order.dtype));
+    fill(order.dtype, input.data(), count, random);
+    if (exact) {
+      input = make_array(order.dtype, count, [&](std::size_t) { return 1 + below(random, 2); });
+    }
+    given.inputs.push_back(std::move(input));
+  }
+  return given;
+}
+
+Order order_of(const Given& given, int rank) {
+  Order order = given.order;
+  order.shape = given.shapes[static_cast<std::size_t>(rank)];
+  order.splits = given.splits[static_cast<std::size_t>(rank)];
+  return order;
+}
+
+Bytes on_cpu(Engine& engine, const Given& given, int rank) {
+  Order order = order_of(given, rank);
+  order.name += ".cpu";
+  const Bytes& input = given.inputs[static_cast<std::size_t>(rank)];
+  Bytes output(input.size());
+  const std::byte nothing{};
+  order.input = input.empty() ? &nothing : input.data();
+  const bool has_output = order.op == OpKind::kAllreduce || order.op == OpKind::kBroadcast;
+  if (has_output) order.output = output.empty() ? output.data() : output.data();
+  return perform(engine, order);
+}
+
+// With any bits, or with numbers of which sums and products are exact in any order.
+void random_operations(GpuJob& job, int count, bool exact) {
+  Random random(seed());
+  std::vector<Given> all;
+  for (int i = 0; i < count; ++i) all.push_back(random_operation(random, job.size(), i, exact));
+  job.run([&](int rank) {
+    for (const Given& given : all) {
+      const Bytes expected = on_cpu(job.engine(rank), given, rank);
+      const auto me = static_cast<std::size_t>(rank);
+      const Bytes result =
+          job.perform(rank, order_of(given, rank), given.inputs[me], given.in_place);
+      INFO("seed " << seed() << ": rank " << rank << ", " << op_kind_name(given.order.op) << " "
+                   << dtype_name(given.order.dtype) << " " << reduce_op_name(given.order.reduce)
+                   << " " << given.order.name);
+      const bool equal = result == expected;
+      CHECK(equal);
+    }
+  });
+}
+
+EngineOptions with_algorithm(const char* name) {
+  EngineOptions options = test_options();
+  options.algorithm = name;
+  return options;
+}
+
+Bytes floats(std::size_t count, float value) {
+  Bytes bytes(count * sizeof(float));
+  for (std::size_t i = 0; i < count; ++i)
+    std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
+  return bytes;
+}
+
+Order sum(const std::string& name, std::size_t count) {
+  Order order;
+  order.name = name;
+  order.shape = {static_cast<std::int64_t>(count)};
+  return order;
+}
+
+}  // namespace
+
+TEST_CASE("every operation gives on GPUs what it gives on CPUs") {
+  for (const Transport transport : {Transport::kThreads, Transport::kMixed}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      CAPTURE(transport_name(transport));
+      CAPTURE(ranks);
+      // Reduced in each host first, sums of four ranks would have other bits.
+      const char* const name = transport == Transport::kMixed ? "staged" : "";
+      GpuJob job({.transport = transport, .ranks = ranks, .engine = with_algorithm(name)});
+      random_operations(job, kSanitized ? 6 : 20, false);
+    }
+  }
+}
+
+TEST_CASE("buffers of several pieces and windows, through the host's memory") {
+  GpuJob job({.ranks = 2, .engine = with_algorithm("staged")});
+  const std::size_t count = (70 << 20) / sizeof(float) + 5;
+  job.run([&](int rank) {
+    const Bytes result =
+        job.perform(rank, sum("large", count), floats(count, static_cast<float>(rank + 1)), true);
+    const bool equal = result == floats(count, 3);
+    CHECK(equal);
+  });
+}
+
+TEST_CASE("many operations in flight are fused, planned, and waited for by no host") {
+  GpuJob job({.ranks = 2});
+  constexpr int kTensors = 12, kSteps = 10;
+  job.run([&](int rank) {
+    Framework& framework = job.framework(rank);
+    Engine& engine = job.engine(rank);
+    std::vector<std::unique_ptr<Framework::Array>> arrays;
+    for (int i = 0; i < kTensors; ++i) {
+      arrays.push_back(std::make_unique<Framework::Array>(framework, 4 * (100 + 7 * i)));
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<hp_handle> handles;
+      for (int i = 0; i < kTensors; ++i) {
+        Framework::Array& array = *arrays[static_cast<std::size_t>(i)];
+        array.write(floats(100 + 7 * i, static_cast<float>(rank + step + i)));
+        Order order = sum("t" + std::to_string(i), 100 + 7 * i);
+        order.reduce = ReduceOp::kAverage;
+        order.input = order.output = array.address();
+        order.device = framework.device();
+        order.stream = framework.stream();
+        handles.push_back(submit(engine, order));
+      }
+      for (const hp_handle handle : handles) {
+        await(engine, handle);
+        engine.make_stream_wait(handle, framework.stream());
+        engine.handles().release(handle);
+      }
+      for (int i = 0; i < kTensors; ++i) {
+        const bool equal = arrays[static_cast<std::size_t>(i)]->read() ==
+                           floats(100 + 7 * i, static_cast<float>(step + i) + 0.5f);
+        CHECK(equal);
+      }
+    }
+    CHECK(engine.stats().planned_batches > 0);
+  });
+}
+
+TEST_CASE("the host waits for nothing that the card has to do") {
+  GpuJob job({.ranks = 2});
+  // Returns how often the host waited.
+  const auto step = [&](const std::string& name) {
+    const std::size_t before = job.card().host_waits();
+    job.run([&](int rank) {
+      Framework& framework = job.framework(rank);
+      Engine& engine = job.engine(rank);
+      Framework::Array array(framework, 4000);
+      array.write(floats(1000, 1));
+      if (!name.empty()) {
+        Order order = sum(name, 1000);
+        order.input = order.output = array.address();
+        order.device = framework.device();
+        order.stream = framework.stream();
+        const hp_handle handle = submit(engine, order);
+        await(engine, handle);
+        engine.make_stream_wait(handle, framework.stream());
+        engine.handles().release(handle);
+      }
+      array.read();
+    });
+    return job.card().host_waits() - before;
+  };
+  step("the first one allocates");
+  const std::size_t without = step("");
+  CHECK(step("another") == without);
+}
+
+TEST_CASE("what a rank has on the CPU and another on a GPU is an error that says so") {
+  GpuJob job({.ranks = 2});
+  job.run([&](int rank) {
+    const Status status = failure_of([&] {
+      if (rank == 0) {
+        job.perform(0, sum("t", 4), floats(4, 1));
+      } else {
+        Bytes data = floats(4, 1);
+        Order order = sum("t", 4);
+        order.input = order.output = data.data();
+        perform(job.engine(1), order);
+      }
+    });
+    CHECK(status.code == HP_MISMATCH);
+    CHECK(mentions(status, {"'t'", "device", "GPU on rank 0", "CPU on rank 1"}));
+  });
+}
+
+TEST_CASE("a second card of one rank, and a stream that is being captured, are refused") {
+  SimulatedOptions cards;
+  cards.devices = 2;
+  GpuJob job({.ranks = 1, .card = cards});
+  job.perform(0, sum("first", 4), floats(4, 1));
+  Order order = sum("second", 4);
+  Framework::Array array(job.framework(0), 16);
+  order.input = order.output = array.address();
+  order.device = 1;
+  Status status = failure_of([&] { submit(job.engine(0), order); });
+  CHECK(status.code == HP_INVALID_ARGUMENT);
+  CHECK(mentions(status, {"cuda:1", "cuda:0", "set_device"}));
+  job.card().set_capture_status(job.framework(0).stream(), 1);
+  status = failure_of([&] { job.perform(0, sum("third", 4), floats(4, 1)); });
+  CHECK(status.code == HP_UNSUPPORTED);
+  CHECK(mentions(status, {"graph", "outside of the capture"}));
+  job.card().set_capture_status(job.framework(0).stream(), 0);
+  CHECK(job.perform(0, sum("third", 4), floats(4, 1)) == floats(4, 1));
+}
+
+TEST_CASE("a rank that has joined takes part, though it has had no tensor on its card") {
+  GpuJob job({.ranks = 3});
+  job.run([&](int rank) {
+    if (rank < 2) {
+      const Bytes result = job.perform(rank, sum("t", 1000), floats(1000, 2), rank == 0);
+      CHECK((result == floats(1000, 4)));
+    }
+    await(job.engine(rank), job.engine(rank).join(0));
+  });
+}
+
+TEST_CASE("results that nobody takes, or takes and gives back, leave nothing on the card") {
+  auto job = std::make_unique<GpuJob>(GpuJobOptions{.ranks = 2});
+  job->run([&](int rank) {
+    Order order = sum("gathered", 50);
+    order.op = OpKind::kAllgather;
+    for (int i = 0; i < 5; ++i) CHECK(job->perform(rank, order, floats(50, 1)).size() == 400);
+  });
+  job->end();
+  // In the order of streams, which nobody waits for.
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (int device = 0; device < 2; ++device) {
+    while (job->card().bytes_used(device) != 0 && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    CHECK(job->card().bytes_used(device) == 0);
+  }
+}
+
+TEST_CASE("a copy of a result is made in the order of a stream, behind the operation") {
+  constexpr std::size_t kBytes = 4000;
+  GpuJob job({.ranks = 2, .has_nccl = true});
+  job.run([&](int rank) {
+    Framework& framework = job.framework(rank);
+    Engine& engine = job.engine(rank);
+    Framework::Array input(framework, kBytes), copy(framework, 2 * kBytes);
+    for (int i = 0; i < 5; ++i) {
+      input.write(floats(kBytes / sizeof(float), static_cast<float>(rank + i)));
+      Order order = sum("rows" + std::to_string(i), kBytes / sizeof(float));
+      order.op = OpKind::kAllgather;
+      order.input = input.address();
+      order.device = framework.device();
+      order.stream = framework.stream();
+      const hp_handle handle = submit(engine, order);
+      CHECK(failure_of([&] {
+              engine.copy_result(handle + 1, 0, copy.address(), framework.stream());
+            }).code == HP_INVALID_ARGUMENT);
+      await(engine, handle);
+      CHECK(mentions(
+          failure_of([&] { engine.copy_result(handle, 1, copy.address(), framework.stream()); }),
+          {"no tensor 1"}));
+      engine.copy_result(handle, 0, copy.address(), framework.stream());
+      engine.handles().release(handle);
+      Bytes expected = floats(kBytes / sizeof(float), static_cast<float>(i));
+      const Bytes second = floats(kBytes / sizeof(float), static_cast<float>(1 + i));
+      expected.insert(expected.end(), second.begin(), second.end());
+      const bool equal = copy.read() == expected;
+      CHECK(equal);
+    }
+    // On the CPU it is made at once.
+    Order order = sum("cpu", 2);
+    order.op = OpKind::kAllgather;
+    const Bytes mine = floats(2, static_cast<float>(rank));
+    order.input = mine.data();
+    const hp_handle handle = submit(engine, order);
+    await(engine, handle);
+    float copied[4]{};
+    engine.copy_result(handle, 0, copied, nullptr);
+    engine.handles().release(handle);
+    CHECK(copied[0] + copied[1] == 0);
+    CHECK(copied[2] + copied[3] == 2);
+  });
+}
+
+TEST_CASE("process sets have streams of their own") {
+  GpuJob job({.ranks = 4});
+  job.run([&](int rank) {
+    const auto set =
+        static_cast<std::uint32_t>(await_value(job.engine(rank), job.engine(rank).add_set({0, 2})));
+    const auto other = static_cast<std::uint32_t>(
+        await_value(job.engine(rank), job.engine(rank).add_set({1, 2, 3})));
+    for (int step = 0; step < 5; ++step) {
+      // Rank 2 is in both, and takes them in turns.
+      Order first = sum("t", 300), second = sum("u", 200);
+      first.set = set;
+      second.set = other;
+      const bool swaps = step % 2 == 1;
+      const auto run_first = [&] {
+        if (rank != 0 && rank != 2) return;
+        CHECK((job.perform(rank, first, floats(300, 1)) == floats(300, 2)));
+      };
+      if (!swaps) run_first();
+      if (rank != 0) CHECK((job.perform(rank, second, floats(200, 1), true) == floats(200, 3)));
+      if (swaps) run_first();
+    }
+    await(job.engine(rank), job.engine(rank).remove_set(set));
+    CHECK((job.perform(rank, sum("all", 10), floats(10, 1)) == floats(10, 4)));
+  });
+}
+
+TEST_CASE("a card that fails ends the job everywhere, and says so") {
+  GpuJob job({.ranks = 2});
+  job.run([&](int rank) { job.perform(rank, sum("t", 10), floats(10, 1)); });
+  job.card().fall_off();
+  job.run([&](int rank) {
+    const Status status = failure_of([&] { job.perform(rank, sum("u", 10), floats(10, 1)); });
+    CHECK(!status.ok());
+  });
+}
+
+TEST_CASE("without memory for a buffer of the usual size, a smaller one will do") {
+  SimulatedOptions cards;
+  cards.memory = 15 << 20;
+  GpuJob job({.ranks = 2, .card = cards});
+  // Scaled, so that it has to be packed: usually into 8 MiB, beside the tensors' own 8.
+  const std::size_t count = (4 << 20) / sizeof(float) + 1;
+  job.run([&](int rank) {
+    Order order = sum("t", count);
+    order.prescale = 2;
+    const Bytes result = job.perform(rank, order, floats(count, 1), true);
+    CHECK((result == floats(count, 4)));
+  });
+}
+
+TEST_CASE("NCCL does every operation, on process sets, too") {
+  for (const Transport transport : {Transport::kThreads, Transport::kInprocHosts}) {
+    for (const int ranks : {2, 3, 4}) {
+      CAPTURE(ranks);
+      GpuJob job({.transport = transport,
+                  .ranks = ranks,
+                  .engine = with_algorithm("nccl"),
+                  .has_nccl = true});
+      random_operations(job, kSanitized ? 8 : 25, true);
+      CHECK(job.logged().find("not moved by NCCL") == std::string::npos);
+      CHECK(job.nccl().alive() == static_cast<std::size_t>(ranks));
+      job.run([&](int rank) {
+        Engine& engine = job.engine(rank);
+        const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1})));
+        Order order = sum("t", 100);
+        order.set = set;
+        if (rank < 2) CHECK((job.perform(rank, order, floats(100, 1)) == floats(100, 2)));
+        await(engine, engine.remove_set(set));
+      });
+      // Given back once the cards are idle.
+      CHECK(comes_to([&] { return job.nccl().alive() == static_cast<std::size_t>(ranks); }));
+      job.end();
+      CHECK(job.nccl().alive() == 0);
+    }
+  }
+}
+
+TEST_CASE(
+    "without NCCL on all ranks, or with other versions, or a card for two, another way is found") {
+  SimulatedOptions one_card;
+  one_card.one_card = true;
+  struct Case {
+    GpuJobOptions options;
+    std::vector<std::string> words;
+  };
+  std::vector<Case> cases(3);
+  for (Case& one : cases) one.options.has_nccl = true;
+  cases[0].options.nccl_versions = {23003, 22304};
+  cases[0].words = {"2.23.4 on rank 1", "2.30.3 on rank 0"};
+  cases[1].options.nccl_versions = {0, 23003};
+  cases[1].words = {"none on rank 0", "2.30.3 on rank 1"};
+  cases[2].options.card = one_card;
+  cases[2].words = {"ranks 0, 1 share a card", "NCCL_MULTI_RANK_GPU_ENABLE"};
+  for (const Case& one : cases) {
+    GpuJob job(one.options);
+    random_operations(job, 5, false);
+    CHECK(mentions({HP_OK, job.logged()}, one.words));
+    CHECK(job.nccl().alive() == 0);
+  }
+}
+
+TEST_CASE("a communicator that cannot be made is one on no rank") {
+  GpuJob job({.has_nccl = true});
+  job.nccl().fail("ncclCommInitRankConfig", 2);
+  random_operations(job, 5, false);
+  CHECK(mentions({HP_OK, job.logged()}, {"not moved by NCCL", "ncclCommInitRank"}));
+}
+
+TEST_CASE("what the framework has given the card to do before may take any time") {
+  EngineOptions engine = with_algorithm("ipc");
+  engine.data_timeout = 0.4;
+  GpuJob job({.engine = engine});
+  job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
+  job.card().hold();
+  std::barrier all_waited(2);
+  job.run([&](int rank) {
+    Framework& framework = job.framework(rank);
+    // Of another kind each, for which the card has to be idle.
+    std::vector<hp_handle> handles;
+    for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
+      Order order = sum(dtype_name(dtype), 0);
+      order.dtype = dtype;
+      std::byte nothing{};
+      order.input = order.output = &nothing;
+      order.device = framework.device();
+      order.stream = framework.stream();
+      handles.push_back(submit(job.engine(rank), order));
+    }
+    CHECK(job.engine(rank).wait(handles.back(), 1.0).code == HP_IN_PROGRESS);
+    all_waited.arrive_and_wait();
+    if (rank == 0) job.card().let_go();
+    for (const hp_handle handle : handles) {
+      await(job.engine(rank), handle);
+      job.engine(rank).handles().release(handle);
+    }
+  });
+}
+
+TEST_CASE("a rank that goes ends what the others' cards wait for") {
+  GpuJob job({.ranks = 3, .engine = with_algorithm("nccl"), .has_nccl = true});
+  job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
+  // Cards have other things to do, and rank 0 goes when all have put their operation into a stream.
+  job.card().hold();
+  std::barrier all_submitted(3);
+  job.run([&](int rank) {
+    Framework& framework = job.framework(rank);
+    Framework::Array array(framework, 40);
+    array.write(floats(10, 1));
+    Order order = sum("second", 10);
+    order.input = order.output = array.address();
+    order.device = framework.device();
+    order.stream = framework.stream();
+    const hp_handle handle = submit(job.engine(rank), order);
+    await(job.engine(rank), handle);
+    job.engine(rank).make_stream_wait(handle, framework.stream());
+    all_submitted.arrive_and_wait();
+    if (rank == 0) {
+      job.engine(0).abort("the test wants it");
+      job.card().let_go();
+    }
+    const Status status = failure_of([&] { job.perform(rank, sum("third", 10), floats(10, 1)); });
+    CHECK(mentions(status, {"third", "the test wants it"}));
+    array.read();  // comes to an end
+  });
+  CHECK(mentions({HP_OK, job.logged()}, {"second", "may be wrong"}));
+}
+
+TEST_CASE("an error of NCCL's ends the job, and is told") {
+  GpuJob job({.engine = with_algorithm("nccl"), .has_nccl = true});
+  job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
+  job.nccl().break_down();
+  job.run([&](int rank) {
+    const Status status = failure_of([&] {
+      for (int i = 0; i < 1000; ++i) job.perform(rank, sum("more", 10), floats(10, 1));
+    });
+    CHECK(mentions(status, {"NCCL", "more"}));
+  });
+}

@@ -1,0 +1,282 @@
+// Process sets: they come, run independently of each other, and go.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "harness/cluster.h"
+#include "harness/elements.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+using Ranks = std::vector<int>;
+
+bool contains(const Ranks& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+std::uint32_t add_set(Engine& engine, const Ranks& ranks) {
+  return static_cast<std::uint32_t>(await_value(engine, engine.add_set(ranks)));
+}
+
+// One allreduce of a rank's number plus one, and what it must give.
+struct Sum {
+  std::uint32_t set;
+  Ranks ranks;
+  std::string name;
+  std::vector<std::byte> data;
+  hp_handle handle = 0;
+
+  void start(Engine& engine, int rank, std::size_t count) {
+    data = make_array(DType::kFloat64, count, 1, [&](std::size_t) { return rank + 1; });
+    Order order;
+    order.dtype = DType::kFloat64;
+    order.name = name;
+    order.shape = {static_cast<std::int64_t>(count)};
+    order.input = order.output = data.data();
+    order.set = set;
+    handle = submit(engine, order);
+  }
+  void finish(Engine& engine) {
+    await(engine, handle);
+    engine.handles().release(handle);
+    const double sum =
+        std::accumulate(ranks.begin(), ranks.end(), 0.0) + static_cast<double>(ranks.size());
+    const auto expected =
+        make_array(DType::kFloat64, data.size() / sizeof sum, 1, [&](std::size_t) { return sum; });
+    const std::string wrong = difference(DType::kFloat64, data, expected);
+    if (!wrong.empty()) throw std::runtime_error("set " + std::to_string(set) + ": " + wrong);
+  }
+};
+
+void sum(Engine& engine, int rank, std::uint32_t set, const Ranks& ranks, const std::string& name,
+         std::size_t count = 10) {
+  Sum one{set, ranks, name, {}};
+  one.start(engine, rank, count);
+  one.finish(engine);
+}
+
+}  // namespace
+
+constexpr std::size_t kLarge = kSanitized ? 70'000 : 300'000;
+
+TEST_CASE("operations of many sets, submitted in another order by every rank") {
+  const std::uint64_t seed = test_seed();
+  for (const Transport transport : kTransports) {
+    for (const int size : {2, 5}) {
+      if (kSanitized && size != 5) continue;
+      CAPTURE(transport_name(transport));
+      CAPTURE(size);
+      CAPTURE(seed);
+      std::mt19937_64 common(seed + static_cast<std::uint64_t>(size));
+      std::vector<Ranks> sets(6);
+      for (Ranks& ranks : sets) {
+        for (int rank = 0; rank < size; ++rank) {
+          if (common() % 3 != 0) ranks.push_back(rank);
+        }
+        if (ranks.empty()) ranks = {static_cast<int>(common() % static_cast<unsigned>(size))};
+      }
+      Cluster cluster(transport, size);
+      cluster.run([&](int rank) {
+        Engine& engine = cluster.engine(rank);
+        std::vector<Sum> sums;
+        for (const Ranks& ranks : sets) {
+          const std::uint32_t set = add_set(engine, ranks);
+          if (!contains(ranks, rank)) continue;
+          // The same names in every set.
+          for (int i = 0; i < 10; ++i) sums.push_back({set, ranks, "x" + std::to_string(i), {}});
+        }
+        std::mt19937_64 own(seed + 100 + static_cast<std::uint64_t>(rank));
+        for (int step = 0; step < 5; ++step) {
+          std::shuffle(sums.begin(), sums.end(), own);
+          for (Sum& one : sums) {
+            const bool large = step == 4 && (!kSanitized || one.name < "x3");
+            one.start(engine, rank, large ? kLarge : 7);
+          }
+          for (Sum& one : sums) one.finish(engine);
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("every operation works in a set, with global ranks as roots") {
+  for (const Transport transport : kTransports) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 4);
+    const Ranks ranks{1, 3};
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const std::uint32_t set = add_set(engine, ranks);
+      if (!contains(ranks, rank)) return;
+      const auto perform_on = [&](OpKind op, std::int64_t rows) {
+        std::vector<float> in(static_cast<std::size_t>(rows), static_cast<float>(rank));
+        Order order;
+        order.op = op;
+        order.shape = {rows};
+        order.input = in.data();
+        if (op == OpKind::kBroadcast) order.output = in.data();
+        order.root = 3;
+        order.set = set;
+        const auto bytes = perform(engine, order);
+        std::vector<float> out(bytes.size() / sizeof(float));
+        std::memcpy(out.data(), bytes.data(), bytes.size());
+        return out;
+      };
+      using Floats = std::vector<float>;
+      const bool first = rank == 1;
+      if (perform_on(OpKind::kBroadcast, 2) != Floats{3, 3}) throw std::runtime_error("broadcast");
+      if (perform_on(OpKind::kAllgather, first ? 1 : 2) != Floats{1, 3, 3}) {
+        throw std::runtime_error("allgather");
+      }
+      if (perform_on(OpKind::kAlltoall, 2) != Floats{1, 3}) throw std::runtime_error("alltoall");
+      if (perform_on(OpKind::kReducescatter, 3) != (first ? Floats{4, 4} : Floats{4})) {
+        throw std::runtime_error("reducescatter");
+      }
+      Order barrier;
+      barrier.op = OpKind::kBarrier;
+      barrier.set = set;
+      perform(engine, barrier);
+    });
+  }
+}
+
+TEST_CASE("what is wrong with a set is said at once or to everyone") {
+  Cluster cluster(Transport::kShm, 3);
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    const auto rejected = [&](const std::function<void()>& body, const std::string& words) {
+      const Status status = failure_of(body);
+      CHECK(status.code == HP_INVALID_ARGUMENT);
+      CHECK(mentions(status, {words}));
+    };
+    rejected([&] { engine.add_set({}); }, "without ranks");
+    rejected([&] { engine.add_set({0, 3}); }, "rank 3 does not exist");
+    rejected([&] { engine.add_set({1, 0}); }, "ascending");
+    rejected([&] { engine.members(9); }, "process set 9 does not exist");
+    rejected([&] { engine.remove_set(9); }, "process set 9 does not exist");
+    rejected([&] { engine.remove_set(0); }, "cannot be removed");
+
+    const Status mismatch = failure_of([&] { add_set(engine, {0, rank == 2 ? 2 : 1}); });
+    CHECK(mismatch.code == HP_MISMATCH);
+    CHECK(mentions(mismatch, {"[0, 1] on ranks 0, 1"}));
+    CHECK(mentions(mismatch, {"[0, 2] on rank 2"}));
+
+    const Ranks ranks{0, 2};
+    const std::uint32_t set = add_set(engine, ranks);
+    if (rank == 1) {
+      rejected([&] { engine.members(set); }, "rank 1 is not in process set 1 of ranks 0, 2");
+    } else {
+      Order order;
+      float value = 0;
+      order.op = OpKind::kBroadcast;
+      order.shape = {1};
+      order.input = order.output = &value;
+      order.root = 1;
+      order.set = set;
+      rejected([&] { perform(engine, order); }, "root rank 1 is not in process set 1");
+      // Both sides' values, with global ranks.
+      order.root = rank;
+      order.name = "x";
+      const Status status = failure_of([&] { perform(engine, order); });
+      CHECK(status.code == HP_MISMATCH);
+      CHECK(mentions(status, {"0 on rank 0"}));
+      CHECK(mentions(status, {"2 on rank 2"}));
+    }
+    sum(engine, rank, 0, {0, 1, 2}, "still works");
+  });
+}
+
+TEST_CASE("a set that is removed ends what is pending in it, and nothing of it remains") {
+  for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 3);
+    const Ranks ranks{0, 1};
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      for (int round = 0; round < (kSanitized ? 15 : 50); ++round) {
+        const std::uint32_t set = add_set(engine, ranks);
+        if (set != static_cast<std::uint32_t>(round + 1)) throw std::runtime_error("number");
+        if (contains(ranks, rank)) sum(engine, rank, set, ranks, "large", 400'000);
+        // Rank 0 alone submits this; the set ends before rank 1 does.
+        Sum alone{set, ranks, "alone", {}};
+        if (rank == 0) alone.start(engine, rank, 4);
+        await_value(engine, engine.remove_set(set));
+        if (rank == 0) {
+          const Status status = failure_of([&] { alone.finish(engine); });
+          CHECK(status.code == HP_SHUT_DOWN);
+          CHECK(mentions(status, {"'alone' (process set " + std::to_string(set)}));
+          CHECK(mentions(status, {"was removed"}));
+        }
+        CHECK(failure_of([&] { engine.members(set); }).code == HP_INVALID_ARGUMENT);
+      }
+      sum(engine, rank, 0, {0, 1, 2}, "still works");
+    });
+  }
+}
+
+TEST_CASE("ranks that wait for each other in one set do not disturb another one") {
+  EngineOptions options = test_options();
+  options.deadlock_time = 0.2;
+  Cluster cluster(Transport::kShm, 4, options);
+  const Ranks quarrel{1, 2};
+  const Ranks friends{0, 3};
+  std::atomic<int> failed{0};
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    const std::uint32_t bad = add_set(engine, quarrel);
+    const std::uint32_t good = add_set(engine, friends);
+    if (contains(quarrel, rank)) {
+      const Status status =
+          failure_of([&] { sum(engine, rank, bad, quarrel, rank == 1 ? "a" : "b"); });
+      CHECK(status.code == HP_DEADLOCK);
+      CHECK(mentions(status, {"ank 1 waits for 'a' in process set 1 (not submitted by rank 2)"}));
+      CHECK(mentions(status, {"rank 2 waits for 'b' in process set 1 (not submitted by rank 1)"}));
+      ++failed;
+      sum(engine, rank, bad, quarrel, "again");
+    } else {
+      // Busy until the others have failed, so that they are all that can be wrong. Rank 0 says
+      // when.
+      for (float over = 0; over == 0;) {
+        over = rank == 0 && failed == 2 ? 1.0F : 0.0F;
+        Order order;
+        order.name = "over";
+        order.shape = {1};
+        order.input = order.output = &over;
+        order.set = good;
+        perform(engine, order);
+      }
+    }
+    if (!contains(friends, rank)) return;
+    sum(engine, rank, good, friends, "last");
+  });
+}
+
+TEST_CASE("a rank that leaves ends its sets, too, with its name") {
+  for (const Transport transport : {Transport::kShm, Transport::kMixed}) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 3);
+    std::vector<Sum> sums(3);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const std::uint32_t set = add_set(engine, {0, 2});
+      if (rank == 0) {
+        sums[0] = {set, {0, 2}, "never", {}};
+        sums[0].start(engine, 0, 4);
+      }
+    });
+    cluster.engine(2).shutdown();
+    const Status status = failure_of([&] { sums[0].finish(cluster.engine(0)); });
+    CHECK(status.code == HP_SHUT_DOWN);
+    CHECK(mentions(status, {"rank 2"}));
+    CHECK(mentions(status, {"'never'"}));
+  }
+}

@@ -1,0 +1,355 @@
+// Callers that do the engine's work while they wait: several at once, in slices, against others
+// that submit, and when the engine ends under their hands.
+#include <doctest/doctest.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "harness/cluster.h"
+#include "engine/spin_budget.h"
+#include "transport/doorbell.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+hp_submission submission_of(const hp_tensor& tensor, const std::string& name) {
+  hp_submission submission{};
+  submission.struct_size = sizeof submission;
+  submission.op = HP_ALLREDUCE;
+  submission.dtype = HP_FLOAT32;
+  submission.reduce_op = HP_SUM;
+  submission.device = -1;
+  submission.name = name.c_str();
+  submission.tensors = &tensor;
+  submission.tensor_count = 1;
+  return submission;
+}
+
+// An allreduce in place of `count` float32 ones.
+struct Ones {
+  explicit Ones(std::size_t count) : data(count, 1.0F) {}
+  OperationPtr operation(Engine& engine, const std::string& name) {
+    shape = static_cast<std::int64_t>(data.size());
+    const hp_tensor tensor{data.data(), data.data(), &shape, 1, 0};
+    return make_operation(submission_of(tensor, name), engine.members(0));
+  }
+  void check(const Engine& engine) const {
+    for (const float value : data) {
+      if (value != static_cast<float>(engine.size())) throw std::runtime_error("wrong sum");
+    }
+  }
+  std::vector<float> data;
+  std::int64_t shape = 0;
+};
+
+// Waits in slices of random length until the operation is done.
+void await_in_slices(Engine& engine, hp_handle handle, std::mt19937_64& random) {
+  for (int slices = 0; slices < 1000000; ++slices) {
+    const double slice = std::ldexp(1e-6, static_cast<int>(random() % 14));
+    const Status status = engine.wait(handle, slice);
+    if (status.code == HP_IN_PROGRESS) continue;
+    engine.handles().release(handle);
+    if (!status.ok()) throw Error(status.code, status.message);
+    return;
+  }
+  throw std::runtime_error("never done");
+}
+
+void perform_once(Engine& engine, const std::string& name, std::size_t count) {
+  Ones ones(count);
+  const OperationPtr operation = ones.operation(engine, name);
+  const Status status = engine.perform(operation, 60);
+  engine.handles().release(operation->handle);
+  if (!status.ok()) throw Error(status.code, status.message);
+  ones.check(engine);
+}
+
+// Runs body(thread) on several threads and rethrows the first failure.
+void in_threads(int count, const std::function<void(int thread)>& body) {
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(count));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        body(i);
+      } catch (...) {
+        failures[static_cast<std::size_t>(i)] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("threads of a rank wait at once, drive in turn, and submit against each other") {
+  for (const Transport transport : kTransports) {
+    for (const int ranks : {2, 3, 8}) {
+      CAPTURE(transport_name(transport));
+      Cluster cluster(transport, ranks);
+      const int rounds = ranks == 8 ? 15 : 40;
+      cluster.run([&](int rank) {
+        Engine& engine = cluster.engine(rank);
+        in_threads(4, [&](int thread) {
+          std::mt19937_64 random(test_seed() + static_cast<std::uint64_t>(100 * rank + thread));
+          const std::string name = "t" + std::to_string(thread) + ".";
+          for (int round = 0; round < rounds; ++round) {
+            // What differs between the ranks is how they do it.
+            if (random() % 3 == 0) {
+              perform_once(engine, name + std::to_string(round) + ".0", 10);
+              perform_once(engine, name + std::to_string(round) + ".1", 5000);
+              continue;
+            }
+            std::vector<Ones> ones{Ones(10), Ones(5000)};
+            std::vector<hp_handle> handles;
+            for (std::size_t i = 0; i < 2; ++i) {
+              const std::string full = name + std::to_string(round) + "." + std::to_string(i);
+              handles.push_back(engine.submit(ones[i].operation(engine, full)));
+            }
+            if (random() % 2 == 0) std::swap(handles[0], handles[1]);
+            for (const hp_handle handle : handles) await_in_slices(engine, handle, random);
+            for (const Ones& tensor : ones) tensor.check(engine);
+          }
+        });
+      });
+    }
+  }
+}
+
+TEST_CASE("what a caller leaves behind is done by the progress thread") {
+  for (const Transport transport : kTransports) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 2);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      for (int round = 0; round < 50; ++round) {
+        // Rank 0 drives for a moment, and only looks from then on.
+        Ones later(1000);
+        const std::string name = "later." + std::to_string(round);
+        const OperationPtr operation = later.operation(engine, name);
+        Status status = engine.perform(operation, rank == 0 ? 20e-6 : 60);
+        for (int i = 0; status.code == HP_IN_PROGRESS && i < 60000000; ++i) {
+          std::this_thread::yield();
+          status = engine.handles().poll(operation->handle);
+        }
+        CHECK(status.ok());
+        engine.handles().release(operation->handle);
+        later.check(engine);
+      }
+    });
+  }
+}
+
+TEST_CASE("a progress thread that sleeps in an operation is woken when the others come to it") {
+  constexpr int kRounds = 100;
+  Cluster cluster(Transport::kShm, 2);
+  std::atomic<int> begun{0};
+  const auto start = std::chrono::steady_clock::now();
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    for (int round = 0; round < kRounds; ++round) {
+      // Once the plan is locked, rank 0 has time to fall asleep in its batch.
+      while (rank == 1 && begun.load() <= round) std::this_thread::yield();
+      for (int i = 0; rank == 1 && i < 2000; ++i) std::this_thread::yield();
+      Ones ones(100'000);
+      const OperationPtr operation = ones.operation(engine, "late");
+      const hp_handle handle = engine.submit(operation);
+      if (rank == 0) begun.store(round + 1);
+      Status status{HP_IN_PROGRESS, ""};
+      for (int i = 0; status.code == HP_IN_PROGRESS && i < 60000000; ++i) {
+        std::this_thread::yield();
+        status = engine.poll(handle);
+      }
+      CHECK(status.ok());
+      engine.handles().release(handle);
+      ones.check(engine);
+    }
+  });
+  // Otherwise it would look at its work now and then only, four times per second.
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(kRounds / 8));
+  CHECK(cluster.engine(0).stats().planned_batches > kRounds / 2);
+}
+
+TEST_CASE("an operation that is refused leaves the engine to the progress thread") {
+  Cluster cluster(Transport::kThreads, 2);
+  Ones first(4);
+  const hp_handle handle = cluster.engine(0).submit(first.operation(cluster.engine(0), "twice"));
+  Ones second(4);
+  const OperationPtr refused = second.operation(cluster.engine(0), "twice");
+  CHECK(failure_of([&] { cluster.engine(0).perform(refused, 60); }).code == HP_DUPLICATE_NAME);
+  CHECK(refused->handle == 0);
+  perform_once(cluster.engine(1), "twice", 4);
+  await(cluster.engine(0), handle);
+}
+
+TEST_CASE("shutdown and abort reach callers that drive, in all ranks") {
+  for (const Transport transport : kTransports) {
+    for (const bool aborts : {false, true}) {
+      CAPTURE(transport_name(transport));
+      Cluster cluster(transport, 3);
+      std::atomic<int> waiting{0};
+      std::vector<Status> failures(3);
+      std::thread ender([&] {
+        while (waiting < 2) std::this_thread::yield();
+        if (aborts) {
+          cluster.engine(0).abort("enough");
+        } else {
+          cluster.engine(0).shutdown();
+        }
+      });
+      cluster.run([&](int rank) {
+        if (rank == 2) return;  // the one that is waited for
+        Ones ones(10);
+        const OperationPtr operation = ones.operation(cluster.engine(rank), "never");
+        ++waiting;
+        failures[static_cast<std::size_t>(rank)] = failure_of([&] {
+          const Status status = cluster.engine(rank).perform(operation, 60);
+          throw Error(status.code, status.message);
+        });
+      });
+      ender.join();
+      for (const int rank : {0, 1}) {
+        const Status& status = failures[static_cast<std::size_t>(rank)];
+        CHECK(status.code == (aborts ? HP_ABORTED : HP_SHUT_DOWN));
+      }
+      CHECK(failure_of([&] { perform_once(cluster.engine(1), "later", 4); }).code != HP_OK);
+    }
+  }
+}
+
+TEST_CASE("callers that wait for each other are told, whoever drives") {
+  EngineOptions options = test_options();
+  options.deadlock_time = 0.3;
+  for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
+    Cluster cluster(transport, 2, options);
+    cluster.run([&](int rank) {
+      const Status status =
+          failure_of([&] { perform_once(cluster.engine(rank), "x" + std::to_string(rank), 4); });
+      CHECK(status.code == HP_DEADLOCK);
+    });
+    cluster.run([&](int rank) { perform_once(cluster.engine(rank), "x", 4); });
+  }
+}
+
+TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
+  for (const Transport transport : kTransports) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 2);
+    cluster.run([&](int rank) { perform_once(cluster.engine(rank), "before", 4); });
+    // Rank 0 waits in slices, as Python does.
+    const std::uint64_t before = cluster.engine(0).stats().wakeups;
+    Ones ones(4);
+    const OperationPtr operation = ones.operation(cluster.engine(0), "late");
+    CHECK(cluster.engine(0).perform(operation, 0.05).code == HP_IN_PROGRESS);
+    for (int i = 0; i < 9; ++i) {
+      CHECK(cluster.engine(0).wait(operation->handle, 0.05).code == HP_IN_PROGRESS);
+    }
+    CHECK(cluster.engine(0).stats().wakeups - before < 60);
+    perform_once(cluster.engine(1), "late", 4);
+    await(cluster.engine(0), operation->handle);
+    // The last look of a progress thread that had something to watch, and no more.
+    const std::uint64_t after = cluster.engine(0).stats().wakeups;
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    const std::uint64_t rest = cluster.engine(0).stats().wakeups;
+    CHECK(rest - after <= 4);
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    CHECK(cluster.engine(0).stats().wakeups == rest);
+  }
+}
+
+namespace {
+
+// Waits for what comes `arrives` seconds later, or `wakes` seconds after that for who sleeps then.
+// Returns how long it span.
+double wait_once(SpinBudget& budget, double arrives, double wakes) {
+  constexpr double kLook = 1e-6;
+  double time = 0;
+  while (time < arrives && budget.spin(time)) time += kLook;
+  const double spun = time;
+  budget.found(time < arrives ? arrives + wakes : time);
+  return spun;
+}
+
+}  // namespace
+
+TEST_CASE("a doorbell wakes who is asleep, and who rests only for what concerns it") {
+  Doorbell bell;
+  const auto heard = [&] {
+    pollfd entry{bell.fd(), POLLIN, 0};
+    const bool rung = ::poll(&entry, 1, 0) == 1;
+    bell.silence();
+    return rung;
+  };
+  const auto ring = [&] {
+    bell.ring();
+    return heard();
+  };
+  const auto ring_unless_resting = [&] {
+    bell.ring_unless_resting();
+    return heard();
+  };
+  CHECK(!ring());
+  CHECK(!ring_unless_resting());
+  bell.prepare_sleep();
+  CHECK(ring());
+  CHECK(!ring());  // it is awake now
+  bell.prepare_sleep();
+  CHECK(ring_unless_resting());
+  CHECK(!ring_unless_resting());
+  bell.prepare_sleep();
+  bell.rest();
+  CHECK(!ring_unless_resting());
+  CHECK(ring());
+  CHECK(!ring());
+  bell.prepare_sleep();
+  bell.rest();
+  bell.finish_sleep();
+  CHECK(!ring());
+}
+
+TEST_CASE("a thread spins for as long as it pays") {
+  SpinBudget budget;
+  CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+  for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
+  double total = 0;
+  for (int i = 0; i < 160; ++i) total += wait_once(budget, 1.0, 0);
+  CHECK(total == doctest::Approx(10 * SpinBudget::kTry).epsilon(0.1).scale(0));
+  for (int i = 0; i < 10 * SpinBudget::kRests; ++i) wait_once(budget, 10e-6, 0);
+  CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+  // A budget that was cut grows again.
+  SpinBudget cut;
+  for (int i = 0; i < 3; ++i) wait_once(cut, 1.0, 0);
+  for (int i = 0; i < 5; ++i) wait_once(cut, 10e-6, 0);
+  CHECK(wait_once(cut, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+}
+
+TEST_CASE("ranks that sleep because the others do come out of it") {
+  SpinBudget budget;
+  for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
+  // What comes is as late as the others' waking up makes it, which is longer than a first try.
+  int asleep = 0;
+  for (int i = 0; i < 10 * SpinBudget::kRests; ++i)
+    asleep += wait_once(budget, 90e-6, 30e-6) < 89e-6;
+  CHECK(asleep <= 3 * SpinBudget::kRests);
+}
+
+TEST_CASE("nobody spins for long where the others need this processor") {
+  SpinBudget budget;
+  double total = 0;
+  for (int i = 0; i < 1600; ++i) {
+    double time = 0;
+    while (budget.spin(time)) time += 1e-6;
+    total += time;
+    budget.found(time + 30e-6);  // however long it has spun
+  }
+  CHECK(total / 1600 < 5e-6);
+}

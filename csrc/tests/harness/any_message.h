@@ -1,0 +1,60 @@
+// Decodes whatever control message it is given, and encodes it again where that is possible.
+#pragma once
+
+#include "controller/messages.h"
+
+namespace horoplug::testing {
+
+// Throws WireError for what is no message.
+inline void decode_any(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  const MessageHead head = read_head(reader);
+  switch (head.kind) {
+    case MessageKind::kHello:
+      encode(decode_hello(reader));
+      break;
+    case MessageKind::kReady:
+      encode(head.set, decode_ready(reader));
+      break;
+    case MessageKind::kDecisions:
+      encode(head.set, decode_decisions(reader));
+      break;
+    case MessageKind::kLeave:
+      encode_leave(head.set, decode_leave(reader));
+      break;
+    case MessageKind::kJoin: {
+      const Joined joined = decode_join(reader);
+      encode_join(head.set, joined.epoch, joined.rank);
+      break;
+    }
+    case MessageKind::kCensus:
+      encode_census(decode_census(reader));
+      break;
+    case MessageKind::kReport:
+      encode(decode_report(reader));
+      break;
+    case MessageKind::kFail:
+      encode_fail(head.set, decode_abort(reader));
+      break;
+    case MessageKind::kAbort:
+      encode(decode_abort(reader));
+      break;
+    case MessageKind::kWaves:
+      encode(head.set, decode_waves(reader));
+      break;
+    case MessageKind::kBreak:
+    case MessageKind::kHalt:
+    case MessageKind::kHalted:
+      encode(head.kind, head.set, decode_plan_notice(reader));
+      break;
+    case MessageKind::kCensusRequest:
+    case MessageKind::kBye:
+    case MessageKind::kNudge:
+    case MessageKind::kCall:
+    case MessageKind::kHere:
+      reader.expect_end();
+      break;
+  }
+}
+
+}  // namespace horoplug::testing

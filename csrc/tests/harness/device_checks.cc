@@ -1,0 +1,216 @@
+#include "tests/harness/device_checks.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "device/cpu/kernels.h"
+#include "tests/harness/random_elements.h"
+
+namespace horoplug::testing {
+
+using namespace horoplug::cuda;
+
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+constexpr std::size_t kCounts[] = {1, 7, 4096, 4097, 70001, 3};
+
+// Memory of the card that has what the host has, or 0xa5.
+class OnCard {
+ public:
+  OnCard(const Context& context, const Stream& stream, std::size_t bytes)
+      : OnCard(context, stream, Bytes(bytes, 0xa5)) {}
+  OnCard(const Context& context, const Stream& stream, const Bytes& content)
+      : context_(context), stream_(stream), memory_(context, content.size()) {
+    const Current current(context_);
+    context_.check(
+        context_.api().MemcpyHtoDAsync(address(), content.data(), content.size(), stream.handle()),
+        "cuMemcpyHtoDAsync");
+    stream_.synchronize();
+  }
+  std::uint64_t address() const { return memory_.address(); }
+  Bytes content() const {
+    Bytes bytes(memory_.bytes());
+    const Current current(context_);
+    context_.check(
+        context_.api().MemcpyDtoHAsync(bytes.data(), address(), bytes.size(), stream_.handle()),
+        "cuMemcpyDtoHAsync");
+    stream_.synchronize();
+    return bytes;
+  }
+
+ private:
+  const Context& context_;
+  const Stream& stream_;
+  DeviceMemory memory_;
+};
+
+// Tensors of kCounts elements, `gap` elements apart, so that some are aligned to vectors and some
+// are not.
+struct Places {
+  explicit Places(std::size_t gap) {
+    for (const std::size_t count : kCounts) {
+      at.push_back(elements);
+      elements += (count + 16) / 16 * 16 + gap;
+    }
+  }
+  std::vector<std::size_t> at;
+  std::size_t elements = 0;
+};
+
+Bytes random_bytes(DType dtype, std::size_t count, std::mt19937_64& random) {
+  Bytes bytes(count * dtype_size(dtype));
+  fill(dtype, bytes.data(), count, random);
+  return bytes;
+}
+
+// What a move gives, by the CPU's kernels.
+void move_by_cpu(DType from, DType to, const Finish& finish, const unsigned char* input,
+                 std::size_t count, unsigned char* output) {
+  const KernelTable& table = kernels();
+  const auto scale = [&](DType dtype, void* dst, const void* src) {
+    table.scale[static_cast<int>(dtype)](dst, src, count, finish);
+  };
+  if (from == to) {
+    scale(from, output, input);
+  } else if (from == DType::kFloat32) {
+    Bytes scaled(4 * count);
+    scale(from, scaled.data(), input);
+    (to == DType::kFloat16 ? table.f32_to_f16 : table.f32_to_bf16)(output, scaled.data(), count);
+  } else {
+    (from == DType::kFloat16 ? table.f16_to_f32 : table.bf16_to_f32)(output, input, count);
+    scale(to, output, output);
+  }
+}
+
+void check_move(const Context& context, Launcher& launcher, DType from, DType to,
+                const Finish& finish, std::mt19937_64& random) {
+  CAPTURE(std::string(dtype_name(from)));
+  CAPTURE(std::string(dtype_name(to)));
+  CAPTURE(finish.multiply);
+  CAPTURE(finish.divide);
+  const std::size_t read = dtype_size(from), written = dtype_size(to);
+  for (const std::size_t gap : {0, 1}) {
+    const Places places(gap);
+    const Bytes input = random_bytes(from, places.elements, random);
+    Bytes expected(places.elements * written, 0xa5);
+    const OnCard source(context, launcher.stream(), input);
+    const OnCard target(context, launcher.stream(), expected);
+    std::vector<Transfer> transfers;
+    for (std::size_t i = 0; i < std::size(kCounts); ++i) {
+      const std::size_t at = places.at[i];
+      transfers.push_back(
+          {source.address() + at * read, target.address() + at * written, kCounts[i]});
+      move_by_cpu(from, to, finish, input.data() + at * read, kCounts[i],
+                  expected.data() + at * written);
+    }
+    launcher.move(from, to, finish, transfers);
+    CHECK((target.content() == expected));  // nothing beside the tensors is written either
+  }
+}
+
+}  // namespace
+
+void check_moves(const Context& context, Launcher& launcher, std::mt19937_64& random) {
+  const Finish finishes[] = {{}, {0.5, 1}, {1, 3}, {0.1, 7}};
+  for (const Finish& finish : finishes) {
+    for (int d = 0; d < kDTypeCount; ++d) {
+      check_move(context, launcher, static_cast<DType>(d), static_cast<DType>(d), finish, random);
+    }
+    for (const DType half : {DType::kFloat16, DType::kBFloat16}) {
+      check_move(context, launcher, DType::kFloat32, half, finish, random);
+      check_move(context, launcher, half, DType::kFloat32, finish, random);
+    }
+  }
+}
+
+void check_reductions(const Context& context, Launcher& launcher, std::mt19937_64& random) {
+  constexpr int kSources = 5;
+  const Places places(1);
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
+    for (int d = 0; d < kDTypeCount; ++d) {
+      const auto dtype = static_cast<DType>(d);
+      const std::size_t size = dtype_size(dtype);
+      CAPTURE(std::string(reduce_op_name(op)));
+      CAPTURE(std::string(dtype_name(dtype)));
+      std::vector<Bytes> inputs;
+      std::vector<std::unique_ptr<OnCard>> buffers;
+      std::vector<std::uint64_t> sources;
+      for (int s = 0; s < kSources; ++s) {
+        inputs.push_back(random_bytes(dtype, places.elements, random));
+        buffers.push_back(std::make_unique<OnCard>(context, launcher.stream(), inputs.back()));
+        sources.push_back(buffers.back()->address());
+      }
+      Bytes expected(places.elements * size, 0xa5);
+      const OnCard target(context, launcher.stream(), expected);
+      std::vector<Transfer> transfers;
+      for (std::size_t i = 0; i < std::size(kCounts); ++i) {
+        const std::size_t at = places.at[i] * size;
+        transfers.push_back({at, target.address() + at, kCounts[i]});
+        std::vector<const void*> from;
+        for (const Bytes& input : inputs) from.push_back(input.data() + at);
+        kernels().reduce[static_cast<int>(op)][d](expected.data() + at, from.data(), kSources,
+                                                  kCounts[i], {1, 5});
+      }
+      launcher.reduce(op, dtype, {1, 5}, sources, transfers);
+      CHECK((target.content() == expected));
+    }
+  }
+}
+
+void check_adasum(const Context& context, Launcher& launcher, std::mt19937_64& random) {
+  const Places places(1);
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    CAPTURE(std::string(dtype_name(dtype)));
+    const std::size_t size = dtype_size(dtype);
+    const DType result_type = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
+    const std::size_t written = dtype_size(result_type);
+    std::uniform_real_distribution<double> uniform(-1, 1);
+    Bytes a(places.elements * size), b(places.elements * size);
+    reference::with_element(dtype, [&](auto element) {
+      using E = decltype(element);
+      for (std::size_t i = 0; i < places.elements; ++i) {
+        E::put(a.data(), i, static_cast<typename E::Value>(uniform(random)));
+        E::put(b.data(), i, static_cast<typename E::Value>(uniform(random)));
+      }
+    });
+    const Stream& stream = launcher.stream();
+    const OnCard on_a(context, stream, a), on_b(context, stream, b);
+    const OnCard sums(context, stream, std::size(kCounts) * sizeof(Dots));
+    Bytes expected(places.elements * written, 0xa5);
+    const OnCard target(context, stream, expected);
+    std::vector<Transfer> transfers;
+    for (std::size_t i = 0; i < std::size(kCounts); ++i) {
+      transfers.push_back(
+          {places.at[i] * size, target.address() + places.at[i] * written, kCounts[i]});
+    }
+    launcher.dots(dtype, on_a.address(), on_b.address(), transfers, sums.address());
+    launcher.blend(dtype, on_a.address(), on_b.address(), transfers, sums.address());
+    const Bytes found = sums.content();
+    const auto coefficient = [](double square, double product) {
+      return square == 0 ? 1 : 1 - product / (2 * square);
+    };
+    for (std::size_t i = 0; i < std::size(kCounts); ++i) {
+      const auto dots = reference::load<Dots>(found.data(), i);
+      const std::size_t at = places.at[i] * size;
+      const DotProducts cpu =
+          kernels().dots[static_cast<int>(dtype)](a.data() + at, b.data() + at, kCounts[i]);
+      CHECK(std::abs(dots.aa - cpu.aa) <= 1e-12 * cpu.aa);
+      CHECK(std::abs(dots.bb - cpu.bb) <= 1e-12 * cpu.bb);
+      CHECK(std::abs(dots.ab - cpu.ab) <= 1e-12 * (cpu.aa + cpu.bb));
+      kernels().blend[static_cast<int>(dtype)](
+          expected.data() + places.at[i] * written, a.data() + at, b.data() + at, kCounts[i],
+          coefficient(dots.aa, dots.ab), coefficient(dots.bb, dots.ab));
+    }
+    CHECK((target.content() == expected));
+  }
+}
+
+}  // namespace horoplug::testing

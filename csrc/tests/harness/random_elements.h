@@ -1,0 +1,88 @@
+// Arrays of elements of any bits, for tests of kernels.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <limits>
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include "tests/harness/kernels_reference.h"
+
+namespace horoplug::testing {
+
+// HOROPLUG_TEST_SEED repeats a failed run.
+inline unsigned seed() {
+  static const unsigned value = [] {
+    const char* text = std::getenv("HOROPLUG_TEST_SEED");
+    return text ? static_cast<unsigned>(std::strtoul(text, nullptr, 10)) : std::random_device{}();
+  }();
+  return value;
+}
+template <class T>
+void fill_numbers(void* to, std::size_t count, std::mt19937_64& random) {
+  using Limits = std::numeric_limits<T>;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t r = random();
+    T value;
+    std::memcpy(&value, &r, sizeof(T));  // any bits: NaNs, subnormals, all magnitudes
+    switch (random() % 8) {
+      case 0: {
+        const T special[] = {T(0),
+                             T(1),
+                             static_cast<T>(-T(1)),
+                             Limits::max(),
+                             Limits::lowest(),
+                             Limits::min(),
+                             static_cast<T>(-T(0)),
+                             Limits::infinity(),
+                             static_cast<T>(-Limits::infinity()),
+                             Limits::quiet_NaN(),
+                             Limits::denorm_min()};
+        value = special[random() % std::size(special)];
+        break;
+      }
+      case 1:
+      case 2:
+      case 3:
+      case 4:
+        value = static_cast<T>(static_cast<int>(random() % 201) -
+                               100);  // where rounding is what matters
+        if constexpr (std::is_floating_point_v<T>) value /= 7;
+        break;
+      default:
+        break;
+    }
+    reference::store(to, i, value);
+  }
+}
+
+inline void fill(DType dtype, void* to, std::size_t count, std::mt19937_64& random) {
+  reference::with_element(dtype, [&](auto element) {
+    using E = decltype(element);
+    if constexpr (std::is_same_v<E, reference::Bool>) {
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t r = random();
+        static_cast<unsigned char*>(to)[i] = static_cast<unsigned char>(r & 1 ? r >> 8 : 0);
+      }
+    } else if constexpr (!std::is_same_v<E, reference::F16> &&
+                         !std::is_same_v<E, reference::BF16>) {
+      fill_numbers<typename E::Value>(to, count, random);
+    } else {
+      std::vector<float> values(count);
+      fill_numbers<float>(values.data(), count, random);
+      for (std::size_t i = 0; i < count; ++i) {
+        const bool f16 = dtype == DType::kFloat16;
+        const std::uint64_t r = random();
+        std::uint16_t bits = f16 ? reference::to_f16(values[i]) : reference::to_bf16(values[i]);
+        if (r % 4 == 0) bits = static_cast<std::uint16_t>(r >> 16);
+        reference::store(to, i, bits);
+      }
+    }
+  });
+}
+
+}  // namespace horoplug::testing

@@ -1,9 +1,0 @@
-#include "tests/stubs.h"
-
-namespace horoplug::testing {
-
-std::string stub(const std::string& kind, const std::string& file) {
-  return std::string(HOROPLUG_STUBS) + "/" + kind + "/" + file;
-}
-
-}  // namespace horoplug::testing

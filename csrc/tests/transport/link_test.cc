@@ -1,0 +1,270 @@
+// Frames over a stream that takes and gives bytes in pieces of any size.
+#include "transport/link.h"
+
+#include <doctest/doctest.h>
+
+#include <numeric>
+#include <random>
+
+#include "harness/cluster.h"
+#include "transport/inproc/pipe.h"
+
+using namespace horoplug;
+
+namespace {
+
+// A stream that moves at most a few bytes at a time, and sometimes none.
+class Dripping final : public Stream {
+ public:
+  Dripping(std::unique_ptr<Stream> stream, std::uint64_t seed)
+      : stream_(std::move(stream)), random_(seed) {}
+  std::size_t write(const iovec* parts, int count) override {
+    const std::size_t limit = random_() % 50;
+    if (limit == 0 || count == 0) return 0;
+    iovec part = parts[0];
+    part.iov_len = std::min(part.iov_len, limit);
+    return stream_->write(&part, 1);
+  }
+  std::ptrdiff_t read(void* data, std::size_t bytes) override {
+    const std::size_t limit = random_() % 70;
+    return limit == 0 ? 0 : stream_->read(data, std::min(bytes, limit));
+  }
+  void close_write() override { stream_->close_write(); }
+  int fd() const override { return stream_->fd(); }
+
+ private:
+  std::unique_ptr<Stream> stream_;
+  std::mt19937_64 random_;
+};
+
+struct Pair {
+  explicit Pair(bool dripping = false) {
+    auto bell = std::make_shared<Doorbell>();
+    auto [one, two] = make_inproc_pipe(bell, bell);
+    if (dripping) {
+      one = std::make_unique<Dripping>(std::move(one), testing::test_seed());
+      two = std::make_unique<Dripping>(std::move(two), testing::test_seed() + 1);
+    }
+    const auto remember = [this](int, Bytes message) { control.push_back(std::move(message)); };
+    a = std::make_unique<Link>(1, std::move(one), remember);
+    b = std::make_unique<Link>(0, std::move(two), remember);
+  }
+  void pump() {
+    for (int quiet = 0; quiet < 200; ++quiet) {
+      const bool moved = a->pump_write() | b->pump_write() | a->pump_read() | b->pump_read();
+      if (moved) quiet = 0;
+    }
+  }
+  std::vector<Bytes> control;
+  std::unique_ptr<Link> a;
+  std::unique_ptr<Link> b;
+};
+
+Bytes pattern(std::size_t bytes, int salt) {
+  Bytes data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i)
+    data[i] = static_cast<std::byte>(i * 31 + static_cast<std::size_t>(salt));
+  return data;
+}
+
+constexpr Channel kChannel{3, 0, 8, 77};
+
+}  // namespace
+
+TEST_CASE("data and control arrive whole and in order, whatever the pieces") {
+  for (const bool dripping : {false, true}) {
+    for (const bool posted_first : {false, true}) {
+      CAPTURE(dripping);
+      CAPTURE(posted_first);
+      Pair pair(dripping);
+      const std::size_t sizes[] = {0, 1, 39, 40, 41, 5000, 100'000, 0, 7};
+      std::vector<Bytes> sent;
+      std::vector<Bytes> got;
+      for (const std::size_t size : sizes) {
+        sent.push_back(pattern(size, static_cast<int>(sent.size())));
+        got.emplace_back(size);
+      }
+      std::deque<Link::Receive> receives;
+      const auto post_all = [&] {
+        for (Bytes& memory : got)
+          receives.emplace_back(*pair.b, kChannel, memory.data(), memory.size());
+      };
+      if (posted_first) post_all();
+      std::uint64_t ticket = 0;
+      for (const Bytes& data : sent) {
+        ticket = pair.a->send(kChannel, data.data(), data.size());
+        pair.a->send_control(pattern(data.size() % 100, 9));
+      }
+      CHECK(!pair.a->sent(ticket));
+      pair.pump();
+      CHECK(pair.a->sent(ticket));
+      if (!posted_first) post_all();
+      for (auto& receive : receives) {
+        CHECK(receive.ready());
+        CHECK_NOTHROW(receive.finish());
+      }
+      CHECK(got == sent);
+      CHECK(pair.control.size() == sent.size());
+      CHECK(!pair.a->failure());
+    }
+  }
+}
+
+TEST_CASE("control overtakes data that waits") {
+  Pair pair;
+  const Bytes large(Link::kMaxDataBytes / 64, std::byte{1});
+  for (int i = 0; i < 4; ++i) pair.a->send(kChannel, large.data(), large.size());
+  pair.a->pump_write();  // the pipe is full in the middle of the first frame
+  pair.a->send_control(pattern(5, 1));
+  Bytes first(large.size());
+  Link::Receive receive(*pair.b, kChannel, first.data(), first.size());
+  while (!receive.ready()) {
+    pair.b->pump_read();
+    if (!receive.ready()) pair.a->pump_write();
+  }
+  pair.a->pump_write();
+  pair.b->pump_read();
+  CHECK(pair.control.size() == 1);
+}
+
+TEST_CASE("channels do not get in each other's way") {
+  Pair pair;
+  const Channel other{3, 0, 9, 78};
+  const Bytes one = pattern(100, 1);
+  const Bytes two = pattern(100, 2);
+  pair.a->send(kChannel, one.data(), one.size());
+  pair.a->send(other, two.data(), two.size());
+  pair.pump();
+  Bytes got(100);
+  Link::Receive second(*pair.b, other, got.data(), got.size());
+  CHECK(second.ready());
+  CHECK(got == two);
+  Link::Receive first(*pair.b, kChannel, got.data(), got.size());
+  CHECK(first.ready());
+  CHECK(got == one);
+}
+
+TEST_CASE("a receive that is withdrawn leaves its memory alone, and the link goes on") {
+  for (const bool in_the_middle : {false, true}) {
+    Pair pair;
+    const Bytes large = pattern(1 << 20, 3);
+    Bytes memory(large.size(), std::byte{0});
+    auto receive = std::make_unique<Link::Receive>(*pair.b, kChannel, memory.data(), memory.size());
+    pair.a->send(kChannel, large.data(), large.size());
+    if (in_the_middle) {
+      pair.a->pump_write();
+      pair.b->pump_read();
+    }
+    receive.reset();
+    pair.b->forget(kChannel);
+    const Bytes before = memory;
+    pair.pump();
+    CHECK(memory == before);
+    const Channel next{3, 0, 9, 5};
+    const Bytes small = pattern(10, 4);
+    Bytes got(10);
+    pair.a->send(next, small.data(), small.size());
+    pair.pump();
+    Link::Receive after(*pair.b, next, got.data(), got.size());
+    CHECK(after.ready());
+    CHECK(got == small);
+  }
+}
+
+TEST_CASE("what is taken back is not sent, and its memory is not read any more") {
+  Pair pair;
+  const Channel plan{3, 1, 8, 77};
+  const Bytes original = pattern(4 << 20, 5);
+  Bytes first = original;
+  Bytes second = pattern(100, 6);
+  pair.a->send(plan, first.data(), first.size());
+  pair.a->send(plan, second.data(), second.size());
+  pair.a->pump_write();
+  REQUIRE(pair.a->wants_write());  // in the middle of the first frame
+  pair.a->take_back(plan);
+  std::fill(first.begin(), first.end(), std::byte{0});
+  std::fill(second.begin(), second.end(), std::byte{0});
+
+  Bytes got(original.size());
+  Bytes more(second.size(), std::byte{9});
+  Link::Receive begun(*pair.b, plan, got.data(), got.size());
+  Link::Receive never(*pair.b, plan, more.data(), more.size());
+  pair.pump();
+  CHECK(begun.ready());
+  CHECK(got == original);
+  CHECK(!never.ready());
+  CHECK(more == Bytes(second.size(), std::byte{9}));
+  CHECK(!pair.a->wants_write());
+}
+
+TEST_CASE("frames of a plan that has ended are dropped, before and after they come") {
+  Pair pair;
+  const Bytes data = pattern(100, 7);
+  const Channel kept{3, 1, 7, 1};
+  const Channel dropped{3, 1, 8, 2};
+  const Channel later{3, 1, 9, 3};
+  const Channel next_plan{3, 2, 8, 4};
+  for (const Channel& channel : {kept, dropped}) pair.a->send(channel, data.data(), data.size());
+  pair.pump();
+  pair.b->end_epoch(3, 1, 8);
+  for (const Channel& channel : {dropped, later, next_plan}) {
+    pair.a->send(channel, data.data(), data.size());
+  }
+  pair.pump();
+  for (const Channel& channel : {kept, dropped, later, next_plan}) {
+    CAPTURE(channel.epoch);
+    CAPTURE(channel.batch);
+    Bytes got(data.size());
+    Link::Receive receive(*pair.b, channel, got.data(), got.size());
+    const bool arrives = channel.epoch == 2 || channel.batch == 7;
+    CHECK(receive.ready() == arrives);
+    if (arrives) CHECK(got == data);
+  }
+  CHECK(!pair.b->failure());
+}
+
+TEST_CASE("ranks whose batches differ find out at the first frame") {
+  for (const bool posted_first : {false, true}) {
+    for (const bool other_check : {false, true}) {
+      Pair pair;
+      const Bytes data = pattern(12, 1);
+      Bytes got(16);
+      Channel mine = kChannel;
+      if (other_check) mine.check = 1;
+      const std::size_t expected = other_check ? 12 : 16;
+      std::unique_ptr<Link::Receive> receive;
+      const auto post = [&] {
+        receive = std::make_unique<Link::Receive>(*pair.b, mine, got.data(), expected);
+      };
+      if (posted_first) post();
+      pair.a->send(kChannel, data.data(), data.size());
+      pair.pump();
+      if (!posted_first) post();
+      REQUIRE(receive->ready());
+      CHECK_THROWS_AS(receive->finish(), PeerError);
+      CHECK(std::all_of(got.begin(), got.end(), [](std::byte b) { return b == std::byte{0}; }));
+    }
+  }
+}
+
+TEST_CASE("the end of a connection is seen after what was said before it") {
+  Pair pair;
+  const Bytes data = pattern(4, 2);
+  pair.a->send_control(pattern(3, 1));
+  pair.a->send(kChannel, data.data(), data.size());
+  pair.a->close_write();
+  pair.pump();
+  CHECK(pair.control.size() == 1);
+  REQUIRE(pair.b->failure());
+  CHECK(pair.b->closed_by_peer());
+  Bytes memory(4);
+  {
+    Link::Receive early(*pair.b, kChannel, memory.data(), memory.size());
+    CHECK(early.ready());
+    CHECK_NOTHROW(early.finish());
+    CHECK(memory == data);
+  }
+  Link::Receive receive(*pair.b, kChannel, memory.data(), memory.size());
+  CHECK(receive.ready());
+  CHECK_THROWS_AS(receive.finish(), PeerError);
+}

@@ -1,0 +1,388 @@
+// MPI by way of one thread: on an MPI of a few lines that wants all its calls from the same one.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <map>
+#include <mutex>
+#include <set>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "harness/cluster.h"
+#include "tests/harness/fake_mpi.h"
+#include "transport/mpi/funnel.h"
+#include "transport/mpi/mpi_stream.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+constexpr double kLong = 60;  // seconds that a correct test never waits
+
+// What ranks have begun. A send is done when its message has been received.
+struct World {
+  struct Transfer {
+    std::byte* memory;
+    std::size_t bytes;
+    bool done = false;
+  };
+  struct Sum {
+    std::vector<float> total;
+    std::vector<std::uint64_t> requests;
+  };
+  using Way = std::pair<int, int>;  // from, to
+
+  explicit World(int ranks) : size(ranks) {}
+
+  const int size;
+  std::mutex mutex;
+  std::map<std::uint64_t, Transfer> transfers;
+  std::map<Way, std::deque<std::uint64_t>> sends, receives;
+  std::map<std::size_t, Sum> sums;
+  std::uint64_t last = 0;
+
+  // Under the lock, as all that follows.
+  std::uint64_t add(void* memory, std::size_t bytes) {
+    transfers[++last] = {static_cast<std::byte*>(memory), bytes};
+    return last;
+  }
+  void match(Way way) {
+    while (!sends[way].empty() && !receives[way].empty()) {
+      Transfer& send = transfers.at(sends[way].front());
+      Transfer& receive = transfers.at(receives[way].front());
+      CHECK(send.bytes <= receive.bytes);
+      std::memcpy(receive.memory, send.memory, send.bytes);
+      send.done = receive.done = true;
+      sends[way].pop_front();
+      receives[way].pop_front();
+    }
+  }
+  void contribute(std::size_t number, std::uint64_t request) {
+    Sum& sum = sums[number];
+    const Transfer& own = transfers.at(request);
+    sum.total.resize(own.bytes / sizeof(float));
+    const auto* data = reinterpret_cast<const float*>(own.memory);
+    for (std::size_t i = 0; i < sum.total.size(); ++i) sum.total[i] += data[i];
+    sum.requests.push_back(request);
+    if (sum.requests.size() < static_cast<std::size_t>(size)) return;
+    for (const std::uint64_t each : sum.requests) {
+      std::memcpy(transfers.at(each).memory, sum.total.data(), own.bytes);
+      transfers.at(each).done = true;
+    }
+  }
+};
+
+// One rank's.
+class Fake final : public NoMpi {
+ public:
+  Fake(World& world, int rank, std::thread::id thread)
+      : world_(world), rank_(rank), thread_(thread) {}
+
+  Request send(const void* data, std::size_t bytes, int rank) override {
+    const auto lock = called("send");
+    const std::uint64_t number = world_.add(const_cast<void*>(data), bytes);
+    world_.sends[{rank_, rank}].push_back(number);
+    world_.match({rank_, rank});
+    return {number, true};
+  }
+  Request receive(void* data, std::size_t bytes, int rank) override {
+    const auto lock = called("receive");
+    const std::uint64_t number = world_.add(data, bytes);
+    world_.receives[{rank, rank_}].push_back(number);
+    world_.match({rank, rank_});
+    return {number, true};
+  }
+  bool has(OpKind kind) const override { return kind == OpKind::kAllreduce; }
+  Request allreduce(void* data, std::size_t elements, DType, ReduceOp) override {
+    const auto lock = called("allreduce");
+    const std::uint64_t number = world_.add(data, elements * sizeof(float));
+    world_.contribute(sums_++, number);
+    return {number, true};
+  }
+  bool test(Request& request) override {
+    const auto lock = called("test");
+    const auto found = world_.transfers.find(request.handle);
+    REQUIRE(found != world_.transfers.end());
+    if (!found->second.done) return false;
+    world_.transfers.erase(found);
+    request = {};
+    return true;
+  }
+  void cancel(Request& request) override {
+    const auto lock = called("cancel");
+    World::Transfer& transfer = world_.transfers.at(request.handle);
+    for (auto& [way, numbers] : world_.receives) {
+      if (std::erase(numbers, request.handle) != 0) transfer.done = true;
+    }
+  }
+  bool can_reduce(DType dtype, ReduceOp op) const override {
+    return dtype == DType::kFloat32 && op == ReduceOp::kSum;
+  }
+  bool finalized() const override { return false; }
+
+  std::string fails;               // the function that does
+  std::shared_future<void> obeys;  // no call returns before, if there is one
+  std::atomic<std::size_t> calls{0};
+
+ private:
+  std::unique_lock<std::mutex> called(const char* function) {
+    ++calls;
+    CHECK(std::this_thread::get_id() == thread_);
+    if (obeys.valid()) obeys.wait();
+    if (fails == function) throw std::system_error(17, std::generic_category());
+    return std::unique_lock(world_.mutex);
+  }
+
+  World& world_;
+  const int rank_;
+  const std::thread::id thread_;
+  std::size_t sums_ = 0;
+};
+
+struct Rank {
+  Rank(World& world, int rank) {
+    std::thread::id thread;
+    worker->run([&] { thread = std::this_thread::get_id(); }, kLong);
+    CHECK(thread != std::this_thread::get_id());
+    mpi = std::make_shared<Fake>(world, rank, thread);
+    funnel = make_funnel(mpi, worker);
+  }
+  // Until the thread has done what it was given so far.
+  void flush() const {
+    REQUIRE(worker->run([] {}, kLong));
+  }
+
+  std::shared_ptr<Worker> worker = std::make_shared<Worker>();
+  std::shared_ptr<Fake> mpi;
+  std::shared_ptr<Mpi> funnel;
+};
+
+void finish(const Rank& rank, Mpi::Request& request) {
+  while (!rank.funnel->test(request)) rank.flush();
+  CHECK_FALSE(request.open);
+}
+
+float value(int rank, std::size_t i) {
+  return static_cast<float>((static_cast<std::size_t>(rank) * 7 + i) % 13);
+}
+
+// Sums, and rows of each rank, whose numbers differ.
+void check_results(Engine& engine, int rank, std::size_t count) {
+  std::vector<float> input(count);
+  std::vector<float> output(count);
+  for (std::size_t i = 0; i < count; ++i) input[i] = value(rank, i);
+  Order order;
+  order.name = "sum." + std::to_string(count);
+  order.shape = {static_cast<std::int64_t>(count)};
+  order.input = input.data();
+  order.output = output.data();
+  perform(engine, order);
+  for (std::size_t i = 0; i < count; ++i) {
+    float sum = 0;
+    for (int r = 0; r < engine.size(); ++r) sum += value(r, i);
+    if (output[i] != sum) throw std::runtime_error("a sum is wrong");
+  }
+  order.op = OpKind::kAllgather;
+  order.name = "rows." + std::to_string(count);
+  order.shape = {static_cast<std::int64_t>(count / static_cast<std::size_t>(rank + 1))};
+  order.output = nullptr;
+  const std::vector<std::byte> bytes = perform(engine, order);
+  std::vector<float> rows(bytes.size() / sizeof(float));
+  std::memcpy(rows.data(), bytes.data(), bytes.size());
+  std::vector<float> expected;
+  for (int r = 0; r < engine.size(); ++r) {
+    for (std::size_t i = 0; i < count / static_cast<std::size_t>(r + 1); ++i) {
+      expected.push_back(value(r, i));
+    }
+  }
+  if (rows != expected) throw std::runtime_error("rows are wrong");
+}
+
+}  // namespace
+
+TEST_CASE("engines get the right results, and each calls MPI from one thread") {
+  for (const Transport transport : {Transport::kTcp, Transport::kMixed}) {
+    for (const char* algorithm : {"ring", "mpi"}) {
+      CAPTURE(transport_name(transport));
+      CAPTURE(algorithm);
+      World world(4);
+      std::vector<Rank> ranks;
+      EngineOptions options = test_options();
+      options.algorithm = algorithm;
+      auto configs = make_configs(transport, world.size, options);
+      for (EngineConfig& config : configs) {
+        ranks.emplace_back(world, config.rank);
+        config.mpi = ranks.back().funnel;
+      }
+      {
+        Cluster cluster(std::move(configs));
+        cluster.run([&](int rank) {
+          for (const std::size_t count : {1, 1000, 300'000}) {
+            check_results(cluster.engine(rank), rank, count);
+          }
+        });
+      }
+      for (const Rank& rank : ranks) CHECK(rank.mpi->calls > 0);
+      CHECK((world.sums.size() == 3) == (algorithm == std::string("mpi")));
+      for (const auto& [way, numbers] : world.sends) CHECK(numbers.empty());
+      // Receives whose end has come too late, on a machine that is very busy, are left to MPI.
+      for (const auto& [number, left] : world.transfers) ::operator delete(left.memory);
+    }
+  }
+}
+
+TEST_CASE("what MPI throws reaches who asks how it went") {
+  World world(1);
+  const Rank rank(world, 0);
+  float data = 0;
+  for (const std::string function : {"send", "receive", "allreduce", "test", "cancel"}) {
+    CAPTURE(function);
+    rank.mpi->fails = "";
+    Mpi& funnel = *rank.funnel;
+    const auto begin = [&] {
+      if (function == "send") return funnel.send(&data, sizeof data, 0);
+      if (function == "allreduce") return funnel.allreduce(&data, 1, DType::kFloat32, {});
+      return funnel.receive(&data, sizeof data, 0);
+    };
+    rank.mpi->fails = function;
+    Mpi::Request request = begin();
+    if (function == "cancel") funnel.cancel(request);
+    std::error_code code;
+    try {
+      finish(rank, request);
+    } catch (const std::system_error& error) {
+      code = error.code();
+    }
+    CHECK(code == std::error_code(17, std::generic_category()));
+    CHECK_FALSE(request.open);
+    CHECK(funnel.test(request));  // it has ended
+  }
+}
+
+TEST_CASE("the thread looks when somebody asks, and only after what he asks for") {
+  World world(1);
+  const Rank rank(world, 0);
+  float first = 0;
+  float second = 0;
+  Mpi::Request one = rank.funnel->receive(&first, sizeof first, 0);
+  Mpi::Request two = rank.funnel->receive(&second, sizeof second, 0);
+  rank.flush();
+  CHECK(rank.mpi->calls == 2);
+  CHECK_FALSE(rank.funnel->test(one));
+  rank.flush();
+  CHECK(rank.mpi->calls == 3);
+  rank.flush();
+  CHECK(rank.mpi->calls == 3);
+  const float sent = 3;
+  Mpi::Request send = rank.funnel->send(&sent, sizeof sent, 0);
+  finish(rank, send);
+  finish(rank, one);
+  CHECK(first == 3);
+  rank.funnel->cancel(two);
+  finish(rank, two);
+  CHECK(second == 0);
+  CHECK(world.transfers.empty());
+}
+
+TEST_CASE("once it is closed, MPI keeps what is open, and hears nothing any more") {
+  World world(2);
+  const Rank rank(world, 0);
+  std::byte nothing{};
+  {
+    MpiStream stream(rank.funnel, 1);
+    CHECK(stream.read(&nothing, 1) == 0);
+    const iovec message{&nothing, 1};
+    CHECK(stream.write(&message, 1) == 1);
+    stream.close();
+  }
+  rank.flush();
+  CHECK(world.receives.at({1, 0}).empty());
+  const std::uint64_t send = world.sends.at({0, 1}).front();
+  CHECK_FALSE(world.transfers.at(send).done);
+  // Still there, and now nobody's. (So is a receive whose end has come too late.)
+  for (const auto& [number, transfer] : world.transfers) ::operator delete(transfer.memory);
+  Mpi::Request late = rank.funnel->receive(&nothing, 1, 1);
+  CHECK_FALSE(rank.funnel->test(late));
+  rank.funnel->close();
+  const std::size_t calls = rank.mpi->calls;
+  CHECK_FALSE(rank.funnel->test(late));
+  rank.funnel->receive(&nothing, 1, 1);
+  rank.funnel->cancel(late);
+  rank.flush();
+  CHECK(rank.mpi->calls == calls);
+}
+
+TEST_CASE("a thread that does not come back from MPI holds up nobody") {
+  World world(2);
+  std::promise<void> returns;
+  std::shared_ptr<Fake> mpi;
+  std::weak_ptr<Worker> worker;
+  std::byte nothing{};
+  {
+    const Rank rank(world, 0);
+    mpi = rank.mpi;
+    worker = rank.worker;
+    mpi->obeys = returns.get_future().share();
+    Mpi::Request request = rank.funnel->receive(&nothing, 1, 1);
+    CHECK_FALSE(rank.funnel->test(request));
+    CHECK_FALSE(rank.worker->run([] {}, 0.01));
+    rank.funnel->close();
+  }
+  CHECK(worker.expired());
+  CHECK(mpi->calls <= 1);
+  std::weak_ptr<Fake> left = mpi;
+  mpi.reset();
+  returns.set_value();
+  while (!left.expired()) std::this_thread::yield();  // its thread ends now, and lets go of it
+  const std::lock_guard after(world.mutex);           // of which expired() promises nothing
+}
+
+TEST_CASE("a setting holds on the thread that calls, from the next call on") {
+  struct Noting final : NoMpi {
+    OnGpu on_gpu() const override { return OnGpu::kMoves; }
+    void set(std::shared_ptr<Setting>) override { set_on = std::this_thread::get_id(); }
+    Request barrier() override {
+      called_on = set_on;
+      return {1, true};
+    }
+    bool test(Request& request) override {
+      request = {};
+      return true;
+    }
+    std::thread::id set_on, called_on;
+  };
+  const auto mpi = std::make_shared<Noting>();
+  const auto worker = std::make_shared<Worker>();
+  const auto funnel = make_funnel(mpi, worker);
+  CHECK(funnel->on_gpu() == Mpi::OnGpu::kMoves);
+  funnel->set(nullptr);
+  Mpi::Request request = funnel->barrier();
+  while (!funnel->test(request)) std::this_thread::yield();
+  std::thread::id worker_is;
+  CHECK(worker->run([&] { worker_is = std::this_thread::get_id(); }, kLong));
+  CHECK(mpi->called_on == worker_is);
+}
+
+TEST_CASE("a worker runs what it is given in order, and all of it") {
+  std::vector<int> order;
+  {
+    Worker worker;
+    for (int i = 0; i < 100; ++i) {
+      worker.post([&, i] {
+        order.push_back(i);
+        if (i == 99) worker.post([&] { order.push_back(100); });
+      });
+    }
+    bool inside = false;
+    CHECK(worker.run([&] { inside = worker.run([&] { order.push_back(-1); }, kLong); }, kLong));
+    CHECK(inside);
+  }
+  REQUIRE(order.size() == 102);
+  CHECK(std::is_sorted(order.begin(), order.begin() + 100));
+  CHECK(std::set<int>(order.begin(), order.end()).size() == 102);
+}
