@@ -1,5 +1,5 @@
 // What may differ from one batch to the next, as long as it is the same on all ranks: the settings
-// that are tuned while a job runs (engine/tuner.h).
+// that are tuned while a job runs (controller/tuner.h).
 #pragma once
 
 #include <cstdint>

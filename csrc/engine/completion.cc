@@ -1,8 +1,8 @@
 // How operations, process sets and the engine itself come to an end: done, failed, called off, or
 // because somebody leaves.
 #include "collectives/gpu/gpu_group.h"
-#include "engine/engine.h"
 #include "controller/messages.h"
+#include "engine/engine.h"
 
 namespace horoplug {
 namespace {

@@ -26,10 +26,10 @@
 #include "engine/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
-#include "engine/watchdog/liveness.h"
 #include "engine/spin_budget.h"
 #include "engine/tracing.h"
 #include "engine/tuning_log.h"
+#include "engine/watchdog/liveness.h"
 #include "transport/mesh.h"
 
 namespace horoplug {

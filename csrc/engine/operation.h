@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "device/cuda/runtime/device.h"
 #include "controller/members.h"
 #include "controller/signature.h"
+#include "device/cuda/runtime/device.h"
 #include "transport/shm/shared_buffer.h"
 
 namespace horoplug {

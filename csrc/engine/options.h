@@ -9,8 +9,8 @@
 
 #include "base/log.h"
 #include "collectives/costs.h"
-#include "device/cuda/driver/toolkit.h"
 #include "controller/tuner.h"
+#include "device/cuda/driver/toolkit.h"
 #include "transport/doorbell.h"
 #include "transport/fd.h"
 #include "transport/mpi/mpi.h"

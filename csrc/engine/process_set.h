@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/executor.h"
 #include "controller/negotiator.h"
+#include "engine/executor.h"
 
 namespace horoplug {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "collectives/gpu/gpu_group.h"
-#include "engine/engine.h"
 #include "controller/messages.h"
+#include "engine/engine.h"
 
 namespace horoplug {
 namespace {

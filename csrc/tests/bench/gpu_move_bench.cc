@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "device/cuda/runtime/launcher.h"
 #include "device/cuda/driver/toolkit.h"
+#include "device/cuda/runtime/launcher.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <numeric>
 #include <set>
 
-#include "harness/cluster.h"
 #include "collectives/collective.h"
+#include "harness/cluster.h"
 #include "harness/elements.h"
 #include "transport/inproc/pipe.h"
 #include "transport/mesh.h"

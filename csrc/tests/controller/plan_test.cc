@@ -11,8 +11,8 @@
 #include <random>
 #include <set>
 
-#include "harness/cluster.h"
 #include "controller/negotiator.h"
+#include "harness/cluster.h"
 #include "harness/programs.h"
 
 using namespace horoplug;

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "device/cuda/driver/driver.h"
 #include "device/cuda/driver/capabilities.h"
+#include "device/cuda/driver/driver.h"
 #include "device/cuda/driver/nccl.h"
 #include "device/cuda/driver/nvrtc.h"
 #include "tests/harness/stubs.h"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "device/cuda/runtime/batch.h"
 #include "device/cuda/jit/source.h"
+#include "device/cuda/runtime/batch.h"
 
 namespace {
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "device/cuda/driver/driver.h"
+#include "device/cuda/driver/nvrtc.h"
 #include "device/cuda/jit/kernel_code.h"
 #include "device/cuda/runtime/launcher.h"
-#include "device/cuda/driver/nvrtc.h"
 #include "tests/harness/device_checks.h"
 #include "tests/harness/random_elements.h"
 #include "tests/simulated/simulated_gpu.h"

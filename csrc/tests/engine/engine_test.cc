@@ -9,9 +9,9 @@
 #include <numeric>
 #include <thread>
 
+#include "controller/messages.h"
 #include "harness/cluster.h"
 #include "harness/elements.h"
-#include "controller/messages.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;

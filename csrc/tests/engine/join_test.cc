@@ -6,8 +6,8 @@
 #include <functional>
 #include <random>
 
-#include "harness/cluster.h"
 #include "device/cpu/identity_element.h"
+#include "harness/cluster.h"
 #include "harness/elements.h"
 
 using namespace horoplug;

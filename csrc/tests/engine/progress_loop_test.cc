@@ -9,8 +9,8 @@
 #include <numeric>
 #include <thread>
 
-#include "harness/cluster.h"
 #include "engine/spin_budget.h"
+#include "harness/cluster.h"
 #include "transport/doorbell.h"
 
 using namespace horoplug;

@@ -5,8 +5,8 @@
 #include <deque>
 #include <memory>
 
-#include "controller/stall_inspection.h"
 #include "controller/negotiator.h"
+#include "controller/stall_inspection.h"
 #include "transport/link.h"
 
 using namespace horoplug;

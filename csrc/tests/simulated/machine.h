@@ -17,8 +17,8 @@
 
 #include "tests/simulated/event.h"
 #include "tests/simulated/memory.h"
-#include "tests/simulated/stream.h"
 #include "tests/simulated/simulated_gpu.h"
+#include "tests/simulated/stream.h"
 
 namespace horoplug::testing::simulated {
 

@@ -49,7 +49,7 @@ class SimulatedCard {
 
   const cuda::DriverApi& api() const;
 
-  // The code of a kernel, as an ImageSource (device/cuda/kernel_code.h).
+  // The code of a kernel, as an ImageSource (device/cuda/jit/kernel_code.h).
   static std::shared_ptr<const std::string> code(const std::string& kernel, int capability);
   // The same as text. That of the kernel "" is of all kernels.
   static std::string image(const std::string& kernel);

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "device/cuda/driver/driver.h"
-#include "device/cuda/jit/kernel_code.h"
-#include "device/cuda/runtime/launcher.h"
 #include "device/cuda/driver/nccl.h"
 #include "device/cuda/driver/nvrtc.h"
+#include "device/cuda/jit/kernel_code.h"
+#include "device/cuda/runtime/launcher.h"
 #include "tests/harness/stubs.h"
 
 namespace {

@@ -2,9 +2,9 @@
 
 #include "base/status.h"
 #include "device/cuda/driver/driver.h"
-#include "device/cuda/jit/kernel_code.h"
 #include "device/cuda/driver/nccl.h"
 #include "device/cuda/driver/nvrtc.h"
+#include "device/cuda/jit/kernel_code.h"
 
 namespace horoplug::cuda {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "device/cuda/driver/driver.h"
-#include "device/cuda/runtime/launcher.h"
 #include "device/cuda/driver/nccl.h"
+#include "device/cuda/runtime/launcher.h"
 
 namespace horoplug::cuda {
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "device/cuda/driver/nvrtc.h"
 #include "device/cuda/jit/compile.h"
 #include "device/cuda/jit/kernel_file.h"
-#include "device/cuda/driver/nvrtc.h"
 
 namespace horoplug::cuda {
 

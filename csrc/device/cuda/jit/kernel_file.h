@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "device/cuda/jit/compile.h"
 #include "device/cuda/driver/shared_library.h"
+#include "device/cuda/jit/compile.h"
 
 namespace horoplug::cuda {
 

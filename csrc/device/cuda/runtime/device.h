@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/log.h"
-#include "device/cuda/runtime/context.h"
 #include "device/cuda/driver/toolkit.h"
+#include "device/cuda/runtime/context.h"
 
 namespace horoplug::cuda {
 

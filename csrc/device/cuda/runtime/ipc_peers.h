@@ -26,8 +26,8 @@
 #include <span>
 #include <vector>
 
-#include "device/cuda/runtime/device.h"
 #include "device/cuda/kernels/tables.h"
+#include "device/cuda/runtime/device.h"
 
 namespace horoplug::cuda {
 

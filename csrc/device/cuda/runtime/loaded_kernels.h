@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "device/cuda/runtime/context.h"
 #include "device/cuda/jit/kernel_code.h"
+#include "device/cuda/runtime/context.h"
 
 namespace horoplug::cuda {
 

@@ -11,8 +11,8 @@
 #include <string>
 
 #include "base/types.h"
-#include "device/cuda/runtime/device.h"
 #include "device/cuda/driver/nccl.h"
+#include "device/cuda/runtime/device.h"
 
 namespace horoplug::cuda {
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "device/cuda/runtime/context.h"
 #include "device/cuda/kernels/tables.h"
+#include "device/cuda/runtime/context.h"
 
 namespace horoplug::cuda {
 
