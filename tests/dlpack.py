@@ -1,4 +1,4 @@
-"""Arrays on simulated cards that have DLPack's interface alone, written down from its specification."""
+"""Arrays on simulated GPUs that have DLPack's interface alone, written down from its specification."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Simulated cards for jobs of several processes: libcuda, NVRTC and NCCL that need none, and arrays on these cards.
+"""Simulated GPUs for jobs of several processes: libcuda, NVRTC and NCCL that need none, and arrays on these cards.
 
     with Pool(variables=simulated_gpu.environment(folder)) as pool: ...   # in the test
     card = simulated_gpu.Card(0); array = card.array(numpy_array)         # in a process of the job
 
 The libraries are those of ``csrc/tests/stubs/simulated_*.cc``, which ``make cpp`` builds and which say more. Streams
 run apart from each other and late, operations of NCCL wait for all ranks, and misuse of CUDA ends the process with a
-message that begins with "simulated card:".
+message that begins with "simulated GPU:".
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _POINTER = ctypes.c_void_p
 def environment(folder: Path, **settings: int | str) -> dict[str, str]:
     """Variables by which the processes of a job find the libraries, and share memory in ``folder``, which is empty.
 
-    ``settings``: what the cards are like, as ``simulated_cuda.cc`` and ``simulated_nccl.cc`` list it: ``card_count=2``,
-    ``card_same=1``, ``nccl_late=0``."""
+    ``settings``: what the GPUs are like, as ``simulated_cuda.cc`` and ``simulated_nccl.cc`` list it: ``gpu_count=2``,
+    ``gpu_same=1``, ``nccl_late=0``."""
     missing = [name for name in _NAMES if not (LIBRARIES / name).exists()]
     if missing:
         raise FileNotFoundError(f"{LIBRARIES / missing[0]} is not built: run make cpp")
     path = os.pathsep.join(filter(None, [str(LIBRARIES), os.environ.get("LD_LIBRARY_PATH")]))
     return {
         "LD_LIBRARY_PATH": path,
-        "SIMULATED_CARD_FOLDER": str(folder),
+        "SIMULATED_GPU_FOLDER": str(folder),
         "XDG_CACHE_HOME": str(folder / "cache"),  # of kernels
         **{f"SIMULATED_{name.upper()}": str(value) for name, value in settings.items()},
     }
@@ -51,7 +51,7 @@ def load() -> ctypes.CDLL:
 
 
 class Card:
-    """A card, used by its own stream, apart from the default one. Failures raise ``RuntimeError``."""
+    """A GPU, used by its own stream, apart from the default one. Failures raise ``RuntimeError``."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
@@ -88,13 +88,13 @@ class Card:
         return made.value
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Wait for all that is in a stream; by default, in the card's own."""
+        """Wait for all that is in a stream; by default, in the GPU's own."""
         self.call("cuStreamSynchronize", _POINTER(self.stream if stream is None else stream))
 
     def delay(self, seconds: float, stream: int | None = None) -> None:
         """Have a stream do nothing for so long."""
         handle = _POINTER(self.stream if stream is None else stream)
-        self.call("simulated_card_delay", handle, int(seconds * 1e6))
+        self.call("simulated_gpu_delay", handle, int(seconds * 1e6))
 
     def order(self, stream: Any, other: int) -> None:
         """Have what comes into a stream from now on wait for what is in the other one."""
@@ -106,18 +106,18 @@ class Card:
 
     def hold(self) -> None:
         """Have this process's streams begin nothing more, until :meth:`let_go`."""
-        self._driver.simulated_card_hold()
+        self._driver.simulated_gpu_hold()
 
     def let_go(self) -> None:
         """Have them go on."""
-        self._driver.simulated_card_let_go()
+        self._driver.simulated_gpu_let_go()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
         """An array that holds anything."""
         return Array(self, (shape,) if isinstance(shape, int) else shape, np.dtype(dtype))
 
     def array(self, values: Any, dtype: Any = None, stream: int | None = None) -> Array:
-        """A copy on the card, made in a stream: it is there for what comes later in that."""
+        """A copy on the GPU, made in a stream: it is there for what comes later in that."""
         source = np.ascontiguousarray(values, dtype)
         made = self.empty(source.shape, source.dtype)
         made.stream = self.stream if stream is None else stream
@@ -130,32 +130,32 @@ class Card:
 
     def fail(self, function: str, result: int) -> None:
         """Have all calls of a function fail: ``fail("cuMemAlloc", 2)``; 0: no longer."""
-        self._driver.simulated_card_fail(function.encode(), result)
+        self._driver.simulated_gpu_fail(function.encode(), result)
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """The card's own stream is as if it were being captured into a graph."""
-        self.call("simulated_card_capture", _POINTER(self.stream), 1)
+        """The GPU's own stream is as if it were being captured into a graph."""
+        self.call("simulated_gpu_capture", _POINTER(self.stream), 1)
         try:
             yield
         finally:
-            self.call("simulated_card_capture", _POINTER(self.stream), 0)
+            self.call("simulated_gpu_capture", _POINTER(self.stream), 0)
 
     def fall_off(self) -> None:
         """From now on, all calls fail and nothing more is done."""
-        self._driver.simulated_card_fall_off(999)
+        self._driver.simulated_gpu_fall_off(999)
 
     def host_waits(self) -> int:
         """In how many calls of the driver this process has waited for a stream, or might have."""
-        return int(self._driver.simulated_card_host_waits())
+        return int(self._driver.simulated_gpu_host_waits())
 
     def count(self, what: str) -> int:
-        """How often streams were told to do something: the name of a kernel or NCCL's operation, "copy to the card"."""
-        return int(self._driver.simulated_card_count(what.encode()))
+        """How often streams were told to do something: the name of a kernel or NCCL's operation, "copy to the GPU"."""
+        return int(self._driver.simulated_gpu_count(what.encode()))
 
 
 class Array:
-    """Memory of a card as an array: contiguous, and what other libraries take for one of CUDA's."""
+    """Memory of a GPU as an array: contiguous, and what other libraries take for one of CUDA's."""
 
     def __init__(self, card: Card, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.card, self.shape, self.dtype = card, shape, dtype
@@ -188,7 +188,7 @@ class Array:
         return values
 
     def free(self) -> None:
-        """Give the memory back when the card is done."""
+        """Give the memory back when the GPU is done."""
         if self.address:
             self.card.call("cuMemFree_v2", _ADDRESS(self.address))
             self.address = 0

@@ -1,4 +1,4 @@
-"""Jobs whose ranks have simulated cards (simulated_gpu.py)."""
+"""Jobs whose ranks have simulated GPUs (simulated_gpu.py)."""
 
 import contextlib
 import ctypes
@@ -33,7 +33,7 @@ def starter(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
 
         def start(hosts: str, cards: int, algorithm: str | None = None, **env: str) -> Any:
             if cards not in pools:
-                variables = simulated_gpu.environment(make_folder("cards"), card_count=cards)
+                variables = simulated_gpu.environment(make_folder("cards"), gpu_count=cards)
                 pools[cards] = Pool(variables=variables)
                 stack.callback(pools[cards].close)
             env |= {"HOROPLUG_ALGORITHM": algorithm} if algorithm else {}
@@ -55,7 +55,7 @@ def job_fixture() -> Any:
 
 def card_ranks_fixture(jobs: dict[str, tuple[str, int, str | None]]) -> Any:
     """A fixture that gives a job of each kind in turn, started by the module's ``job``. ``jobs``: by name, ranks by
-    host, the number of cards, and what carries the data; None: what horoplug chooses."""
+    host, the number of GPUs, and what carries the data; None: what horoplug chooses."""
 
     @pytest.fixture(params=jobs, scope="module")
     def ranks(request: pytest.FixtureRequest, job: Callable[..., Any]) -> Iterator[Any]:

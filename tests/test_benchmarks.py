@@ -364,18 +364,18 @@ def test_gpu_results():
         assert gpu_results.updated(page, how, rows) == page, "every row is there"
     first, second, *_ = gpu.rows()
     update = functools.partial(gpu_results.updated, how=gpu.HOW, rows=gpu.rows())
-    once = update(page, where="Monday, a card", found={first: "91 %"})
-    twice = update(once, where="Tuesday, a card", found={second: "92 %"})
+    once = update(page, where="Monday, a GPU", found={first: "91 %"})
+    twice = update(once, where="Tuesday, a GPU", found={second: "92 %"})
     changed = [line for line in twice.splitlines() if line not in page.splitlines()]
     assert changed == [
-        f"| {first} | `make bench-gpu` | Monday, a card | 91 % |",
-        f"| {second} | `make bench-gpu` | Tuesday, a card | 92 % |",
+        f"| {first} | `make bench-gpu` | Monday, a GPU | 91 % |",
+        f"| {second} | `make bench-gpu` | Tuesday, a GPU | 92 % |",
     ]
 
 
 @pytest.mark.skipif(not gpu.MOVE_BENCH.exists(), reason="make cpp-release builds it")
 def test_gpu_kernels(tmp_path, monkeypatch):
-    """Packing and unpacking are timed; here on a simulated card, which says nothing about any real one."""
+    """Packing and unpacking are timed; here on a simulated GPU, which says nothing about any real one."""
     for name, value in simulated_gpu.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(gpu, "MODELS", ("3x1KiB",))

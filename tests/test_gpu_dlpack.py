@@ -1,4 +1,4 @@
-"""Arrays on cards that have DLPack's interface alone, and horoplug's own, given away through it. The cards are
+"""Arrays on GPUs that have DLPack's interface alone, and horoplug's own, given away through it. The cards are
 simulated (simulated_gpu.py), and so are the arrays (dlpack.py)."""
 
 import ctypes
@@ -274,7 +274,7 @@ def test_given(ranks):
 
 
 class OnHost:
-    """Memory of an array, as horoplug would give it if it were a card's."""
+    """Memory of an array, as horoplug would give it if it were a GPU's."""
 
     def __init__(self, values):
         self.values = values

@@ -1,6 +1,6 @@
 """Kernels that nvcc has compiled (``make kernels``), which are used where there is no NVRTC.
 
-nvcc comes from PyPI (``requirements/cuda.txt``) and needs no GPU. That of the simulated cards is a script."""
+nvcc comes from PyPI (``requirements/cuda.txt``) and needs no GPU. That of the simulated GPUs is a script."""
 
 import importlib.util
 import re
@@ -83,7 +83,7 @@ def test_all_kernels(tmp_path, without_nvrtc):
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """Path of a file of kernels for simulated cards; next to it, ``asked`` is what their nvcc was told."""
+    """Path of a file of kernels for simulated GPUs; next to it, ``asked`` is what their nvcc was told."""
     folder = tmp_path_factory.mktemp("nvcc")
     write_nvcc(folder)
     done = compile_kernels(folder / "kernels.fatbin", path=folder)
@@ -147,9 +147,9 @@ def test_a_compiler_that_fails(tmp_path):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Starts jobs of two ranks with simulated cards and no NVRTC that they could use."""
+    """Starts jobs of two ranks with simulated GPUs and no NVRTC that they could use."""
     folder = tmp_path_factory.mktemp("cards")
-    pool = Pool(variables=simulated_gpu.environment(folder, card_count=2, nvrtc_version=11080))
+    pool = Pool(variables=simulated_gpu.environment(folder, gpu_count=2, nvrtc_version=11080))
     yield lambda kernels: pool.ranks(2, env={"HOROPLUG_KERNELS": str(kernels)})
     pool.close()
 
@@ -175,9 +175,9 @@ def test_a_job_without_nvrtc(job, simulated):
 
 
 def test_all_kernels_of_one_module(simulated, tmp_path):
-    """What tests/gpu does on a card."""
+    """What tests/gpu does on a GPU."""
     done = subprocess.run(
-        [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--test-case=*on the card*"],
+        [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--test-case=*on the GPU*"],
         env=environment()
         | simulated_gpu.environment(tmp_path)
         | {"HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_KERNELS": str(simulated)},

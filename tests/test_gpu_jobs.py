@@ -1,4 +1,4 @@
-"""Arrays on cards through ``import horoplug``, in jobs of several processes: what NumPy's arrays give is what they must
+"""Arrays on GPUs through ``import horoplug``, in jobs of several processes: what NumPy's arrays give is what they must
 give. The cards are simulated (simulated_gpu.py): what is used too early has wrong numbers in it."""
 
 import itertools
@@ -20,7 +20,7 @@ from horoplug.common.opspec import BY_NAME, Call
 JOBS = {
     "2 ranks": ("aa", 2, None),
     "2 ranks, staged": ("aa", 2, "staged"),
-    "2 ranks, one card": ("aa", 1, None),
+    "2 ranks, one GPU": ("aa", 1, None),
     "2 hosts, staged": ("ab", 2, "staged"),
     "4 ranks": ("aaaa", 4, None),
     "4 ranks, staged": ("aaaa", 4, "staged"),
@@ -129,7 +129,7 @@ def check_groups():
     arrays = [card().array(each) for each in mine]
     for found, wanted in zip(hvd.grouped_allreduce(arrays, op=hvd.Sum), expected, strict=True):
         equal(found, wanted)
-    # Some on the card, some on the host.
+    # Some on the GPU, some on the host.
     mixed = [
         each if n % 2 else array for n, (each, array) in enumerate(zip(mine, arrays, strict=True))
     ]
@@ -141,7 +141,7 @@ def check_groups():
 
 
 def check_streams():
-    """Results are used in the stream that the array says, while the card is far behind."""
+    """Results are used in the stream that the array says, while the GPU is far behind."""
     stream = card().new_stream()
     for turn in range(3):
         mine = values("float32", (5000,), turn)
@@ -151,7 +151,7 @@ def check_streams():
 
 
 def check_join():
-    """The last rank has arrays on its card; the others take part with nothing, on cards that they have not used."""
+    """The last rank has arrays on its GPU; the others take part with nothing, on GPUs that they have not used."""
     last = hvd.size() - 1
     if hvd.rank() == last:
         for n in range(3):
@@ -162,7 +162,7 @@ def check_join():
 
 
 def check_mismatch():
-    """The host's memory on one rank, a card's on another: every rank hears so, and the job goes on."""
+    """The host's memory on one rank, a GPU's on another: every rank hears so, and the job goes on."""
     mine = values("float32", (4,))
     given = mine if hvd.rank() == 0 else card().array(mine)
     with pytest.raises(hvd.HorovodInternalError, match=r"(?is)device.*[cg]pu.*rank"):
@@ -171,7 +171,7 @@ def check_mismatch():
 
 
 def check_forgotten():
-    """Handles that nobody waits for: their arrays stay until the next init, and the card has done with them then."""
+    """Handles that nobody waits for: their arrays stay until the next init, and the GPU has done with them then."""
     array = card().array(values("float32", (100,)))
     handles = [hvd.allreduce_async_(array, op=hvd.Sum, name=f"f{n}") for n in range(3)]
     hvd.barrier()
@@ -266,7 +266,7 @@ def check_large(timeline):
     return card().count("ReduceScatter") - before
 
 
-# Cards; variables. With one card for all ranks, NCCL refuses to work within a host.
+# Cards; variables. With one GPU for all ranks, NCCL refuses to work within a host.
 HIERARCHICAL = [
     (4, {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}),
     (1, {"HOROPLUG_ALGORITHM": "hierarchical"}),
@@ -324,7 +324,7 @@ def check_gone(started, op):
         return str(error)
 
 
-# Processes keep their cards, so that others would share one afterwards: no other test has five cards.
+# Processes keep their GPUs, so that others would share one afterwards: no other test has five cards.
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
     ("hosts", "cards", "algorithm", "op"),
@@ -381,7 +381,7 @@ def look_after_the_card():
 
 
 def check_standing_still(started, go_on):
-    """An allreduce is under way on the cards when the ranks are stopped, and then goes on."""
+    """An allreduce is under way on the GPUs when the ranks are stopped, and then goes on."""
     mine = values("float32", (300,))
     array = card().array(mine)
     expected = hvd.allreduce(mine, op=hvd.Sum)

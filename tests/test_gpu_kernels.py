@@ -1,7 +1,7 @@
 """The GPU kernels compile, without a warning and without spilling registers, for every architecture that there is.
 
 NVRTC comes from PyPI (``requirements/cuda.txt``) and needs no GPU. What the kernels compute is tested on the host
-(``csrc/tests/device/gpu_kernels_test.cc``) and, where there is a card, by ``tests/gpu``."""
+(``csrc/tests/device/gpu_kernels_test.cc``) and, where there is a GPU, by ``tests/gpu``."""
 
 import os
 import re

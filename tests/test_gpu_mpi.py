@@ -1,4 +1,4 @@
-"""Arrays on cards by MPI's own collectives, under mpirun. Cards are simulated, and their memory is the host's, so that
+"""Arrays on GPUs by MPI's own collectives, under mpirun. Cards are simulated, and their memory is the host's, so that
 an MPI can be told to take it that knows nothing of GPUs (HOROPLUG_MPI_CUDA). What MPI gets too early has wrong numbers
 in it."""
 
@@ -22,17 +22,17 @@ pytest.importorskip("mpi4py")
 __all__ = ["no_files_of_mpi"]  # fixture
 
 
-# Intel's mpirun starts slowly, and what is between the card and MPI is the same for all.
+# Intel's mpirun starts slowly, and what is between the GPU and MPI is the same for all.
 @pytest.fixture(params=["openmpi", "mpich"])
 def place(request):
     return find(request.param)
 
 
 def start(place, folder: Path, script: str, *args: str, np: int = 2, options=(), **variables: str):
-    """Ranks by turns on two hosts, which are this machine, and with it share a card: NCCL refuses that."""
+    """Ranks by turns on two hosts, which are this machine, and with it share a GPU: NCCL refuses that."""
     cards = folder / "cards"
     cards.mkdir()
-    simulated = simulated_gpu.environment(cards, card_delay=300)
+    simulated = simulated_gpu.environment(cards, gpu_delay=300)
     library_path = simulated["LD_LIBRARY_PATH"], place.environment()["LD_LIBRARY_PATH"]
     simulated["LD_LIBRARY_PATH"] = os.pathsep.join(library_path)
     beginning = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
@@ -46,7 +46,7 @@ def done(output: str) -> list[str]:
 
 
 def ways(timeline: Path) -> dict[str, set[str]]:
-    """By operation on a card: the algorithms that a timeline names for it."""
+    """By operation on a GPU: the algorithms that a timeline names for it."""
     found: dict[str, set[str]] = {}
     for event in json.loads(timeline.read_text()):
         name = event.get("name", "")
@@ -88,13 +88,13 @@ def check_factors():
         jobs.equal(found, wanted)
 
 def check_side_by_side():
-    "Operations of a set that MPI does not have, of the host, and of cards, at once."
+    "Operations of a set that MPI does not have, of the host, and of GPUs, at once."
     other = hvd.add_process_set([0, 1])
     for turn in range(6):
         mine = jobs.values("float32", (20_011,), turn)
         array = jobs.card().array(mine)
         handles = [
-            hvd.allreduce_async(array, op=hvd.Sum, name="on card"),
+            hvd.allreduce_async(array, op=hvd.Sum, name="on GPU"),
             hvd.allreduce_async(mine, op=hvd.Sum, name="on host"),
             hvd.allgather_async(array, name="gathered"),
         ]
@@ -222,7 +222,7 @@ except hvd.HorovodInternalError as error:
 
 @pytest.mark.parametrize("operation", ["allreduce", "alltoall"])
 def test_a_rank_that_dies(place, tmp_path, operation):
-    """Everybody else hears which one it was, and all processes end, while MPI still has memory of the cards. MPICH's
+    """Everybody else hears which one it was, and all processes end, while MPI still has memory of the GPUs. MPICH's
     mpirun may end them before they say so."""
     kept = place.name == "openmpi"
     job = start(

@@ -1,5 +1,5 @@
-"""Order on a card, as the Python side makes it: which calls of the core it makes for tensors there, and when it lets go
-of them. The core is a recorder, the card the host's memory."""
+"""Order on a GPU, as the Python side makes it: which calls of the core it makes for tensors there, and when it lets go
+of them. The core is a recorder, the GPU the host's memory."""
 
 import itertools
 import weakref
@@ -221,7 +221,7 @@ def test_half_of_dlpack_is_none(core):
 
 
 class OnCard(torch.Tensor):
-    """A tensor in the host's memory that says it is on card 1."""
+    """A tensor in the host's memory that says it is on GPU 1."""
 
     is_cpu = False
     is_cuda = True

@@ -1,5 +1,5 @@
-"""horoplug.jax on GPUs, without one: the handler is called as XLA calls it, with streams of simulated cards; programs
-are lowered for CUDA; and what arrays on a card go through outside of programs runs on CPUs."""
+"""horoplug.jax on GPUs, without one: the handler is called as XLA calls it, with streams of simulated GPUs; programs
+are lowered for CUDA; and what arrays on a GPU go through outside of programs runs on CPUs."""
 
 import contextlib
 import ctypes
@@ -37,7 +37,7 @@ ranks = ranks_fixture("ab")
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# ---- the handler on simulated cards ---------------------------------------------------------------------------------
+# ---- the handler on simulated GPUs ---------------------------------------------------------------------------------
 
 # Ranks by host, cards, and what carries the data.
 JOBS = {
@@ -52,7 +52,7 @@ card_ranks = card_ranks_fixture(JOBS)
 
 
 def call(xla, kind, arrays, outputs, handler=None, **attributes):
-    """As XLA does, which has made the card's context that of the thread."""
+    """As XLA does, which has made the GPU's context that of the thread."""
     operation = {"operation": BY_NAME[kind].code, **attributes}
     with card().current():
         handler = handler or LIBRARY.horoplug_jax_run
@@ -124,7 +124,7 @@ def test_groups_in_place(card_ranks):
 
 
 def check_order():
-    """While the card begins nothing, calls return: the host has waited for the other ranks alone. What is in the stream
+    """While the GPU begins nothing, calls return: the host has waited for the other ranks alone. What is in the stream
     before and after them then runs in its order."""
     xla = Xla(card().stream, card().ordinal)
     size, mine = hvd.size(), values("float32", (1000,))
@@ -197,9 +197,9 @@ def check_open_rows():
 
 
 def used():
-    """Bytes of the card, without what the core keeps for itself, once everything has been done."""
+    """Bytes of the GPU, without what the core keeps for itself, once everything has been done."""
     card().synchronize()
-    return card()._driver.simulated_card_bytes_used(card().ordinal)
+    return card()._driver.simulated_gpu_bytes_used(card().ordinal)
 
 
 def test_open_rows(card_ranks):
@@ -257,7 +257,7 @@ def test_failures(job, ranks):
 
 
 def check_end():
-    """After a shutdown a call is an error, and the next job has the card again."""
+    """After a shutdown a call is an error, and the next job has the GPU again."""
     xla = Xla(card().stream, card().ordinal)
     array = card().array(np.ones(3, np.float32))
     assert call(xla, "allreduce", [array], [array]) is None
@@ -409,7 +409,7 @@ STRUCTS = [
 ]
 
 
-# ---- outside of programs: the way of arrays on a card, with arrays on CPUs -------------------------------------------
+# ---- outside of programs: the way of arrays on a GPU, with arrays on CPUs -------------------------------------------
 
 
 @contextlib.contextmanager
@@ -423,7 +423,7 @@ def as_if_on_cards():
 
 
 def as_on_cards(check, *arguments):
-    """A test of other modules, whose arrays are taken for some on cards."""
+    """A test of other modules, whose arrays are taken for some on GPUs."""
     with as_if_on_cards():
         check(*arguments)
     assert cards._NUMBERS._next - 1 == len(cards._NUMBERS._free), "tickets that are not given back"
@@ -503,7 +503,7 @@ class NotReady:
 
 
 class OnHost:
-    """An array of NumPy's as one on a card that is none."""
+    """An array of NumPy's as one on a GPU that is none."""
 
     def __init__(self, array):
         self.address, self.shape, self.dtype = array.ctypes.data, array.shape, array.dtype

@@ -1,4 +1,4 @@
-"""The simulation of cards that tests of several processes rely on: libraries, and memory that processes share."""
+"""The simulation of GPUs that tests of several processes rely on: libraries, and memory that processes share."""
 
 import ctypes
 import subprocess
@@ -14,7 +14,7 @@ COUNT = 1000
 
 @pytest.fixture
 def pool(tmp_path):
-    made = Pool(variables=simulated_gpu.environment(tmp_path, card_count=2))
+    made = Pool(variables=simulated_gpu.environment(tmp_path, gpu_count=2))
     yield made
     made.close()
 
@@ -22,13 +22,13 @@ def pool(tmp_path):
 def test_horoplug_finds_the_libraries(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "horoplug.runner", "--check-build", "--verbose"],
-        env=environment() | simulated_gpu.environment(tmp_path, card_count=2),
+        env=environment() | simulated_gpu.environment(tmp_path, gpu_count=2),
         capture_output=True,
         text=True,
         timeout=60,
     )
     for text in (
-        "[X] CUDA driver 12.4: Simulated card (sm_90, 1 GiB), Simulated card (sm_90, 1 GiB)",
+        "[X] CUDA driver 12.4: Simulated GPU (sm_90, 1 GiB), Simulated GPU (sm_90, 1 GiB)",
         "[X] NVRTC 12.99",
         "[X] NCCL 2.30.3",
     ):

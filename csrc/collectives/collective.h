@@ -39,7 +39,7 @@ struct Call {
   std::uint64_t place = 0;
   std::span<const std::ptrdiff_t> distances;
   int root = 0;
-  // The tensors lie on the set's card (Comm::gpu), and all is done when it is in the card's stream.
+  // The tensors lie on the set's GPU (Comm::gpu), and all is done when it is in the GPU's stream.
   bool on_gpu = false;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -72,7 +72,7 @@ std::span<const Algorithm> algorithms();
 // The cheapest algorithm that can do this; one called `forced`, if it can, goes first.
 const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char* forced);
 
-// Of tensors on GPUs: whether it matters what the cards of each host can do by themselves
+// Of tensors on GPUs: whether it matters what the GPUs of each host can do by themselves
 // (GpuGroup::agree_in_hosts).
 bool may_work_in_hosts(const Comm& comm, const Call& call, const char* forced);
 

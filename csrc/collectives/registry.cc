@@ -84,7 +84,7 @@ bool adasum_by_ipc(const Comm& comm, const Call& call) {
   return adasum(comm, call) && comm.gpu() != nullptr && comm.gpu()->ipc() != nullptr;
 }
 
-// The same as on the host, if MPI takes the memory of all ranks' cards.
+// The same as on the host, if MPI takes the memory of all ranks' GPUs.
 template <bool (*can)(const Comm&, const Call&)>
 bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
   const bool reduces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kReducescatter;
@@ -92,7 +92,7 @@ bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
          comm.gpu()->mpi() >= (reduces ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves) && can(comm, call);
 }
 
-// Reduced in each host first, on its cards.
+// Reduced in each host first, on its GPUs.
 bool by_hosts(const Comm& comm, const Call& call) {
   if (!on_many_hosts(comm, call) || comm.gpu() == nullptr) return false;
   return comm.gpu()->works_in_hosts(reduced_by_nccl(call));
@@ -190,11 +190,11 @@ double cost_gpu_mpi(const Comm& comm, double bytes) {
   return (cost_nccl(comm, bytes) + cost_staged(comm, bytes)) / 2;
 }
 
-// Slices, to the host and back, and twice among the cards.
+// Slices, to the host and back, and twice among the GPUs.
 double cost_gpu_hierarchical(const Comm& comm, double bytes) {
   const LinkCosts& bus = comm.costs().bus;
-  const LinkCosts& cards = comm.gpu()->nccl_in_hosts() ? comm.costs().gpus : comm.costs().ipc;
-  return 2 * (cards.latency + bytes * cards.byte) +
+  const LinkCosts& devices = comm.gpu()->nccl_in_hosts() ? comm.costs().gpus : comm.costs().ipc;
+  return 2 * (devices.latency + bytes * devices.byte) +
          2 * (bus.latency + bytes / comm.host()->size() * bus.byte) +
          cost_between_hosts(comm, bytes);
 }

@@ -211,7 +211,7 @@ horoplug::Allocation& allocation_of(Engine& engine, hp_handle handle, int32_t in
   const bool exists = index >= 0 && static_cast<std::size_t>(index) < operation->outcomes.size();
   auto* const owned =
       exists ? &operation->outcomes[static_cast<std::size_t>(index)].owned : nullptr;
-  if (owned == nullptr || !*owned || (owned->get_deleter().card != nullptr) != on_device) {
+  if (owned == nullptr || !*owned || (owned->get_deleter().device != nullptr) != on_device) {
     throw Error(HP_INVALID_ARGUMENT, "there is no allocation to take");
   }
   return *owned;
@@ -460,7 +460,7 @@ hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tenso
     full.row_counts = outcome.row_counts.empty() ? nullptr : outcome.row_counts.data();
     full.row_count_size = static_cast<int32_t>(outcome.row_counts.size());
     full.owned = outcome.owned ? 1 : 0;
-    full.device = operation->gpu.card ? operation->gpu.card->ordinal() : -1;
+    full.device = operation->gpu.device ? operation->gpu.device->ordinal() : -1;
     hand_over(full, result);
     return HP_OK;
   });
@@ -488,10 +488,10 @@ hp_status hp_device_allocate(hp_engine* engine, int32_t device, uint64_t bytes, 
                              hp_device_memory** memory) {
   return guarded([&] {
     if (device < 0) throw Error(HP_INVALID_ARGUMENT, "memory of the CPU is not allocated here");
-    const auto card = engine->engine.card(device);
+    const auto owner = engine->engine.device(device);
     const auto used_by = static_cast<CUstream>(stream);
-    void* const data = std::bit_cast<void*>(card->allocate(bytes, used_by));
-    *memory = new hp_device_memory{horoplug::Allocation(data, {card, used_by})};
+    void* const data = std::bit_cast<void*>(owner->allocate(bytes, used_by));
+    *memory = new hp_device_memory{horoplug::Allocation(data, {owner, used_by})};
     return HP_OK;
   });
 }

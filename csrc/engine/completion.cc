@@ -119,7 +119,7 @@ bool Engine::advance_leaving() {
     leaving_since_ = now();
     return true;
   }
-  // Nor does the memory of tensors go while the card may use it.
+  // Nor does the memory of tensors go while the GPU may use it.
   watch_gpus();
   if (gpu_is_busy()) return false;
   bool agreed = true;

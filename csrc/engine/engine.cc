@@ -320,7 +320,7 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
     if (unknown != decision.unknown.end()) {
       operations.push_back(make_absent(name, unknown->second, set.members));
       operations.back()->submitted_at = last_event_;
-      if (unknown->second.device >= 0) operations.back()->gpu.card = card(-1);
+      if (unknown->second.device >= 0) operations.back()->gpu.device = device(-1);
       return;
     }
     const auto found = set.pending.find(name);
@@ -389,7 +389,7 @@ bool Engine::execute() {
   bool busy = false;
   for (auto& [id, set] : sets_) {
     while (true) {
-      if (set->executor.next_is_on_gpu() && !may_turn_to_card(id)) break;
+      if (set->executor.next_is_on_gpu() && !may_turn_to_gpu(id)) break;
       std::optional<Batch> done;
       try {
         done = set->executor.poll();

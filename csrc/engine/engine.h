@@ -68,7 +68,7 @@ class Engine {
   HandleTable& handles() { return handles_; }
   // This rank's GPU (gpu.cc). From the first use on there is one; -1: that one, or the one that
   // fits the rank's number on its host.
-  std::shared_ptr<cuda::Card> card(int ordinal);
+  std::shared_ptr<cuda::Device> device(int ordinal);
   // See hp_stream_wait.
   void make_stream_wait(hp_handle handle, CUstream stream);
   // See hp_stream_copy.
@@ -147,7 +147,7 @@ class Engine {
   void mark_ready(std::span<const OperationPtr> operations);
   bool gpu_is_busy() const;
   bool gpu_has_not_begun() const;
-  bool may_turn_to_card(std::uint32_t set);
+  bool may_turn_to_gpu(std::uint32_t set);
   bool gpus_are_over();
   void abort_gpus();
 
@@ -197,9 +197,9 @@ class Engine {
   TuningLog tuning_log_;
   HandleTable handles_;
 
-  // The card of this rank's tensors, once it has had one.
-  std::mutex card_mutex_;
-  std::shared_ptr<cuda::Card> card_;
+  // The GPU of this rank's tensors, once it has had one.
+  std::mutex device_mutex_;
+  std::shared_ptr<cuda::Device> device_;
 
   // Belongs to whoever drives.
   GpuTurns gpu_turns_;
@@ -241,7 +241,7 @@ class Engine {
   std::shared_ptr<Doorbell> doorbell_;
   std::unique_ptr<Mesh> mesh_;
   std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;  // those that this rank is in
-  std::vector<std::unique_ptr<ProcessSet>> removed_sets_;      // with something on the card
+  std::vector<std::unique_ptr<ProcessSet>> removed_sets_;      // with something on the GPU
   std::uint32_t last_set_ = 0;
   std::uint32_t last_buffer_ = 0;
   std::vector<std::size_t> segment_ends_;  // by rank: what is in use of its segment, in bytes

@@ -1,4 +1,4 @@
-// Tensors on GPUs: the rank's card, what is under way on it, and how it all ends. What their
+// Tensors on GPUs: the rank's GPU, what is under way on it, and how it all ends. What their
 // batches do is in run_batch.cc and the algorithms.
 #include <algorithm>
 #include <bit>
@@ -11,26 +11,26 @@
 namespace horoplug {
 
 void Deleter::operator()(void* data) const {
-  if (!card) return std::free(data);
+  if (!device) return std::free(data);
   try {
-    card->release(std::bit_cast<CUdeviceptr>(data), stream);
+    device->release(std::bit_cast<CUdeviceptr>(data), stream);
   } catch (const Error&) {
-    // The card has failed, and its memory is gone with it. (The log may be gone, too.)
+    // The GPU has failed, and its memory is gone with it. (The log may be gone, too.)
   }
 }
 
 // ---- called by any thread ----
 
-std::shared_ptr<cuda::Card> Engine::card(int ordinal) {
-  std::lock_guard lock(card_mutex_);
-  if (card_ && (ordinal < 0 || ordinal == card_->ordinal())) return card_;
-  if (card_) {
+std::shared_ptr<cuda::Device> Engine::device(int ordinal) {
+  std::lock_guard lock(device_mutex_);
+  if (device_ && (ordinal < 0 || ordinal == device_->ordinal())) return device_;
+  if (device_) {
     throw Error(
         HP_INVALID_ARGUMENT,
         "the tensor is on cuda:" + std::to_string(ordinal) +
             ", and this rank's others are "
             "on cuda:" +
-            std::to_string(card_->ordinal()) +
+            std::to_string(device_->ordinal()) +
             "; a rank has one GPU: torch.cuda.set_device(hvd.local_rank()), for example, or "
             "CUDA_VISIBLE_DEVICES");
   }
@@ -41,8 +41,8 @@ std::shared_ptr<cuda::Card> Engine::card(int ordinal) {
     cuda::check(toolkit->driver, toolkit->driver.DeviceGetCount(&count), "cuDeviceGetCount");
     ordinal = config_.options.local_rank % std::max(count, 1);
   }
-  card_ = cuda::Card::open(toolkit, ordinal, log_);
-  return card_;
+  device_ = cuda::Device::open(toolkit, ordinal, log_);
+  return device_;
 }
 
 void Engine::mark_ready(std::span<const OperationPtr> operations) {
@@ -50,12 +50,12 @@ void Engine::mark_ready(std::span<const OperationPtr> operations) {
   for (const OperationPtr& operation : operations) {
     Operation::Gpu& gpu = operation->gpu;
     if (gpu.ordinal < 0) continue;
-    gpu.card = card(gpu.ordinal);
+    gpu.device = device(gpu.ordinal);
     if (last != nullptr && last->stream == gpu.stream) {
       gpu.ready = last->ready;
     } else {
-      gpu.card->refuse_capture(gpu.stream);
-      gpu.ready = gpu.card->mark(gpu.stream);
+      gpu.device->refuse_capture(gpu.stream);
+      gpu.ready = gpu.device->mark(gpu.stream);
     }
     last = &gpu;
   }
@@ -65,7 +65,7 @@ void Engine::make_stream_wait(hp_handle handle, CUstream stream) {
   const OperationPtr operation = handles_.done(handle);
   if (!operation->status.ok()) throw Error(operation->status.code, operation->status.message);
   const Operation::Gpu& gpu = operation->gpu;
-  if (gpu.finished) gpu.card->make_wait(stream, *gpu.finished);
+  if (gpu.finished) gpu.device->make_wait(stream, *gpu.finished);
 }
 
 void Engine::copy_result(hp_handle handle, int index, void* to, CUstream stream) {
@@ -74,9 +74,9 @@ void Engine::copy_result(hp_handle handle, int index, void* to, CUstream stream)
   const TensorOutcome& outcome = operation->outcome(index);
   const auto bytes = static_cast<std::size_t>(outcome.bytes);
   if (bytes == 0) return;
-  if (const auto& card = operation->gpu.card) {
-    card->copy(std::bit_cast<CUdeviceptr>(to), std::bit_cast<CUdeviceptr>(outcome.data), bytes,
-               stream);
+  if (const auto& device = operation->gpu.device) {
+    device->copy(std::bit_cast<CUdeviceptr>(to), std::bit_cast<CUdeviceptr>(outcome.data), bytes,
+                 stream);
   } else {
     std::memcpy(to, outcome.data, bytes);
   }
@@ -97,12 +97,12 @@ bool Engine::gpu_has_not_begun() const {
   });
 }
 
-// CUDA's driver may keep the host until what is on the card is done (when it loads a kernel, for
+// CUDA's driver may keep the host until what is on the GPU is done (when it loads a kernel, for
 // example), and that waits for other ranks: what they have to hear for it must have left before.
 // (What an algorithm sends has left when it ends.)
 //
 // What the set of all ranks has had to do since before there were others comes before them.
-bool Engine::may_turn_to_card(std::uint32_t set) {
+bool Engine::may_turn_to_gpu(std::uint32_t set) {
   if (set != 0 && sets_.at(0)->executor.has_gpu_batches_without_turns()) return false;
   mesh_->pump_writes();
   return mesh_->control_has_left();

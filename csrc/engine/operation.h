@@ -17,10 +17,10 @@
 
 namespace horoplug {
 
-// Memory of a result: the host's, or a card's, which is given back once the stream has done what it
+// Memory of a result: the host's, or a GPU's, which is given back once the stream has done what it
 // has to do by then.
 struct Deleter {
-  std::shared_ptr<cuda::Card> card = nullptr;
+  std::shared_ptr<cuda::Device> device = nullptr;
   CUstream stream = nullptr;
   void operator()(void* data) const;
 };
@@ -53,12 +53,12 @@ struct Operation {
   // nobody looks at the result.
   bool absent = false;
 
-  // Of tensors on a GPU, which is card->ordinal(). `ready` says when they may be read and written.
+  // Of tensors on a GPU, which is GPU->ordinal(). `ready` says when they may be read and written.
   // Once the operation is done, `finished` says when the results are there.
   struct Gpu {
     int ordinal = -1;  // -1: they are on the CPU
     CUstream stream = nullptr;
-    std::shared_ptr<cuda::Card> card;
+    std::shared_ptr<cuda::Device> device;
     cuda::EventPtr ready, finished;
   };
   Gpu gpu;

@@ -216,12 +216,12 @@ bool Engine::finish_removals() {
   return busy;
 }
 
-// What a set had on the card is given back when that is idle. CUDA's driver may wait for it there,
-// also for what other sets do, and would not see that a rank is gone for which the card waits.
+// What a set had on the GPU is given back when that is idle. CUDA's driver may wait for it there,
+// also for what other sets do, and would not see that a rank is gone for which the GPU waits.
 bool Engine::forget_removed() {
   const auto is_over = [this](const std::unique_ptr<ProcessSet>& set) {
     GpuGroup* const gpu = set->executor.gpu();
-    if (gpu != nullptr && !(gpu->workspace().card().idle() && gpu->over())) return false;
+    if (gpu != nullptr && !(gpu->workspace().device().idle() && gpu->over())) return false;
     if (set->shared) {
       // Not the flags: a peer may still have to see that this rank is done.
       Segment::discard(config_.members[static_cast<std::size_t>(config_.rank)].segment_file,

@@ -23,13 +23,13 @@ Allocation allocate(std::size_t bytes) {
   return memory;
 }
 
-// On the operation's card, for what is put into the set's stream from now on. Nobody but that
+// On the operation's GPU, for what is put into the set's stream from now on. Nobody but that
 // stream uses the result of an operation that this rank has not submitted.
 Allocation allocate_on_gpu(const Comm& comm, const Operation& operation, std::size_t bytes) {
-  const std::shared_ptr<cuda::Card>& card = operation.gpu.card;
+  const std::shared_ptr<cuda::Device>& device = operation.gpu.device;
   const CUstream work = comm.gpu()->workspace().stream().handle();
-  const CUdeviceptr memory = card->allocate(bytes, work);
-  return {std::bit_cast<void*>(memory), {card, operation.absent ? work : operation.gpu.stream}};
+  const CUdeviceptr memory = device->allocate(bytes, work);
+  return {std::bit_cast<void*>(memory), {device, operation.absent ? work : operation.gpu.stream}};
 }
 
 // The reduction and what is applied to its result, for a process set of `size` ranks.
@@ -127,7 +127,8 @@ TensorOutcome make_outcome(const Comm& comm, const Operation& operation, std::si
   outcome.bytes = rows * static_cast<std::int64_t>(row_bytes_of(operation.signature, index));
   const auto bytes = static_cast<std::size_t>(outcome.bytes);
   if (tensor.output == nullptr) {
-    outcome.owned = operation.gpu.card ? allocate_on_gpu(comm, operation, bytes) : allocate(bytes);
+    outcome.owned =
+        operation.gpu.device ? allocate_on_gpu(comm, operation, bytes) : allocate(bytes);
   }
   outcome.data = tensor.output != nullptr ? tensor.output : outcome.owned.get();
   return outcome;
@@ -332,7 +333,7 @@ std::uint64_t kind_of(const Batch& batch) {
   return hash.value();
 }
 
-// All that a batch does on a card lies between two events: after the framework's streams have come
+// All that a batch does on a GPU lies between two events: after the framework's streams have come
 // to where the operations were submitted, and before those that wait for its results.
 Task run_on_gpu(Comm& comm, Batch& batch, const char* algorithm) {
   std::optional<GpuTurn> turn;
@@ -341,10 +342,10 @@ Task run_on_gpu(Comm& comm, Batch& batch, const char* algorithm) {
     co_await turn->come(comm);
   }
   if (comm.gpu() == nullptr) {
-    comm.set_gpu(std::make_shared<GpuGroup>(batch.operations.front()->gpu.card));
+    comm.set_gpu(std::make_shared<GpuGroup>(batch.operations.front()->gpu.device));
   }
   GpuGroup& gpu = *comm.gpu();
-  if (gpu.is_first(kind_of(batch))) co_await Idle(comm, gpu.workspace().card());
+  if (gpu.is_first(kind_of(batch))) co_await Idle(comm, gpu.workspace().device());
   if (!gpu.agreed()) co_await gpu.agree(comm, algorithm);
   const cuda::Event* last = nullptr;
   for (const OperationPtr& operation : batch.operations) {

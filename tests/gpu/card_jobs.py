@@ -1,4 +1,4 @@
-"""Jobs of one and two ranks that share the card of this machine, for frameworks' tensors on it."""
+"""Jobs of one and two ranks that share the GPU of this machine, for frameworks' tensors on it."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from support import run_script as run_script  # noqa: E402
 from horoplug._native import algorithms  # noqa: E402
 from horoplug.runner import gpu  # noqa: E402
 
-# NCCL takes two ranks on one card from 2.30 on, if it is told to.
+# NCCL takes two ranks on one GPU from 2.30 on, if it is told to.
 _NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
 # For one rank, several hosts (test_several_hosts.py), mpirun (test_mpi.py).
 _OTHERS = {"copy", "hierarchical", "mpi"}
@@ -34,7 +34,7 @@ BACKENDS = (None, *sorted({name for name, medium in _algorithms() if medium == "
 
 
 def nccl_obstacle() -> str | None:
-    """Why two ranks on one card cannot use NCCL here; None if they can."""
+    """Why two ranks on one GPU cannot use NCCL here; None if they can."""
     fact = gpu.lines()[2].strip()
     version = re.match(r"\[X\] NCCL (\d+)\.(\d+)", fact)
     if version is None:
@@ -55,7 +55,7 @@ def gpu_pool() -> Iterator[Pool]:
     ids=lambda p: f"{p[0]}-{p[1] or 'auto'}",
 )
 def ranks(request: pytest.FixtureRequest, gpu_pool: Pool) -> Iterator[Ranks]:
-    """A job on the card, for each way in which its ranks can reach each other. Skipped as the module's ``need()``
+    """A job on the GPU, for each way in which its ranks can reach each other. Skipped as the module's ``need()``
     says."""
     reason = request.module.need()
     if reason:

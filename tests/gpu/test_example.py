@@ -1,4 +1,4 @@
-"""The training example on the card: alone and on two processes it learns what it learns on the CPU."""
+"""The training example on the GPU: alone and on two processes it learns what it learns on the CPU."""
 
 import pytest
 from card_jobs import run_script

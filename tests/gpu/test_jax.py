@@ -1,8 +1,8 @@
-"""JAX's arrays on a card, inside and outside of programs: what JAX's arrays on the CPU give is what they must give."""
+"""JAX's arrays on a GPU, inside and outside of programs: what JAX's arrays on the CPU give is what they must give."""
 
 import os
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the card
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the GPU
 
 import functools
 
@@ -57,7 +57,7 @@ def equal(found, expected):
 
 
 def same(function, *arrays):
-    """At once and as a program, on the card and on the CPU."""
+    """At once and as a program, on the GPU and on the CPU."""
     expected = jax.tree_util.tree_leaves(function(*arrays))
     on_card = [jax.device_put(array, card()) for array in arrays]
     for compiled in jax.jit(function), function:

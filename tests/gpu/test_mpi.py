@@ -1,4 +1,4 @@
-"""CuPy's arrays by MPI's own collectives on the card's memory, with each MPI that says that it takes that."""
+"""CuPy's arrays by MPI's own collectives on the GPU's memory, with each MPI that says that it takes that."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_operations(name, tmp_path):
     timeline = tmp_path / "timeline.json"
     folders = [str(TESTS), str(Path(__file__).parent)]
     variables = {"HOROPLUG_ALGORITHM": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
-    # Two hosts by their names, and one card.
+    # Two hosts by their names, and one GPU.
     script = on_hosts(SCRIPT)
     status, output = finish(mpirun(find(name), script, str(timeline), *folders, **variables), 120)
     if "not CUDA-aware" in output:

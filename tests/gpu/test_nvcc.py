@@ -1,4 +1,4 @@
-"""Every kernel gives the same bits if nvcc has compiled it, for the card or as PTX."""
+"""Every kernel gives the same bits if nvcc has compiled it, for the GPU or as PTX."""
 
 import os
 import re

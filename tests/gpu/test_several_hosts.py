@@ -1,4 +1,4 @@
-"""Four ranks that share the card, as if on two hosts: PyTorch's tensors are reduced in each host first, by CUDA IPC."""
+"""Four ranks that share the GPU, as if on two hosts: PyTorch's tensors are reduced in each host first, by CUDA IPC."""
 
 import pytest
 from card_jobs import gpu_pool as gpu_pool

@@ -160,7 +160,7 @@ def test_streams(ranks):
 
 
 def check_host_is_not_held_up():
-    """An operation is done long before the card has done what comes before it."""
+    """An operation is done long before the GPU has done what comes before it."""
     device = card()
     hvd.allreduce(torch.ones(4, device=device), name="first")  # connects the ranks
     torch.cuda.synchronize(device)
@@ -249,7 +249,7 @@ def test_training(ranks, name):
 
 
 def check_optimizer_state():
-    """Ranks that have no state get it on their card; what is on the CPU stays there."""
+    """Ranks that have no state get it on their GPU; what is on the CPU stays there."""
     device = card()
     model = network(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * (hvd.rank() + 1))
@@ -318,7 +318,7 @@ def test_sparse(ranks):
 
 
 def check_join():
-    """Rank 0 has tensors on the card for longer than the others, which have had none there."""
+    """Rank 0 has tensors on the GPU for longer than the others, which have had none there."""
     if hvd.rank() == 0:
         device = card()
         for _ in range(3):

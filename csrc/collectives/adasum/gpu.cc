@@ -1,6 +1,6 @@
 // Adasum of tensors on GPUs by recursive doubling (the arithmetic: adasum.h). At distance d a rank
 // exchanges whole vectors with rank ^ d, each of which stands for d ranks, and both compute the
-// same combination of the two. Vectors and dot products stay on the card.
+// same combination of the two. Vectors and dot products stay on the GPU.
 //
 // A kernel adds up a tensor's dot products in an order of its own, which depends on nothing but the
 // tensor: all ranks have the same bits, alone and fused, by NCCL and by CUDA IPC, though not those
@@ -18,7 +18,7 @@ namespace {
 using cuda::Dots;
 using cuda::Transfer;
 
-// The same number of bytes to and from the peer, on the card.
+// The same number of bytes to and from the peer, on the GPU.
 struct Swap {
   int peer;
   std::uint64_t from, to;
@@ -75,7 +75,7 @@ Task adasum(Comm& comm, Call& call, Exchange exchange) {
   // What comes from the peer, what is combined, and their dot products.
   const DType wide = adasum_dtype(call.dtype);
   const std::size_t vector = (buffer.elements() * dtype_size(wide) + 15) / 16 * 16;
-  const std::uint64_t theirs = workspace.on_card(
+  const std::uint64_t theirs = workspace.on_device(
       cuda::Workspace::Purpose::kOutput, 2 * vector + call.layout->tensors() * sizeof(Dots));
   const std::uint64_t combined = theirs + vector, dots = combined + vector;
 

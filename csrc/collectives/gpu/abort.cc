@@ -1,4 +1,4 @@
-// What is under way on a rank's card when the job has failed may wait for ranks that never come,
+// What is under way on a rank's GPU when the job has failed may wait for ranks that never come,
 // and whoever gives something back there may wait for all that is under way, of whatever process
 // set: NCCL's communicators free memory, and memory of other ranks is closed. So first everything
 // is told to go on, and when that has been done, what there was is given back.
@@ -18,18 +18,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long the card may take to go through what a failure has left in its streams.
+// How long the GPU may take to go through what a failure has left in its streams.
 constexpr auto kLastWork = std::chrono::seconds(2);
 
 bool passed(const cuda::EventPtr& event) {
   try {
     return event->done();
   } catch (const Error&) {
-    return true;  // the card has failed, and is at nothing any more
+    return true;  // the GPU has failed, and is at nothing any more
   }
 }
 
-// NCCL tells a communicator's operations at once to end, and then waits for the card, which may be
+// NCCL tells a communicator's operations at once to end, and then waits for the GPU, which may be
 // at those of others: so each has a thread of its own. (A group of aborts would do, but only since
 // NCCL 2.22.) One that does not come back is left behind.
 std::future<void> abort_nccl(std::unique_ptr<cuda::NcclCommunicator> communicator) {
@@ -61,7 +61,7 @@ void GpuGroup::abort(std::span<GpuGroup* const> groups) {
     try {
       ends.push_back(group->workspace_.mark());
     } catch (const Error&) {
-      // Nothing is under way on a card that has failed.
+      // Nothing is under way on a GPU that has failed.
     }
   }
   const auto until = Clock::now() + kLastWork;

@@ -13,24 +13,24 @@
 namespace horoplug {
 namespace {
 
-// From this version on NCCL lets ranks share a card, if it is told to.
-constexpr int kNcclSharesCards = 23000;
+// From this version on NCCL lets ranks share a GPU, if it is told to.
+constexpr int kNcclSharesDevices = 23000;
 
-// A card's context is current in every call of MPI, which copies from there and to it in any one.
-class OnCard final : public Mpi::Setting {
+// A GPU's context is current in every call of MPI, which copies from there and to it in any one.
+class OnDevice final : public Mpi::Setting {
  public:
-  explicit OnCard(std::shared_ptr<cuda::Card> card) : card_(std::move(card)) {}
+  explicit OnDevice(std::shared_ptr<cuda::Device> device) : device_(std::move(device)) {}
   bool enter() noexcept override {
-    const cuda::Context& context = card_->context();
+    const cuda::Context& context = device_->context();
     return context.api().CtxPushCurrent(context.handle()) == cuda::kSuccess;
   }
   void leave() noexcept override {
     CUcontext popped = nullptr;
-    card_->context().api().CtxPopCurrent(&popped);
+    device_->context().api().CtxPopCurrent(&popped);
   }
 
  private:
-  const std::shared_ptr<cuda::Card> card_;
+  const std::shared_ptr<cuda::Device> device_;
 };
 
 // So many are looked through at once, when nobody watches for long.
@@ -41,12 +41,12 @@ constexpr std::size_t kManyUnderWay = 64;
 GpuGroup::Facts GpuGroup::facts(const Comm& comm) const {
   Facts facts{};
   if (comm.mpi() != nullptr) facts.mpi = comm.mpi()->on_gpu();
-  const cuda::Context& context = card_->context();
-  context.check(context.api().DeviceGetUuid(&facts.card, context.device()), "cuDeviceGetUuid");
-  facts.nccl_version = card_->toolkit().nccl_version;
+  const cuda::Context& context = device_->context();
+  context.check(context.api().DeviceGetUuid(&facts.device, context.device()), "cuDeviceGetUuid");
+  facts.nccl_version = device_->toolkit().nccl_version;
   const char* const shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  facts.nccl_shares_a_card = facts.nccl_version >= kNcclSharesCards && shared != nullptr &&
-                             std::string_view(shared) == "1";
+  facts.nccl_shares_a_device = facts.nccl_version >= kNcclSharesDevices && shared != nullptr &&
+                               std::string_view(shared) == "1";
   return facts;
 }
 
@@ -81,7 +81,7 @@ Task GpuGroup::agree_in_hosts(Comm& comm) {
     no_hosts_ = "that takes several ranks on each host, equally many";
     co_return;
   }
-  host_ = std::make_shared<GpuGroup>(card_, nccl_ ? Ranks::kOfHostWithoutNccl : Ranks::kOfHost);
+  host_ = std::make_shared<GpuGroup>(device_, nccl_ ? Ranks::kOfHostWithoutNccl : Ranks::kOfHost);
   host->set_gpu(host_);
   co_await host_->agree(*host, nullptr);
   struct Ways {
@@ -103,20 +103,20 @@ Task GpuGroup::agree_in_hosts(Comm& comm) {
 
 void GpuGroup::explain(bool aloud, const std::string& text) const {
   const bool of_host = ranks_ != Ranks::kOfSet;
-  card_->log()(aloud && !of_host ? LogLevel::kWarning : LogLevel::kInfo,
-               (of_host ? "among the ranks of this host, counted from 0: " : "") + text);
+  device_->log()(aloud && !of_host ? LogLevel::kWarning : LogLevel::kInfo,
+                 (of_host ? "among the ranks of this host, counted from 0: " : "") + text);
 }
 
 // What keeps the ranks from using NCCL together, in one line, or nothing.
 std::string GpuGroup::nccl_obstacle(const std::vector<Facts>& all) const {
   std::map<int, std::vector<int>> versions;
-  std::map<std::string, std::vector<int>> cards;
+  std::map<std::string, std::vector<int>> devices;
   bool shares = true;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const Facts& facts = all[rank];
     versions[facts.nccl_version].push_back(static_cast<int>(rank));
-    cards[{facts.card.bytes, sizeof facts.card.bytes}].push_back(static_cast<int>(rank));
-    shares &= facts.nccl_shares_a_card != 0;
+    devices[{facts.device.bytes, sizeof facts.device.bytes}].push_back(static_cast<int>(rank));
+    shares &= facts.nccl_shares_a_device != 0;
   }
   if (versions.size() > 1) {
     std::string text = "ranks have different versions of NCCL:";
@@ -127,11 +127,11 @@ std::string GpuGroup::nccl_obstacle(const std::vector<Facts>& all) const {
     }
     return text;
   }
-  if (all.front().nccl_version == 0) return card_->toolkit().nccl_problem;
-  for (const auto& [card, ranks] : cards) {
+  if (all.front().nccl_version == 0) return device_->toolkit().nccl_problem;
+  for (const auto& [device, ranks] : devices) {
     if (ranks.size() == 1 || shares) continue;
     return describe_ranks(ranks) +
-           " share a card, which NCCL refuses (from 2.30 on, NCCL_MULTI_RANK_GPU_ENABLE=1 lets it)";
+           " share a GPU, which NCCL refuses (from 2.30 on, NCCL_MULTI_RANK_GPU_ENABLE=1 lets it)";
   }
   return {};
 }
@@ -141,11 +141,11 @@ Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Facts>& facts) {
   if (problem.empty()) {
     std::vector<ncclUniqueId> ids;
     ncclUniqueId id{};
-    if (comm.rank() == 0) id = cuda::NcclCommunicator::make_id(*card_);
+    if (comm.rank() == 0) id = cuda::NcclCommunicator::make_id(*device_);
     co_await gather(comm, id, ids);
     try {
       nccl_ =
-          std::make_unique<cuda::NcclCommunicator>(card_, ids.front(), comm.size(), comm.rank());
+          std::make_unique<cuda::NcclCommunicator>(device_, ids.front(), comm.size(), comm.rank());
       co_await Settled(comm, *nccl_);
     } catch (const Error& error) {
       problem = error.what();
@@ -169,7 +169,7 @@ void GpuGroup::settle_mpi(Comm& comm, const std::vector<Facts>& facts, bool want
   if (comm.mpi() == nullptr) return;
   mpi_ = Mpi::OnGpu::kAll;
   for (const Facts& each : facts) mpi_ = std::min(mpi_, each.mpi);
-  if (mpi_ != Mpi::OnGpu::kNothing) comm.mpi()->set(std::make_shared<OnCard>(card_));
+  if (mpi_ != Mpi::OnGpu::kNothing) comm.mpi()->set(std::make_shared<OnDevice>(device_));
   if (mpi_ == Mpi::OnGpu::kAll) return;
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < facts.size(); ++rank) {
@@ -187,7 +187,7 @@ void GpuGroup::settle_mpi(Comm& comm, const std::vector<Facts>& facts, bool want
 
 void GpuGroup::track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended) {
   if (under_way_.size() >= kManyUnderWay) forget_ended();
-  card_->track(workspace_.stream().handle());
+  device_->track(workspace_.stream().handle());
   under_way_.push_back({std::move(what), std::move(begun), std::move(ended)});
 }
 

@@ -20,10 +20,10 @@ class GpuGroup {
  public:
   enum class Ranks { kOfSet, kOfHost, kOfHostWithoutNccl };
   // `ranks`: those of one host, of a set that has more; NCCL is of no use there if all have it.
-  explicit GpuGroup(std::shared_ptr<cuda::Card> card, Ranks ranks = Ranks::kOfSet)
-      : card_(std::move(card)), ranks_(ranks), workspace_(card_) {}
+  explicit GpuGroup(std::shared_ptr<cuda::Device> device, Ranks ranks = Ranks::kOfSet)
+      : device_(std::move(device)), ranks_(ranks), workspace_(device_) {}
 
-  // On this rank's card.
+  // On this rank's GPU.
   cuda::Workspace& workspace() { return workspace_; }
 
   // Collective, in the first batch of tensors on GPUs: ranks tell each other what they have, so
@@ -33,16 +33,16 @@ class GpuGroup {
   bool agreed() const { return agreed_; }
   // After that: the ranks' communicator, or nullptr on all of them.
   cuda::NcclCommunicator* nccl() const { return nccl_.get(); }
-  // Likewise: the ranks' buffers, if they reach each other's cards by CUDA IPC.
+  // Likewise: the ranks' buffers, if they reach each other's GPUs by CUDA IPC.
   cuda::IpcPeers* ipc() const { return ipc_.get(); }
-  // Likewise: what MPI, if the set has one, does with the cards' memory on all ranks.
+  // Likewise: what MPI, if the set has one, does with the GPUs' memory on all ranks.
   Mpi::OnGpu mpi() const { return mpi_; }
 
   // Likewise, when it may matter, as it takes an exchange: makes a group for the ranks of each
   // host, if hosts have several and equally many (Comm::host).
   Task agree_in_hosts(Comm& comm);
   bool agreed_in_hosts() const { return agreed_in_hosts_; }
-  // After that: whether cards of a host can work together on every host, without NCCL if it does
+  // After that: whether GPUs of a host can work together on every host, without NCCL if it does
   // not reduce what there is to reduce.
   bool works_in_hosts(bool nccl_reduces) const { return nccl_reduces ? in_hosts_ : ipc_in_hosts_; }
   bool nccl_in_hosts() const { return nccl_in_hosts_; }
@@ -51,7 +51,7 @@ class GpuGroup {
   // that are not there yet.
   bool is_first(std::uint64_t kind) { return kinds_.insert(kind).second; }
 
-  // ---- what is under way on the card, for who watches over it
+  // ---- what is under way on the GPU, for who watches over it
 
   // Throws what has gone wrong with NCCL.
   void check();
@@ -59,7 +59,7 @@ class GpuGroup {
   // All that a batch does there lies between these two. `what`: for messages.
   void track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended);
   // Forgets what has ended. For how many seconds it has been seen that what comes next has begun,
-  // and has not ended; 0: it has not begun, or there is nothing. Throws the card's own failure.
+  // and has not ended; 0: it has not begun, or there is nothing. Throws the GPU's own failure.
   // `now`: seconds.
   double standstill(double now);
   // What that is.
@@ -73,7 +73,7 @@ class GpuGroup {
   bool has_not_begun() const { return busy() && !under_way_.front().begun->done(); }
   // "allreduce 'a' and 2 others": what may not have ended; empty: nothing.
   std::string unfinished() const;
-  // The host's working memory is free to be written again, once the card has come to that.
+  // The host's working memory is free to be written again, once the GPU has come to that.
   void keep_host_memory(cuda::EventPtr until) { host_memory_free_ = std::move(until); }
   Task host_memory_free();
   // Whether other ranks do not use anything of this one any more. All of them have to ask, when
@@ -82,7 +82,7 @@ class GpuGroup {
   // Gives back what concerns other ranks, when nothing is under way on any of them.
   void close();
   // Ends what is under way for all process sets of a rank, as nobody will come to it any more:
-  // results are undefined. Does not take long, whatever else the card is at (gpu_abort.cc).
+  // results are undefined. Does not take long, whatever else the GPU is at (gpu_abort.cc).
   static void abort(std::span<GpuGroup* const> groups);
 
  private:
@@ -94,9 +94,9 @@ class GpuGroup {
 
   // What ranks tell each other.
   struct Facts {
-    CUuuid card;
-    int nccl_version;        // 0: none
-    int nccl_shares_a_card;  // among several ranks
+    CUuuid device;
+    int nccl_version;          // 0: none
+    int nccl_shares_a_device;  // among several ranks
     Mpi::OnGpu mpi;
   };
   Facts facts(const Comm& comm) const;
@@ -108,7 +108,7 @@ class GpuGroup {
   void forget_ended();
   void add_to(std::vector<GpuGroup*>& all);
 
-  const std::shared_ptr<cuda::Card> card_;
+  const std::shared_ptr<cuda::Device> device_;
   const Ranks ranks_;
   cuda::Workspace workspace_;
   std::unique_ptr<cuda::NcclCommunicator> nccl_;
@@ -116,26 +116,26 @@ class GpuGroup {
   Mpi::OnGpu mpi_ = Mpi::OnGpu::kNothing;
   std::shared_ptr<GpuGroup> host_;  // of this rank's host's ranks, which have it in Comm::host()
   bool agreed_ = false, agreed_in_hosts_ = false;
-  std::string no_hosts_;  // why cards of a host do not work together by themselves
+  std::string no_hosts_;  // why GPUs of a host do not work together by themselves
   bool in_hosts_ = false, nccl_in_hosts_ = false, ipc_in_hosts_ = false;
   std::set<std::uint64_t> kinds_;
   std::deque<Work> under_way_;
   cuda::EventPtr host_memory_free_;
 };
 
-// Waits until the card has come to an event. Nobody says when it does.
+// Waits until the GPU has come to an event. Nobody says when it does.
 class Passed final : public Waitable {
  public:
   explicit Passed(cuda::EventPtr event) : event_(std::move(event)) {}
   bool ready() override { return event_->done(); }
-  void blame(std::vector<int>&) const override {}  // this rank's own card
+  void blame(std::vector<int>&) const override {}  // this rank's own GPU
   bool polled() const override { return true; }
 
  private:
   const cuda::EventPtr event_;
 };
 
-// The same, where the card waits for those of other ranks before.
+// The same, where the GPU waits for those of other ranks before.
 class PassedByAll final : public Waitable {
  public:
   PassedByAll(const Comm& comm, cuda::EventPtr event) : comm_(comm), event_(std::move(event)) {}
@@ -151,22 +151,22 @@ class PassedByAll final : public Waitable {
   const cuda::EventPtr event_;
 };
 
-// Waits until the card has done all that sets have put into their streams. The driver may do so,
-// too, where something is done on a card for the first time, but it does not see that a rank is
-// gone which the card waits for.
+// Waits until the GPU has done all that sets have put into their streams. The driver may do so,
+// too, where something is done on a GPU for the first time, but it does not see that a rank is
+// gone which the GPU waits for.
 class Idle final : public Waitable {
  public:
-  Idle(const Comm& comm, cuda::Card& card) : comm_(comm), card_(card) {}
+  Idle(const Comm& comm, cuda::Device& device) : comm_(comm), device_(device) {}
   bool ready() override {
     comm_.gpu()->check();
-    return card_.idle();
+    return device_.idle();
   }
   void blame(std::vector<int>& ranks) const override { comm_.everyone_else(ranks); }
   bool polled() const override { return true; }
 
  private:
   const Comm& comm_;
-  cuda::Card& card_;
+  cuda::Device& device_;
 };
 
 // Waits until a communicator can be called again.

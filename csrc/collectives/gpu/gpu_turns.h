@@ -1,11 +1,11 @@
-// The order in which batches of several process sets come to the ranks' cards.
+// The order in which batches of several process sets come to the ranks' GPUs.
 //
-// What is on a card waits for other ranks' cards, and CUDA's driver may keep a rank's host until
+// What is on a GPU waits for other ranks' GPUs, and CUDA's driver may keep a rank's host until
 // all of it is done: when it loads a kernel or finds memory, for example, or when a queue of its
-// own is full. If one rank's card had set A's batch before set B's, and another one's had B's
+// own is full. If one rank's GPU had set A's batch before set B's, and another one's had B's
 // before A's, both hosts could be kept from ever bringing the other batch. (NCCL wants
 // communicators to be used in the same order everywhere, too.) So all ranks bring batches to their
-// cards in one order, and begin when it is the batch's turn on all ranks of its set. Wherever a
+// GPUs in one order, and begin when it is the batch's turn on all ranks of its set. Wherever a
 // host is kept then, it is by what came before, which waits for nobody that comes later.
 //
 // Sets know nothing of each other, and any ranks may be in any of them. The order is that of

@@ -1,11 +1,11 @@
 // Allreduce of tensors on GPUs over several hosts with the same number of ranks each, without NCCL
-// between them: the cards of a host reduce, each rank its slice, by NCCL or CUDA IPC; every slice
+// between them: the GPUs of a host reduce, each rank its slice, by NCCL or CUDA IPC; every slice
 // goes through pinned memory, in pieces, and is reduced between the hosts by the ranks that have
-// it, side by side, with the algorithms for tensors on the CPU; and the cards of a host share the
-// slices. So a host's line carries the data once, and each card's bus a slice of it.
+// it, side by side, with the algorithms for tensors on the CPU; and the GPUs of a host share the
+// slices. So a host's line carries the data once, and each GPU's bus a slice of it.
 //
 // A buffer goes in windows, of as much as fits into all slices, which are equally long: the end of
-// the last one is filled up. While the CPU has a window, the cards reduce the next one, and it
+// the last one is filled up. While the CPU has a window, the GPUs reduce the next one, and it
 // comes to the host. A window's outputs are written in the last step only, from working memory.
 #include <array>
 #include <bit>
@@ -29,7 +29,7 @@ std::byte* pointer(std::uint64_t address) { return std::bit_cast<std::byte*>(add
 
 // Where a window's slice of this rank is worked on. There are two, used in turn.
 struct Place {
-  std::uint64_t on_card = 0;
+  std::uint64_t on_device = 0;
   std::byte* on_host = nullptr;
 };
 
@@ -86,7 +86,7 @@ struct Tools {
   cuda::Workspace& memory;
   const std::size_t ranks;
   std::vector<std::size_t> sizes;
-  std::uint64_t whole = 0;  // room for a window on the card
+  std::uint64_t whole = 0;  // room for a window on the GPU
 };
 
 Task reduce_in_host(Tools& t, Window& window, const Place& at) {
@@ -94,12 +94,12 @@ Task reduce_in_host(Tools& t, Window& window, const Place& at) {
   part.kind = OpKind::kReducescatter;
   part.layout = &window.layout;
   part.finish = {};
-  part.output = pointer(at.on_card);
+  part.output = pointer(at.on_device);
   t.sizes.assign(t.ranks, window.slice);
   co_await t.run_in_host(part);
   for (std::size_t i = 0; i < window.pieces(); ++i) {
     const Part piece = window.piece(i);
-    t.workspace.fetch(at.on_host + piece.begin, at.on_card + piece.begin, piece.bytes);
+    t.workspace.fetch(at.on_host + piece.begin, at.on_device + piece.begin, piece.bytes);
     window.fetched.push_back(t.workspace.mark());
   }
 }
@@ -112,7 +112,7 @@ Task reduce_between_hosts(const Tools& t, const Window& window, const Place& at)
     Layout layout(t.call.dtype, 1.0);
     layout.add(data, data, piece.bytes);
     co_await run_on_host(*t.comm.slice(), t.call, &layout);
-    t.workspace.bring(at.on_card + piece.begin, data, piece.bytes);
+    t.workspace.bring(at.on_device + piece.begin, data, piece.bytes);
   }
   t.workspace.order(t.workspace.back(), t.workspace.stream());
 }
@@ -122,7 +122,7 @@ Task share_in_host(Tools& t, const Window& window, const Place& at) {
   Call part = t.call;
   part.kind = OpKind::kAllgather;
   part.layout = nullptr;
-  part.input = pointer(at.on_card);
+  part.input = pointer(at.on_device);
   part.output = pointer(t.whole);
   t.sizes.assign(t.ranks, window.slice);
   co_await t.run_in_host(part);
@@ -146,8 +146,8 @@ Task gpu_hierarchical(Comm& comm, Call& call) {
   // Filling up may take what is aligned once more.
   const std::size_t room = aligned_on_gpu(std::min(most, all.bytes) / t.ranks) + 2 * kGpuAlignment;
   co_await gpu.host_memory_free();
-  t.whole = t.memory.on_card(Purpose::kInput, t.ranks * room);
-  const std::uint64_t slices = t.memory.on_card(Purpose::kOutput, 2 * room);
+  t.whole = t.memory.on_device(Purpose::kInput, t.ranks * room);
+  const std::uint64_t slices = t.memory.on_device(Purpose::kOutput, 2 * room);
   std::byte* const on_host = t.memory.on_host(Purpose::kInput, 2 * room);
   const std::array<Place, 2> places = {Place{slices, on_host}, {slices + room, on_host + room}};
 

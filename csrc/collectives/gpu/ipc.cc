@@ -111,7 +111,8 @@ bool in_one_step(const Tools& t, std::size_t bytes) {
 // What all ranks have packed of a part, straight to the outputs if they are of its type.
 void reduce_to_outputs(const Tools& t, const Part& part) {
   if (!t.call.layout->casts()) return t.reduce(0, outputs_of(t, part, 0));
-  const std::uint64_t results = t.workspace.on_card(cuda::Workspace::Purpose::kOutput, part.bytes);
+  const std::uint64_t results =
+      t.workspace.on_device(cuda::Workspace::Purpose::kOutput, part.bytes);
   t.reduce(0, {{0, results, part.bytes / t.element}});
   t.unpack(outputs_of(t, part, results));
 }

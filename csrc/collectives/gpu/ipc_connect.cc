@@ -1,5 +1,5 @@
 // Whether CUDA IPC works is tried out, and nothing is concluded from what ought to be: whether
-// cards reach each other depends on how they are connected, what a container or
+// GPUs reach each other depends on how they are connected, what a container or
 // CUDA_VISIBLE_DEVICES lets a process see, and whether it is another process at all. So each step
 // is taken on all ranks, and the next one if it went well everywhere; and the last step is to use
 // it.
@@ -19,11 +19,11 @@ namespace {
 
 using Purpose = cuda::Workspace::Purpose;
 
-// What a rank writes for the others to read, and how long the cards may take for it.
+// What a rank writes for the others to read, and how long the GPUs may take for it.
 constexpr std::size_t kTrialBytes = 256;
 constexpr auto kPatience = std::chrono::seconds(10);
 
-// Waits until the card has come to an event, though not for ever.
+// Waits until the GPU has come to an event, though not for ever.
 class PassedInTime final : public Waitable {
  public:
   explicit PassedInTime(cuda::EventPtr event) : event_(std::move(event)) {}
@@ -68,7 +68,7 @@ std::byte expected(int rank) { return static_cast<std::byte>(rank + 1); }
 
 // Every rank writes to its half and reads all others'. Returns where it will be.
 const std::byte* begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers) {
-  const cuda::Context& context = workspace.card().context();
+  const cuda::Context& context = workspace.device().context();
   const CUstream stream = workspace.stream().handle();
   {
     const cuda::Current current(context);
@@ -87,13 +87,13 @@ const std::byte* begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda:
 }
 
 void end_trial(const Comm& comm, const cuda::Event& done, const std::byte* seen) {
-  if (!done.done()) throw Error(HP_TIMEOUT, "cards do not see that others' have come to a point");
+  if (!done.done()) throw Error(HP_TIMEOUT, "GPUs do not see that others' have come to a point");
   for (int rank = 0; rank < comm.size(); ++rank) {
     const bool right = std::all_of(seen, seen + kTrialBytes,
                                    [&](std::byte byte) { return byte == expected(rank); });
     seen += kTrialBytes;
     if (!right) {
-      throw Error(HP_ABORTED, "the card reads other values from rank " + std::to_string(rank) +
+      throw Error(HP_ABORTED, "the GPU reads other values from rank " + std::to_string(rank) +
                                   "'s memory than were written there");
     }
   }
@@ -139,8 +139,8 @@ Task connect_ipc(Comm& comm, cuda::Workspace& workspace, std::unique_ptr<cuda::I
   std::unique_ptr<cuda::IpcPeers> made;
   cuda::IpcPeers::Offer mine{};
   attempt(problem, [&] {
-    made = std::make_unique<cuda::IpcPeers>(workspace.card().shared_from_this(), comm.rank(),
-                                            comm.size(), comm.shared()->cards_page());
+    made = std::make_unique<cuda::IpcPeers>(workspace.device().shared_from_this(), comm.rank(),
+                                            comm.size(), comm.shared()->gpus_page());
     mine = made->offer();
   });
   co_await share(comm, problem);
@@ -156,11 +156,11 @@ Task connect_ipc(Comm& comm, cuda::Workspace& workspace, std::unique_ptr<cuda::I
     co_return;
   }
   if (made->half_bytes() < cuda::IpcPeers::kMostBytes && comm.rank() == 0) {
-    workspace.card().log()(LogLevel::kInfo, "GPU tensors are moved by CUDA IPC in pieces of " +
-                                                std::to_string(made->half_bytes() >> 20) +
-                                                " MiB instead of " +
-                                                std::to_string(cuda::IpcPeers::kMostBytes >> 20) +
-                                                ", as a card has no more memory left");
+    workspace.device().log()(LogLevel::kInfo, "GPU tensors are moved by CUDA IPC in pieces of " +
+                                                  std::to_string(made->half_bytes() >> 20) +
+                                                  " MiB instead of " +
+                                                  std::to_string(cuda::IpcPeers::kMostBytes >> 20) +
+                                                  ", as a GPU has no more memory left");
   }
   peers = std::move(made);
 }

@@ -1,4 +1,4 @@
-// How the ranks of a process set come to reach each other's cards by CUDA IPC.
+// How the ranks of a process set come to reach each other's GPUs by CUDA IPC.
 #pragma once
 
 #include <memory>

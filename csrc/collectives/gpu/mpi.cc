@@ -1,7 +1,7 @@
-// Tensors on GPUs by MPI's own collectives, which are given addresses of the card, where MPI takes
+// Tensors on GPUs by MPI's own collectives, which are given addresses of the GPU, where MPI takes
 // them (Mpi::on_gpu).
 //
-// MPI knows of no streams. It is called when the card has come to the point where the data is
+// MPI knows of no streams. It is called when the GPU has come to the point where the data is
 // there, and where nothing before still uses the memory that MPI writes to; what becomes of the
 // results goes into the stream when MPI has come to its end. As on the host, MPI has working memory
 // only, and what it has begun all ranks have joined (mpi_common.h).
@@ -26,7 +26,7 @@ std::size_t sum(std::span<const std::size_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
 }
 
-// Until the card has done all that it was told so far.
+// Until the GPU has done all that it was told so far.
 Passed done_so_far(cuda::Workspace& workspace) { return Passed(workspace.mark()); }
 
 Task allreduce(Comm& comm, const Call& call) {

@@ -64,7 +64,7 @@ Task reducescatter(Tools t, const Call& call) {
   const bool even = buffer.bytes() == part * sizes.size();
   std::uint64_t spread = buffer.from(), result = output;
   if (!even) {
-    spread = t.workspace.on_card(cuda::Workspace::Purpose::kOutput, part * (sizes.size() + 1));
+    spread = t.workspace.on_device(cuda::Workspace::Purpose::kOutput, part * (sizes.size() + 1));
     result = spread + part * sizes.size();
     std::vector<cuda::Transfer> parts;
     std::uint64_t from = buffer.from(), to = spread;

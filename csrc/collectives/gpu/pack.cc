@@ -21,7 +21,7 @@ GpuBuffer::GpuBuffer(cuda::Workspace& workspace, const Call& call)
     });
   }
   if (from_ == 0) {
-    from_ = to_ = workspace.on_card(cuda::Workspace::Purpose::kInput, bytes_);
+    from_ = to_ = workspace.on_device(cuda::Workspace::Purpose::kInput, bytes_);
   }
 }
 

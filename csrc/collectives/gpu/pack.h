@@ -18,7 +18,7 @@ constexpr std::size_t aligned_on_gpu(std::size_t bytes) {
   return (bytes + kGpuAlignment - 1) / kGpuAlignment * kGpuAlignment;
 }
 
-// Where tensors lie in a buffer on a card, also in one that is never there as a whole: each at a
+// Where tensors lie in a buffer on a GPU, also in one that is never there as a whole: each at a
 // multiple of 16 bytes. Calls use(tensor, at) for each tensor, which lies `at` bytes into it.
 template <typename Use>
 void for_each_on_gpu(const Layout& layout, Use&& use) {
@@ -67,7 +67,7 @@ class GpuBuffer {
   // Brings what is at to() to the outputs, finished by `finish`; what is cast is not rounded to 16
   // bits again.
   void unpack(const Finish& finish) const;
-  // The same, of what was reduced by others than the card: see Launcher::move_reduced(). They
+  // The same, of what was reduced by others than the GPU: see Launcher::move_reduced(). They
   // reduce nothing of 16 bits, and so nothing is cast.
   void unpack_reduced(const Finish& finish) const;
 

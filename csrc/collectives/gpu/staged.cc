@@ -1,7 +1,7 @@
 // Tensors on GPUs through the host's memory: whatever connects the ranks does the work, with the
 // algorithms for tensors on the CPU, and no NCCL.
 //
-// A buffer travels in pieces: while the CPU reduces one, the next ones come from the card and the
+// A buffer travels in pieces: while the CPU reduces one, the next ones come from the GPU and the
 // one before goes back, in a stream of its own. The host waits only for what comes.
 #include "collectives/gpu/staged.h"
 

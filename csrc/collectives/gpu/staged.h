@@ -1,4 +1,4 @@
-// What goes from a card through the host's memory.
+// What goes from a GPU through the host's memory.
 #pragma once
 
 #include <cstddef>

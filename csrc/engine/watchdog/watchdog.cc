@@ -106,7 +106,7 @@ bool Engine::watch_transfers() {
   const bool framework_is_busy = gpu_has_not_begun();
   bool late = false;
   for (auto& [id, set] : sets_) {
-    // Who looks at the card waits for what the framework has given it to do.
+    // Who looks at the GPU waits for what the framework has given it to do.
     const bool waits_for_it = framework_is_busy && set->executor.polled();
     if ((set->executor.idle() && !set->removal) || moved || waits_for_it) {
       set->last_progress = time;
@@ -155,7 +155,7 @@ std::string Engine::whom_it_waits_for(const ProcessSet& set) const {
   return describe_ranks(others);
 }
 
-// On a card, nobody knows for whom it waits.
+// On a GPU, nobody knows for whom it waits.
 bool Engine::watch_gpus() {
   const double limit = or_never(config_.options.data_timeout);
   bool late = false;

@@ -395,19 +395,19 @@ HP_API hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index,
 HP_API hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, void** data);
 HP_API void hp_free(void* data);
 
-/* Tensors on GPUs. An operation on them is done when all of its work is in order on the card, which
- * may be long before the card has done it: the host never waits for a card. hp_stream_wait makes
+/* Tensors on GPUs. An operation on them is done when all of its work is in order on the GPU, which
+ * may be long before the GPU has done it: the host never waits for a GPU. hp_stream_wait makes
  * what is put into `stream` from now on wait for the results of an operation that is done; it does
  * nothing for one on the CPU. Tensors stay in use until there, and results that the engine has
  * allocated may be used from there on. HP_INVALID_ARGUMENT: not done, or failed.
  *
- * hp_take_device is hp_take for memory of a card, and hp_device_allocate makes some, for what is
+ * hp_take_device is hp_take for memory of a GPU, and hp_device_allocate makes some, for what is
  * put into `stream` from now on. It does not depend on the engine any more; hp_device_memory_free
  * gives it back when `stream` has done what is in it by then. (What is not taken, hp_release gives
  * back in the order of the stream with which the operation was submitted.)
  *
  * hp_stream_copy puts a copy of result `index` into `stream`, after the operation. `to`: memory of
- * the same card, for as many bytes as hp_result says. Of a result on the CPU, whose copy lies there
+ * the same GPU, for as many bytes as hp_result says. Of a result on the CPU, whose copy lies there
  * as well, it is made at once. */
 typedef struct hp_device_memory hp_device_memory;
 HP_API hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream);

@@ -1,4 +1,4 @@
-// Speed of the kernels that pack and unpack a batch against the card's own copies, and what a
+// Speed of the kernels that pack and unpack a batch against the GPU's own copies, and what a
 // launch costs the host. A program of its own; benchmarks/gpu.py makes a table of it.
 //
 //   gpu_move_bench [libraries of CUDA to try ...] < lists
@@ -31,7 +31,7 @@ using namespace horoplug;
 using namespace horoplug::cuda;
 
 constexpr int kRounds = 11;
-constexpr int kLaunches = 40;  // in a round, so that the card has more to do than the host
+constexpr int kLaunches = 40;  // in a round, so that the GPU has more to do than the host
 
 double cpu_seconds() {
   timespec now{};
@@ -46,7 +46,7 @@ double median(std::vector<double> values) {
 
 struct Case {
   std::function<void()> launch;
-  std::vector<double> seconds{};  // of one launch, on the card
+  std::vector<double> seconds{};  // of one launch, on the GPU
   std::vector<double> host{};     // and of the host's CPU
 };
 

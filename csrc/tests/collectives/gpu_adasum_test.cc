@@ -1,4 +1,4 @@
-// Adasum of tensors on GPUs, on simulated cards: all ranks have the same bits, alone and fused, by
+// Adasum of tensors on GPUs, on simulated GPUs: all ranks have the same bits, alone and fused, by
 // NCCL and by CUDA IPC; and they are the CPU's values but for the last digits.
 #include <doctest/doctest.h>
 
@@ -79,7 +79,8 @@ std::vector<Tensor> random_tensors(Random& random, int ranks, int count, std::si
 }
 
 // All of them at once, so that they are fused, or one by one.
-std::vector<Bytes> on_cards(GpuJob& job, int rank, const std::vector<Tensor>& tensors, bool fused) {
+std::vector<Bytes> on_devices(GpuJob& job, int rank, const std::vector<Tensor>& tensors,
+                              bool fused) {
   Framework& framework = job.framework(rank);
   Engine& engine = job.engine(rank);
   std::vector<std::unique_ptr<Framework::Array>> from, to;
@@ -137,8 +138,8 @@ std::vector<Bytes> check_job(const GpuJobOptions& options, const std::vector<Ten
   std::vector<std::vector<Bytes>> all(static_cast<std::size_t>(ranks));
   job.run([&](int rank) {
     auto& mine = all[static_cast<std::size_t>(rank)];
-    mine = on_cards(job, rank, tensors, true);
-    CHECK(on_cards(job, rank, tensors, false) == mine);
+    mine = on_devices(job, rank, tensors, true);
+    CHECK(on_devices(job, rank, tensors, false) == mine);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const Tensor& tensor = tensors[i];
       INFO("seed " << seed() << ": " << options.engine.algorithm << ", " << ranks << " ranks, "
@@ -159,7 +160,7 @@ std::vector<Bytes> check_job(const GpuJobOptions& options, const std::vector<Ten
 
 }  // namespace
 
-TEST_CASE("Adasum on cards") {
+TEST_CASE("Adasum on GPUs") {
   Random random(seed());
   for (const int ranks : {2, 4}) {
     const auto tensors = random_tensors(random, ranks, 24, 5000);

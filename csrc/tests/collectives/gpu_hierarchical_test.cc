@@ -1,5 +1,5 @@
 // Allreduces of tensors on GPUs over two hosts, which are reduced in each host first, on simulated
-// cards: the results are those of the CPU's hierarchical allreduce, of every type and size; the way
+// GPUs: the results are those of the CPU's hierarchical allreduce, of every type and size; the way
 // is taken by all ranks or by none; and who waits for a rank that will not come is let go.
 #include <doctest/doctest.h>
 
@@ -140,7 +140,7 @@ TEST_CASE("other operations go through the host's memory then") {
   run_random(job, kSanitized ? 10 : 30, 5, {0, 3000});
 }
 
-TEST_CASE("another way that is forced takes nothing of the hosts' cards") {
+TEST_CASE("another way that is forced takes nothing of the hosts' GPUs") {
   GpuJob job(on_two_hosts(4, forced("staged")));
   job.run([&](int rank) { CHECK(sums_up(job, rank, "t")); });
   CHECK(waits(job) == 0);
@@ -252,14 +252,14 @@ TEST_CASE("one host may use NCCL, and the other one CUDA IPC") {
 
 // Their memory is mapped twice in one process, of which ThreadSanitizer does not know.
 #if !defined(__SANITIZE_THREAD__)
-TEST_CASE("process sets work for themselves, and leave nothing on the cards") {
+TEST_CASE("process sets work for themselves, and leave nothing on the GPUs") {
   GpuJobOptions options = on_two_hosts(6);
   options.transport = Transport::kMixed;
   for (const bool has_nccl : {false, true}) {
     options.has_nccl = has_nccl;
     GpuJob job(options);
     job.run([&](int rank) { CHECK(sums_up(job, rank, "all")); });
-    const std::size_t used = job.card().bytes_used(0);
+    const std::size_t used = job.gpu().bytes_used(0);
     for (int i = 0; i < 3; ++i) {
       job.run([&](int rank) {
         Engine& engine = job.engine(rank);
@@ -278,12 +278,12 @@ TEST_CASE("process sets work for themselves, and leave nothing on the cards") {
         await(engine, engine.remove_set(even));
         await(engine, engine.remove_set(uneven));
       });
-      CHECK(comes_to([&] { return job.card().bytes_used(0) == used; }));
+      CHECK(comes_to([&] { return job.gpu().bytes_used(0) == used; }));
     }
     job.run([&](int rank) { CHECK(sums_up(job, rank, "all again")); });
     job.end();
     for (int device = 0; device < 6; ++device) {
-      CHECK(comes_to([&] { return job.card().bytes_used(device) == 0; }));
+      CHECK(comes_to([&] { return job.gpu().bytes_used(device) == 0; }));
     }
   }
 }
@@ -292,8 +292,8 @@ TEST_CASE("process sets work for themselves, and leave nothing on the cards") {
 TEST_CASE("a rank that goes in the middle ends the others' operations") {
   GpuJob job(on_two_hosts_with_nccl_alone());
   job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
-  // Cards have other things to do: all ranks wait for what comes from there.
-  job.card().hold();
+  // GPUs have other things to do: all ranks wait for what comes from there.
+  job.gpu().hold();
   std::barrier all_submitted(4);
   job.run([&](int rank) {
     Running running(job, rank, sum("second", 500, 1), true);
@@ -302,7 +302,7 @@ TEST_CASE("a rank that goes in the middle ends the others' operations") {
     const Status status = failure_of([&] { running.wait(); });
     CHECK(mentions(status, {"second", "the test wants it"}));
     all_submitted.arrive_and_wait();
-    if (rank == 3) job.card().let_go();
+    if (rank == 3) job.gpu().let_go();
     job.framework(rank).read(0, 0);  // comes to an end
   });
 }
@@ -310,7 +310,7 @@ TEST_CASE("a rank that goes in the middle ends the others' operations") {
 TEST_CASE("an error of NCCL's in the middle ends the job, and is told") {
   GpuJob job(on_two_hosts_with_nccl_alone());
   job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
-  job.card().hold();
+  job.gpu().hold();
   std::array<std::unique_ptr<Running>, 4> running;
   job.run([&](int rank) {
     running[static_cast<std::size_t>(rank)] =
@@ -321,12 +321,12 @@ TEST_CASE("an error of NCCL's in the middle ends the job, and is told") {
     const Status status = failure_of([&] { running[static_cast<std::size_t>(rank)]->wait(); });
     CHECK(mentions(status, {"second", "NCCL"}));
   });
-  job.card().let_go();
+  job.gpu().let_go();
 }
 
 // What is read then has no order that ThreadSanitizer could see.
 #if !defined(__SANITIZE_THREAD__)
-TEST_CASE("a rank whose card does nothing any more is named in time") {
+TEST_CASE("a rank whose GPU does nothing any more is named in time") {
   stuck = false;
   EngineOptions engine = forced();
   engine.data_timeout = 0.5;
@@ -344,7 +344,7 @@ TEST_CASE("a rank whose card does nothing any more is named in time") {
       running.wait();
       sums_up(job, rank, "third");  // where it was the last one that came
     });
-    // Who waits for the card is the first to say so, or who has done with it and watches it.
+    // Who waits for the GPU is the first to say so, or who has done with it and watches it.
     CHECK(mentions(status, {"second", "0.5 s"}));
     job.framework(rank).read(0, 0);
   });

@@ -1,4 +1,4 @@
-// Tensors on the GPUs of one host by CUDA IPC, on simulated cards: the results are the CPU's in
+// Tensors on the GPUs of one host by CUDA IPC, on simulated GPUs: the results are the CPU's in
 // every operation, of every size and with every number of rounds; ranks use it together or not at
 // all; and who waits for a rank that will not come is let go.
 #include <doctest/doctest.h>
@@ -76,18 +76,16 @@ TEST_CASE("operations by CUDA IPC, many of them in flight") {
   }
 }
 
-TEST_CASE("ranks that share a card, and have little memory there, go in several rounds") {
+TEST_CASE("ranks that share a GPU, and have little memory there, go in several rounds") {
   for (const EngineOptions& options : {in_two_steps(), with_ipc()}) {
-    SimulatedOptions cards;
-    cards.one_card = true;
-    GpuJob job({.ranks = 3,
-                .engine = options,
-                .card = cards,
-                .driver = [](int rank, cuda::DriverApi& api) {
-                  if (rank != 1) return;
-                  allocate = api.MemAlloc;
-                  api.MemAlloc = allocate_little;
-                }});
+    SimulatedOptions gpus;
+    gpus.one_gpu = true;
+    GpuJob job(
+        {.ranks = 3, .engine = options, .gpu = gpus, .driver = [](int rank, cuda::DriverApi& api) {
+           if (rank != 1) return;
+           allocate = api.MemAlloc;
+           api.MemAlloc = allocate_little;
+         }});
     run_random(job, 5, 1, {280'000, 300'000});
     CHECK(waits(job) > 0);
     CHECK(count_of("in pieces of 1 MiB instead of 32", job.logged()) == 1);
@@ -138,12 +136,12 @@ TEST_CASE("either all ranks use CUDA IPC, or none does and one line says why") {
 }
 
 TEST_CASE("a set is gone when no rank reads its memory any more") {
-  SimulatedOptions cards;
-  cards.longest_delay = std::chrono::milliseconds(kSanitized ? 1 : 3);
-  GpuJob job({.ranks = 3, .engine = in_two_steps(), .card = cards});
+  SimulatedOptions gpus;
+  gpus.longest_delay = std::chrono::milliseconds(kSanitized ? 1 : 3);
+  GpuJob job({.ranks = 3, .engine = in_two_steps(), .gpu = gpus});
   job.run([&](int rank) { CHECK(sums_up(job, rank, "all")); });
   for (int i = 0; i < 6; ++i) {
-    const std::size_t used = job.card().bytes_used(0);
+    const std::size_t used = job.gpu().bytes_used(0);
     job.run([&](int rank) {
       Engine& engine = job.engine(rank);
       const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 2})));
@@ -154,7 +152,7 @@ TEST_CASE("a set is gone when no rank reads its memory any more") {
       }
       await(engine, engine.remove_set(set));
     });
-    CHECK(job.card().bytes_used(0) == used);
+    CHECK(job.gpu().bytes_used(0) == used);
   }
   job.run([&](int rank) { CHECK(sums_up(job, rank, "all again")); });
 }
@@ -204,7 +202,7 @@ TEST_CASE("a stopped rank keeps nobody where a kernel is loaded") {
   });
 }
 
-TEST_CASE("who waits for a rank whose card does nothing any more goes on when the job fails") {
+TEST_CASE("who waits for a rank whose GPU does nothing any more goes on when the job fails") {
   stuck = false;
   GpuJob job({.ranks = 2, .engine = with_ipc(), .driver = [](int rank, cuda::DriverApi& api) {
                 if (rank != 1) return;
@@ -218,7 +216,7 @@ TEST_CASE("who waits for a rank whose card does nothing any more goes on when th
     mine = std::make_unique<Running>(job, rank, sum("second", 500, 1), false);
     mine->wait();
   });
-  // Nobody has to wait for ever, as the simulated card would say after half a minute.
+  // Nobody has to wait for ever, as the simulated GPU would say after half a minute.
   job.run([&](int rank) {
     if (rank == 1) job.engine(1).abort("it has had enough");
     const Status status = failure_of([&] { sums_up(job, rank, "third"); });

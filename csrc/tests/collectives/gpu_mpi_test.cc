@@ -1,5 +1,5 @@
-// Tensors on GPUs by MPI's own collectives, on simulated cards and an MPI within this process: the
-// results are the CPU's; MPI is called when the card is done, and never again given memory that it
+// Tensors on GPUs by MPI's own collectives, on simulated GPUs and an MPI within this process: the
+// results are the CPU's; MPI is called when the GPU is done, and never again given memory that it
 // may still have; and ranks use it together or not at all.
 #include <doctest/doctest.h>
 
@@ -26,7 +26,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using OnGpu = Mpi::OnGpu;
 
-bool is_on_card(const cuda::DriverApi& api, const void* memory) {
+bool is_on_device(const cuda::DriverApi& api, const void* memory) {
   unsigned type = 0;
   return api.PointerGetAttribute(&type, cuda::kMemoryType, std::bit_cast<CUdeviceptr>(memory)) ==
              cuda::kSuccess &&
@@ -40,9 +40,9 @@ class Shared {
 
   std::shared_ptr<Mpi> of(int rank) { return std::make_shared<Locked>(*this, rank); }
 
-  // The job that it is in has this card.
+  // The job that it is in has this GPU.
   const cuda::DriverApi* api = nullptr;
-  std::array<std::atomic<int>, kOpKindCount> on_card{};  // collectives that were begun there
+  std::array<std::atomic<int>, kOpKindCount> on_device{};  // collectives that were begun there
   std::atomic<bool> failing{false};
 
  private:
@@ -98,8 +98,8 @@ class Shared {
         bool entered;
       };
       const Within within(setting_.get());
-      if (began_on_card_) {
-        // The simulated card ends the process if no context is current.
+      if (began_on_device_) {
+        // The simulated GPU ends the process if no context is current.
         CUdevice device = -1;
         const bool right = shared_.api->CtxGetDevice(&device) == 0 && device == rank_;
         CHECK(right);
@@ -109,9 +109,9 @@ class Shared {
     }
     template <typename Function>
     Request begin(OpKind kind, const void* memory, const Function& function) {
-      if (is_on_card(*shared_.api, memory)) {
-        ++shared_.on_card[static_cast<std::size_t>(kind)];
-        began_on_card_ = true;
+      if (is_on_device(*shared_.api, memory)) {
+        ++shared_.on_device[static_cast<std::size_t>(kind)];
+        began_on_device_ = true;
       }
       return call(function);
     }
@@ -120,7 +120,7 @@ class Shared {
     const int rank_;
     FakeMpi mpi_;
     std::shared_ptr<Setting> setting_;
-    bool began_on_card_ = false;
+    bool began_on_device_ = false;
   };
 
   std::mutex mutex_;
@@ -136,11 +136,11 @@ struct Job {
     options.ranks = ranks;
     options.engine.algorithm = "mpi";
     options.mpi = [this](int rank) { return mpi.of(rank); };
-    if (delay.count() > 0) options.card.longest_delay = delay;
+    if (delay.count() > 0) options.gpu.longest_delay = delay;
     job = std::make_unique<GpuJob>(std::move(options));
-    mpi.api = &job->card().api();
+    mpi.api = &job->gpu().api();
   }
-  int begun_on_card(OpKind kind) const { return mpi.on_card[static_cast<std::size_t>(kind)]; }
+  int begun_on_device(OpKind kind) const { return mpi.on_device[static_cast<std::size_t>(kind)]; }
 
   const int ranks;
   Shared mpi;
@@ -152,7 +152,7 @@ constexpr OpKind kReduces[] = {OpKind::kAllreduce, OpKind::kReducescatter};
 
 }  // namespace
 
-TEST_CASE("operations by MPI on the memory of cards, many of them in flight") {
+TEST_CASE("operations by MPI on the memory of GPUs, many of them in flight") {
   for (const int ranks : {2, 3, 4}) {
     for (const int delay : {50, 2000}) {
       CAPTURE(ranks);
@@ -160,10 +160,10 @@ TEST_CASE("operations by MPI on the memory of cards, many of them in flight") {
               std::chrono::microseconds(delay));
       const int count = kSanitized || delay > 50 ? 15 : 60;
       run_random(*job.job, count, 10, {0, 6000});
-      for (const OpKind kind : kMoves) CHECK(job.begun_on_card(kind) > 0);
+      for (const OpKind kind : kMoves) CHECK(job.begun_on_device(kind) > 0);
       // Most of them, but not all.
       if (count > 15) {
-        for (const OpKind kind : kReduces) CHECK(job.begun_on_card(kind) > 0);
+        for (const OpKind kind : kReduces) CHECK(job.begun_on_device(kind) > 0);
       }
     }
   }
@@ -188,7 +188,7 @@ TEST_CASE("plans that break leave MPI's collectives in step") {
     }
     CHECK(job.job->engine(rank).stats().planned_batches > 0);
   });
-  CHECK(job.begun_on_card(OpKind::kAllreduce) > 0);
+  CHECK(job.begun_on_device(OpKind::kAllreduce) > 0);
 }
 
 TEST_CASE("ranks use MPI for what all of their MPIs take, and one line says what is not") {
@@ -214,9 +214,9 @@ TEST_CASE("ranks use MPI for what all of their MPIs take, and one line says what
     Job job(each.on_gpu);
     run_random(*job.job, 15, 5, {100, 3000});
     for (const OpKind kind : kMoves) {
-      CHECK((job.begun_on_card(kind) > 0) == (each.together >= OnGpu::kMoves));
+      CHECK((job.begun_on_device(kind) > 0) == (each.together >= OnGpu::kMoves));
     }
-    for (const OpKind kind : kReduces) CHECK(job.begun_on_card(kind) == 0);
+    for (const OpKind kind : kReduces) CHECK(job.begun_on_device(kind) == 0);
     CHECK(count_of(each.line, job.job->warnings()) == 1);  // it was asked for
     CHECK(count_of(each.line, job.job->logged()) == each.on_gpu.size());
   }
@@ -244,12 +244,12 @@ namespace {
 
 // One rank's part in an alltoall, without an engine.
 struct Rank {
-  Rank(SimulatedCard& card, FakeJob& job, int number) : framework(card, number), mpi(job, number) {
+  Rank(SimulatedGpu& gpu, FakeJob& job, int number) : framework(gpu, number), mpi(job, number) {
     cuda::Toolkit toolkit;
-    toolkit.driver = card.api();
-    toolkit.images = SimulatedCard::code;
-    auto opened = cuda::Card::open(std::make_shared<const cuda::Toolkit>(toolkit), number,
-                                   Log(LogLevel::kFatal, [](LogLevel, const std::string&) {}));
+    toolkit.driver = gpu.api();
+    toolkit.images = SimulatedGpu::code;
+    auto opened = cuda::Device::open(std::make_shared<const cuda::Toolkit>(toolkit), number,
+                                     Log(LogLevel::kFatal, [](LogLevel, const std::string&) {}));
     comm.set_mpi(&mpi);
     comm.set_gpu(std::make_shared<GpuGroup>(std::move(opened)));
     call.kind = OpKind::kAlltoall;
@@ -282,9 +282,9 @@ struct Rank {
 };
 
 struct Pair {
-  Pair() : card({.devices = 2}) {
-    REQUIRE(card.api().Init(0) == cuda::kSuccess);
-    for (int i = 0; i < 2; ++i) ranks.push_back(std::make_unique<Rank>(card, job, i));
+  Pair() : gpu({.devices = 2}) {
+    REQUIRE(gpu.api().Init(0) == cuda::kSuccess);
+    for (int i = 0; i < 2; ++i) ranks.push_back(std::make_unique<Rank>(gpu, job, i));
     for (auto& rank : ranks) {
       rank->input.write(Bytes(Rank::kBytes, std::byte{7}));
       rank->output.write(Bytes(Rank::kBytes, std::byte{2}));
@@ -293,27 +293,27 @@ struct Pair {
   }
   Rank& operator[](std::size_t i) { return *ranks[i]; }
 
-  SimulatedCard card;
+  SimulatedGpu gpu;
   FakeJob job{2};
   std::vector<std::unique_ptr<Rank>> ranks;
 };
 
 }  // namespace
 
-TEST_CASE("MPI is not called before the card has come to where the data is there") {
+TEST_CASE("MPI is not called before the GPU has come to where the data is there") {
   Pair pair;
-  pair.card.hold();
+  pair.gpu.hold();
   for (std::size_t i = 0; i < 2; ++i) {
     pair[i].start();
     for (int turn = 0; turn < 100; ++turn) CHECK_FALSE(pair[i].fiber->poll());
     CHECK(pair[i].fiber->polled());
     CHECK_FALSE(pair[i].has_begun());
   }
-  pair.card.let_go();
+  pair.gpu.let_go();
   for (std::size_t i = 0; i < 2; ++i) {
     pair[i].poll_until([&] { return pair[i].has_begun(); });
-    CHECK(is_on_card(pair.card.api(), pair[i].mpi.last.input));
-    CHECK(is_on_card(pair.card.api(), pair[i].mpi.last.output));
+    CHECK(is_on_device(pair.gpu.api(), pair[i].mpi.last.input));
+    CHECK(is_on_device(pair.gpu.api(), pair[i].mpi.last.output));
     // Never memory of the user's.
     CHECK(pair[i].mpi.last.input != pair[i].input.address());
     CHECK(pair[i].mpi.last.output != pair[i].output.address());
@@ -321,7 +321,7 @@ TEST_CASE("MPI is not called before the card has come to where the data is there
   for (std::size_t i = 0; i < 2; ++i) CHECK(pair[i].fiber->poll());
 }
 
-TEST_CASE("memory of a card that MPI may still use is nobody's any more") {
+TEST_CASE("memory of a GPU that MPI may still use is nobody's any more") {
 #if defined(__SANITIZE_ADDRESS__)
   const __lsan::ScopedDisabler left_to_mpi_for_good;
 #endif
@@ -342,5 +342,5 @@ TEST_CASE("memory of a card that MPI may still use is nobody's any more") {
   CHECK(pair[0].mpi.last.input != had.input);
   pair[0].fiber.reset();
   pair.ranks.clear();
-  CHECK(is_on_card(pair.card.api(), had.output));
+  CHECK(is_on_device(pair.gpu.api(), had.output));
 }

@@ -101,7 +101,7 @@ class Folder {
   fs::path path_;
 };
 
-TEST_CASE("a kernel is compiled alone, for the card, without contraction") {
+TEST_CASE("a kernel is compiled alone, for the GPU, without contraction") {
   asked = {};
   const Nvrtc nvrtc = pretended();
   const Compilation compilation = plan_compilation(nvrtc, "copy_32", 80);
@@ -114,7 +114,7 @@ TEST_CASE("a kernel is compiled alone, for the card, without contraction") {
   CHECK(asked.programs == 0);
 }
 
-TEST_CASE("cards that are newer or older than the compiler") {
+TEST_CASE("GPUs that are newer or older than the compiler") {
   const Nvrtc nvrtc = pretended();
   CHECK(plan_compilation(nvrtc, "copy_32", 90).arch == "sm_90");
   CHECK(plan_compilation(nvrtc, "copy_32", 86).arch == "compute_80");

@@ -1,4 +1,4 @@
-// The checks of card_checks.h: always on a simulated card, and on a real one where there is one.
+// The checks of device_checks.h: always on a simulated GPU, and on a real one where there is one.
 // HOROPLUG_TEST_GPU=1: there has to be one (make test-gpu). HOROPLUG_TEST_KERNELS names a file of
 // kernels to be used in place of NVRTC.
 #include <doctest/doctest.h>
@@ -32,14 +32,14 @@ void check_all(const DriverApi& api, const ImageSource& images) {
   check_adasum(context, launcher, random);
 }
 
-TEST_CASE("all kernels on a simulated card") {
-  SimulatedCard card;
-  REQUIRE(start_driver(card.api()) == "");
-  check_all(card.api(), SimulatedCard::code);
-  CHECK(card.alive() == 0);
+TEST_CASE("all kernels on a simulated GPU") {
+  SimulatedGpu gpu;
+  REQUIRE(start_driver(gpu.api()) == "");
+  check_all(gpu.api(), SimulatedGpu::code);
+  CHECK(gpu.alive() == 0);
 }
 
-TEST_CASE("all kernels on the card") {
+TEST_CASE("all kernels on the GPU") {
   const bool required = std::getenv("HOROPLUG_TEST_GPU") != nullptr;
   const auto missing = [&](const std::string& why) {
     MESSAGE("not run: ", why);

@@ -31,8 +31,8 @@ std::shared_ptr<const Image> code(const std::string& kernel, int capability) {
 }
 
 // A launcher over a recorded driver that runs kernels on the host.
-struct Card {
-  Card() {
+struct Gpu {
+  Gpu() {
     driver.on_launch = [this](const std::string& name, unsigned blocks, void* args) {
       CHECK(run_on_host(name, args, blocks, random));
       CHECK(driver.pushed() == 1);
@@ -57,56 +57,56 @@ struct Tensors {
   std::vector<Transfer> transfers;
 };
 
-TEST_CASE("one launch per batch; code and tables are brought to the card once") {
-  Card card;
+TEST_CASE("one launch per batch; code and tables are brought to the GPU once") {
+  Gpu gpu;
   Tensors tensors(20);
   const Finish half{0.5, 1};
-  card.launcher.move(DType::kFloat32, DType::kFloat32, half, tensors.transfers);
+  gpu.launcher.move(DType::kFloat32, DType::kFloat32, half, tensors.transfers);
   for (std::size_t i = 0; i < 20; ++i) {
     CHECK(tensors.to[5000 * i + 4999] == static_cast<float>(i + 4999) / 2);
   }
-  const Calls first = card.driver.take_calls();
+  const Calls first = gpu.driver.take_calls();
   REQUIRE(first.size() == 4);
   CHECK(first[0] == "copy in stream 1");
   CHECK(first[1].ends_with("in stream 1"));
   CHECK(first[2] == "load image of scale_float32 for 90");
   CHECK(first[3] == "launch scale_float32 <<<16>>> stream 1");  // two processors, eight each
 
-  card.launcher.move(DType::kFloat32, DType::kFloat32, half, tensors.transfers);
-  CHECK(card.driver.take_calls() == Calls{"launch scale_float32 <<<16>>> stream 1"});
-  CHECK(card.launcher.table_copies() == 1);
+  gpu.launcher.move(DType::kFloat32, DType::kFloat32, half, tensors.transfers);
+  CHECK(gpu.driver.take_calls() == Calls{"launch scale_float32 <<<16>>> stream 1"});
+  CHECK(gpu.launcher.table_copies() == 1);
 
   // Another kernel on the same tensors has the same table.
-  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
-  CHECK(card.driver.take_calls() ==
+  gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  CHECK(gpu.driver.take_calls() ==
         Calls{"load image of copy_32 for 90", "launch copy_32 <<<16>>> stream 1"});
 
   tensors.transfers.pop_back();
-  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
-  CHECK(card.launcher.table_copies() == 2);
+  gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  CHECK(gpu.launcher.table_copies() == 2);
 }
 
 TEST_CASE("an empty batch is no launch, and a small one has few blocks") {
-  Card card;
+  Gpu gpu;
   Tensors tensors(1);
-  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, {});
+  gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, {});
   const std::vector<Transfer> empty = {{0, 0, 0}};
-  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, empty);
-  CHECK(card.driver.take_calls() == Calls{});
-  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
-  CHECK(card.driver.take_calls().back() == "launch copy_32 <<<2>>> stream 1");
+  gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, empty);
+  CHECK(gpu.driver.take_calls() == Calls{});
+  gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  CHECK(gpu.driver.take_calls().back() == "launch copy_32 <<<2>>> stream 1");
 }
 
 TEST_CASE("reductions and Adasum") {
-  Card card;
+  Gpu gpu;
   Tensors tensors(3);
   const std::vector<std::uint64_t> sources = {address(tensors.from[0].data()),
                                               address(tensors.from[1].data()),
                                               address(tensors.from[2].data())};
   const std::vector<Transfer> one = {{0, address(tensors.to.data()), 5000}};
-  card.launcher.reduce(ReduceOp::kAverage, DType::kFloat32, {1, 3}, sources, one);
+  gpu.launcher.reduce(ReduceOp::kAverage, DType::kFloat32, {1, 3}, sources, one);
   CHECK(tensors.to[10] == 11);
-  CHECK(card.driver.take_calls().back() == "launch reduce_sum_float32 <<<2>>> stream 1");
+  CHECK(gpu.driver.take_calls().back() == "launch reduce_sum_float32 <<<2>>> stream 1");
 
   // The sum of two vectors that are orthogonal.
   std::vector<float> a(200, 0), b(200, 0), sum(200, 0);
@@ -114,15 +114,15 @@ TEST_CASE("reductions and Adasum") {
   std::fill(b.begin() + 100, b.end(), 3);
   std::vector<Dots> dots(1);
   const std::vector<Transfer> whole = {{0, address(sum.data()), 200}};
-  card.launcher.dots(DType::kFloat32, address(a.data()), address(b.data()), whole,
-                     address(dots.data()));
+  gpu.launcher.dots(DType::kFloat32, address(a.data()), address(b.data()), whole,
+                    address(dots.data()));
   CHECK(dots[0].aa == 400);
   CHECK(dots[0].ab == 0);
   CHECK(dots[0].bb == 900);
-  card.launcher.blend(DType::kFloat32, address(a.data()), address(b.data()), whole,
-                      address(dots.data()));
+  gpu.launcher.blend(DType::kFloat32, address(a.data()), address(b.data()), whole,
+                     address(dots.data()));
   CHECK((sum[99] == 2 && sum[100] == 3));
-  const Calls calls = card.driver.take_calls();
+  const Calls calls = gpu.driver.take_calls();
   Calls launches;
   std::copy_if(calls.begin(), calls.end(), std::back_inserter(launches),
                [](const std::string& call) { return call.starts_with("launch"); });
@@ -132,16 +132,16 @@ TEST_CASE("reductions and Adasum") {
 }
 
 TEST_CASE("order is by events, and the host waits for nothing") {
-  Card card;
+  Gpu gpu;
   Tensors tensors(2);
-  const Event ready(card.context), done(card.context);
-  const Stream theirs(card.context);
+  const Event ready(gpu.context), done(gpu.context);
+  const Stream theirs(gpu.context);
   ready.record(theirs.handle());
-  card.launcher.stream().wait_for(ready.handle());
-  card.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
-  done.record(card.launcher.stream().handle());
+  gpu.launcher.stream().wait_for(ready.handle());
+  gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
+  done.record(gpu.launcher.stream().handle());
   theirs.wait_for(done.handle());
-  const Calls calls = card.driver.take_calls();
+  const Calls calls = gpu.driver.take_calls();
   const auto at = [&](const std::string& part) {
     return std::find_if(
                calls.begin(), calls.end(),
@@ -246,7 +246,7 @@ TEST_CASE("code that has several kernels is loaded once") {
   CHECK(std::count(calls.begin(), calls.end(), "load image of all") == 1);
 }
 
-TEST_CASE("a kernel is loaded once for all who launch on a card") {
+TEST_CASE("a kernel is loaded once for all who launch on a GPU") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
   const auto kernels = std::make_shared<LoadedKernels>(context, code);
@@ -274,15 +274,15 @@ TEST_CASE("everything is given back") {
 }
 
 TEST_CASE("what no kernel can do is refused") {
-  Card card;
+  Gpu gpu;
   Tensors tensors(1);
   const std::vector<std::uint64_t> many(kMaxSources + 1, tensors.transfers[0].from);
-  CHECK_THROWS_AS(
-      card.launcher.reduce(ReduceOp::kSum, DType::kFloat32, {}, many, tensors.transfers), Error);
-  CHECK_THROWS_AS(card.launcher.dots(DType::kInt32, 0, 0, tensors.transfers, 0), Error);
-  CHECK_THROWS_AS(card.launcher.move(DType::kFloat64, DType::kFloat16, {}, tensors.transfers),
+  CHECK_THROWS_AS(gpu.launcher.reduce(ReduceOp::kSum, DType::kFloat32, {}, many, tensors.transfers),
                   Error);
-  CHECK(card.driver.pushed() == 0);
+  CHECK_THROWS_AS(gpu.launcher.dots(DType::kInt32, 0, 0, tensors.transfers, 0), Error);
+  CHECK_THROWS_AS(gpu.launcher.move(DType::kFloat64, DType::kFloat16, {}, tensors.transfers),
+                  Error);
+  CHECK(gpu.driver.pushed() == 0);
 }
 
 }  // namespace

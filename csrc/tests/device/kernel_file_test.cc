@@ -84,26 +84,26 @@ Nvrtc for_archs(std::vector<int> archs) {
   return nvrtc;
 }
 
-TEST_CASE("a file that is whole, and the cards that it is for") {
+TEST_CASE("a file that is whole, and the GPUs that it is for") {
   const File made;
   const KernelFile file = open_kernel_file(made.places(), 12040);
   REQUIRE(file.problem == "");
   CHECK(file.path == made.path().string());
   CHECK(file.image == kCode);
   CHECK(file.describe() == "nvcc 12.8: sm_80, sm_90, PTX");
-  for (const int card : {75, 80, 86, 90, 100, 120}) CHECK(file.fits(card));
+  for (const int gpu : {75, 80, 86, 90, 100, 120}) CHECK(file.fits(gpu));
   CHECK_FALSE(file.fits(70));
 }
 
-TEST_CASE("without PTX, a file is for cards of the same major versions") {
+TEST_CASE("without PTX, a file is for GPUs of the same major versions") {
   File made;
   made.header.ptx = 0;
   made.header.archs[0] = 86;
   made.write();
   const KernelFile file = open_kernel_file(made.places(), 0);
   CHECK(file.describe() == "nvcc 12.8: sm_86, sm_90");
-  for (const int card : {86, 89, 90}) CHECK(file.fits(card));
-  for (const int card : {75, 80, 100}) CHECK_FALSE(file.fits(card));
+  for (const int gpu : {86, 89, 90}) CHECK(file.fits(gpu));
+  for (const int gpu : {75, 80, 100}) CHECK_FALSE(file.fits(gpu));
 }
 
 TEST_CASE("files that are not there, stale, damaged, foreign or anybody's") {
@@ -163,7 +163,7 @@ TEST_CASE("the file is used where NVRTC is not") {
           .c_str(),
       Error);
 
-  // A card that NVRTC no longer knows.
+  // A GPU that NVRTC no longer knows.
   CHECK(*kernel_code(for_archs({80, 90}), file.places(), 12040, none)("copy_32", 75) == kCode);
   CHECK_THROWS_WITH_AS(
       kernel_code(for_archs({80, 90}), {}, 13010, none)("copy_32", 75),

@@ -1,4 +1,4 @@
-// Tensors on GPUs through whole engines, on simulated cards: the results are those of the CPU, the
+// Tensors on GPUs through whole engines, on simulated GPUs: the results are those of the CPU, the
 // host waits for no stream, and whatever goes wrong has a name.
 #include <doctest/doctest.h>
 
@@ -54,7 +54,7 @@ Given random_operation(Random& random, int ranks, int number, bool exact) {
     if (exact && order.reduce == ReduceOp::kAverage) order.reduce = ReduceOp::kSum;
   }
   // What is finished while it is widened is not rounded to 16 bits again, as on the CPU it is. So
-  // it is where no kernel of the card's reduces: by NCCL, and on one rank.
+  // it is where no kernel of the GPU's reduces: by NCCL, and on one rank.
   const bool finishes = !(order.compressed && ranks == 1);
   if (reduces && below(random, 3) == 0) order.prescale = 0.5;
   if (reduces && below(random, 3) == 0 && finishes) order.postscale = 3;
@@ -203,11 +203,11 @@ TEST_CASE("many operations in flight are fused, planned, and waited for by no ho
   });
 }
 
-TEST_CASE("the host waits for nothing that the card has to do") {
+TEST_CASE("the host waits for nothing that the GPU has to do") {
   GpuJob job({.ranks = 2});
   // Returns how often the host waited.
   const auto step = [&](const std::string& name) {
-    const std::size_t before = job.card().host_waits();
+    const std::size_t before = job.gpu().host_waits();
     job.run([&](int rank) {
       Framework& framework = job.framework(rank);
       Engine& engine = job.engine(rank);
@@ -225,7 +225,7 @@ TEST_CASE("the host waits for nothing that the card has to do") {
       }
       array.read();
     });
-    return job.card().host_waits() - before;
+    return job.gpu().host_waits() - before;
   };
   step("the first one allocates");
   const std::size_t without = step("");
@@ -250,10 +250,10 @@ TEST_CASE("what a rank has on the CPU and another on a GPU is an error that says
   });
 }
 
-TEST_CASE("a second card of one rank, and a stream that is being captured, are refused") {
-  SimulatedOptions cards;
-  cards.devices = 2;
-  GpuJob job({.ranks = 1, .card = cards});
+TEST_CASE("a second GPU of one rank, and a stream that is being captured, are refused") {
+  SimulatedOptions gpus;
+  gpus.devices = 2;
+  GpuJob job({.ranks = 1, .gpu = gpus});
   job.perform(0, sum("first", 4), floats(4, 1));
   Order order = sum("second", 4);
   Framework::Array array(job.framework(0), 16);
@@ -262,15 +262,15 @@ TEST_CASE("a second card of one rank, and a stream that is being captured, are r
   Status status = failure_of([&] { submit(job.engine(0), order); });
   CHECK(status.code == HP_INVALID_ARGUMENT);
   CHECK(mentions(status, {"cuda:1", "cuda:0", "set_device"}));
-  job.card().set_capture_status(job.framework(0).stream(), 1);
+  job.gpu().set_capture_status(job.framework(0).stream(), 1);
   status = failure_of([&] { job.perform(0, sum("third", 4), floats(4, 1)); });
   CHECK(status.code == HP_UNSUPPORTED);
   CHECK(mentions(status, {"graph", "outside of the capture"}));
-  job.card().set_capture_status(job.framework(0).stream(), 0);
+  job.gpu().set_capture_status(job.framework(0).stream(), 0);
   CHECK(job.perform(0, sum("third", 4), floats(4, 1)) == floats(4, 1));
 }
 
-TEST_CASE("a rank that has joined takes part, though it has had no tensor on its card") {
+TEST_CASE("a rank that has joined takes part, though it has had no tensor on its GPU") {
   GpuJob job({.ranks = 3});
   job.run([&](int rank) {
     if (rank < 2) {
@@ -281,7 +281,7 @@ TEST_CASE("a rank that has joined takes part, though it has had no tensor on its
   });
 }
 
-TEST_CASE("results that nobody takes, or takes and gives back, leave nothing on the card") {
+TEST_CASE("results that nobody takes, or takes and gives back, leave nothing on the GPU") {
   auto job = std::make_unique<GpuJob>(GpuJobOptions{.ranks = 2});
   job->run([&](int rank) {
     Order order = sum("gathered", 50);
@@ -292,10 +292,10 @@ TEST_CASE("results that nobody takes, or takes and gives back, leave nothing on 
   // In the order of streams, which nobody waits for.
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   for (int device = 0; device < 2; ++device) {
-    while (job->card().bytes_used(device) != 0 && std::chrono::steady_clock::now() < until) {
+    while (job->gpu().bytes_used(device) != 0 && std::chrono::steady_clock::now() < until) {
       std::this_thread::yield();
     }
-    CHECK(job->card().bytes_used(device) == 0);
+    CHECK(job->gpu().bytes_used(device) == 0);
   }
 }
 
@@ -370,10 +370,10 @@ TEST_CASE("process sets have streams of their own") {
   });
 }
 
-TEST_CASE("a card that fails ends the job everywhere, and says so") {
+TEST_CASE("a GPU that fails ends the job everywhere, and says so") {
   GpuJob job({.ranks = 2});
   job.run([&](int rank) { job.perform(rank, sum("t", 10), floats(10, 1)); });
-  job.card().fall_off();
+  job.gpu().fall_off();
   job.run([&](int rank) {
     const Status status = failure_of([&] { job.perform(rank, sum("u", 10), floats(10, 1)); });
     CHECK(!status.ok());
@@ -381,9 +381,9 @@ TEST_CASE("a card that fails ends the job everywhere, and says so") {
 }
 
 TEST_CASE("without memory for a buffer of the usual size, a smaller one will do") {
-  SimulatedOptions cards;
-  cards.memory = 15 << 20;
-  GpuJob job({.ranks = 2, .card = cards});
+  SimulatedOptions gpus;
+  gpus.memory = 15 << 20;
+  GpuJob job({.ranks = 2, .gpu = gpus});
   // Scaled, so that it has to be packed: usually into 8 MiB, beside the tensors' own 8.
   const std::size_t count = (4 << 20) / sizeof(float) + 1;
   job.run([&](int rank) {
@@ -413,7 +413,7 @@ TEST_CASE("NCCL does every operation, on process sets, too") {
         if (rank < 2) CHECK((job.perform(rank, order, floats(100, 1)) == floats(100, 2)));
         await(engine, engine.remove_set(set));
       });
-      // Given back once the cards are idle.
+      // Given back once the GPUs are idle.
       CHECK(comes_to([&] { return job.nccl().alive() == static_cast<std::size_t>(ranks); }));
       job.end();
       CHECK(job.nccl().alive() == 0);
@@ -422,9 +422,9 @@ TEST_CASE("NCCL does every operation, on process sets, too") {
 }
 
 TEST_CASE(
-    "without NCCL on all ranks, or with other versions, or a card for two, another way is found") {
-  SimulatedOptions one_card;
-  one_card.one_card = true;
+    "without NCCL on all ranks, or with other versions, or a GPU for two, another way is found") {
+  SimulatedOptions one_gpu;
+  one_gpu.one_gpu = true;
   struct Case {
     GpuJobOptions options;
     std::vector<std::string> words;
@@ -435,8 +435,8 @@ TEST_CASE(
   cases[0].words = {"2.23.4 on rank 1", "2.30.3 on rank 0"};
   cases[1].options.nccl_versions = {0, 23003};
   cases[1].words = {"none on rank 0", "2.30.3 on rank 1"};
-  cases[2].options.card = one_card;
-  cases[2].words = {"ranks 0, 1 share a card", "NCCL_MULTI_RANK_GPU_ENABLE"};
+  cases[2].options.gpu = one_gpu;
+  cases[2].words = {"ranks 0, 1 share a GPU", "NCCL_MULTI_RANK_GPU_ENABLE"};
   for (const Case& one : cases) {
     GpuJob job(one.options);
     random_operations(job, 5, false);
@@ -452,16 +452,16 @@ TEST_CASE("a communicator that cannot be made is one on no rank") {
   CHECK(mentions({HP_OK, job.logged()}, {"not moved by NCCL", "ncclCommInitRank"}));
 }
 
-TEST_CASE("what the framework has given the card to do before may take any time") {
+TEST_CASE("what the framework has given the GPU to do before may take any time") {
   EngineOptions engine = with_algorithm("ipc");
   engine.data_timeout = 0.4;
   GpuJob job({.engine = engine});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
-  job.card().hold();
+  job.gpu().hold();
   std::barrier all_waited(2);
   job.run([&](int rank) {
     Framework& framework = job.framework(rank);
-    // Of another kind each, for which the card has to be idle.
+    // Of another kind each, for which the GPU has to be idle.
     std::vector<hp_handle> handles;
     for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
       Order order = sum(dtype_name(dtype), 0);
@@ -474,7 +474,7 @@ TEST_CASE("what the framework has given the card to do before may take any time"
     }
     CHECK(job.engine(rank).wait(handles.back(), 1.0).code == HP_IN_PROGRESS);
     all_waited.arrive_and_wait();
-    if (rank == 0) job.card().let_go();
+    if (rank == 0) job.gpu().let_go();
     for (const hp_handle handle : handles) {
       await(job.engine(rank), handle);
       job.engine(rank).handles().release(handle);
@@ -482,11 +482,11 @@ TEST_CASE("what the framework has given the card to do before may take any time"
   });
 }
 
-TEST_CASE("a rank that goes ends what the others' cards wait for") {
+TEST_CASE("a rank that goes ends what the others' GPUs wait for") {
   GpuJob job({.ranks = 3, .engine = with_algorithm("nccl"), .has_nccl = true});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
-  // Cards have other things to do, and rank 0 goes when all have put their operation into a stream.
-  job.card().hold();
+  // GPUs have other things to do, and rank 0 goes when all have put their operation into a stream.
+  job.gpu().hold();
   std::barrier all_submitted(3);
   job.run([&](int rank) {
     Framework& framework = job.framework(rank);
@@ -502,7 +502,7 @@ TEST_CASE("a rank that goes ends what the others' cards wait for") {
     all_submitted.arrive_and_wait();
     if (rank == 0) {
       job.engine(0).abort("the test wants it");
-      job.card().let_go();
+      job.gpu().let_go();
     }
     const Status status = failure_of([&] { job.perform(rank, sum("third", 10), floats(10, 1)); });
     CHECK(mentions(status, {"third", "the test wants it"}));

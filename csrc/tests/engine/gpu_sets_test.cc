@@ -1,5 +1,5 @@
-// Operations of several process sets that cross on simulated cards, whose driver keeps the host
-// until the card is idle wherever CUDA's may: no rank waits for ever.
+// Operations of several process sets that cross on simulated GPUs, whose driver keeps the host
+// until the GPU is idle wherever CUDA's may: no rank waits for ever.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ Bytes result_of(DType dtype, int ranks) {
   return make_array(dtype, kCount, [&](std::size_t) { return 2 * ranks; });
 }
 
-// While `lost`, what rank 2 is to reduce by NCCL never comes to its card: the others' wait for it.
+// While `lost`, what rank 2 is to reduce by NCCL never comes to its GPU: the others' wait for it.
 std::atomic<bool> lost{false};
 decltype(cuda::NcclApi::AllReduce) really_reduce = nullptr;
 ncclResult_t lose(const void* send, void* receive, std::size_t count, ncclDataType_t dtype,
@@ -63,7 +63,7 @@ class LossyJob {
  public:
   LossyJob() : job_(options()) {
     lost = false;
-    job_.card().on_misuse([this](const std::string& what) {
+    job_.gpu().on_misuse([this](const std::string& what) {
       const std::lock_guard lock(mutex_);
       misuse_ += what + "\n";
     });
@@ -99,7 +99,7 @@ class LossyJob {
   static GpuJobOptions options() {
     GpuJobOptions options;
     options.ranks = 3;
-    options.card.patience = std::chrono::seconds(kSanitized ? 15 : 5);
+    options.gpu.patience = std::chrono::seconds(kSanitized ? 15 : 5);
     options.engine.algorithm = "nccl";
     options.engine.data_timeout = kSanitized ? 2 : 0.5;
     options.has_nccl = true;
@@ -126,7 +126,7 @@ TEST_CASE("two sets whose operations come in other orders, and need kernels that
   held = false;
   first = nullptr;
   GpuJobOptions options;
-  options.card.patience = std::chrono::seconds(kSanitized ? 10 : 3);
+  options.gpu.patience = std::chrono::seconds(kSanitized ? 10 : 3);
   options.has_nccl = true;
   options.nccl.late = 0;
   options.nccl_functions = [](int rank, cuda::NcclApi& api) {
@@ -137,7 +137,7 @@ TEST_CASE("two sets whose operations come in other orders, and need kernels that
   GpuJob job(options);
   std::mutex mutex;
   std::string misuse;
-  job.card().on_misuse([&](const std::string& what) {
+  job.gpu().on_misuse([&](const std::string& what) {
     const std::lock_guard lock(mutex);
     misuse += what + "\n";
   });
@@ -171,7 +171,7 @@ TEST_CASE("two sets whose operations come in other orders, and need kernels that
     finish(submit_in_place(own_array, "d", rank == 0 ? DType::kInt32 : DType::kFloat64, own[rank]));
     own_array.read();
 
-    // Rank 1 is held up after the pair's first one: without an order, rank 0's card gets the
+    // Rank 1 is held up after the pair's first one: without an order, rank 0's GPU gets the
     // pair's second one now, and rank 1's the one of all ranks. These are long enough for that.
     constexpr double kLong = 0.5;
     if (rank == 1) held = true;
@@ -255,7 +255,7 @@ TEST_CASE("operations of sets that overlap, in any order, with whatever moves th
   }
 }
 
-TEST_CASE("a card that waits in several sets for a rank that does not come is let go in all") {
+TEST_CASE("a GPU that waits in several sets for a rank that does not come is let go in all") {
   LossyJob lossy;
   lossy.job().run([&](int rank) {
     const std::uint32_t pair = add_set(lossy.job().engine(rank), {0, 2});
@@ -270,7 +270,7 @@ TEST_CASE("a card that waits in several sets for a rank that does not come is le
   CHECK(lossy.misuse() == "");
 }
 
-TEST_CASE("to remove a set is not to wait for what others do on the card") {
+TEST_CASE("to remove a set is not to wait for what others do on the GPU") {
   LossyJob lossy;
   lossy.job().run([&](int rank) {
     Engine& engine = lossy.job().engine(rank);

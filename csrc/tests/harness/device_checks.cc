@@ -22,12 +22,12 @@ using Bytes = std::vector<unsigned char>;
 
 constexpr std::size_t kCounts[] = {1, 7, 4096, 4097, 70001, 3};
 
-// Memory of the card that has what the host has, or 0xa5.
-class OnCard {
+// Memory of the GPU that has what the host has, or 0xa5.
+class OnDevice {
  public:
-  OnCard(const Context& context, const Stream& stream, std::size_t bytes)
-      : OnCard(context, stream, Bytes(bytes, 0xa5)) {}
-  OnCard(const Context& context, const Stream& stream, const Bytes& content)
+  OnDevice(const Context& context, const Stream& stream, std::size_t bytes)
+      : OnDevice(context, stream, Bytes(bytes, 0xa5)) {}
+  OnDevice(const Context& context, const Stream& stream, const Bytes& content)
       : context_(context), stream_(stream), memory_(context, content.size()) {
     const Current current(context_);
     context_.check(
@@ -101,8 +101,8 @@ void check_move(const Context& context, Launcher& launcher, DType from, DType to
     const Places places(gap);
     const Bytes input = random_bytes(from, places.elements, random);
     Bytes expected(places.elements * written, 0xa5);
-    const OnCard source(context, launcher.stream(), input);
-    const OnCard target(context, launcher.stream(), expected);
+    const OnDevice source(context, launcher.stream(), input);
+    const OnDevice target(context, launcher.stream(), expected);
     std::vector<Transfer> transfers;
     for (std::size_t i = 0; i < std::size(kCounts); ++i) {
       const std::size_t at = places.at[i];
@@ -141,15 +141,15 @@ void check_reductions(const Context& context, Launcher& launcher, std::mt19937_6
       CAPTURE(std::string(reduce_op_name(op)));
       CAPTURE(std::string(dtype_name(dtype)));
       std::vector<Bytes> inputs;
-      std::vector<std::unique_ptr<OnCard>> buffers;
+      std::vector<std::unique_ptr<OnDevice>> buffers;
       std::vector<std::uint64_t> sources;
       for (int s = 0; s < kSources; ++s) {
         inputs.push_back(random_bytes(dtype, places.elements, random));
-        buffers.push_back(std::make_unique<OnCard>(context, launcher.stream(), inputs.back()));
+        buffers.push_back(std::make_unique<OnDevice>(context, launcher.stream(), inputs.back()));
         sources.push_back(buffers.back()->address());
       }
       Bytes expected(places.elements * size, 0xa5);
-      const OnCard target(context, launcher.stream(), expected);
+      const OnDevice target(context, launcher.stream(), expected);
       std::vector<Transfer> transfers;
       for (std::size_t i = 0; i < std::size(kCounts); ++i) {
         const std::size_t at = places.at[i] * size;
@@ -182,10 +182,10 @@ void check_adasum(const Context& context, Launcher& launcher, std::mt19937_64& r
       }
     });
     const Stream& stream = launcher.stream();
-    const OnCard on_a(context, stream, a), on_b(context, stream, b);
-    const OnCard sums(context, stream, std::size(kCounts) * sizeof(Dots));
+    const OnDevice on_a(context, stream, a), on_b(context, stream, b);
+    const OnDevice sums(context, stream, std::size(kCounts) * sizeof(Dots));
     Bytes expected(places.elements * written, 0xa5);
-    const OnCard target(context, stream, expected);
+    const OnDevice target(context, stream, expected);
     std::vector<Transfer> transfers;
     for (std::size_t i = 0; i < std::size(kCounts); ++i) {
       transfers.push_back(

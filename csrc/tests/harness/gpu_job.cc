@@ -5,8 +5,8 @@
 
 namespace horoplug::testing {
 
-Framework::Framework(SimulatedCard& card, int device)
-    : context_(card.api(), device),
+Framework::Framework(SimulatedGpu& gpu, int device)
+    : context_(gpu.api(), device),
       device_(device),
       stream_(std::make_unique<cuda::Stream>(context_)) {}
 
@@ -45,21 +45,21 @@ std::vector<std::byte> Framework::read(CUdeviceptr from, std::size_t bytes) cons
 }
 
 GpuJob::GpuJob(GpuJobOptions options) {
-  options.card.devices = std::max(options.card.devices, options.ranks);
-  card_ = std::make_unique<SimulatedCard>(options.card);
-  if (card_->api().Init(0) != cuda::kSuccess) throw std::runtime_error("cuInit");
+  options.gpu.devices = std::max(options.gpu.devices, options.ranks);
+  gpu_ = std::make_unique<SimulatedGpu>(options.gpu);
+  if (gpu_->api().Init(0) != cuda::kSuccess) throw std::runtime_error("cuInit");
   cuda::Toolkit toolkit;
-  toolkit.driver = card_->api();
-  toolkit.images = SimulatedCard::code;
+  toolkit.driver = gpu_->api();
+  toolkit.images = SimulatedGpu::code;
   if (options.has_nccl) {
-    nccl_ = std::make_unique<SimulatedNccl>(*card_, options.nccl);
+    nccl_ = std::make_unique<SimulatedNccl>(*gpu_, options.nccl);
     toolkit.nccl = nccl_->api();
     toolkit.nccl_version = options.nccl.version;
   } else {
     toolkit.nccl_problem = "the test has none";
   }
   for (int rank = 0; rank < options.ranks; ++rank) {
-    frameworks_.push_back(std::make_unique<Framework>(*card_, rank));
+    frameworks_.push_back(std::make_unique<Framework>(*gpu_, rank));
   }
   std::vector<EngineConfig> configs =
       make_configs(options.transport, options.ranks, options.engine);

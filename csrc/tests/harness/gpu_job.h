@@ -1,4 +1,4 @@
-// A job whose ranks have a simulated card each, and a framework's stream there.
+// A job whose ranks have a simulated GPU each, and a framework's stream there.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@
 
 namespace horoplug::testing {
 
-// What a framework has on one rank's card: a stream in which tensors are written and read.
+// What a framework has on one rank's GPU: a stream in which tensors are written and read.
 class Framework {
  public:
-  Framework(SimulatedCard& card, int device);
+  Framework(SimulatedGpu& gpu, int device);
 
   int device() const { return device_; }
   CUstream stream() const { return stream_->handle(); }
@@ -50,7 +50,7 @@ struct GpuJobOptions {
   Transport transport = Transport::kThreads;
   int ranks = 2;
   EngineOptions engine = test_options();
-  SimulatedOptions card{};  // as many devices as ranks, unless it says more
+  SimulatedOptions gpu{};  // as many devices as ranks, unless it says more
   bool has_nccl = false;
   SimulatedNcclOptions nccl{};
   std::vector<int> nccl_versions{};  // by rank, as the ranks see them; empty: what it is
@@ -68,7 +68,7 @@ class GpuJob {
   int size() const { return cluster_->size(); }
   Engine& engine(int rank) { return cluster_->engine(rank); }
   Framework& framework(int rank) { return *frameworks_[static_cast<std::size_t>(rank)]; }
-  SimulatedCard& card() { return *card_; }
+  SimulatedGpu& gpu() { return *gpu_; }
   SimulatedNccl& nccl() { return *nccl_; }
   void run(const std::function<void(int rank)>& body) { cluster_->run(body); }
   void end() { cluster_.reset(); }
@@ -76,13 +76,13 @@ class GpuJob {
   std::string logged();
   std::string warnings();
 
-  // The operation on a rank's card, as a program for one process does it: its input is written in
+  // The operation on a rank's GPU, as a program for one process does it: its input is written in
   // the framework's stream, and the result read there. In place if `in_place`.
   std::vector<std::byte> perform(int rank, Order order, const std::vector<std::byte>& input,
                                  bool in_place = false);
 
  private:
-  std::unique_ptr<SimulatedCard> card_;
+  std::unique_ptr<SimulatedGpu> gpu_;
   std::unique_ptr<SimulatedNccl> nccl_;
   std::vector<std::unique_ptr<Framework>> frameworks_;
   std::mutex log_mutex_;

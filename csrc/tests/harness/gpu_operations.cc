@@ -157,7 +157,7 @@ void break_plans(GpuJob& job, int steps) {
   });
 }
 
-std::size_t waits(GpuJob& job) { return job.card().count("wait for a word"); }
+std::size_t waits(GpuJob& job) { return job.gpu().count("wait for a word"); }
 
 CUresult refuse_to_open(CUdeviceptr*, CUipcMemHandle, unsigned) { return 201; }
 

@@ -1,4 +1,4 @@
-// Operations of all kinds on the cards of a GpuJob, next to the same ones on the CPU.
+// Operations of all kinds on the GPUs of a GpuJob, next to the same ones on the CPU.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ struct Elements {
   std::size_t least, most;
 };
 
-// An operation on a rank's card that is under way.
+// An operation on a rank's GPU that is under way.
 class Running {
  public:
   Running(GpuJob& job, int rank, const Submitted& part, bool in_place)

@@ -1,5 +1,5 @@
-// A driver without a card: it writes down what is called, hands out handles that stand for nothing
-// but their number, and keeps the card's memory in the host's.
+// A driver without a GPU: it writes down what is called, hands out handles that stand for nothing
+// but their number, and keeps the GPU's memory in the host's.
 #pragma once
 
 #include <cstddef>

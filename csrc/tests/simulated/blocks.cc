@@ -12,7 +12,7 @@
 namespace horoplug::testing::simulated {
 namespace {
 
-constexpr std::size_t kAlignment = 512;  // as the card's allocations
+constexpr std::size_t kAlignment = 512;  // as the GPU's allocations
 
 }  // namespace
 

@@ -16,7 +16,7 @@ using cuda::kNcclSuccess;
 namespace {
 
 constexpr int kNoColor = -1;
-// From this version on, several ranks may share a card.
+// From this version on, several ranks may share a GPU.
 constexpr int kMultiRankVersion = 23000;
 
 }  // namespace

@@ -27,12 +27,12 @@ inline constexpr ncclResult_t kInvalidUsage = 5;
 // What all communicators of a process have in common. It lives as long as anything that a stream
 // has still to do.
 struct NcclShared {
-  NcclShared(const Door& card, std::string folder, int which)
-      : door(card), blocks(std::move(folder)), version(which) {}
+  NcclShared(const Door& gpu, std::string folder, int which)
+      : door(gpu), blocks(std::move(folder)), version(which) {}
   const Door& door;
   Blocks blocks;
   const int version;
-  std::atomic<bool> multi_rank{false};  // several ranks on one card
+  std::atomic<bool> multi_rank{false};  // several ranks on one GPU
   // Copies that were given up: others may be reading them.
   std::mutex mutex;
   std::vector<std::unique_ptr<std::byte[]>> given_up;

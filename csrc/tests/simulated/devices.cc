@@ -24,7 +24,7 @@ CUresult Functions::DeviceGet(CUdevice* device, int ordinal) {
 }
 
 CUresult Functions::DeviceGetName(char* name, int size, CUdevice device) {
-  std::snprintf(name, static_cast<std::size_t>(size), "Simulated card");
+  std::snprintf(name, static_cast<std::size_t>(size), "Simulated GPU");
   return is_device(device) ? kSuccess : kInvalidDevice;
 }
 
@@ -45,8 +45,8 @@ CUresult Functions::DeviceTotalMem(std::size_t* bytes, CUdevice device) {
 }
 
 CUresult Functions::DeviceGetUuid(CUuuid* uuid, CUdevice device) {
-  *uuid = {"simulated card "};
-  uuid->bytes[15] = static_cast<char>(machine().options.one_card ? '0' : '0' + device);
+  *uuid = {"simulated GPU "};
+  uuid->bytes[15] = static_cast<char>(machine().options.one_gpu ? '0' : '0' + device);
   return is_device(device) ? kSuccess : kInvalidDevice;
 }
 

@@ -1,4 +1,4 @@
-// What the simulated NCCL needs of the simulated card. In C, because they may be two libraries.
+// What the simulated NCCL needs of the simulated GPU. In C, because they may be two libraries.
 #pragma once
 
 #include <cstddef>

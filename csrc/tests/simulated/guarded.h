@@ -21,7 +21,7 @@ constexpr Needs needs(std::string_view name) {
   return of_contexts ? Needs::kStart : Needs::kContext;
 }
 
-// Functions that may keep the host until the card is idle, and here do.
+// Functions that may keep the host until the GPU is idle, and here do.
 constexpr bool waits(std::string_view name) {
   for (const std::string_view known :
        {"cuModuleLoadDataEx", "cuModuleGetFunction", "cuMemAlloc", "cuMemHostAlloc",

@@ -12,7 +12,7 @@ using namespace horoplug::cuda;
 
 CUresult Functions::IpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   const Allocation* const memory = machine().memory.find(address);
-  if (memory == nullptr || memory->kind != MemoryKind::kCard) return kInvalidValue;
+  if (memory == nullptr || memory->kind != MemoryKind::kDevice) return kInvalidValue;
   *handle = {};
   std::snprintf(handle->reserved, sizeof handle->reserved, "%s %zu", memory->name.c_str(),
                 memory->bytes);

@@ -34,7 +34,7 @@ Machine::Machine(SimulatedOptions wanted)
   }
   Machine* none = nullptr;
   if (the_machine.compare_exchange_strong(none, this)) return;
-  std::fputs("simulated card: there is one already in this process\n", stderr);
+  std::fputs("simulated GPU: there is one already in this process\n", stderr);
   std::abort();
 }
 
@@ -51,7 +51,7 @@ Machine& Machine::get() {
     static Machine* const made = make().release();  // once
     return *made;
   }
-  std::fputs("simulated card: called, but there is none any more\n", stderr);
+  std::fputs("simulated GPU: called, but there is none any more\n", stderr);
   std::abort();
 }
 
@@ -105,8 +105,7 @@ CUresult Machine::misuse(const std::string& what, CUresult result) {
     handler = on_misuse_;
   }
   if (!handler) {
-    std::fprintf(stderr, "simulated card: %s (HOROPLUG_TEST_SEED=%u)\n", what.c_str(),
-                 options.seed);
+    std::fprintf(stderr, "simulated GPU: %s (HOROPLUG_TEST_SEED=%u)\n", what.c_str(), options.seed);
     std::abort();
   }
   handler(what);
@@ -211,7 +210,7 @@ Allocation* Machine::reachable(const char* call, CUdeviceptr address, std::size_
   if (found != nullptr && found->holds(address, bytes)) return found;
   char text[200];
   std::snprintf(text, sizeof text, "%s of %zu bytes at %#llx, %s", call, bytes, address,
-                found == nullptr ? "which is no memory of the card" : "beyond the memory's end");
+                found == nullptr ? "which is no memory of the GPU" : "beyond the memory's end");
   misuse(text);
   return nullptr;
 }

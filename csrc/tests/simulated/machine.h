@@ -1,4 +1,4 @@
-// The state of simulated cards, and what the functions of the driver do with it.
+// The state of simulated GPUs, and what the functions of the driver do with it.
 #pragma once
 
 #include <unistd.h>
@@ -111,8 +111,8 @@ class Machine {
   // Whether it was there.
   bool end(const void* handle);
 
-  // The memory that holds all of these bytes; nullptr, and misuse, if there is none. On a card, or
-  // pinned: both are within a card's reach.
+  // The memory that holds all of these bytes; nullptr, and misuse, if there is none. On a GPU, or
+  // pinned: both are within a GPU's reach.
   Allocation* reachable(const char* call, CUdeviceptr address, std::size_t bytes);
   // Of the words of a kernel's arguments, those which are addresses of memory that was handed out.
   std::vector<Allocation*> mentioned(const std::vector<std::byte>& args);

@@ -25,7 +25,7 @@ Memory::~Memory() {
   for (Allocation& one : all_) {
     if (one.gone) continue;
     if (!one.in_block && one.kind != MemoryKind::kOwn) std::free(one.data);
-    if (one.kind == MemoryKind::kCard) blocks_.remove(one.name);
+    if (one.kind == MemoryKind::kDevice) blocks_.remove(one.name);
   }
 }
 
@@ -40,15 +40,15 @@ Allocation& Memory::record(MemoryKind kind, int device, std::size_t bytes, std::
 }
 
 Allocation* Memory::allocate(MemoryKind kind, int device, std::size_t bytes) {
-  const bool on_card = kind != MemoryKind::kPinned;
+  const bool on_device = kind != MemoryKind::kPinned;
   auto& used = used_[device];
   const std::lock_guard lock(mutex_);
-  if (on_card && (bytes > limit_ || used.load(std::memory_order_relaxed) > limit_ - bytes)) {
+  if (on_device && (bytes > limit_ || used.load(std::memory_order_relaxed) > limit_ - bytes)) {
     return nullptr;
   }
-  const std::string name = kind == MemoryKind::kCard ? "memory-" + std::to_string(::getpid()) +
-                                                           "-" + std::to_string(numbers_++)
-                                                     : "";
+  const std::string name = kind == MemoryKind::kDevice ? "memory-" + std::to_string(::getpid()) +
+                                                             "-" + std::to_string(numbers_++)
+                                                       : "";
   const bool in_block = blocks_.is_shared() && !name.empty();
   void* place = nullptr;
   if (in_block) {
@@ -59,7 +59,7 @@ Allocation* Memory::allocate(MemoryKind kind, int device, std::size_t bytes) {
   if (place == nullptr) return nullptr;
   auto* const data = static_cast<std::byte*>(place);
   spoil(data, bytes, kNew);
-  if (on_card) used.fetch_add(bytes, std::memory_order_relaxed);
+  if (on_device) used.fetch_add(bytes, std::memory_order_relaxed);
   Allocation& made = record(kind, device, bytes, data);
   made.name = name;
   made.in_block = in_block;

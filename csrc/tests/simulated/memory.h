@@ -1,4 +1,4 @@
-// What a simulated card has handed out: its own memory, which is the host's, and pinned memory.
+// What a simulated GPU has handed out: its own memory, which is the host's, and pinned memory.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 namespace horoplug::testing::simulated {
 
 enum class MemoryKind {
-  kCard,     // cuMemAlloc
+  kDevice,   // cuMemAlloc
   kPool,     // cuMemAllocAsync
   kForeign,  // another process's, or opened by its name and freed
   kPinned,   // the host's
@@ -23,7 +23,7 @@ enum class MemoryKind {
 
 // It stays in place for good: streams note in it that they use it, and must not lock for that.
 struct Allocation {
-  MemoryKind kind = MemoryKind::kCard;
+  MemoryKind kind = MemoryKind::kDevice;
   int device = 0;
   std::byte* data = nullptr;
   std::size_t bytes = 0;

@@ -22,7 +22,7 @@ CUresult give(void* to, T value) {
   return kSuccess;
 }
 
-// A copy of memory that is within a card's reach.
+// A copy of memory that is within a GPU's reach.
 CUresult copy(const char* what, CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
               CUstream handle) {
   Stream* const stream = machine().stream(handle);
@@ -54,14 +54,14 @@ CUresult allocate(MemoryKind kind, int device, std::size_t bytes, CUdeviceptr* a
 }  // namespace
 
 CUresult Functions::MemAlloc(CUdeviceptr* address, std::size_t bytes) {
-  return allocate(MemoryKind::kCard, machine().current()->ordinal, bytes, address);
+  return allocate(MemoryKind::kDevice, machine().current()->ordinal, bytes, address);
 }
 
 CUresult Functions::MemFree(CUdeviceptr address) {
-  Allocation* const memory = machine().memory.take(address, MemoryKind::kCard, MemoryKind::kPool);
+  Allocation* const memory = machine().memory.take(address, MemoryKind::kDevice, MemoryKind::kPool);
   if (memory == nullptr) return unknown("memory for cuMemFree");
-  // As CUDA: all that its card does is waited for, but not for memory of a pool.
-  if (memory->kind == MemoryKind::kCard) {
+  // As CUDA: all that its GPU does is waited for, but not for memory of a pool.
+  if (memory->kind == MemoryKind::kDevice) {
     ++machine().host_waits;
     const CUresult result = machine().wait_for_device("cuMemFree", memory->device);
     if (result != kSuccess) return result;
@@ -80,7 +80,7 @@ CUresult Functions::MemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstr
 CUresult Functions::MemFreeAsync(CUdeviceptr address, CUstream handle) {
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
-  Allocation* const memory = machine().memory.take(address, MemoryKind::kPool, MemoryKind::kCard);
+  Allocation* const memory = machine().memory.take(address, MemoryKind::kPool, MemoryKind::kDevice);
   if (memory == nullptr) return unknown("memory for cuMemFreeAsync");
   machine().put(*stream, "free",
                 [memory](Stream::Random&) {
@@ -132,7 +132,7 @@ CUresult Functions::MemHostGetDevicePointer(CUdeviceptr* address, void* data, un
 
 CUresult Functions::MemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes,
                                     CUstream handle) {
-  constexpr const char* kWhat = "copy to the card";
+  constexpr const char* kWhat = "copy to the GPU";
   if (is_pinned(from, bytes)) {
     return copy(kWhat, to, std::bit_cast<std::uintptr_t>(from), bytes, handle);
   }
@@ -153,7 +153,7 @@ CUresult Functions::MemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_
 
 CUresult Functions::MemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes,
                                     CUstream handle) {
-  constexpr const char* kWhat = "copy from the card";
+  constexpr const char* kWhat = "copy from the GPU";
   if (is_pinned(to, bytes)) {
     return copy(kWhat, std::bit_cast<std::uintptr_t>(to), from, bytes, handle);
   }
@@ -172,7 +172,7 @@ CUresult Functions::MemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t byte
 
 CUresult Functions::MemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
                                     CUstream handle) {
-  return copy("copy on the card", to, from, bytes, handle);
+  return copy("copy on the GPU", to, from, bytes, handle);
 }
 
 CUresult Functions::MemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes,
@@ -199,7 +199,7 @@ CUresult Functions::PointerGetAttribute(void* value, CUpointer_attribute which,
     case kDeviceOrdinal:
       return give(value, memory->device);
     case kIpcCapable:
-      return give(value, static_cast<int>(memory->kind == MemoryKind::kCard));
+      return give(value, static_cast<int>(memory->kind == MemoryKind::kDevice));
     case kRangeStartAddress:
       return give(value, CUdeviceptr{std::bit_cast<std::uintptr_t>(memory->data)});
     case kRangeSize:

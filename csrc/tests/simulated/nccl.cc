@@ -21,9 +21,9 @@ std::atomic<std::unique_ptr<NcclMachine> (*)()> maker{nullptr};
 
 }  // namespace
 
-NcclMachine::NcclMachine(const Door& card, SimulatedNcclOptions wanted)
+NcclMachine::NcclMachine(const Door& gpu, SimulatedNcclOptions wanted)
     : options(std::move(wanted)),
-      shared(std::make_shared<NcclShared>(card, options.folder, options.version)),
+      shared(std::make_shared<NcclShared>(gpu, options.folder, options.version)),
       random_(options.seed) {
   fill(api);
   shared->multi_rank = options.multi_rank_gpu;
@@ -175,7 +175,7 @@ ncclResult_t NcclMachine::launch(Part part) {
 
 }  // namespace simulated
 
-SimulatedNccl::SimulatedNccl(SimulatedCard&, SimulatedNcclOptions options)
+SimulatedNccl::SimulatedNccl(SimulatedGpu&, SimulatedNcclOptions options)
     : SimulatedNccl(simulated::door(), std::move(options)) {}
 SimulatedNccl::SimulatedNccl(const simulated::Door& door, SimulatedNcclOptions options)
     : machine_(std::make_unique<simulated::NcclMachine>(door, std::move(options))) {}

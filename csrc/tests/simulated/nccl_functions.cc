@@ -32,7 +32,7 @@ Operation operation(Kind kind, const void* send, void* receive, std::size_t coun
   return made;
 }
 
-// Its memory on the card, for which CUDA waits until that is idle.
+// Its memory on the GPU, for which CUDA waits until that is idle.
 ncclResult_t give_back(const char* call, const Communicator& communicator) {
   const bool done = machine().shared->door.wait(call, communicator.device) == kSuccess;
   return done ? kNcclSuccess : kUnhandledCudaError;

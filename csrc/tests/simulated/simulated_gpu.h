@@ -1,5 +1,5 @@
-// Cards that are simulated, for tests of the whole engine without one: streams are threads, a
-// card's memory is the host's, and kernels are run by host_grid.
+// GPUs that are simulated, for tests of the whole engine without one: streams are threads, a
+// GPU's memory is the host's, and kernels are run by host_grid.
 //
 // What is put into a stream is done in its order and, after random delays, at no particular time: a
 // wait for an event that is missing shows as wrong numbers, and as a data race under
@@ -25,7 +25,7 @@ class Machine;
 
 struct SimulatedOptions {
   int devices = 1;                 // at most 8
-  bool one_card = false;           // all have the UUID of the first
+  bool one_gpu = false;            // all have the UUID of the first
   bool ipc_events = true;          // as kIpcEventSupported
   std::size_t memory = 1UL << 30;  // bytes, of each
   int capability = 90;             // 90 is 9.0
@@ -38,14 +38,14 @@ struct SimulatedOptions {
   std::string folder = {};
 };
 
-class SimulatedCard {
+class SimulatedGpu {
  public:
   // One at a time in a process: the functions of the table find it by that.
-  explicit SimulatedCard(SimulatedOptions options = {});
+  explicit SimulatedGpu(SimulatedOptions options = {});
   // Throws away what streams have not done.
-  ~SimulatedCard();
-  SimulatedCard(const SimulatedCard&) = delete;
-  SimulatedCard& operator=(const SimulatedCard&) = delete;
+  ~SimulatedGpu();
+  SimulatedGpu(const SimulatedGpu&) = delete;
+  SimulatedGpu& operator=(const SimulatedGpu&) = delete;
 
   const cuda::DriverApi& api() const;
 
@@ -56,7 +56,7 @@ class SimulatedCard {
 
   // Lets all calls of a function fail from now on: fail("cuMemAlloc", 2); with kSuccess, no longer.
   void fail(const std::string& function, CUresult result);
-  // The card falls off: nothing more is done, and all calls return this from now on.
+  // The GPU falls off: nothing more is done, and all calls return this from now on.
   void fall_off(CUresult result = 999);
   // Streams begin nothing more, until they are let go: what is put into them then is under way for
   // sure.
@@ -76,7 +76,7 @@ class SimulatedCard {
   // Calls in which the host waited for a stream: synchronisation, cuMemFree with something still to
   // do, copies into memory that is not pinned.
   std::size_t host_waits() const;
-  // What streams have been told to do: "kernel copy_32", "copy to the card".
+  // What streams have been told to do: "kernel copy_32", "copy to the GPU".
   std::size_t count(const std::string& what) const;
 
   simulated::Machine& machine() { return *machine_; }

@@ -1,4 +1,4 @@
-// The simulated card itself: order within and between streams, memory, failures, misuse.
+// The simulated GPU itself: order within and between streams, memory, failures, misuse.
 #include "tests/simulated/simulated_gpu.h"
 
 #include <doctest/doctest.h>
@@ -18,19 +18,20 @@ namespace {
 
 using namespace horoplug;
 using namespace horoplug::cuda;
-using horoplug::testing::SimulatedCard;
+using horoplug::testing::SimulatedGpu;
 using horoplug::testing::SimulatedOptions;
 
-// A card with a context that is current.
+// A GPU with a context that is current.
 struct Bench {
-  explicit Bench(SimulatedOptions options = {}) : card(std::move(options)) {
-    card.on_misuse([this](const std::string& text) { misuse.push_back(text); });
-    REQUIRE(start_driver(card.api()) == "");
-    context = std::make_unique<Context>(card.api(), 0);
+  explicit Bench(SimulatedOptions options = {}) : gpu(std::move(options)) {
+    gpu.on_misuse([this](const std::string& text) { misuse.push_back(text); });
+    REQUIRE(start_driver(gpu.api()) == "");
+    context = std::make_unique<Context>(gpu.api(), 0);
     current = std::make_unique<Current>(*context);
   }
-  const DriverApi& api() const { return card.api(); }
-  void copy_on_card(const DeviceMemory& to, const DeviceMemory& from, const Stream& stream) const {
+  const DriverApi& api() const { return gpu.api(); }
+  void copy_on_device(const DeviceMemory& to, const DeviceMemory& from,
+                      const Stream& stream) const {
     CHECK(api().MemcpyDtoDAsync(to.address(), from.address(), to.bytes(), stream.handle()) == 0);
   }
   // Synchronises.
@@ -45,7 +46,7 @@ struct Bench {
   }
 
   std::vector<std::string> misuse;
-  SimulatedCard card;
+  SimulatedGpu gpu;
   std::unique_ptr<Context> context;
   std::unique_ptr<Current> current;
 };
@@ -61,7 +62,7 @@ TEST_CASE("events order streams") {
     CHECK(bench.api().MemsetD8Async(a.address(), round, kBytes, first.handle()) == 0);
     written.record(first.handle());
     second.wait_for(written.handle());
-    bench.copy_on_card(b, a, second);
+    bench.copy_on_device(b, a, second);
     read.record(second.handle());
     first.wait_for(read.handle());
     if (round % 10 == 0) {
@@ -85,7 +86,7 @@ TEST_CASE("without events, streams have no order") {
   };
   CHECK(bench.api().LaunchHostFunc(first.handle(), wait, &read) == 0);
   CHECK(bench.api().MemsetD8Async(a.address(), 2, kBytes, first.handle()) == 0);
-  bench.copy_on_card(b, a, second);
+  bench.copy_on_device(b, a, second);
   CHECK(bench.content(b, second)[0] == 1);
   read.set_value();
   first.synchronize();
@@ -100,30 +101,30 @@ TEST_CASE("an event stands for its last record, and comes to pass when the strea
   event.record(stream.handle());
   stream.synchronize();
   CHECK(event.done());
-  bench.card.hold();
+  bench.gpu.hold();
   event.record(stream.handle());
   CHECK_FALSE(event.done());
   event.record(other.handle());
   CHECK_FALSE(event.done());
-  bench.card.let_go();
+  bench.gpu.let_go();
   CHECK(bench.api().EventSynchronize(event.handle()) == 0);
   CHECK(event.done());
-  CHECK(bench.card.host_waits() == 2);
+  CHECK(bench.gpu.host_waits() == 2);
 }
 
 TEST_CASE("kernels run in their stream, with the arguments that they were launched with") {
   Bench bench;
-  Launcher launcher(*bench.context, SimulatedCard::code);
+  Launcher launcher(*bench.context, SimulatedGpu::code);
   const DeviceMemory from(*bench.context, 4096), to(*bench.context, 4096);
   const std::vector<Transfer> transfers = {{from.address(), to.address(), 4096}};
   launcher.move(DType::kUInt8, DType::kUInt8, {}, transfers);  // loads it, which waits
-  bench.card.hold();
+  bench.gpu.hold();
   CHECK(bench.api().MemsetD8Async(from.address(), 7, 4096, launcher.stream().handle()) == 0);
   launcher.move(DType::kUInt8, DType::kUInt8, {}, transfers);
   CHECK(bench.api().MemsetD8Async(from.address(), 8, 4096, launcher.stream().handle()) == 0);
-  bench.card.let_go();
+  bench.gpu.let_go();
   CHECK(bench.content(to, launcher.stream()) == std::vector<unsigned char>(4096, 7));
-  CHECK(bench.card.count("copy_8") == 2);
+  CHECK(bench.gpu.count("copy_8") == 2);
 }
 
 TEST_CASE("memory ends, also that of one device of several") {
@@ -137,7 +138,7 @@ TEST_CASE("memory ends, also that of one device of several") {
   CHECK(bench.api().MemAllocAsync(&more, 1000, nullptr) == 0);
   CHECK(bench.api().MemFreeAsync(more, nullptr) == 0);
   CHECK(bench.api().StreamSynchronize(nullptr) == 0);
-  CHECK(bench.card.bytes_used(0) == 0);
+  CHECK(bench.gpu.bytes_used(0) == 0);
 }
 
 TEST_CASE("whose memory is it") {
@@ -165,7 +166,7 @@ TEST_CASE("threads open memory as processes do, and keep it") {
   CHECK(bench.api().IpcOpenMemHandle(&opened, handle, kIpcLazyPeerAccess) == 0);
   CHECK(opened == memory->address());
   memory.reset();
-  CHECK(bench.card.bytes_used(0) == 0);
+  CHECK(bench.gpu.bytes_used(0) == 0);
   CHECK(bench.api().MemsetD8Async(opened, 1, 100, stream.handle()) == 0);
   stream.synchronize();
   CHECK(bench.api().IpcCloseMemHandle(opened) == 0);
@@ -181,7 +182,7 @@ TEST_CASE("misuse is told") {
   CHECK(bench.api().StreamSynchronize(nullptr) == 0);
   bench.misuse.clear();
 
-  bench.card.hold();
+  bench.gpu.hold();
   CHECK(bench.api().MemsetD8Async(pool, 0, 101, nullptr) != 0);
   CHECK(bench.said("beyond the memory's end"));
   CHECK(bench.api().MemsetD8Async(pool, 0, 100, nullptr) == 0);
@@ -189,7 +190,7 @@ TEST_CASE("misuse is told") {
   CHECK(bench.said("has done"));
   CHECK(bench.api().MemFree(pool) != 0);
   CHECK(bench.said("still uses"));
-  bench.card.let_go();
+  bench.gpu.let_go();
   CHECK(bench.api().MemFree(pool) != 0);
   CHECK(bench.said("not known"));
 
@@ -208,38 +209,38 @@ TEST_CASE("misuse is told") {
   CHECK(bench.said("cuEventCreate without a context"));
 }
 
-TEST_CASE("calls fail when they are told to, and all of them when the card falls off") {
+TEST_CASE("calls fail when they are told to, and all of them when the GPU falls off") {
   Bench bench;
-  bench.card.fail("cuMemAlloc", kOutOfMemory);
+  bench.gpu.fail("cuMemAlloc", kOutOfMemory);
   CHECK_THROWS_WITH(DeviceMemory(*bench.context, 8),
                     "cuMemAlloc of 8 bytes: CUDA_ERROR_OUT_OF_MEMORY (simulated)");
-  bench.card.fail("cuMemAlloc", kSuccess);
+  bench.gpu.fail("cuMemAlloc", kSuccess);
   CHECK_NOTHROW(DeviceMemory(*bench.context, 8));
 
   const Stream stream(*bench.context);
   const Event event(*bench.context);
-  bench.card.hold();
+  bench.gpu.hold();
   event.record(stream.handle());
   std::thread waits([&] { CHECK_THROWS_AS(stream.synchronize(), Error); });
-  bench.card.fall_off();
+  bench.gpu.fall_off();
   waits.join();
   CHECK_THROWS_AS(event.done(), Error);
   CHECK(bench.misuse.empty());
 }
 
 TEST_CASE("everything is given back") {
-  SimulatedCard card;
-  REQUIRE(start_driver(card.api()) == "");
+  SimulatedGpu gpu;
+  REQUIRE(start_driver(gpu.api()) == "");
   {
-    const Context context(card.api(), 0);
-    Launcher launcher(context, SimulatedCard::code);
+    const Context context(gpu.api(), 0);
+    Launcher launcher(context, SimulatedGpu::code);
     const DeviceMemory a(context, 64), b(context, 64);
     launcher.move(DType::kFloat32, DType::kFloat32, {},
                   std::vector<Transfer>{{a.address(), b.address(), 16}});
-    CHECK(card.alive() > 5);
+    CHECK(gpu.alive() > 5);
   }
-  CHECK(card.alive() == 0);
-  CHECK(card.pushed() == 0);
+  CHECK(gpu.alive() == 0);
+  CHECK(gpu.pushed() == 0);
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
-// NCCL over simulated cards: ranks are threads, or processes that share a folder.
+// NCCL over simulated GPUs: ranks are threads, or processes that share a folder.
 //
 // An operation is done in the stream that it was put into when all ranks have put theirs into one;
 // a rank that does not come blocks that stream until ncclCommAbort. As NCCL, a communicator that
 // does not block is in progress until all ranks have come, and sometimes after operations, which
 // are in no stream until then: who does not ask for its state in time gets wrong numbers. Ranks
 // that do not do the same, and communicators that are gone, end the process with a message: see
-// SimulatedCard::on_misuse.
+// SimulatedGpu::on_misuse.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,8 @@ struct SimulatedNcclOptions {
 
 class SimulatedNccl {
  public:
-  // One at a time in a process. The card outlives it.
-  explicit SimulatedNccl(SimulatedCard& card, SimulatedNcclOptions options = {});
+  // One at a time in a process. The GPU outlives it.
+  explicit SimulatedNccl(SimulatedGpu& gpu, SimulatedNcclOptions options = {});
   SimulatedNccl(const simulated::Door& door, SimulatedNcclOptions options);
   // Aborts all communicators.
   ~SimulatedNccl();

@@ -1,4 +1,4 @@
-// The simulated NCCL itself: ranks are threads, which share a simulated card or have one each.
+// The simulated NCCL itself: ranks are threads, which share a simulated GPU or have one each.
 #include "tests/simulated/simulated_nccl.h"
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace horoplug;
 using namespace horoplug::cuda;
-using horoplug::testing::SimulatedCard;
+using horoplug::testing::SimulatedGpu;
 using horoplug::testing::SimulatedNccl;
 using horoplug::testing::SimulatedNcclOptions;
 
@@ -29,11 +29,11 @@ constexpr ncclRedOp_t kSum = 0, kAverage = 4;
 
 // What a rank has.
 struct Rank {
-  Rank(const SimulatedCard& card, const SimulatedNccl& of_nccl, int number, int of)
+  Rank(const SimulatedGpu& gpu, const SimulatedNccl& of_nccl, int number, int of)
       : nccl(of_nccl.api()),
         rank(number),
         ranks(of),
-        context(card.api(), number),
+        context(gpu.api(), number),
         current(context),
         stream(context) {}
 
@@ -81,21 +81,19 @@ void* at(const DeviceMemory& memory, std::size_t offset = 0) {
   return std::bit_cast<void*>(static_cast<std::uintptr_t>(memory.address() + offset));
 }
 
-// Runs ranks as threads, of one card each.
+// Runs ranks as threads, of one GPU each.
 struct Job {
-  explicit Job(int count, SimulatedNcclOptions options = {}, bool one_card = false)
-      : ranks(count),
-        card({.devices = count, .one_card = one_card}),
-        nccl(card, std::move(options)) {
-    card.on_misuse([this](const std::string&) { ++misuses; });
-    REQUIRE(start_driver(card.api()) == "");
+  explicit Job(int count, SimulatedNcclOptions options = {}, bool one_gpu = false)
+      : ranks(count), gpu({.devices = count, .one_gpu = one_gpu}), nccl(gpu, std::move(options)) {
+    gpu.on_misuse([this](const std::string&) { ++misuses; });
+    REQUIRE(start_driver(gpu.api()) == "");
     REQUIRE(nccl.api().GetUniqueId(&id) == 0);
   }
   void run(const std::function<void(Rank&)>& program) {
     std::vector<std::thread> threads;
     for (int i = 0; i < ranks; ++i) {
       threads.emplace_back([this, &program, i] {
-        Rank rank(card, nccl, i, ranks);
+        Rank rank(gpu, nccl, i, ranks);
         program(rank);
       });
     }
@@ -103,7 +101,7 @@ struct Job {
   }
   int ranks;
   std::atomic<int> misuses{0};
-  SimulatedCard card;
+  SimulatedGpu gpu;
   SimulatedNccl nccl;
   ncclUniqueId id{};
 };
@@ -215,7 +213,7 @@ TEST_CASE("abort frees a stream that waits for a rank which does not come") {
   });
   // Nor is a rank waited for that never shows up.
   SimulatedNccl* const nccl = &job.nccl;
-  Rank alone(job.card, *nccl, 0, 2);
+  Rank alone(job.gpu, *nccl, 0, 2);
   ncclUniqueId other{};
   CHECK(nccl->api().GetUniqueId(&other) == 0);
   NcclConfig config;
@@ -226,9 +224,9 @@ TEST_CASE("abort frees a stream that waits for a rank which does not come") {
   CHECK(nccl->api().CommAbort(alone.comm) == kNcclSuccess);
 }
 
-TEST_CASE("one card for two ranks is refused, unless that is wanted") {
+TEST_CASE("one GPU for two ranks is refused, unless that is wanted") {
   for (const bool wanted : {false, true}) {
-    Job job(2, {.multi_rank_gpu = wanted}, /*one_card=*/true);
+    Job job(2, {.multi_rank_gpu = wanted}, /*one_gpu=*/true);
     job.run([&](Rank& r) {
       CHECK(r.meet(job.id) == (wanted ? kNcclSuccess : 5));
       const std::string text = r.nccl.GetLastError(r.comm);

@@ -15,7 +15,7 @@
 
 namespace horoplug::testing::simulated {
 
-// What all streams of a card ask.
+// What all streams of a GPU ask.
 struct StreamsState {
   std::atomic<bool> stopped{false};  // what is waited for will not come
   Progress held{0};                  // odd: nothing more is begun

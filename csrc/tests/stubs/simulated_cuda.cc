@@ -1,8 +1,8 @@
-// libcuda.so.1 that simulates cards, for tests of several processes. Environment variables, all
-// SIMULATED_CARD_...:
+// libcuda.so.1 that simulates GPUs, for tests of several processes. Environment variables, all
+// SIMULATED_GPU_...:
 //   FOLDER       that processes which share memory and events have in common
 //   COUNT        how many there are: 1
-//   SAME         1: all are the same card
+//   SAME         1: all are the same GPU
 //   MEMORY       bytes of each: 1 GiB
 //   IPC_EVENTS   0: none
 //   DELAY        the longest of a stream, in microseconds: 50
@@ -17,13 +17,13 @@ namespace {
 
 std::unique_ptr<Machine> make() {
   SimulatedOptions options;
-  options.folder = setting("SIMULATED_CARD_FOLDER", "");
-  options.devices = static_cast<int>(setting("SIMULATED_CARD_COUNT", 1));
-  options.one_card = setting("SIMULATED_CARD_SAME", 0) != 0;
-  options.memory = static_cast<std::size_t>(setting("SIMULATED_CARD_MEMORY", 1LL << 30));
-  options.ipc_events = setting("SIMULATED_CARD_IPC_EVENTS", 1) != 0;
-  options.longest_delay = std::chrono::microseconds(setting("SIMULATED_CARD_DELAY", 50));
-  options.seed = static_cast<unsigned>(setting("SIMULATED_CARD_SEED", options.seed));
+  options.folder = setting("SIMULATED_GPU_FOLDER", "");
+  options.devices = static_cast<int>(setting("SIMULATED_GPU_COUNT", 1));
+  options.one_gpu = setting("SIMULATED_GPU_SAME", 0) != 0;
+  options.memory = static_cast<std::size_t>(setting("SIMULATED_GPU_MEMORY", 1LL << 30));
+  options.ipc_events = setting("SIMULATED_GPU_IPC_EVENTS", 1) != 0;
+  options.longest_delay = std::chrono::microseconds(setting("SIMULATED_GPU_DELAY", 50));
+  options.seed = static_cast<unsigned>(setting("SIMULATED_GPU_SEED", options.seed));
   return std::make_unique<Machine>(std::move(options));
 }
 
@@ -50,30 +50,30 @@ HOROPLUG_CUDA_FUNCTIONS(SIMULATED_SYMBOL)
 
 extern "C" {
 
-SIMULATED_EXPORT const void* simulated_card_door() { return &horoplug::testing::simulated::door(); }
-// As SimulatedCard's.
-SIMULATED_EXPORT void simulated_card_fail(const char* function, CUresult result) {
+SIMULATED_EXPORT const void* simulated_gpu_door() { return &horoplug::testing::simulated::door(); }
+// As SimulatedGpu's.
+SIMULATED_EXPORT void simulated_gpu_fail(const char* function, CUresult result) {
   machine().set_failure(function, result);
 }
-SIMULATED_EXPORT void simulated_card_fall_off(CUresult result) { machine().fall_off(result); }
-SIMULATED_EXPORT void simulated_card_hold() { machine().hold(); }
-SIMULATED_EXPORT void simulated_card_let_go() { machine().let_go(); }
-SIMULATED_EXPORT unsigned long long simulated_card_host_waits() { return machine().host_waits; }
-SIMULATED_EXPORT unsigned long long simulated_card_bytes_used(int device) {
+SIMULATED_EXPORT void simulated_gpu_fall_off(CUresult result) { machine().fall_off(result); }
+SIMULATED_EXPORT void simulated_gpu_hold() { machine().hold(); }
+SIMULATED_EXPORT void simulated_gpu_let_go() { machine().let_go(); }
+SIMULATED_EXPORT unsigned long long simulated_gpu_host_waits() { return machine().host_waits; }
+SIMULATED_EXPORT unsigned long long simulated_gpu_bytes_used(int device) {
   return machine().memory.used(device);
 }
-SIMULATED_EXPORT unsigned long long simulated_card_count(const char* what) {
+SIMULATED_EXPORT unsigned long long simulated_gpu_count(const char* what) {
   return machine().count(what);
 }
 // As if the stream were being captured into a graph.
-SIMULATED_EXPORT CUresult simulated_card_capture(CUstream handle, CUstreamCaptureStatus status) {
+SIMULATED_EXPORT CUresult simulated_gpu_capture(CUstream handle, CUstreamCaptureStatus status) {
   auto* const stream = machine().stream(handle);
   if (stream == nullptr) return 400;
   stream->capture_status.store(status);
   return 0;
 }
 // Makes a stream wait for so long.
-SIMULATED_EXPORT CUresult simulated_card_delay(CUstream handle, unsigned microseconds) {
+SIMULATED_EXPORT CUresult simulated_gpu_delay(CUstream handle, unsigned microseconds) {
   auto* const stream = machine().stream(handle);
   if (stream == nullptr) return 400;
   machine().put(*stream, "delay",

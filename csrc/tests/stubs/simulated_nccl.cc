@@ -1,6 +1,6 @@
 // libnccl.so.2 over the libcuda.so.1 of simulated_cuda.cc that lies beside it. Environment
 // variables:
-//   SIMULATED_CARD_FOLDER   that the processes have in common
+//   SIMULATED_GPU_FOLDER   that the processes have in common
 //   SIMULATED_NCCL_VERSION  22304 is 2.23.4
 //   SIMULATED_NCCL_LATE     how seldom a call returns before the operation is in its stream; 0:
 //   never SIMULATED_NCCL_FAIL     functions that fail, with commas between them: ncclAllReduce
@@ -18,15 +18,15 @@
 namespace horoplug::testing::simulated {
 namespace {
 
-// That of the card's library.
+// That of the GPU's library.
 const Door& other_door() {
   Dl_info here{};
   ::dladdr(reinterpret_cast<const void*>(&other_door), &here);
   const auto path = std::filesystem::path(here.dli_fname).replace_filename("libcuda.so.1");
-  void* const card = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  void* const function = card != nullptr ? ::dlsym(card, "simulated_card_door") : nullptr;
+  void* const gpu = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* const function = gpu != nullptr ? ::dlsym(gpu, "simulated_gpu_door") : nullptr;
   if (function == nullptr) {
-    std::fprintf(stderr, "simulated NCCL: no simulated card beside it: %s\n", ::dlerror());
+    std::fprintf(stderr, "simulated NCCL: no simulated GPU beside it: %s\n", ::dlerror());
     std::abort();
   }
   return *static_cast<const Door*>(reinterpret_cast<const void* (*)()>(function)());
@@ -34,7 +34,7 @@ const Door& other_door() {
 
 std::unique_ptr<NcclMachine> make() {
   SimulatedNcclOptions options;
-  options.folder = setting("SIMULATED_CARD_FOLDER", "");
+  options.folder = setting("SIMULATED_GPU_FOLDER", "");
   options.version = static_cast<int>(setting("SIMULATED_NCCL_VERSION", options.version));
   options.late = static_cast<int>(setting("SIMULATED_NCCL_LATE", options.late));
   auto made = std::make_unique<NcclMachine>(other_door(), std::move(options));

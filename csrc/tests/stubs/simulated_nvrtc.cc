@@ -73,7 +73,7 @@ SIMULATED_EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count
     const std::string_view option = options[i];
     if (!option.starts_with(kOption)) continue;
     program->code =
-        horoplug::testing::SimulatedCard::image(first_argument(option.substr(kOption.size())));
+        horoplug::testing::SimulatedGpu::image(first_argument(option.substr(kOption.size())));
     return 0;
   }
   return kCompilationFailed;

@@ -61,9 +61,9 @@ class Arena {
     Line lines[kLines];
   };
   static constexpr std::size_t kPage = 4096;
-  // With a page for what is not said here, but by the ranks' cards.
-  static constexpr std::size_t kCardsAt = (sizeof(Header) + kPage - 1) / kPage * kPage;
-  static constexpr std::size_t kHeaderBytes = kCardsAt + kPage;
+  // With a page for what is not said here, but by the ranks' GPUs.
+  static constexpr std::size_t kGpusAt = (sizeof(Header) + kPage - 1) / kPage * kPage;
+  static constexpr std::size_t kHeaderBytes = kGpusAt + kPage;
   static constexpr std::size_t kSegmentBytes = kHeaderBytes + kSlots * kSlotBytes;
 
   explicit Arena(Segment segment) : segment_(std::move(segment)) {}
@@ -71,7 +71,7 @@ class Arena {
   Header& header() const { return *reinterpret_cast<Header*>(segment_.data()); }
   Flag& flag(Stage stage) const { return header().stages[static_cast<int>(stage)]; }
   Line& line(std::uint64_t meeting) const { return header().lines[meeting % kLines]; }
-  std::byte* cards_page() const { return segment_.data() + kCardsAt; }
+  std::byte* gpus_page() const { return segment_.data() + kGpusAt; }
   std::byte* slot(std::uint64_t cycle) const {
     return segment_.data() + kHeaderBytes + (cycle % kSlots) * kSlotBytes;
   }
@@ -183,9 +183,9 @@ class SharedGroup {
   };
   Met met(std::uint64_t meeting) { return {*this, meeting}; }
 
-  // A page that all ranks have, of zeros at first, and that nothing here touches: their cards meet
+  // A page that all ranks have, of zeros at first, and that nothing here touches: their GPUs meet
   // in it (IpcPeers).
-  std::byte* cards_page() const { return arena(0).cards_page(); }
+  std::byte* gpus_page() const { return arena(0).gpus_page(); }
 
   // Memory for one operand per rank, which the next call of any collective may use.
   std::span<const void*> operands() { return operands_; }

@@ -55,12 +55,12 @@ int capability(const Driver& driver) {
 }
 
 std::string kernels_fact(const Places& places, const Driver& driver, const Nvrtc& nvrtc) {
-  const int card = capability(driver);
-  if (!needs_file(nvrtc, card)) return yes("Kernels of NVRTC", "compiled when first used");
+  const int device = capability(driver);
+  if (!needs_file(nvrtc, device)) return yes("Kernels of NVRTC", "compiled when first used");
   const KernelFile file = open_kernel_file(places, driver.ok() ? driver.version : 0);
-  const bool fits = file.ok() && (card == 0 || file.fits(card));
+  const bool fits = file.ok() && (device == 0 || file.fits(device));
   return fits ? yes("Kernels of " + file.describe(), file.path)
-              : no("Kernels", no_code(nvrtc, file, card));
+              : no("Kernels", no_code(nvrtc, file, device));
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ struct Compilation {
   std::uint64_t key(std::span<const SourceFile> headers = kernel_headers()) const;
 };
 
-// For a card of compute capability `capability` (90 is 9.0). A card that is newer than the compiler
-// gets PTX for the newest that it knows. Throws Error(HP_UNSUPPORTED) for a card that is too old,
+// For a GPU of compute capability `capability` (90 is 9.0). A GPU that is newer than the compiler
+// gets PTX for the newest that it knows. Throws Error(HP_UNSUPPORTED) for a GPU that is too old,
 // or a kernel that is unknown.
 Compilation plan_compilation(const Nvrtc& nvrtc, const std::string& kernel, int capability);
 

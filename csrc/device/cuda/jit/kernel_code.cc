@@ -33,10 +33,10 @@ bool needs_file(const Nvrtc& nvrtc, int capability) {
 }
 
 std::string no_code(const Nvrtc& nvrtc, const KernelFile& file, int capability) {
-  const std::string card = "the GPU (sm_" + std::to_string(capability) + ")";
+  const std::string device = "the GPU (sm_" + std::to_string(capability) + ")";
   const std::string of_nvrtc =
-      !nvrtc.ok() ? nvrtc.problem : card + " is too old for NVRTC " + cuda_version(nvrtc.version);
-  const std::string of_file = !file.ok() ? file.problem : file.path + ": has none for " + card;
+      !nvrtc.ok() ? nvrtc.problem : device + " is too old for NVRTC " + cuda_version(nvrtc.version);
+  const std::string of_file = !file.ok() ? file.problem : file.path + ": has none for " + device;
   return of_nvrtc + "; and " + of_file +
          "; install nvidia-cuda-nvrtc of the driver's CUDA version, or compile the kernels with "
          "nvcc: make kernels";

@@ -12,12 +12,12 @@
 
 namespace horoplug::cuda {
 
-// The code for a card of this compute capability, a module that has the kernel of this name. One
+// The code for a GPU of this compute capability, a module that has the kernel of this name. One
 // that has others, too, is the same object for all of them. Throws Error. For any thread.
 using ImageSource =
     std::function<std::shared_ptr<const Image>(const std::string& kernel, int capability)>;
 
-// Whether the file is to be asked for the code for a card of this compute capability, 0: any.
+// Whether the file is to be asked for the code for a GPU of this compute capability, 0: any.
 bool needs_file(const Nvrtc& nvrtc, int capability);
 
 // One line that says why there is no code, and how to have it.

@@ -34,8 +34,8 @@ struct KernelFile {
   std::string problem;  // one line; empty: it can be used
 
   bool ok() const { return problem.empty(); }
-  // Whether a card of this compute capability (90 is 9.0) can run it: machine code is good for
-  // later cards of the same major version, too.
+  // Whether a GPU of this compute capability (90 is 9.0) can run it: machine code is good for
+  // later GPUs of the same major version, too.
   bool fits(int capability) const;
   std::string describe() const;  // "nvcc 13.1: sm_80, sm_90, PTX"
 };

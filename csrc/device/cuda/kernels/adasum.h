@@ -1,7 +1,7 @@
 // Adasum: the dot products of two vectors, piece by piece, and their combination; all in float64.
 //
 // The order of additions is that of the elements in the piece: first those of a thread in a tile,
-// then a tree over the threads, then the tiles. It depends neither on the card, nor on alignment,
+// then a tree over the threads, then the tiles. It depends neither on the GPU, nor on alignment,
 // nor on what else is in the batch. It is not that of the CPU's kernels.
 #pragma once
 

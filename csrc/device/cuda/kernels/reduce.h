@@ -1,4 +1,4 @@
-// Reduces several sources, which may be memory of other cards, into where the pieces belong. Every
+// Reduces several sources, which may be memory of other GPUs, into where the pieces belong. Every
 // source is read once; each element sees them in the order given.
 #pragma once
 

@@ -3,7 +3,7 @@
 // A batch is a list of pieces, each a run of elements from one place to another, and is cut into
 // tiles: a tile belongs to one piece, and has the same number of elements in all of a kernel's
 // tiles but the last of a piece. Blocks share the tiles evenly, so that tensors of any size keep
-// the whole card busy, and a batch is one launch.
+// the whole GPU busy, and a batch is one launch.
 #pragma once
 
 namespace horoplug::cuda {

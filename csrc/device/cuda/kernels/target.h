@@ -1,8 +1,8 @@
-// What differs between the compilers of the kernels: nvcc and NVRTC for the card, and the host's
+// What differs between the compilers of the kernels: nvcc and NVRTC for the GPU, and the host's
 // for tests, which run the same source block by block.
 //
 // A kernel is written for a block: each(f) runs f for every thread of it, and sync() separates what
-// threads write from what others read. On the card each thread runs its own f; on the host they run
+// threads write from what others read. On the GPU each thread runs its own f; on the host they run
 // one after the other, in an order that a test chooses.
 #pragma once
 
@@ -31,7 +31,7 @@ struct Vector16 {
 HP_DEVICE Vector16 load16(const void* from) { return {*static_cast<const uint4*>(from)}; }
 HP_DEVICE void store16(void* to, Vector16 v) { *static_cast<uint4*>(to) = v.bits; }
 
-// Not every card has the other direction for bfloat16, which is a few shifts anyway.
+// Not every GPU has the other direction for bfloat16, which is a few shifts anyway.
 HP_DEVICE float widen_f16(u16 h) {
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));

@@ -33,7 +33,7 @@ struct ElementSizes {
 };
 
 // The pieces of the transfers that are not empty. `bases` are the addresses that `from` is added
-// to. Throws Error if an address is not that of an element, which a card would not forgive, or if
+// to. Throws Error if an address is not that of an element, which a GPU would not forgive, or if
 // there are more than 2^32 - 1 tiles.
 BatchTable make_table(std::span<const Transfer> transfers, ElementSizes sizes,
                       std::span<const std::uint64_t> bases = {});

@@ -1,5 +1,5 @@
-// What belongs to a card, each with its end: context, stream, event, memory, module. All of it
-// lives within the card's primary context, which the frameworks use too.
+// What belongs to a GPU, each with its end: context, stream, event, memory, module. All of it
+// lives within the GPU's primary context, which the frameworks use too.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace horoplug::cuda {
 
 // The primary context of device `ordinal`. It outlives everything that is made in it, and the table
 // outlives it. Constructors here throw Error; destructors ignore errors, as after a failure of the
-// card every call fails.
+// GPU every call fails.
 class Context {
  public:
   Context(const DriverApi& api, int ordinal);
@@ -49,7 +49,7 @@ class Current {
 
 class Stream {
  public:
-  // Apart from the default stream. Lower numbers go first; the card limits them.
+  // Apart from the default stream. Lower numbers go first; the GPU limits them.
   explicit Stream(const Context& context, int priority = 0);
   ~Stream();
   Stream(const Stream&) = delete;
@@ -87,7 +87,7 @@ class Event {
 
 class DeviceMemory {
  public:
-  // Giving it back waits for all that is under way on the card.
+  // Giving it back waits for all that is under way on the GPU.
   DeviceMemory(const Context& context, std::size_t bytes);
   // In the order of a stream: it is there from where the stream is now until where it is then, and
   // the host does not wait.

@@ -12,18 +12,18 @@ constexpr std::size_t kManyUnderWay = 64;
 
 }  // namespace
 
-std::shared_ptr<Card> Card::open(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log) {
-  return std::shared_ptr<Card>(new Card(std::move(toolkit), ordinal, std::move(log)));
+std::shared_ptr<Device> Device::open(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log) {
+  return std::shared_ptr<Device>(new Device(std::move(toolkit), ordinal, std::move(log)));
 }
 
-Card::Card(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log)
+Device::Device(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log)
     : toolkit_(std::move(toolkit)),
       ordinal_(ordinal),
       log_(std::move(log)),
       context_(toolkit_->driver, ordinal),
       kernels_(std::make_shared<LoadedKernels>(context_, toolkit_->images)) {}
 
-std::unique_ptr<Event> Card::free_event() {
+std::unique_ptr<Event> Device::free_event() {
   std::lock_guard lock(mutex_);
   if (free_events_.empty()) return std::make_unique<Event>(context_);
   std::unique_ptr<Event> event = std::move(free_events_.back());
@@ -31,19 +31,19 @@ std::unique_ptr<Event> Card::free_event() {
   return event;
 }
 
-void Card::give_back(std::unique_ptr<Event> event) {
+void Device::give_back(std::unique_ptr<Event> event) {
   std::lock_guard lock(mutex_);
   free_events_.push_back(std::move(event));
 }
 
-void Card::track(CUstream stream) {
+void Device::track(CUstream stream) {
   if (under_way_.size() >= kManyUnderWay) idle();
   const Current current(context_);
   under_way_.push_back(free_event());
   under_way_.back()->record(stream);
 }
 
-bool Card::idle() {
+bool Device::idle() {
   std::vector<std::unique_ptr<Event>> left;
   for (std::unique_ptr<Event>& end : under_way_) {
     if (end->done()) {
@@ -56,7 +56,7 @@ bool Card::idle() {
   return under_way_.empty();
 }
 
-void Card::refuse_capture(CUstream stream) const {
+void Device::refuse_capture(CUstream stream) const {
   const Current current(context_);
   CUstreamCaptureStatus status = kNotCapturing;
   context_.check(context_.api().StreamIsCapturing(stream, &status), "cuStreamIsCapturing");
@@ -66,26 +66,26 @@ void Card::refuse_capture(CUstream stream) const {
               "repeat the other ranks would not know of; call horoplug outside of the capture");
 }
 
-EventPtr Card::mark(CUstream stream) {
+EventPtr Device::mark(CUstream stream) {
   const Current current(context_);
   std::unique_ptr<Event> event = free_event();
   event->record(stream);
-  return {event.release(), [card = shared_from_this()](Event* done) {
-            card->give_back(std::unique_ptr<Event>(done));
+  return {event.release(), [device = shared_from_this()](Event* done) {
+            device->give_back(std::unique_ptr<Event>(done));
           }};
 }
 
-void Card::make_wait(CUstream stream, const Event& event) const {
+void Device::make_wait(CUstream stream, const Event& event) const {
   const Current current(context_);
   context_.check(context_.api().StreamWaitEvent(stream, event.handle(), 0), "cuStreamWaitEvent");
 }
 
-void Card::copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) const {
+void Device::copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) const {
   const Current current(context_);
   context_.check(context_.api().MemcpyDtoDAsync(to, from, bytes, stream), "cuMemcpyDtoDAsync");
 }
 
-CUdeviceptr Card::allocate(std::size_t bytes, CUstream first_used_by) const {
+CUdeviceptr Device::allocate(std::size_t bytes, CUstream first_used_by) const {
   const Current current(context_);
   CUdeviceptr memory = 0;
   context_.check(
@@ -94,7 +94,7 @@ CUdeviceptr Card::allocate(std::size_t bytes, CUstream first_used_by) const {
   return memory;
 }
 
-void Card::release(CUdeviceptr memory, CUstream last_used_by) const {
+void Device::release(CUdeviceptr memory, CUstream last_used_by) const {
   const Current current(context_);
   context_.check(context_.api().MemFreeAsync(memory, last_used_by), "cuMemFreeAsync");
 }

@@ -1,4 +1,4 @@
-// One card as one engine uses it: what all of its process sets share. What each of them has for
+// One GPU as one engine uses it: what all of its process sets share. What each of them has for
 // itself is in workspace.h.
 #pragma once
 
@@ -17,10 +17,10 @@ namespace horoplug::cuda {
 using EventPtr = std::shared_ptr<const Event>;
 
 // For any thread. Everything throws Error.
-class Card : public std::enable_shared_from_this<Card> {
+class Device : public std::enable_shared_from_this<Device> {
  public:
   // Device `ordinal`.
-  static std::shared_ptr<Card> open(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log);
+  static std::shared_ptr<Device> open(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log);
 
   int ordinal() const { return ordinal_; }
   const Toolkit& toolkit() const { return *toolkit_; }
@@ -39,14 +39,14 @@ class Card : public std::enable_shared_from_this<Card> {
   EventPtr mark(CUstream stream);
   // What is put into the stream from now on waits for the event; the host does not.
   void make_wait(CUstream stream, const Event& event) const;
-  // Puts a copy within the card's memory into the stream.
+  // Puts a copy within the GPU's memory into the stream.
   void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) const;
   // Memory that can be used from where the one stream is now until where the other is then.
   CUdeviceptr allocate(std::size_t bytes, CUstream first_used_by) const;
   void release(CUdeviceptr memory, CUstream last_used_by) const;
 
  private:
-  Card(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log);
+  Device(std::shared_ptr<const Toolkit> toolkit, int ordinal, Log log);
   std::unique_ptr<Event> free_event();
   void give_back(std::unique_ptr<Event> event);
 
@@ -55,7 +55,7 @@ class Card : public std::enable_shared_from_this<Card> {
   const Log log_;
   const Context context_;
   const std::shared_ptr<LoadedKernels> kernels_;
-  std::vector<std::unique_ptr<Event>> under_way_;  // its own: an EventPtr keeps the card
+  std::vector<std::unique_ptr<Event>> under_way_;  // its own: an EventPtr keeps the GPU
   std::mutex mutex_;
   std::vector<std::unique_ptr<Event>> free_events_;
 };

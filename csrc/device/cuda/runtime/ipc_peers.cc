@@ -15,18 +15,18 @@ constexpr std::uint32_t kFarAhead = 1U << 30;
 
 }  // namespace
 
-IpcPeers::IpcPeers(std::shared_ptr<Card> card, int rank, int size, std::byte* page)
-    : card_(std::move(card)),
+IpcPeers::IpcPeers(std::shared_ptr<Device> device, int rank, int size, std::byte* page)
+    : device_(std::move(device)),
       rank_(rank),
       size_(size),
       page_(page),
       buffers_(static_cast<std::size_t>(size)) {
   allocate();
-  const Context& context = card_->context();
+  const Context& context = device_->context();
   const Current current(context);
   context.check(context.api().MemHostRegister(page_, kPageBytes, kHostPortable | kHostMapped),
                 "cuMemHostRegister");
-  const CUresult result = context.api().MemHostGetDevicePointer(&page_on_card_, page_, 0);
+  const CUresult result = context.api().MemHostGetDevicePointer(&page_on_device_, page_, 0);
   if (result == kSuccess) return;
   context.api().MemHostUnregister(page_);
   context.check(result, "cuMemHostGetDevicePointer");
@@ -34,15 +34,15 @@ IpcPeers::IpcPeers(std::shared_ptr<Card> card, int rank, int size, std::byte* pa
 
 IpcPeers::~IpcPeers() {
   close();
-  const Context& context = card_->context();
-  if (context.api().CtxPushCurrent(context.handle()) != kSuccess) return;  // the card has failed
+  const Context& context = device_->context();
+  if (context.api().CtxPushCurrent(context.handle()) != kSuccess) return;  // the GPU has failed
   context.api().MemHostUnregister(page_);
   CUcontext popped = nullptr;
   context.api().CtxPopCurrent(&popped);
 }
 
 void IpcPeers::close() noexcept {
-  const Context& context = card_->context();
+  const Context& context = device_->context();
   if (context.api().CtxPushCurrent(context.handle()) != kSuccess) return;
   for (int rank = 0; rank < size_; ++rank) {
     CUdeviceptr& buffer = buffers_[static_cast<std::size_t>(rank)];
@@ -56,7 +56,7 @@ void IpcPeers::close() noexcept {
 void IpcPeers::allocate() {
   for (half_bytes_ = kMostBytes; !own_; half_bytes_ /= 2) {
     try {
-      own_ = std::make_unique<DeviceMemory>(card_->context(), 2 * half_bytes_);
+      own_ = std::make_unique<DeviceMemory>(device_->context(), 2 * half_bytes_);
       break;
     } catch (const Error&) {
       if (half_bytes_ <= kLeastBytes) throw;
@@ -66,7 +66,7 @@ void IpcPeers::allocate() {
 }
 
 IpcPeers::Offer IpcPeers::offer() const {
-  const Context& context = card_->context();
+  const Context& context = device_->context();
   const Current current(context);
   Offer offer{};
   context.check(context.api().IpcGetMemHandle(&offer.buffer, own_->address()), "cuIpcGetMemHandle");
@@ -75,7 +75,7 @@ IpcPeers::Offer IpcPeers::offer() const {
 }
 
 void IpcPeers::open(std::span<const Offer> offers) {
-  const Context& context = card_->context();
+  const Context& context = device_->context();
   const Current current(context);
   for (int rank = 0; rank < size_; ++rank) {
     const Offer& offer = offers[static_cast<std::size_t>(rank)];
@@ -95,19 +95,19 @@ std::atomic_ref<std::uint32_t> IpcPeers::word(int rank) const {
   return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(page_ + rank * kLine));
 }
 
-CUdeviceptr IpcPeers::word_on_card(int rank) const {
-  return page_on_card_ + static_cast<std::size_t>(rank) * kLine;
+CUdeviceptr IpcPeers::word_on_device(int rank) const {
+  return page_on_device_ + static_cast<std::size_t>(rank) * kLine;
 }
 
 // What this rank's stream has done before is visible to all before the word is.
 void IpcPeers::meet(CUstream stream) {
-  const Context& context = card_->context();
+  const Context& context = device_->context();
   const Current current(context);
   ++meeting_;
-  context.check(context.api().StreamWriteValue32(stream, word_on_card(rank_), meeting_, 0),
+  context.check(context.api().StreamWriteValue32(stream, word_on_device(rank_), meeting_, 0),
                 "cuStreamWriteValue32");
   for (int step = 1; step < size_; ++step) {
-    const CUdeviceptr other = word_on_card((rank_ + step) % size_);
+    const CUdeviceptr other = word_on_device((rank_ + step) % size_);
     context.check(context.api().StreamWaitValue32(stream, other, meeting_, kWaitAtLeast),
                   "cuStreamWaitValue32");
   }
@@ -121,10 +121,10 @@ bool IpcPeers::all_are_at(std::uint32_t meeting) const {
   return true;
 }
 
-// Processors have one meeting more, which no card waits for.
+// Processors have one meeting more, which no GPU waits for.
 bool IpcPeers::over(CUstream stream) {
   if (farewell_ == Farewell::kNone) {
-    last_ = card_->mark(stream);
+    last_ = device_->mark(stream);
     farewell_ = Farewell::kInStream;
   }
   if (farewell_ == Farewell::kInStream) {

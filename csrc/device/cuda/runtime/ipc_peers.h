@@ -1,4 +1,4 @@
-// The fusion buffers that the ranks of one host have on their cards, mapped into each other's
+// The fusion buffers that the ranks of one host have on their GPUs, mapped into each other's
 // processes (CUDA IPC), and how their streams meet.
 //
 // A buffer has two halves, which rounds use in turn. In a round a rank writes to its own half, its
@@ -34,7 +34,7 @@ namespace horoplug::cuda {
 // For whoever drives the engine. Everything throws Error.
 class IpcPeers {
  public:
-  // Bytes of a half: as many as the card has, within these bounds. More would not be faster; with
+  // Bytes of a half: as many as the GPU has, within these bounds. More would not be faster; with
   // less, a buffer might share what is mapped with other allocations of this process.
   static constexpr std::size_t kMostBytes = 32 << 20;
   static constexpr std::size_t kLeastBytes = 1 << 20;
@@ -51,7 +51,7 @@ class IpcPeers {
 
   // Allocates the buffer of rank `rank` of `size` ranks on one host. All of them have `page`, which
   // is of zeros.
-  IpcPeers(std::shared_ptr<Card> card, int rank, int size, std::byte* page);
+  IpcPeers(std::shared_ptr<Device> device, int rank, int size, std::byte* page);
   ~IpcPeers();  // closes them, too
   IpcPeers(const IpcPeers&) = delete;
   IpcPeers& operator=(const IpcPeers&) = delete;
@@ -81,14 +81,14 @@ class IpcPeers {
 
  private:
   std::atomic_ref<std::uint32_t> word(int rank) const;
-  CUdeviceptr word_on_card(int rank) const;
+  CUdeviceptr word_on_device(int rank) const;
   void allocate();
   bool all_are_at(std::uint32_t meeting) const;
 
-  const std::shared_ptr<Card> card_;
+  const std::shared_ptr<Device> device_;
   const int rank_, size_;
   std::byte* const page_;
-  CUdeviceptr page_on_card_ = 0;
+  CUdeviceptr page_on_device_ = 0;
   std::unique_ptr<DeviceMemory> own_;
   std::vector<CUdeviceptr> buffers_;  // by rank; 0: not open
   std::size_t half_bytes_ = 0;

@@ -14,7 +14,7 @@
 
 namespace horoplug::cuda {
 
-// For one thread at a time. All addresses are the card's, or memory that it can reach; transfers
+// For one thread at a time. All addresses are the GPU's, or memory that it can reach; transfers
 // are explained in batch.h. Work that uses memory of other streams has to be ordered by events: see
 // Stream. Everything throws Error, which names the kernel.
 class Launcher {

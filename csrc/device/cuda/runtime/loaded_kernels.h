@@ -1,5 +1,5 @@
-// The kernels that a card has: each is loaded once, when it is first needed, for all who launch.
-// (The driver may keep the host while it loads one, until the card is idle.)
+// The kernels that a GPU has: each is loaded once, when it is first needed, for all who launch.
+// (The driver may keep the host while it loads one, until the GPU is idle.)
 #pragma once
 
 #include <map>

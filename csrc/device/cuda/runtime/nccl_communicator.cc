@@ -68,8 +68,8 @@ std::optional<ncclRedOp_t> nccl_op(ReduceOp op, DType dtype) {
   }
 }
 
-ncclUniqueId NcclCommunicator::make_id(const Card& card) {
-  const NcclApi& api = card.toolkit().nccl;
+ncclUniqueId NcclCommunicator::make_id(const Device& device) {
+  const NcclApi& api = device.toolkit().nccl;
   ncclUniqueId id{};
   if (const ncclResult_t result = api.GetUniqueId(&id); result != kNcclSuccess) {
     throw Error(HP_ABORTED,
@@ -78,12 +78,12 @@ ncclUniqueId NcclCommunicator::make_id(const Card& card) {
   return id;
 }
 
-NcclCommunicator::NcclCommunicator(std::shared_ptr<Card> card, const ncclUniqueId& id, int size,
+NcclCommunicator::NcclCommunicator(std::shared_ptr<Device> device, const ncclUniqueId& id, int size,
                                    int rank)
-    : card_(std::move(card)), api_(card_->toolkit().nccl) {
+    : device_(std::move(device)), api_(device_->toolkit().nccl) {
   NcclConfig config;
   config.blocking = 0;
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.CommInitRankConfig(&communicator_, size, id, rank, &config), "ncclCommInitRank");
 }
 
@@ -109,13 +109,13 @@ bool NcclCommunicator::settled() {
 
 void NcclCommunicator::begin() const { check(api_.GroupStart(), "ncclGroupStart"); }
 void NcclCommunicator::end() const {
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.GroupEnd(), "ncclGroupEnd");
 }
 
 void NcclCommunicator::allreduce(CUdeviceptr from, CUdeviceptr to, std::size_t count, DType dtype,
                                  ReduceOp op, CUstream stream) {
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.AllReduce(pointer(from), pointer(to), count, nccl_type(dtype).value(),
                        nccl_op(op, dtype).value(), communicator_, stream),
         "ncclAllReduce");
@@ -123,7 +123,7 @@ void NcclCommunicator::allreduce(CUdeviceptr from, CUdeviceptr to, std::size_t c
 
 void NcclCommunicator::reducescatter(CUdeviceptr from, CUdeviceptr to, std::size_t count_of_each,
                                      DType dtype, ReduceOp op, CUstream stream) {
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.ReduceScatter(pointer(from), pointer(to), count_of_each, nccl_type(dtype).value(),
                            nccl_op(op, dtype).value(), communicator_, stream),
         "ncclReduceScatter");
@@ -131,31 +131,31 @@ void NcclCommunicator::reducescatter(CUdeviceptr from, CUdeviceptr to, std::size
 
 void NcclCommunicator::allgather(CUdeviceptr from, CUdeviceptr to, std::size_t bytes_of_each,
                                  CUstream stream) {
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.AllGather(pointer(from), pointer(to), bytes_of_each, kUint8, communicator_, stream),
         "ncclAllGather");
 }
 
 void NcclCommunicator::broadcast(CUdeviceptr from, CUdeviceptr to, std::size_t bytes, int root,
                                  CUstream stream) {
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.Broadcast(pointer(from), pointer(to), bytes, kUint8, root, communicator_, stream),
         "ncclBroadcast");
 }
 
 void NcclCommunicator::send(CUdeviceptr from, std::size_t bytes, int rank, CUstream stream) {
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.Send(pointer(from), bytes, kUint8, rank, communicator_, stream), "ncclSend");
 }
 
 void NcclCommunicator::receive(CUdeviceptr to, std::size_t bytes, int rank, CUstream stream) {
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.Recv(pointer(to), bytes, kUint8, rank, communicator_, stream), "ncclRecv");
 }
 
 void NcclCommunicator::close() {
   if (communicator_ == nullptr) return;
-  const Current current(card_->context());
+  const Current current(device_->context());
   check(api_.CommFinalize(communicator_), "ncclCommFinalize");
   const auto until = std::chrono::steady_clock::now() + kPatience;
   while (!settled()) {
@@ -168,10 +168,10 @@ void NcclCommunicator::close() {
 void NcclCommunicator::abort() {
   if (communicator_ == nullptr) return;
   try {
-    const Current current(card_->context());
+    const Current current(device_->context());
     api_.CommAbort(std::exchange(communicator_, nullptr));
   } catch (const Error&) {
-    // The card has failed: there is nothing left to end.
+    // The GPU has failed: there is nothing left to end.
   }
 }
 

@@ -25,10 +25,10 @@ std::optional<ncclRedOp_t> nccl_op(ReduceOp op, DType dtype);
 class NcclCommunicator {
  public:
   // The name by which ranks find each other: one of them makes it.
-  static ncclUniqueId make_id(const Card& card);
+  static ncclUniqueId make_id(const Device& device);
 
   // Begins to connect rank `rank` of `size` ranks with the others.
-  NcclCommunicator(std::shared_ptr<Card> card, const ncclUniqueId& id, int size, int rank);
+  NcclCommunicator(std::shared_ptr<Device> device, const ncclUniqueId& id, int size, int rank);
   ~NcclCommunicator();  // aborts, unless it was closed
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -36,7 +36,7 @@ class NcclCommunicator {
   // Whether the last call is over, so that the next one may be made; and errors of what runs.
   bool settled();
 
-  // All that begin() and end() enclose is one call. Addresses are the card's; counts, of elements.
+  // All that begin() and end() enclose is one call. Addresses are the GPU's; counts, of elements.
   void begin() const;
   void end() const;
   void allreduce(CUdeviceptr from, CUdeviceptr to, std::size_t count, DType, ReduceOp, CUstream);
@@ -49,13 +49,13 @@ class NcclCommunicator {
 
   // Its end, when nothing runs on any rank. Waits for the others, though not for long.
   void close();
-  // Its end at once: what runs on the card ends, and its results are undefined. Never throws.
+  // Its end at once: what runs on the GPU ends, and its results are undefined. Never throws.
   void abort();
 
  private:
   void check(ncclResult_t result, const char* call) const;
 
-  const std::shared_ptr<Card> card_;
+  const std::shared_ptr<Device> device_;
   const NcclApi& api_;
   ncclComm_t communicator_ = nullptr;
 };

@@ -1,4 +1,4 @@
-// The tables of batches on the card. A training step launches the same batches again and again: a
+// The tables of batches on the GPU. A training step launches the same batches again and again: a
 // table that is there already is not copied once more.
 #pragma once
 
@@ -18,14 +18,14 @@ class TablesOnDevice {
   // used for longest is used again, if it is large enough.
   TablesOnDevice(const Context& context, CUstream stream, std::size_t slots = 256);
 
-  // Where the card has these pieces, for kernels that are put into the stream before the next call.
+  // Where the GPU has these pieces, for kernels that are put into the stream before the next call.
   // Neither blocks nor waits.
   const Piece* place(std::span<const Piece> pieces);
 
   std::uint64_t copies() const { return copies_; }
 
  private:
-  // The host's copy may be changed when `copied` is done. The card's may be at any time: the copy
+  // The host's copy may be changed when `copied` is done. The GPU's may be at any time: the copy
   // to it comes after the kernels that use it.
   struct Slot {
     Slot(const Context& context, std::span<Piece> memory, CUstream stream);

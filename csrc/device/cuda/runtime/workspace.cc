@@ -36,14 +36,14 @@ Memory& enough(std::unique_ptr<Memory>& memory, std::vector<std::unique_ptr<Memo
 
 }  // namespace
 
-Workspace::Workspace(std::shared_ptr<Card> card)
-    : card_(std::move(card)),
-      launcher_(card_->context(), card_->kernels()),
-      back_(card_->context()) {}
+Workspace::Workspace(std::shared_ptr<Device> device)
+    : device_(std::move(device)),
+      launcher_(device_->context(), device_->kernels()),
+      back_(device_->context()) {}
 
 void Workspace::fetch(std::byte* to, CUdeviceptr from, std::size_t bytes) const {
   if (bytes == 0) return;
-  const Context& context = card_->context();
+  const Context& context = device_->context();
   const Current current(context);
   context.check(context.api().MemcpyDtoHAsync(to, from, bytes, stream().handle()),
                 "cuMemcpyDtoHAsync");
@@ -51,7 +51,7 @@ void Workspace::fetch(std::byte* to, CUdeviceptr from, std::size_t bytes) const 
 
 void Workspace::copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) const {
   if (bytes == 0 || to == from) return;
-  const Context& context = card_->context();
+  const Context& context = device_->context();
   const Current current(context);
   context.check(context.api().MemcpyDtoDAsync(to, from, bytes, stream().handle()),
                 "cuMemcpyDtoDAsync");
@@ -59,39 +59,39 @@ void Workspace::copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) const 
 
 void Workspace::bring(CUdeviceptr to, const std::byte* from, std::size_t bytes) const {
   if (bytes == 0) return;
-  const Context& context = card_->context();
+  const Context& context = device_->context();
   const Current current(context);
   context.check(context.api().MemcpyHtoDAsync(to, from, bytes, back_.handle()),
                 "cuMemcpyHtoDAsync");
 }
 
-CUdeviceptr Workspace::on_card(Purpose purpose, std::size_t bytes) {
-  auto& memory = on_card_[static_cast<std::size_t>(purpose)];
+CUdeviceptr Workspace::on_device(Purpose purpose, std::size_t bytes) {
+  auto& memory = on_device_[static_cast<std::size_t>(purpose)];
   if (memory && memory->bytes() >= bytes) return memory->address();
   memory.reset();
   grow(memory, bytes, [this](std::size_t some) {
-    return std::make_unique<DeviceMemory>(card_->context(), some, stream().handle());
+    return std::make_unique<DeviceMemory>(device_->context(), some, stream().handle());
   });
   return memory->address();
 }
 
 CUdeviceptr Workspace::to_lend(Purpose purpose, std::size_t bytes) {
   const auto make = [this](std::size_t some) {
-    return std::make_unique<DeviceMemory>(card_->context(), some);
+    return std::make_unique<DeviceMemory>(device_->context(), some);
   };
   auto& memory = lent_[static_cast<std::size_t>(purpose)];
-  return enough(memory, outgrown_on_card_, bytes, make).address();
+  return enough(memory, outgrown_on_device_, bytes, make).address();
 }
 
 void Workspace::leak(Purpose purpose) {
-  // The memory of a card goes with the last one that has its context.
+  // The memory of a GPU goes with the last one that has its context.
   auto& memory = lent_[static_cast<std::size_t>(purpose)];
-  static_cast<void>(new std::pair(card_, std::move(memory)));
+  static_cast<void>(new std::pair(device_, std::move(memory)));
 }
 
 std::byte* Workspace::on_host(Purpose purpose, std::size_t bytes) {
   const auto make = [this](std::size_t some) {
-    return std::make_unique<PinnedMemory>(card_->context(), some);
+    return std::make_unique<PinnedMemory>(device_->context(), some);
   };
   auto& memory = on_host_[static_cast<std::size_t>(purpose)];
   return enough(memory, outgrown_on_host_, bytes, make).data();

@@ -1,4 +1,4 @@
-// What a process set has for itself on a card: streams, kernels and working memory. Sets know
+// What a process set has for itself on a GPU: streams, kernels and working memory. Sets know
 // nothing of each other, and their operations may come in any order: in one stream they would wait
 // for each other.
 #pragma once
@@ -16,35 +16,35 @@ namespace horoplug::cuda {
 // For whoever drives the engine. Everything throws Error.
 class Workspace {
  public:
-  explicit Workspace(std::shared_ptr<Card> card);
+  explicit Workspace(std::shared_ptr<Device> device);
 
-  Card& card() const { return *card_; }
+  Device& device() const { return *device_; }
   Launcher& launcher() { return launcher_; }
 
-  // The stream of all work, and a second one, so that copies to and from the card can be under way
+  // The stream of all work, and a second one, so that copies to and from the GPU can be under way
   // at the same time.
   const Stream& stream() const { return launcher_.stream(); }
   const Stream& back() const { return back_; }
-  EventPtr mark() { return card_->mark(stream().handle()); }
-  EventPtr mark_back() { return card_->mark(back_.handle()); }
+  EventPtr mark() { return device_->mark(stream().handle()); }
+  EventPtr mark_back() { return device_->mark(back_.handle()); }
   // What is put into the one stream from now on comes after what is in the other one now.
   void order(const Stream& first, const Stream& then) const {
-    then.wait_for(card_->mark(first.handle())->handle());
+    then.wait_for(device_->mark(first.handle())->handle());
   }
 
-  // Copies that the host does not wait for: from the card and within it in stream(), to it in
+  // Copies that the host does not wait for: from the GPU and within it in stream(), to it in
   // back().
   void fetch(std::byte* to, CUdeviceptr from, std::size_t bytes) const;
   void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) const;
   void bring(CUdeviceptr to, const std::byte* from, std::size_t bytes) const;
 
-  // Memory of the card, which what is put into stream() may use until the next call for the same
+  // Memory of the GPU, which what is put into stream() may use until the next call for the same
   // purpose, and of the host. Aligned to 256 bytes.
   enum class Purpose { kInput, kOutput };
-  CUdeviceptr on_card(Purpose purpose, std::size_t bytes);
+  CUdeviceptr on_device(Purpose purpose, std::size_t bytes);
   std::byte* on_host(Purpose purpose, std::size_t bytes);
 
-  // Memory of the card that somebody else than the stream may use, too, until it is given back: if
+  // Memory of the GPU that somebody else than the stream may use, too, until it is given back: if
   // it never is, since the batch has failed, the memory is leaked, with all that it needs. It can
   // be mapped into other processes, as MPI does, unlike what is allocated in the order of a stream.
   class Lent {
@@ -71,13 +71,13 @@ class Workspace {
   CUdeviceptr to_lend(Purpose purpose, std::size_t bytes);
   void leak(Purpose purpose);
 
-  const std::shared_ptr<Card> card_;
+  const std::shared_ptr<Device> device_;
   Launcher launcher_;
   const Stream back_;
-  std::array<std::unique_ptr<DeviceMemory>, 2> on_card_, lent_;
+  std::array<std::unique_ptr<DeviceMemory>, 2> on_device_, lent_;
   std::array<std::unique_ptr<PinnedMemory>, 2> on_host_;
-  // Giving these back would wait for the card, which may wait for other ranks.
-  std::vector<std::unique_ptr<DeviceMemory>> outgrown_on_card_;
+  // Giving these back would wait for the GPU, which may wait for other ranks.
+  std::vector<std::unique_ptr<DeviceMemory>> outgrown_on_device_;
   std::vector<std::unique_ptr<PinnedMemory>> outgrown_on_host_;
 };
 
