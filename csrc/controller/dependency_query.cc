@@ -23,13 +23,14 @@ std::string step_key(const std::string& name, const Signature& signature) {
   return signature.recurring ? name : name.substr(0, name.rfind('.'));
 }
 
-Survey::Survey(std::uint64_t number, std::vector<StepMember> step, std::size_t children)
+DependencyQuery::DependencyQuery(std::uint64_t number, std::vector<StepMember> step,
+                                 std::size_t children)
     : number_(number), step_(std::move(step)), answers_left_(children) {
   Numbering<std::uint64_t> label;
-  for (const StepMember& member : step_) labels_.push_back(label(member.wave));
+  for (const StepMember& member : step_) labels_.push_back(label(member.dependency_epoch));
 }
 
-bool Survey::add(std::span<const std::uint32_t> labels) {
+bool DependencyQuery::add(std::span<const std::uint32_t> labels) {
   if (labels.size() != labels_.size() || answers_left_ == 0) return false;
   --answers_left_;
   Numbering<std::pair<std::uint32_t, std::uint32_t>> label;

@@ -2,10 +2,11 @@
 //
 // A program that looks at the result of one operation before it submits another one would wait for
 // ever if both were in the same batch. So every rank counts in waves: a new one begins with the
-// first submission after a look at a result. Operations of one wave on every rank can be fused. A
-// rank labels the operations by their wave, and a node of the tree gives a label of its own to
-// every combination of labels that occurs: what comes out at the root says for each pair whether
-// they are of one wave everywhere, in one number per operation, however many ranks there are.
+// first submission after a look at a result. Operations of one dependency_epoch on every rank can
+// be fused. A rank labels the operations by their dependency_epoch, and a node of the tree gives a
+// label of its own to every combination of labels that occurs: what comes out at the root says for
+// each pair whether they are of one dependency_epoch everywhere, in one number per operation,
+// however many ranks there are.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +24,15 @@ namespace horoplug {
 struct StepMember {
   std::string key;
   Signature signature;
-  std::uint64_t wave = 0;
+  std::uint64_t dependency_epoch = 0;
 };
 std::string step_key(const std::string& name, const Signature& signature);
 
-class Survey {
+class DependencyQuery {
  public:
-  Survey() = default;
+  DependencyQuery() = default;
   // `children`: how many will answer.
-  Survey(std::uint64_t number, std::vector<StepMember> step, std::size_t children);
+  DependencyQuery(std::uint64_t number, std::vector<StepMember> step, std::size_t children);
 
   std::uint64_t number() const { return number_; }
   const std::vector<StepMember>& step() const { return step_; }

@@ -228,7 +228,7 @@ void put_choices(Writer& writer, const std::vector<PlanChoice>& choices) {
     const bool is_same = i > 0 && choices[i].batches == choices[i - 1].batches;
     writer.put_varint(is_same ? 0 : choices[i].batches.size());
     if (is_same) continue;
-    for (const auto& places : choices[i].batches) put_numbers(writer, places);
+    for (const auto& slots : choices[i].batches) put_numbers(writer, slots);
   }
 }
 
@@ -239,9 +239,9 @@ std::vector<PlanChoice> get_choices(Reader& reader) {
     choices[i].tuning = get_tuning(reader);
     PlanContents& batches = choices[i].batches;
     batches.resize(reader.get_count(2));
-    for (auto& places : batches) {
-      places = get_numbers(reader);
-      if (places.empty()) throw WireError("an empty batch");
+    for (auto& slots : batches) {
+      slots = get_numbers(reader);
+      if (slots.empty()) throw WireError("an empty batch");
     }
     if (!batches.empty()) continue;
     if (i == 0) throw WireError("an empty plan");
@@ -289,14 +289,14 @@ void put_item(Writer& writer, Series& series, const DecisionItem& item) {
     case DecisionItem::Kind::kClose:
       put_leaver(writer, item.rank);
       break;
-    case DecisionItem::Kind::kUnlock:
+    case DecisionItem::Kind::kUninstallPlan:
       writer.put_varint(item.batch);
       break;
-    case DecisionItem::Kind::kSurvey:
+    case DecisionItem::Kind::kDependencyQuery:
       writer.put_varint(item.batch);
       writer.put_varint(item.operations);
       break;
-    case DecisionItem::Kind::kLock:
+    case DecisionItem::Kind::kInstallPlan:
       writer.put_varint(item.batch);
       writer.put_varint(item.rounds);
       put_choices(writer, item.choices);
@@ -337,14 +337,14 @@ DecisionItem get_item(Reader& reader, Series& series) {
     case DecisionItem::Kind::kClose:
       item.rank = get_leaver(reader);
       break;
-    case DecisionItem::Kind::kUnlock:
+    case DecisionItem::Kind::kUninstallPlan:
       item.batch = reader.get_varint();
       break;
-    case DecisionItem::Kind::kSurvey:
+    case DecisionItem::Kind::kDependencyQuery:
       item.batch = reader.get_varint();
       item.operations = get_u32(reader);
       break;
-    case DecisionItem::Kind::kLock:
+    case DecisionItem::Kind::kInstallPlan:
       item.batch = reader.get_varint();
       item.rounds = static_cast<std::uint32_t>(reader.get_int(kMostRounds));
       item.choices = get_choices(reader);
@@ -474,23 +474,23 @@ Joined decode_join(Reader& reader) {
   return joined;
 }
 
-Bytes encode_census_request() { return begin(MessageKind::kCensusRequest).take(); }
+Bytes encode_inspection_request() { return begin(MessageKind::kInspectionRequest).take(); }
 
-Bytes encode_census(std::uint64_t census) {
-  Writer writer = begin(MessageKind::kCensus);
-  writer.put_varint(census);
+Bytes encode_inspection(std::uint64_t inspection) {
+  Writer writer = begin(MessageKind::kInspection);
+  writer.put_varint(inspection);
   return writer.take();
 }
 
-std::uint64_t decode_census(Reader& reader) {
-  const std::uint64_t census = reader.get_varint();
+std::uint64_t decode_inspection(Reader& reader) {
+  const std::uint64_t inspection = reader.get_varint();
   reader.expect_end();
-  return census;
+  return inspection;
 }
 
 Bytes encode(const Report& report) {
   Writer writer = begin(MessageKind::kReport);
-  writer.put_varint(report.census);
+  writer.put_varint(report.inspection);
   writer.put_varint(report.ranks.size());
   for (const RankReport& rank : report.ranks) {
     writer.put_varint(static_cast<std::uint64_t>(rank.rank));
@@ -510,7 +510,7 @@ Bytes encode(const Report& report) {
 
 Report decode_report(Reader& reader) {
   Report report;
-  report.census = reader.get_varint();
+  report.inspection = reader.get_varint();
   report.ranks.resize(reader.get_count(11));
   for (RankReport& rank : report.ranks) {
     rank.rank = reader.get_int(kMaxRank);
@@ -556,25 +556,25 @@ Abort decode_abort(Reader& reader) {
   return abort;
 }
 
-Bytes encode_nudge() { return begin(MessageKind::kNudge).take(); }
-Bytes encode_call() { return begin(MessageKind::kCall).take(); }
-Bytes encode_here() { return begin(MessageKind::kHere).take(); }
+Bytes encode_wake_up() { return begin(MessageKind::kWakeUp).take(); }
+Bytes encode_ping() { return begin(MessageKind::kPing).take(); }
+Bytes encode_pong() { return begin(MessageKind::kPong).take(); }
 
 Bytes encode_bye() { return begin(MessageKind::kBye).take(); }
 
-Bytes encode(std::uint32_t set, const Waves& waves) {
-  Writer writer = begin(MessageKind::kWaves, set);
-  writer.put_varint(waves.survey);
-  put_numbers(writer, waves.labels);
+Bytes encode(std::uint32_t set, const DependencyLabels& labels) {
+  Writer writer = begin(MessageKind::kDependencyLabels, set);
+  writer.put_varint(labels.query);
+  put_numbers(writer, labels.labels);
   return writer.take();
 }
 
-Waves decode_waves(Reader& reader) {
-  Waves waves;
-  waves.survey = reader.get_varint();
-  waves.labels = get_numbers(reader);
+DependencyLabels decode_dependency_labels(Reader& reader) {
+  DependencyLabels labels;
+  labels.query = reader.get_varint();
+  labels.labels = get_numbers(reader);
   reader.expect_end();
-  return waves;
+  return labels;
 }
 
 Bytes encode(MessageKind kind, std::uint32_t set, const PlanNotice& notice) {

@@ -17,24 +17,24 @@
 namespace horoplug {
 
 enum class MessageKind : std::uint8_t {
-  kHello = 0,      // to everyone, first of all: who I am and how I am configured
-  kReady,          // up the tree: these operations are ready in all of my subtree
-  kDecisions,      // down the tree: what runs next, in this order
-  kLeave,          // up the tree: a rank wants to leave
-  kJoin,           // up the tree: a rank has no more data
-  kCensusRequest,  // up the tree: somebody has waited for long, look what is going on
-  kCensus,         // down the tree: what are you doing?
-  kReport,         // up the tree: this is what my subtree is doing
-  kFail,           // to the root of a process set: call off what is pending in it
-  kAbort,          // to everyone: the job has failed
-  kBye,            // to everyone: I leave in good order
-  kWaves,          // up the tree: the answer to a survey
-  kBreak,          // up the tree: the plan does not hold any more
-  kHalt,           // down the tree: join no further batch of the plan
-  kHalted,         // up the tree: how far my subtree has joined
-  kNudge,          // to whom I wait for: look after connections that wake nobody
-  kCall,           // to everyone: something stands still here, do you answer?
-  kHere,           // the answer
+  kHello = 0,          // to everyone, first of all: who I am and how I am configured
+  kReady,              // up the tree: these operations are ready in all of my subtree
+  kDecisions,          // down the tree: what runs next, in this order
+  kLeave,              // up the tree: a rank wants to leave
+  kJoin,               // up the tree: a rank has no more data
+  kInspectionRequest,  // up the tree: somebody has waited for long, look what is going on
+  kInspection,         // down the tree: what are you doing?
+  kReport,             // up the tree: this is what my subtree is doing
+  kFail,               // to the root of a process set: call off what is pending in it
+  kAbort,              // to everyone: the job has failed
+  kBye,                // to everyone: I leave in good order
+  kDependencyLabels,   // up the tree: the answer to a query
+  kBreak,              // up the tree: the plan does not hold any more
+  kHalt,               // down the tree: join no further batch of the plan
+  kHalted,             // up the tree: how far my subtree has joined
+  kWakeUp,             // to whom I wait for: look after connections that wake nobody
+  kPing,               // to everyone: something stands still here, do you answer?
+  kPong,               // the answer
 };
 inline constexpr int kMessageKindCount = 18;
 
@@ -67,9 +67,9 @@ struct DecisionItem {
     kError,
     kFailAll,
     kClose,
-    kSurvey,  // which of the last operations came without a look at the others' results?
-    kLock,    // from here on these operations run again and again, in these batches, unasked
-    kUnlock,  // no more
+    kDependencyQuery,  // which of the last operations came without a look at the others' results?
+    kInstallPlan,    // from here on these operations run again and again, in these batches, unasked
+    kUninstallPlan,  // no more
   };
   static constexpr int kKindCount = 8;
   struct Member {
@@ -81,7 +81,8 @@ struct DecisionItem {
   };
 
   Kind kind = Kind::kBatch;
-  // kBatch, kJoined: its number. kSurvey, kLock: the survey's. kUnlock: the last batch that runs.
+  // kBatch, kJoined: its number. kDependencyQuery, kInstallPlan: the query's. kUninstallPlan: the
+  // last batch that runs.
   std::uint64_t batch = 0;
   std::vector<Member> members;   // kBatch
   std::string name;              // kError: the operation that fails
@@ -89,9 +90,10 @@ struct DecisionItem {
   std::string text;              // kError, kFailAll
   // kClose: who has left, or nobody (the set was removed). kJoined: who was the last to join.
   std::int32_t rank = 0;
-  std::uint32_t operations = 0;     // kSurvey: so many of the last that were decided make a step
-  std::vector<PlanChoice> choices;  // kLock: which of them share a batch, and how they run
-  std::uint32_t rounds = 0;         // kLock: turns that each of the choices has
+  std::uint32_t operations =
+      0;  // kDependencyQuery: so many of the last that were decided make a step
+  std::vector<PlanChoice> choices;  // kInstallPlan: which of them share a batch, and how they run
+  std::uint32_t rounds = 0;         // kInstallPlan: turns that each of the choices has
 };
 
 // "Who has left" when a process set ends because it was removed.
@@ -102,11 +104,11 @@ struct Decisions {
   std::vector<DecisionItem> items;
 };
 
-// The answer of a subtree to a survey: operations with equal labels came, on every rank of it,
+// The answer of a subtree to a query: operations with equal labels came, on every rank of it,
 // without a look at a result in between.
-struct Waves {
-  std::uint64_t survey = 0;
-  std::vector<std::uint32_t> labels;  // by place in the survey
+struct DependencyLabels {
+  std::uint64_t query = 0;
+  std::vector<std::uint32_t> labels;  // by place in the query
 };
 
 // kBreak, kHalt and kHalted are about the plan of an epoch. `batch`: of kHalted, the last that all
@@ -132,7 +134,7 @@ struct RankReport {
 };
 
 struct Report {
-  std::uint64_t census = 0;
+  std::uint64_t inspection = 0;
   std::vector<RankReport> ranks;
 };
 
@@ -155,15 +157,15 @@ Bytes encode(std::uint32_t set, const Decisions& decisions);
 Bytes encode_leave(std::uint32_t set, int rank);
 Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank);
 Bytes encode_fail(std::uint32_t set, const Abort& failure);
-Bytes encode_census_request();
-Bytes encode_nudge();
-Bytes encode_call();
-Bytes encode_here();
-Bytes encode_census(std::uint64_t census);
+Bytes encode_inspection_request();
+Bytes encode_wake_up();
+Bytes encode_ping();
+Bytes encode_pong();
+Bytes encode_inspection(std::uint64_t inspection);
 Bytes encode(const Report& report);
 Bytes encode(const Abort& abort);
 Bytes encode_bye();
-Bytes encode(std::uint32_t set, const Waves& waves);
+Bytes encode(std::uint32_t set, const DependencyLabels& labels);
 Bytes encode(MessageKind kind, std::uint32_t set, const PlanNotice& notice);
 
 // The rest of a message after its head.
@@ -176,10 +178,10 @@ struct Joined {
   int rank;
 };
 Joined decode_join(Reader& reader);
-std::uint64_t decode_census(Reader& reader);
+std::uint64_t decode_inspection(Reader& reader);
 Report decode_report(Reader& reader);
 Abort decode_abort(Reader& reader);
-Waves decode_waves(Reader& reader);
+DependencyLabels decode_dependency_labels(Reader& reader);
 PlanNotice decode_plan_notice(Reader& reader);
 
 }  // namespace horoplug

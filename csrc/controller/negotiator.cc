@@ -5,15 +5,16 @@
 
 namespace horoplug {
 
-Negotiator::Negotiator(std::uint32_t set, TreePlace place, Options options)
+Negotiator::Negotiator(std::uint32_t set, TreePosition position, Options options)
     : set_(set),
-      place_(std::move(place)),
+      position_(std::move(position)),
       options_(std::move(options)),
       tuner_(options_.tuner, options_.tuning, options_.job),
       steps_wanted_(options_.plan_after) {}
 
-void Negotiator::submit(const std::string& name, const Signature& signature, std::uint64_t wave) {
-  if (!pending_.emplace(name, Pending{signature, wave, ++submissions_}).second) {
+void Negotiator::submit(const std::string& name, const Signature& signature,
+                        std::uint64_t dependency_epoch) {
+  if (!pending_.emplace(name, Pending{signature, dependency_epoch, ++submissions_}).second) {
     throw std::logic_error("submitted twice: " + name);
   }
   if (!plan_) {
@@ -26,27 +27,27 @@ void Negotiator::submit(const std::string& name, const Signature& signature, std
 void Negotiator::enter(const std::string& name, const Signature& signature) {
   Entry& entry = entries_[name];
   entry.self_in = true;
-  camp_of(entry, signature).self = true;
+  group_of(entry, signature).self = true;
   complete_if_full(name);
 }
 
 void Negotiator::join() {
   if (!plan_) {
-    note_join(place_.rank);
+    note_join(position_.rank);
     return;
   }
   join_later_ = true;
   break_plan();
 }
 
-void Negotiator::leave() { request_end(place_.rank); }
+void Negotiator::leave() { request_end(position_.rank); }
 
 void Negotiator::close() { request_end(kSetRemoved); }
 
 void Negotiator::request_end(int rank) {
   if (closed()) return;
   if (!is_root()) {
-    outgoing_.push_back({place_.parent, encode_leave(set_, rank)});
+    outgoing_.push_back({position_.parent, encode_leave(set_, rank)});
     return;
   }
   DecisionItem item;
@@ -71,7 +72,7 @@ void Negotiator::note_join(int rank) {
   } else {
     // What was ready before is told before: the parent waits for nothing more from who has joined.
     flush();
-    outgoing_.push_back({place_.parent, encode_join(set_, epoch_, rank)});
+    outgoing_.push_back({position_.parent, encode_join(set_, epoch_, rank)});
   }
 }
 
@@ -103,9 +104,9 @@ void Negotiator::batch_done(std::uint32_t plan, double now) {
 }
 
 std::size_t Negotiator::child_index(int from) const {
-  const auto found = std::find(place_.children.begin(), place_.children.end(), from);
-  if (found == place_.children.end()) throw WireError("it is no child of this rank");
-  return static_cast<std::size_t>(found - place_.children.begin());
+  const auto found = std::find(position_.children.begin(), position_.children.end(), from);
+  if (found == position_.children.end()) throw WireError("it is no child of this rank");
+  return static_cast<std::size_t>(found - position_.children.begin());
 }
 
 bool Negotiator::receive(int from, MessageKind kind, Reader& reader) {
@@ -122,8 +123,8 @@ bool Negotiator::receive(int from, MessageKind kind, Reader& reader) {
     case MessageKind::kJoin:
       receive_join(from, decode_join(reader));
       return true;
-    case MessageKind::kWaves:
-      receive(from, decode_waves(reader));
+    case MessageKind::kDependencyLabels:
+      receive(from, decode_dependency_labels(reader));
       return true;
     case MessageKind::kBreak:
     case MessageKind::kHalt:
@@ -152,8 +153,8 @@ void Negotiator::receive(int from, const Ready& ready) {
     }
     Entry& entry = entry_for_child(request.name, child);
     for (const Variant& variant : request.variants) {
-      Camp& camp = camp_of(entry, variant.signature);
-      camp.ranks.insert(camp.ranks.end(), variant.ranks.begin(), variant.ranks.end());
+      VariantGroup& group = group_of(entry, variant.signature);
+      group.ranks.insert(group.ranks.end(), variant.ranks.begin(), variant.ranks.end());
     }
     complete_if_full(request.name);
   }
@@ -175,27 +176,27 @@ Negotiator::Entry& Negotiator::entry_for_child(const std::string& name, std::siz
 
 void Negotiator::add_child(const std::string& name, std::size_t child, const Signature& signature) {
   Entry& entry = entry_for_child(name, child);
-  camp_of(entry, signature).children.push_back(child);
+  group_of(entry, signature).children.push_back(child);
   complete_if_full(name);
 }
 
-Negotiator::Camp& Negotiator::camp_of(Entry& entry, const Signature& signature) {
-  for (Camp& camp : entry.camps) {
-    if (compatible(camp.signature, signature)) return camp;
+Negotiator::VariantGroup& Negotiator::group_of(Entry& entry, const Signature& signature) {
+  for (VariantGroup& group : entry.groups) {
+    if (compatible(group.signature, signature)) return group;
   }
-  entry.camps.push_back({signature, false, {}, {}});
-  return entry.camps.back();
+  entry.groups.push_back({signature, false, {}, {}});
+  return entry.groups.back();
 }
 
 // Whether everyone in the subtree has submitted it or has joined.
 bool Negotiator::is_full(const Entry& entry) const {
-  if (!entry.self_in && !joined_.contains(place_.rank)) return false;
-  if (entry.children_in.size() == place_.children.size()) return true;
+  if (!entry.self_in && !joined_.contains(position_.rank)) return false;
+  if (entry.children_in.size() == position_.children.size()) return true;
   if (joined_.empty()) return false;
-  for (std::size_t child = 0; child < place_.children.size(); ++child) {
+  for (std::size_t child = 0; child < position_.children.size(); ++child) {
     const auto& in = entry.children_in;
     if (std::find(in.begin(), in.end(), child) == in.end() &&
-        !everyone_joined(place_.subtrees[child])) {
+        !everyone_joined(position_.subtrees[child])) {
       return false;
     }
   }
@@ -217,11 +218,11 @@ void Negotiator::complete_if_full(const std::string& name) {
 
 std::vector<Variant> Negotiator::variants_of(const Entry& entry) const {
   std::vector<Variant> variants;
-  for (const Camp& camp : entry.camps) {
-    Variant variant{camp.signature, camp.ranks};
-    if (camp.self) variant.ranks.push_back(place_.rank);
-    for (const std::size_t child : camp.children) {
-      const auto& below = place_.subtrees[child];
+  for (const VariantGroup& group : entry.groups) {
+    Variant variant{group.signature, group.ranks};
+    if (group.self) variant.ranks.push_back(position_.rank);
+    for (const std::size_t child : group.children) {
+      const auto& below = position_.subtrees[child];
       variant.ranks.insert(variant.ranks.end(), below.begin(), below.end());
     }
     std::sort(variant.ranks.begin(), variant.ranks.end());
@@ -236,11 +237,11 @@ std::vector<Variant> Negotiator::variants_of(const Entry& entry) const {
 void Negotiator::pass_up(const std::string& name, const Entry& entry) {
   // With the ranks, if it is not simply all of the subtree. A child that names its ranks does so
   // because others below it have joined, which this rank may hear a moment later.
-  if (entry.camps.size() > 1 || !joined_.empty() || !entry.camps.front().ranks.empty()) {
+  if (entry.groups.size() > 1 || !joined_.empty() || !entry.groups.front().ranks.empty()) {
     up_.requests.push_back({name, variants_of(entry)});
     return;
   }
-  const Signature& signature = entry.camps.front().signature;
+  const Signature& signature = entry.groups.front().signature;
   const auto id = table_.find(name);
   if (id && compatible(table_.at(*id)->signature, signature)) {
     up_.ids.push_back(*id);
@@ -250,13 +251,13 @@ void Negotiator::pass_up(const std::string& name, const Entry& entry) {
 }
 
 void Negotiator::decide(const std::string& name, const Entry& entry) {
-  if (entry.camps.size() > 1) {
+  if (entry.groups.size() > 1) {
     refuse(name, describe_mismatch(name, variants_of(entry)));
     return;
   }
-  ReadyOperation operation{name, entry.camps.front().signature, {}};
+  ReadyOperation operation{name, entry.groups.front().signature, {}};
   // See pass_up().
-  if (!joined_.empty() || !entry.camps.front().ranks.empty()) {
+  if (!joined_.empty() || !entry.groups.front().ranks.empty()) {
     operation.absent = absent_from(variants_of(entry).front().ranks);
   }
   const std::string objection = objection_to(operation.signature, operation.absent);
@@ -268,8 +269,8 @@ void Negotiator::decide(const std::string& name, const Entry& entry) {
 }
 
 std::vector<int> Negotiator::absent_from(const std::vector<int>& submitted) const {
-  std::vector<int> all{place_.rank};
-  for (const auto& below : place_.subtrees) all.insert(all.end(), below.begin(), below.end());
+  std::vector<int> all{position_.rank};
+  for (const auto& below : position_.subtrees) all.insert(all.end(), below.begin(), below.end());
   std::sort(all.begin(), all.end());
   std::vector<int> absent;
   std::set_difference(all.begin(), all.end(), submitted.begin(), submitted.end(),
@@ -346,7 +347,7 @@ void Negotiator::flush() {
     if (!up_.ids.empty() || !up_.requests.empty()) {
       std::sort(up_.ids.begin(), up_.ids.end());
       up_.epoch = epoch_;
-      outgoing_.push_back({place_.parent, encode(set_, up_)});
+      outgoing_.push_back({position_.parent, encode(set_, up_)});
       up_.ids.clear();
       up_.requests.clear();
     }
@@ -360,7 +361,7 @@ void Negotiator::flush() {
   const std::vector<DecisionItem> closing(end, items.end());
   items.erase(end, items.end());
   // The same holds for the end of a join. Everyone is waiting for it, so that nothing comes after.
-  const bool all_joined = joined_.size() == place_.size();
+  const bool all_joined = joined_.size() == position_.size();
   const bool run_all = all_joined || !closing.empty();
   while (!ready_.empty() && (outstanding_ < options_.max_outstanding || run_all)) {
     items.push_back(
@@ -369,7 +370,7 @@ void Negotiator::flush() {
     if (run_all) continue;
     if (auto next = consider_plan()) {
       items.push_back(std::move(*next));
-      if (items.back().kind == DecisionItem::Kind::kLock) break;
+      if (items.back().kind == DecisionItem::Kind::kInstallPlan) break;
     }
   }
   if (all_joined) {
@@ -386,14 +387,14 @@ void Negotiator::flush() {
 
 void Negotiator::publish(const std::vector<DecisionItem>& items) {
   const Decisions decisions{epoch_, items};
-  for (const int child : place_.children) outgoing_.push_back({child, encode(set_, decisions)});
+  for (const int child : position_.children) outgoing_.push_back({child, encode(set_, decisions)});
   for (const DecisionItem& item : items) apply(item);
 }
 
 void Negotiator::receive(int from, const Decisions& decisions) {
-  if (from != place_.parent) throw WireError("it is not the parent of this rank");
+  if (from != position_.parent) throw WireError("it is not the parent of this rank");
   if (decisions.epoch != epoch_) throw WireError("decisions of another epoch");
-  for (const int child : place_.children) outgoing_.push_back({child, encode(set_, decisions)});
+  for (const int child : position_.children) outgoing_.push_back({child, encode(set_, decisions)});
   for (const DecisionItem& item : decisions.items) apply(item);
 }
 
@@ -403,7 +404,7 @@ void Negotiator::receive_leave(int from, int rank) {
 }
 
 void Negotiator::receive_join(int from, const Joined& joined) {
-  const auto& below = place_.subtrees[child_index(from)];
+  const auto& below = position_.subtrees[child_index(from)];
   if (joined.epoch > epoch_) throw WireError("an epoch of the future");
   if (joined.epoch < epoch_ || closed()) return;
   if (std::find(below.begin(), below.end(), joined.rank) == below.end()) {
@@ -419,26 +420,26 @@ void Negotiator::forget_everything() {
   ready_.clear();
   joined_.clear();
   up_ = {};
-  survey_ = {};
+  dependency_query_ = {};
   history_.clear();
-  watch_.disturb();
+  step_pattern_.disturb();
 }
 
 void Negotiator::apply(const DecisionItem& item) {
   if (closed()) return;
-  const bool of_plan = item.kind == DecisionItem::Kind::kUnlock;
-  if (of_plan != locked()) throw WireError("a decision that does not go with the plan");
+  const bool of_plan = item.kind == DecisionItem::Kind::kUninstallPlan;
+  if (of_plan != has_plan()) throw WireError("a decision that does not go with the plan");
   Decision decision;
   decision.kind = item.kind;
   switch (item.kind) {
-    case DecisionItem::Kind::kSurvey:
-      take_part_in(item);
+    case DecisionItem::Kind::kDependencyQuery:
+      join_dependency_query(item);
       return;
-    case DecisionItem::Kind::kLock:
-      lock(item);
+    case DecisionItem::Kind::kInstallPlan:
+      install_plan(item);
       return;
-    case DecisionItem::Kind::kUnlock:
-      unlock(item);
+    case DecisionItem::Kind::kUninstallPlan:
+      uninstall_plan(item);
       return;
     case DecisionItem::Kind::kBatch:
       if (item.batch != last_batch_ + 1) throw WireError("a batch out of order");
@@ -448,8 +449,8 @@ void Negotiator::apply(const DecisionItem& item) {
         const NameTable::Entry* known = member.id ? table_.at(*member.id) : nullptr;
         const std::string name = member.name.empty() && known ? known->name : member.name;
         const auto pending = pending_.find(name);
-        const bool is_absent = std::find(member.absent.begin(), member.absent.end(), place_.rank) !=
-                               member.absent.end();
+        const bool is_absent = std::find(member.absent.begin(), member.absent.end(),
+                                         position_.rank) != member.absent.end();
         if (is_absent != (pending == pending_.end()) || name.empty()) {
           throw WireError("a batch of what is not ready here");
         }
@@ -459,9 +460,10 @@ void Negotiator::apply(const DecisionItem& item) {
         }
         if (is_absent) {
           decision.unknown.emplace(name, signature);
-          remember(name, signature, kNoWave);
+          remember(name, signature, kNoDependencyEpoch);
         } else {
-          remember(name, signature, member.absent.empty() ? pending->second.wave : kNoWave);
+          remember(name, signature,
+                   member.absent.empty() ? pending->second.dependency_epoch : kNoDependencyEpoch);
           pending_.erase(pending);
         }
         decision.names.push_back(name);
@@ -470,7 +472,7 @@ void Negotiator::apply(const DecisionItem& item) {
       break;
     case DecisionItem::Kind::kJoined:
       if (item.batch != last_batch_ + 1) throw WireError("a batch out of order");
-      if (!joined_.contains(place_.rank)) throw WireError("this rank has not joined");
+      if (!joined_.contains(position_.rank)) throw WireError("this rank has not joined");
       last_batch_ = decision.batch = item.batch;
       decision.rank = item.rank;
       joined_.clear();
@@ -478,7 +480,7 @@ void Negotiator::apply(const DecisionItem& item) {
     case DecisionItem::Kind::kError:
       if (pending_.erase(item.name) > 0) {
         decision.names.push_back(item.name);
-      } else if (!joined_.contains(place_.rank)) {
+      } else if (!joined_.contains(position_.rank)) {
         throw WireError("an error for what is not ready here");
       }
       decision.status = {item.code, item.text};

@@ -11,11 +11,12 @@
 //
 // When steps repeat, the order becomes a plan (plan.h) and nothing is negotiated any more: each
 // rank joins the plan's batches as its own operations become ready, and no message is sent. The
-// root sees that steps repeat (StepWatch), asks which operations may share a batch (Survey) and
-// locks the plan with a decision, at the end of a step. Whoever meets something that the plan does
-// not have, or waits for what it holds up, breaks it: the root halts all ranks, learns how far each
-// has joined, and unlocks at the least of that. What was joined by all runs to its end; what was
-// not is withdrawn, and is negotiated again with all else that is ready (locking.cc).
+// root sees that steps repeat (StepPattern), asks which operations may share a batch
+// (DependencyQuery) and locks the plan with a decision, at the end of a step. Whoever meets
+// something that the plan does not have, or waits for what it holds up, breaks it: the root halts
+// all ranks, learns how far each has joined, and unlocks at the least of that. What was joined by
+// all runs to its end; what was not is withdrawn, and is negotiated again with all else that is
+// ready (locking.cc).
 //
 // This is a state machine: submissions and messages go in, messages and decisions come out. There
 // is no I/O, no clock and no thread in it. Every rank sees the same decisions in the same order,
@@ -69,8 +70,8 @@ class Negotiator {
 
   struct Decision {
     DecisionItem::Kind kind;
-    std::uint64_t batch = 0;         // kBatch, kJoined; kUnlock: the last that is not withdrawn
-    std::uint32_t plan = 0;          // kBatch, kUnlock: the plan's epoch; 0: it was negotiated
+    std::uint64_t batch = 0;  // kBatch, kJoined; kUninstallPlan: the last that is not withdrawn
+    std::uint32_t plan = 0;   // kBatch, kUninstallPlan: the plan's epoch; 0: it was negotiated
     std::vector<std::string> names;  // kBatch: members in order; kError: the one that fails
     // kBatch, by place in names: ranks that have joined and take no part of their own. Empty if
     // there are none.
@@ -82,11 +83,13 @@ class Negotiator {
     Status status;  // kError, kFailAll, kClose
   };
 
-  Negotiator(std::uint32_t set, TreePlace place, Options options);
+  Negotiator(std::uint32_t set, TreePosition position, Options options);
 
   // This rank is ready to run an operation. Its name must not be pending, and the set not closed.
-  // `wave`: grows with every submission that follows a look at a result (see Survey).
-  void submit(const std::string& name, const Signature& signature, std::uint64_t wave = 0);
+  // `dependency_epoch`: grows with every submission that follows a look at a result (see
+  // DependencyQuery).
+  void submit(const std::string& name, const Signature& signature,
+              std::uint64_t dependency_epoch = 0);
   // This rank submits nothing more until everyone has joined, which is then decided (kJoined).
   void join();
   // This rank wants to leave: the set is closed for everyone, after what has been decided by then.
@@ -99,7 +102,7 @@ class Negotiator {
   // clock, for the tuner.
   void batch_done(std::uint32_t plan, double now = 0);
 
-  bool locked() const { return plan_.has_value(); }
+  bool has_plan() const { return plan_.has_value(); }
   // Something is ready here that the plan does not let run, since a batch before it, or its own, is
   // not complete on this rank.
   bool held_up() const { return plan_ && !breaking_ && plan_->held_up(); }
@@ -118,7 +121,7 @@ class Negotiator {
   void receive(int from, const Decisions& decisions);
   void receive_leave(int from, int rank);
   void receive_join(int from, const Joined& joined);
-  void receive(int from, const Waves& waves);
+  void receive(int from, const DependencyLabels& waves);
   // kBreak, kHalt, kHalted.
   void receive(int from, MessageKind kind, const PlanNotice& notice);
 
@@ -130,11 +133,11 @@ class Negotiator {
 
   std::vector<Trial> take_trials() { return tuner_.take_results(); }
 
-  bool is_root() const { return place_.is_root(); }
+  bool is_root() const { return position_.is_root(); }
   bool closed() const { return !end_.ok(); }
   // Why nothing can be submitted any more, once the set is closed.
   const Status& end() const { return end_; }
-  const TreePlace& place() const { return place_; }
+  const TreePosition& position() const { return position_; }
   std::size_t cached_names() const { return table_.size(); }
   // What a number stands for; nullptr if it was never given.
   const std::string* name_of(std::uint32_t id) const {
@@ -146,21 +149,21 @@ class Negotiator {
 
  private:
   // The parts of the subtree that have submitted an operation with equal signatures.
-  struct Camp {
+  struct VariantGroup {
     Signature signature;
     bool self = false;
     std::vector<std::size_t> children;  // whole subtrees
     std::vector<int> ranks;             // single ranks, when a subtree is divided
   };
   // Of an operation that not every rank has submitted.
-  static constexpr std::uint64_t kNoWave = ~std::uint64_t{0};
+  static constexpr std::uint64_t kNoDependencyEpoch = ~std::uint64_t{0};
   struct Pending {
     Signature signature;
-    std::uint64_t wave;
+    std::uint64_t dependency_epoch;
     std::uint64_t order;  // of submission
   };
   struct Entry {
-    std::vector<Camp> camps;
+    std::vector<VariantGroup> groups;
     std::vector<std::size_t> children_in;
     bool self_in = false;
   };
@@ -175,18 +178,19 @@ class Negotiator {
 
   // Plans (locking.cc).
   void note_decided(const std::vector<ReadyOperation>& batch);
-  void remember(const std::string& name, const Signature& signature, std::uint64_t wave);
+  void remember(const std::string& name, const Signature& signature,
+                std::uint64_t dependency_epoch);
   std::optional<DecisionItem> consider_plan();
   bool plan_would_break() const;
-  void take_part_in(const DecisionItem& survey);
-  void answer_survey();
-  void lock(const DecisionItem& item);
+  void join_dependency_query(const DecisionItem& query);
+  void answer_dependency_query();
+  void install_plan(const DecisionItem& item);
   void join_plan();
   std::vector<const std::pair<const std::string, Pending>*> pending_in_order() const;
   void halt();
   void answer_halt();
-  void unlock(const DecisionItem& item);
-  Camp& camp_of(Entry& entry, const Signature& signature);
+  void uninstall_plan(const DecisionItem& item);
+  VariantGroup& group_of(Entry& entry, const Signature& signature);
   void add_child(const std::string& name, std::size_t child, const Signature& signature);
   Entry& entry_for_child(const std::string& name, std::size_t child);
   void complete_if_full(const std::string& name);
@@ -201,7 +205,7 @@ class Negotiator {
   void apply(const DecisionItem& item);
 
   const std::uint32_t set_;
-  const TreePlace place_;
+  const TreePosition position_;
   const Options options_;
   std::uint32_t epoch_ = 0;
   Status end_;  // not HP_OK: the set is closed
@@ -215,8 +219,8 @@ class Negotiator {
   std::uint64_t submissions_ = 0;
 
   std::deque<StepMember> history_;  // the last operations that were decided, the same on all ranks
-  Survey survey_;
-  std::uint64_t last_survey_ = 0;
+  DependencyQuery dependency_query_;
+  std::uint64_t last_query_ = 0;
   std::optional<Plan> plan_;
   bool breaking_ = false;        // this rank has said, or heard, that the plan ends
   bool halted_ = false;          // it joins no further batch
@@ -225,9 +229,9 @@ class Negotiator {
   bool join_later_ = false;      // once the plan has ended
 
   // Root only.
-  StepWatch watch_;
-  std::vector<std::uint64_t> surveyed_;  // the step of the survey, as the watch has it
-  std::uint64_t surveys_ = 0;
+  StepPattern step_pattern_;
+  std::vector<std::uint64_t> queried_step_;  // the step of the query, as the watch has it
+  std::uint64_t queries_ = 0;
   Tuner tuner_;
   int steps_wanted_;                     // identical ones, before the next plan
   std::optional<Status> failure_later_;  // of everything, once the plan has ended

@@ -19,44 +19,48 @@ constexpr int kMostSteps = 1 << 16;
 void Negotiator::note_decided(const std::vector<ReadyOperation>& batch) {
   for (const ReadyOperation& operation : batch) {
     if (!operation.absent.empty() || is_administrative(operation.signature.op)) {
-      watch_.disturb();
+      step_pattern_.disturb();
     } else {
       const std::uint64_t contents = digest(operation.signature);
-      watch_.note(Hash().add(step_key(operation.name, operation.signature)).add(contents).value());
+      step_pattern_.note(
+          Hash().add(step_key(operation.name, operation.signature)).add(contents).value());
     }
   }
 }
 
-void Negotiator::remember(const std::string& name, const Signature& signature, std::uint64_t wave) {
-  if (wave == kNoWave || is_administrative(signature.op)) {
+void Negotiator::remember(const std::string& name, const Signature& signature,
+                          std::uint64_t dependency_epoch) {
+  if (dependency_epoch == kNoDependencyEpoch || is_administrative(signature.op)) {
     history_.clear();
     return;
   }
-  history_.push_back({step_key(name, signature), signature, wave});
-  if (history_.size() > StepWatch::kMostOperations) history_.pop_front();
+  history_.push_back({step_key(name, signature), signature, dependency_epoch});
+  if (history_.size() > StepPattern::kMostOperations) history_.pop_front();
 }
 
-// Root only: what comes after a batch that was just decided, a survey, a plan or nothing.
+// Root only: what comes after a batch that was just decided, a query, a plan or nothing.
 std::optional<DecisionItem> Negotiator::consider_plan() {
-  if (options_.plan_after <= 0 || place_.size() == 1 || !watch_.at_boundary()) return std::nullopt;
-  const auto& step = watch_.step();
-  const bool is_surveyed = survey_.number() > 0 && surveyed_.size() == step.size() &&
-                           std::is_permutation(surveyed_.begin(), surveyed_.end(), step.begin());
+  if (options_.plan_after <= 0 || position_.size() == 1 || !step_pattern_.at_boundary())
+    return std::nullopt;
+  const auto& step = step_pattern_.step();
+  const bool is_queried =
+      dependency_query_.number() > 0 && queried_step_.size() == step.size() &&
+      std::is_permutation(queried_step_.begin(), queried_step_.end(), step.begin());
   DecisionItem item;
-  item.batch = surveys_;
-  if (is_surveyed && survey_.complete()) {
+  item.batch = queries_;
+  if (is_queried && dependency_query_.complete()) {
     if (plan_would_break()) return std::nullopt;
-    item.kind = DecisionItem::Kind::kLock;
-    item.choices = tuner_.choices(survey_.step(), survey_.labels(), options_.fusion_threshold,
-                                  options_.fuse_groups);
+    item.kind = DecisionItem::Kind::kInstallPlan;
+    item.choices = tuner_.choices(dependency_query_.step(), dependency_query_.labels(),
+                                  options_.fusion_threshold, options_.fuse_groups);
     item.rounds = tuner_.rounds();
     return item;
   }
   // Two steps are alike at the first repetition.
-  if (is_surveyed || watch_.repeated() + 2 < steps_wanted_) return std::nullopt;
-  surveyed_ = step;
-  item.kind = DecisionItem::Kind::kSurvey;
-  item.batch = ++surveys_;
+  if (is_queried || step_pattern_.repeated() + 2 < steps_wanted_) return std::nullopt;
+  queried_step_ = step;
+  item.kind = DecisionItem::Kind::kDependencyQuery;
+  item.batch = ++queries_;
   item.operations = static_cast<std::uint32_t>(step.size());
   return item;
 }
@@ -65,52 +69,55 @@ std::optional<DecisionItem> Negotiator::consider_plan() {
 bool Negotiator::plan_would_break() const {
   if (!joined_.empty() || !urgent_.empty()) return true;
   std::unordered_set<std::string> keys;
-  for (const StepMember& member : survey_.step()) keys.insert(member.key);
+  for (const StepMember& member : dependency_query_.step()) keys.insert(member.key);
   return std::any_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
-    return !keys.contains(step_key(entry.first, entry.second.camps.front().signature));
+    return !keys.contains(step_key(entry.first, entry.second.groups.front().signature));
   });
 }
 
-void Negotiator::take_part_in(const DecisionItem& item) {
+void Negotiator::join_dependency_query(const DecisionItem& item) {
   if (item.operations == 0 || item.operations > history_.size()) {
-    throw WireError("a survey of what has not run");
+    throw WireError("a query of what has not run");
   }
   std::vector<StepMember> step(history_.end() - item.operations, history_.end());
-  last_survey_ = item.batch;
-  survey_ = Survey(item.batch, std::move(step), place_.children.size());
-  answer_survey();
+  last_query_ = item.batch;
+  dependency_query_ = DependencyQuery(item.batch, std::move(step), position_.children.size());
+  answer_dependency_query();
 }
 
-void Negotiator::answer_survey() {
-  if (!survey_.complete() || is_root()) return;
-  outgoing_.push_back({place_.parent, encode(set_, Waves{survey_.number(), survey_.labels()})});
+void Negotiator::answer_dependency_query() {
+  if (!dependency_query_.complete() || is_root()) return;
+  outgoing_.push_back(
+      {position_.parent,
+       encode(set_, DependencyLabels{dependency_query_.number(), dependency_query_.labels()})});
 }
 
-void Negotiator::receive(int from, const Waves& waves) {
+void Negotiator::receive(int from, const DependencyLabels& labels) {
   child_index(from);
-  if (waves.survey > last_survey_) throw WireError("a survey of the future");
-  if (waves.survey != survey_.number() || closed()) return;  // it was given up meanwhile
-  if (!survey_.add(waves.labels)) throw WireError("an answer that does not fit the survey");
-  answer_survey();
+  if (labels.query > last_query_) throw WireError("a query of the future");
+  if (labels.query != dependency_query_.number() || closed()) return;  // it was given up meanwhile
+  if (!dependency_query_.add(labels.labels))
+    throw WireError("an answer that does not fit the query");
+  answer_dependency_query();
 }
 
 // ---- locking ----
 
-void Negotiator::lock(const DecisionItem& item) {
-  if (!survey_.complete() || item.batch != survey_.number()) {
+void Negotiator::install_plan(const DecisionItem& item) {
+  if (!dependency_query_.complete() || item.batch != dependency_query_.number()) {
     throw WireError("a plan of what was not asked for");
   }
   ++epoch_;
-  plan_.emplace(epoch_, last_batch_, survey_.step(), item.choices, item.rounds);
+  plan_.emplace(epoch_, last_batch_, dependency_query_.step(), item.choices, item.rounds);
   // All of this was about operations that are pending; readiness counts for the plan from here on.
   entries_.clear();
   ready_.clear();
   up_ = {};
-  survey_ = {};
+  dependency_query_ = {};
   history_.clear();
-  watch_.disturb();
+  step_pattern_.disturb();
   breaking_ = halted_ = false;
-  if (joined_.contains(place_.rank)) {
+  if (joined_.contains(position_.rank)) {
     join_later_ = true;
     break_plan();
   }
@@ -155,7 +162,7 @@ void Negotiator::break_plan() {
     halt();
   } else {
     outgoing_.push_back(
-        {place_.parent, encode(MessageKind::kBreak, set_, PlanNotice{plan_->epoch(), 0})});
+        {position_.parent, encode(MessageKind::kBreak, set_, PlanNotice{plan_->epoch(), 0})});
   }
 }
 
@@ -163,7 +170,7 @@ void Negotiator::receive(int from, MessageKind kind, const PlanNotice& notice) {
   if (closed()) return;
   const std::uint32_t current = plan_ ? plan_->epoch() : 0;
   if (kind == MessageKind::kHalt) {
-    if (from != place_.parent) throw WireError("it is not the parent of this rank");
+    if (from != position_.parent) throw WireError("it is not the parent of this rank");
     if (!plan_ || notice.epoch != current || halted_)
       throw WireError("there is no such plan to halt");
     breaking_ = true;
@@ -186,8 +193,8 @@ void Negotiator::receive(int from, MessageKind kind, const PlanNotice& notice) {
 void Negotiator::halt() {
   halted_ = true;
   halted_at_ = plan_->joined();
-  halt_missing_.insert(place_.children.begin(), place_.children.end());
-  for (const int child : place_.children) {
+  halt_missing_.insert(position_.children.begin(), position_.children.end());
+  for (const int child : position_.children) {
     outgoing_.push_back({child, encode(MessageKind::kHalt, set_, PlanNotice{plan_->epoch(), 0})});
   }
   answer_halt();
@@ -197,7 +204,7 @@ void Negotiator::answer_halt() {
   if (!halt_missing_.empty()) return;
   if (!is_root()) {
     const PlanNotice notice{plan_->epoch(), halted_at_};
-    outgoing_.push_back({place_.parent, encode(MessageKind::kHalted, set_, notice)});
+    outgoing_.push_back({position_.parent, encode(MessageKind::kHalted, set_, notice)});
     return;
   }
   const std::uint64_t steps = plan_->steps_joined();
@@ -206,13 +213,13 @@ void Negotiator::answer_halt() {
   tuner_.plan_ended();
   steps_wanted_ = was_worth_it ? options_.plan_after : std::min(2 * steps_wanted_, kMostSteps);
   DecisionItem item;
-  item.kind = DecisionItem::Kind::kUnlock;
+  item.kind = DecisionItem::Kind::kUninstallPlan;
   item.batch = halted_at_;
   publish({item});
   if (failure_later_) fail_all(*std::exchange(failure_later_, std::nullopt));
 }
 
-void Negotiator::unlock(const DecisionItem& item) {
+void Negotiator::uninstall_plan(const DecisionItem& item) {
   const std::uint64_t joined = plan_->joined();
   if (!halted_ || item.batch > joined || joined - item.batch > (plan_->running() ? 1 : 0)) {
     throw WireError("a plan that ends where it cannot");
@@ -234,7 +241,7 @@ void Negotiator::unlock(const DecisionItem& item) {
 
   // Everything else is ready, and not negotiated.
   for (const auto* entry : pending_in_order()) enter(entry->first, entry->second.signature);
-  if (std::exchange(join_later_, false)) note_join(place_.rank);
+  if (std::exchange(join_later_, false)) note_join(position_.rank);
 }
 
 }  // namespace horoplug

@@ -14,24 +14,24 @@ PlanContents make_plan(std::span<const StepMember> step, std::span<const std::ui
   };
   std::vector<Batch> batches;
   PlanContents contents;
-  for (std::size_t place = 0; place < step.size(); ++place) {
-    const Signature& signature = step[place].signature;
+  for (std::size_t slot = 0; slot < step.size(); ++slot) {
+    const Signature& signature = step[slot].signature;
     const std::int64_t bytes = payload_bytes(signature);
     const bool apart = !fuse_groups && signature.shapes.size() > 1;
     // Into the last batch of its kind, past others: no rank that takes part in those can be waiting
     // for this one, since it had submitted all of this label before it looked at any of them.
     std::size_t at = batches.size();
     for (std::size_t i = batches.size(); i-- > 0 && !apart;) {
-      if (batches[i].label != labels[place] || !fusable(*batches[i].signature, signature)) continue;
+      if (batches[i].label != labels[slot] || !fusable(*batches[i].signature, signature)) continue;
       if (batches[i].open && batches[i].bytes + bytes <= limit) at = i;
       break;
     }
     if (at == batches.size()) {
-      batches.push_back({labels[place], &signature, 0, !apart});
+      batches.push_back({labels[slot], &signature, 0, !apart});
       contents.emplace_back();
     }
     batches[at].bytes += bytes;
-    contents[at].push_back(static_cast<std::uint32_t>(place));
+    contents[at].push_back(static_cast<std::uint32_t>(slot));
   }
   return contents;
 }
@@ -41,20 +41,20 @@ Plan::Plan(std::uint32_t epoch, std::uint64_t decided, const std::vector<StepMem
     : epoch_(epoch), trial_steps_(std::uint64_t{rounds} * choices.size()), joined_(decided) {
   if (choices.empty()) throw WireError("a plan of nothing");
   for (const PlanChoice& choice : choices) choices_.push_back(make_choice(choice, step.size()));
-  for (std::size_t place = 0; place < step.size(); ++place) {
-    places_.push_back({step[place].signature});
-    turns_[step[place].key].places.push_back(static_cast<std::uint32_t>(place));
+  for (std::size_t slot = 0; slot < step.size(); ++slot) {
+    slots_.push_back({step[slot].signature});
+    turns_[step[slot].key].slots.push_back(static_cast<std::uint32_t>(slot));
   }
 }
 
-Plan::Choice Plan::make_choice(const PlanChoice& choice, std::size_t places) {
-  Choice made{choice.tuning, {}, std::vector<std::size_t>(places, choice.batches.size())};
+Plan::Choice Plan::make_choice(const PlanChoice& choice, std::size_t slots) {
+  Choice made{choice.tuning, {}, std::vector<std::size_t>(slots, choice.batches.size())};
   for (const auto& batch : choice.batches) {
-    for (const std::uint32_t place : batch) {
-      if (place >= places || made.batch_of[place] != choice.batches.size()) {
+    for (const std::uint32_t slot : batch) {
+      if (slot >= slots || made.batch_of[slot] != choice.batches.size()) {
         throw WireError("a plan with an operation that is none, or twice");
       }
-      made.batch_of[place] = made.batches.size();
+      made.batch_of[slot] = made.batches.size();
     }
     made.batches.push_back({batch});
   }
@@ -76,14 +76,14 @@ bool Plan::ready(const std::string& name, const Signature& signature) {
   const auto found = turns_.find(step_key(name, signature));
   if (found == turns_.end()) return false;
   Turn& turn = found->second;
-  const std::uint32_t at = turn.places[turn.next];
-  Place& place = places_[at];
-  if (place.ready || !compatible(place.signature, signature)) return false;
-  turn.next = (turn.next + 1) % turn.places.size();
-  place.ready = true;
-  place.name = name;
+  const std::uint32_t at = turn.slots[turn.next];
+  Slot& slot = slots_[at];
+  if (slot.ready || !compatible(slot.signature, signature)) return false;
+  turn.next = (turn.next + 1) % turn.slots.size();
+  slot.ready = true;
+  slot.name = name;
   // What was joined in this step already is for the next one.
-  Choice& choice = choices_[choice_of(place.turns)];
+  Choice& choice = choices_[choice_of(slot.turns)];
   ++choice.batches[choice.batch_of[at]].ready;
   ++ready_;
   return true;
@@ -93,10 +93,10 @@ bool Plan::join_next() {
   Batch& batch = choices_[choice_].batches[next_];
   if (running_ || !batch.complete()) return false;
   last_.clear();
-  for (const std::uint32_t at : batch.places) {
-    places_[at].ready = false;
-    ++places_[at].turns;
-    last_.push_back(places_[at].name);
+  for (const std::uint32_t at : batch.slots) {
+    slots_[at].ready = false;
+    ++slots_[at].turns;
+    last_.push_back(slots_[at].name);
   }
   ready_ -= batch.ready;
   batch.ready = 0;

@@ -10,7 +10,7 @@
 // it can be seen which is the best (see Tuner); after that the first choice is for good.
 //
 // An operation of the plan is known by its key (see StepMember). A key can occur several times in a
-// step; what a rank submits under it takes these places in turn.
+// step; what a rank submits under it takes these slots in turn.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace horoplug {
 
-using PlanContents = std::vector<std::vector<std::uint32_t>>;  // places in the step, by batch
+using PlanContents = std::vector<std::vector<std::uint32_t>>;  // slots in the step, by batch
 
 // One way to run a step.
 struct PlanChoice {
@@ -34,8 +34,8 @@ struct PlanChoice {
   bool operator==(const PlanChoice&) const = default;
 };
 
-// Cuts a step into batches. `labels`: by place, equal for operations that may share a batch (see
-// Survey). A batch holds at most `limit` bytes, unless one operation has more.
+// Cuts a step into batches. `labels`: by slot, equal for operations that may share a batch (see
+// DependencyQuery). A batch holds at most `limit` bytes, unless one operation has more.
 PlanContents make_plan(std::span<const StepMember> step, std::span<const std::uint32_t> labels,
                        std::int64_t limit, bool fuse_groups);
 
@@ -68,34 +68,34 @@ class Plan {
 
   // How many operations must become ready at least before anything can be joined; 0 if none has to:
   // it waits for the batch that runs.
-  std::size_t missing() const { return next_batch().places.size() - next_batch().ready; }
+  std::size_t missing() const { return next_batch().slots.size() - next_batch().ready; }
 
   // Something is ready that can not be joined since a batch before it, or its own, is not complete.
   bool held_up() const { return !running_ && ready_ > 0 && !next_batch().complete(); }
 
  private:
-  struct Place {
+  struct Slot {
     Signature signature;
     bool ready = false;
     std::string name{};       // of what is ready
     std::uint64_t turns = 0;  // how often it was joined
   };
   struct Batch {
-    std::vector<std::uint32_t> places;
+    std::vector<std::uint32_t> slots;
     std::size_t ready = 0;
-    bool complete() const { return ready == places.size(); }
+    bool complete() const { return ready == slots.size(); }
   };
   struct Choice {
     Tuning tuning;
     std::vector<Batch> batches;
-    std::vector<std::size_t> batch_of;  // by place
+    std::vector<std::size_t> batch_of;  // by slot
   };
   struct Turn {
-    std::vector<std::uint32_t> places;  // that operations of one key take, in turn
+    std::vector<std::uint32_t> slots;  // that operations of one key take, in turn
     std::size_t next = 0;
   };
 
-  static Choice make_choice(const PlanChoice& choice, std::size_t places);
+  static Choice make_choice(const PlanChoice& choice, std::size_t slots);
   std::size_t choice_of(std::uint64_t step) const;
   const Batch& next_batch() const { return choices_[choice_].batches[next_]; }
 
@@ -109,7 +109,7 @@ class Plan {
   std::size_t ready_ = 0;  // operations that are ready and not joined
   bool running_ = false;
   std::vector<std::string> last_;
-  std::vector<Place> places_;
+  std::vector<Slot> slots_;
   std::vector<Choice> choices_;
   std::unordered_map<std::string, Turn> turns_;
 };

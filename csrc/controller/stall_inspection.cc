@@ -131,59 +131,60 @@ std::string describe_deadlock(const Report& report, const WaitingTable& table,
 
 }  // namespace
 
-void Census::begin() {
+void StallInspection::begin() {
   if (running_) return;
-  ask(last_census_ + 1);
+  ask(last_inspection_ + 1);
 }
 
-void Census::ask(std::uint64_t census) {
-  last_census_ = census;
+void StallInspection::ask(std::uint64_t inspection) {
+  last_inspection_ = inspection;
   running_ = true;
   wants_answer_ = true;
   complete_ = false;
-  report_ = {census, {}};
-  answered_.assign(place_.children.size(), false);
-  for (const int child : place_.children) outgoing_.push_back({child, encode_census(census)});
+  report_ = {inspection, {}};
+  answered_.assign(position_.children.size(), false);
+  for (const int child : position_.children)
+    outgoing_.push_back({child, encode_inspection(inspection)});
 }
 
-void Census::receive_census(int from, std::uint64_t census) {
-  if (from != place_.parent) throw WireError("it is not the parent of this rank");
-  ask(census);
+void StallInspection::receive_inspection(int from, std::uint64_t inspection) {
+  if (from != position_.parent) throw WireError("it is not the parent of this rank");
+  ask(inspection);
 }
 
-void Census::receive(int from, Report report) {
-  const auto found = std::find(place_.children.begin(), place_.children.end(), from);
-  if (found == place_.children.end()) throw WireError("it is no child of this rank");
-  const auto child = static_cast<std::size_t>(found - place_.children.begin());
+void StallInspection::receive(int from, Report report) {
+  const auto found = std::find(position_.children.begin(), position_.children.end(), from);
+  if (found == position_.children.end()) throw WireError("it is no child of this rank");
+  const auto child = static_cast<std::size_t>(found - position_.children.begin());
   // The answer to a question that has been asked again since.
-  if (!running_ || report.census != last_census_ || answered_[child]) return;
-  if (report.ranks.size() != place_.subtrees[child].size())
+  if (!running_ || report.inspection != last_inspection_ || answered_[child]) return;
+  if (report.ranks.size() != position_.subtrees[child].size())
     throw WireError("not all have answered");
   answered_[child] = true;
   std::move(report.ranks.begin(), report.ranks.end(), std::back_inserter(report_.ranks));
   finish_if_complete();
 }
 
-void Census::answer(RankReport report) {
+void StallInspection::answer(RankReport report) {
   if (!wants_answer_) return;
   wants_answer_ = false;
   report_.ranks.push_back(std::move(report));
   finish_if_complete();
 }
 
-void Census::finish_if_complete() {
+void StallInspection::finish_if_complete() {
   if (wants_answer_ || std::find(answered_.begin(), answered_.end(), false) != answered_.end()) {
     return;
   }
   running_ = false;
-  if (place_.is_root()) {
+  if (position_.is_root()) {
     complete_ = true;
   } else {
-    outgoing_.push_back({place_.parent, encode(report_)});
+    outgoing_.push_back({position_.parent, encode(report_)});
   }
 }
 
-std::optional<Report> Census::take_result() {
+std::optional<Report> StallInspection::take_result() {
   if (!complete_) return std::nullopt;
   complete_ = false;
   std::sort(report_.ranks.begin(), report_.ranks.end(),
@@ -191,11 +192,11 @@ std::optional<Report> Census::take_result() {
   return std::move(report_);
 }
 
-std::vector<int> Census::unanswered() const {
+std::vector<int> StallInspection::unanswered() const {
   std::vector<int> ranks;
   for (std::size_t child = 0; child < answered_.size(); ++child) {
     if (answered_[child]) continue;
-    const auto& below = place_.subtrees[child];
+    const auto& below = position_.subtrees[child];
     ranks.insert(ranks.end(), below.begin(), below.end());
   }
   return ranks;

@@ -19,19 +19,19 @@
 
 namespace horoplug {
 
-class Census {
+class StallInspection {
  public:
   struct Outgoing {
     int to;
     Bytes message;
   };
 
-  explicit Census(TreePlace place) : place_(std::move(place)) {}
+  explicit StallInspection(TreePosition position) : position_(std::move(position)) {}
 
-  // Root: asks everyone, unless a census is under way.
+  // Root: asks everyone, unless a inspection is under way.
   void begin();
   // A question or an answer from another rank; WireError if it cannot be right.
-  void receive_census(int from, std::uint64_t census);
+  void receive_inspection(int from, std::uint64_t inspection);
   void receive(int from, Report report);
 
   // A question has reached this rank and wants answer() to be called with what it is doing.
@@ -47,14 +47,14 @@ class Census {
   std::vector<Outgoing> take_outgoing() { return std::exchange(outgoing_, {}); }
 
  private:
-  void ask(std::uint64_t census);
+  void ask(std::uint64_t inspection);
   void finish_if_complete();
 
-  const TreePlace place_;
+  const TreePosition position_;
   bool running_ = false;
   bool wants_answer_ = false;
   bool complete_ = false;
-  std::uint64_t last_census_ = 0;
+  std::uint64_t last_inspection_ = 0;
   Report report_;
   std::vector<bool> answered_;  // by child
   std::vector<Outgoing> outgoing_;

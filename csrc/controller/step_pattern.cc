@@ -10,7 +10,7 @@ constexpr std::size_t kMostUnfit = 64;
 
 }  // namespace
 
-void StepWatch::begin_step() {
+void StepPattern::begin_step() {
   if (at_boundary()) {
     ++repeated_;
   } else {
@@ -30,7 +30,7 @@ void StepWatch::begin_step() {
   misses_ = 0;
 }
 
-void StepWatch::note(std::uint64_t operation) {
+void StepPattern::note(std::uint64_t operation) {
   if (!anchor_ && counts_.contains(operation) && !unfit_.contains(operation)) {
     anchor_ = operation;
     last_size_ = 0;

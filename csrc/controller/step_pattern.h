@@ -13,7 +13,7 @@
 
 namespace horoplug {
 
-class StepWatch {
+class StepPattern {
  public:
   // What goes on for longer without an anchor is no step.
   static constexpr std::size_t kMostOperations = 1 << 14;
@@ -21,7 +21,7 @@ class StepWatch {
   // The next operation that was decided; equal operations have equal numbers.
   void note(std::uint64_t operation);
   // Something that no plan can hold.
-  void disturb() { *this = StepWatch(); }
+  void disturb() { *this = StepPattern(); }
 
   // Complete steps so far that were like the one before them, without a break.
   int repeated() const { return repeated_; }

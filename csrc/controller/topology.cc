@@ -41,16 +41,16 @@ void Topology::collect(int rank, std::vector<int>& ranks) const {
   for (const int child : children_[static_cast<std::size_t>(rank)]) collect(child, ranks);
 }
 
-TreePlace Topology::place(int rank) const {
+TreePosition Topology::position(int rank) const {
   const auto index = static_cast<std::size_t>(rank);
-  TreePlace place{rank, parents_[index], children_[index], {}};
-  for (const int child : place.children) {
+  TreePosition position{rank, parents_[index], children_[index], {}};
+  for (const int child : position.children) {
     std::vector<int> below;
     collect(child, below);
     std::sort(below.begin(), below.end());
-    place.subtrees.push_back(std::move(below));
+    position.subtrees.push_back(std::move(below));
   }
-  return place;
+  return position;
 }
 
 int Topology::depth() const {
@@ -79,15 +79,15 @@ std::size_t HostGrid::host(int rank) const {
   return static_cast<std::size_t>(found - members_.begin());
 }
 
-const std::vector<int>& HostGrid::neighbours(int rank) const { return members_[host(rank)]; }
+const std::vector<int>& HostGrid::host_ranks(int rank) const { return members_[host(rank)]; }
 
-int HostGrid::place(int rank) const {
-  const std::vector<int>& ranks = neighbours(rank);
+int HostGrid::local_rank(int rank) const {
+  const std::vector<int>& ranks = host_ranks(rank);
   return static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
 }
 
-std::vector<int> HostGrid::slice(int rank) const {
-  const auto at = static_cast<std::size_t>(place(rank));
+std::vector<int> HostGrid::cross_ranks(int rank) const {
+  const auto at = static_cast<std::size_t>(local_rank(rank));
   std::vector<int> ranks;
   for (const auto& of_host : members_) ranks.push_back(of_host[at]);
   return ranks;

@@ -7,7 +7,7 @@
 
 namespace horoplug {
 
-struct TreePlace {
+struct TreePosition {
   int rank = 0;
   int parent = -1;  // -1: this is the root
   std::vector<int> children;
@@ -29,7 +29,7 @@ class Topology {
   // hosts[r]: the host of rank r; any numbers. The root is rank 0.
   explicit Topology(std::span<const int> hosts);
 
-  TreePlace place(int rank) const;
+  TreePosition position(int rank) const;
   int size() const { return static_cast<int>(parents_.size()); }
   // The longest way from a rank to the root.
   int depth() const;
@@ -50,11 +50,11 @@ class HostGrid {
   // How many ranks every host has; 0 if they are not as many everywhere.
   int per_host() const { return per_host_; }
   // Which one of its host a rank is.
-  int place(int rank) const;
+  int local_rank(int rank) const;
   // The ranks of its host, by place.
-  const std::vector<int>& neighbours(int rank) const;
+  const std::vector<int>& host_ranks(int rank) const;
   // The ranks with the same place, by host; only if per_host() > 0.
-  std::vector<int> slice(int rank) const;
+  std::vector<int> cross_ranks(int rank) const;
 
  private:
   std::size_t host(int rank) const;

@@ -44,9 +44,9 @@ double chance_of(std::size_t wins, std::size_t turns) {
 
 std::int64_t largest_batch(std::span<const StepMember> step, const PlanContents& batches) {
   std::int64_t largest = 0;
-  for (const auto& places : batches) {
+  for (const auto& slots : batches) {
     std::int64_t bytes = 0;
-    for (const std::uint32_t place : places) bytes += payload_bytes(step[place].signature);
+    for (const std::uint32_t slot : slots) bytes += payload_bytes(step[slot].signature);
     largest = std::max(largest, bytes);
   }
   return largest;

@@ -181,8 +181,9 @@ void Engine::admit(const OperationPtr& operation) {
                     "same name, or give this one another name");
   }
   known->second.joined = kind == OpKind::kJoin;
-  if (std::exchange(looks_seen_, handles_.looks()) != looks_seen_) ++wave_;
-  operation->wave = wave_;
+  if (std::exchange(observations_seen_, handles_.result_observations()) != observations_seen_)
+    ++dependency_epoch_;
+  operation->dependency_epoch = dependency_epoch_;
   operation->buffer = buffer_of(*operation);
   operation->submitted_at = now();
   handles_.add(operation);
@@ -286,7 +287,7 @@ void Engine::submit_here(const OperationPtr& operation) {
   if (operation->signature.op == OpKind::kJoin) {
     set.negotiator.join();
   } else {
-    set.negotiator.submit(operation->name, operation->signature, operation->wave);
+    set.negotiator.submit(operation->name, operation->signature, operation->dependency_epoch);
   }
 }
 
@@ -306,7 +307,7 @@ bool Engine::negotiate() {
     cached_names += set->negotiator.cached_names();
   }
   counters_.cached_names = cached_names;
-  run_census();
+  run_inspection();
   counters_.control_messages = mesh_->control_messages();
   counters_.control_bytes = mesh_->control_bytes();
   return busy;
@@ -364,7 +365,7 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
       end_operations(take_pending(set), decision.status);
       break;
     }
-    case DecisionItem::Kind::kUnlock:
+    case DecisionItem::Kind::kUninstallPlan:
       ++counters_.broken_plans;
       if (auto withdrawn = set.executor.end_plan(decision.plan, decision.batch)) {
         tracing_.ended(*withdrawn);
@@ -374,8 +375,8 @@ bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
         }
       }
       break;
-    case DecisionItem::Kind::kSurvey:
-    case DecisionItem::Kind::kLock:
+    case DecisionItem::Kind::kDependencyQuery:
+    case DecisionItem::Kind::kInstallPlan:
       break;  // the negotiator's own affair
     case DecisionItem::Kind::kClose:
       close_for_submissions(set.members->set, decision.status);

@@ -164,21 +164,21 @@ class Engine {
   void watch_handshake() const;
   bool watch_transfers();
   bool watch_gpus();
-  void call_the_roll(bool late);
+  void check_liveness(bool late);
   std::string who_is_silent(std::vector<int> ranks) const;
   std::string whom_it_waits_for(const ProcessSet& set) const;
   void nudge();
   void watch_plans();
   double plan_patience(const ProcessSet& set) const;
   void watch_pending();
-  void run_census();
+  void run_inspection();
   void judge(const Report& report);
-  bool census_is_late() const;
+  bool inspection_is_late() const;
   void judge_silence();
   RankReport report_of_this_rank() const;
   double waiting_since(const Operation& operation) const;
   double oldest_wait() const;
-  double census_interval() const;
+  double inspection_interval() const;
   double overdue_time() const;
 
   // Endings (endings.cc).
@@ -217,8 +217,8 @@ class Engine {
   Status end_status_;  // why nothing can be submitted any more
   std::vector<OperationPtr> submissions_;
   std::unordered_set<std::string> in_flight_;  // keys of operations, for duplicates
-  std::uint64_t looks_seen_ = 0;
-  std::uint64_t wave_ = 0;
+  std::uint64_t observations_seen_ = 0;
+  std::uint64_t dependency_epoch_ = 0;
   // Operations without a name so far, by set and kind.
   std::map<std::pair<std::uint32_t, OpKind>, std::uint64_t> unnamed_;
   std::map<const std::byte*, std::weak_ptr<SharedBuffer>> buffers_;  // by where they begin
@@ -246,12 +246,12 @@ class Engine {
   std::uint32_t last_buffer_ = 0;
   std::vector<std::size_t> segment_ends_;  // by rank: what is in use of its segment, in bytes
   std::map<std::uint32_t, std::vector<std::pair<int, Bytes>>> early_set_messages_;
-  std::unique_ptr<Census> census_;
+  std::unique_ptr<StallInspection> stall_inspection_;
   std::vector<std::optional<Hello>> hellos_;
   std::vector<std::pair<int, Bytes>>
       early_messages_;  // from peers that were ready before this rank
   std::vector<bool> departed_;
-  RollCall roll_call_;  // while a transfer stands still
+  LivenessCheck liveness_;  // while a transfer stands still
   bool leaving_ = false;
   bool gpus_leave_ = false;
   bool said_bye_ = false;
@@ -259,10 +259,10 @@ class Engine {
   double started_at_ = 0;
   double last_event_ = 0;  // something was submitted, decided or done
   double last_watch_ = 0;
-  double next_census_ = 0;
-  double census_begun_ = 0;
+  double next_inspection_ = 0;
+  double inspection_begun_ = 0;
   double last_silence_warning_ = -1e9;
-  bool census_requested_ = false;
+  bool inspection_requested_ = false;
   // A batch has last got on, or data come over a connection that is polled.
   double quiet_since_ = 0;
   double nudged_at_ = 0;

@@ -65,7 +65,7 @@ const OperationPtr& HandleTable::find(hp_handle handle) const {
 
 Status HandleTable::status_of(const Operation& operation) const {
   if (!operation.done.load(std::memory_order_acquire)) return {HP_IN_PROGRESS, "not done yet"};
-  look();
+  note_observation();
   return operation.status;
 }
 
@@ -78,7 +78,7 @@ OperationPtr HandleTable::done(hp_handle handle) const {
   std::lock_guard lock(mutex_);
   const OperationPtr& operation = find(handle);
   if (!operation->done) throw Error(HP_INVALID_ARGUMENT, "the operation is not done yet");
-  look();
+  note_observation();
   return operation;
 }
 
@@ -87,7 +87,7 @@ void HandleTable::release(hp_handle handle) {
   const OperationPtr& operation = find(handle);
   operation->waiting.released = true;
   if (!operation->done) return;
-  look();
+  note_observation();
   operations_.erase(handle);
 }
 

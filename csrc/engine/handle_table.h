@@ -28,7 +28,9 @@ class HandleTable {
   bool on_done(hp_handle handle, hp_done done, void* context);
 
   // Grows whenever somebody has looked at the result of an operation that is done.
-  std::uint64_t looks() const { return looks_.load(std::memory_order_relaxed); }
+  std::uint64_t result_observations() const {
+    return result_observations_.load(std::memory_order_relaxed);
+  }
   // A wait for one operation: from construction to destruction the thread counts as blocked on it.
   class Wait {
    public:
@@ -59,12 +61,12 @@ class HandleTable {
  private:
   const OperationPtr& find(hp_handle handle) const;
   Status status_of(const Operation& operation) const;
-  void look() const { looks_.fetch_add(1, std::memory_order_relaxed); }
+  void note_observation() const { result_observations_.fetch_add(1, std::memory_order_relaxed); }
 
   mutable std::mutex mutex_;
   std::unordered_map<hp_handle, OperationPtr> operations_;
   hp_handle last_handle_ = 0;
-  mutable std::atomic<std::uint64_t> looks_{0};
+  mutable std::atomic<std::uint64_t> result_observations_{0};
   std::atomic<int> sleepers_{0};
 };
 

@@ -121,7 +121,7 @@ void Engine::finish_handshake() {
   }
   const MembersPtr everyone = make_members(0, std::move(ranks), config_.rank);
   make_set(everyone, std::move(segments));
-  census_ = std::make_unique<Census>(Topology(hosts).place(config_.rank));
+  stall_inspection_ = std::make_unique<StallInspection>(Topology(hosts).position(config_.rank));
   {
     std::lock_guard lock(mutex_);
     known_sets_.emplace(0, KnownSet{everyone, false, {}});
@@ -158,7 +158,7 @@ void Engine::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kDecisions:
     case MessageKind::kLeave:
     case MessageKind::kJoin:
-    case MessageKind::kWaves:
+    case MessageKind::kDependencyLabels:
     case MessageKind::kBreak:
     case MessageKind::kHalt:
     case MessageKind::kHalted:
@@ -174,27 +174,27 @@ void Engine::dispatch(int from, std::span<const std::byte> message) {
       found->second->negotiator.fail_all({failure.code, failure.text});
       break;
     }
-    case MessageKind::kCensusRequest:
+    case MessageKind::kInspectionRequest:
       reader.expect_end();
-      census_requested_ = true;
+      inspection_requested_ = true;
       break;
-    case MessageKind::kNudge:
+    case MessageKind::kWakeUp:
       reader.expect_end();
       mesh_->look_at_polled();
       break;
-    case MessageKind::kCall:
+    case MessageKind::kPing:
       reader.expect_end();
-      mesh_->send_control(from, encode_here());
+      mesh_->send_control(from, encode_pong());
       break;
-    case MessageKind::kHere:
+    case MessageKind::kPong:
       reader.expect_end();
-      roll_call_.hear(from);
+      liveness_.hear(from);
       break;
-    case MessageKind::kCensus:
-      census_->receive_census(from, decode_census(reader));
+    case MessageKind::kInspection:
+      stall_inspection_->receive_inspection(from, decode_inspection(reader));
       break;
     case MessageKind::kReport:
-      census_->receive(from, decode_report(reader));
+      stall_inspection_->receive(from, decode_report(reader));
       break;
     case MessageKind::kAbort: {
       const Abort abort = decode_abort(reader);

@@ -48,7 +48,7 @@ struct Operation {
   std::vector<TensorArgument> tensors;
   std::vector<std::int64_t> splits;  // alltoall: rows for each rank
   double submitted_at = 0;
-  std::uint64_t wave = 0;  // see Survey
+  std::uint64_t dependency_epoch = 0;  // see DependencyQuery
   // Not submitted here, since this rank has joined: it takes part with what changes nothing, and
   // nobody looks at the result.
   bool absent = false;

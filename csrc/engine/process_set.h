@@ -14,7 +14,7 @@ namespace horoplug {
 
 struct ProcessSet {
   // `place`: in the set's own tree, with global ranks.
-  ProcessSet(MembersPtr ranks, std::unique_ptr<SharedGroup> group, TreePlace place,
+  ProcessSet(MembersPtr ranks, std::unique_ptr<SharedGroup> group, TreePosition place,
              Negotiator::Options options, std::unique_ptr<Comm> comm, Executor::Forced forced)
       : members(std::move(ranks)),
         shared(std::move(group)),

@@ -28,7 +28,7 @@ void check_ranks(const std::vector<int>& ranks, int size) {
 }
 
 // The same tree with global ranks.
-TreePlace globally(TreePlace place, const Members& members) {
+TreePosition globally(TreePosition place, const Members& members) {
   const auto global = [&](int& index) { index = members.ranks[static_cast<std::size_t>(index)]; };
   global(place.rank);
   if (place.parent >= 0) global(place.parent);
@@ -105,14 +105,15 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   std::unique_ptr<SharedGroup> shared;
   if (segments.size() == local.size() && grid.per_host() > 1) {
     std::vector<Arena> arenas(segments.begin(), segments.end());
-    shared = std::make_unique<SharedGroup>(grid.place(members->index), std::move(arenas),
+    shared = std::make_unique<SharedGroup>(grid.local_rank(members->index), std::move(arenas),
                                            std::move(doorbells), std::move(local));
   }
   auto comm =
       std::make_unique<Comm>(members->index, std::move(links),
                              grid.hosts() == 1 ? shared.get() : nullptr, config_.options.costs);
   if (shared && grid.hosts() > 1) {
-    comm->set_local(shared.get(), grid.neighbours(members->index), grid.slice(members->index));
+    comm->set_local(shared.get(), grid.host_ranks(members->index),
+                    grid.cross_ranks(members->index));
   }
   // Not of another set of all ranks: theirs would run side by side, and meet each other's.
   if (members->set == 0) comm->set_mpi(config_.mpi.get());
@@ -127,7 +128,7 @@ void Engine::make_set(const MembersPtr& members, std::vector<Segment> segments) 
   const std::string& algorithm = config_.options.algorithm;
   const std::string& on_gpus = config_.options.gpu_algorithm;
   Executor::Forced forced{algorithm, on_gpus.empty() ? algorithm : on_gpus};
-  TreePlace place = globally(Topology(hosts).place(members->index), *members);
+  TreePosition place = globally(Topology(hosts).position(members->index), *members);
   sets_.emplace(members->set,
                 std::make_unique<ProcessSet>(members, std::move(shared), std::move(place), options,
                                              std::move(comm), std::move(forced)));

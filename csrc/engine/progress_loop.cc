@@ -98,7 +98,7 @@ void Engine::let_go(double seconds) {
   if (needed < dozes_until_.load()) mesh_->poller().kick();
 }
 
-double Engine::watch_interval() const { return std::fmin(census_interval() / 4, 0.25); }
+double Engine::watch_interval() const { return std::fmin(inspection_interval() / 4, 0.25); }
 
 // Whether something may come that nobody announces.
 bool Engine::must_poll() const {
@@ -122,7 +122,8 @@ double Engine::poll_interval() const {
 // How soon somebody has to watch(), or to look at connections that are polled; negative: nothing
 // can go wrong that a peer would not tell.
 double Engine::sleep_seconds() const {
-  bool waiting = state_ == State::kStarting || leaving_ || (census_ && census_->running());
+  bool waiting =
+      state_ == State::kStarting || leaving_ || (stall_inspection_ && stall_inspection_->running());
   for (const auto& [id, set] : sets_) {
     waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
   }

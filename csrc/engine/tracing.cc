@@ -118,7 +118,7 @@ void Tracing::write_submitted(const Operation& operation) {
 }
 
 void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) {
-  const TreePlace& place = set.negotiator.place();
+  const TreePosition& place = set.negotiator.position();
   const auto found = std::find(place.children.begin(), place.children.end(), child);
   if (!set.negotiator.is_root() || found == place.children.end()) return;
   const std::string who =

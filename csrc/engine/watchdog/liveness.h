@@ -7,7 +7,7 @@
 
 namespace horoplug {
 
-class RollCall {
+class LivenessCheck {
  public:
   bool running() const { return !heard_.empty(); }
   // Among `size` ranks, of which this one is one.

@@ -35,7 +35,7 @@ double Engine::overdue_time() const {
 }
 
 // How often a wait that goes on is looked into.
-double Engine::census_interval() const {
+double Engine::inspection_interval() const {
   const double first = std::fmin(std::fmin(or_never(config_.options.deadlock_time),
                                            or_never(config_.options.stall_check_time)),
                                  overdue_time());
@@ -69,7 +69,7 @@ void Engine::watch() {
       set->last_progress += gap;
       if (GpuGroup* const gpu = set->executor.gpu()) gpu->excuse(gap);
     }
-    if (census_begun_ > 0) census_begun_ += gap;
+    if (inspection_begun_ > 0) inspection_begun_ += gap;
     if (state_ == State::kStarting) started_at_ += gap;
   }
   last_watch_ = time;
@@ -78,8 +78,8 @@ void Engine::watch() {
   } else {
     bool late = watch_transfers();
     late |= watch_gpus();
-    late |= census_is_late();
-    call_the_roll(late);
+    late |= inspection_is_late();
+    check_liveness(late);
     nudge();
     watch_plans();
     watch_pending();
@@ -99,7 +99,7 @@ void Engine::watch_handshake() const {
 
 bool Engine::watch_transfers() {
   const double time = now();
-  // Nudges and censuses are no progress.
+  // Nudges and inspections are no progress.
   const std::uint64_t data = mesh_->data_moved();
   const bool moved = std::exchange(last_data_moved_, data) != data;
   const double limit = or_never(config_.options.data_timeout);
@@ -123,19 +123,19 @@ bool Engine::watch_transfers() {
 }
 
 // While something is late, so that who waits too long for others knows who answers.
-void Engine::call_the_roll(bool late) {
+void Engine::check_liveness(bool late) {
   if (!late) {
-    roll_call_.end();
-  } else if (!roll_call_.running()) {
-    roll_call_.begin(mesh_->size(), config_.rank);
-    mesh_->send_control_to_all(encode_call());
+    liveness_.end();
+  } else if (!liveness_.running()) {
+    liveness_.begin(mesh_->size(), config_.rank);
+    mesh_->send_control_to_all(encode_ping());
   }
 }
 
 // "rank 1, which does not answer"; empty: all of these answer.
 std::string Engine::who_is_silent(std::vector<int> ranks) const {
   std::erase(ranks, config_.rank);
-  const std::vector<int> silent = roll_call_.silent(std::move(ranks));
+  const std::vector<int> silent = liveness_.silent(std::move(ranks));
   if (silent.empty()) return {};
   return describe_ranks(silent) + (silent.size() == 1 ? ", which does" : ", which do") +
          " not answer";
@@ -189,7 +189,7 @@ void Engine::nudge() {
     const std::vector<int> ranks = set->executor.blame();
     for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
       const int rank = ranks[nudges_++ % ranks.size()];
-      if (rank != config_.rank) mesh_->send_control(rank, encode_nudge());
+      if (rank != config_.rank) mesh_->send_control(rank, encode_wake_up());
     }
   }
 }
@@ -212,7 +212,7 @@ double Engine::plan_patience(const ProcessSet& set) const {
 void Engine::watch_plans() {
   const double time = now();
   for (auto& [id, set] : sets_) {
-    if (!set->negotiator.locked()) continue;
+    if (!set->negotiator.has_plan()) continue;
     const bool held_up = set->negotiator.held_up();
     const double since = held_up ? set->last_event : std::fmax(set->last_event, set->last_progress);
     if (time - since < plan_patience(*set)) continue;
@@ -227,33 +227,33 @@ void Engine::watch_plans() {
 void Engine::watch_pending() {
   const double time = now();
   const double wait = oldest_wait();
-  if (wait >= census_interval()) census_requested_ = true;
-  if (census_requested_ && time >= next_census_) {
-    census_requested_ = false;
-    next_census_ = time + census_interval();
+  if (wait >= inspection_interval()) inspection_requested_ = true;
+  if (inspection_requested_ && time >= next_inspection_) {
+    inspection_requested_ = false;
+    next_inspection_ = time + inspection_interval();
     if (sets_.at(0)->negotiator.is_root()) {
-      if (!census_->running()) census_begun_ = time;
-      census_->begin();
+      if (!stall_inspection_->running()) inspection_begun_ = time;
+      stall_inspection_->begin();
     } else {
-      mesh_->send_control(sets_.at(0)->negotiator.place().parent, encode_census_request());
+      mesh_->send_control(sets_.at(0)->negotiator.position().parent, encode_inspection_request());
     }
   }
   judge_silence();
   // The root speaks for everyone; this is for when it does not.
-  if (wait >= overdue_time() + 2 * census_interval() + 5) {
+  if (wait >= overdue_time() + 2 * inspection_interval() + 5) {
     throw Error(HP_TIMEOUT, "an operation has been waiting for " + whole_seconds(wait) +
                                 " and rank 0 does not say for whom");
   }
 }
 
-void Engine::run_census() {
-  if (!census_) return;
-  if (census_->wants_answer()) census_->answer(report_of_this_rank());
-  for (auto& message : census_->take_outgoing()) {
+void Engine::run_inspection() {
+  if (!stall_inspection_) return;
+  if (stall_inspection_->wants_answer()) stall_inspection_->answer(report_of_this_rank());
+  for (auto& message : stall_inspection_->take_outgoing()) {
     mesh_->send_control(message.to, std::move(message.message));
   }
-  if (auto result = census_->take_result()) {
-    census_begun_ = 0;
+  if (auto result = stall_inspection_->take_result()) {
+    inspection_begun_ = 0;
     judge(*result);
   }
 }
@@ -317,17 +317,18 @@ void Engine::judge(const Report& report) {
   stall_warned_ = std::move(warned);
 }
 
-bool Engine::census_is_late() const {
+bool Engine::inspection_is_late() const {
   const double limit = std::fmin(or_never(config_.options.stall_check_time), overdue_time());
-  return census_begun_ > 0 && census_->running() && now() - census_begun_ >= limit / 2;
+  return inspection_begun_ > 0 && stall_inspection_->running() &&
+         now() - inspection_begun_ >= limit / 2;
 }
 
 void Engine::judge_silence() {
-  if (census_begun_ == 0 || !census_->running()) return;
-  const double silence = now() - census_begun_;
-  std::vector<int> ranks = census_->unanswered();
+  if (inspection_begun_ == 0 || !stall_inspection_->running()) return;
+  const double silence = now() - inspection_begun_;
+  std::vector<int> ranks = stall_inspection_->unanswered();
   // Of those below a rank that does not answer, a tree hears nothing either.
-  if (std::vector<int> silent = roll_call_.silent(ranks); !silent.empty()) ranks = silent;
+  if (std::vector<int> silent = liveness_.silent(ranks); !silent.empty()) ranks = silent;
   const std::string text = describe_ranks(ranks) + " did not answer for " + whole_seconds(silence) +
                            " while other ranks wait for an operation";
   if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");

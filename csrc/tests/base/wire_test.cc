@@ -32,20 +32,20 @@ Ready some_ready() {
 }
 
 Decisions some_plan() {
-  DecisionItem survey;
-  survey.kind = DecisionItem::Kind::kSurvey;
-  survey.batch = 4;
-  survey.operations = 5;
+  DecisionItem query;
+  query.kind = DecisionItem::Kind::kDependencyQuery;
+  query.batch = 4;
+  query.operations = 5;
   DecisionItem lock;
-  lock.kind = DecisionItem::Kind::kLock;
+  lock.kind = DecisionItem::Kind::kInstallPlan;
   lock.batch = 4;
   const PlanContents contents{{0, 3, 200}, {1}, {2, 4}};
   lock.choices = {{{}, contents}, {{.chunk_bytes = 64 << 10}, contents}, {{.lanes = 2}, {{0}}}};
   lock.rounds = 13;
   DecisionItem unlock;
-  unlock.kind = DecisionItem::Kind::kUnlock;
+  unlock.kind = DecisionItem::Kind::kUninstallPlan;
   unlock.batch = 70;
-  return {2, {survey, lock, unlock}};
+  return {2, {query, lock, unlock}};
 }
 
 std::vector<Bytes> valid_messages() {
@@ -65,7 +65,7 @@ std::vector<Bytes> valid_messages() {
   close.kind = DecisionItem::Kind::kClose;
   close.rank = 2;
   Report report;
-  report.census = 3;
+  report.inspection = 3;
   report.ranks = {{1, 2.5, true, {{0, "a", 1.5, true, false}}}, {2, 0, false, {}}};
   Hello hello;
   hello.rank = 1;
@@ -78,13 +78,13 @@ std::vector<Bytes> valid_messages() {
           encode_leave(4, kSetRemoved),
           encode_join(4, 2, 3),
           encode_fail(4, {HP_DEADLOCK, "why"}),
-          encode_census_request(),
-          encode_census(9),
+          encode_inspection_request(),
+          encode_inspection(9),
           encode(report),
           encode(Abort{HP_TIMEOUT, "why"}),
           encode_bye(),
           encode(3, some_plan()),
-          encode(3, Waves{4, {0, 1, 0, 300}}),
+          encode(3, DependencyLabels{4, {0, 1, 0, 300}}),
           encode(MessageKind::kBreak, 3, PlanNotice{2, 0}),
           encode(MessageKind::kHalted, 3, PlanNotice{2, 70})};
 }
@@ -133,13 +133,13 @@ TEST_CASE("plans come back as they were sent") {
   read_head(reader);
   const Decisions got = decode_decisions(reader);
   REQUIRE(got.items.size() == 3);
-  CHECK(got.items[0].kind == DecisionItem::Kind::kSurvey);
+  CHECK(got.items[0].kind == DecisionItem::Kind::kDependencyQuery);
   CHECK(got.items[0].batch == 4);
   CHECK(got.items[0].operations == 5);
-  CHECK(got.items[1].kind == DecisionItem::Kind::kLock);
+  CHECK(got.items[1].kind == DecisionItem::Kind::kInstallPlan);
   CHECK(got.items[1].choices == some_plan().items[1].choices);
   CHECK(got.items[1].rounds == 13);
-  CHECK(got.items[2].kind == DecisionItem::Kind::kUnlock);
+  CHECK(got.items[2].kind == DecisionItem::Kind::kUninstallPlan);
   CHECK(got.items[2].batch == 70);
 }
 

@@ -59,8 +59,8 @@ class ControlPlane {
     for (int rank = 0; rank < ranks; ++rank) hosts.push_back(rank / ranks_per_host);
     const Topology topology(hosts);
     depth_ = topology.depth();
-    std::vector<TreePlace> places;
-    for (int rank = 0; rank < ranks; ++rank) places.push_back(topology.place(rank));
+    std::vector<TreePosition> places;
+    for (int rank = 0; rank < ranks; ++rank) places.push_back(topology.position(rank));
     choose_actors(places, shapes_of(places, full));
   }
 
@@ -72,12 +72,12 @@ class ControlPlane {
   Step run(const std::vector<std::string>& names, int bursts) {
     sent_ = {};
     for (Actor& actor : actors_) actor.traffic = {};
-    for (int burst = 0; burst < bursts; ++burst, ++wave_) {
+    for (int burst = 0; burst < bursts; ++burst, ++dependency_epoch_) {
       const std::size_t begin = names.size() * burst / bursts;
       const std::size_t end = names.size() * (burst + 1) / bursts;
       for (std::size_t i = 0; i < actors_.size(); ++i) {
         for (std::size_t n = begin; n < end; ++n) {
-          actors_[i].negotiator.submit(names[n], signature_, wave_);
+          actors_[i].negotiator.submit(names[n], signature_, dependency_epoch_);
           ++undecided_;
         }
         collect(i);
@@ -103,7 +103,7 @@ class ControlPlane {
   };
 
   // By rank: a number that is the same for equal subtrees; if full, for no two ranks.
-  static std::vector<std::size_t> shapes_of(const std::vector<TreePlace>& places, bool full) {
+  static std::vector<std::size_t> shapes_of(const std::vector<TreePosition>& places, bool full) {
     std::vector<std::size_t> shapes(places.size());
     std::map<std::vector<std::size_t>, std::size_t> known;
     for (std::size_t rank = places.size(); rank-- > 0;) {  // children have higher ranks
@@ -123,11 +123,12 @@ class ControlPlane {
 
   // The first rank of each shape, in the order of their distance from the root, so that the parent
   // of an actor is an actor.
-  void choose_actors(const std::vector<TreePlace>& places, const std::vector<std::size_t>& shapes) {
+  void choose_actors(const std::vector<TreePosition>& places,
+                     const std::vector<std::size_t>& shapes) {
     std::map<std::size_t, std::size_t> actor_of;  // by shape
     std::deque<int> next{0};
     while (!next.empty()) {
-      const TreePlace& place = places[static_cast<std::size_t>(next.front())];
+      const TreePosition& place = places[static_cast<std::size_t>(next.front())];
       next.pop_front();
       next.insert(next.end(), place.children.begin(), place.children.end());
       const std::size_t shape = shapes[static_cast<std::size_t>(place.rank)];
@@ -143,7 +144,7 @@ class ControlPlane {
       actors_.push_back({Negotiator(kSet, place, {}), 1, {}, {}, {}, {}});
     }
     for (std::size_t i = 0; i < actors_.size(); ++i) {
-      for (const int child : actors_[i].negotiator.place().children) {
+      for (const int child : actors_[i].negotiator.position().children) {
         const std::size_t shape = shapes[static_cast<std::size_t>(child)];
         actors_[actor_of.at(shape)].above.emplace_back(i, child);
       }
@@ -152,7 +153,7 @@ class ControlPlane {
 
   static bool is_answer(const Bytes& message) {
     Reader reader(message);
-    return read_head(reader).kind == MessageKind::kWaves;
+    return read_head(reader).kind == MessageKind::kDependencyLabels;
   }
 
   // Takes what an actor has to say and has decided. True if there was anything.
@@ -163,11 +164,11 @@ class ControlPlane {
       any = true;
       sent_.add(message.size(), actor.stands_for);
       actor.traffic.add(message.size());
-      if (to == actor.negotiator.place().parent) {
+      if (to == actor.negotiator.position().parent) {
         for (const auto& [parent, child] : actor.above)
           (is_answer(message) ? answers_ : letters_).push_back({parent, child, message});
       } else if (const auto child = actor.below.find(to); child != actor.below.end()) {
-        letters_.push_back({child->second, actor.negotiator.place().rank, std::move(message)});
+        letters_.push_back({child->second, actor.negotiator.position().rank, std::move(message)});
       }
     }
     for (const auto& decision : actor.negotiator.take_decisions()) {
@@ -224,7 +225,7 @@ class ControlPlane {
   // too early for the parents of the others, so that answers wait until there is nothing else.
   std::vector<Letter> answers_;
   std::uint64_t undecided_ = 0;
-  std::uint64_t wave_ = 0;  // each burst waits for the one before
+  std::uint64_t dependency_epoch_ = 0;  // each burst waits for the one before
   Traffic sent_;
   int depth_ = 0;
 };

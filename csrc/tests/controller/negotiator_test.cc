@@ -40,7 +40,7 @@ class Simulation {
     options.plan_after = 0;  // plan_test.cc has plans
     const Topology topology(hosts);
     for (int rank = 0; rank < size_; ++rank) {
-      negotiators_.emplace_back(7, topology.place(rank), options);
+      negotiators_.emplace_back(7, topology.position(rank), options);
     }
     decided_.resize(hosts.size());
     running_.resize(hosts.size());
@@ -380,8 +380,8 @@ TEST_CASE("ranks that join at any moment are absent from just what they have not
 TEST_CASE("a join far down the tree is heard of after the readiness that it completes") {
   // The way up from rank 10, the only one to join: 9, 1, 0.
   Simulation simulation({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9}, {});
-  REQUIRE(simulation[10].place().parent == 9);
-  REQUIRE(simulation[9].place().parent == 1);
+  REQUIRE(simulation[10].position().parent == 9);
+  REQUIRE(simulation[9].position().parent == 1);
   Random random(testing::test_seed());
   for (int rank = 0; rank < 10; ++rank) {
     simulation[rank].submit("x", signature_of(OpKind::kAllreduce, 4));
@@ -478,7 +478,7 @@ TEST_CASE("names that count themselves up take no numbers") {
 
 TEST_CASE("messages that cannot be right are refused") {
   const Topology topology(std::vector<int>{0, 0, 0});
-  const auto fresh = [&](int rank) { return Negotiator(0, topology.place(rank), {}); };
+  const auto fresh = [&](int rank) { return Negotiator(0, topology.position(rank), {}); };
   Ready ready;
   ready.requests = {{"x", {{signature_of(OpKind::kAllreduce, 4), {}}}}};
 

@@ -30,7 +30,7 @@ class Job {
       : size_(static_cast<int>(hosts.size())) {
     const Topology topology(hosts);
     for (int rank = 0; rank < size_; ++rank) {
-      ranks_.push_back(std::make_unique<Rank>(Negotiator(3, topology.place(rank), options),
+      ranks_.push_back(std::make_unique<Rank>(Negotiator(3, topology.position(rank), options),
                                               std::move(programs[static_cast<std::size_t>(rank)])));
     }
   }
@@ -49,7 +49,7 @@ class Job {
     std::size_t at = 0;
     std::set<std::string> in_flight;
     std::map<std::string, Signature> pending;  // submitted, not in a batch
-    std::uint64_t wave = 0;
+    std::uint64_t dependency_epoch = 0;
     bool looked = false;
     std::deque<Batch> queue;
     std::vector<Batch> done;
@@ -125,8 +125,8 @@ class Job {
       case Action::Kind::kSubmit:
         REQUIRE(me.in_flight.insert(action.name).second);
         me.pending.emplace(action.name, action.signature);
-        if (std::exchange(me.looked, false)) ++me.wave;
-        me.negotiator.submit(action.name, action.signature, me.wave);
+        if (std::exchange(me.looked, false)) ++me.dependency_epoch;
+        me.negotiator.submit(action.name, action.signature, me.dependency_epoch);
         break;
       case Action::Kind::kJoin:
         REQUIRE(me.in_flight.insert(kJoinName).second);
@@ -201,7 +201,7 @@ class Job {
         me.queue.push_back(
             {decision.plan, decision.batch, std::move(decision.names), decision.tuning});
         break;
-      case DecisionItem::Kind::kUnlock:
+      case DecisionItem::Kind::kUninstallPlan:
         if (!me.queue.empty() && me.queue.back().plan == decision.plan &&
             me.queue.back().number > decision.batch) {
           for (const std::string& name : me.queue.back().names) me.pending.emplace(name, sum_of(0));
@@ -454,31 +454,31 @@ TEST_CASE("a failure of everything can come at every moment, also the one at whi
     }
     for (int rank = 0; rank < 3; ++rank) {
       CHECK(job[rank].negotiator.epoch() == job[0].negotiator.epoch());
-      CHECK(!job[rank].negotiator.locked());
+      CHECK(!job[rank].negotiator.has_plan());
     }
   }
 }
 
 TEST_CASE("messages about plans that cannot be right are refused") {
   const Topology topology(std::vector<int>{0, 0, 0});
-  const auto fresh = [&](int rank) { return Negotiator(0, topology.place(rank), {}); };
+  const auto fresh = [&](int rank) { return Negotiator(0, topology.position(rank), {}); };
   const auto decide = [](Negotiator& negotiator, const DecisionItem& item,
                          std::uint32_t epoch = 0) {
     negotiator.receive(0, Decisions{epoch, {item}});
   };
   DecisionItem lock;
-  lock.kind = DecisionItem::Kind::kLock;
+  lock.kind = DecisionItem::Kind::kInstallPlan;
   lock.choices = {{{}, {{0}}}};
-  DecisionItem survey;
-  survey.kind = DecisionItem::Kind::kSurvey;
-  lock.batch = survey.batch = 1;
-  survey.operations = 1;
+  DecisionItem query;
+  query.kind = DecisionItem::Kind::kDependencyQuery;
+  lock.batch = query.batch = 1;
+  query.operations = 1;
   DecisionItem unlock;
-  unlock.kind = DecisionItem::Kind::kUnlock;
+  unlock.kind = DecisionItem::Kind::kUninstallPlan;
 
   Negotiator leaf = fresh(1);
-  CHECK_THROWS_AS(decide(leaf, lock), WireError);    // of what nobody has asked for
-  CHECK_THROWS_AS(decide(leaf, survey), WireError);  // nothing has run
+  CHECK_THROWS_AS(decide(leaf, lock), WireError);   // of what nobody has asked for
+  CHECK_THROWS_AS(decide(leaf, query), WireError);  // nothing has run
   Negotiator free = fresh(1);
   CHECK_THROWS_AS(decide(free, unlock), WireError);  // nothing is locked
   CHECK_THROWS_AS(free.receive(0, MessageKind::kHalt, {0, 0}), WireError);
@@ -486,8 +486,8 @@ TEST_CASE("messages about plans that cannot be right are refused") {
   Negotiator root = fresh(0);
   CHECK_THROWS_AS(root.receive(1, MessageKind::kBreak, {1, 0}), WireError);
   CHECK_THROWS_AS(root.receive(1, MessageKind::kHalted, {0, 0}), WireError);
-  CHECK_THROWS_AS(root.receive(0, Waves{0, {}}), WireError);  // no child
-  CHECK_THROWS_AS(root.receive(1, Waves{1, {}}), WireError);  // nobody has asked
+  CHECK_THROWS_AS(root.receive(0, DependencyLabels{0, {}}), WireError);  // no child
+  CHECK_THROWS_AS(root.receive(1, DependencyLabels{1, {}}), WireError);  // nobody has asked
 
   Negotiator twice = fresh(1);
   twice.submit("x", sum_of(4));
@@ -495,25 +495,25 @@ TEST_CASE("messages about plans that cannot be right are refused") {
   batch.batch = 1;
   batch.members = {{0, "x", {}, {}}};
   decide(twice, batch);
-  decide(twice, survey);
+  decide(twice, query);
   lock.batch = 2;
-  CHECK_THROWS_AS(decide(twice, lock), WireError);  // another survey's
+  CHECK_THROWS_AS(decide(twice, lock), WireError);  // another query's
   lock.batch = 1;
   for (const PlanContents& wrong : {PlanContents{{0}, {0}}, PlanContents{{1}}}) {
     Negotiator one = fresh(1);
     one.submit("x", sum_of(4));
     decide(one, batch);
-    decide(one, survey);
+    decide(one, query);
     lock.choices = {{{}, wrong}};
     CHECK_THROWS_AS(decide(one, lock), WireError);
   }
   Negotiator locked = fresh(1);
   locked.submit("x", sum_of(4));
   decide(locked, batch);
-  decide(locked, survey);
+  decide(locked, query);
   lock.choices = {{{}, {{0}}}};
   decide(locked, lock);
-  CHECK(locked.locked());
+  CHECK(locked.has_plan());
   CHECK_THROWS_AS(decide(locked, batch, 1), WireError);   // a decision in spite of the plan
   CHECK_THROWS_AS(decide(locked, unlock, 1), WireError);  // it was not halted
   locked.receive(0, MessageKind::kHalt, {1, 0});
@@ -522,5 +522,5 @@ TEST_CASE("messages about plans that cannot be right are refused") {
   CHECK_THROWS_AS(decide(locked, unlock, 1), WireError);  // beyond what was joined
   unlock.batch = 1;
   decide(locked, unlock, 1);
-  CHECK(!locked.locked());
+  CHECK(!locked.has_plan());
 }

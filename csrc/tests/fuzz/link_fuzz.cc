@@ -1,6 +1,6 @@
 // Fuzz target: everything that a peer can send. The bytes come in pieces of odd sizes to a link
-// with receives posted, and its control messages go to a negotiator and a census in the middle of
-// their work.
+// with receives posted, and its control messages go to a negotiator and a inspection in the middle
+// of their work.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -54,18 +54,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // The first byte chooses whether the peer is this rank's parent or its child.
   const int rank = data[0] % 2;
   const Topology topology(std::vector<int>{0, 0, 0});
-  Negotiator negotiator(0, topology.place(rank), {});
-  Census census(topology.place(rank));
+  Negotiator negotiator(0, topology.position(rank), {});
+  StallInspection inspection(topology.position(rank));
   negotiator.submit("x", some_signature());
-  if (rank == 0) census.begin();
+  if (rank == 0) inspection.begin();
 
   const auto on_control = [&](int from, Bytes message) {
     Reader reader(message);
     const MessageKind kind = read_head(reader).kind;
-    if (kind == MessageKind::kCensus) {
-      census.receive_census(from, decode_census(reader));
+    if (kind == MessageKind::kInspection) {
+      inspection.receive_inspection(from, decode_inspection(reader));
     } else if (kind == MessageKind::kReport) {
-      census.receive(from, decode_report(reader));
+      inspection.receive(from, decode_report(reader));
     } else {
       negotiator.receive(from, kind, reader);
     }
@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (has_x && !negotiator.closed()) negotiator.submit("x", some_signature());
     }
     negotiator.take_outgoing();
-    if (auto report = census.take_result()) diagnose(*report, {.members = {{0, {0, 1, 2}}}});
+    if (auto report = inspection.take_result()) diagnose(*report, {.members = {{0, {0, 1, 2}}}});
   };
   Link link(1 - rank, std::make_unique<FuzzStream>(data + 1, size - 1), on_control);
   // Small numbers: the fuzzer can guess them.

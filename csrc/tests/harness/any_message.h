@@ -27,8 +27,8 @@ inline void decode_any(std::span<const std::byte> bytes) {
       encode_join(head.set, joined.epoch, joined.rank);
       break;
     }
-    case MessageKind::kCensus:
-      encode_census(decode_census(reader));
+    case MessageKind::kInspection:
+      encode_inspection(decode_inspection(reader));
       break;
     case MessageKind::kReport:
       encode(decode_report(reader));
@@ -39,19 +39,19 @@ inline void decode_any(std::span<const std::byte> bytes) {
     case MessageKind::kAbort:
       encode(decode_abort(reader));
       break;
-    case MessageKind::kWaves:
-      encode(head.set, decode_waves(reader));
+    case MessageKind::kDependencyLabels:
+      encode(head.set, decode_dependency_labels(reader));
       break;
     case MessageKind::kBreak:
     case MessageKind::kHalt:
     case MessageKind::kHalted:
       encode(head.kind, head.set, decode_plan_notice(reader));
       break;
-    case MessageKind::kCensusRequest:
+    case MessageKind::kInspectionRequest:
     case MessageKind::kBye:
-    case MessageKind::kNudge:
-    case MessageKind::kCall:
-    case MessageKind::kHere:
+    case MessageKind::kWakeUp:
+    case MessageKind::kPing:
+    case MessageKind::kPong:
       reader.expect_end();
       break;
   }
