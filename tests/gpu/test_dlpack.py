@@ -1,66 +1,311 @@
-"""Arrays that have DLPack's interface alone, made of PyTorch's CUDA tensors, through ``import horoplug``."""
+"""Arrays on GPUs that have DLPack's interface alone, and horoplug's own, given away through it. The cards are
+simulated (simulated_gpu.py), and so are the arrays (dlpack.py)."""
 
+import ctypes
+import gc
+import sys
+import weakref
+
+import ml_dtypes
 import numpy as np
 import pytest
-from card_jobs import gpu_pool as gpu_pool
-from card_jobs import ranks as ranks
+import simulated_gpu
+from dlpack import COPIED, ON_CUDA, READ_ONLY, Producer, Unversioned, Versioned, consume
+from simulated_jobs import card, starter
 
-torch = pytest.importorskip("torch")
+import horoplug as hvd
+from horoplug._native import give_dlpack, take_dlpack
+from horoplug.common.dtypes import NAMES
+from horoplug.numpy.cuda import DeviceArray
 
-import horoplug as hvd  # noqa: E402
-
-DTYPES = ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "bool"]
-
-
-def need():
-    """Why these tests cannot run here; None if they can."""
-    return None if torch.cuda.is_available() else "PyTorch finds no CUDA device"
+DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in NAMES]
 
 
-class Array:
-    """A tensor, of which nothing else can be seen."""
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with starter(tmp_path_factory.mktemp) as start, start("aa", 2) as made:
+        yield made
 
-    def __init__(self, tensor):
-        self._tensor = tensor
+
+def values(dtype, shape=(6, 5)):
+    made = np.random.default_rng([7, hvd.rank()]).integers(0, 2 if dtype == "bool" else 5, shape)
+    return made.astype(dtype)
+
+
+def on_host(array):
+    found = simulated_gpu.Array(card(), (0,), np.dtype(array.dtype))
+    found.address, found.shape, found.stream = array.address, array.shape, array.stream
+    found.nbytes = int(np.prod(array.shape)) * array.dtype.itemsize
+    return found.numpy() if found.nbytes else np.empty(array.shape, array.dtype)
+
+
+def equal(array, expected):
+    assert isinstance(array, DeviceArray)
+    found = on_host(array)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.tobytes() == expected.tobytes()
+
+
+def ended(*producers):
+    """Whether all is given back, and was given for the default stream."""
+    gc.collect()
+    return all(p.all_ended() and p.streams and {*p.streams} == {1} and p.ended for p in producers)
+
+
+def check_operations(versioned):
+    assert "cupy" not in sys.modules
+    for dtype in DTYPES:
+        mine, op = values(dtype), hvd.Max if dtype == "bool" else hvd.Sum
+        expected = hvd.allreduce(mine, op=op)
+        # Far behind: what does not wait for it finds other numbers.
+        stream = card().new_stream()
+        card().delay(0.005, stream)
+        array = Producer(card().array(mine, stream=stream), versioned)
+        equal(hvd.allreduce(array, op=op), expected)
+        equal(hvd.allgather(array), hvd.allgather(mine))
+        assert hvd.allreduce_(array, op=op) is array
+        equal(hvd.broadcast(array, root_rank=0), expected)
+        assert len(array.streams) == 4
+        assert ended(array)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_operations(ranks, versioned):
+    ranks.run(check_operations, versioned)
+
+
+def check_layouts():
+    mine = values("float32")
+    expected = hvd.allreduce(mine, op=hvd.Sum)
+    for strides in (None, (5, 1)):
+        array = Producer(card().array(mine))
+        array.strides = strides
+        equal(hvd.allreduce(array, op=hvd.Sum), expected)
+        assert ended(array)
+    array = Producer(card().array(mine))
+    array.shape, array.offset = (4, 5), 2 * 5 * 4
+    equal(hvd.allreduce(array, op=hvd.Sum), expected[2:])
+    array.shape, array.strides = (1, 1, 5), (77, 0, 1)  # of one: no stride is used
+    equal(hvd.allreduce(array, op=hvd.Sum), expected[None, 2:3])
+    array.shape, array.strides, array.offset = (), None, 0
+    equal(hvd.allreduce(array, op=hvd.Sum), expected[0, 0])
+    empty = Producer(card().empty((0, 3)))
+    equal(hvd.allreduce(empty, op=hvd.Sum), np.empty((0, 3), np.float32))
+    kept = Producer(card().array(mine))
+    kept.flags = READ_ONLY
+    equal(hvd.allreduce(kept, op=hvd.Sum), expected)
+    assert ended(array, empty, kept)
+
+
+def test_layouts(ranks):
+    ranks.run(check_layouts)
+
+
+def refused(message, in_place=False, error=ValueError, versioned=True, **attributes):
+    array = Producer(card().array(values("float32")), versioned)
+    vars(array).update(attributes)
+    with pytest.raises(error, match=message) as caught:
+        (hvd.allreduce_ if in_place else hvd.allreduce)(array)
+    assert "\n" not in str(caught.value)
+    del caught
+    assert ended(array) or (error is TypeError and not array.streams)
+
+
+class Refusing(Producer):
+    def __dlpack__(self, *, stream, **how):
+        raise BufferError("it needs a gradient")
+
+
+class Repeating(Producer):
+    def __dlpack__(self, *, stream, **how):
+        return self.capsules[0] if self.capsules else super().__dlpack__(stream=stream, **how)
+
+
+def check_refusals():
+    refused("required to be contiguous", strides=(1, 6))
+    refused("required to be contiguous", strides=(10, 2), shape=(3, 2))
+    refused("read-only", in_place=True, flags=READ_ONLY)
+    refused("read-only", in_place=True, flags=COPIED)
+    refused("complex64 is not supported|5:64x1 of DLPack is not supported", dtype=(5, 64, 1))
+    refused("2:32x4 of DLPack is not supported", dtype=(2, 32, 4))
+    refused("10:8x1 of DLPack is not supported", dtype=(10, 8, 1))
+    refused("DLPack 2.0, and horoplug knows version 1", major=2)
+    refused("expected a NumPy array, got Producer", error=TypeError, device_type=1)
+    refused("required to be contiguous", versioned=False, strides=(1, 6))
+    with pytest.raises(ValueError, match=r"of Refusing cannot be read .*: it needs a gradient"):
+        hvd.allreduce(Refusing(card().empty(3)))
+    twice = Repeating(card().array(np.ones(3)))
+    hvd.allreduce(twice)
+    with pytest.raises(ValueError, match="no capsule of DLPack, or one that is used"):
+        hvd.allreduce(twice)
+    assert ended(twice)
+    # One of a group, of which the others were taken already.
+    good, bad = (Producer(card().array(np.ones(4))) for _ in range(2))
+    bad.strides = (2,)
+    with pytest.raises(ValueError, match="contiguous"):
+        hvd.grouped_allreduce([good, bad])
+    assert ended(good, bad)
+
+
+def test_refusals(ranks):
+    ranks.run(check_refusals)
+
+
+def check_bfloat16_without_ml_dtypes():
+    array = Producer(card().array(np.zeros(3, np.uint16)))
+    array.dtype = (4, 16, 1)
+    known, sys.modules["ml_dtypes"] = sys.modules.get("ml_dtypes"), None
+    try:
+        with pytest.raises(ValueError, match="ml_dtypes; install it"):
+            hvd.allreduce(array)
+    finally:
+        sys.modules["ml_dtypes"] = known
+    assert ended(array)
+
+
+def test_bfloat16_without_ml_dtypes(ranks):
+    ranks.run(check_bfloat16_without_ml_dtypes)
+
+
+def check_lifetimes():
+    """The memory is the operation's until it has ended, also if nobody else has it."""
+    array = Producer(card().array(values("float32")))
+    hvd.barrier()
+    card().hold()
+    try:
+        handle = hvd.allreduce_async(array, op=hvd.Sum, name="held")
+        gc.collect()
+        assert not array.ended
+    finally:
+        card().let_go()
+    equal(hvd.synchronize(handle), hvd.allreduce(values("float32"), op=hvd.Sum))
+    assert ended(array)
+
+
+def test_lifetimes(ranks):
+    ranks.run(check_lifetimes)
+
+
+def check_given():
+    """Results as other libraries take them."""
+    for dtype in DTYPES:
+        mine = values(dtype)
+        expected = hvd.allgather(mine)
+        result = hvd.allgather(Producer(card().array(mine)))
+        assert result.__dlpack_device__() == (ON_CUDA, card().ordinal)
+        for kind, how in ((Unversioned, {}), (Versioned, {"max_version": (1, 1)})):
+            there = weakref.ref(result)
+            managed = consume(result.__dlpack__(stream=1, **how), kind)
+            tensor = managed.tensor
+            if kind is Versioned:
+                assert (managed.major, managed.minor, managed.flags) == (1, 0, 0)
+            assert (tensor.data, tensor.byte_offset) == (result.address, 0)
+            assert (tensor.device_type, tensor.device_id) == result.__dlpack_device__()
+            given = Producer(simulated_gpu.Array(card(), (0,), dtype))
+            assert (tensor.code, tensor.bits, tensor.lanes) == given.dtype
+            assert tensor.shape[: tensor.ndim] == list(expected.shape)
+            assert tensor.strides[: tensor.ndim] == [5, 1]
+            equal(result, expected)
+            del result
+            gc.collect()
+            assert there() is not None  # the one who has taken it keeps it
+            result = there()
+            managed.deleter(ctypes.addressof(managed))
+        capsule = result.__dlpack__()
+        del result
+        gc.collect()
+        assert there() is not None
+        del capsule  # that nobody has taken
+        gc.collect()
+        assert there() is None
+
+
+class Only:
+    """A DeviceArray without its other interface."""
+
+    def __init__(self, array):
+        self.array = array
 
     def __dlpack_device__(self):
-        return self._tensor.__dlpack_device__()
+        return self.array.__dlpack_device__()
 
     def __dlpack__(self, **how):
-        return self._tensor.__dlpack__(**how)
+        return self.array.__dlpack__(**how)
 
 
-def check_operations(dtype):
-    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    made = np.random.default_rng(hvd.rank()).integers(0, 2 if dtype == "bool" else 5, (300, 7))
-    host = torch.from_numpy(made).to(getattr(torch, dtype))
+def check_given_streams():
+    mine = values("float32", (5000,))
+    stream = card().new_stream()
+    array = card().array(mine, stream=stream)
+    result = hvd.allreduce(array, op=hvd.Sum)
+    assert result.stream == stream
+    expected = hvd.allreduce(mine, op=hvd.Sum)
+    hvd.allreduce(Only(result), op=hvd.Max)  # the first of its kind may wait
+    card().synchronize()
+    waits = card().host_waits()
+    card().hold()
+    try:
+        again = hvd.allreduce(Only(result), op=hvd.Max)  # in the default stream, which has to wait
+        assert card().host_waits() == waits
+    finally:
+        card().let_go()
+    assert again.stream == 0
+    equal(again, expected)
+    other = card().new_stream()
+    card().delay(0.02, stream)
+    doubled = hvd.allreduce(array, op=hvd.Sum)
+    for consumer in (other, None, 1, stream):
+        managed = consume(doubled.__dlpack__(stream=consumer), Unversioned)
+        found = simulated_gpu.Array(card(), (0,), np.dtype("float32"))
+        found.address, found.shape, found.nbytes = managed.tensor.data, mine.shape, mine.nbytes
+        assert found.numpy(stream=0 if consumer in (None, 1) else consumer).tobytes() == (
+            expected.tobytes()
+        )
+        managed.deleter(ctypes.addressof(managed))
+    for how in ({"copy": True}, {"dl_device": (1, 0)}, {"dl_device": (ON_CUDA, 99)}):
+        with pytest.raises(BufferError, match="given as it is"):
+            doubled.__dlpack__(**how)
+    consume(doubled.__dlpack__(stream=-1, dl_device=(ON_CUDA, card().ordinal)), Unversioned)
 
-    def equal(array, expected):
-        found = torch.from_dlpack(array)
-        assert found.is_cuda
-        assert found.dtype == expected.dtype
-        assert torch.equal(found.cpu(), expected)
 
-    op = hvd.Max if dtype == "bool" else hvd.Sum
-    every = hvd.allgather_object(host)
-    expected = torch.stack(every).amax(0) if dtype == "bool" else sum(every).to(host.dtype)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(10_000_000)
-        mine = host.to(device, non_blocking=True)
-        array = Array(mine)
-        first = hvd.allreduce(array, op=op)
-        rows = hvd.allgather(array)
-        assert hvd.allreduce_(array, op=op) is array
-    equal(first, expected)
-    equal(rows, torch.cat(every))
-    torch.cuda.synchronize()
-    assert torch.equal(mine.cpu(), expected)
-    with pytest.raises(ValueError, match="contiguous"):
-        hvd.allreduce(Array(mine.t()))
+def test_given(ranks):
+    ranks.run(check_given)
+    ranks.run(check_given_streams)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_operations(ranks, dtype):
-    ranks.run(check_operations, dtype)
+class OnHost:
+    """Memory of an array, as horoplug would give it if it were a GPU's."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, *, max_version=None, **how):
+        self.versioned = max_version is not None
+        address, shape = self.values.ctypes.data, self.values.shape
+        return give_dlpack(self, address, (1, 0), (2, 32), shape, self.versioned)
+
+
+def test_numpy_understands_it():
+    """The layout, by a library that has nothing to do with this one."""
+    values = np.array([[0, 1, 2], [3, 4, 5]], np.float32)
+    for how in ({}, {"max_version": (1, 0)}):
+        before = sys.getrefcount(values)
+        taken = take_dlpack(values[:, 1:].__dlpack__(**how))
+        assert (taken.address, taken.shape) == (values.ctypes.data + 4, (2, 2))
+        assert (taken.device, taken.dtype, taken.strides) == ((1, 0), (2, 32, 1), (3, 1))
+        assert not taken.read_only
+        assert sys.getrefcount(values) > before
+        del taken
+        assert sys.getrefcount(values) == before
+    owner = OnHost(values)
+    there = weakref.ref(owner)
+    array = np.from_dlpack(owner)
+    assert owner.versioned
+    del owner
+    np.testing.assert_array_equal(array, values)
+    assert there() is not None
+    del array
+    assert there() is None

@@ -1,49 +1,298 @@
-"""CuPy's arrays by MPI's own collectives on the GPU's memory, with each MPI that says that it takes that."""
+"""Arrays on GPUs by MPI's own collectives, under mpirun. Cards are simulated, and their memory is the host's, so that
+an MPI can be told to take it that knows nothing of GPUs (HOROPLUG_MPI_CUDA). What MPI gets too early has wrong numbers
+in it."""
 
 import json
+import os
+import re
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from card_jobs import TESTS
+import simulated_gpu
 from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
-from test_cupy import need
+from support import NO_LIMITS, until
+
+from horoplug.mpi import cuda as mpi_cuda
+from horoplug.mpi.cuda import OnGpu
+
+pytest.importorskip("mpi4py")
 
 __all__ = ["no_files_of_mpi"]  # fixture
 
-SCRIPT = """
-sys.path[:0] = sys.argv[2:]
-import horoplug as hvd
-import test_cupy
-from horoplug.mpi.cuda import says_so
 
-if not says_so(MPI):
-    sys.stdout.write("not CUDA-aware\\n")
-    sys.exit(0)
-os.environ["HOROVOD_TIMELINE"] = sys.argv[1]
+# Intel's mpirun starts slowly, and what is between the GPU and MPI is the same for all.
+@pytest.fixture(params=["openmpi", "mpich"])
+def place(request):
+    return find(request.param)
+
+
+def start(place, folder: Path, script: str, *args: str, np: int = 2, options=(), **variables: str):
+    """Ranks by turns on two hosts, which are this machine, and with it share a GPU: NCCL refuses that."""
+    cards = folder / "cards"
+    cards.mkdir()
+    simulated = simulated_gpu.environment(cards, gpu_delay=300)
+    library_path = simulated["LD_LIBRARY_PATH"], place.environment()["LD_LIBRARY_PATH"]
+    simulated["LD_LIBRARY_PATH"] = os.pathsep.join(library_path)
+    beginning = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    variables = {"HOROVOD_CPU_OPERATIONS": "mpi", **simulated, **variables}
+    script = on_hosts(beginning + script)
+    return mpirun(place, script, *args, np=np, options=options, **variables)
+
+
+def done(output: str) -> list[str]:
+    return sorted(re.findall(r"rank (\d) is done", output))
+
+
+def ways(timeline: Path) -> dict[str, set[str]]:
+    """By operation on a GPU: the algorithms that a timeline names for it."""
+    found: dict[str, set[str]] = {}
+    for event in json.loads(timeline.read_text()):
+        name = event.get("name", "")
+        if name.startswith("GPU_") and "algorithm" in event.get("args", {}):
+            found.setdefault(name.removeprefix("GPU_"), set()).add(event["args"]["algorithm"])
+    return found
+
+
+MOVES = {"BROADCAST", "ALLGATHER", "ALLTOALL"}
+REDUCES = {"ALLREDUCE", "REDUCESCATTER"}
+
+OPERATIONS = """
+import numpy as np
+import horoplug as hvd
+import test_gpu_jobs as jobs
+
+def check_numbers_that_are_none():
+    odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1.0, np.nan], np.float32)
+    odd.view(np.uint32)[[0, 5]] = [0x7FC00001 + hvd.rank(), 0xFF812345]
+    for op in hvd.Sum, hvd.Product, hvd.Max:
+        expected = hvd.allreduce(odd, op=op, name="host")
+        assert set(expected.view(np.uint32)[[0, 5]]) == {0x7FC00000}
+        jobs.equal(hvd.allreduce(jobs.card().array(odd), op=op), expected)
+    expected = hvd.reducescatter(odd, op=hvd.Sum, name="host")
+    jobs.equal(hvd.reducescatter(jobs.card().array(odd), op=hvd.Sum), expected)
+
+def check_factors():
+    for dtype in "float32", "float64", "int32", "uint8":
+        mine = jobs.values(dtype, (5003,))
+        factors = {"prescale_factor": 0.5, "postscale_factor": 3.0} if dtype[0] == "f" else {}
+        for op in hvd.Sum, hvd.Average, hvd.Product:
+            expected = hvd.allreduce(mine, op=op, name="host", **factors)
+            jobs.equal(hvd.allreduce(jobs.card().array(mine), op=op, **factors), expected)
+    # Most of it is not aligned to anything, and one is not even to the others.
+    mine = [jobs.values("float32", (n * 7919 % 1000,), n) for n in range(9)]
+    arrays = [jobs.card().array(each) for each in mine]
+    expected = hvd.grouped_allreduce(mine, op=hvd.Sum, name="host")
+    for found, wanted in zip(hvd.grouped_allreduce(arrays, op=hvd.Sum), expected):
+        jobs.equal(found, wanted)
+
+def check_side_by_side():
+    "Operations of a set that MPI does not have, of the host, and of GPUs, at once."
+    other = hvd.add_process_set([0, 1])
+    for turn in range(6):
+        mine = jobs.values("float32", (20_011,), turn)
+        array = jobs.card().array(mine)
+        handles = [
+            hvd.allreduce_async(array, op=hvd.Sum, name="on GPU"),
+            hvd.allreduce_async(mine, op=hvd.Sum, name="on host"),
+            hvd.allgather_async(array, name="gathered"),
+        ]
+        if other.included():
+            handles.append(hvd.allreduce_async(array, op=hvd.Max, name="of the set", process_set=other))
+        total, expected, gathered, *of_set = map(hvd.synchronize, handles)
+        jobs.equal(total, expected)
+        jobs.equal(gathered, hvd.allgather(mine, name="host"))
+        for each in of_set:
+            jobs.equal(each, hvd.allreduce(mine, op=hvd.Max, name="host", process_set=other))
+    hvd.remove_process_set(other)
+
 hvd.init()
-for dtype in "float32", "float64", "float16", "int32", "uint8":
-    test_cupy.check_operations(dtype)
-test_cupy.check_streams()
+for dtype in "float32", "float16", "int64", "uint8", "bool":
+    jobs.check_operations(dtype)
+check_numbers_that_are_none()
+check_factors()
+jobs.check_many()
+jobs.check_batches()
+jobs.check_groups()
+jobs.check_streams()
+check_side_by_side()
+jobs.check_mismatch()
+jobs.check_join()
+assert hvd.common.context.context.engine().stats()["planned_batches"] > 0
 hvd.shutdown()
-sys.stdout.write("done\\n")
+sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 """
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
-def test_operations(name, tmp_path):
-    if reason := need():
-        pytest.skip(reason)
-    pytest.importorskip("mpi4py")
+@pytest.mark.parametrize("level", ["multiple", "serialized"])
+def test_operations(place, tmp_path, level):
+    """The results are those of the host; with less than ``multiple``, another thread calls MPI."""
+    if (place.name, level) == ("openmpi", "serialized"):
+        pytest.skip("what is between the threads is the same for all")
     timeline = tmp_path / "timeline.json"
-    folders = [str(TESTS), str(Path(__file__).parent)]
-    variables = {"HOROPLUG_ALGORITHM": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
-    # Two hosts by their names, and one GPU.
-    script = on_hosts(SCRIPT)
-    status, output = finish(mpirun(find(name), script, str(timeline), *folders, **variables), 120)
-    if "not CUDA-aware" in output:
-        pytest.skip(f"{name} does not say that it is CUDA-aware")
+    job = start(
+        place,
+        tmp_path,
+        OPERATIONS,
+        np=3,
+        HOROPLUG_ALGORITHM="mpi",
+        HOROPLUG_MPI_CUDA="1",
+        HOROVOD_TIMELINE=str(timeline),
+        MPI4PY_RC_THREAD_LEVEL=level,
+    )
+    status, output = finish(job)
     assert status == 0, output
-    assert output.count("done") == 2, output
-    events = json.loads(timeline.read_text())
-    by_mpi = {e["name"] for e in events if e.get("args", {}).get("algorithm") == "mpi"}
-    assert {"GPU_BROADCAST", "GPU_ALLGATHER", "GPU_ALLTOALL"} <= by_mpi, by_mpi
+    assert done(output) == ["0", "1", "2"], output
+    found = ways(timeline)
+    assert all("mpi" in found[kind] for kind in MOVES | REDUCES), found
+
+
+SAYING = """
+import horoplug as hvd
+import test_gpu_jobs as jobs
+from horoplug.mpi import cuda as mpi_cuda
+
+folder, rank = sys.argv[1], MPI.COMM_WORLD.rank
+
+def run(name, says_so):
+    mpi_cuda.says_so = lambda MPI: says_so
+    os.environ["HOROVOD_TIMELINE"] = f"{folder}/{name}.json"
+    hvd.init()
+    jobs.check_operations("float32")
+    hvd.shutdown()
+
+if sys.argv[2:] == ["differ"]:
+    os.environ["HOROPLUG_MPI_CUDA"] = str(rank)
+    run("differ", rank == 0)
+else:
+    run("asked", mpi_cuda.says_so(MPI))
+    run("some", rank == 0)
+    run("yes", True)
+sys.stdout.write(f"rank {rank} is done\\n")
+"""
+
+
+def test_mpi_is_asked_on_every_rank(place, tmp_path):
+    """The libraries here say that they are not CUDA-aware. One line says why MPI does not get GPU tensors."""
+    job = start(place, tmp_path, SAYING, str(tmp_path), HOROVOD_LOG_LEVEL="info")
+    status, output = finish(job)
+    assert status == 0, output
+    assert done(output) == ["0", "1"], output
+    # Of both ranks.
+    assert output.count("not moved by MPI: it does not say that it takes GPUs' memory") == 2, output
+    assert output.count("not moved by MPI: on rank 1, it does not say") == 2, output
+    for name in "asked", "some":
+        found = ways(tmp_path / f"{name}.json")
+        assert set().union(*found.values()) == {"staged"}, (name, found)
+    # Nothing was forced: it goes before the host's memory.
+    found = ways(tmp_path / "yes.json")
+    by_mpi = MOVES | REDUCES if place.name == "mpich" else MOVES
+    assert {kind for kind in found if "mpi" in found[kind]} == by_mpi, found
+    assert ("not reduced by it" in output) == (place.name == "openmpi"), output
+
+
+def test_the_variable_goes_before_what_mpi_says(tmp_path):
+    job = start(find("mpich"), tmp_path, SAYING, str(tmp_path), "differ", HOROPLUG_ALGORITHM="mpi")
+    status, output = finish(job)
+    assert status == 0, output
+    # A warning of rank 0's, as MPI was asked for.
+    assert output.count("not moved by MPI: on rank 0, it does not say") == 1, output
+    assert set().union(*ways(tmp_path / "differ.json").values()) == {"staged"}
+
+
+ENDING = """
+import numpy as np
+import horoplug as hvd
+import test_gpu_jobs as jobs
+hvd.init()
+folder, operation = sys.argv[1], getattr(hvd, sys.argv[2])
+x = jobs.card().array(np.ones(399_999, np.float32))
+try:
+    for step in range(10**9):
+        operation(x, name="step")
+        if step == 30 and hvd.rank() == 1:
+            with open(folder + "/part", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(folder + "/part", folder + "/pid")
+except hvd.HorovodInternalError as error:
+    os.write(1, f"failed: {error}\\n".encode())  # at once: mpirun may end this process next
+"""
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "alltoall"])
+def test_a_rank_that_dies(place, tmp_path, operation):
+    """Everybody else hears which one it was, and all processes end, while MPI still has memory of the GPUs. MPICH's
+    mpirun may end them before they say so."""
+    kept = place.name == "openmpi"
+    job = start(
+        place,
+        tmp_path,
+        ENDING,
+        str(tmp_path),
+        operation,
+        np=3,
+        options=["--continuous" if kept else "-disable-auto-cleanup"],
+        HOROPLUG_ALGORITHM="mpi",
+        HOROPLUG_MPI_CUDA="1",
+        # Open MPI's MPI_Finalize may wait for who is dead.
+        **NO_LIMITS | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "5"},
+    )
+    file = tmp_path / "pid"
+    until(lambda: file.exists() or job.poll() is not None, timeout=40)
+    assert job.poll() is None, job.communicate()[0]
+    os.kill(int(file.read_text()), signal.SIGKILL)
+    status, output = finish(job)
+    assert kept or status != 0, output
+    failures = re.findall(r"failed: (.*)", output)
+    assert len(failures) == 2 or not kept, output
+    assert all("rank 1 has died" in text for text in failures), output
+
+
+# ---- what MPIs say ---------------------------------------------------------------------------------------------------
+
+
+class Info:
+    def __init__(self, kinds):
+        self.Get = {"mpi_memory_alloc_kinds": kinds}.get
+        self.Free = lambda: None
+
+
+DIES = object()
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "kinds", "function", "says", "takes"),
+    [
+        ("Open MPI v5.0.11", (3, 1), None, 1, True, OnGpu.MOVES),
+        ("Open MPI v5.0.11", (3, 1), None, 0, False, OnGpu.NOTHING),
+        ("Open MPI v4.1.8", (3, 1), None, None, None, OnGpu.NOTHING),
+        # Kinds that mpirun was not told of are missing in Open MPI 6.
+        ("Open MPI v6.0.0", (4, 1), "mpi,system", 1, True, OnGpu.MOVES),
+        ("MPICH Version:      5.0.2", (5, 0), "mpi,system,cuda:device,cuda", DIES, True, OnGpu.ALL),
+        ("MPICH Version:      5.0.2", (5, 0), "mpi, cuda:device", DIES, True, OnGpu.ALL),
+        ("MPICH Version:      5.0.2", (5, 0), "mpi,system,cuda:managed", 0, False, OnGpu.NOTHING),
+        ("MPICH Version:      5.0.2", (5, 0), "mpi,system", None, False, OnGpu.NOTHING),
+        ("MPICH Version:      4.0", (4, 0), None, 1, True, OnGpu.ALL),
+        ("MPICH Version:      3.4.3", (3, 1), None, DIES, None, OnGpu.NOTHING),
+        ("MPI VERSION    : CRAY MPICH version 8.1.27", (3, 1), None, DIES, None, OnGpu.NOTHING),
+        ("MVAPICH2 Version      :	2.3.7", (3, 1), None, 1, True, OnGpu.MOVES),
+        ("Intel(R) MPI Library 2021.19", (4, 1), "mpi,system", 1, True, OnGpu.NOTHING),
+    ],
+)
+def test_what_an_mpi_says(monkeypatch, library, version, kinds, function, says, takes):
+    def query():
+        assert function is not DIES
+        return function
+
+    MPI = SimpleNamespace(
+        Get_library_version=lambda: library,
+        Get_version=lambda: version,
+        COMM_WORLD=SimpleNamespace(Get_info=lambda: Info(kinds)),
+    )
+    functions = {} if function is None else {"MPIX_Query_cuda_support": query}
+    monkeypatch.setattr(mpi_cuda.mpi_thread, "library", lambda MPI: SimpleNamespace(**functions))
+    assert mpi_cuda.says_so(MPI) is says
+    assert mpi_cuda.asked(MPI) == takes
+    assert (mpi_cuda.asked(MPI, False), mpi_cuda.asked(MPI, True)) == (OnGpu.NOTHING, OnGpu.ALL)
+    assert "CUDA-aware" in mpi_cuda.describe(MPI)

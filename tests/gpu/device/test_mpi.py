@@ -1,0 +1,49 @@
+"""CuPy's arrays by MPI's own collectives on the GPU's memory, with each MPI that says that it takes that."""
+
+import json
+from pathlib import Path
+
+import pytest
+from card_jobs import TESTS
+from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
+from test_cupy import need
+
+__all__ = ["no_files_of_mpi"]  # fixture
+
+SCRIPT = """
+sys.path[:0] = sys.argv[2:]
+import horoplug as hvd
+import test_cupy
+from horoplug.mpi.cuda import says_so
+
+if not says_so(MPI):
+    sys.stdout.write("not CUDA-aware\\n")
+    sys.exit(0)
+os.environ["HOROVOD_TIMELINE"] = sys.argv[1]
+hvd.init()
+for dtype in "float32", "float64", "float16", "int32", "uint8":
+    test_cupy.check_operations(dtype)
+test_cupy.check_streams()
+hvd.shutdown()
+sys.stdout.write("done\\n")
+"""
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_operations(name, tmp_path):
+    if reason := need():
+        pytest.skip(reason)
+    pytest.importorskip("mpi4py")
+    timeline = tmp_path / "timeline.json"
+    folders = [str(TESTS), str(Path(__file__).parent)]
+    variables = {"HOROPLUG_ALGORITHM": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
+    # Two hosts by their names, and one GPU.
+    script = on_hosts(SCRIPT)
+    status, output = finish(mpirun(find(name), script, str(timeline), *folders, **variables), 120)
+    if "not CUDA-aware" in output:
+        pytest.skip(f"{name} does not say that it is CUDA-aware")
+    assert status == 0, output
+    assert output.count("done") == 2, output
+    events = json.loads(timeline.read_text())
+    by_mpi = {e["name"] for e in events if e.get("args", {}).get("algorithm") == "mpi"}
+    assert {"GPU_BROADCAST", "GPU_ALLGATHER", "GPU_ALLTOALL"} <= by_mpi, by_mpi
