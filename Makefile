@@ -166,7 +166,7 @@ test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv-old
 
 # See bench-gpu.
 test-gpu: $(GPU_TOOLS)
-	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) -m pytest -p tests.gpu.results tests/gpu $(PYTEST_ARGS)
+	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) -m pytest -p tests.gpu.device.results tests/gpu/device $(PYTEST_ARGS)
 
 lint: .venv/.dev lint-types
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)

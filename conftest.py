@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[FILES_BEFORE] = leftover_files()
 
 
-# Run by tests/test_horovod_api.py, on several ranks at once.
-collect_ignore = ["tests/horovod_api", "tests/horovod_tensorflow_api"]
+# Run by tests/api/test_horovod_api.py, on several ranks at once.
+collect_ignore = ["tests/api/horovod_api", "tests/api/horovod_tensorflow_api"]
 
 FILES_BEFORE = pytest.StashKey[set[Path]]()
 

@@ -11,10 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support import environment
 
 from horoplug.compat import SITE, python_path
 from horoplug.compat.__main__ import command
+from tests.harness.support import environment
 
 COMPAT = ["-m", "horoplug.compat"]
 

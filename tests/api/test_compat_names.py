@@ -9,13 +9,13 @@ import threading
 import warnings
 
 import pytest
-from support import environment
 
 from horoplug.common import reduce_ops
 from horoplug.compat import env, threads, timeout, util
 from horoplug.compat.basics import HorovodBasics
+from tests.harness.support import environment
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 
 def test_names():

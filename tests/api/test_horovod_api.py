@@ -1,5 +1,5 @@
-"""Horovod's API, as its users test it: every rank runs the same pytest (see tests/horovod_api/conftest.py and
-tests/horovod_tensorflow_api/conftest.py)."""
+"""Horovod's API, as its users test it: every rank runs the same pytest (see tests/api/horovod_api/conftest.py and
+tests/api/horovod_tensorflow_api/conftest.py)."""
 
 import re
 import subprocess
@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, environment
+
+from tests.harness import ROOT
+from tests.harness.support import environment
 
 FOLDER = Path(__file__).parent / "horovod_api"
 FILES = [

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from adasum_reference import adasum
-from support import seed
 
 import horoplug as hvd
 import horoplug.torch as hvd_torch
+from tests.harness.adasum_reference import adasum
+from tests.harness.support import seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 # Where the ranks are, and the algorithm that is forced.
 JOBS = [

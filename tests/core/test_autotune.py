@@ -9,7 +9,7 @@ import pytest
 import horoplug as hvd
 from horoplug.common.context import context
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 QUICK = {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2"}
 MIB = 1024 * 1024

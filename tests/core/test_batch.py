@@ -4,14 +4,14 @@ import signal
 
 import numpy as np
 import pytest
-from support import ranks_fixture
 
 import horoplug as hvd
 from horoplug.common.batch import Batch, prepare
 from horoplug.common.context import context
 from horoplug.common.opspec import BY_NAME, Call
+from tests.harness.support import ranks_fixture
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("aa", "aab")
 

@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from support import ranks_fixture, seed
 
 import horoplug.torch as hvd
+from tests.harness.support import ranks_fixture, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("aa", "aaa", "aab", "abcd")
 

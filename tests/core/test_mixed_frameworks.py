@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from support import ranks_fixture, seed
+
+from tests.harness.support import ranks_fixture, seed
 
 pytest.importorskip("tensorflow")
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("aaaa", "aabb")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import once_this_thread_waits, until
 
 from horoplug import _native
 from horoplug._native import Engine, Error
+from tests.harness.support import once_this_thread_waits, until
 
 ALLREDUCE, ALLGATHER = 0, 1
 FLOAT32 = 7

@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from support import ranks_fixture, seed
 
 import horoplug as hvd
+from tests.harness.support import ranks_fixture, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 QUICK = {"HOROVOD_DEADLOCK_TIME_SECONDS": "1"}
 # A promise of the product, and with the default settings: when all ranks wait for something else, all have their error

@@ -11,12 +11,12 @@ import threading
 
 import numpy as np
 import pytest
-from support import NO_LIMITS, seed
-from test_numpy_failures import internal
 
 import horoplug as hvd
+from tests.core.test_numpy_failures import internal
+from tests.harness.support import NO_LIMITS, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 
 def die():

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import NO_LIMITS, ROOT, environment, once_this_thread_waits, run_script
 
 import horoplug as hvd
+from tests.harness import ROOT
+from tests.harness.support import NO_LIMITS, environment, once_this_thread_waits, run_script
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 PER_RANK = [
     hvd.rank,

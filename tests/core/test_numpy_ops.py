@@ -7,12 +7,12 @@ import random
 
 import numpy as np
 import pytest
-from cases import REDUCTIONS, allreduce_test
-from support import ranks_fixture, seed
 
 import horoplug as hvd
+from tests.harness.cases import REDUCTIONS, allreduce_test
+from tests.harness.support import ranks_fixture, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 DTYPES = [
     "bool",

@@ -4,12 +4,12 @@ import random
 
 import numpy as np
 import pytest
-from support import ranks_fixture, seed
-from test_numpy_ops import PLACES, same
 
 import horoplug as hvd
+from tests.core.test_numpy_ops import PLACES, same
+from tests.harness.support import ranks_fixture, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture(*PLACES)
 

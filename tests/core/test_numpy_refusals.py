@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from support import ranks_fixture
 
 import horoplug as hvd
+from tests.harness.support import ranks_fixture
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa", "aab")
 

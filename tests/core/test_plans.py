@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from test_numpy_failures import internal
 
 import horoplug as hvd
 import horoplug.torch as thvd
 from horoplug.common.context import context
+from tests.core.test_numpy_failures import internal
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 
 def stats():

@@ -5,12 +5,12 @@ import gc
 import numpy as np
 import pytest
 import torch
-from support import ranks_fixture
 
 import horoplug.torch as hvd
 from horoplug.common.buffers import SharedBuffer
+from tests.harness.support import ranks_fixture
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("aaa", "aab")  # with shared memory, and without
 

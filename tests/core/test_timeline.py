@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from support import environment, run_script, seed
 
 import horoplug as hvd
+from tests.harness.support import environment, run_script, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 MEDIA = ("SELF", "SHM", "STREAM")
 COPIES = ("MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER")

@@ -6,13 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from horoplug.common import gpu
+from tests.harness import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 STUBS = ROOT / "build" / "release" / "stubs"
 
 

@@ -9,14 +9,22 @@ import weakref
 import ml_dtypes
 import numpy as np
 import pytest
-import simulated_gpu
-from dlpack import COPIED, ON_CUDA, READ_ONLY, Producer, Unversioned, Versioned, consume
-from simulated_jobs import card, starter
 
 import horoplug as hvd
 from horoplug._native import give_dlpack, take_dlpack
 from horoplug.common.dtypes import NAMES
 from horoplug.numpy.cuda import DeviceArray
+from tests.harness import simulated_gpu
+from tests.harness.dlpack import (
+    COPIED,
+    ON_CUDA,
+    READ_ONLY,
+    Producer,
+    Unversioned,
+    Versioned,
+    consume,
+)
+from tests.harness.simulated_jobs import card, starter
 
 DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in NAMES]
 

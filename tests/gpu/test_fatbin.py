@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simulated_gpu
-from support import Pool, environment
 
 import horoplug as hvd
+from tests.harness import ROOT, simulated_gpu
+from tests.harness.support import Pool, environment
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "kernels.py"
 KERNEL = re.compile(r"^ +(?:MOVE|DOTS|SUM|BLEND)\((\w+)", re.M)
 HEADER = 96  # bytes
@@ -175,7 +174,7 @@ def test_a_job_without_nvrtc(job, simulated):
 
 
 def test_all_kernels_of_one_module(simulated, tmp_path):
-    """What tests/gpu does on a GPU."""
+    """What tests/gpu/device does on a GPU."""
     done = subprocess.run(
         [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--test-case=*on the GPU*"],
         env=environment()

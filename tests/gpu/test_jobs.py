@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 import pytest
-import simulated_gpu
-from simulated_jobs import card, card_ranks_fixture, job_fixture
-from support import until
 
 import horoplug as hvd
 from horoplug.common.batch import Batch, prepare
 from horoplug.common.opspec import BY_NAME, Call
+from tests.harness import simulated_gpu
+from tests.harness.simulated_jobs import card, card_ranks_fixture, job_fixture
+from tests.harness.support import until
 
 JOBS = {
     "2 ranks": ("aa", 2, None),

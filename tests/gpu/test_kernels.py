@@ -1,7 +1,7 @@
 """The GPU kernels compile, without a warning and without spilling registers, for every architecture that there is.
 
 NVRTC comes from PyPI (``requirements/cuda.txt``) and needs no GPU. What the kernels compute is tested on the host
-(``csrc/tests/device/gpu_kernels_test.cc``) and, where there is a GPU, by ``tests/gpu``."""
+(``csrc/tests/device/gpu_kernels_test.cc``) and, where there is a GPU, by ``tests/gpu/device``."""
 
 import os
 import re
@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from nvrtc import Nvrtc
 
 from horoplug.common import gpu
+from tests.harness import ROOT
+from tests.harness.nvrtc import Nvrtc
 
-ROOT = Path(__file__).resolve().parent.parent
 # As in csrc/device/cuda/jit/compile.cc.
 OPTIONS = ["--std=c++17", "--fmad=false"]
 # One kernel of each kind; the reductions by what costs most registers.

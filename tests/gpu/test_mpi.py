@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import simulated_gpu
-from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
-from support import NO_LIMITS, until
 
 from horoplug.mpi import cuda as mpi_cuda
 from horoplug.mpi.cuda import OnGpu
+from tests.harness import simulated_gpu
+from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
+from tests.harness.support import NO_LIMITS, until
 
 pytest.importorskip("mpi4py")
 
@@ -35,9 +35,8 @@ def start(place, folder: Path, script: str, *args: str, np: int = 2, options=(),
     simulated = simulated_gpu.environment(cards, gpu_delay=300)
     library_path = simulated["LD_LIBRARY_PATH"], place.environment()["LD_LIBRARY_PATH"]
     simulated["LD_LIBRARY_PATH"] = os.pathsep.join(library_path)
-    beginning = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
     variables = {"HOROVOD_CPU_OPERATIONS": "mpi", **simulated, **variables}
-    script = on_hosts(beginning + script)
+    script = on_hosts("import sys\n" + script)
     return mpirun(place, script, *args, np=np, options=options, **variables)
 
 
@@ -61,7 +60,7 @@ REDUCES = {"ALLREDUCE", "REDUCESCATTER"}
 OPERATIONS = """
 import numpy as np
 import horoplug as hvd
-import test_gpu_jobs as jobs
+from tests.gpu import test_jobs as jobs
 
 def check_numbers_that_are_none():
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1.0, np.nan], np.float32)
@@ -150,7 +149,7 @@ def test_operations(place, tmp_path, level):
 
 SAYING = """
 import horoplug as hvd
-import test_gpu_jobs as jobs
+from tests.gpu import test_jobs as jobs
 from horoplug.mpi import cuda as mpi_cuda
 
 folder, rank = sys.argv[1], MPI.COMM_WORLD.rank
@@ -204,7 +203,7 @@ def test_the_variable_goes_before_what_mpi_says(tmp_path):
 ENDING = """
 import numpy as np
 import horoplug as hvd
-import test_gpu_jobs as jobs
+from tests.gpu import test_jobs as jobs
 hvd.init()
 folder, operation = sys.argv[1], getattr(hvd, sys.argv[2])
 x = jobs.card().array(np.ones(399_999, np.float32))

@@ -6,8 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-import simulated_gpu
-from support import Pool, environment
+
+from tests.harness import simulated_gpu
+from tests.harness.support import Pool, environment
 
 COUNT = 1000
 

@@ -2,9 +2,9 @@
 They need the module's fixture ``ranks``."""
 
 import pytest
-from support import seed
 
 import horoplug as hvd
+from tests.harness.support import seed
 
 REDUCTIONS = {
     "Average": hvd.Average,

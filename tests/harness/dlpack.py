@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import simulated_gpu
+from tests.harness import simulated_gpu
 
 ON_CUDA = 2
 READ_ONLY, COPIED = 1, 2

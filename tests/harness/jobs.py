@@ -1,7 +1,9 @@
-"""The fixture that runs tests on real ranks. A test module that wants it says ``pytest_plugins = ["jobs"]``."""
+"""The fixture ``pool``, which runs tests on real ranks. A test module asks for it with
+``pytest_plugins = ["tests.harness.jobs"]``."""
 
 import pytest
-from support import Pool
+
+from tests.harness.support import Pool
 
 _POOL = Pool()
 
@@ -16,5 +18,5 @@ def pool() -> Pool:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the processes after the last module that uses them: what runs later may look for leftovers."""
     following = getattr(nextitem, "module", None)
-    if "jobs" not in getattr(following, "pytest_plugins", []):
+    if __name__ not in getattr(following, "pytest_plugins", []):
         _POOL.close()

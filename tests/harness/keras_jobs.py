@@ -1,10 +1,11 @@
 """Fixtures that run a test on two ranks with each of Keras' backends, which a process takes up when it imports Keras. A
-test module that wants them says ``pytest_plugins = ["keras_jobs"]``."""
+test module asks for them with ``pytest_plugins = ["tests.harness.keras_jobs"]``."""
 
 from collections.abc import Iterator
 
 import pytest
-from support import Pool, Ranks
+
+from tests.harness.support import Pool, Ranks
 
 # Keras imports TensorFlow whatever its backend is, and that is talkative.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}

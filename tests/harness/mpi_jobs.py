@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support import ROOT, environment
+
+from tests.harness import ROOT
+from tests.harness.support import environment
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

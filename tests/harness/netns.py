@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import environment, until
+
+from tests.harness.support import environment, until
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 MARK = "HOROPLUG_TEST_CLUSTER"

@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.harness import ROOT
+
 SOURCES = ROOT / "csrc" / "device" / "cuda" / "kernels"
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.harness import ROOT
+
 LIBRARIES = ROOT / "build" / "release" / "stubs" / "simulated"
 _NAMES = ("libcuda.so.1", "libnvrtc.so.12", "libnccl.so.2")
 

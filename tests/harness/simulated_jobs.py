@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulated_gpu
-from support import Pool
 
 import horoplug as hvd
+from tests.harness import simulated_gpu
+from tests.harness.support import Pool
 
 
 @functools.lru_cache(maxsize=1)

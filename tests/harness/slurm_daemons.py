@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import environment, until
+
+from tests.harness.support import environment, until
 
 HOST = socket.gethostname().split(".")[0]
 

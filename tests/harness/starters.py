@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from support import environment
+
+from tests.harness.support import environment
 
 Variables = dict[str, str]
 

@@ -32,8 +32,15 @@ import cloudpickle
 import pytest
 
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
+# The repository's root takes the place of the working directory: in the folder tests there is a package named torch.
+_WORKER = f"""
+import sys
+sys.path[0] = {str(ROOT)!r}
+from tests.harness.support import _serve
+_serve()
+"""
 TIMEOUT = 60.0  # seconds for a function on all ranks, unless the test says otherwise
 
 # The limits of the product, all longer than a test may take: with these, an error within TIMEOUT has come because its
@@ -112,7 +119,7 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [python, __file__, str(theirs.fileno()), str(os.getpid())],
+                [python, "-c", _WORKER, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment() | variables,
@@ -388,11 +395,3 @@ def _serve() -> None:
             )
             continue
         connection.send_bytes(cloudpickle.dumps(_outcome(function, args)))
-
-
-if __name__ == "__main__":
-    # Under its own name, so that what it sends is what the tests know.
-    sys.path.insert(0, str(ROOT / "tests"))
-    import support
-
-    support._serve()

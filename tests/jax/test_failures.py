@@ -9,14 +9,15 @@ import threading
 
 import numpy as np
 import pytest
-from support import NO_LIMITS, run_script, seed
-from test_numpy_kill import errors_of_survivors
+
+from tests.core.test_numpy_kill import errors_of_survivors
+from tests.harness.support import NO_LIMITS, run_script, seed
 
 jax = pytest.importorskip("jax")
 hvd = pytest.importorskip("horoplug.jax")
 jnp = jax.numpy
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 FAILURE = jax.errors.JaxRuntimeError.__name__
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated_jobs import card, card_ranks_fixture, job_fixture
-from support import ranks_fixture, seed
-from xla_calls import OPERATION, Xla
+
+from tests.harness import ROOT
+from tests.harness.simulated_jobs import card, card_ranks_fixture, job_fixture
+from tests.harness.support import ranks_fixture, seed
+from tests.harness.xla_calls import OPERATION, Xla
 
 jax = pytest.importorskip("jax")
 hvd = pytest.importorskip("horoplug.jax")
 jnp = jax.numpy
 
-import test_jax_ops  # noqa: E402
-import test_jax_programs  # noqa: E402
 from jax._src.lib import xla_client  # noqa: E402
 
 import horoplug as on_host  # noqa: E402
@@ -30,12 +30,13 @@ from horoplug.common import calls  # noqa: E402
 from horoplug.common.opspec import BY_NAME  # noqa: E402
 from horoplug.jax import adapter, cards  # noqa: E402
 from horoplug.jax.library import LIBRARY  # noqa: E402
+from tests.jax import test_ops as test_jax_ops  # noqa: E402
+from tests.jax import test_programs as test_jax_programs  # noqa: E402
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("ab")
 
-ROOT = Path(__file__).resolve().parent.parent
 
 # ---- the handler on simulated GPUs ---------------------------------------------------------------------------------
 

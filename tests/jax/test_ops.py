@@ -5,14 +5,15 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from support import ranks_fixture, seed
+
+from tests.harness.support import ranks_fixture, seed
 
 jax = pytest.importorskip("jax")
 hvd = pytest.importorskip("horoplug.jax")
 CastCompressor = pytest.importorskip("horoplug.jax.compression").CastCompressor
 jnp = jax.numpy
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aab")
 

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from support import ranks_fixture, seed
+
+from tests.harness.support import ranks_fixture, seed
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 hvd = pytest.importorskip("horoplug.jax")
 jnp = jax.numpy
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("ab")
 

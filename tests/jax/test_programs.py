@@ -5,13 +5,14 @@ import threading
 
 import numpy as np
 import pytest
-from support import ranks_fixture, seed
+
+from tests.harness.support import ranks_fixture, seed
 
 jax = pytest.importorskip("jax")
 hvd = pytest.importorskip("horoplug.jax")
 jnp, lax = jax.numpy, jax.lax
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aab")
 
@@ -163,7 +164,7 @@ def test_retraced(several):
 
 def check_threads(key):
     """Each with names of its own, in another order on every rank. (XLA runs small programs on the thread that calls
-    them; larger ones one after the other, so that those have an order to keep: see test_jax_failures.py.)"""
+    them; larger ones one after the other, so that those have an order to keep: see test_failures.py.)"""
     rank, size = hvd.rank(), hvd.size()
     failures = []
 

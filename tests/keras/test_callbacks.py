@@ -5,17 +5,26 @@ import signal
 
 import numpy as np
 import pytest
-from support import NO_LIMITS, seed
-from test_keras_fit import BATCH, ROWS, adam, assert_same_bits, fit_mine, make_data, make_model, sgd
-from test_numpy_kill import errors_of_survivors
 
 from horoplug.common.errors import HorovodInternalError
 from horoplug.common.objects import allgather_object
+from tests.core.test_numpy_kill import errors_of_survivors
+from tests.harness.support import NO_LIMITS, seed
+from tests.keras.test_fit import (
+    BATCH,
+    ROWS,
+    adam,
+    assert_same_bits,
+    fit_mine,
+    make_data,
+    make_model,
+    sgd,
+)
 
 keras = pytest.importorskip("keras")
 hvd = pytest.importorskip("horoplug.keras")
 
-pytest_plugins = ["keras_jobs"]
+pytest_plugins = ["tests.harness.keras_jobs"]
 
 STEPS = ROWS // BATCH
 

@@ -6,14 +6,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support import seed
 
 from horoplug.common.objects import allgather_object, broadcast_object
+from tests.harness.support import seed
 
 keras = pytest.importorskip("keras")
 hvd = pytest.importorskip("horoplug.keras")
 
-pytest_plugins = ["keras_jobs"]
+pytest_plugins = ["tests.harness.keras_jobs"]
 
 ROWS, BATCH = 48, 8  # of all ranks together
 

@@ -4,13 +4,13 @@ import subprocess
 import sys
 
 import pytest
-from mpi_jobs import place
-from starters import distributed, srun
-from support import environment
 
 from horoplug.runner import diagnostics
 from horoplug.runner.arguments import parse
 from horoplug.runner.launch import as_scheduled
+from tests.harness.mpi_jobs import place
+from tests.harness.starters import distributed, srun
+from tests.harness.support import environment
 
 __all__ = ["place"]  # a fixture
 

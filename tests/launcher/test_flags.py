@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from support import ROOT
 
 from horoplug.base.config import IGNORED, VARIABLES
 from horoplug.runner import config_file, launch
 from horoplug.runner.arguments import parse
 from horoplug.runner.flags import all_flags
 from horoplug.runner.mpirun_launch import environment
+from tests.harness import ROOT
 
 # As docs of Horovod 0.28.1 have them.
 HOROVOD = """

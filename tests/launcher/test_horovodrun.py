@@ -13,8 +13,8 @@ import pytest
 
 from horoplug.runner import checks, output
 from horoplug.runner.arguments import parse
+from tests.harness import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
 
 

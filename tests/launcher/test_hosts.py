@@ -11,11 +11,13 @@ import time
 
 import psutil
 import pytest
-from mpi_jobs import between_hosts
-from mpi_jobs import place as place
-from netns import Cluster, cluster_fixture, finish, why_not
-from netns import nothing_left as nothing_left
-from support import ROOT, until
+
+from tests.harness import ROOT
+from tests.harness.mpi_jobs import between_hosts
+from tests.harness.mpi_jobs import place as place
+from tests.harness.netns import Cluster, cluster_fixture, finish, why_not
+from tests.harness.netns import nothing_left as nothing_left
+from tests.harness.support import until
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -129,9 +131,9 @@ def test_training(cluster, tmp_path):
     hostfile.write_text("h0 slots=1 # the first\n\nh1:2\n")
     script = tmp_path / "train.py"
     script.write_text(
-        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import horoplug.torch as hvd\n"
-        "import training\n"
+        "from tests.harness import training\n"
         "hvd.init()\n"
         "model = training.Model()\n"
         "training.train(training.wrapped(model), model, 5)\n"

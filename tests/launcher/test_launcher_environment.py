@@ -1,18 +1,18 @@
-"""Who has started a process, by its variables alone; and lists of hosts. (Jobs: test_launched_jobs.py.)"""
+"""Who has started a process, by its variables alone; and lists of hosts. (Jobs: test_launcher_environment_jobs.py.)"""
 
 import json
 import os
 import random
 
 import pytest
-from starters import STARTERS, distributed, jsrun, sagemaker, srun, trainer
-from support import seed
 
 from horoplug.rendezvous.bootstrap import slurm
 from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS, recognise
 from horoplug.rendezvous.bootstrap.over_tcp import ports
 from horoplug.runner.allocation import allocation
 from horoplug.runner.hosts import Host
+from tests.harness.starters import STARTERS, distributed, jsrun, sagemaker, srun, trainer
+from tests.harness.support import seed
 
 NUMBERS = [launcher for launcher in LAUNCHERS if launcher.name != "SageMaker"]
 MORE = {"MASTER_ADDR": "localhost", "SLURM_STEP_NODELIST": "localhost", "LSB_HOSTS": "localhost"}

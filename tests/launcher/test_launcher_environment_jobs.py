@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpi_jobs import find
-from starters import JOB, STARTERS, distributed, run, srun
-from support import ROOT, environment
+
+from tests.harness import ROOT
+from tests.harness.mpi_jobs import find
+from tests.harness.starters import JOB, STARTERS, distributed, run, srun
+from tests.harness.support import environment
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from support import ROOT, environment
 
 import horoplug
+from tests.harness import ROOT
+from tests.harness.support import environment
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -17,12 +17,12 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from support import environment, until
 
 import horoplug
 from horoplug import RankError, run
 from horoplug.rendezvous.errors import AuthenticationError
 from horoplug.runner import exchange
+from tests.harness.support import environment, until
 
 # As those of a notebook: the ranks cannot import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -4,11 +4,12 @@ import re
 import sys
 
 import pytest
-from mpi_jobs import between_hosts
-from netns import cluster_fixture, finish, why_not
-from netns import nothing_left as nothing_left
-from test_launcher_mpi import JOB
-from test_launcher_mpi import place as place
+
+from tests.harness.mpi_jobs import between_hosts
+from tests.harness.netns import cluster_fixture, finish, why_not
+from tests.harness.netns import nothing_left as nothing_left
+from tests.launcher.test_mpi import JOB
+from tests.launcher.test_mpi import place as place
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

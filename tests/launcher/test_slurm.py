@@ -4,10 +4,11 @@ import re
 import sys
 
 import pytest
-from mpi_jobs import find, no_files_of_mpi, on_hosts, place
-from slurm_daemons import HOST, batch, slurm
-from starters import JOB
-from support import ROOT
+
+from tests.harness import ROOT
+from tests.harness.mpi_jobs import find, no_files_of_mpi, on_hosts, place
+from tests.harness.slurm_daemons import HOST, batch, slurm
+from tests.harness.starters import JOB
 
 __all__ = ["no_files_of_mpi", "place", "slurm"]  # fixtures
 

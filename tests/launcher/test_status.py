@@ -11,14 +11,14 @@ import termios
 import time
 
 import pytest
-from support import environment, until
-from test_launcher import Screen
 
 from horoplug.base.config import Config
 from horoplug.rendezvous.store.report import KEY, Counters, Report, pack, unpack
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.runner import output, status
 from horoplug.runner.status import Status
+from tests.harness.support import environment, until
+from tests.launcher.test_horovodrun import Screen
 
 # ---- what it says ----------------------------------------------------------------------------------------------------
 

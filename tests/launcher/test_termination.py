@@ -13,13 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import ROOT, until
 
 from horoplug.runner import agent as agent_module
 from horoplug.runner.agent_connection import MAX_FRAME, AgentConnection, LostError
 from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
 from horoplug.runner.hosts import Placement
 from horoplug.runner.remote import Ssh
+from tests.harness import ROOT
+from tests.harness.support import until
 
 MARK = "HOROPLUG_TEST_JOB"  # a variable that every process of a job inherits
 NEVER = 600  # seconds: longer than any test

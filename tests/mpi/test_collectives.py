@@ -5,7 +5,8 @@ import random
 import re
 
 import pytest
-from mpi_jobs import finish, mpirun, no_files_of_mpi, on_hosts, place
+
+from tests.harness.mpi_jobs import finish, mpirun, no_files_of_mpi, on_hosts, place
 
 pytest.importorskip("mpi4py")
 

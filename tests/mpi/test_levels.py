@@ -6,8 +6,9 @@ import re
 import signal
 
 import pytest
-from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
-from test_mpi_transport import COLLECTIVES, ENDING, WAY, failures, kill, ways
+
+from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
+from tests.mpi.test_transport import COLLECTIVES, ENDING, WAY, failures, kill, ways
 
 pytest.importorskip("mpi4py")
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts, place
-from support import environment, until
+
+from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts, place
+from tests.harness.support import environment, until
 
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
 

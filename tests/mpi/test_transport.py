@@ -7,8 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts, place
-from support import NO_LIMITS, ROOT, until
+
+from tests.harness import ROOT
+from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts, place
+from tests.harness.support import NO_LIMITS, until
 
 pytest.importorskip("mpi4py")
 

@@ -6,12 +6,11 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
-import simulated_gpu
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.harness import ROOT, simulated_gpu
+
 BENCHMARKS = ROOT / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(ROOT)]
 
@@ -21,7 +20,7 @@ import raw  # noqa: E402
 import suite  # noqa: E402
 from harness import gpu_results, models, mpi  # noqa: E402
 
-from tests.gpu import results as seen  # noqa: E402
+from tests.gpu.device import results as seen  # noqa: E402
 
 BINARY = ROOT / "build" / "release" / "bin" / control_plane.BINARY
 needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="make cpp-release builds it")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.harness import ROOT
+
 SOURCES = ROOT / "csrc" / "tests"
 TESTS = sorted(path.stem for path in SOURCES.rglob("*_test.cc"))
 FUZZERS = sorted(path.stem for path in (SOURCES / "fuzz").glob("*_fuzz.cc"))

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from netns import Cluster, finish, why_not
-from slurm_daemons import batch, slurm
-from support import ROOT, environment
 
 from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS
+from tests.harness import ROOT
+from tests.harness.netns import Cluster, finish, why_not
+from tests.harness.slurm_daemons import batch, slurm
+from tests.harness.support import environment
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

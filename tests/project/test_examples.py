@@ -1,4 +1,4 @@
-"""The examples do what they say, on one process and under the launcher. (train.py: test_training.py.)"""
+"""The examples do what they say, on one process and under the launcher. (train.py: tests/torch/test_training.py.)"""
 
 import importlib.util
 import json
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, environment
+
+from tests.harness import ROOT
+from tests.harness.support import environment
 
 EXAMPLES = ROOT / "examples" / "pytorch"
 BENCHMARK = EXAMPLES / "synthetic_benchmark.py"

@@ -3,7 +3,8 @@
 import signal
 
 import pytest
-from support import Pool, once_this_thread_waits, until
+
+from tests.harness.support import Pool, once_this_thread_waits, until
 
 
 def stand_still(mark):

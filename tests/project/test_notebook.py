@@ -6,7 +6,9 @@ import uuid
 
 import psutil
 import pytest
-from support import ROOT, environment, until
+
+from tests.harness import ROOT
+from tests.harness.support import environment, until
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from horoplug import _native
+from tests.harness import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
 # glibc is libc, libm, libdl, libpthread and the loader; which of them are named depends on its version.
 ALLOWED = {

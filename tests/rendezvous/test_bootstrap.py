@@ -1,12 +1,11 @@
 """Meeting at an address, in this process: what rank 0 makes of hosts that are others, and how the others look for it.
 
-(Jobs: test_launched_jobs.py.)"""
+(Jobs: launcher/test_launcher_environment_jobs.py.)"""
 
 import os
 import time
 
 import pytest
-from starters import srun
 
 from horoplug.base.config import Config
 from horoplug.rendezvous.bootstrap import over_tcp
@@ -16,6 +15,7 @@ from horoplug.rendezvous.bootstrap.over_tcp import meet_at
 from horoplug.rendezvous.errors import WrongSecretError
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness.starters import srun
 
 KEY = os.urandom(32)
 LONG = 40.0  # seconds; nothing here is to take as long

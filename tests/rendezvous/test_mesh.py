@@ -11,10 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from support import until
 
 from horoplug._native import version
 from horoplug.common.errors import HorovodInternalError
@@ -32,8 +30,9 @@ from horoplug.rendezvous.errors import (
 from horoplug.rendezvous.network.topology import host_key, interface_address, topology
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness import ROOT
+from tests.harness.support import until
 
-ROOT = Path(__file__).resolve().parent.parent
 SECRET = secrets.token_bytes(32)
 RECORD = {"version": version()}
 NEVER = 600.0  # seconds: longer than any test

@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-from support import until
 
 from horoplug.rendezvous.errors import (
     AuthenticationError,
@@ -24,6 +23,7 @@ from horoplug.rendezvous.store import server as server_module
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.rendezvous.store.state import StoreState
+from tests.harness.support import until
 
 SECRET = secrets.token_bytes(32)
 NEVER = 600.0  # seconds: longer than any test

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from support import ranks_fixture
+
+from tests.harness.support import ranks_fixture
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("aa")
 

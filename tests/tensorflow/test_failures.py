@@ -8,13 +8,14 @@ import textwrap
 import threading
 
 import pytest
-from support import NO_LIMITS, run_script, seed
-from test_numpy_kill import errors_of_survivors
+
+from tests.core.test_numpy_kill import errors_of_survivors
+from tests.harness.support import NO_LIMITS, run_script, seed
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 
 def die():

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from cases import gradient_test
-from support import ranks_fixture, seed
+
+from tests.harness.cases import gradient_test
+from tests.harness.support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa", "ab", "aab")
 

@@ -6,15 +6,15 @@ import os
 
 import numpy as np
 import pytest
-from keras_jobs import QUIET
-from support import Pool, seed
 
 from horoplug.common.objects import allgather_object, broadcast_object
+from tests.harness.keras_jobs import QUIET
+from tests.harness.support import Pool, seed
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow.keras")
 
-pytest_plugins = ["keras_jobs"]
+pytest_plugins = ["tests.harness.keras_jobs"]
 
 IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 keras = tf.keras

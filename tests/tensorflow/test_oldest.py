@@ -5,13 +5,15 @@ later TensorFlow might do, HOROPLUG_TENSORFLOW_KERNELS makes the present one lik
 import contextlib
 
 import pytest
-import test_tensorflow_elastic as of_elastic
-import test_tensorflow_gradients as of_gradients
-import test_tensorflow_ops as of_ops
-import test_tensorflow_optimizer as of_optimizer
-import test_tensorflow_programs as of_programs
-import test_tensorflow_sync_batch_norm as of_batch_norm
-from support import ROOT, Pool, seed
+
+from tests.harness import ROOT
+from tests.harness.support import Pool, seed
+from tests.tensorflow import test_elastic as of_elastic
+from tests.tensorflow import test_gradients as of_gradients
+from tests.tensorflow import test_ops as of_ops
+from tests.tensorflow import test_optimizer as of_optimizer
+from tests.tensorflow import test_programs as of_programs
+from tests.tensorflow import test_sync_batch_norm as of_batch_norm
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")

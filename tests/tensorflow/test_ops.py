@@ -5,17 +5,17 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from cases import allreduce_test, exchanged
-from support import ranks_fixture, seed
-from test_numpy_ops import arrays, reduced, shapes
 
 import horoplug as plain
+from tests.core.test_numpy_ops import arrays, reduced, shapes
+from tests.harness.cases import allreduce_test, exchanged
+from tests.harness.support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 CastCompressor = pytest.importorskip("horoplug.tensorflow.compression").CastCompressor
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 DTYPES = [
     "bool",

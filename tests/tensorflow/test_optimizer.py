@@ -1,15 +1,16 @@
 """DistributedOptimizer around the optimizers of TensorFlow 1, in old graphs, eagerly and in functions: against the
 optimizer itself on the data of all ranks."""
 
-import adasum_reference
 import numpy as np
 import pytest
-from support import ranks_fixture, seed
+
+from tests.harness import adasum_reference
+from tests.harness.support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa")
 

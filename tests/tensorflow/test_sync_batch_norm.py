@@ -4,12 +4,13 @@ import functools
 
 import numpy as np
 import pytest
-from support import ranks_fixture, seed
+
+from tests.harness.support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aab")
 

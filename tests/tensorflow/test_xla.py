@@ -9,14 +9,15 @@ import threading
 
 import numpy as np
 import pytest
-from support import NO_LIMITS, ranks_fixture, run_script, seed
-from test_numpy_kill import errors_of_survivors
+
+from tests.core.test_numpy_kill import errors_of_survivors
+from tests.harness.support import NO_LIMITS, ranks_fixture, run_script, seed
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 is_failure = pytest.importorskip("horoplug.tensorflow.elastic").is_failure
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "ab")
 

@@ -3,13 +3,13 @@ combined."""
 
 import pytest
 import torch
-from adasum_reference import adasum
-from support import ranks_fixture
-from training import Model, batches, equal, loss, wrapped
 
 import horoplug.torch as hvd
+from tests.harness.adasum_reference import adasum
+from tests.harness.support import ranks_fixture
+from tests.harness.training import Model, batches, equal, loss, wrapped
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("aa", "ab", "aaaa")
 

@@ -7,15 +7,15 @@ import warnings
 
 import pytest
 import torch
-from support import NO_LIMITS, ranks_fixture
 from torch import nn
-from training import CLOSE, Model, equal, joined, train, wrapped
 
 import horoplug.torch as hvd
 from horoplug.torch import buckets
 from horoplug.torch.buckets import Place, divide
+from tests.harness.support import NO_LIMITS, ranks_fixture
+from tests.harness.training import CLOSE, Model, equal, joined, train, wrapped
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa", "aaa", "ab", "aab")
 

@@ -5,13 +5,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from support import ranks_fixture, seed
-from training import Model, equal, train, wrapped
 
 import horoplug.torch as hvd
 from horoplug.torch.compression import CastCompressor
+from tests.harness.support import ranks_fixture, seed
+from tests.harness.training import Model, equal, train, wrapped
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa", "aab", "aaaa")
 

@@ -7,14 +7,14 @@ from unittest import mock
 
 import pytest
 import torch
-from support import ranks_fixture
 
 import horoplug.torch as hvd
 from horoplug.common import elastic
 from horoplug.common.elastic import HostUpdateResult, ObjectState, State
 from horoplug.torch.elastic import state as torch_state
+from tests.harness.support import ranks_fixture
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa", "ab")
 

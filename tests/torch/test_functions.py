@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from support import ranks_fixture
 
 import horoplug.torch as hvd
+from tests.harness.support import ranks_fixture
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 
 ranks = ranks_fixture("a", "aa", "aab")

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import gradient_test
-from support import ranks_fixture
 
 import horoplug.torch as hvd
+from tests.harness.cases import gradient_test
+from tests.harness.support import ranks_fixture
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa", "ab", "aab", "aaaa")
 

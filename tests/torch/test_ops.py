@@ -5,15 +5,15 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from cases import allreduce_test, exchanged
-from support import ranks_fixture, seed
-from test_numpy_ops import arrays, reduced, shapes
-from test_numpy_refusals import refused
 
 import horoplug.torch as hvd
 from horoplug.common import stubs
+from tests.core.test_numpy_ops import arrays, reduced, shapes
+from tests.core.test_numpy_refusals import refused
+from tests.harness.cases import allreduce_test, exchanged
+from tests.harness.support import ranks_fixture, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 DTYPES = [
     "bool",

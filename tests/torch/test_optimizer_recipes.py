@@ -5,13 +5,13 @@ import warnings
 
 import pytest
 import torch
-from support import ranks_fixture
 from torch.nn import functional as F
-from training import CLOSE, Model, batches, equal, joined, loss, train, wrapped
 
 import horoplug.torch as hvd
+from tests.harness.support import ranks_fixture
+from tests.harness.training import CLOSE, Model, batches, equal, joined, loss, train, wrapped
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa", "aab")
 

@@ -5,12 +5,12 @@ import pickle
 
 import pytest
 import torch
-from support import ranks_fixture, seed
 from torch import nn
 
 import horoplug.torch as hvd
+from tests.harness.support import ranks_fixture, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("aa", "aab")
 

@@ -9,14 +9,15 @@ import struct
 import numpy as np
 import pytest
 import torch
-from support import NO_LIMITS, ROOT, run_script, seed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import horoplug.torch as hvd
+from tests.harness import ROOT
+from tests.harness.support import NO_LIMITS, run_script, seed
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["tests.harness.jobs"]
 
 TRAIN = ROOT / "examples" / "pytorch" / "train.py"
 STEPS, BATCH = 12, 24  # a batch divides by 2, 3 and 4

@@ -2,10 +2,10 @@
 
 They run as a user of Horovod runs a test suite, every rank the same tests in the same order:
 
-    horovodrun --compat -np 3 python -m pytest tests/horovod_api/test_allreduce.py
+    horovodrun --compat -np 3 python -m pytest tests/api/horovod_api/test_allreduce.py
 
-``tests/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a job of its
-own: ``hvd.init()`` before it, ``hvd.shutdown()`` after it.
+``tests/api/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a job of
+its own: ``hvd.init()`` before it, ``hvd.shutdown()`` after it.
 """
 
 from collections.abc import Iterator

@@ -5,7 +5,8 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from matrix import equal
+
+from tests.api.horovod_api.matrix import equal
 
 
 def check_close(dtype, expected, actual):

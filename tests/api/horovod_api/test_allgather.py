@@ -3,7 +3,8 @@
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import FLOAT_CASES, MOVED_CASES, equal
+
+from tests.api.horovod_api.matrix import FLOAT_CASES, MOVED_CASES, equal
 
 ROWS = [17, 32, 81, 12, 15, 23, 22]
 FEW_ROWS = [3, 2, 7, 4, 6, 8, 10]

@@ -6,7 +6,8 @@ import warnings
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import (
+
+from tests.api.horovod_api.matrix import (
     FLOAT_CASES,
     INTEGERS,
     REDUCED,

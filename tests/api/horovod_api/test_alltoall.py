@@ -3,7 +3,8 @@
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import FLOAT_CASES, MOVED_CASES, equal
+
+from tests.api.horovod_api.matrix import FLOAT_CASES, MOVED_CASES, equal
 
 
 def outgoing(dtype, ndim):

@@ -5,7 +5,8 @@ import contextlib
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import FLOAT_CASES, MOVED_CASES, equal
+
+from tests.api.horovod_api.matrix import FLOAT_CASES, MOVED_CASES, equal
 
 
 def filled(dtype, ndim, value):

@@ -4,7 +4,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 from horovod.torch.compression import Compressor
-from matrix import equal
+
+from tests.api.horovod_api.matrix import equal
 
 pytestmark = pytest.mark.no_job
 

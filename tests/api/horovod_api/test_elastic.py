@@ -5,7 +5,8 @@ import random
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import equal
+
+from tests.api.horovod_api.matrix import equal
 
 BATCH = 2
 PER_WORKER = 8

@@ -7,7 +7,8 @@ from pathlib import Path
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import equal
+
+from tests.api.horovod_api.matrix import equal
 
 SUBMIT = {
     "allreduce": hvd.allreduce_async,

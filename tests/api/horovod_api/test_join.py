@@ -7,7 +7,8 @@ zeros to every reduction; here Min, Max and Product do not see it."""
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import INTEGERS, NDIMS, equal, whole
+
+from tests.api.horovod_api.matrix import INTEGERS, NDIMS, equal, whole
 
 
 def check_last(last, first):

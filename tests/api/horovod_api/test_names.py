@@ -3,7 +3,8 @@
 import horovod.torch as hvd
 import pytest
 import torch
-from test_handles import SUBMIT
+
+from tests.api.horovod_api.test_handles import SUBMIT
 
 
 @pytest.mark.parametrize("kind", SUBMIT)

@@ -7,7 +7,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 import torch.nn.functional as F
-from matrix import equal
+
+from tests.api.horovod_api.matrix import equal
 
 OPTIMIZERS = sorted(
     name

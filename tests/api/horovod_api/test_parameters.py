@@ -5,7 +5,8 @@ import collections
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import equal
+
+from tests.api.horovod_api.matrix import equal
 
 
 def network():

@@ -7,7 +7,16 @@ import horovod.torch as hvd
 import pytest
 import torch
 from horovod.torch import mpi_ops
-from matrix import FLOAT_CASES, MOVED_CASES, REDUCED_CASES, cube, equal, times, whole
+
+from tests.api.horovod_api.matrix import (
+    FLOAT_CASES,
+    MOVED_CASES,
+    REDUCED_CASES,
+    cube,
+    equal,
+    times,
+    whole,
+)
 
 pytestmark = pytest.mark.no_job
 

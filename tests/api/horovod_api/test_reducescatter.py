@@ -5,7 +5,8 @@ import itertools
 import horovod.torch as hvd
 import pytest
 import torch
-from matrix import NDIMS, REDUCED, REDUCED_CASES, equal, scaled, times, whole
+
+from tests.api.horovod_api.matrix import NDIMS, REDUCED, REDUCED_CASES, equal, scaled, times, whole
 
 FACTORS = [0.9296160928171479, 0.3163755545817859, 2.5]
 GRADIENT_CASES = list(itertools.product([torch.float16, torch.float32, torch.float64], NDIMS))

@@ -1,9 +1,9 @@
 """What Horovod's TensorFlow users rely on, as tests that know nothing but ``import horovod.tensorflow as hvd``.
 
-    horovodrun --compat -np 2 python -m pytest tests/horovod_tensorflow_api
+    horovodrun --compat -np 2 python -m pytest tests/api/horovod_tensorflow_api
 
-``tests/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a job of its
-own, and those that ask for ``evaluate`` run twice: eagerly, and in a graph of TensorFlow 1 with a session.
+``tests/api/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a job of
+its own, and those that ask for ``evaluate`` run twice: eagerly, and in a graph of TensorFlow 1 with a session.
 """
 
 from collections.abc import Callable, Iterator

@@ -3,7 +3,8 @@
 import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
-from matrix import names_rank
+
+from tests.api.horovod_tensorflow_api.matrix import names_rank
 
 FAILED = tf.errors.FailedPreconditionError
 

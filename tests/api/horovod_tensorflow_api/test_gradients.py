@@ -4,7 +4,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
-from matrix import FLOATS, NDIMS
+
+from tests.api.horovod_tensorflow_api.matrix import FLOATS, NDIMS
 
 CASES = [(dtype, ndim) for dtype in FLOATS for ndim in NDIMS]
 

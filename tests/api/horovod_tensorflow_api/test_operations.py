@@ -6,7 +6,18 @@ import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
-from matrix import MOVED, NDIMS, REDUCED, SCATTERED, cube, equal, filled, scaled, whole
+
+from tests.api.horovod_tensorflow_api.matrix import (
+    MOVED,
+    NDIMS,
+    REDUCED,
+    SCATTERED,
+    cube,
+    equal,
+    filled,
+    scaled,
+    whole,
+)
 
 ROWS = [17, 32, 81, 12, 15, 23, 22]
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from horovod.runner.common.util.env import get_env_rank_and_size
-from matrix import MOVED, REDUCED, cube, equal, filled
+
+from tests.api.horovod_tensorflow_api.matrix import MOVED, REDUCED, cube, equal, filled
 
 pytestmark = pytest.mark.no_job
 

@@ -4,7 +4,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
-from matrix import MOVED
+
+from tests.api.horovod_tensorflow_api.matrix import MOVED
 
 
 def differentiate(**options):

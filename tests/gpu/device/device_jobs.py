@@ -1,21 +1,14 @@
 """Jobs of one and two ranks that share the GPU of this machine, for frameworks' tensors on it."""
 
-import os
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(TESTS))
-
-from support import ROOT, Pool, Ranks  # noqa: E402
-from support import run_script as run_script  # noqa: E402
-
-from horoplug._native import algorithms  # noqa: E402
-from horoplug.runner import gpu  # noqa: E402
+from horoplug._native import algorithms
+from horoplug.runner import gpu
+from tests.harness.support import Pool, Ranks
+from tests.harness.support import run_script as run_script
 
 # NCCL takes two ranks on one GPU from 2.30 on, if it is told to.
 _NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
@@ -28,7 +21,6 @@ def _algorithms() -> list[list[str]]:
     return [line.split()[1:] for line in algorithms().splitlines()]
 
 
-_PATHS = [str(ROOT), str(TESTS / "gpu"), *filter(None, [os.environ.get("PYTHONPATH")])]
 # What carries the data between ranks; None: what horoplug chooses.
 BACKENDS = (None, *sorted({name for name, medium in _algorithms() if medium == "gpu"} - _OTHERS))
 
@@ -44,7 +36,7 @@ def nccl_obstacle() -> str | None:
 
 @pytest.fixture(scope="session")
 def gpu_pool() -> Iterator[Pool]:
-    pool = Pool(variables={"PYTHONPATH": os.pathsep.join(_PATHS)})
+    pool = Pool()
     yield pool
     pool.close()
 

@@ -1,5 +1,5 @@
 """Notes in docs/gpu-results.md what ``make test-gpu`` has seen, a row for each of its files, and prints the table:
-``pytest -p tests.gpu.results tests/gpu``. What was skipped has not been seen."""
+``pytest -p tests.gpu.device.results tests/gpu/device``. What was skipped has not been seen."""
 
 import ast
 import sys
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import ROOT
+
 FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent.parent / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from harness import gpu_results  # noqa: E402
 

@@ -4,10 +4,10 @@ import importlib.util
 
 import numpy as np
 import pytest
-from card_jobs import gpu_pool as gpu_pool
-from card_jobs import ranks as ranks
 
 import horoplug as hvd
+from tests.gpu.device.device_jobs import gpu_pool as gpu_pool
+from tests.gpu.device.device_jobs import ranks as ranks
 
 
 def need():

@@ -11,8 +11,7 @@ import pytest
 
 from horoplug.common.gpu import libraries
 from horoplug.runner import gpu
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.harness import ROOT
 
 
 @pytest.fixture(scope="module")

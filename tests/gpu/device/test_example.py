@@ -1,11 +1,12 @@
 """The training example on the GPU: alone and on two processes it learns what it learns on the CPU."""
 
 import pytest
-from card_jobs import run_script
+
+from tests.gpu.device.device_jobs import run_script
 
 torch = pytest.importorskip("torch")
 
-from test_training import TRAIN, summary, write_fashion_mnist  # noqa: E402
+from tests.torch.test_training import TRAIN, summary, write_fashion_mnist  # noqa: E402
 
 
 @pytest.mark.timeout(400)

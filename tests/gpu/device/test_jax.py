@@ -8,8 +8,9 @@ import functools
 
 import numpy as np
 import pytest
-from card_jobs import gpu_pool as gpu_pool
-from card_jobs import ranks as ranks
+
+from tests.gpu.device.device_jobs import gpu_pool as gpu_pool
+from tests.gpu.device.device_jobs import ranks as ranks
 
 jax = pytest.importorskip("jax")
 

@@ -1,19 +1,18 @@
 """CuPy's arrays by MPI's own collectives on the GPU's memory, with each MPI that says that it takes that."""
 
 import json
-from pathlib import Path
 
 import pytest
-from card_jobs import TESTS
-from mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
-from test_cupy import need
+
+from tests.gpu.device.test_cupy import need
+from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
 
 __all__ = ["no_files_of_mpi"]  # fixture
 
 SCRIPT = """
-sys.path[:0] = sys.argv[2:]
+import sys
 import horoplug as hvd
-import test_cupy
+from tests.gpu.device import test_cupy
 from horoplug.mpi.cuda import says_so
 
 if not says_so(MPI):
@@ -35,11 +34,10 @@ def test_operations(name, tmp_path):
         pytest.skip(reason)
     pytest.importorskip("mpi4py")
     timeline = tmp_path / "timeline.json"
-    folders = [str(TESTS), str(Path(__file__).parent)]
     variables = {"HOROPLUG_ALGORITHM": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
     # Two hosts by their names, and one GPU.
     script = on_hosts(SCRIPT)
-    status, output = finish(mpirun(find(name), script, str(timeline), *folders, **variables), 120)
+    status, output = finish(mpirun(find(name), script, str(timeline), **variables), 120)
     if "not CUDA-aware" in output:
         pytest.skip(f"{name} does not say that it is CUDA-aware")
     assert status == 0, output

@@ -4,13 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from horoplug.runner import gpu
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.harness import ROOT
 
 
 @pytest.mark.timeout(900)

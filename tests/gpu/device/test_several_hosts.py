@@ -1,7 +1,8 @@
 """Four ranks that share the GPU, as if on two hosts: PyTorch's tensors are reduced in each host first, by CUDA IPC."""
 
 import pytest
-from card_jobs import gpu_pool as gpu_pool
+
+from tests.gpu.device.device_jobs import gpu_pool as gpu_pool
 
 torch = pytest.importorskip("torch")
 

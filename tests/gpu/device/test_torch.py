@@ -3,8 +3,9 @@
 import copy
 
 import pytest
-from card_jobs import gpu_pool as gpu_pool
-from card_jobs import ranks as ranks
+
+from tests.gpu.device.device_jobs import gpu_pool as gpu_pool
+from tests.gpu.device.device_jobs import ranks as ranks
 
 torch = pytest.importorskip("torch")
 

@@ -1,0 +1,5 @@
+"""What the tests share: jobs of real ranks, simulated GPUs, hosts in network namespaces, launchers and MPIs."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]  # of the repository
