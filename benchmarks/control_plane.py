@@ -2,8 +2,8 @@
 
     make cpp-release && python benchmarks/control_plane.py --tensors 1000
 
-The engine's own negotiators run, joined in memory (csrc/tests/bench/control_plane_bench.cc says how, and why few of them can
-stand for many): messages and bytes are counted, not estimated. In every step each rank submits all tensors, in
+The engine's own negotiators run, joined in memory (csrc/tests/bench/control_plane_bench.cc says how, and why few of
+them can stand for many): messages and bytes are counted, not estimated. In every step each rank submits all tensors, in
 ``bursts`` parts of which each is agreed upon before the next is submitted. Protocols:
 
 horoplug, first step    every name is new

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compiles the GPU kernels with nvcc into horoplug/kernels.fatbin, for machines that have no NVRTC.
 
-The options are NVRTC's (csrc/device/cuda/jit/compile.cc), and so are the results' bits. The file begins with a header by
-which the core knows that it is whole and of the same source (csrc/device/cuda/jit/kernel_file.h)."""
+The options are NVRTC's (csrc/device/cuda/jit/compile.cc), and so are the results' bits. The file begins with a header
+by which the core knows that it is whole and of the same source (csrc/device/cuda/jit/kernel_file.h)."""
 
 from __future__ import annotations
 
