@@ -172,6 +172,7 @@ lint: .venv/.dev lint-types
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/ruff format --check $(PYTHON_FILES)
 	$(BIN)/ruff check $(PYTHON_FILES)
+	$(BIN)/python scripts/check_layers.py
 
 lint-types: .venv/.dev
 	$(BIN)/mypy --strict --follow-imports=silent horoplug/common

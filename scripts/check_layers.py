@@ -1,0 +1,103 @@
+"""Checks the include graph of the C++ core: arrows between layers point down only, and headers form no circle.
+
+    python scripts/check_layers.py
+
+Prints one line for each include that breaks a rule and exits with status 1 if there is any. ``make lint`` runs it.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+
+# For each layer, the layers that its files may include besides their own. A path's layer is its longest prefix here.
+ALLOWED: dict[str, set[str]] = {
+    "include": set(),
+    "base": {"include"},
+    "trace": {"base"},
+    "device/cpu": {"include", "base"},
+    "device/cuda": {"include", "base", "device/cpu"},
+    "transport": {"include", "base"},
+    "collectives": {"include", "base", "trace", "device/cpu", "device/cuda", "transport"},
+    "controller": {"include", "base", "collectives/tuning.h"},
+    "engine": {
+        "include",
+        "base",
+        "trace",
+        "device/cpu",
+        "device/cuda",
+        "transport",
+        "collectives",
+        "controller",
+    },
+    # Bindings know the core by its C ABI only.
+    "bindings/common": {"include"},
+    "bindings/python": {"include"},
+    "bindings/tensorflow": {"include", "bindings/common"},
+    "bindings/jax": {"include", "bindings/common"},
+}
+INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
+
+
+def layer_of(path: str) -> str:
+    """The layer that a path relative to ``csrc`` belongs to."""
+    fitting = [layer for layer in ALLOWED if path.startswith(layer + "/")]
+    if not fitting:
+        raise SystemExit(f"csrc/{path} belongs to no layer of {Path(__file__).name}")
+    return max(fitting, key=len)
+
+
+def included(file: Path) -> Iterator[str]:
+    """The project's own headers that a file includes, relative to ``csrc``."""
+    for name in INCLUDE.findall(file.read_text()):
+        for folder in (CSRC, CSRC / "include", file.parent):
+            if (folder / name).exists():
+                yield str((folder / name).resolve().relative_to(CSRC))
+                break
+
+
+def find_circle(graph: dict[str, list[str]]) -> list[str]:
+    """The files of one circle, or an empty list."""
+    done: set[str] = set()
+
+    def visit(file: str, path: list[str]) -> list[str]:
+        if file in path:
+            return [*path[path.index(file) :], file]
+        if file in done:
+            return []
+        for other in graph.get(file, []):
+            if circle := visit(other, [*path, file]):
+                return circle
+        done.add(file)
+        return []
+
+    for file in graph:
+        if circle := visit(file, []):
+            return circle
+    return []
+
+
+def main() -> int:
+    files = [
+        file
+        for pattern in ("*.h", "*.cc", "*.cu", "*.def")
+        for file in CSRC.rglob(pattern)
+        if not file.is_relative_to(CSRC / "tests")
+    ]
+    graph = {str(file.relative_to(CSRC)): list(included(file)) for file in sorted(files)}
+    problems = []
+    for file, headers in graph.items():
+        layer = layer_of(file)
+        for header in headers:
+            if layer_of(header) not in {layer, *ALLOWED[layer]} and header not in ALLOWED[layer]:
+                problems.append(f"csrc/{file} includes {header}: {layer} is not above that layer")
+    if circle := find_circle(graph):
+        problems.append("headers include each other in a circle: " + " -> ".join(circle))
+    print("\n".join(problems), end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
