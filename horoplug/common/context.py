@@ -21,7 +21,7 @@ from horoplug.base.errors import HorovodInternalError, NotInitializedError
 from horoplug.common import gpu
 from horoplug.common.in_flight import InFlight, Waitable
 from horoplug.common.status import MISMATCH, exception
-from horoplug.rendezvous.bootstrap.bootstrap import Meeting, meet
+from horoplug.rendezvous.bootstrap.bootstrap import BootstrapResult, bootstrap
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 from horoplug.rendezvous.connections.peers import PeerConnections
 from horoplug.rendezvous.network.fork import close_in_children
@@ -60,7 +60,9 @@ class Context:
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # stays over shutdowns
         self._identity: tuple[object, ...] = ()  # what the rendezvous was made for
-        self._meeting: Meeting | None = None  # of processes that another launcher has started
+        self._bootstrap: BootstrapResult | None = (
+            None  # of processes that another launcher has started
+        )
         # How often it was used, by the ranks that took part (None: all).
         self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles count on over re-initialisations, so that a stale one can be told from a valid one.
@@ -77,7 +79,7 @@ class Context:
     @property
     def over_mpi(self) -> bool:
         """Whether the ranks have met over MPI."""
-        return self._meeting is not None and self._meeting.over_mpi
+        return self._bootstrap is not None and self._bootstrap.over_mpi
 
     def engine(self) -> Engine:
         """The running engine. Raises NotInitializedError if there is none."""
@@ -163,9 +165,9 @@ class Context:
                 )
             return config, None
         server = None
-        if self._meeting is None:
-            self._meeting, server = meet(config, launched)
-        return self._meeting.apply(config), server
+        if self._bootstrap is None:
+            self._bootstrap, server = bootstrap(config, launched)
+        return self._bootstrap.apply(config), server
 
     def _connect(
         self, config: Config, ranks: tuple[int, ...] | None, server: StoreServer | None

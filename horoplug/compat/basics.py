@@ -35,7 +35,8 @@ class HorovodBasics:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name in _FUNCTIONS:
-            function = getattr(importlib.import_module("horoplug.common.api"), name, None)
+            api = importlib.import_module("horoplug.common.api")
+            function: Callable[..., Any] | None = getattr(api, name, None)
             if function is None:
                 raise AttributeError(f"horoplug does not provide {name} yet")
             return function

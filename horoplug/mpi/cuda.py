@@ -1,9 +1,9 @@
-"""Which of MPI's collectives take memory of NVIDIA's GPUs, as far as MPI says.
+"""Finds out which of MPI's collectives accept memory of NVIDIA GPUs.
 
-Being "CUDA-aware" is said of messages and of blocking collectives, and the core begins nonblocking ones. Where those
-reduce, they may need more than their MPI has: Open MPI's touch the memory from the host, and the process dies of it
-(open-mpi/ompi#9845, #12045), while MPICH takes a way through the host. So the answer counts for reductions only in an
-MPI that is known to do them."""
+"CUDA-aware" covers point-to-point messages and blocking collectives, but the core starts nonblocking collectives. The
+reducing ones may need more than their MPI has: those of Open MPI access the memory from the host, which crashes the
+process (open-mpi/ompi#9845, #12045), while those of MPICH stage through host memory. Therefore reductions are used only
+with an MPI that is known to support them."""
 
 from __future__ import annotations
 
@@ -11,49 +11,51 @@ import ctypes
 import enum
 from typing import Any, Final
 
-from horoplug.mpi import thread as mpi_thread
+from horoplug.mpi import thread
 
 
-class OnGpu(enum.IntEnum):
-    """The core's numbers (``hp_mpi_on_gpu``)."""
+class GpuSupport(enum.IntEnum):
+    """What MPI does with GPU memory; the values are those of ``hp_mpi_on_gpu`` in the C header."""
 
     NOTHING = 0
     MOVES = 1
     ALL = 2
 
 
-# By how a library's name begins: what is true if it says that it is CUDA-aware. Others: MOVES. Of Intel's nonblocking
-# collectives on memory of NVIDIA's GPUs nothing is known.
-_IF_IT_SAYS_SO: Final = {"MPICH": OnGpu.ALL, "Intel": OnGpu.NOTHING}
+# By the beginning of the library's version text: the support that a CUDA-aware build has. Others: MOVES. Whether Intel
+# MPI's nonblocking collectives accept NVIDIA GPU memory is not documented.
+_SUPPORT_IF_CUDA_AWARE: Final = {"MPICH": GpuSupport.ALL, "Intel": GpuSupport.NOTHING}
 
-_KINDS: Final = {"cuda", "cuda:device"}  # of memory, in MPI 4.1
+_CUDA_MEMORY_KINDS: Final = {"cuda", "cuda:device"}  # as MPI 4.1 names them
 
 
-def asked(MPI: Any, forced: bool | None = None) -> OnGpu:
-    """What MPI takes. It must be initialised, and this thread one that may call it. ``forced``: what the user says."""
+def gpu_support(MPI: Any, forced: bool | None = None) -> GpuSupport:
+    """What the initialised MPI does with GPU memory. Call it on a thread that may call MPI.
+
+    ``forced``: the user's setting, which overrides what MPI reports."""
     if forced is not None:
-        return OnGpu.ALL if forced else OnGpu.NOTHING
-    if not says_so(MPI):
-        return OnGpu.NOTHING
+        return GpuSupport.ALL if forced else GpuSupport.NOTHING
+    if not reports_cuda_aware(MPI):
+        return GpuSupport.NOTHING
     name = MPI.Get_library_version()
-    known = (level for start, level in _IF_IT_SAYS_SO.items() if name.startswith(start))
-    return next(known, OnGpu.MOVES)
+    known = (level for start, level in _SUPPORT_IF_CUDA_AWARE.items() if name.startswith(start))
+    return next(known, GpuSupport.MOVES)
 
 
-def says_so(MPI: Any) -> bool | None:
-    """Whether MPI says that it is CUDA-aware; None if it does not answer. As for :func:`asked`."""
+def reports_cuda_aware(MPI: Any) -> bool | None:
+    """Whether MPI reports that it is CUDA-aware; None if it cannot tell. Call it as :func:`gpu_support`."""
     info = MPI.COMM_WORLD.Get_info()
     try:
         kinds = info.Get("mpi_memory_alloc_kinds")
     finally:
         info.Free()
-    # Kinds that mpirun was not told of may be missing there.
-    if kinds is not None and _KINDS & {kind.strip() for kind in kinds.split(",")}:
+    # The list may lack kinds that mpirun was not asked for, so their absence proves nothing.
+    if kinds is not None and _CUDA_MEMORY_KINDS & {kind.strip() for kind in kinds.split(",")}:
         return True
-    # MPICH before 4.0 ends the process in this function if it was built without GPUs.
+    # A CPU-only MPICH before 4.0 aborts the process in MPIX_Query_cuda_support.
     if "MPICH" in MPI.Get_library_version() and MPI.Get_version() < (4, 0):
         return None
-    function = getattr(mpi_thread.library(MPI), "MPIX_Query_cuda_support", None)
+    function = getattr(thread.library(MPI), "MPIX_Query_cuda_support", None)
     if function is None:
         return None if kinds is None else False
     function.restype = ctypes.c_int
@@ -61,15 +63,15 @@ def says_so(MPI: Any) -> bool | None:
 
 
 def describe(MPI: Any) -> str:
-    """What MPI says, and what follows from it, in one line. As for :func:`asked`."""
+    """One line for ``--check-build -v``: what MPI reports and how horoplug uses it. Call it as :func:`gpu_support`."""
     answer = {
         None: "does not say whether it is",
         True: "says that it is",
         False: "says that it is not",
     }
-    taken = {
-        OnGpu.NOTHING: "moves no GPU tensors",
-        OnGpu.MOVES: "moves GPU tensors, and reduces none",
-        OnGpu.ALL: "moves and reduces GPU tensors",
+    used_for = {
+        GpuSupport.NOTHING: "moves no GPU tensors",
+        GpuSupport.MOVES: "moves GPU tensors, and reduces none",
+        GpuSupport.ALL: "moves and reduces GPU tensors",
     }
-    return f"{answer[says_so(MPI)]} CUDA-aware: it {taken[asked(MPI)]}"
+    return f"{answer[reports_cuda_aware(MPI)]} CUDA-aware: it {used_for[gpu_support(MPI)]}"

@@ -1,11 +1,12 @@
-"""Which threads of this process may call MPI, and the one that does where not all may.
+"""Decides which threads of this process may call MPI, and runs the MPI thread where only one may.
 
-MPI that the program leaves to horoplug is initialised on a thread of its own, which lives as long as MPI does and ends
-it: below the level "multiple" this thread makes all calls (:func:`run`, and the core's through :func:`funnel`), which
-"funneled" allows as well, since no other thread ever calls. A program that has initialised MPI itself with "serialized"
-gets such a thread, too; what it has initialised with less belongs to its own thread, to which nobody can come.
+If the program leaves MPI to horoplug, MPI is initialised on a dedicated thread, which lives as long as MPI does and
+finalises it. Below thread level "multiple" that thread makes all MPI calls: Python's through :func:`run`, the core's
+through :func:`mpi_worker`. Level "funneled" allows that, since no other thread ever calls MPI. A program that has
+initialised MPI itself at level "serialized" gets such a thread, too. At a lower level only the program's own main
+thread may call MPI, and horoplug cannot run anything there.
 
-A process has one MPI, so that this is one for the process."""
+A process has one MPI, so the thread is a global of the process."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import atexit
 import concurrent.futures
 import ctypes
 import importlib
+import importlib.util
 import os
 import sys
 import threading
@@ -24,19 +26,19 @@ from horoplug._native import Worker, guard_exit
 T = TypeVar("T")
 
 LEVELS: Final = ("single", "funneled", "serialized", "multiple")
-"""What threads may do with MPI, by what it has granted."""
+"""The thread levels of MPI, from the most to the least restrictive."""
 
-_LAST_MOMENT = 5.0  # seconds that MPI_Finalize has if MPI has not returned from another call
+_FINALIZE_SECONDS = 5.0  # limit for MPI_Finalize if MPI has not returned from another call
 
 
-class _Thread:
-    """The thread that calls MPI."""
+class _MpiThread:
+    """The thread that makes all MPI calls of this process."""
 
     def __init__(self, initialises: bool) -> None:
         self.initialises = initialises
-        """And finalises."""
-        self.limit: tuple[float, str] | None = None
-        """Seconds that MPI_Finalize has, and what to say when they are over; None: as many as it needs."""
+        """Whether this thread initialises MPI, and so finalises it."""
+        self.finalize_limit: tuple[float, str] | None = None
+        """Limit for MPI_Finalize in seconds, and the text for stderr if it is exceeded. None: no limit."""
         self.process = os.getpid()
         self.worker = Worker()
         self._ident = 0
@@ -57,34 +59,40 @@ class _Thread:
         try:
             return future.result(seconds)
         finally:
-            if not future.done() and self.limit is None:
+            if not future.done() and self.finalize_limit is None:
                 text = "MPI has not returned from a call; this process ends without MPI_Finalize"
-                self.limit = (_LAST_MOMENT, f"horoplug: {text}")
+                self.finalize_limit = (_FINALIZE_SECONDS, f"horoplug: {text}")
 
     def finalise(self) -> None:
         MPI = loaded()
         if self.process != os.getpid() or MPI.Is_finalized():
             return
-        # mpi4py's would keep the interpreter to itself until all ranks have come.
+        # mpi4py's own Finalize would hold the interpreter lock until all ranks have called it.
         function = library(MPI).MPI_Finalize
         try:
-            self.run(function, self.limit[0] if self.limit else None)
+            self.run(function, self.finalize_limit[0] if self.finalize_limit else None)
         except (concurrent.futures.TimeoutError, KeyboardInterrupt):
-            assert self.limit is not None
-            guard_exit(0, self.limit[1])
+            assert self.finalize_limit is not None
+            guard_exit(0, self.finalize_limit[1])
 
 
-_thread: _Thread | None = None
+_thread: _MpiThread | None = None
+
+
+def is_installed() -> bool:
+    """Whether this interpreter has mpi4py."""
+    return importlib.util.find_spec("mpi4py") is not None
 
 
 def loaded() -> Any:
-    """mpi4py's module MPI, if the process has it, else None."""
+    """The module ``mpi4py.MPI`` if the process has imported it, else None."""
     return sys.modules.get("mpi4py.MPI")
 
 
 def load() -> Any:
-    """mpi4py's module MPI. If this is what imports it, MPI is still to be initialised. Errors: ImportError,
-    RuntimeError."""
+    """Import ``mpi4py.MPI`` and return it. An import made here leaves MPI uninitialised.
+
+    Errors: ImportError without mpi4py, RuntimeError if mpi4py cannot open an MPI library."""
     MPI = loaded()
     if MPI is not None:
         return MPI
@@ -98,17 +106,18 @@ def load() -> Any:
 
 
 def library(MPI: Any) -> ctypes.CDLL:
-    """MPI's own functions: those of the very MPI that mpi4py uses, whatever else is in the process."""
-    return ctypes.CDLL(MPI.__file__)  # whose scope is what it was linked with
+    """The C functions of the MPI library that mpi4py uses, even if the process has loaded others as well."""
+    return ctypes.CDLL(MPI.__file__)  # symbols resolve in the libraries that mpi4py was linked with
 
 
 def initialise(MPI: Any) -> None:
-    """Initialise MPI, and finalise it at exit, if the program leaves that to others: with the thread level that
-    ``mpi4py.rc`` asks for, but "funneled" at the least."""
+    """Initialise MPI if nobody has, and finalise it when the process exits.
+
+    Asks for the thread level of ``mpi4py.rc``, but at least "funneled"."""
     global _thread
     if MPI.Is_initialized():
         return
-    _thread = _Thread(initialises=True)
+    _thread = _MpiThread(initialises=True)
     _thread.run(MPI.Init_thread, None, _level_to_ask_for(MPI))
     atexit.register(_thread.finalise)
 
@@ -117,11 +126,12 @@ def _level_to_ask_for(MPI: Any) -> int:
     from mpi4py import rc
 
     asked = rc.thread_level if rc.threads in (True, "yes") else "single"
-    return max(getattr(MPI, f"THREAD_{asked.upper()}", MPI.THREAD_MULTIPLE), MPI.THREAD_FUNNELED)
+    level: int = getattr(MPI, f"THREAD_{asked.upper()}", MPI.THREAD_MULTIPLE)
+    return max(level, int(MPI.THREAD_FUNNELED))
 
 
 def thread_level() -> str | None:
-    """What MPI has granted, one of :data:`LEVELS`; None if it does not run in this process."""
+    """The thread level that MPI granted, one of :data:`LEVELS`; None if MPI does not run in this process."""
     MPI = loaded()
     if MPI is None or not MPI.Is_initialized() or MPI.Is_finalized():
         return None
@@ -130,40 +140,43 @@ def thread_level() -> str | None:
 
 
 def initialised_here() -> bool:
-    """Whether MPI is horoplug's, and not the program's."""
+    """Whether horoplug, and not the program, has initialised MPI."""
     return _thread is not None and _thread.initialises
 
 
-def funnel() -> Worker | None:
-    """The thread that makes all calls; None: those make them that have a reason to."""
-    thread = _funnel()
+def mpi_worker() -> Worker | None:
+    """The worker that makes all MPI calls; None if any thread may call MPI."""
+    thread = _calling_thread()
     return thread.worker if thread else None
 
 
-def _funnel() -> _Thread | None:
+def _calling_thread() -> _MpiThread | None:
     global _thread
     level = thread_level()
     if level == "serialized" and _thread is None:
-        _thread = _Thread(initialises=False)
+        _thread = _MpiThread(initialises=False)
     return _thread if level in LEVELS[:-1] else None
 
 
 def run(function: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
-    """Call a function that calls MPI, from the thread that may, and return what it returns. Errors: the function's;
-    TimeoutError if it has not returned within ``seconds``; it may still do so."""
-    thread = _funnel()
+    """Call ``function(*args)``, which calls MPI, on a thread that may do so, and return its result.
+
+    Errors: those of ``function``; TimeoutError if it has not returned within ``seconds`` (the call itself goes on)."""
+    thread = _calling_thread()
     if thread is None:
         return function(*args)
     try:
         return thread.run(function, seconds, *args)
-    except concurrent.futures.TimeoutError as error:  # another one before Python 3.11
+    except concurrent.futures.TimeoutError as error:  # a class of its own before Python 3.11
         raise TimeoutError(*error.args) from None
 
 
 def finalise_within(seconds: float, text: str) -> None:
-    """The job has failed, and MPI_Finalize waits for all ranks, dead ones too, and for transfers that nobody will take:
-    have this process end with status 1, and this line on stderr, if it takes longer than that."""
+    """Limit the time of MPI_Finalize after the job has failed.
+
+    MPI_Finalize waits for all ranks, dead ones included, and for transfers that nobody receives. If it takes longer
+    than ``seconds``, the process prints ``text`` on stderr and exits with status 1."""
     if _thread is not None and _thread.initialises:
-        _thread.limit = (seconds, text)
+        _thread.finalize_limit = (seconds, text)
     else:
         guard_exit(seconds, text)

@@ -1,10 +1,10 @@
-"""MPI as what carries the data between hosts: whether it can, how fast it is, and what the core has to know of it.
+"""MPI as the transport of data between hosts: whether it is usable, how fast it is, and what the core needs to call it.
 
-mpi4py has chosen the process's MPI and initialised it. The core is given the addresses of its functions and the values
-of its handles, and calls it directly; neither of the two was compiled with an ``mpi.h``. Ranks are connected and
-authenticated before that, without MPI, and those connections carry all control messages.
+mpi4py has chosen the process's MPI library and initialised it. The core receives the addresses of MPI's functions and
+the values of its handles and calls MPI directly; neither was compiled against an ``mpi.h``. Ranks connect and
+authenticate over TCP and Unix sockets before that, without MPI, and those connections carry all control messages.
 
-Nothing here waits without a deadline, or takes part in anything before all ranks have said that they will."""
+Nothing here waits without a deadline, or starts a collective MPI call before all ranks have agreed to take part."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from horoplug.base.errors import MissingRanksError
 from horoplug.mpi import cuda as mpi_cuda
 from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.measure import (
+    CollectiveCost,
     Costs,
-    Own,
     Steps,
     answer,
     speed_of,
@@ -34,7 +34,7 @@ from horoplug.mpi.measure import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# MPI's names by the core's numbers of dtypes and of reductions; None: MPI has none, or another idea of it.
+# MPI's names, indexed by the core's numbers of dtypes and of reductions. None: MPI has no equivalent.
 _DTYPES: Final = (
     *("UINT8_T", "INT8_T", "UINT16_T", "INT16_T", "INT32_T", "INT64_T"),
     *(None, "FLOAT", "DOUBLE", None, None, "UINT32_T", "UINT64_T"),
@@ -45,57 +45,58 @@ _COLLECTIVES: Final = (
     *("iallreduce", "ibcast", "iallgatherv", "ialltoallv", "ireduce_scatter", "ibarrier"),
 )
 
-_GRACE: Final = 2.0  # seconds
+# By the beginning of the library's version text: collectives that are not used. Intel MPI's Iallgatherv may hang on
+# parts of different sizes with the algorithm that it chooses for large ones (I_MPI_ADJUST_IALLGATHERV=3; 2021.19).
+_UNUSED_COLLECTIVES: Final = {"Intel": ("iallgatherv",)}
+
+_GRACE: Final = 2.0  # seconds that a call may exceed its own deadline before MPI counts as hung
 
 
-def choice(config: Config) -> str | None:
-    """What the user wants to carry data between hosts: "mpi", "gloo" (TCP), or None: whatever is faster."""
+def requested_transport(config: Config) -> str | None:
+    """The transport that the user asks for between hosts: "mpi", "gloo" (TCP), or None for the faster one."""
     if config.cpu_operations in ("mpi", "gloo"):
         return config.cpu_operations
     return "gloo" if config.controller == "gloo" else None
 
 
-def _where_mpi_may_be_called(method: Callable[P, T]) -> Callable[P, T]:
-    """Its last argument is a deadline, which it heeds, but MPI may not."""
+def _on_mpi_thread(method: Callable[P, T]) -> Callable[P, T]:
+    """Run a method on a thread that may call MPI. Its last argument is a deadline (``time.monotonic()``), which the
+    method keeps unless MPI blocks in a call; then the caller gets MissingRanksError."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        late = cast(float, args[-1]) - time.monotonic() + _GRACE
+        seconds = cast(float, args[-1]) - time.monotonic() + _GRACE
         try:
-            return mpi_thread.run(method, *args, seconds=late)
+            return mpi_thread.run(method, *args, seconds=seconds)
         except TimeoutError:
             raise MissingRanksError((), "MPI does not return from a call") from None
 
     return call
 
 
-Place = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""Where costs were measured: the MPI, the job's ranks as they were started, and by rank the host's number."""
-
-# By how a library's name begins: collectives of its own that are not used. Intel's Iallgatherv may never end if parts
-# differ in size, by the algorithm that it takes itself for large ones (I_MPI_ADJUST_IALLGATHERV=3; seen in 2021.19).
-_UNUSED: Final = {"Intel": ("iallgatherv",)}
+CostsKey = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""What costs were measured for: the MPI library, the launched ranks that form the job, and each rank's host index."""
 
 
-class Carrier:
+class MpiTransport:
     """MPI between the ranks of a job; :meth:`obstacle` says whether it can carry data."""
 
     def __init__(
         self,
         config: Config,
         ranks: Sequence[int] | None = None,
-        known: dict[Place, Costs] | None = None,
+        known: dict[CostsKey, Costs] | None = None,
     ) -> None:
-        """``ranks``: those of the started processes that make up the job; None: all. ``known``: what this process has
-        measured before, and where; it is kept up."""
-        self.wanted = choice(config)
+        """``ranks``: the launched ranks that form the job; None: all. ``known``: costs that this process has measured
+        before; :meth:`use_costs` adds to it."""
+        self.wanted = requested_transport(config)
         self.ranks = ranks
         self.costs: Costs | None = None
         self._known = {} if known is None else known
         self._rank, self._size = config.rank, config.size
-        self._patience = config.gloo_timeout_seconds
+        self._call_seconds = config.gloo_timeout_seconds
         self._mpi_cuda = config.mpi_cuda
-        self._on_gpu = mpi_cuda.OnGpu.NOTHING
+        self._gpu_support = mpi_cuda.GpuSupport.NOTHING
         self._communicator: Any = None
         self._MPI = mpi_thread.loaded()
         self._failure = ""
@@ -113,49 +114,51 @@ class Carrier:
 
     @property
     def funneled(self) -> bool:
-        """Whether one thread makes all calls."""
-        return mpi_thread.funnel() is not None
+        """Whether one thread makes all MPI calls."""
+        return mpi_thread.mpi_worker() is not None
 
     @property
     def initialised_here(self) -> bool:
-        """Whether the program has left MPI to horoplug."""
+        """Whether horoplug, and not the program, has initialised MPI."""
         return mpi_thread.initialised_here()
 
     @property
     def library(self) -> str:
-        """The MPI's name and version."""
+        """Name and version of the MPI library."""
         if self._MPI is None:
             return "no MPI"
         return " ".join(self._MPI.Get_library_version().split("\n")[0].split(",")[0].split())
 
     def obstacle(self) -> str:
-        """Why MPI cannot carry data here, or ''."""
+        """Why MPI cannot carry data in this process; empty if it can."""
         if self._MPI is None:
             return self._failure or "MPI is not in use"
         level = self.level
         if level is None:
             return "MPI is not initialised, or finalised already"
         try:
-            place = mpi_thread.run(self._place_in_mpi, seconds=self._patience)
+            rank, size = mpi_thread.run(self._world_rank_and_size, seconds=self._call_seconds)
         except TimeoutError:
             return "MPI does not return from a call"
-        if place != (self._rank, self._size):
-            return f"to MPI this is rank {place[0]} of {place[1]}: no mpirun has started the job"
+        if (rank, size) != (self._rank, self._size):
+            return f"to MPI this is rank {rank} of {size}: no mpirun has started the job"
         levels = mpi_thread.LEVELS
-        return _too_low(level) if levels.index(level) < levels.index(self._least()) else ""
+        too_low = levels.index(level) < levels.index(self._required_level())
+        return _level_too_low(level) if too_low else ""
 
-    def _place_in_mpi(self) -> tuple[int, int]:
+    def _world_rank_and_size(self) -> tuple[int, int]:
         return self._MPI.COMM_WORLD.rank, self._MPI.COMM_WORLD.size
 
-    def _least(self) -> str:
-        """The thread level that horoplug needs."""
+    def _required_level(self) -> str:
+        """The lowest thread level with which MPI can carry data."""
         if self.initialised_here:
             return "funneled"
         return "serialized" if self.wanted == "mpi" else "multiple"
 
-    @_where_mpi_may_be_called
+    @_on_mpi_thread
     def connect(self, deadline: float) -> None:
-        """Make a communicator for the core alone. Collective. Errors: MissingRanksError."""
+        """Create a communicator for the core alone. Collective over the job. Errors: MissingRanksError after the
+        deadline."""
         MPI = self._MPI
         base = MPI.COMM_WORLD
         if self.ranks is not None:
@@ -163,40 +166,48 @@ class Carrier:
         self._communicator, request = base.Idup()
         self._finish([until(request)], deadline)
         self._communicator.Set_errhandler(MPI.ERRORS_RETURN)
-        self._on_gpu = mpi_cuda.asked(MPI, self._mpi_cuda)
+        self._gpu_support = mpi_cuda.gpu_support(MPI, self._mpi_cuda)
 
-    def known(self, hosts: Sequence[int]) -> Costs | None:
-        """What the job's ranks have agreed on before, when they were on these hosts, by rank."""
-        return self._known.get(self._place(hosts))
+    def known_costs(self, hosts: Sequence[int]) -> Costs | None:
+        """The costs that the same ranks on the same hosts have agreed on before; None if there are none.
 
-    def agreed(self, hosts: Sequence[int], costs: Costs) -> None:
-        """Go by these costs, now and whenever the ranks meet again."""
-        self.costs = self._known[self._place(hosts)] = costs
+        ``hosts``: each rank's host index."""
+        return self._known.get(self._key(hosts))
 
-    def _place(self, hosts: Sequence[int]) -> Place:
+    def use_costs(self, hosts: Sequence[int], costs: Costs) -> None:
+        """Use these costs now, and remember them for when the same ranks connect again."""
+        self.costs = self._known[self._key(hosts)] = costs
+
+    def _key(self, hosts: Sequence[int]) -> CostsKey:
         ranks = range(self._size) if self.ranks is None else self.ranks
         return self.library, tuple(ranks), tuple(hosts)
 
-    @_where_mpi_may_be_called
+    @_on_mpi_thread
     def measure(self, to: int | None, back: int | None, deadline: float) -> Costs | None:
-        """Time messages to the rank ``to`` while ``back`` times those to this one, and then MPI's own collectives.
-        Collective. None if there was nothing to measure. Errors: MissingRanksError."""
+        """Time messages to rank ``to`` while rank ``back`` times those to this one, then MPI's own collectives.
+
+        Collective over the job. Returns None if ``to`` is None. Errors: MissingRanksError after the deadline."""
         trips: list[float] = []
         bursts: list[float] = []
-        own: list[Own] = []
+        collectives: list[CollectiveCost] = []
         tasks = [] if to is None else [time_messages(self._communicator, to, trips, bursts)]
         tasks += [] if back is None else [answer(self._communicator, back)]
         self._finish(tasks, deadline)
-        self._finish([time_collectives(self._MPI, self._communicator, own)], deadline)
-        return None if to is None else Costs(speed_of(trips, bursts), tuple(own))
+        self._finish([time_collectives(self._MPI, self._communicator, collectives)], deadline)
+        return None if to is None else Costs(speed_of(trips, bursts), tuple(collectives))
 
     def description(self) -> dict[str, Any]:
-        """What the core has to know: the fields of ``hp_mpi``."""
+        """The fields of ``hp_mpi``, which tell the core how to call MPI."""
         MPI = self._MPI
         library = mpi_thread.library(MPI)
 
         unused = next(
-            (names for start, names in _UNUSED.items() if self.library.startswith(start)), ()
+            (
+                names
+                for start, names in _UNUSED_COLLECTIVES.items()
+                if self.library.startswith(start)
+            ),
+            (),
         )
 
         def address(name: str) -> int:
@@ -216,26 +227,26 @@ class Carrier:
         return {
             "handle_bytes": MPI._sizeof(MPI.Comm),
             "communicator": int(MPI._handleof(self._communicator)) % 2**64,
-            "on_gpu": int(self._on_gpu),
+            "on_gpu": int(self._gpu_support),
             "byte": handle("BYTE"),
             "in_place": int(MPI.IN_PLACE) % 2**64,
             "dtypes": [handle(name) for name in _DTYPES],
             "ops": [handle(name) for name in _OPS],
             **{name: address(name) for name in (*_FUNCTIONS, *_COLLECTIVES)},
-            "costs": self.costs.own if self.costs else (),
-            "worker": mpi_thread.funnel(),
+            "costs": self.costs.collectives if self.costs else (),
+            "worker": mpi_thread.mpi_worker(),
         }
 
     def close(self, failed: bool = False) -> None:
-        """Give the communicator back, unless the job has failed: MPI may still be busy with it. Idempotent."""
+        """Free the communicator, unless the job has failed: MPI may then still be using it. Idempotent."""
         communicator, self._communicator = self._communicator, None
         if communicator is None or self.level is None or failed:
             return
         with contextlib.suppress(self._MPI.Exception, TimeoutError):
-            mpi_thread.run(communicator.Free, seconds=self._patience)
+            mpi_thread.run(communicator.Free, seconds=self._call_seconds)
 
     def _finish(self, tasks: Iterable[Steps], deadline: float) -> None:
-        """Run them side by side."""
+        """Run measurements side by side until all are done. Errors: MissingRanksError after the deadline."""
         running = list(tasks)
         while running:
             running = [task for task in running if next(task, running) is None]
@@ -248,13 +259,13 @@ _groups: dict[tuple[int, ...], Any] = {}
 
 
 def _group_communicator(MPI: Any, ranks: tuple[int, ...]) -> Any:
-    """A communicator of some of all processes, made once: by all of them, and by nobody else."""
+    """The communicator of these world ranks. Created on the first call, collectively over these ranks only."""
     if ranks not in _groups:
         _groups[ranks] = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(list(ranks)))
     return _groups[ranks]
 
 
-def _too_low(level: str) -> str:
+def _level_too_low(level: str) -> str:
     if level == "serialized":
         return (
             "MPI's thread level is 'serialized', and the program may call it at the same time as horoplug: leave "

@@ -1,32 +1,34 @@
-"""A process's way to the other ranks, from its configuration: the store's connection, and a mesh whenever it is asked.
+"""Connects a process with the other ranks, as its configuration says: a connection to the store, and peer connections
+for every generation.
 
-Keep one Rendezvous from the first ``init()`` until the process ends, across shutdowns: the connection is how the others
-learn that this rank has died, and in rank-0 mode rank 0 serves everybody."""
+Keep one Rendezvous from the first ``init()`` until the process ends, across shutdowns: when its connection to the store
+breaks, the other ranks learn that this rank has died, and in rank-0 mode rank 0 serves the store to all ranks."""
 
 from __future__ import annotations
 
 from horoplug.base.config import Config
 from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.measure import Costs
-from horoplug.mpi.transport import Carrier, Place
+from horoplug.mpi.transport import CostsKey, MpiTransport
 from horoplug.rendezvous.connections.peers import PeerConnections, connect_peers
-from horoplug.rendezvous.network.topology import host_key, interface_address
+from horoplug.rendezvous.network.interfaces import interface_address
+from horoplug.rendezvous.network.topology import host_key
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 
 
 class Rendezvous:
-    """The store's client of this process, and its server if this is where it runs. A context manager."""
+    """This process's client of the store, and the store's server if this process runs it. A context manager."""
 
     def __init__(self, config: Config, server: StoreServer | None = None) -> None:
-        """Connect to the store, within ``config.start_timeout``; a job of one rank connects to nothing. ``server``: one
-        that this process serves already, and that is closed with this.
+        """Connect to the store within ``config.start_timeout`` seconds; a job of one rank connects to nothing.
 
-        Errors: ValueError if variables are missing, else RendezvousError or AuthenticationError."""
+        ``server``: a server that this process runs already; it is closed with this object. Errors: ValueError if
+        variables are missing, RendezvousError, AuthenticationError."""
         self._config = config
         self._server = server
         self._client: StoreClient | None = None
-        self._costs_of_mpi: dict[Place, Costs] = {}
+        self._mpi_costs: dict[CostsKey, Costs] = {}
         if config.size == 1:
             return
         if config.rendezvous_addr is None or config.rendezvous_port is None:
@@ -40,7 +42,7 @@ class Rendezvous:
                 "the same on all ranks; start the job with horovodrun"
             )
         if config.gloo_iface:
-            interface_address(config.gloo_iface)  # a wrong name is best found before others wait
+            interface_address(config.gloo_iface)  # report a wrong name before other ranks wait
         address, port = config.rendezvous_addr, config.rendezvous_port
         if config.rendezvous_server == "rank0" and config.rank == 0:
             try:
@@ -64,15 +66,16 @@ class Rendezvous:
         self.close()
 
     def connect(self, generation: int, ranks: tuple[int, ...] | None = None) -> PeerConnections:
-        """Connect with all ranks, or with ``ranks`` alone, which become 0, 1 … in their order. ``generation`` counts
-        from 0, one more for every call with them, the same on all of them.
+        """Connect with all launched ranks, or only with ``ranks``, which become ranks 0, 1 … in this order. Collective.
+
+        ``generation``: how many calls with the same ``ranks`` came before, the same on all of them.
 
         Errors: those of :func:`horoplug.rendezvous.connections.peers.connect_peers`."""
         config = self._config
         return connect_peers(
             rank=config.rank if ranks is None else ranks.index(config.rank),
             size=config.size if ranks is None else len(ranks),
-            started_as=ranks,
+            launched=ranks,
             store=self._client,
             secret=config.secret_key,
             generation=generation,
@@ -81,11 +84,11 @@ class Rendezvous:
             data_timeout=config.gloo_timeout_seconds,
             interface=config.gloo_iface,
             streams=config.num_streams,
-            carrier=Carrier(config, ranks, self._costs_of_mpi),
+            mpi=MpiTransport(config, ranks, self._mpi_costs),
         )
 
     def failed(self) -> None:
-        """The job over MPI has, whoever carried its data: MPI's end is to hold up nobody for long."""
+        """Tell the rendezvous that a job that runs under MPI has failed: MPI_Finalize then gets a time limit."""
         seconds = self._config.gloo_timeout_seconds
         if mpi_thread.thread_level() is not None:
             mpi_thread.finalise_within(
@@ -95,14 +98,18 @@ class Rendezvous:
             )
 
     def leave(self) -> None:
-        """Say goodbye. At exit, call this *before* the engine shuts down: the launcher takes the order of goodbyes for
-        the order of failures. Idempotent."""
+        """Leave the store in good order. Idempotent.
+
+        At exit, call this *before* the engine shuts down: the launcher takes the order in which ranks leave for the
+        order of failures."""
         if self._client is not None:
             self._client.close()
 
     def close(self, *, patient: bool = False) -> None:
-        """Say goodbye; on rank 0, stop serving. ``patient``: not before the others have left, too, who may be about to
-        meet without this rank; but they have no longer than ``config.start_timeout`` for that. Idempotent."""
+        """Leave the store and stop serving it. Idempotent.
+
+        ``patient``: first wait up to ``config.start_timeout`` seconds until the other ranks have left, since they may
+        be about to connect to each other without this rank."""
         self.leave()
         if self._server is not None:
             if patient:

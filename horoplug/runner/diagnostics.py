@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from horoplug.base.config import Config
 from horoplug.rendezvous.bootstrap import launcher_environment as launched
 from horoplug.rendezvous.bootstrap import over_tcp
-from horoplug.rendezvous.bootstrap.bootstrap import place_to_meet
+from horoplug.rendezvous.bootstrap.bootstrap import tcp_bootstrap_address
 from horoplug.rendezvous.bootstrap.job_key import key_file
 
 from .allocation import allocation, scheduler
@@ -21,7 +21,7 @@ _ASK_MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-from horoplug.rendezvous.bootstrap.over_mpi import loaded_libraries
+from horoplug.mpi.libraries import loaded_libraries
 print("mpi4py " + mpi4py.__version__ + ", MPI standard %d.%d" % MPI.Get_version())
 print(" and ".join(loaded_libraries()) or "a library that is part of mpi4py")
 print(MPI.Get_library_version().splitlines()[0].strip("\\0 "))
@@ -90,15 +90,15 @@ def _weaker(env: Mapping[str, str], launchers: list[launched.Launcher]) -> list[
     ]
 
 
-def _where(env: Mapping[str, str], process: launched.Launched) -> str:
+def _where(env: Mapping[str, str], process: launched.LaunchedProcess) -> str:
     try:
         config = Config.from_env(env)
     except ValueError as error:
         return f"but there is an error: {error}"
-    place = place_to_meet(config, process)
-    if place is None:
+    address = tcp_bootstrap_address(config, process)
+    if address is None:
         return "the ranks meet over MPI, by mpi4py"
-    hosts, ports = over_tcp.where(config, place)
+    hosts, ports = over_tcp.candidates(config, address)
     on = " or ".join(hosts)
     at = f"{'port' if len(ports) == 1 else 'one of the ports'} {', '.join(map(str, ports))}"
     key = key_file() if config.secret_key is None else "HOROPLUG_SECRET_KEY"

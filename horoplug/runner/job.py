@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from horoplug.base import config
-from horoplug.rendezvous.network.interfaces import chosen
+from horoplug.rendezvous.network.interfaces import select_interfaces
 from horoplug.rendezvous.store.report import KEY, unpack
 from horoplug.rendezvous.store.server import StoreServer
 
@@ -88,7 +88,7 @@ class Job:
         self._interfaces = tuple(interfaces) or tuple((named or "").replace(",", " ").split())
         self._own_interface: str | None = None
         if interfaces and self._is_local:
-            self._own_interface = chosen(interfaces)[0].name
+            self._own_interface = select_interfaces(interfaces)[0].name
         self._start_seconds: float = config.value("START_TIMEOUT", plain)
         patience: float = config.value("GLOO_TIMEOUT_SECONDS", plain)
         # Seconds without a word after which a host, or the launcher, is gone, and after which that is likely.

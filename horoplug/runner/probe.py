@@ -24,7 +24,7 @@ from typing import Any
 import horoplug
 from horoplug.base.errors import AuthenticationError
 from horoplug.rendezvous.network.auth import Role, authenticate
-from horoplug.rendezvous.network.interfaces import chosen
+from horoplug.rendezvous.network.interfaces import select_interfaces
 from horoplug.rendezvous.store import protocol
 
 PEER_CONTEXT = b"probe"
@@ -48,7 +48,7 @@ class Probe:
         answer: dict[str, Any] = {"version": horoplug.__version__}
         if interfaces:
             try:
-                found = chosen(interfaces)[0]
+                found = select_interfaces(interfaces)[0]
                 answer |= {"interface": found.name, "address": found.address}
             except ValueError as error:
                 answer["error"] = str(error)

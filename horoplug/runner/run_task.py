@@ -37,7 +37,8 @@ def pack(function: Any, args: Any, kwargs: Any) -> bytes:
     """What the ranks get. Errors: whatever pickling raises."""
     setup = {"path": [os.path.abspath(p) for p in sys.path], "python": list(sys.version_info[:2])}
     head = json.dumps(setup).encode()
-    return len(head).to_bytes(4, "big") + head + cloudpickle.dumps((function, args, kwargs))
+    pickled: bytes = cloudpickle.dumps((function, args, kwargs))
+    return len(head).to_bytes(4, "big") + head + pickled
 
 
 def unpack(data: bytes | bytearray) -> Any:

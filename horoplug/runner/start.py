@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 import horoplug
-from horoplug.rendezvous.network.interfaces import chosen, interfaces
+from horoplug.rendezvous.network.interfaces import interfaces, select_interfaces
 from horoplug.rendezvous.store.server import StoreServer
 
 from . import agent
@@ -31,7 +31,7 @@ def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
     known = interfaces()
     if names:
         try:
-            return [interface.address for interface in chosen(names, known)]
+            return [interface.address for interface in select_interfaces(names, known)]
         except ValueError as error:
             if any(host.is_local for host in hosts):
                 raise StartError(f"--network-interface: {error}") from None

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from horoplug.mpi import cuda as mpi_cuda
-from horoplug.mpi.cuda import OnGpu
+from horoplug.mpi.cuda import GpuSupport
 from tests.harness import simulated_gpu
 from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
 from tests.harness.support import NO_LIMITS, until
@@ -155,7 +155,7 @@ from horoplug.mpi import cuda as mpi_cuda
 folder, rank = sys.argv[1], MPI.COMM_WORLD.rank
 
 def run(name, says_so):
-    mpi_cuda.says_so = lambda MPI: says_so
+    mpi_cuda.reports_cuda_aware = lambda MPI: says_so
     os.environ["HOROVOD_TIMELINE"] = f"{folder}/{name}.json"
     hvd.init()
     jobs.check_operations("float32")
@@ -165,7 +165,7 @@ if sys.argv[2:] == ["differ"]:
     os.environ["HOROPLUG_MPI_CUDA"] = str(rank)
     run("differ", rank == 0)
 else:
-    run("asked", mpi_cuda.says_so(MPI))
+    run("asked", mpi_cuda.reports_cuda_aware(MPI))
     run("some", rank == 0)
     run("yes", True)
 sys.stdout.write(f"rank {rank} is done\\n")
@@ -263,20 +263,41 @@ DIES = object()
 @pytest.mark.parametrize(
     ("library", "version", "kinds", "function", "says", "takes"),
     [
-        ("Open MPI v5.0.11", (3, 1), None, 1, True, OnGpu.MOVES),
-        ("Open MPI v5.0.11", (3, 1), None, 0, False, OnGpu.NOTHING),
-        ("Open MPI v4.1.8", (3, 1), None, None, None, OnGpu.NOTHING),
+        ("Open MPI v5.0.11", (3, 1), None, 1, True, GpuSupport.MOVES),
+        ("Open MPI v5.0.11", (3, 1), None, 0, False, GpuSupport.NOTHING),
+        ("Open MPI v4.1.8", (3, 1), None, None, None, GpuSupport.NOTHING),
         # Kinds that mpirun was not told of are missing in Open MPI 6.
-        ("Open MPI v6.0.0", (4, 1), "mpi,system", 1, True, OnGpu.MOVES),
-        ("MPICH Version:      5.0.2", (5, 0), "mpi,system,cuda:device,cuda", DIES, True, OnGpu.ALL),
-        ("MPICH Version:      5.0.2", (5, 0), "mpi, cuda:device", DIES, True, OnGpu.ALL),
-        ("MPICH Version:      5.0.2", (5, 0), "mpi,system,cuda:managed", 0, False, OnGpu.NOTHING),
-        ("MPICH Version:      5.0.2", (5, 0), "mpi,system", None, False, OnGpu.NOTHING),
-        ("MPICH Version:      4.0", (4, 0), None, 1, True, OnGpu.ALL),
-        ("MPICH Version:      3.4.3", (3, 1), None, DIES, None, OnGpu.NOTHING),
-        ("MPI VERSION    : CRAY MPICH version 8.1.27", (3, 1), None, DIES, None, OnGpu.NOTHING),
-        ("MVAPICH2 Version      :	2.3.7", (3, 1), None, 1, True, OnGpu.MOVES),
-        ("Intel(R) MPI Library 2021.19", (4, 1), "mpi,system", 1, True, OnGpu.NOTHING),
+        ("Open MPI v6.0.0", (4, 1), "mpi,system", 1, True, GpuSupport.MOVES),
+        (
+            "MPICH Version:      5.0.2",
+            (5, 0),
+            "mpi,system,cuda:device,cuda",
+            DIES,
+            True,
+            GpuSupport.ALL,
+        ),
+        ("MPICH Version:      5.0.2", (5, 0), "mpi, cuda:device", DIES, True, GpuSupport.ALL),
+        (
+            "MPICH Version:      5.0.2",
+            (5, 0),
+            "mpi,system,cuda:managed",
+            0,
+            False,
+            GpuSupport.NOTHING,
+        ),
+        ("MPICH Version:      5.0.2", (5, 0), "mpi,system", None, False, GpuSupport.NOTHING),
+        ("MPICH Version:      4.0", (4, 0), None, 1, True, GpuSupport.ALL),
+        ("MPICH Version:      3.4.3", (3, 1), None, DIES, None, GpuSupport.NOTHING),
+        (
+            "MPI VERSION    : CRAY MPICH version 8.1.27",
+            (3, 1),
+            None,
+            DIES,
+            None,
+            GpuSupport.NOTHING,
+        ),
+        ("MVAPICH2 Version      :	2.3.7", (3, 1), None, 1, True, GpuSupport.MOVES),
+        ("Intel(R) MPI Library 2021.19", (4, 1), "mpi,system", 1, True, GpuSupport.NOTHING),
     ],
 )
 def test_what_an_mpi_says(monkeypatch, library, version, kinds, function, says, takes):
@@ -290,8 +311,11 @@ def test_what_an_mpi_says(monkeypatch, library, version, kinds, function, says, 
         COMM_WORLD=SimpleNamespace(Get_info=lambda: Info(kinds)),
     )
     functions = {} if function is None else {"MPIX_Query_cuda_support": query}
-    monkeypatch.setattr(mpi_cuda.mpi_thread, "library", lambda MPI: SimpleNamespace(**functions))
-    assert mpi_cuda.says_so(MPI) is says
-    assert mpi_cuda.asked(MPI) == takes
-    assert (mpi_cuda.asked(MPI, False), mpi_cuda.asked(MPI, True)) == (OnGpu.NOTHING, OnGpu.ALL)
+    monkeypatch.setattr(mpi_cuda.thread, "library", lambda MPI: SimpleNamespace(**functions))
+    assert mpi_cuda.reports_cuda_aware(MPI) is says
+    assert mpi_cuda.gpu_support(MPI) == takes
+    assert (mpi_cuda.gpu_support(MPI, False), mpi_cuda.gpu_support(MPI, True)) == (
+        GpuSupport.NOTHING,
+        GpuSupport.ALL,
+    )
     assert "CUDA-aware" in mpi_cuda.describe(MPI)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from horoplug.rendezvous.network.interfaces import chosen, interfaces
+from horoplug.rendezvous.network.interfaces import interfaces, select_interfaces
 from horoplug.runner import agent
 from horoplug.runner.checks import UsageError
 from horoplug.runner.environment import forwarded
@@ -139,11 +139,11 @@ def test_interfaces():
     assert ("lo", "127.0.0.1", True) in known
     assert {one.name for one in known} <= {name for _, name in socket.if_nameindex()}
     assert not any(one.address.startswith("fe80") for one in known)
-    assert chosen(["nonesuch0", "lo"])[0].address == "127.0.0.1"
+    assert select_interfaces(["nonesuch0", "lo"])[0].address == "127.0.0.1"
     with pytest.raises(
         ValueError, match=r"no network interface x or y with an address .there are .*lo"
     ):
-        chosen(["x", "y"])
+        select_interfaces(["x", "y"])
 
 
 def test_what_is_forwarded():

@@ -60,37 +60,39 @@ def test_starters(starter):
     found = [recognise(each) for each in starter(3)]
     assert [(each.rank, each.size) for each in found] == [(0, 3), (1, 3), (2, 3)]
     assert len({each.launcher.name for each in found}) == 1
-    assert len({each.place for each in found}) == 1, "the ranks would not meet"
+    assert len({each.bootstrap_address for each in found}) == 1, (
+        "the ranks would not find each other"
+    )
 
 
-def place(variables):
-    return recognise(variables).place
+def address(variables):
+    return recognise(variables).bootstrap_address
 
 
 def test_where_they_meet(tmp_path):
-    assert place(srun(4, nodes=2)[1]).hosts == ("127.0.0.1",)
-    assert not place(srun(4, nodes=2)[1]).together
-    assert place(srun(4)[1]).together
-    assert place(jsrun(2)[0]).hosts == ("batch.invalid", "localhost")
-    assert place(jsrun(2)[0] | {"JSM_NAMESPACE_LOCAL_SIZE": "2"}).together
+    assert address(srun(4, nodes=2)[1]).hosts == ("127.0.0.1",)
+    assert not address(srun(4, nodes=2)[1]).on_one_host
+    assert address(srun(4)[1]).on_one_host
+    assert address(jsrun(2)[0]).hosts == ("batch.invalid", "localhost")
+    assert address(jsrun(2)[0] | {"JSM_NAMESPACE_LOCAL_SIZE": "2"}).on_one_host
     (tmp_path / "hosts").write_text("batch\nh1\nh1\nh2\nh2\n")
     large = {"LSB_MCPU_HOSTS": "", "LSB_DJOB_HOSTFILE": str(tmp_path / "hosts")}
-    assert place(jsrun(2)[0] | large).hosts == ("batch", "h1")
-    assert place(distributed(2)[1]).hosts == ("localhost",)
-    assert place(trainer(2)[1]).hosts == ("localhost",)
-    assert place(sagemaker(2)[1]).hosts == ("127.0.0.1",)
-    assert place(TORCHRUN).hosts == ("host",)
-    assert not place(TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}).together
-    assert place(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}).together
-    assert place(OPEN_MPI) is None
-    assert place(HYDRA) is None
+    assert address(jsrun(2)[0] | large).hosts == ("batch", "h1")
+    assert address(distributed(2)[1]).hosts == ("localhost",)
+    assert address(trainer(2)[1]).hosts == ("localhost",)
+    assert address(sagemaker(2)[1]).hosts == ("127.0.0.1",)
+    assert address(TORCHRUN).hosts == ("host",)
+    assert not address(TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}).on_one_host
+    assert address(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}).on_one_host
+    assert address(OPEN_MPI) is None
+    assert address(HYDRA) is None
     many = {"SM_HOSTS": json.dumps([f"algo-{n}" for n in (10, 9, 2, 1)])}
     assert recognise(many | {"SM_CURRENT_HOST": "algo-10"}).rank == 3
 
 
 def test_another_attempt_is_another_job():
     jobs = [
-        place(each).job
+        address(each).job
         for each in (
             srun(2)[0],
             srun(2, step=1)[0],

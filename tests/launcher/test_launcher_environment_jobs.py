@@ -174,7 +174,7 @@ def test_torchrun_starts_again(home, tmp_path):
 
 
 def first_port(variables):
-    return ports(recognise(variables).place.job)[0]
+    return ports(recognise(variables).bootstrap_address.job)[0]
 
 
 def test_another_jobs_server_is_on_the_first_port(home):
@@ -193,7 +193,7 @@ def test_all_ports_are_taken(home):
     variables = srun(2)[0] | home
     listeners = []
     try:
-        for port in ports(recognise(variables).place.job):
+        for port in ports(recognise(variables).bootstrap_address.job):
             listeners.append(socket.create_server(("127.0.0.1", port)))
         text = refusal(run([variables], REFUSED)[0])
     finally:

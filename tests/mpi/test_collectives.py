@@ -20,7 +20,8 @@ import ml_dtypes
 import numpy as np
 import horoplug as hvd
 from horoplug.common.context import context
-from horoplug.mpi.transport import Carrier
+from horoplug.mpi.transport import MpiTransport
+from horoplug.base.link_speed import LinkSpeed
 from horoplug.mpi.measure import Costs
 
 seed = int(sys.argv[1])
@@ -143,8 +144,8 @@ def in_two_sets_of_all():
         assert set(hvd.synchronize(handle)) == {hvd.size() * step}
 
 measured = []
-measure = Carrier.measure
-Carrier.measure = lambda self, *args: measured.append(1) or measure(self, *args)
+measure = MpiTransport.measure
+MpiTransport.measure = lambda self, *args: measured.append(1) or measure(self, *args)
 
 def run_all():
     results = [*program(84), *with_subsets(), *until_join()]
@@ -152,12 +153,12 @@ def run_all():
     return results
 
 COLLECTIVES = "iallreduce iallgatherv ibcast ialltoallv ireduce_scatter ibarrier".split()
-description = Carrier.description
-Carrier.description = lambda self: description(self) | dict.fromkeys(COLLECTIVES, 0)
+description = MpiTransport.description
+MpiTransport.description = lambda self: description(self) | dict.fromkeys(COLLECTIVES, 0)
 hvd.init()
 wanted = run_all()
 hvd.shutdown()
-Carrier.description = description
+MpiTransport.description = description
 
 os.environ["HOROPLUG_ALGORITHM"] = "mpi"
 os.environ["HOROVOD_TIMELINE"] = sys.argv[2]
@@ -168,14 +169,14 @@ for mine, other in zip(got, wanted):
     assert mine == other, (mine[:3], other[:3])
 in_two_sets_of_all()
 costs = context.mesh().mpi.costs
-assert len(measured) == 1 and len(costs.own) == 6, (measured, costs)
+assert len(measured) == 1 and len(costs.collectives) == 6, (measured, costs)
 hvd.shutdown()
 
 del os.environ["HOROVOD_TIMELINE"]
 # What was measured still counts; unless a rank does not know it.
 for unknown, times in [(False, 1), (True, 2), (False, 2)]:
     if unknown and MPI.COMM_WORLD.rank == 2:
-        context._rendezvous._costs_of_mpi.clear()
+        context._rendezvous._mpi_costs.clear()
     hvd.init()
     assert len(measured) == times, measured
     assert (context.mesh().mpi.costs == costs) or times == 2
@@ -185,7 +186,7 @@ for unknown, times in [(False, 1), (True, 2), (False, 2)]:
 # Ranks choose alike, also where each has parts of its own.
 del os.environ["HOROPLUG_ALGORITHM"]
 os.environ["HOROVOD_TIMELINE"] = sys.argv[3]
-Carrier.known = lambda self, hosts: Costs((5e-5, 1e9), ((1e-6, 1e-8),) * 6)
+MpiTransport.known_costs = lambda self, hosts: Costs(LinkSpeed(5e-5, 1e9), ((1e-6, 1e-8),) * 6)
 hvd.init()
 got = program(84)
 assert got == wanted[:len(got)]

@@ -176,13 +176,13 @@ def test_two_libraries_in_one_process():
 
 FILES = """
 import _ctypes, ctypes, shutil, sys
-from horoplug.rendezvous.bootstrap import over_mpi
+from horoplug.mpi import libraries
 for name in sys.argv[2:]:
     path = f"{sys.argv[1]}/{name}"
     shutil.copy(_ctypes.__file__, path)
     ctypes.CDLL(path)
-assert len(over_mpi.loaded_libraries()) == len(sys.argv) - 2
-over_mpi._check_libraries()
+assert len(libraries.loaded_libraries()) == len(sys.argv) - 2
+libraries.check_single_library()
 """
 
 

@@ -141,7 +141,7 @@ for algorithm in sys.argv[1].split(","):
     os.environ["HOROPLUG_ALGORITHM"] = algorithm
     hvd.init()
     carrier = context.mesh().mpi
-    assert carrier is not None and all(latency > 0 for latency, _ in carrier.costs.own)
+    assert carrier is not None and all(latency > 0 for latency, _ in carrier.costs.collectives)
     assert (hvd.size(), hvd.cross_size()) == (4, 2)
     check(large=algorithm in ("", "mpi"))
     check_plans()
@@ -167,7 +167,7 @@ def test_collectives(place, algorithms):
 
 
 STANDARD = """
-from horoplug.rendezvous.bootstrap.over_mpi import loaded_libraries
+from horoplug.mpi.libraries import loaded_libraries
 (library,) = loaded_libraries()
 assert "libmpi_abi" in library, library
 """

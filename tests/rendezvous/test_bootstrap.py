@@ -11,7 +11,7 @@ from horoplug.base.config import Config
 from horoplug.rendezvous.bootstrap import over_tcp
 from horoplug.rendezvous.bootstrap.job_key import job_secret
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
-from horoplug.rendezvous.bootstrap.over_tcp import meet_at
+from horoplug.rendezvous.bootstrap.over_tcp import bootstrap_over_tcp
 from horoplug.rendezvous.errors import WrongSecretError
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
@@ -23,9 +23,9 @@ LONG = 40.0  # seconds; nothing here is to take as long
 
 def meet(rank, *hosts, port=None):
     launched = recognise(srun(2)[rank])
-    place = launched.place._replace(hosts=hosts, together=False)
+    address = launched.bootstrap_address._replace(hosts=hosts, on_one_host=False)
     config = Config(secret_key=KEY, rendezvous_port=port, start_timeout=LONG)
-    return meet_at(config, launched, place)
+    return bootstrap_over_tcp(config, launched, address)
 
 
 def test_rank_0_passes_over_other_hosts():
@@ -59,7 +59,7 @@ def test_a_slow_server_is_given_more_time(monkeypatch):
 
     quick = StoreClient.attempt
     monkeypatch.setattr(StoreClient, "attempt", attempt)
-    job = recognise(srun(2)[1]).place.job
+    job = recognise(srun(2)[1]).bootstrap_address.job
     with StoreServer(job_secret(KEY, job), "127.0.0.1") as server:
         assert meet(1, "127.0.0.1", port=server.address[1])[0] == server.address
     assert given == [1, 2, 4, 8]

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from horoplug.base.link_speed import LinkSpeed
 from horoplug.mpi import measure as mpi_measure
 from horoplug.rendezvous.connections import measure
 from horoplug.rendezvous.connections.measure import Measurement, agree
@@ -109,19 +110,19 @@ def test_agreement_on_mpi():
     reports = [
         [[1e-5, 3e8], [[4e-5, 1e-9], [7e-5, 0.0]]],  # as JSON has them
         None,
-        mpi_measure.Costs((9e-5, 1e8), ((6e-5, 3e-9), (8e-5, 0.0))),
-        mpi_measure.Costs((2e-5, 2e8), ((5e-5, 2.34567e-9), (6e-5, 0.0))),
+        mpi_measure.Costs(LinkSpeed(9e-5, 1e8), ((6e-5, 3e-9), (8e-5, 0.0))),
+        mpi_measure.Costs(LinkSpeed(2e-5, 2e8), ((5e-5, 2.34567e-9), (6e-5, 0.0))),
     ]
     agreed = mpi_measure.agree(reports)
-    assert agreed == mpi_measure.Costs((2e-5, 2e8), ((5e-5, 2.35e-9), (7e-5, 0.0)))
-    assert mpi_measure.parsed(json.loads(json.dumps(agreed))) == agreed
+    assert agreed == mpi_measure.Costs(LinkSpeed(2e-5, 2e8), ((5e-5, 2.35e-9), (7e-5, 0.0)))
+    assert mpi_measure.costs_from_json(json.loads(json.dumps(agreed))) == agreed
 
 
 def test_the_faster_way():
     """For pieces of data, not for the shortest message."""
-    tcp = (2e-5, 1e9)
+    tcp = LinkSpeed(2e-5, 1e9)
     assert mpi_measure.is_faster(tcp, None)
-    assert mpi_measure.is_faster((1e-5, 1e9), tcp)
-    assert mpi_measure.is_faster((3e-5, 2e9), tcp)
-    assert not mpi_measure.is_faster((3e-5, 1e9), tcp)
-    assert not mpi_measure.is_faster((1e-5, 5e8), tcp)
+    assert mpi_measure.is_faster(LinkSpeed(1e-5, 1e9), tcp)
+    assert mpi_measure.is_faster(LinkSpeed(3e-5, 2e9), tcp)
+    assert not mpi_measure.is_faster(LinkSpeed(3e-5, 1e9), tcp)
+    assert not mpi_measure.is_faster(LinkSpeed(1e-5, 5e8), tcp)

@@ -27,7 +27,8 @@ from horoplug.rendezvous.errors import (
     RankTakenError,
     RendezvousError,
 )
-from horoplug.rendezvous.network.topology import host_key, interface_address, topology
+from horoplug.rendezvous.network.interfaces import interface_address
+from horoplug.rendezvous.network.topology import host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
@@ -433,14 +434,14 @@ def test_a_rank_that_dies_while_it_connects_is_named_at_once(stores, monkeypatch
     one.register(1)
     record = RECORD | {"size": 2, "host": "h", "unix": "nobody-listens-here"}
     assert one.claim("0/rank/1", json.dumps(record).encode())
-    original = connect_module.Connector.turn
+    original = connect_module.Connector.run_once
 
     def lose_rank_1(connector, store):
         assert connector.missing == [1]
         one._sock.close()
         original(connector, store)
 
-    monkeypatch.setattr(connect_module.Connector, "turn", lose_rank_1)
+    monkeypatch.setattr(connect_module.Connector, "run_once", lose_rank_1)
     (error,) = build_all([zero], [0], size=2, key="h").values()
     assert isinstance(error, PeerLostError)
     assert isinstance(error, HorovodInternalError)
@@ -534,7 +535,7 @@ def test_wrong_secret_connects_nothing(stores):
 def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
     """Garbage, silence, half a frame, unasked-for descriptors: the good ones' mesh comes about all the same."""
     strangers = []
-    original = connect_module.Connector.expect
+    original = connect_module.Connector.connect_to
 
     def attack_first(connector, addresses, local, streams):
         for listener in connector._listeners:
@@ -551,7 +552,7 @@ def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
                     socket.send_fds(sock, [b"HPau\x01\x01\0\0" + bytes(32)], [0, 1, 2])
         original(connector, addresses, local, streams)
 
-    monkeypatch.setattr(connect_module.Connector, "expect", attack_first)
+    monkeypatch.setattr(connect_module.Connector, "connect_to", attack_first)
     monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # nobody waits for strangers
     clients = stores(3)
     before = descriptors()
@@ -595,7 +596,7 @@ def test_a_silent_stranger_is_dropped_while_the_others_are_waited_for(stores, mo
 def test_a_peer_that_knows_the_secret_but_does_not_fit_is_refused(
     stores, what, monkeypatch, caplog
 ):
-    original = connect_module.Connector.turn
+    original = connect_module.Connector.run_once
     errors = []
 
     def intrude(connector, store):
@@ -635,7 +636,7 @@ def test_a_peer_that_knows_the_secret_but_does_not_fit_is_refused(
             return None
         return original(connector, store)
 
-    monkeypatch.setattr(connect_module.Connector, "turn", intrude)
+    monkeypatch.setattr(connect_module.Connector, "run_once", intrude)
     clients = stores(3)
     before = descriptors()
     outcome = {}

@@ -1,7 +1,7 @@
-"""Bringing together the processes that another launcher than ``horovodrun`` has started.
+"""Lets the processes that another launcher than ``horovodrun`` has started agree on a rendezvous.
 
-They agree on a rendezvous: rank 0 serves the store, and every rank learns the store's address and the job's secret.
-Ranks learn them over MPI (:mod:`.over_mpi`), or derive them from the launcher's variables (:mod:`.over_tcp`)."""
+Rank 0 serves the store; every rank learns the store's address and the job's secret. Ranks learn them over MPI
+(:mod:`.over_mpi`), or derive them from the launcher's variables (:mod:`.over_tcp`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import dataclasses
 from typing import NamedTuple
 
 from horoplug.base.config import Config
-from horoplug.rendezvous.bootstrap.launcher_environment import Launched, Place
+from horoplug.rendezvous.bootstrap.launcher_environment import BootstrapAddress, LaunchedProcess
+from horoplug.rendezvous.bootstrap.over_mpi import bootstrap_over_mpi
+from horoplug.rendezvous.bootstrap.over_tcp import bootstrap_over_tcp
 from horoplug.rendezvous.store.server import StoreServer
 
 
-class Meeting(NamedTuple):
-    """What the processes have agreed on: their places, and where the rendezvous is."""
+class BootstrapResult(NamedTuple):
+    """This process's rank, and the rendezvous that all processes have agreed on."""
 
     rank: int
     size: int
@@ -22,10 +24,10 @@ class Meeting(NamedTuple):
     port: int
     secret: bytes
     over_mpi: bool
-    """How they have agreed."""
+    """Whether the processes have agreed over MPI."""
 
     def apply(self, config: Config) -> Config:
-        """The configuration with this process's place and the rendezvous."""
+        """The configuration with this process's rank and the rendezvous."""
         return dataclasses.replace(
             config,
             rank=self.rank,
@@ -37,23 +39,22 @@ class Meeting(NamedTuple):
         )
 
 
-def place_to_meet(config: Config, launched: Launched) -> Place | None:
-    """Where processes meet without MPI; None: over MPI."""
-    return None if config.controller == "mpi" else launched.place
+def tcp_bootstrap_address(config: Config, launched: LaunchedProcess) -> BootstrapAddress | None:
+    """Where the processes bootstrap over TCP; None if they bootstrap over MPI."""
+    return None if config.controller == "mpi" else launched.bootstrap_address
 
 
-def meet(config: Config, launched: Launched) -> tuple[Meeting, StoreServer | None]:
-    """Agree on a rendezvous; on rank 0 with its server, which is to be closed.
+def bootstrap(
+    config: Config, launched: LaunchedProcess
+) -> tuple[BootstrapResult, StoreServer | None]:
+    """Agree on a rendezvous. On rank 0, also returns its server, which the caller has to close.
 
-    Collective over the processes that were started. Errors, all of one line: ValueError if something about the
-    environment is wrong, RendezvousError if rank 0 is not found within ``config.start_timeout``."""
-    place = place_to_meet(config, launched)
-    if place is None:
-        from horoplug.rendezvous.bootstrap.over_mpi import meet_over_mpi
-
-        address, secret, server = meet_over_mpi(config, launched)
+    Collective over the launched processes. Errors, each of one line: ValueError if the environment is invalid,
+    RendezvousError if rank 0 is not found within ``config.start_timeout`` seconds."""
+    where = tcp_bootstrap_address(config, launched)
+    if where is None:
+        address, secret, server = bootstrap_over_mpi(config, launched)
     else:
-        from horoplug.rendezvous.bootstrap.over_tcp import meet_at
-
-        address, secret, server = meet_at(config, launched, place)
-    return Meeting(launched.rank, launched.size, *address, secret, place is None), server
+        address, secret, server = bootstrap_over_tcp(config, launched, where)
+    result = BootstrapResult(launched.rank, launched.size, *address, secret, where is None)
+    return result, server

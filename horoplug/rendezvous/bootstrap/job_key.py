@@ -1,8 +1,8 @@
-"""The secret of a job whose launcher gives it none.
+"""The secret of a job whose launcher does not provide one.
 
-It is made of a key of the user's and of the job's name, by HMAC, so that no two jobs have the same. The key is
-``HOROPLUG_SECRET_KEY`` if that is set, else a file in the user's home, which the hosts of a cluster normally share:
-whoever can read that file can do whatever the user can, anyway."""
+It is the HMAC of the job's name under the user's key, so that no two jobs share a secret. The key is
+``HOROPLUG_SECRET_KEY`` if that is set, else a file in the user's home folder, which the hosts of a cluster normally
+share. Reading that file takes the user's own permissions, which would allow to attack the job in any case."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ REMEDY = (
     "set HOROPLUG_SECRET_KEY to the same 64 hexadecimal digits for all ranks "
     '(python -c "import secrets; print(secrets.token_hex())" makes some)'
 )
-_PATIENCE = 5.0  # seconds until a file that another host has made must be seen here
+_VISIBLE_SECONDS = 5.0  # limit until a file that another host has created is visible here
 
 
 def job_secret(given: bytes | None, job: str) -> bytes:
-    """The secret of a job, 32 bytes. ``given``: what ``HOROPLUG_SECRET_KEY`` says; ``job``: its name.
+    """The secret of a job, 32 bytes. ``given``: the value of ``HOROPLUG_SECRET_KEY``; ``job``: the job's name.
 
-    Errors: ValueError of one line if the user's key cannot be made or is not private."""
+    Errors: ValueError of one line if the user's key cannot be created or is not private."""
     key = given if given is not None else user_key()
     return hmac.new(key, b"horoplug job\0" + job.encode(), hashlib.sha256).digest()
 
 
 def key_file() -> Path:
-    """Where the user's key is: in ``$XDG_CONFIG_HOME``, by default ``~/.config``."""
+    """Path of the user's key: in ``$XDG_CONFIG_HOME``, by default ``~/.config``."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     base = Path(folder) if os.path.isabs(folder) else Path("~/.config").expanduser()
     return base / "horoplug" / "key"
 
 
 def user_key() -> bytes:
-    """The user's key, 32 bytes; it is made when it is asked for first. Errors: ValueError of one line."""
+    """The user's key, 32 bytes; created when it is first needed. Errors: ValueError of one line."""
     path = key_file()
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -69,15 +69,15 @@ def _read(path: Path) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Make the file unless it is there. It appears complete, and if several processes or hosts make it at once, then
-    all of them see the same one."""
+    """Create the file unless it exists. It appears complete, and if several processes or hosts create it at once, all
+    of them get the same one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".key-{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(SECRET_BYTES) + "\n")
-        # Closed, it is complete for other hosts. (Not flushed to the disk, which can take a minute on a busy one.)
+        # A closed file is complete for other hosts. (No fsync, which can take a minute on a busy disk.)
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:
@@ -85,8 +85,8 @@ def _make(path: Path) -> None:
 
 
 def _read_soon(path: Path) -> bytes:
-    """Read a file that exists. (On a network's file system this host may remember for a moment that it did not.)"""
-    deadline = time.monotonic() + _PATIENCE
+    """Read a file that exists. (On a network file system, this host may have cached its absence for a moment.)"""
+    deadline = time.monotonic() + _VISIBLE_SECONDS
     while True:
         try:
             return _read(path)

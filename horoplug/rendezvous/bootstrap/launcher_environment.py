@@ -1,10 +1,10 @@
-"""Jobs that another launcher than ``horovodrun`` has started: who this process is, and where it finds the others.
+"""Recognises jobs that another launcher than ``horovodrun`` has started, by the variables that launchers set.
 
-:data:`LAUNCHERS` is the whole table. Whoever is innermost has started this very process, and stands first: ``mpirun``
-in a job of Slurm, ``torchrun`` in a step of ``srun`` or under ``mpirun``. Variables of Horovod's own are stronger than
-all: where ``HOROVOD_SIZE`` is set, nobody else is asked.
+:data:`LAUNCHERS` is the whole table. The innermost launcher has started this very process, and so comes first:
+``mpirun`` in a Slurm job, ``torchrun`` in a step of ``srun`` or under ``mpirun``. Horovod's own variables take
+precedence over all launchers: if ``HOROVOD_SIZE`` is set, the table is not consulted.
 
-Nothing is done here. :mod:`horoplug.rendezvous.bootstrap.bootstrap` brings the processes together."""
+This module only reads variables. :mod:`horoplug.rendezvous.bootstrap.bootstrap` connects the processes."""
 
 from __future__ import annotations
 
@@ -18,70 +18,72 @@ from horoplug.rendezvous.bootstrap import slurm
 Environment = Mapping[str, str]
 
 
-class Place(NamedTuple):
-    """Where processes meet that have no MPI."""
+class BootstrapAddress(NamedTuple):
+    """Where processes without MPI find rank 0."""
 
     hosts: tuple[str, ...]
-    """Where rank 0 may be; normally one."""
+    """The hosts on which rank 0 may be; normally one."""
     job: str
-    """The same for all ranks of a job, and for no other job or attempt of this user's."""
-    together: bool = False
-    """All ranks are known to be on this host."""
+    """A name that all ranks of the job share, and no other job or restart of this user has."""
+    on_one_host: bool = False
+    """Whether all ranks are known to be on this host."""
 
 
-def _two_numbers(rank: str, size: str) -> tuple[int, int]:
+def _parse_numbers(rank: str, size: str) -> tuple[int, int]:
     return int(rank), int(size)
 
 
 class Launcher(NamedTuple):
-    """One way to start processes, and the variables in which it tells each of them its place."""
+    """A launcher and the variables in which it tells each process its rank."""
 
     name: str
     rank: str
     size: str
-    place: Callable[[Environment], Place] | None
-    """Where they meet; None: over MPI."""
+    bootstrap_address: Callable[[Environment], BootstrapAddress] | None
+    """Where ranks find rank 0; None: they bootstrap over MPI."""
     also: tuple[str, ...] = ()
-    """Further variables by which it is known."""
-    numbers: Callable[[str, str], tuple[int, int]] = _two_numbers
-    """Rank and size from the values of the two variables. ValueError if they are something else."""
+    """Further variables that have to be set for the launcher to be recognised."""
+    numbers: Callable[[str, str], tuple[int, int]] = _parse_numbers
+    """Parses the values of the two variables into rank and size. Errors: ValueError."""
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Those that are all set where it has started a process."""
+        """The variables that are all set in a process of this launcher."""
         return (self.rank, self.size, *self.also)
 
 
-# ---- where the ranks meet --------------------------------------------------------------------------------------------
+# ---- where rank 0 is -------------------------------------------------------------------------------------------------
 
 
-def _of_torch(env: Environment) -> Place:
-    # Not MASTER_ADDR: Kubeflow gives rank 0 another name for itself than it gives to the others.
+def _of_torch(env: Environment) -> BootstrapAddress:
+    # Not MASTER_ADDR: Kubeflow gives rank 0 a different name for its host than the other ranks.
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
-    together = bool(_get(env, "LOCAL_WORLD_SIZE")) and env["LOCAL_WORLD_SIZE"] == env["WORLD_SIZE"]
-    return Place((_need(env, "MASTER_ADDR"),), _job("torchrun", env, names), together)
+    on_one_host = (
+        bool(_get(env, "LOCAL_WORLD_SIZE")) and env["LOCAL_WORLD_SIZE"] == env["WORLD_SIZE"]
+    )
+    return BootstrapAddress((_need(env, "MASTER_ADDR"),), _job("torchrun", env, names), on_one_host)
 
 
-def _of_trainer(env: Environment) -> Place:
+def _of_trainer(env: Environment) -> BootstrapAddress:
     names = ("PET_MASTER_ADDR", "PET_MASTER_PORT")
-    return Place((_need(env, "PET_MASTER_ADDR"),), _job("Kubeflow Trainer", env, names))
+    return BootstrapAddress((_need(env, "PET_MASTER_ADDR"),), _job("Kubeflow Trainer", env, names))
 
 
-def _of_slurm(env: Environment) -> Place:
+def _of_slurm(env: Environment) -> BootstrapAddress:
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    together = _get(env, "SLURM_STEP_NUM_NODES") == "1"
+    on_one_host = _get(env, "SLURM_STEP_NUM_NODES") == "1"
     hosts = slurm.hosts(_need(env, "SLURM_STEP_NODELIST"))
-    return Place((hosts[0],), _job("Slurm", env, names), together)
+    return BootstrapAddress((hosts[0],), _job("Slurm", env, names), on_one_host)
 
 
-def _of_lsf(env: Environment) -> Place:
-    together = _get(env, "JSM_NAMESPACE_LOCAL_SIZE") == env["JSM_NAMESPACE_SIZE"]
-    # The first host may be the one that runs the batch script, on which jsrun starts nothing.
+def _of_lsf(env: Environment) -> BootstrapAddress:
+    on_one_host = _get(env, "JSM_NAMESPACE_LOCAL_SIZE") == env["JSM_NAMESPACE_SIZE"]
+    # The first host may be the one of the batch script, on which jsrun starts no rank.
     listed = list(dict.fromkeys(_lsf_hosts(env)))
-    if not listed and not together:
+    if not listed and not on_one_host:
         raise ValueError("neither LSB_MCPU_HOSTS, LSB_HOSTS nor LSB_DJOB_HOSTFILE is set")
     names = ("LSB_JOBID", "LSB_JOBINDEX", "PMIX_NAMESPACE")
-    return Place(tuple(listed[:2]), _job("LSF", env, names), together)
+    return BootstrapAddress(tuple(listed[:2]), _job("LSF", env, names), on_one_host)
 
 
 def _lsf_hosts(env: Environment) -> list[str]:
@@ -89,15 +91,17 @@ def _lsf_hosts(env: Environment) -> list[str]:
     file = _get(env, "LSB_DJOB_HOSTFILE")
     if listed or not file:
         return listed
-    # Of a large job, LSF leaves the variables out.
+    # For a large job, LSF sets only the file.
     try:
         return Path(file).read_text(encoding="utf-8", errors="replace").split()
     except OSError as error:
         raise ValueError(f"LSB_DJOB_HOSTFILE={file}: {error.strerror}") from None
 
 
-def _of_sagemaker(env: Environment) -> Place:
-    return Place((_hosts(env["SM_HOSTS"])[0],), _job("SageMaker", env, ("TRAINING_JOB_NAME",)))
+def _of_sagemaker(env: Environment) -> BootstrapAddress:
+    return BootstrapAddress(
+        (_hosts(env["SM_HOSTS"])[0],), _job("SageMaker", env, ("TRAINING_JOB_NAME",))
+    )
 
 
 def _of_sagemaker_numbers(current: str, hosts: str) -> tuple[int, int]:
@@ -120,18 +124,18 @@ def _job(kind: str, env: Environment, names: tuple[str, ...]) -> str:
 
 LAUNCHERS: Final = (
     Launcher("torchrun", "RANK", "WORLD_SIZE", _of_torch, also=("TORCHELASTIC_RUN_ID",)),
-    # Before Open MPI: IBM's MPI, which jsrun starts, sets the variables of that, too.
+    # Before Open MPI: IBM's MPI, which jsrun starts, sets Open MPI's variables as well.
     Launcher("LSF's jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _of_lsf),
     Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", None),
     Launcher(
         "mpirun of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", None, also=("MPI_LOCALNRANKS",)
     ),
-    # Only in a step: the batch script, and what it runs itself, has a SLURM_PROCID, too.
+    # Only in a step: the batch script and its own child processes have a SLURM_PROCID, too.
     Launcher(
         "Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _of_slurm, also=("SLURM_STEP_ID",)
     ),
     Launcher("an MPI launcher with PMI", "PMI_RANK", "PMI_SIZE", None),
-    # PyTorchJob of Kubeflow, Azure ML, and whoever starts processes for torch.distributed otherwise.
+    # Kubeflow's PyTorchJob, Azure ML, and other launchers for torch.distributed.
     Launcher(
         "a launcher for torch.distributed", "RANK", "WORLD_SIZE", _of_torch, also=("MASTER_ADDR",)
     ),
@@ -144,30 +148,30 @@ LAUNCHERS: Final = (
 )
 
 
-class Launched(NamedTuple):
-    """This process as its launcher has it."""
+class LaunchedProcess(NamedTuple):
+    """This process, as its launcher describes it."""
 
     launcher: Launcher
     rank: int
     size: int
-    place: Place | None
-    """None: they meet over MPI."""
+    bootstrap_address: BootstrapAddress | None
+    """None: the processes bootstrap over MPI."""
 
 
 def candidates(env: Environment) -> list[Launcher]:
-    """All whose variables are set, the innermost first."""
+    """All launchers whose variables are set, the innermost first."""
     return [each for each in LAUNCHERS if all(_get(env, name) for name in each.variables)]
 
 
 def has_own_variables(env: Environment) -> bool:
-    """Whether ``horovodrun``, or somebody in its manner, has started this process."""
+    """Whether Horovod's own variables are set: by ``horovodrun``, or by a program that imitates it."""
     return any(_get(env, name) for name in ("HOROPLUG_SIZE", "HOROVOD_SIZE"))
 
 
-def recognise(env: Environment) -> Launched | None:
-    """Who has started this process; None for ``horovodrun``, for nobody, and for jobs of one process.
+def recognise(env: Environment) -> LaunchedProcess | None:
+    """This process as another launcher than ``horovodrun`` describes it; None without one, and for jobs of one process.
 
-    Errors: ValueError of one line for variables that make no sense."""
+    Errors: ValueError of one line if the variables are invalid."""
     found = [] if has_own_variables(env) else candidates(env)
     if not found:
         return None
@@ -186,7 +190,12 @@ def recognise(env: Environment) -> Launched | None:
     if size == 1:
         return None
     try:
-        return Launched(launcher, rank, size, launcher.place(env) if launcher.place else None)
+        return LaunchedProcess(
+            launcher,
+            rank,
+            size,
+            launcher.bootstrap_address(env) if launcher.bootstrap_address else None,
+        )
     except ValueError as error:
         raise ValueError(f"{says}, but {error}; {remedy}.") from None
 

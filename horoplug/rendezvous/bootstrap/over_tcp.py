@@ -1,8 +1,8 @@
-"""Meeting at an address: for processes that know each other's number and rank 0's host, and have no MPI.
+"""Bootstrap over TCP, for processes that know their ranks and rank 0's host, and have no MPI.
 
-Rank 0 serves the store on its host, at one of a few ports that follow from the job's name; the others try them in turn,
-until a server proves that it knows the job's secret. Whatever else listens on such a port does no harm: neither side
-says anything before the other has proved itself."""
+Rank 0 serves the store on its host, at one of a few ports that are derived from the job's name. The other ranks try
+these in turn until a server proves that it knows the job's secret. Other programs that listen on such a port do no
+harm: the handshake reveals nothing to a peer that does not know the secret."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ from collections.abc import Sequence
 from horoplug.base.config import Config
 from horoplug.base.errors import AuthenticationError, RendezvousError, WrongSecretError
 from horoplug.rendezvous.bootstrap.job_key import REMEDY, job_secret, key_file
-from horoplug.rendezvous.bootstrap.launcher_environment import Launched, Place
+from horoplug.rendezvous.bootstrap.launcher_environment import BootstrapAddress, LaunchedProcess
 from horoplug.rendezvous.network.addresses import addresses, own_address
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 
-PORTS = 8  # of which one is free, almost certainly
-_LOWEST, _HIGHEST = 10000, 32767  # above the well-known ones, below those that Linux gives away
-_PATIENCE = (
-    1.0  # seconds for one attempt, at first: whatever it is that listens there may never answer
+PORTS = 8  # enough that one of them is free
+_LOWEST, _HIGHEST = 10000, 32767  # above the well-known ports, below Linux's ephemeral ones
+_ATTEMPT_SECONDS = (
+    1.0  # limit of a first attempt: a foreign listener may never answer; doubled every round
 )
-_REFUSED_SECONDS = 10.0  # a server of another job may refuse us, but not for ever
+_REFUSED_SECONDS = (
+    10.0  # how long refusals are tolerated: the server of an earlier job may still be there
+)
 _PAUSES = (0.01, 0.25)  # seconds between two rounds: first and longest
 
 Address = tuple[str, int]
 
 
 def ports(job: str) -> list[int]:
-    """Where rank 0 of a job may serve, best first."""
+    """The ports at which rank 0 of a job may serve, in order of preference."""
     digest = hashlib.sha512(b"horoplug ports\0" + job.encode()).digest()
     numbers = [int.from_bytes(digest[i : i + 4], "big") for i in range(0, len(digest), 4)]
     span = _HIGHEST - _LOWEST + 1
     return list(dict.fromkeys(_LOWEST + number % span for number in numbers))[:PORTS]
 
 
-def where(config: Config, place: Place) -> tuple[list[str], list[int]]:
-    """The hosts on one of which rank 0 serves, and the ports, best first."""
+def candidates(config: Config, where: BootstrapAddress) -> tuple[list[str], list[int]]:
+    """The hosts on one of which rank 0 serves, and the ports to try, in order of preference."""
     port = config.rendezvous_port
-    numbers = [port] if port is not None else ports(place.job)
+    numbers = [port] if port is not None else ports(where.job)
     if config.rendezvous_addr is not None:
         return [config.rendezvous_addr], numbers
-    return ["127.0.0.1"] if place.together else list(place.hosts), numbers
+    return ["127.0.0.1"] if where.on_one_host else list(where.hosts), numbers
 
 
-def meet_at(
-    config: Config, launched: Launched, place: Place
+def bootstrap_over_tcp(
+    config: Config, launched: LaunchedProcess, where: BootstrapAddress
 ) -> tuple[Address, bytes, StoreServer | None]:
-    """The rendezvous's address and secret; on rank 0 also its server. Errors: those of :func:`.bootstrap.meet`."""
-    secret = job_secret(config.secret_key, place.job)
-    hosts, numbers = where(config, place)
+    """The rendezvous's address and secret, and on rank 0 its server. Errors: those of :func:`.bootstrap.bootstrap`."""
+    secret = job_secret(config.secret_key, where.job)
+    hosts, numbers = candidates(config, where)
     if launched.rank == 0:
         server = _serve(secret, hosts, numbers)
         return server.address, secret, server
@@ -63,7 +65,7 @@ def meet_at(
 
 
 def _resolve(host: str) -> list[str]:
-    # Known to be this host for all ranks, so there is no better address.
+    # 127.0.0.1 means that all ranks are on this host: the loopback address must not be replaced.
     return [host] if host == "127.0.0.1" else addresses(host)
 
 
@@ -71,7 +73,7 @@ def _resolve(host: str) -> list[str]:
 
 
 def _serve(secret: bytes, hosts: Sequence[str], numbers: Sequence[int]) -> StoreServer:
-    for address in _own(hosts):
+    for address in _listen_addresses(hosts):
         for port in numbers:
             try:
                 return StoreServer(secret, address, port)
@@ -92,21 +94,21 @@ def _serve(secret: bytes, hosts: Sequence[str], numbers: Sequence[int]) -> Store
     )
 
 
-def _own(hosts: Sequence[str]) -> list[str]:
-    """Addresses to try to listen on: those of the hosts, and the one of this host's, in case others come to it by
+def _listen_addresses(hosts: Sequence[str]) -> list[str]:
+    """Addresses to try to listen on: those of the hosts, then this host's own, in case other ranks reach it under
     another name or through a gateway."""
     found: list[str] = []
     for host in hosts:
         try:
             found += _resolve(host)
         except OSError:
-            continue  # others may know it
+            continue  # other ranks may be able to resolve it
     with contextlib.suppress(OSError):
         found.append(own_address())
     return list(dict.fromkeys(found))
 
 
-# ---- the others ------------------------------------------------------------------------------------------------------
+# ---- the other ranks -------------------------------------------------------------------------------------------------
 
 
 def _find(
@@ -117,23 +119,25 @@ def _find(
     who: str,
     key_is_from_file: bool,
 ) -> Address:
-    """The address at which a server knows the secret."""
+    """The address of a server that knows the secret."""
     began = time.monotonic()
     deadline = began + timeout
-    pause, patience = _PAUSES[0], _PATIENCE
+    pause, attempt_seconds = _PAUSES[0], _ATTEMPT_SECONDS
     refused: float | None = None
     while True:
         reasons: dict[str, None] = {}
         for host in hosts:
             try:
-                places = [(address, port) for address in _resolve(host) for port in numbers]
+                endpoints = [(address, port) for address in _resolve(host) for port in numbers]
             except OSError as error:
                 reasons[f"{host} is unknown here ({error.strerror})"] = None
                 continue
-            for address, port in places:
+            for address, port in endpoints:
                 remaining = max(deadline - time.monotonic(), 0.01)
                 try:
-                    StoreClient.attempt(address, port, secret, min(patience, remaining)).close()
+                    StoreClient.attempt(
+                        address, port, secret, min(attempt_seconds, remaining)
+                    ).close()
                     return address, port
                 except WrongSecretError:
                     refused = refused or time.monotonic()
@@ -144,19 +148,17 @@ def _find(
         now = time.monotonic()
         over = now + pause > deadline
         if refused is not None and (over or now > refused + _REFUSED_SECONDS):
-            raise WrongSecretError(
-                f"{who} knows another secret; {_about_secrets(key_is_from_file)}"
-            )
+            raise WrongSecretError(f"{who} knows another secret; {_secret_hint(key_is_from_file)}")
         if over:
             raise RendezvousError(
                 f"{who} is not found within {timeout:g} s on {' or '.join(hosts)}, ports {_list(numbers)}: "
                 f"{'; '.join(reasons)}. If it is elsewhere, set HOROPLUG_GLOO_RENDEZVOUS_ADDR (and _PORT) for all ranks"
             )
         time.sleep(pause)
-        pause, patience = min(2 * pause, _PAUSES[1]), 2 * patience
+        pause, attempt_seconds = min(2 * pause, _PAUSES[1]), 2 * attempt_seconds
 
 
-def _about_secrets(key_is_from_file: bool) -> str:
+def _secret_hint(key_is_from_file: bool) -> str:
     if key_is_from_file:
         return f"if the hosts do not share {key_file()}, {REMEDY}"
     return "HOROPLUG_SECRET_KEY must be the same for all ranks"

@@ -1,4 +1,4 @@
-"""Slurm's ways of writing lists: of hosts, ``node[001-003,7]-ib,login1``, and of numbers for hosts, ``2(x3),1``."""
+"""Parses Slurm's lists: of hosts, ``node[001-003,7]-ib,login1``, and of numbers per host, ``2(x3),1``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def hosts(text: str) -> list[str]:
-    """The names in a list of hosts, in its order: ``a[08-10]`` is a08, a09, a10.
+    """The host names in a list, in its order: ``a[08-10]`` is a08, a09, a10.
 
     Errors: ValueError of one line."""
     names: list[str] = []
     for pattern in _split(text):
-        # Of "rack[1-2]n[1-2]" the parts are rack, 1-2, n, 1-2 and nothing: every second one was in brackets.
+        # "rack[1-2]n[1-2]" splits into rack, 1-2, n, 1-2 and an empty part: every second one was in brackets.
         parts = _BRACKETS.split(pattern)
         choices = [_numbers(part, text) if i % 2 else [part] for i, part in enumerate(parts)]
         if not pattern or any(c in part for part in parts for c in "[]"):
@@ -28,20 +28,18 @@ def hosts(text: str) -> list[str]:
 
 
 def counts(text: str) -> list[int]:
-    """One number for each host: ``2(x3),1`` is 2, 2, 2, 1. Errors: ValueError of one line."""
+    """One number per host: ``2(x3),1`` is 2, 2, 2, 1. Errors: ValueError of one line."""
     numbers: list[int] = []
     for part in text.split(","):
         found = _COUNT.fullmatch(part.strip())
         if found is None or int(found[2] or 1) > MAX_HOSTS:
-            raise ValueError(
-                f"{text!r} is no list of Slurm's of the tasks on each host, like 2(x3),1"
-            )
+            raise ValueError(f"{text!r} is not a Slurm list of tasks per host, like 2(x3),1")
         numbers += [int(found[1])] * int(found[2] or 1)
     return numbers
 
 
 def _split(text: str) -> list[str]:
-    """The list's items; a comma between brackets does not end one."""
+    """The list's items; a comma within brackets does not end an item."""
     parts, depth = [""], 0
     for character in text.strip():
         depth += {"[": 1, "]": -1}.get(character, 0)
@@ -53,7 +51,7 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str, whole: str) -> list[str]:
-    """What stands between two brackets; numbers keep the width of the first one."""
+    """The numbers within a pair of brackets; each keeps the width of the first one of its range."""
     numbers: list[str] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -67,4 +65,4 @@ def _numbers(text: str, whole: str) -> list[str]:
 
 
 def _wrong(text: str) -> ValueError:
-    return ValueError(f"{text[:80]!r} is no list of hosts of Slurm's, like node[001-003,7],login1")
+    return ValueError(f"{text[:80]!r} is not a Slurm list of hosts, like node[001-003,7],login1")

@@ -1,8 +1,8 @@
-"""The event loop in which one rank connects to the ranks below it and accepts the ranks above it.
+"""The event loop in which one rank connects to the ranks below it and accepts connections from the ranks above it.
 
-What a stranger does on a listener costs at most its own connection: each has a short deadline of its own, their number
-is limited, and all of them advance side by side. A connection that this rank makes itself is tried again for a moment
-when it breaks, since the other side may have been too busy, and is then an error that names the rank."""
+A stranger on a listener can lose at most its own connection: each incoming connection has a short deadline, their
+number is limited, and all of them advance side by side. If a connection that this rank makes breaks, the rank retries
+for a moment, since the peer may have been too busy, and then raises an error that names the peer."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from horoplug.base.errors import AuthenticationError, PeerLostError, ProtocolErr
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal, Stage
 from horoplug.rendezvous.store.client import StoreClient
 
-_INCOMING_SECONDS = 5.0  # an accepted connection must be ready after this long
-_SPARE_INCOMING = 64  # connections in the making beyond one per rank
+_INCOMING_SECONDS = 5.0  # limit for authentication and hello on an accepted connection
+_SPARE_INCOMING = 64  # unfinished incoming connections allowed beyond those expected
 _RETRY_PAUSE = 0.02
 _RETRY_SECONDS = 1.0
 _LOGGED = 10
 _BUFFER_BYTES = 1073741824
 
 Key = tuple[int, int]
-"""A connection: the rank at its other end, and its lane."""
+"""Identifies a connection: the rank at its other end, and the lane."""
 
 _log = logging.getLogger("horoplug")
 
 
 def unix_listener(size: int) -> tuple[str, socket.socket]:
-    """A listener on a fresh name in the abstract namespace, and the name (without its leading zero byte)."""
+    """Listen on a random name in the abstract namespace. Returns the name, without its leading zero byte, and the
+    nonblocking listener."""
     name = f"horoplug-{secrets.token_hex(12)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -46,7 +47,7 @@ def unix_listener(size: int) -> tuple[str, socket.socket]:
 
 
 def tcp_listener(address: str, connections: int) -> socket.socket:
-    """A listener on a free port of ``address`` and of no other interface, for so many at once."""
+    """Listen on a free port of ``address`` only, with a backlog for ``connections`` at once. Nonblocking."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.create_server((address, 0), family=family, backlog=connections + _SPARE_INCOMING)
     sock.setblocking(False)
@@ -54,22 +55,25 @@ def tcp_listener(address: str, connections: int) -> socket.socket:
 
 
 def tune_tcp(sock: socket.socket, data_timeout: float) -> None:
-    """Options of a connection between ranks. ``data_timeout``: seconds without an acknowledgement until it breaks."""
+    """Set the socket options of a connection between ranks.
+
+    ``data_timeout``: seconds without an acknowledgement after which the kernel breaks the connection."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # A host that vanished without a word is noticed after data_timeout, whether or not there is something to send.
+    # A host that vanishes silently is noticed after data_timeout, whether or not there is data to send.
     seconds = max(int(data_timeout), 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(seconds // 3, 1))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(seconds // 6, 1))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
-    # A fixed size switches the kernel's own tuning off, so it has to be larger than what is tuned to, or it does harm.
+    # A fixed size turns the kernel's autotuning off, so it helps only where it exceeds what autotuning can reach.
     for option, name in ((socket.SO_SNDBUF, "wmem_max"), (socket.SO_RCVBUF, "rmem_max")):
-        if _limit(name) >= _BUFFER_BYTES:
+        if _kernel_limit(name) >= _BUFFER_BYTES:
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
 
 
-def _limit(name: str) -> int:
+def _kernel_limit(name: str) -> int:
+    """Bytes that a socket buffer may have; 0 if unknown."""
     try:
         with open(f"/proc/sys/net/core/{name}", encoding="ascii") as file:
             return int(file.read())
@@ -78,7 +82,7 @@ def _limit(name: str) -> int:
 
 
 class Connector:
-    """Makes the connections of one rank. Owns all its sockets until :meth:`detach`."""
+    """Makes the connections of one rank. Owns their sockets until :meth:`detach`."""
 
     def __init__(self, me: Identity, deadline: float) -> None:
         self._me = me
@@ -86,82 +90,88 @@ class Connector:
         self._data_timeout = 30.0
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
-        self._links: dict[PeerConnection, None] = {}  # in the making, oldest first
+        self._pending: dict[PeerConnection, None] = {}  # not ready yet, oldest first
         self._ready: dict[Key, PeerConnection] = {}
-        self._streams = 1  # lanes to a rank on another host
+        self._streams = 1  # number of lanes to each rank on another host
         self._addresses: dict[int, tuple[str, int] | str] = {}
         self._local: set[int] = set()
-        self._retries: dict[Key, float] = {}  # when to try again
-        self._failing: dict[Key, float] = {}  # when it first failed
+        self._retries: dict[Key, float] = {}  # time of the next attempt
+        self._failing: dict[Key, float] = {}  # time of the first failure
         self._complaints = 0
         self._store_watched = False
 
     def listen(self, listener: socket.socket, data_timeout: float = 30.0) -> None:
-        """Take over a listener; connections are accepted from the first :meth:`turn` on."""
+        """Take ownership of a listener. Connections are accepted from the first :meth:`run_once` on."""
         self._listeners.append(listener)
         self._data_timeout = data_timeout
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def expect(
+    def connect_to(
         self, addresses: dict[int, tuple[str, int] | str], local: set[int], streams: int = 1
     ) -> None:
-        """Where all other ranks listen, which of them are on this host, and how many connections there are to each of
-        those that are not; starts connecting."""
+        """Start to connect to the lower ranks, and accept the higher ones from now on.
+
+        ``addresses``: where each other rank listens; ``local``: the ranks on this host; ``streams``: number of
+        connections to each rank on another host."""
         self._addresses = addresses
         self._local = local
         self._streams = streams
         for rank in sorted(addresses):
             if rank < self._me.rank:
-                for lane in range(self._lanes(rank)):
+                for lane in range(self._lane_count(rank)):
                     self._dial((rank, lane))
 
-    def _lanes(self, rank: int) -> int:
+    def _lane_count(self, rank: int) -> int:
         return 1 if rank in self._local else self._streams
 
-    def _complete_rank(self, rank: int) -> bool:
-        return all((rank, lane) in self._ready for lane in range(self._lanes(rank)))
+    def _is_rank_connected(self, rank: int) -> bool:
+        return all((rank, lane) in self._ready for lane in range(self._lane_count(rank)))
 
     @property
     def missing(self) -> list[int]:
         """Ranks that are not connected yet."""
-        return sorted(rank for rank in self._addresses if not self._complete_rank(rank))
+        return sorted(rank for rank in self._addresses if not self._is_rank_connected(rank))
 
     @property
     def done(self) -> bool:
         """Whether all ranks are connected."""
-        return len(self._ready) == sum(map(self._lanes, self._addresses))
+        return len(self._ready) == sum(map(self._lane_count, self._addresses))
 
-    # ---- the loop ----------------------------------------------------------------------------------------------------
+    # ---- the event loop ----------------------------------------------------------------------------------------------
 
-    def turn(self, store: StoreClient) -> None:
-        """Wait until something happens, here or in the store, and deal with it.
+    def run_once(self, store: StoreClient) -> None:
+        """Wait for events on the connections or the store, and handle those on the connections.
 
         Errors: PeerLostError, AuthenticationError or ProtocolError about a rank that this one connects to."""
         if not self._store_watched:
             self._store_watched = True
             self._selector.register(store, selectors.EVENT_READ)
-        for key, _ in self._selector.select(self._patience()):
+        for key, _ in self._selector.select(self._timeout()):
             if isinstance(key.data, PeerConnection):
                 self._advance(key.data)
             elif key.fileobj is not store and isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
         now = time.monotonic()
-        for link in [link for link in self._links if link.deadline <= now]:
-            if link.target is None:
-                self._complain(f"{link.label} was too slow to identify itself")
-                self._drop(link)
+        for connection in [
+            connection for connection in self._pending if connection.deadline <= now
+        ]:
+            if connection.target is None:
+                self._complain(f"{connection.label} was too slow to identify itself")
+                self._drop(connection)
         for due in [due for due, when in self._retries.items() if when <= now]:
             del self._retries[due]
             self._dial(due)
 
-    def _patience(self) -> float:
-        """Seconds until the next deadline; the loop's owner checks the whole mesh's, too."""
+    def _timeout(self) -> float:
+        """Seconds until the next deadline. The caller of the loop enforces the deadline for all connections."""
         due = [self._deadline + 1.0, *self._retries.values()]
-        due += [link.deadline for link in self._links if link.target is None][:1]
+        due += [connection.deadline for connection in self._pending if connection.target is None][
+            :1
+        ]
         return max(min(due) - time.monotonic(), 0.0) + 0.001
 
     def _dial(self, key: Key) -> None:
-        """Start to connect to a rank below."""
+        """Start to connect to a lower rank."""
         rank, lane = key
         address = self._addresses[rank]
         local = isinstance(address, str)
@@ -170,7 +180,7 @@ class Connector:
             family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
-        link = PeerConnection(
+        connection = PeerConnection(
             sock,
             self._me,
             target=rank,
@@ -190,13 +200,13 @@ class Connector:
             if error not in (0, errno.EINPROGRESS):
                 raise OSError(error, os.strerror(error))
             if error == 0:
-                link.connected()
+                connection.connected()
         except OSError as error:
             sock.close()
             self._failed(key, error)
             return
-        self._watch(link)
-        self._advance(link)
+        self._watch(connection)
+        self._advance(connection)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(64):
@@ -214,7 +224,7 @@ class Connector:
             else:
                 label = f"{address[0]}:{address[1]}"
                 tune_tcp(sock, self._data_timeout)
-            link = PeerConnection(
+            connection = PeerConnection(
                 sock,
                 self._me,
                 target=None,
@@ -222,60 +232,60 @@ class Connector:
                 admit=self._admit,
                 label=label,
             )
-            self._watch(link)
-            incoming = [other for other in self._links if other.target is None]
+            self._watch(connection)
+            incoming = [other for other in self._pending if other.target is None]
             if len(incoming) > self._me.size * self._streams + _SPARE_INCOMING:
-                self._complain(f"{incoming[0].label} made way: too many connections at once")
+                self._complain(f"{incoming[0].label} was dropped: too many connections at once")
                 self._drop(incoming[0])
 
-    def _advance(self, link: PeerConnection) -> None:
-        if link not in self._links:
-            return  # dropped earlier in this turn
+    def _advance(self, connection: PeerConnection) -> None:
+        if connection not in self._pending:
+            return  # dropped earlier in the same run_once()
         try:
-            if link.stage is Stage.CONNECTING and not self._is_connected(link):
+            if connection.stage is Stage.CONNECTING and not self._is_connected(connection):
                 return
-            link.advance()
+            connection.advance()
         except (AuthenticationError, ProtocolError) as error:
-            self._drop(link)
-            if link.target is not None:
+            self._drop(connection)
+            if connection.target is not None:
                 raise
             self._complain(str(error))
         except OSError as error:
-            self._drop(link)
-            if link.target is not None:
-                self._failed((link.target, link.lane), error)
+            self._drop(connection)
+            if connection.target is not None:
+                self._failed((connection.target, connection.lane), error)
         else:
-            if link.stage is Stage.READY:
-                self._complete(link)
+            if connection.stage is Stage.READY:
+                self._complete(connection)
             else:
-                self._selector.modify(link.sock, _events(link), link)
+                self._selector.modify(connection.sock, _events(connection), connection)
 
     @staticmethod
-    def _is_connected(link: PeerConnection) -> bool:
-        """Whether a connection in progress has been decided, well or badly."""
+    def _is_connected(connection: PeerConnection) -> bool:
+        """Whether a connection attempt has ended, in success or failure."""
         try:
-            link.sock.getpeername()
+            connection.sock.getpeername()
         except OSError:
-            return link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+            return connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
         return True
 
-    def _complete(self, link: PeerConnection) -> None:
-        self._selector.unregister(link.sock)
-        del self._links[link]
-        assert link.rank is not None
-        self._ready[link.rank, link.lane] = link
-        self._failing.pop((link.rank, link.lane), None)
+    def _complete(self, connection: PeerConnection) -> None:
+        self._selector.unregister(connection.sock)
+        del self._pending[connection]
+        assert connection.rank is not None
+        self._ready[connection.rank, connection.lane] = connection
+        self._failing.pop((connection.rank, connection.lane), None)
 
     def _admit(self, rank: int, lane: int, local: bool) -> Refusal | None:
-        """Judge a rank that has connected to this one."""
+        """Why an incoming connection has to be refused; None if it is welcome."""
         if rank <= self._me.rank or rank not in self._addresses or local != (rank in self._local):
             return Refusal.RANK
-        if lane >= self._lanes(rank):
+        if lane >= self._lane_count(rank):
             return Refusal.LANE
         return Refusal.DUPLICATE if (rank, lane) in self._ready else None
 
     def _failed(self, key: Key, error: OSError) -> None:
-        """A connection to a rank below did not come about: try again, for a moment."""
+        """A connection to a lower rank failed: retry for a moment, then raise PeerLostError."""
         now, rank = time.monotonic(), key[0]
         if now - self._failing.setdefault(key, now) > _RETRY_SECONDS:
             raise PeerLostError(
@@ -284,14 +294,14 @@ class Connector:
             )
         self._retries[key] = now + _RETRY_PAUSE
 
-    def _watch(self, link: PeerConnection) -> None:
-        self._links[link] = None
-        self._selector.register(link.sock, _events(link), link)
+    def _watch(self, connection: PeerConnection) -> None:
+        self._pending[connection] = None
+        self._selector.register(connection.sock, _events(connection), connection)
 
-    def _drop(self, link: PeerConnection) -> None:
-        self._selector.unregister(link.sock)
-        del self._links[link]
-        link.close()
+    def _drop(self, connection: PeerConnection) -> None:
+        self._selector.unregister(connection.sock)
+        del self._pending[connection]
+        connection.close()
 
     def _complain(self, text: str) -> None:
         self._complaints += 1
@@ -302,21 +312,21 @@ class Connector:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def stop_listening(self) -> None:
-        """Close the listeners and whatever is only half connected."""
+        """Close the listeners and all connections that are not ready."""
         for listener in self._listeners:
             self._selector.unregister(listener)
             listener.close()
         self._listeners.clear()
-        for link in list(self._links):
-            self._drop(link)
+        for connection in list(self._pending):
+            self._drop(connection)
 
     def stream(self, rank: int) -> socket.socket:
-        """The first connection to a rank, which stays this object's."""
+        """The socket of the first connection to a rank. It stays owned by this object."""
         return self._ready[rank, 0].sock
 
     def detach(self) -> dict[Key, tuple[int, int, int]]:
-        """(stream, segment, doorbell) descriptors by rank and lane; from now on the caller's."""
-        detached = {key: link.detach() for key, link in self._ready.items()}
+        """Hand over the (stream, segment, doorbell) descriptors of all connections, by rank and lane."""
+        detached = {key: connection.detach() for key, connection in self._ready.items()}
         self._ready.clear()
         return detached
 
@@ -325,12 +335,12 @@ class Connector:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        for link in (*self._links, *self._ready.values()):
-            link.close()
-        self._links.clear()
+        for connection in (*self._pending, *self._ready.values()):
+            connection.close()
+        self._pending.clear()
         self._ready.clear()
         self._selector.close()
 
 
-def _events(link: PeerConnection) -> int:
-    return selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0)
+def _events(connection: PeerConnection) -> int:
+    return selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)

@@ -1,10 +1,9 @@
-"""What a message and a byte cost between hosts, measured over fresh connections in a few milliseconds.
+"""Measures latency and bandwidth of TCP connections between hosts, over fresh connections, in a few milliseconds.
 
-Every rank measures the way to the next one while the one before measures the way to it. All that travels are single
-bytes that say what they are, so that both can go over the same connection and nobody has to keep count of messages:
-pings and their echoes, a burst, and an acknowledgement of its half and of its end. The bandwidth is that of the second
-half, unless that came all at once. Nothing is left in the connections once all ranks have said that they are
-through."""
+Every rank measures the link to the next rank while the previous rank measures the link to it. All messages are single
+bytes that tell their kind, so that both measurements can share one connection: pings and their echoes, a burst, and
+acknowledgements of the burst's half and of its end. The bandwidth is that of the second half, unless that arrived at
+once. When :meth:`Measurement.run` has returned on all ranks, the connections are empty."""
 
 from __future__ import annotations
 
@@ -13,36 +12,35 @@ import selectors
 import socket
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from horoplug.base.link_speed import LinkSpeed
 
 _PING, _ECHO, _BURST, _ACK = b"p", b"e", b"b", b"a"
 _PINGS = 16
-_HALF = 256 * 1024  # bytes of half a burst
-
-Speed = tuple[float, float]
-"""Seconds that a message takes one way, and bytes per second."""
+_HALF_BYTES = 256 * 1024  # half a burst
 
 
 class Measurement:
-    """The measurement of one rank: to the next rank, from the previous one, or both."""
+    """One rank's part: it measures the link to the next rank, answers the previous one, or both."""
 
     def __init__(self, to: socket.socket | None, back: socket.socket | None) -> None:
-        """``to``: the connection whose speed is wanted; ``back``: the one over which the other side measures. They may
-        be the same, and do not block."""
+        """``to``: the connection to measure; ``back``: the connection over which the peer measures. They may be the
+        same, and are nonblocking."""
         self._to = to
         self._outbox: dict[socket.socket, bytearray] = {s: bytearray() for s in (to, back) if s}
         self._sent_at = 0.0
-        self._buffer = bytearray(_HALF)
+        self._buffer = bytearray(_HALF_BYTES)
         self._burst_at = 0.0
         self._trips: list[float] = []
         self._acks: list[float] = []
-        self._heard = 0  # of the other side's burst
+        self._received = 0  # bytes of the peer's burst
         self._served = back is None
 
-    def run(self, deadline: float) -> Speed | None:
-        """The speed, or None if there was nothing to measure; returns when the other side is served, too.
+    def run(self, deadline: float) -> LinkSpeed | None:
+        """Measure, and answer the peer's measurement. Returns the speed of ``to``; None without ``to``.
 
-        Errors: TimeoutError, OSError; the connections are then of no more use."""
+        Errors: TimeoutError after ``deadline`` (``time.monotonic()``), OSError; the connections are then unusable."""
         if self._to is not None:
             self._ping()
         with selectors.DefaultSelector() as selector:
@@ -61,11 +59,12 @@ class Measurement:
                     self._flush(key.fileobj)
         if self._to is None:
             return None
-        trip = statistics.median(self._trips[1:])  # the first one wakes everybody up
-        # A fast link has both halves in the other side's buffers before it reads; a filter may let the first one pass.
+        trip = statistics.median(self._trips[1:])  # the first one includes waking up
+        # On a fast link both halves are in the peer's buffers before it reads. A traffic shaper may let the first half
+        # pass unlimited.
         whole = self._acks[1] - self._burst_at - trip
         half = max(self._acks[1] - self._acks[0], whole / 2, 1e-6)
-        return trip / 2, _HALF / half
+        return LinkSpeed(trip / 2, _HALF_BYTES / half)
 
     def _done(self) -> bool:
         measured = self._to is None or len(self._acks) == 2
@@ -96,7 +95,7 @@ class Measurement:
         if not size:
             raise ConnectionResetError("a connection was closed while it was measured")
         now = time.perf_counter()
-        # Whatever is rare is found fast; the rest is the burst.
+        # Counting the rare bytes is fast; the rest belongs to the burst.
         pings, echoes, acks = (self._buffer.count(c, 0, size) for c in (_PING, _ECHO, _ACK))
         burst = size - pings - echoes - acks
         for _ in range(echoes):
@@ -105,22 +104,25 @@ class Measurement:
                 self._ping()
             elif len(self._trips) == _PINGS:
                 self._burst_at = now
-                self._send(sock, _BURST * 2 * _HALF)
+                self._send(sock, _BURST * 2 * _HALF_BYTES)
         self._acks += [now] * acks
         answer = _ECHO * pings
-        before, self._heard = self._heard, self._heard + burst
-        for mark in (_HALF, 2 * _HALF):
-            if before < mark <= self._heard:
+        before, self._received = self._received, self._received + burst
+        for mark in (_HALF_BYTES, 2 * _HALF_BYTES):
+            if before < mark <= self._received:
                 answer += _ACK
-        self._served = self._served or self._heard >= 2 * _HALF
+        self._served = self._served or self._received >= 2 * _HALF_BYTES
         if answer:
             self._send(sock, answer)
 
 
-def agree(speeds: Iterable[Speed | None]) -> Speed | None:
-    """The medians of what was measured, rounded so that a report of them is exact; None if nothing was."""
+def agree(speeds: Iterable[Sequence[float] | None]) -> LinkSpeed | None:
+    """The medians of the ranks' measurements; None if no rank measured.
+
+    ``speeds``: (latency, bandwidth), as JSON delivers them. The medians are rounded so that they survive a round trip
+    through JSON exactly."""
     known = [speed for speed in speeds if speed is not None]
     if not known:
         return None
     latency, bandwidth = (statistics.median(column) for column in zip(*known, strict=True))
-    return round(latency, 7), float(round(bandwidth, -4))
+    return LinkSpeed(round(latency, 7), float(round(bandwidth, -4)))

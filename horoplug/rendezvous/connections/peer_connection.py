@@ -1,10 +1,9 @@
-"""One connection between two ranks while it is being made: authentication, then an exchange of hellos.
+"""One connection between two ranks while it is being established: authentication, then an exchange of hellos.
 
-Two ranks on different hosts may have several connections, *lanes*, numbered from 0. A hello has 40 bytes: magic,
+Two ranks on different hosts may have several connections (*lanes*), numbered from 0. A hello has 40 bytes: magic,
 version, kind, refusal, lane, rank, size, generation, job. Between ranks on one host it carries two descriptors: the
-sender's memfd and eventfd. The rank that listens checks first and answers with its own hello, or with a refusal that
-says why. Sockets never block; whoever runs the event loop calls :meth:`PeerConnection.advance` when one is
-ready."""
+sender's memfd and eventfd. The listening rank checks the hello first and answers with its own hello, or with a refusal
+and its reason. Sockets are nonblocking; the event loop calls :meth:`PeerConnection.advance` when one is ready."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ _OFFER, _REFUSAL = 1, 2
 
 
 class Refusal(enum.IntEnum):
-    """Why the listening rank does not want a connection."""
+    """Why the listening rank refuses a connection."""
 
     GENERATION = 1
     SIZE = 2
@@ -60,7 +59,7 @@ class Stage(enum.Enum):
 
 
 class Identity:
-    """What a rank says about itself on every connection, and the descriptors that it hands out."""
+    """What a rank tells about itself on every connection, and the descriptors that it sends to peers on its host."""
 
     def __init__(self, rank: int, size: int, generation: int, secret: bytes) -> None:
         self.rank = rank
@@ -68,24 +67,23 @@ class Identity:
         self.generation = generation
         self.secret = secret
         self.job = hmac.new(secret, b"horoplug job", hashlib.sha256).digest()[:16]
-        self.fds: tuple[int, int] | None = (
-            None  # memfd and eventfd, once there is a peer on this host
-        )
+        self.fds: tuple[int, int] | None = None
+        """memfd and eventfd; None until it is known that a peer is on this host."""
 
     def hello(self, kind: int = _OFFER, refusal: int = 0, lane: int = 0) -> bytes:
-        """The 40 bytes."""
+        """The 40 bytes of a hello or, with ``refusal``, of a refusal."""
         return _HELLO.pack(
             _MAGIC, _VERSION, kind, refusal, lane, self.rank, self.size, self.generation, self.job
         )
 
 
-def mesh_context(listener: int) -> bytes:
-    """What authentication on a rank's listener is bound to."""
+def listener_context(listener: int) -> bytes:
+    """The authentication context of a rank's listener: a proof for one listener is of no use on another."""
     return f"mesh listener {listener}".encode()
 
 
 class PeerConnection:
-    """One connection in the making. Owns its socket and the descriptors it receives, until :meth:`detach`."""
+    """A connection that is being established. Owns its socket and the received descriptors until :meth:`detach`."""
 
     def __init__(
         self,
@@ -98,9 +96,9 @@ class PeerConnection:
         label: str,
         lane: int = 0,
     ) -> None:
-        """``target`` and ``lane``: the rank connected to, None for an accepted connection, and which of the connections
-        to it this is. ``admit`` judges what an accepted connection turns out to be; it is told the rank, the lane and
-        whether the connection is local."""
+        """``target``: the rank that this connection is made to; None for an accepted one. ``lane``: the number of the
+        connection among those to ``target``. ``deadline``: kept by the event loop. ``admit(rank, lane, is_local)``:
+        tells whether an accepted connection has to be refused. ``label``: names the peer in messages."""
         self.sock = sock
         self.lane = lane
         self.target = target
@@ -114,25 +112,25 @@ class PeerConnection:
         self._admit = admit
         self._inbox = b""
         self._outbox = b""
-        self._fds_out: tuple[int, ...] = ()  # go with the first byte of the outbox
+        self._fds_out: tuple[int, ...] = ()  # sent with the first byte of the outbox
         role = Role.SERVER if target is None else Role.CLIENT
-        context = mesh_context(me.rank if target is None else target)
+        context = listener_context(me.rank if target is None else target)
         self._handshake = Handshake(me.secret, role, context, label)
 
     def connected(self) -> None:
-        """The outgoing connection has been established."""
+        """The outgoing connection has been accepted by the peer's kernel: start to authenticate."""
         self.stage = Stage.AUTHENTICATING
         self._outbox += self._handshake.start()
 
     @property
     def wants_write(self) -> bool:
-        """Whether the event loop is to wait for room to send, too."""
+        """Whether the event loop has to wait until the socket is writable, too."""
         return self.stage is Stage.CONNECTING or bool(self._outbox)
 
     def advance(self) -> None:
-        """Send and receive what is possible without waiting.
+        """Send and receive what is possible without blocking.
 
-        Errors: AuthenticationError, ProtocolError or OSError; the link is then to be closed."""
+        Errors: AuthenticationError, ProtocolError or OSError; the caller then has to close the connection."""
         if self.stage is Stage.CONNECTING:
             error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
@@ -146,7 +144,7 @@ class PeerConnection:
         except BlockingIOError:
             return
         except AuthenticationError:
-            self._last(self._handshake.farewell)
+            self._send_last(self._handshake.farewell)
             raise
 
     def _flush(self) -> None:
@@ -165,23 +163,23 @@ class PeerConnection:
         greeting = self.stage is Stage.GREETING
         size = _HELLO.size if greeting else FRAME_BYTES
         while len(self._inbox) < size:
-            # Never more than this frame: a descriptor that came with the next one would be lost.
-            piece = self._read(size - len(self._inbox), with_fds=greeting and self.local)
-            if not piece:
+            # Never read beyond this frame: descriptors that come with the next one would be lost.
+            data = self._read(size - len(self._inbox), with_fds=greeting and self.local)
+            if not data:
                 raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
-            self._inbox += piece
+            self._inbox += data
         frame, self._inbox = self._inbox, b""
         if greeting:
-            self._greeted(frame)
+            self._on_hello(frame)
         else:
             self._outbox += self._handshake.feed(frame)
             if self._handshake.done:
                 self.stage = Stage.GREETING
                 if self.target is not None:
-                    # The last proof is to be on its way first: it must not be read with the
-                    # descriptors of the hello.
+                    # Send the last proof on its own: the peer must not read it together with the
+                    # hello, which carries descriptors.
                     self._flush()
-                    self._offer()
+                    self._send_hello()
         return True
 
     def _read(self, count: int, with_fds: bool) -> bytes:
@@ -197,12 +195,12 @@ class PeerConnection:
             raise ProtocolError(f"{self.label} sent too many descriptors")
         return data
 
-    def _offer(self) -> None:
+    def _send_hello(self) -> None:
         self._outbox += self._me.hello(lane=self.lane)
         if self.local and self._me.fds is not None:
             self._fds_out = self._me.fds
 
-    def _greeted(self, frame: bytes) -> None:
+    def _on_hello(self, frame: bytes) -> None:
         magic, version, kind, refusal, lane, rank, size, generation, job = _HELLO.unpack(frame)
         if magic != _MAGIC or version != _VERSION or kind not in (_OFFER, _REFUSAL):
             raise ProtocolError(f"{self.label} sent no valid hello")
@@ -210,7 +208,7 @@ class PeerConnection:
             text = _REFUSAL_TEXT.get(refusal, "for an unknown reason")
             raise ProtocolError(f"{self.label} refused the connection: {text}")
         if self.target is None:
-            self._judge(rank, lane, size, generation)
+            self._check_admission(rank, lane, size, generation)
         elif (rank, lane, size, generation) != (
             self.target,
             self.lane,
@@ -226,12 +224,12 @@ class PeerConnection:
             raise ProtocolError(f"{self.label} sent {len(self.fds)} descriptors, not {_FDS}")
         self.lane = lane
         if self.target is None:
-            self._offer()
+            self._send_hello()
             self._flush_or_fail()
         self.rank = rank
         self.stage = Stage.READY
 
-    def _judge(self, rank: int, lane: int, size: int, generation: int) -> None:
+    def _check_admission(self, rank: int, lane: int, size: int, generation: int) -> None:
         refusal: Refusal | None
         if generation != self._me.generation:
             refusal = Refusal.GENERATION
@@ -240,32 +238,32 @@ class PeerConnection:
         else:
             refusal = self._admit(rank, lane, self.local)
         if refusal is not None:
-            self._last(self._me.hello(_REFUSAL, refusal))
+            self._send_last(self._me.hello(_REFUSAL, refusal))
             raise ProtocolError(
                 f"{self.label} (rank {rank} of {size}, generation {generation}, lane {lane}) was refused: "
                 f"{refusal.name.lower()}"
             )
 
     def _flush_or_fail(self) -> None:
-        """Send the last 40 bytes of a connection that carried a few hundred: there is always room."""
+        """Send the last 40 bytes. The connection has carried only a few hundred, so its buffer has room for them."""
         try:
             self._flush()
         except BlockingIOError:
             raise ProtocolError(f"{self.label} does not read what it is sent") from None
 
-    def _last(self, data: bytes) -> None:
-        """Send something as a last word, if possible."""
+    def _send_last(self, data: bytes) -> None:
+        """Send a final message before the connection is closed; errors do not matter any more."""
         with contextlib.suppress(OSError):
             self.sock.send(data)
 
     def detach(self) -> tuple[int, int, int]:
-        """(stream, segment, doorbell) descriptors, now the caller's; -1 for those that a remote peer has not."""
+        """Hand over the (stream, segment, doorbell) descriptors; the last two are -1 for a peer on another host."""
         segment, doorbell = self.fds if self.fds else (-1, -1)
         self.fds = []
         return self.sock.detach(), segment, doorbell
 
     def close(self) -> None:
-        """Close the socket and what was received. Idempotent."""
+        """Close the socket and the received descriptors. Idempotent."""
         self.sock.close()
         for fd in self.fds:
             os.close(fd)

@@ -1,38 +1,39 @@
-"""By which address other hosts reach this one, and what a host's name means."""
+"""The address under which other hosts reach this one, and the addresses of a host name."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 
-from horoplug.rendezvous.network.interfaces import interfaces
-from horoplug.rendezvous.network.topology import interface_address
+from horoplug.rendezvous.network.interfaces import interface_address, interfaces
 
-# Addresses for documentation: nothing is sent there, but their route is the one to other networks.
-_ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+# Addresses reserved for documentation. Nothing is sent to them; the route to them is the default route.
+_REMOTE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def own_address(interface: str | None = None) -> str:
-    """Where other hosts reach this one: at ``interface``, or where its default route begins, or (in a network that is
-    closed) at its first address.
+    """The address under which other hosts reach this one.
 
-    Errors: ValueError for an interface that is not there, OSError if the addresses cannot be listed."""
+    That of ``interface`` if given, else the source address of the default route, else (without a default route) the
+    host's first address. Errors: ValueError for an unknown interface, OSError if the addresses cannot be listed."""
     if interface:
         return interface_address(interface)
-    for family, address in _ELSEWHERE:
+    for family, address in _REMOTE:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             try:
                 sock.connect((address, 9))
                 return str(sock.getsockname()[0])
             except OSError:
                 continue
-    # Loopback is the last of them; without any network at all it is the right one.
+    # Loopback comes last in the list: it is chosen only without any network.
     return next((each.address for each in interfaces()), "127.0.0.1")
 
 
 def addresses(name: str) -> list[str]:
-    """The addresses of a host, IPv4 first. A name that means the host itself in this process's eyes (127.0.1.1, as
-    Debian has it, or localhost) is the address that others have for it. Errors: OSError if it is unknown."""
+    """The addresses of a host, IPv4 first.
+
+    A loopback address (localhost, or Debian's 127.0.1.1 for the host's own name) is replaced by :func:`own_address`,
+    which other hosts can use. Errors: OSError if the name is unknown."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     ordered = sorted(found, key=lambda each: each[0] != socket.AF_INET)
     texts = dict.fromkeys(str(each[4][0]) for each in ordered)

@@ -1,4 +1,4 @@
-"""Mutual proof of the job's secret over a connected stream socket.
+"""Mutual authentication with the job's secret over a connected stream socket.
 
     client                                   server
     HELLO  nonce_c              ->
@@ -9,12 +9,11 @@
 
     mac(label) = HMAC-SHA256(secret, label, context, nonce_c, nonce_s), each part preceded by its length
 
-Every frame has the same 40 bytes: magic, version, kind, two zero bytes, 32 bytes of body. Both nonces are fresh and the
-label binds the role, so that nothing one side sent can be used as the other side's answer (reflection), now or later
-(replay). The context (what is connected: the store, or the mesh listener of rank 3) keeps a proof made for one kind of
-connection from being relayed to another. The server proves itself only to a client that has proved itself. This
-authenticates and does not encrypt: who can rewrite packets on the network can still take over an established
-connection.
+Every frame has 40 bytes: magic, version, kind, two zero bytes, 32 bytes of body. Both nonces are fresh and the label
+binds the role, so that nothing one side sent can serve as the other side's answer, now (reflection) or later (replay).
+The context names the listener (the store's, or that of rank 3): a proof for one listener cannot be relayed to another.
+The server proves itself only to a client that has proved itself. The handshake authenticates and does not encrypt: an
+attacker who can rewrite packets on the network can still take over an established connection.
 
 :class:`Handshake` does no I/O, so that one event loop can run many; :func:`authenticate` runs one on a blocking socket.
 """
@@ -41,7 +40,7 @@ _EMPTY = bytes(32)
 
 
 class Role(enum.Enum):
-    """Who connected (client) and who was listening (server)."""
+    """The client connected, the server listened."""
 
     CLIENT = b"client proof"
     SERVER = b"server proof"
@@ -55,10 +54,10 @@ class _Kind(enum.IntEnum):
 
 
 class Handshake:
-    """One side of the exchange as a state machine: frames in, frames out, no clock."""
+    """One side of the handshake as a state machine: frames in, frames out, no I/O and no clock."""
 
     def __init__(self, secret: bytes, role: Role, context: bytes, peer: str) -> None:
-        """``peer`` names the other side in messages. Errors: ValueError for a secret that is not 32 bytes."""
+        """``peer``: names the other side in messages. Errors: ValueError for a secret that does not have 32 bytes."""
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a job's secret has {SECRET_BYTES} bytes, not {len(secret)}")
         self._secret = secret
@@ -70,14 +69,16 @@ class Handshake:
         self._expected = _Kind.HELLO
         self.done = False
         self.farewell = b""
-        """After an error: what to send before closing, so that the other side learns why."""
+        """After an error: the frame to send before closing, so that the peer learns the reason."""
 
     def start(self) -> bytes:
-        """What to send first."""
+        """The first frame to send; empty for a server."""
         return _pack(_Kind.HELLO, self._nonce) if self._role is Role.CLIENT else b""
 
     def feed(self, frame: bytes) -> bytes:
-        """Take one frame of FRAME_BYTES, return the answer. Errors: AuthenticationError, once and for all."""
+        """Handle a frame of FRAME_BYTES bytes and return the answer to send.
+
+        Errors: AuthenticationError; the handshake has then failed for good."""
         magic, version, kind, zero, body = _FRAME.unpack(frame)
         if magic != _MAGIC or zero != 0:
             raise self._fail(f"{self._peer} does not speak horoplug's protocol")
@@ -146,9 +147,9 @@ def _pack(kind: _Kind, body: bytes) -> bytes:
 def authenticate(
     sock: socket.socket, secret: bytes, role: Role, context: bytes, timeout: float, peer: str
 ) -> None:
-    """Run a handshake on a connected socket, within ``timeout`` seconds; the socket's timeout is put back.
+    """Run a handshake on a connected socket, within ``timeout`` seconds. The socket's own timeout is restored.
 
-    Errors: AuthenticationError; the socket is then of no more use, but closing it is left to the caller."""
+    Errors: AuthenticationError; the socket is then unusable, and the caller has to close it."""
     deadline = time.monotonic() + timeout
     before = sock.gettimeout()
     handshake = Handshake(secret, role, context, peer)
@@ -158,10 +159,10 @@ def authenticate(
             frame = b""
             while len(frame) < FRAME_BYTES:
                 sock.settimeout(max(deadline - time.monotonic(), 0.001))
-                piece = sock.recv(FRAME_BYTES - len(frame))
-                if not piece:
+                data = sock.recv(FRAME_BYTES - len(frame))
+                if not data:
                     raise AuthenticationError(f"{peer} closed the connection while authenticating")
-                frame += piece
+                frame += data
                 if time.monotonic() > deadline:
                     raise TimeoutError
             _send(sock, handshake.feed(frame), deadline)

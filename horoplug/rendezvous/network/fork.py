@@ -1,7 +1,7 @@
-"""Keeps forked children (data loaders, say) from holding this package's sockets open.
+"""Keeps forked children, such as data loader workers, from holding this package's sockets open.
 
-A child that inherits a rank's connection would hide that rank's death from everyone: the connection lives as long as
-its last copy. Objects registered here are told to close their descriptors in every child that is forked."""
+A connection lives until its last copy is closed. A child that inherited a rank's connections would therefore hide the
+rank's death from its peers. Objects registered here close their descriptors in every forked child."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import weakref
 from typing import Protocol
 
 
-class Forgets(Protocol):
-    """Something that owns descriptors."""
+class OwnsDescriptors(Protocol):
+    """An object that owns file descriptors."""
 
     def forget(self) -> None:
-        """Close the descriptors of this process only: nothing is sent, no lock is taken."""
+        """Close this process's copies of the descriptors. Sends nothing and takes no lock."""
 
 
-_registered: weakref.WeakSet[Forgets] = weakref.WeakSet()
+_registered: weakref.WeakSet[OwnsDescriptors] = weakref.WeakSet()
 
 
-def close_in_children(thing: Forgets) -> None:
-    """``thing.forget()`` is called in every forked child, as long as ``thing`` lives."""
-    _registered.add(thing)
+def close_in_children(owner: OwnsDescriptors) -> None:
+    """Call ``owner.forget()`` in every forked child for as long as ``owner`` lives."""
+    _registered.add(owner)
 
 
 def _in_child() -> None:
-    for thing in list(_registered):
-        thing.forget()
+    for owner in list(_registered):
+        owner.forget()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -13,7 +13,7 @@ _UP = 0x1
 
 
 class _Ifaddrs(ctypes.Structure):
-    """``struct ifaddrs`` of the C library, as far as it is read."""
+    """The beginning of the C library's ``struct ifaddrs``."""
 
 
 _Ifaddrs._fields_ = [
@@ -33,8 +33,9 @@ class Interface(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """All addresses by which this host can be reached: IPv4 first, then IPv6 without link-local ones, which are of no
-    use without a zone. Loopback comes last."""
+    """All addresses of this host's interfaces that are up: IPv4 first, then IPv6, loopback last.
+
+    Link-local IPv6 addresses are left out: they are useless without a zone. Errors: OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -55,7 +56,7 @@ def interfaces() -> list[Interface]:
 
 
 def _address(pointer: int | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """What is in a ``sockaddr``; None if it is no address of the Internet."""
+    """The address in a ``sockaddr``; None if it is neither IPv4 nor IPv6."""
     if pointer is None:
         return None
     family = ctypes.c_ushort.from_address(pointer).value
@@ -66,11 +67,13 @@ def _address(pointer: int | None) -> ipaddress.IPv4Address | ipaddress.IPv6Addre
     return None
 
 
-def chosen(names: Sequence[str], among: Iterable[Interface] | None = None) -> list[Interface]:
-    """The addresses of the interfaces with these names, in the order of the names. Hosts may name theirs differently:
-    those that this one has not are passed over.
+def select_interfaces(
+    names: Sequence[str], among: Iterable[Interface] | None = None
+) -> list[Interface]:
+    """The addresses of the interfaces with these names, in the order of the names.
 
-    Errors: ValueError of one line if it has none of them, or none with an address."""
+    Names that this host does not have are ignored, since hosts may name their interfaces differently. ``among``: the
+    interfaces to select from, by default all. Errors: ValueError of one line if none of them exists with an address."""
     known = interfaces() if among is None else list(among)
     found = [interface for name in names for interface in known if interface.name == name]
     if not found:
@@ -80,3 +83,16 @@ def chosen(names: Sequence[str], among: Iterable[Interface] | None = None) -> li
             f"there is no network interface {wanted} with an address (there are {there})"
         )
     return found
+
+
+def interface_address(names: str) -> str:
+    """The address of a network interface: IPv4 if it has one, else a global IPv6 address.
+
+    ``names``: one name, or several separated by commas, of which the first that this host has counts.
+
+    Errors: ValueError of one line if there is no such interface or it has no address."""
+    try:
+        listed = [name.strip() for name in names.split(",") if name.strip()]
+        return select_interfaces(listed)[0].address
+    except ValueError as error:
+        raise ValueError(f"HOROVOD_GLOO_IFACE={names!r} is wrong: {error}") from None

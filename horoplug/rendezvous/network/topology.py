@@ -1,4 +1,4 @@
-"""Which ranks share a host, what follows from it, and which network a rank listens on."""
+"""Which ranks share a host, and the local and cross ranks that follow from it."""
 
 from __future__ import annotations
 
@@ -7,37 +7,35 @@ import os
 import socket
 from collections.abc import Sequence
 
-from horoplug.rendezvous.network.interfaces import chosen
-
 
 def host_key(name: str | None = None) -> str:
-    """What ranks that can share memory have in common: the running kernel and the network namespace.
+    """A text that is equal for ranks that can share memory: it names the running kernel and the network namespace.
 
-    (The namespace, because the sockets over which memory is shared live in it.) ``name``, if given, splits hosts
-    further and never joins them: two machines that are both called "localhost" stay two."""
+    (The namespace, because ranks share memory over abstract Unix sockets, which belong to it.) ``name``, if given,
+    splits hosts further and never joins them: two machines that are both called "localhost" stay two hosts."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             kernel = file.read().strip()
-        space = os.readlink("/proc/self/ns/net")
+        namespace = os.readlink("/proc/self/ns/net")
     except OSError:
-        kernel, space = socket.gethostname(), ""
-    return "/".join((kernel, space, name or ""))
+        kernel, namespace = socket.gethostname(), ""
+    return "/".join((kernel, namespace, name or ""))
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Where all ranks are, and Horovod's local and cross numbers of one of them."""
+    """The hosts of all ranks, and Horovod's local and cross ranks of one of them."""
 
     hosts: list[int]
-    """Index of each rank's host; hosts are numbered in the order in which they appear."""
+    """Host index of each rank; hosts are numbered in the order in which ranks mention them."""
     local_rank: int
     """Number of this rank among those on its host."""
     local_size: int
     cross_rank: int
-    """Number of this host among those that have this local rank."""
+    """Number of this host among the hosts that have a rank with this local rank."""
     cross_size: int
     is_homogeneous: bool
-    """All hosts have the same number of ranks."""
+    """Whether all hosts have the same number of ranks."""
 
 
 def topology(rank: int, keys: Sequence[str]) -> Topology:
@@ -55,14 +53,3 @@ def topology(rank: int, keys: Sequence[str]) -> Topology:
         cross_size=len(cross),
         is_homogeneous=len(set(counts)) == 1,
     )
-
-
-def interface_address(names: str) -> str:
-    """The address of a network interface: IPv4 if it has one, else a global IPv6 one. ``names``: one name, or several
-    separated by commas, of which the first that this host has counts.
-
-    Errors: ValueError of one line if there is no such interface or it has no address."""
-    try:
-        return chosen([name.strip() for name in names.split(",") if name.strip()])[0].address
-    except ValueError as error:
-        raise ValueError(f"HOROVOD_GLOO_IFACE={names!r} is wrong: {error}") from None

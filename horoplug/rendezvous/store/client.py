@@ -22,11 +22,11 @@ from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.protocol import Op, Reader, Reply
 
-_GRACE = 5.0  # seconds beyond its deadline that an answer may take
+_GRACE = 5.0  # seconds that an answer may arrive after the request's deadline
 
 
 class PendingGet:
-    """A GET under way; see :meth:`StoreClient.begin_get`."""
+    """A GET in progress; see :meth:`StoreClient.begin_get`."""
 
     def __init__(self, tag: int, keys: Sequence[str], timeout: float) -> None:
         self.tag = tag
@@ -37,27 +37,31 @@ class PendingGet:
 
 
 class StoreClient:
-    """A connection to the store. Thread-safe, but a blocking call holds up the others. A context manager."""
+    """A connection to the store. A context manager.
+
+    Thread-safe, but a blocking call delays the calls of other threads."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
-        """For :meth:`connect`; ``sock`` is connected and authenticated."""
+        """``sock``: connected and authenticated, see :meth:`connect`. ``peer``: names the server in messages."""
         self._sock = sock
         self._peer = peer
         self._lock = threading.Lock()
         self._tags = itertools.count(1)
         self._inbox = bytearray()
         self._answers: dict[int, tuple[int, bytes]] = {}
-        self._abandoned: set[int] = set()  # tags whose answers nobody waits for any more
+        self._abandoned: set[int] = set()  # tags whose answers are discarded on arrival
         self._owner = os.getpid()
         self._registered = False
-        self._end: RendezvousError | None = None  # why nothing more will arrive
+        self._end: RendezvousError | None = (
+            None  # the error of every later call, once the connection has ended
+        )
         close_in_children(self)
 
     @classmethod
     def connect(cls, address: str, port: int, secret: bytes, timeout: float) -> StoreClient:
-        """Connect and authenticate; a server that is not there yet is tried again for ``timeout`` seconds.
+        """Connect and authenticate; retry for ``timeout`` seconds while the server does not accept connections.
 
-        Errors: AuthenticationError at once when the secrets differ; RendezvousError when nobody answers."""
+        Errors: AuthenticationError at once if the secrets differ; RendezvousError after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         pause = 0.01
         while True:
@@ -74,7 +78,7 @@ class StoreClient:
 
     @classmethod
     def attempt(cls, address: str, port: int, secret: bytes, timeout: float) -> StoreClient:
-        """Connect and authenticate, once. Errors: AuthenticationError; OSError when nobody answers."""
+        """Make one attempt to connect and authenticate. Errors: AuthenticationError; OSError if nobody answers."""
         deadline = time.monotonic() + timeout
         peer = _name(address, port)
         sock = socket.create_connection((address, port), timeout=timeout)
@@ -96,20 +100,20 @@ class StoreClient:
         self.close()
 
     def fileno(self) -> int:
-        """For a selector: readable when an answer may be there."""
+        """For a selector: readable when an answer may have arrived."""
         return self._sock.fileno()
 
     @property
     def local_address(self) -> str:
-        """The address of this process on the network that leads to the server."""
+        """This process's address on the network over which it reaches the server."""
         return str(self._sock.getsockname()[0])
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def register(self, rank: int) -> None:
-        """Take part as this rank: if this connection ends without :meth:`close`, the rank counts as lost.
+        """Register this process as ``rank``. If the connection ends without :meth:`close`, the rank counts as lost.
 
-        May be repeated. Errors: RankTakenError when another live process has the rank."""
+        May be repeated. Errors: RankTakenError if another live process has registered as the rank."""
         description = f"pid {os.getpid()} on {socket.gethostname()}"
         payload = protocol.pack_rank(rank) + protocol.pack_text(description)
         kind, reader = self._call(Op.REGISTER, payload)
@@ -120,21 +124,21 @@ class StoreClient:
         self._registered = True
 
     def set(self, key: str, value: bytes) -> None:
-        """Set a key; whatever it was before is replaced."""
+        """Set a key, or replace its value."""
         self._call(Op.SET, protocol.pack_key(key.encode()) + protocol.pack_value(value))
 
     def claim(self, key: str, value: bytes) -> bool:
-        """Set a key if nobody has; False if somebody has."""
+        """Set a key that is not set yet. Returns False if it is."""
         kind, _ = self._call(Op.CLAIM, protocol.pack_key(key.encode()) + protocol.pack_value(value))
         return kind == Reply.OK
 
     def get(
         self, keys: Sequence[str], timeout: float, owners: Sequence[int] | None = None
     ) -> list[bytes]:
-        """Values of ``keys``, as soon as all of them are set. ``owners``: the rank that sets each key (-1: unknown).
+        """The values of ``keys``, once all of them are set. ``owners``: the rank that sets each key, -1 if unknown.
 
-        Errors: StoreTimeoutError after ``timeout`` seconds; PeerLostError as soon as an owner is lost, even one whose
-        key is there, while any key is missing."""
+        Errors: StoreTimeoutError after ``timeout`` seconds; PeerLostError if any owner is lost while a key is missing,
+        even an owner whose own key is set."""
         pending = self.begin_get(keys, timeout, owners)
         try:
             while True:
@@ -149,7 +153,7 @@ class StoreClient:
     def begin_get(
         self, keys: Sequence[str], timeout: float, owners: Sequence[int] | None = None
     ) -> PendingGet:
-        """Start a get without waiting; :meth:`poll_get` when :meth:`fileno` is readable, or :meth:`abandon`."""
+        """Start a get without waiting. Call :meth:`poll_get` when :meth:`fileno` is readable, or :meth:`abandon`."""
         who = owners if owners is not None else [-1] * len(keys)
         pending = PendingGet(next(self._tags), keys, timeout)
         payload = protocol.pack_get(timeout, [key.encode() for key in keys], who)
@@ -158,7 +162,7 @@ class StoreClient:
         return pending
 
     def poll_get(self, pending: PendingGet) -> list[bytes] | None:
-        """The values, or None as long as they are not there. Errors: those of :meth:`get`."""
+        """The values, or None while they are not complete. Errors: those of :meth:`get`."""
         with self._lock:
             self._receive()
             answer = self._answers.pop(pending.tag, None)
@@ -167,7 +171,7 @@ class StoreClient:
         if answer is None:
             return None
         pending.over = True
-        kind, reader = self._judge(answer)
+        kind, reader = self._check_answer(answer)
         if kind == Reply.TIMED_OUT:
             missing = [reader.u32() for _ in range(reader.u32())]
             reader.end()
@@ -180,7 +184,7 @@ class StoreClient:
         return values
 
     def abandon(self, pending: PendingGet) -> None:
-        """Forget a get; its answer will be thrown away. Idempotent, and nothing if it has been answered."""
+        """Cancel a get: its answer is discarded. Idempotent; does nothing if the get has been answered."""
         with self._lock:
             if pending.over:
                 return
@@ -189,11 +193,11 @@ class StoreClient:
                 self._abandoned.add(pending.tag)
 
     def delete(self, prefix: str) -> None:
-        """Remove all keys that begin with ``prefix``, and its aborts."""
+        """Delete all keys that begin with ``prefix``, and all aborts of such prefixes."""
         self._call(Op.DELETE, protocol.pack_key(prefix.encode()))
 
     def abort(self, prefix: str, rank: int, reason: str) -> None:
-        """Let every get of a missing key with this prefix fail with PeerLostError(rank, reason), now and later."""
+        """Make every get of a missing key with this prefix fail with PeerLostError(rank, reason), now and later."""
         payload = (
             protocol.pack_rank(rank)
             + protocol.pack_text(reason)
@@ -202,18 +206,18 @@ class StoreClient:
         self._call(Op.ABORT, payload)
 
     def close(self) -> None:
-        """Say goodbye and close. Idempotent; never fails."""
+        """Leave the store in good order and close the connection. Idempotent; never raises."""
         if self._sock.fileno() < 0:
             return
         try:
             if self._registered and os.getpid() == self._owner:
                 self._call(Op.LEAVE, b"", timeout=1.0)
         except (OSError, RendezvousError):
-            pass  # whoever is not there any more need not be told
+            pass  # the server has ended already
         self._sock.close()
 
     def forget(self) -> None:
-        """Close this process's descriptor without a word (for a forked child, see fork.py)."""
+        """Close this process's descriptor silently (for a forked child, see fork.py)."""
         self._sock.close()
 
     # ---- messages ----------------------------------------------------------------------------------------------------
@@ -229,9 +233,9 @@ class StoreClient:
                     raise self._end
                 self._wait_readable(deadline)
                 self._receive()
-            return self._judge(self._answers.pop(tag))
+            return self._check_answer(self._answers.pop(tag))
 
-    def _judge(self, answer: tuple[int, bytes]) -> tuple[int, Reader]:
+    def _check_answer(self, answer: tuple[int, bytes]) -> tuple[int, Reader]:
         kind, reader = answer[0], Reader(answer[1])
         if kind == Reply.LOST:
             rank, text = reader.rank(), reader.text()
@@ -252,7 +256,7 @@ class StoreClient:
                 raise self._gone(error) from None
 
     def _receive(self) -> None:
-        """Take in what has arrived, without waiting. What came before the end of the connection still counts."""
+        """Read and parse what has arrived, without waiting. Answers sent before the connection ended still count."""
         while self._end is None:
             try:
                 data = self._sock.recv(1 << 16)

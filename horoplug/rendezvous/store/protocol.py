@@ -1,8 +1,8 @@
-"""The store's messages: a 12-byte header and a strictly parsed binary payload, with a limit on everything.
+"""The store's wire protocol: a 12-byte header and a strictly parsed binary payload, with a limit on every size.
 
-Header, both ways: kind u8, three zero bytes, tag u32, payload length u32, big-endian. A reply carries the tag of its
-request; only GET may be answered later, so that a client can do other things while it waits. Keys are length u16 and
-bytes, values length u32 and bytes; a rank is i32, -1 for nobody."""
+Header in both directions: kind u8, three zero bytes, tag u32, payload length u32, big-endian. A reply carries the tag
+of its request. Only GET may be answered out of order, so that a client can make other requests while it waits. A key is
+length u16 and bytes, a value length u32 and bytes, a rank i32 (-1: none)."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ HEADER = struct.Struct("!BHBII")
 MAX_KEY = 512
 MAX_VALUE = 1 << 20
 MAX_TEXT = 1024
-MAX_KEYS = 1 << 17  # of one GET: every rank of the largest job
+MAX_KEYS = 1 << 17  # of one GET; the largest job has that many ranks
 MAX_REQUEST = 8 << 20
 MAX_REPLY = 64 << 20
-MAX_WAITING = 8  # GETs of one connection at the same time
+MAX_WAITING = 8  # pending GETs of one connection
 
 AUTH_CONTEXT = b"store"
 
 
 class Op(enum.IntEnum):
-    """What a client asks. The payload follows each name."""
+    """Requests. The comments give the payload and the effect."""
 
-    REGISTER = 1  # rank, description of the process: take part as this rank
+    REGISTER = 1  # rank, description of the process: register as this rank
     SET = 2  # key, value
     CLAIM = 3  # key, value: set if absent
-    GET = 4  # timeout in ms u32, count u32, (rank, key) …: wait until all of them are there
+    GET = 4  # timeout in ms u32, count u32, (rank, key) …: wait until all keys are set
     DELETE = 5  # prefix
     ABORT = 6  # rank, text, prefix: every GET of a missing key with this prefix fails from now on
-    LEAVE = 7  # nothing: the end of this connection will be no loss
+    LEAVE = 7  # nothing: the end of this connection does not count as a loss
 
 
 class Reply(enum.IntEnum):
-    """What the server answers."""
+    """Replies. The comments give the payload."""
 
     OK = 1  # nothing
     VALUES = 2  # value …, in the order of the request
-    TIMED_OUT = 3  # count u32, position u32 …: what is missing
+    TIMED_OUT = 3  # count u32, position u32 …: the missing keys of the request
     LOST = 4  # rank, text
-    TAKEN = 5  # description of who has it
+    TAKEN = 5  # description of the holder
     REFUSED = 6  # text
 
 
 class Reader:
-    """Takes fields off a payload; ProtocolError for anything that is not exactly as it should be."""
+    """Reads the fields of a payload. Every method raises ProtocolError if the payload is malformed."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -59,12 +59,12 @@ class Reader:
         end = self._at + count
         if end > len(self._payload):
             raise ProtocolError("a message ends too early")
-        piece = self._payload[self._at : end]
+        data = self._payload[self._at : end]
         self._at = end
-        return piece
+        return data
 
     def u32(self) -> int:
-        """An unsigned number."""
+        """An unsigned 32-bit number."""
         return int.from_bytes(self.take(4), "big")
 
     def rank(self) -> int:
@@ -89,12 +89,12 @@ class Reader:
         return self.take(length)
 
     def text(self) -> str:
-        """A short text; what is not printable is replaced, because it ends up in logs."""
+        """A short text. Unprintable characters are replaced by "?", since texts end up in logs."""
         decoded = self.value(MAX_TEXT).decode("utf-8", "replace")
         return "".join(c if c.isprintable() else "?" for c in decoded)
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Check that the whole payload has been read."""
         if self._at != len(self._payload):
             raise ProtocolError("a message is longer than its contents")
 
@@ -119,7 +119,7 @@ def pack_value(value: bytes) -> bytes:
 
 
 def pack_text(text: str) -> bytes:
-    """A text, cut off where it is too long."""
+    """A text, truncated to MAX_TEXT bytes."""
     return pack_value(text.encode("utf-8", "replace")[:MAX_TEXT])
 
 
@@ -138,12 +138,14 @@ def pack_get(timeout: float, keys: Sequence[bytes], owners: Iterable[int]) -> by
 
 
 def frame(kind: int, tag: int, payload: bytes = b"") -> bytes:
-    """A whole message."""
+    """A message: header and payload."""
     return HEADER.pack(kind, 0, 0, tag, len(payload)) + payload
 
 
 def parse_header(data: bytes | bytearray, limit: int) -> tuple[int, int, int]:
-    """(kind, tag, payload length) of a message that begins with ``data``."""
+    """(kind, tag, payload length) of the message that begins with ``data``. ``limit``: for the payload length.
+
+    Errors: ProtocolError."""
     kind, zero, zero_too, tag, length = HEADER.unpack_from(data)
     if zero or zero_too:
         raise ProtocolError("a message has no valid header")

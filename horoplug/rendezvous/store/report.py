@@ -1,4 +1,4 @@
-"""Rank 0 tells the launcher from time to time what it has done, for the line at the bottom of a terminal."""
+"""Rank 0 reports its counters to the launcher periodically, for the status line at the bottom of a terminal."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _log = logging.getLogger("horoplug")
 
 
 class Counters(NamedTuple):
-    """What rank 0 has done since it was initialised."""
+    """Totals of rank 0 since ``init()``."""
 
     tensors: int
     bytes: int
 
 
 def pack(stats: Mapping[str, int]) -> bytes:
-    """The engine's counters as they are told."""
+    """Serialise the engine's counters."""
     return json.dumps({name: stats[name] for name in Counters._fields}).encode()
 
 
 def unpack(value: bytes | None) -> Counters | None:
-    """The same; None for what is none."""
+    """Deserialise counters; None if ``value`` is missing or malformed."""
     try:
         found = json.loads(value or b"null")
         return Counters(int(found["tensors"]), int(found["bytes"]))
@@ -38,13 +38,15 @@ def unpack(value: bytes | None) -> Counters | None:
 
 
 class Report:
-    """A thread that sets the key every ``config.status_seconds``, over a connection of its own: this process's other
-    one says by its end that the rank has left. ``stats``: gives the engine's counters."""
+    """A thread that sets the key :data:`KEY` every ``config.status_seconds``.
+
+    It has a connection of its own, since the end of the rank's main connection means that the rank has left."""
 
     def __init__(self, config: Config, stats: Callable[[], Mapping[str, int]]) -> None:
+        """``stats``: returns the engine's counters."""
         self._stats = stats
-        self._over = threading.Event()
-        self._looking = threading.Lock()  # held while the engine is asked
+        self._closed = threading.Event()
+        self._reading = threading.Lock()  # held while the engine's counters are read
         self._thread = threading.Thread(
             target=self._run, args=(config,), name="horoplug-status", daemon=True
         )
@@ -54,28 +56,28 @@ class Report:
         address, port, secret = config.rendezvous_addr, config.rendezvous_port, config.secret_key
         if address is None or port is None or secret is None:
             return
-        while not self._over.wait(config.status_seconds):
+        while not self._closed.wait(config.status_seconds):
             try:
                 with StoreClient.connect(address, port, secret, config.start_timeout) as client:
-                    self._tell(client, config.status_seconds)
+                    self._report(client, config.status_seconds)
             except AuthenticationError as error:
-                _log.debug("the launcher is told nothing: %s", error)
+                _log.debug("no status is reported to the launcher: %s", error)
                 return
             except (OSError, RendezvousError) as error:
-                _log.debug("the launcher is told nothing for now: %s", error)  # it was suspended
+                _log.debug("no status is reported to the launcher for now: %s", error)  # suspended
 
-    def _tell(self, client: StoreClient, seconds: float) -> None:
+    def _report(self, client: StoreClient, seconds: float) -> None:
         while True:
-            with self._looking:
-                if self._over.is_set():
+            with self._reading:
+                if self._closed.is_set():
                     return
                 value = pack(self._stats())
             client.set(KEY, value)
-            if self._over.wait(seconds):
+            if self._closed.wait(seconds):
                 return
 
     def close(self) -> None:
-        """Say no more. The engine is not asked after this; a message that is under way is not waited for long."""
-        with self._looking:
-            self._over.set()
+        """Stop reporting. The engine is not used after this returns; a message in progress is waited for up to 1 s."""
+        with self._reading:
+            self._closed.set()
         self._thread.join(1.0)

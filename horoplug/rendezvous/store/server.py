@@ -1,7 +1,7 @@
 """The store's server: one thread, one selector, any number of clients.
 
-Whatever a client does ends at most its own connection: nothing is parsed before it has authenticated, every buffer has
-a limit, and whoever does not authenticate in time or does not read its answers is dropped."""
+A misbehaving client loses at most its own connection: nothing is parsed before it has authenticated, every buffer has a
+limit, and clients that do not authenticate in time or do not read their answers are dropped."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.state import StoreState
 
 AUTH_SECONDS = 10.0
-MAX_UNAUTHENTICATED = 256  # beyond it the oldest is dropped
-MAX_OUTPUT = 2 * protocol.MAX_REPLY  # bytes that wait for a client that does not read
-_LOGGED = 20  # complaints about clients that are logged; a flood of garbage must not fill a disk
+MAX_UNAUTHENTICATED = 256  # beyond that, the oldest connection is dropped
+MAX_OUTPUT = 2 * protocol.MAX_REPLY  # bytes queued for a client before it is dropped
+_LOGGED = 20  # number of warnings about clients; a flood of garbage must not fill a disk
 
 _log = logging.getLogger("horoplug")
 
@@ -34,7 +34,7 @@ class _Connection:
     sock: socket.socket
     peer: str
     handshake: Handshake | None  # None: authenticated
-    deadline: float  # until which it must have authenticated
+    deadline: float  # for authentication
     inbox: bytearray = dataclasses.field(default_factory=bytearray)
     outbox: bytearray = dataclasses.field(default_factory=bytearray)
     events: int = selectors.EVENT_READ
@@ -42,7 +42,7 @@ class _Connection:
 
 
 class StoreServer:
-    """Serves a store on one address until closed. Usable as a context manager."""
+    """Serves a store on one address until closed. A context manager."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class StoreServer:
         *,
         auth_seconds: float = AUTH_SECONDS,
     ) -> None:
-        """Bind ``address`` (never all interfaces unless it says so) and serve; port 0 takes a free one.
+        """Listen on ``address`` and serve. Port 0 takes a free port; :attr:`address` has the result.
 
-        Errors: OSError when the address cannot be bound."""
+        ``auth_seconds``: limit for a client's authentication. Errors: OSError if the address cannot be bound."""
         self._secret = secret
         self._auth_seconds = auth_seconds
         self._complaints = 0
         self._connections: dict[_Connection, None] = {}
         self._unauthenticated: dict[_Connection, None] = {}  # oldest first
         self._state = StoreState(self._reply)
-        self._lost: list[tuple[int, str]] = []  # from mark_lost, on its way to the thread
+        self._lost: list[tuple[int, str]] = []  # from mark_lost(), for the server thread
         self._stop = False
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server(
@@ -95,7 +95,7 @@ class StoreServer:
         self.forget()
 
     def wait_for_clients(self, seconds: float) -> None:
-        """Wait until every client has closed its connection, or for so long."""
+        """Wait until every client has closed its connection, for at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while not self._stop and time.monotonic() < deadline:
             if all(connection.handshake is not None for connection in list(self._connections)):
@@ -103,7 +103,7 @@ class StoreServer:
             time.sleep(0.01)
 
     def forget(self) -> None:
-        """Close this process's descriptors without a word (for a forked child, see fork.py)."""
+        """Close this process's descriptors silently (for a forked child, see fork.py)."""
         self._stop = True
         for sock in [c.sock for c in self._connections]:
             sock.close()
@@ -112,43 +112,45 @@ class StoreServer:
             sock.close()
 
     def mark_lost(self, rank: int, text: str) -> None:
-        """Tell everyone who waits for this rank that it will not come; for whoever sees it die first."""
+        """Fail all waits for this rank. For the launcher, which sees a rank die before its connection ends.
+
+        ``text``: the reason, for the error message."""
         self._lost.append((rank, text))
         self._wake()
 
     def departures(self) -> list[int]:
-        """Ranks in the order in which their connections ended."""
+        """Ranks in the order in which they left or were lost."""
         return list(self._state.departures)
 
     def present(self) -> int:
-        """How many ranks take part now."""
+        """Number of registered ranks."""
         return self._state.present
 
     def value(self, key: str) -> bytes | None:
-        """What a key is set to now; None: it is not."""
+        """The current value of a key; None if it is not set."""
         return self._state.value(key.encode())
 
     def _wake(self) -> None:
         try:
             self._wake_out.send(b"w")
         except BlockingIOError:
-            pass  # it has plenty to wake up for
+            pass  # the pipe is full, so the thread will wake up
         except OSError:
             pass  # closed
 
-    # ---- the thread --------------------------------------------------------------------------------------------------
+    # ---- the server thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stop:
             try:
-                self._turn()
+                self._run_once()
             except Exception:
-                # A defect of ours must not take the whole job's rendezvous with it.
+                # A bug in one request must not end the rendezvous of the whole job.
                 _log.exception("rendezvous server: unexpected error")
                 time.sleep(0.1)
 
-    def _turn(self) -> None:
-        for key, events in self._selector.select(self._patience()):
+    def _run_once(self) -> None:
+        for key, events in self._selector.select(self._timeout()):
             if isinstance(key.data, _Connection):
                 self._serve(key.data, events)
             elif key.data is not None:
@@ -166,8 +168,8 @@ class StoreServer:
                 connection, f"did not authenticate within {self._auth_seconds:g} s", close=True
             )
 
-    def _patience(self) -> float | None:
-        """Seconds until something is due."""
+    def _timeout(self) -> float | None:
+        """Seconds until the next deadline; None without one."""
         now = time.monotonic()
         deadlines = [self._state.expire(now)]
         deadlines += [c.deadline for c in list(self._unauthenticated)[:1]]
@@ -175,13 +177,13 @@ class StoreServer:
         return max(min(due) - now, 0.0) + 0.001 if due else None
 
     def _accept(self) -> None:
-        for _ in range(64):  # others want their turn, too
+        for _ in range(64):  # then serve other clients before accepting more
             try:
                 sock, address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                # Out of descriptors, most likely: what waits in the backlog stays there.
+                # Most likely out of descriptors: connections stay in the backlog until some are free.
                 self._complain(None, f"cannot accept connections: {error.strerror}")
                 time.sleep(0.05)
                 return
@@ -197,11 +199,11 @@ class StoreServer:
             self._unauthenticated[connection] = None
             if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
                 oldest = next(iter(self._unauthenticated))
-                self._complain(oldest, "made way: too many connections at once", close=True)
+                self._complain(oldest, "was dropped: too many connections at once", close=True)
 
     def _serve(self, connection: _Connection, events: int) -> None:
         if not connection.open:
-            return  # closed while an earlier event of this turn was handled
+            return  # closed by an earlier event of the same _run_once()
         try:
             if events & selectors.EVENT_WRITE:
                 self._flush(connection)
@@ -260,8 +262,8 @@ class StoreServer:
         try:
             self._flush(session)
         except OSError:
-            # Its end is noticed when it is read from; closing here could be in the middle of a
-            # loop over the very sessions that wait.
+            # The end of the connection is noticed when it is read. Closing here could modify the
+            # collection of waiting sessions while a caller iterates over it.
             session.outbox.clear()
 
     def _flush(self, connection: _Connection) -> None:

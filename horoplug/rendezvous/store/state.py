@@ -1,7 +1,7 @@
-"""What the store knows and decides, without sockets and without a clock of its own.
+"""The state machine of the store, without I/O and without a clock.
 
 A *session* is one authenticated connection, for this module an opaque object. Every request is answered through
-``reply(session, frame)``, at once or, for a GET that has to wait, when its last key is set, its deadline passes, or a
+``reply(session, frame)``: at once, or for a GET that has to wait, when its last key is set, its deadline passes, or a
 rank that owns one of its keys is lost."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.protocol import Op, Reader, Reply
 
 MAX_TOTAL = 256 << 20  # bytes of keys and values together
-_ENTRY_COST = 100  # counted per key beside its bytes, so that many tiny ones are bounded, too
+_ENTRY_COST = 100  # counted per key in addition to its bytes, so that tiny entries are limited, too
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,7 +30,7 @@ class _Get:
 
 
 class StoreState:
-    """All keys, the ranks that take part, and the GETs that wait."""
+    """All keys, the registered ranks, and the pending GETs."""
 
     def __init__(self, reply: Callable[[Hashable, bytes], None]) -> None:
         self._reply = reply
@@ -45,11 +45,11 @@ class StoreState:
         self._lost: dict[int, str] = {}
         self._aborted: dict[bytes, tuple[int, str]] = {}
         self.departures: list[int] = []
-        """Ranks in the order in which they left or were lost; a rank that comes back is taken out."""
+        """Ranks in the order in which they left or were lost; a rank that registers again is removed."""
 
     @property
     def present(self) -> int:
-        """How many ranks take part now."""
+        """Number of registered ranks."""
         return len(self._sessions)
 
     def value(self, key: bytes) -> bytes | None:
@@ -59,7 +59,9 @@ class StoreState:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def request(self, session: Hashable, kind: int, tag: int, payload: bytes, now: float) -> None:
-        """Carry out one message. Errors: ProtocolError, after which the session is to be closed."""
+        """Handle one message. ``now``: the current ``time.monotonic()``.
+
+        Errors: ProtocolError; the caller then has to close the session."""
         reader = Reader(payload)
         if kind == Op.GET:
             self._get(session, tag, reader, now)
@@ -144,9 +146,9 @@ class StoreState:
         heapq.heappush(self._deadlines, (get.deadline, next(self._count), get))
 
     def _loss(self, get: _Get) -> tuple[int, str] | None:
-        """A rank because of which waiting is pointless, and what happened to it.
+        """The lost rank that makes a GET fail, and the reason; None if the GET can still succeed.
 
-        An owner whose key is there counts, too: who waits for several ranks needs all of them alive."""
+        Owners whose keys are set count, too: a GET of several ranks' keys needs all these ranks alive."""
         for owner in get.owners:
             if owner in self._lost:
                 return owner, self._lost[owner]
@@ -165,9 +167,9 @@ class StoreState:
     def _abort(self, prefix: bytes, rank: int, text: str) -> None:
         if len(self._aborted) >= 10000:
             raise ProtocolError("too many aborted prefixes")
-        # The first reason is the cause; what follows from it is not interesting.
+        # Keep the first reason: later ones are its consequences.
         self._aborted.setdefault(prefix, (rank, text))
-        self._fail_hopeless()
+        self._fail_gets_of_lost_ranks()
 
     def _leave(self, session: Hashable) -> None:
         rank = self._rank_of.pop(session, None)
@@ -178,7 +180,7 @@ class StoreState:
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def closed(self, session: Hashable) -> None:
-        """A connection has ended. If it was a rank that did not say LEAVE, the rank is lost."""
+        """A connection has ended. If its rank has not sent LEAVE, the rank is lost."""
         for get in list(self._of_session.get(session, ())):
             self._forget(get)
         rank = self._rank_of.get(session)
@@ -188,13 +190,13 @@ class StoreState:
             self.lost(rank, f"rank {rank} ({description}) ended without saying goodbye")
 
     def lost(self, rank: int, text: str) -> None:
-        """This rank will set no more keys. What is known first about a rank is kept."""
+        """A rank has ended and will set no more keys. The first reason given for a rank is kept."""
         self._departed(rank)
         self._lost.setdefault(rank, text)
-        self._fail_hopeless()
+        self._fail_gets_of_lost_ranks()
 
     def expire(self, now: float) -> float | None:
-        """Answer the GETs whose time is over; returns the next deadline, if there is one."""
+        """Answer the GETs whose deadline has passed. Returns the next deadline, None without one."""
         while self._deadlines:
             deadline, _, get = self._deadlines[0]
             if get in self._of_session.get(get.session, ()):
@@ -210,7 +212,7 @@ class StoreState:
         if rank not in self.departures:
             self.departures.append(rank)
 
-    def _fail_hopeless(self) -> None:
+    def _fail_gets_of_lost_ranks(self) -> None:
         for gets in list(self._of_session.values()):
             for get in list(gets):
                 loss = self._loss(get)

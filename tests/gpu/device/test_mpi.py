@@ -13,9 +13,9 @@ SCRIPT = """
 import sys
 import horoplug as hvd
 from tests.gpu.device import test_cupy
-from horoplug.mpi.cuda import says_so
+from horoplug.mpi.cuda import reports_cuda_aware
 
-if not says_so(MPI):
+if not reports_cuda_aware(MPI):
     sys.stdout.write("not CUDA-aware\\n")
     sys.exit(0)
 os.environ["HOROVOD_TIMELINE"] = sys.argv[1]
