@@ -173,9 +173,10 @@ lint: .venv/.dev lint-types
 	$(BIN)/ruff format --check $(PYTHON_FILES)
 	$(BIN)/ruff check $(PYTHON_FILES)
 	$(BIN)/python scripts/check_layers.py
+	$(BIN)/lint-imports --no-cache --no-logo
 
 lint-types: .venv/.dev
-	$(BIN)/mypy --strict --follow-imports=silent horoplug/common
+	$(BIN)/mypy --strict --follow-imports=silent horoplug/{base,common,mpi,rendezvous,runner}
 	$(BIN)/mypy
 
 # Fuzz targets are compiled by clang only and are not in the list of compile commands.
