@@ -15,7 +15,7 @@ try:
     import jax as _jax
 except ImportError as error:
     raise ImportError("horoplug.jax needs JAX: pip install jax.") from error
-if _jax.__version_info__ < (0, 5):  # XLA ends the process there when operations have an order
+if _jax.__version_info__ < (0, 5):  # XLA crashes there on ordered effects
     raise ImportError(
         f"horoplug.jax needs JAX 0.5 or newer, and this is {_jax.__version__}: pip install -U jax."
     )

@@ -1,4 +1,4 @@
-"""Smaller arrays on the way: ``Compression.none``, ``.fp16``, ``.bf16``."""
+"""Compression of JAX arrays for the transfer: ``Compression.none``, ``.fp16``, ``.bf16``."""
 
 from typing import Any
 
@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from horoplug.common import compression
 from horoplug.common.compression import Compressor as Compressor
 from horoplug.common.compression import NoneCompressor as NoneCompressor
-from horoplug.common.dtypes import CODES
 
 
 class CastCompressor(compression.CastCompressor):
-    """Sends floating-point arrays in a narrower dtype; others, and those that are as narrow, as they are."""
+    """The :class:`horoplug.common.compression.CastCompressor` of JAX arrays."""
 
     @classmethod
     def _is_wider(cls, tensor: jax.Array) -> bool:
@@ -28,23 +27,6 @@ class CastCompressor(compression.CastCompressor):
         return tensor.astype(dtype)
 
 
-class FP16Compressor(CastCompressor):
-    """Sends float32 and float64 as float16."""
-
-    dtype = jnp.float16
-    wire_dtype = CODES["float16"]
-
-
-class BF16Compressor(CastCompressor):
-    """Sends float32 and float64 as bfloat16: float32's range, 8 bits of precision."""
-
-    dtype = jnp.bfloat16
-    wire_dtype = CODES["bfloat16"]
-
-
-class Compression:
-    """What ``compression=`` takes."""
-
-    none = NoneCompressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor
+Compression = compression.cast_compressors(CastCompressor, vars(jnp))
+FP16Compressor = Compression.fp16
+BF16Compressor = Compression.bf16

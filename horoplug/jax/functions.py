@@ -1,4 +1,4 @@
-"""Start from the same state everywhere: pytrees and objects from one rank to all."""
+"""Broadcast and allgather of pytrees and Python objects, such as the initial state of training."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from horoplug.common import calls, objects
+from horoplug.common.partition import split_group
 from horoplug.common.process_sets import ProcessSet, global_process_set
-from horoplug.jax import adapter
+from horoplug.jax import eager
 from horoplug.jax.order import wait_for_programs
 
 __all__ = [
@@ -21,16 +22,18 @@ __all__ = [
 def broadcast_parameters(
     params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """A pytree with the leaves of rank `root_rank` (a global rank): arrays of JAX (keys of ``jax.random``, too) and of
-    NumPy keep their dtypes, other leaves are sent as objects. The tree, the shapes and dtypes are the same on all
-    ranks. Not for the inside of ``jax.jit``."""
+    """Returns the pytree with the leaves of rank `root_rank` (a global rank).
+
+    JAX arrays (including ``jax.random`` keys) and NumPy arrays keep their dtypes; other leaves are sent as Python
+    objects. The tree structure, the shapes and the dtypes are the same on all ranks. Not for use inside of
+    ``jax.jit``."""
     return _broadcast(params, root_rank, "broadcast_parameters", process_set)
 
 
 def broadcast_optimizer_state(
     state: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The same for the state of an optimizer of optax."""
+    """:func:`broadcast_parameters` for the state of an optax optimizer."""
     return _broadcast(state, root_rank, "broadcast_optimizer_state", process_set)
 
 
@@ -38,30 +41,29 @@ def _broadcast(tree: Any, root_rank: int, name: str, process_set: ProcessSet) ->
     leaves, structure = jax.tree_util.tree_flatten(tree)
     call = calls.broadcast(root_rank, process_set=process_set)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise TypeError(f"{name} is not for the inside of jax.jit; use hvd.broadcast there.")
+        raise TypeError(f"{name} cannot be used inside of jax.jit; use hvd.broadcast there.")
     arrays: dict[int, Any] = {}
     others: dict[int, Any] = {}
-    for place, leaf in enumerate(leaves):
+    for i, leaf in enumerate(leaves):
         if _is_key(leaf):
-            arrays[place] = jax.random.key_data(leaf)
+            arrays[i] = jax.random.key_data(leaf)
         elif isinstance(leaf, jax.Array | np.ndarray):
-            arrays[place] = leaf
+            arrays[i] = leaf
         else:
-            others[place] = leaf
+            others[i] = leaf
     received: dict[int, Any] = {}
-    by_dtype: dict[str, list[int]] = {}
-    for place, array in arrays.items():
-        by_dtype.setdefault(array.dtype.name, []).append(place)
-    for dtype, places in by_dtype.items():
-        named = call._replace(name=f"{name}.{dtype}")
-        results = adapter.perform("broadcast", [arrays[place] for place in places], named)
-        received.update(zip(places, (output for output, _ in results), strict=True))
+    indices = list(arrays)
+    for part in split_group(None, [array.dtype.name for array in arrays.values()], str):
+        named = call._replace(name=f"{name}.{part.key}")
+        results = eager.perform("broadcast", part.select(list(arrays.values())), named)
+        outputs = (output for output, _ in results)
+        received.update(zip(part.select(indices), outputs, strict=True))
     if others:
         received |= broadcast_object(others, root_rank, f"{name}.others", process_set)
-    for place, leaf in enumerate(leaves):
+    for i, leaf in enumerate(leaves):
         if _is_key(leaf):
             kind = jax.random.key_impl(leaf)
-            received[place] = jax.random.wrap_key_data(received[place], impl=kind)
+            received[i] = jax.random.wrap_key_data(received[i], impl=kind)
     return jax.tree_util.tree_unflatten(structure, [received[i] for i in range(len(leaves))])
 
 
@@ -75,7 +77,8 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of rank `root_rank`, on every rank; what other ranks pass is ignored. It must be picklable."""
+    """Returns the object of rank `root_rank` on every rank. Objects of other ranks are ignored. The object must be
+    picklable."""
     wait_for_programs()
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -83,6 +86,6 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks of the set, in the order of the ranks. They must be picklable."""
+    """Returns the objects of all ranks of the set in rank order. They must be picklable."""
     wait_for_programs()
     return objects.allgather_object(obj, name, process_set)

@@ -1,4 +1,4 @@
-"""Opens the library that XLA calls (``csrc/bindings/jax``) and tells it of the engine."""
+"""Loads the library that XLA calls (``csrc/bindings/jax``) and tells it which engine to use."""
 
 import ctypes
 from pathlib import Path
@@ -13,29 +13,29 @@ from horoplug.common.context import context
 _PATH = Path(__file__).resolve().parent.parent / "libhoroplug_jax.so"
 
 TARGET: Final = "horoplug_run"
-TAKE_TARGET: Final = "horoplug_take"
-# JAX's platforms, with XLA's names for them. The handlers are the same.
+COPY_RESULTS_TARGET: Final = "horoplug_copy_results"
+# JAX's platforms, and XLA's names for them. The handlers are the same on all platforms.
 PLATFORMS: Final = {"cpu": "cpu", "cuda": "CUDA"}
 _INT32: Final = ctypes.c_int32
 
 
-class _Traced:
-    """What compiled programs may depend on: rank and size, as their Python code has asked for them."""
+class _TracedState:
+    """Facts about the job that traced Python code may have read, and that compiled programs may therefore contain."""
 
     def __init__(self) -> None:
-        self.place: tuple[int, int] | None = None
-        self.has_sets = False
+        self.position: tuple[int, int] | None = None  # rank and size
+        self.has_sets = False  # process sets besides the global one
 
-    def begin(self) -> None:
-        """A job has begun. Programs of another one are compiled anew if they may be wrong in it."""
+    def begin_job(self) -> None:
+        """Clear JAX's compilation caches if programs of the previous job may be wrong in this one."""
         mesh = context.mesh()
-        place = (mesh.rank, mesh.size)
-        if self.has_sets or self.place not in (None, place):
+        position = (mesh.rank, mesh.size)
+        if self.has_sets or self.position not in (None, position):
             jax.clear_caches()
-        self.place, self.has_sets = place, False
+        self.position, self.has_sets = position, False
 
 
-TRACED = _Traced()
+TRACED = _TracedState()
 
 
 def _load() -> Any:
@@ -57,12 +57,12 @@ def _load() -> Any:
     def use(engine: Engine | None) -> None:
         library.horoplug_jax_use(None if engine is None else engine.address)
         if engine is not None:
-            TRACED.begin()
+            TRACED.begin_job()
 
     for platform in PLATFORMS.values():
         for target, handler in (
             (TARGET, library.horoplug_jax_run),
-            (TAKE_TARGET, library.horoplug_jax_take),
+            (COPY_RESULTS_TARGET, library.horoplug_jax_copy_results),
         ):
             ffi.register_ffi_target(target, ffi.pycapsule(handler), platform=platform)
     context.follow(use)

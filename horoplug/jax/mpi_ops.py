@@ -1,11 +1,12 @@
-"""All operations on JAX's arrays and pytrees of them. (The module's name is Horovod's; there is no MPI in it.)
+"""All operations on JAX arrays and pytrees of arrays. (The module's name is Horovod's; it does not use MPI.)
 
-They run at once on concrete arrays, and as a part of the program inside of ``jax.jit``, ``lax.scan`` and the rest, in
-the order in which the Python program calls them. The arrays of a pytree are done together or not at all, those of one
-dtype in one operation. ``name`` pairs the calls of the ranks; without one, the n-th call of a kind on each rank is.
+On concrete arrays they run at once. Inside of ``jax.jit``, ``lax.scan`` and other transformations they become part of
+the program and run in the order in which the Python program calls them. The arrays of a pytree succeed or fail
+together; those of one dtype are one operation. ``name`` matches the calls of the ranks; without a name, the n-th call
+of an operation on one rank is matched with the n-th on the others.
 
-Raise TypeError and ValueError for what this rank alone has wrong, and HorovodInternalError if ranks disagree or one is
-gone; in a compiled program both are jax.errors.JaxRuntimeError, when its results are used.
+The functions raise TypeError and ValueError for a mistake of this rank alone, and HorovodInternalError if ranks
+disagree or one has failed. In a compiled program both are jax.errors.JaxRuntimeError, raised when its results are used.
 """
 
 from collections.abc import Sequence
@@ -18,13 +19,14 @@ import numpy as np
 from horoplug.common import calls, variants
 from horoplug.common.compression import pack
 from horoplug.common.opspec import BY_NAME, Call
+from horoplug.common.partition import join_parts, split_group
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
-from horoplug.jax import adapter
+from horoplug.jax import eager
 from horoplug.jax import rules as rules
 from horoplug.jax.compression import Compression
 from horoplug.jax.order import wait_for_programs
-from horoplug.jax.primitive import run
+from horoplug.jax.primitive import bind
 
 __all__ = [
     "allgather",
@@ -41,38 +43,30 @@ __all__ = [
 
 
 def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression.none) -> Any:
-    """An operation on the arrays of a pytree: on all of one dtype at once."""
+    """Apply an operation to the arrays of a pytree, to all arrays of one dtype at once."""
+    spec = BY_NAME[operation]
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    arrays, wire, unpack = pack(
-        compression, [adapter.to_array(leaf) for leaf in leaves], BY_NAME[operation].casts
-    )
-    call = call._replace(wire_dtype=wire)
-    if BY_NAME[operation].min_ndim and any(not array.ndim for array in arrays):
-        raise ValueError(f"{operation} needs a first dimension to divide; a scalar has none.")
-    places: dict[Any, list[int]] = {}
-    for place, array in enumerate(arrays):
-        places.setdefault(array.dtype, []).append(place)
-    is_traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
-    outputs: dict[int, Any] = {}
-    for dtype, of_dtype in places.items():
-        if BY_NAME[operation].reduces and dtype.name == "bool" and call.reduce_op == Average:
-            raise ValueError(
-                f"{operation} of bool has no average; use op=Max (or) or op=Min (and)."
-            )
-        name = f"{call.name}.{dtype.name}" if call.name and len(places) > 1 else call.name
-        part, named = [arrays[place] for place in of_dtype], call._replace(name=name)
-        results = (
-            run(operation, part, named)
-            if is_traced
-            else [output for output, _ in adapter.perform(operation, part, named)]
-        )
-        outputs.update(zip(of_dtype, results, strict=True))
-    results = unpack(outputs[place] for place in range(len(arrays)))
-    return jax.tree_util.tree_unflatten(structure, results)
+    packed = pack(compression, [eager.to_array(leaf) for leaf in leaves], spec.casts)
+    call = call._replace(wire_dtype=packed.wire_dtype)
+    for array in packed.tensors:
+        spec.check_ndim(array.ndim)
+        if array.dtype.name == "bool":
+            spec.check_bool(call.reduce_op)
+    is_traced = any(isinstance(array, jax.core.Tracer) for array in packed.tensors)
+    parts = split_group(call.name, [array.dtype.name for array in packed.tensors], str)
+    results = []
+    for part in parts:
+        arrays, named = part.select(packed.tensors), call._replace(name=part.name)
+        if is_traced:
+            results.append(bind(operation, arrays, named))
+        else:
+            results.append([output for output, _ in eager.perform(operation, arrays, named)])
+    outputs = packed.unpack(join_parts(parts, results))
+    return jax.tree_util.tree_unflatten(structure, outputs)
 
 
 def _check_list(operation: str, tensors: Any) -> None:
-    if not isinstance(tensors, (list, tuple)):  # an array would be taken as a whole
+    if not isinstance(tensors, (list, tuple)):  # an array would be one leaf of a pytree
         raise TypeError(
             f"grouped_{operation} takes a list of arrays, got {type(tensors).__name__}."
         )
@@ -91,9 +85,10 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduce arrays of one shape over all ranks, element by element; every rank gets the result. Differentiable
-    (Average, Sum, Adasum).
+    for Average, Sum and Adasum.
 
-    ``tensor``: an array, or a pytree of arrays. ``compression`` is taken from :class:`Compression`."""
+    ``tensor``: an array, or a pytree of arrays. ``compression``: an attribute of :class:`Compression`, or a class of
+    your own."""
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     return _apply("allreduce", tensor, call, compression)
 
@@ -111,16 +106,18 @@ def grouped_allreduce(
     """:func:`allreduce` of a list."""
     _check_list("allreduce", tensors)
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
-    return _apply("allreduce", list(tensors), call, compression)
+    results: list[Any] = _apply("allreduce", list(tensors), call, compression)
+    return results
 
 
 def allgather(
     tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Join the ranks' arrays along the first dimension in rank order; a scalar counts as one row. Differentiable.
+    """Concatenate the ranks' arrays along the first dimension in rank order; a scalar counts as one row.
+    Differentiable.
 
-    The first dimension may differ between ranks, but not inside of ``jax.jit``, nor where it is differentiated:
-    shapes are fixed there before ranks know of each other. (An error when it runs.)"""
+    The first dimension may differ between ranks, except inside of ``jax.jit`` and under differentiation: there shapes
+    are fixed before the ranks communicate, and a difference is an error when the operation runs."""
     return _apply("allgather", tensor, calls.allgather(name, process_set))
 
 
@@ -129,7 +126,8 @@ def grouped_allgather(
 ) -> list[Any]:
     """:func:`allgather` of a list."""
     _check_list("allgather", tensors)
-    return _apply("allgather", list(tensors), calls.allgather(name, process_set))
+    results: list[Any] = _apply("allgather", list(tensors), calls.allgather(name, process_set))
+    return results
 
 
 def broadcast(
@@ -138,8 +136,8 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give every rank the array, or the pytree of arrays, of rank `root_rank` (a global rank); shapes are the same on
-    all ranks. Differentiable."""
+    """Send the array, or the pytree of arrays, of rank `root_rank` (a global rank) to every rank. Shapes are the same
+    on all ranks. Differentiable."""
     return _apply("broadcast", tensor, calls.broadcast(root_rank, name, process_set))
 
 
@@ -149,25 +147,24 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send `splits[i]` rows (first dimension) of an array to rank i, taken in order, and join what arrives in rank
-    order; rows beyond the splits stay here. Without `splits`, equal parts. Given `splits` (integers, one for each
-    rank), the result is (output, rows received from each rank). Differentiable.
+    """Send `splits[i]` rows (first dimension) of an array to rank i, taken in order, and concatenate the received rows
+    in rank order. Rows beyond the splits are not sent. Without `splits`, each rank gets an equal part. With `splits`
+    (integers, one for each rank), the result is (output, rows received from each rank). Differentiable.
 
-    Inside of ``jax.jit``, and where it is differentiated, all ranks have to pass the same ``splits``, as constants, and
-    arrays of one shape."""
+    Inside of ``jax.jit`` and under differentiation, all ranks pass the same ``splits``, as constants, and arrays of one
+    shape."""
     call = calls.alltoall(_counts(splits), name, process_set)
-    array = adapter.to_array(tensor)
-    if not array.ndim:
-        raise ValueError("alltoall needs a first dimension to divide; a scalar has none.")
+    array = eager.to_array(tensor)
+    BY_NAME["alltoall"].check_ndim(array.ndim)
     if not isinstance(array, jax.core.Tracer):
-        ((output, received),) = adapter.perform("alltoall", [array], call)
+        ((output, received),) = eager.perform("alltoall", [array], call)
         return output if splits is None else (output, jnp.asarray(received, jnp.int32))
     if call.splits is None:
-        return run("alltoall", [array], call)[0]
+        return bind("alltoall", [array], call)[0]
     size = process_set.size() or 0
     if len(call.splits) != size:
         raise ValueError(f"splits has {len(call.splits)} entries for {size} ranks.")
-    output = run("alltoall", [array[: sum(call.splits)]], call)[0]
+    output = bind("alltoall", [array[: sum(call.splits)]], call)[0]
     return output, jnp.full(size, output.shape[0] // size, jnp.int32)
 
 
@@ -191,8 +188,8 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Reduce like :func:`allreduce` (Average or Sum only), then keep this rank's share of the rows (first dimension);
-    the first `rows % size` ranks get one more. Differentiable."""
+    """Reduce like :func:`allreduce` (Average or Sum only) and return this rank's share of the rows (first dimension).
+    The first `rows % size` ranks get one row more than the others. Differentiable."""
     call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     return _apply("reducescatter", tensor, call, compression)
 
@@ -209,18 +206,19 @@ def grouped_reducescatter(
     """:func:`reducescatter` of a list."""
     _check_list("reducescatter", tensors)
     call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
-    return _apply("reducescatter", list(tensors), call, compression)
+    results: list[Any] = _apply("reducescatter", list(tensors), call, compression)
+    return results
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Block until every rank of the process set is here, and all programs that this thread has dispatched have done
-    their operations. Not for the inside of ``jax.jit``."""
+    """Block until every rank of the process set has called this, and the operations in all programs that this thread
+    has dispatched have completed. Not for use inside of ``jax.jit``."""
     wait_for_programs()
     variants.barrier(process_set)
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:
-    """Say that this rank has no more data, and wait until every rank of the set has; returns the (global) rank that was
-    the last. Not for the inside of ``jax.jit``. See :func:`horoplug.common.variants.join`."""
+    """Declare that this rank has no more data, and wait until every rank of the set has done so. Returns the (global)
+    rank that was the last. Not for use inside of ``jax.jit``. See :func:`horoplug.common.variants.join`."""
     wait_for_programs()
     return variants.join(process_set=process_set)

@@ -1,4 +1,4 @@
-"""Optimizers and gradients of functions that are those of all ranks together."""
+"""Optimizers and gradient functions that reduce gradients over the ranks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,18 +6,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.jax.compression import Compression
-from horoplug.jax.reduction import Groups, Reduction
+from horoplug.jax.reduction import Reduction
 
 
 class DistributedState(NamedTuple):
     """The state of :func:`DistributedOptimizer` with ``backward_passes_per_step`` above 1."""
 
-    inner: Any  # the wrapped optimizer's
-    passes: jax.Array  # int32: since the last step
-    gradients: Any  # their sum since then
+    inner: Any  # the state of the wrapped optimizer
+    passes: jax.Array  # int32: passes since the last step
+    gradients: Any  # sum of the gradients since the last step
 
 
 def DistributedOptimizer(
@@ -30,14 +31,16 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     groups: Groups = None,
 ) -> Any:
-    """An ``optax.GradientTransformation`` that reduces the gradients over the ranks, and then updates as `optimizer`
-    does, whose state it has. For ``update`` inside and outside of ``jax.jit``.
+    """An ``optax.GradientTransformation`` that reduces the gradients over the ranks and then updates like `optimizer`.
+    Its state is that of `optimizer`. ``update`` works inside and outside of ``jax.jit``.
 
-    ``backward_passes_per_step``: so many gradients are added up before they are reduced, once. The updates in between
-    are zero. ``average_aggregated_gradients``: divide their sum by that number. ``gradient_predivide_factor``: how much
-    of the division by the number of ranks is done before the sum. ``groups``: gradients that travel together: how many
-    groups, or lists of leaves' paths (``jax.tree_util.keystr``; those in no list travel alone). Default: all of one
-    dtype. Raises ImportError without optax."""
+    ``backward_passes_per_step``: number of gradients that are accumulated locally before they are reduced. The updates
+    in between are zero. ``average_aggregated_gradients``: divide the accumulated gradients by this number.
+    ``gradient_predivide_factor``: the factor by which gradients are divided before the sum over the ranks instead of
+    after it. ``groups``: gradients that are reduced in one operation: the number of groups, or lists of leaf paths as
+    ``jax.tree_util.keystr`` writes them (a leaf in no list is reduced alone). Default: one group for each dtype.
+
+    Raises ImportError if optax is not installed."""
     try:
         import optax
     except ImportError as error:
@@ -54,7 +57,8 @@ def DistributedOptimizer(
     inner = optax.with_extra_args_support(optimizer)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return inner.update(reduction.reduce(gradients), state, params, **extra)
+        updated: tuple[Any, Any] = inner.update(reduction.reduce(gradients), state, params, **extra)
+        return updated
 
     if backward_passes_per_step == 1:
         return optax.GradientTransformationExtraArgs(inner.init, update)
@@ -104,8 +108,8 @@ def distributed_value_and_grad(
     groups: Groups = None,
     **options: Any,
 ) -> Callable[..., tuple[Any, Any]]:
-    """``jax.value_and_grad`` whose gradients are reduced over the ranks; the value is this rank's own. Further options
-    are those of ``jax.value_and_grad``, the others those of :func:`DistributedOptimizer`."""
+    """``jax.value_and_grad`` whose gradients are reduced over the ranks. The value is not reduced. ``options`` are
+    those of ``jax.value_and_grad``; the other arguments are those of :func:`DistributedOptimizer`."""
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
     reduction = Reduction(
         "distributed_value_and_grad",
@@ -129,7 +133,7 @@ def distributed_grad(
     has_aux: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
-    """``jax.grad`` whose gradients are reduced over the ranks (with ``has_aux``: ``(gradients, aux)``). The options are
+    """``jax.grad`` whose gradients are reduced over the ranks (with ``has_aux``: ``(gradients, aux)``). ``options`` are
     those of :func:`distributed_value_and_grad`."""
     both = distributed_value_and_grad(fun, argnums, has_aux, **options)
 

@@ -1,15 +1,15 @@
-"""The order of operations: the one place that knows JAX's effects, which JAX has no public names for.
+"""The order of operations in compiled programs. This module alone uses JAX's effects, which have no public API.
 
-In a compiled program an operation holds a thread of XLA until all ranks have come to it. XLA would run operations that
-do not depend on each other in any order, which may be another one on a rank whose program differs a little (a smaller
-last batch is enough), and two ranks that wait for each other's later operations wait for ever. So operations have an
-*ordered effect*: JAX passes a token from each to the next one, through loops and branches, and from each program to the
-next one that the same Python thread dispatches. They then run in the order of the Python program, whoever compiles it
-how; none is left out because nobody uses its result, or merged with one that looks the same.
+In a compiled program an operation blocks an XLA thread until all ranks have reached it. XLA runs operations that do not
+depend on each other in any order. The order may differ between ranks whose programs differ slightly (a smaller last
+batch is enough), and two ranks that each wait for a later operation of the other wait forever. Therefore operations
+have an *ordered effect*: JAX passes a token from each operation to the next one, through loops and branches, and from
+each program to the next one that the same Python thread dispatches. Operations then run in the order of the Python
+program on every rank. XLA neither drops an operation whose result is unused nor merges two that look the same.
 
-Operations outside of programs wait for those of the programs before them (:func:`wait_for_programs`). Therefore the
-n-th operation without a name on one rank meets the n-th on every other one, in whatever program they are, and however
-often it was traced.
+Operations outside of compiled programs wait for those of the programs dispatched before them
+(:func:`wait_for_programs`). Therefore the n-th operation without a name on one rank is matched with the n-th on every
+other rank, whichever programs contain them and however often these were traced.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from horoplug.common.context import context
 
 
 class CollectiveEffect(effects.Effect):  # type: ignore[misc]
-    """What ties operations together. All of its instances are equal."""
+    """The effect of every operation. All instances are equal."""
 
     def __str__(self) -> str:
         return "Collective"
@@ -47,15 +47,15 @@ for _allowed in (
 
 
 def wait_for_programs() -> None:
-    """Wait until all operations in the programs that this thread has dispatched are done, well or badly."""
+    """Wait until all operations in programs that this thread has dispatched have completed or failed."""
     token = dispatch.runtime_tokens.current_tokens.pop(EFFECT, None)
     if isinstance(token, core.Token):
-        with contextlib.suppress(Exception):  # the program's own results say what is wrong with it
+        with contextlib.suppress(Exception):  # the program's own results raise its failure
             token.block_until_ready()
 
 
 def _failure(token: Any) -> Exception | None:
-    """What the last program has failed with, if it has ended."""
+    """The failure of the last program, if it has ended with one."""
     if not token._buf.is_ready():
         return None
     try:
@@ -65,32 +65,34 @@ def _failure(token: Any) -> Exception | None:
     return None
 
 
-def _is_overlooked(failure: Exception) -> bool:
-    """Whether to go on would be of no use: the job is broken, or the last program was given results of one that has
-    failed, since nobody has looked at them (Keras does not)."""
+def _must_be_raised(failure: Exception) -> bool:
+    """Whether the next program must not run: the job is broken, or the last program's inputs were results of a failed
+    program. The caller has not noticed the latter because it never reads results, as in Keras."""
     text = str(failure)
-    is_ours = "a Horovod operation has failed" in text
-    return is_ours and ("Error dispatching" in text or text.startswith("UNKNOWN"))
+    is_collective = "a Horovod operation has failed" in text
+    return is_collective and ("Error dispatching" in text or text.startswith("UNKNOWN"))
 
 
-def _forget_failures() -> None:
-    """Let programs run after one that has failed: JAX would hand its token, and with it the failure, to all of them.
-    But for a failure that is overlooked: it comes up when the next program is called.
+def _isolate_failures() -> None:
+    """Patch JAX so that programs run after a failed one. JAX would pass the failed program's token, and with it the
+    failure, to every later program. A failure for which :func:`_must_be_raised` is true is raised when the next
+    program of the same job is called.
 
-    A token that is where it is wanted is handed on as it is; JAX would take longer to find that out than all else."""
+    A token that already is on the right device is passed on unchanged. JAX's own check for that takes longer than
+    everything else here."""
     tokens = dispatch.RuntimeTokenSet
     original = tokens.get_token_input
 
     def get_token_input(self: Any, effect: Any, devices: Any, *args: Any) -> Any:
         if isinstance(effect, CollectiveEffect):
             job = context.per_job.setdefault(CollectiveEffect, object())
-            before, self._horoplug_job = getattr(self, "_horoplug_job", None), job
+            previous_job, self._horoplug_job = getattr(self, "_horoplug_job", None), job
             token = self.current_tokens.get(effect)
             if isinstance(token, core.Token):
                 failure = _failure(token)
                 if failure is not None:
                     del self.current_tokens[effect]
-                    if before is job and _is_overlooked(failure):
+                    if previous_job is job and _must_be_raised(failure):
                         raise failure
                 elif token._buf.devices() == set(devices) and len(devices) == 1:
                     return token
@@ -99,4 +101,4 @@ def _forget_failures() -> None:
     tokens.get_token_input = get_token_input
 
 
-_forget_failures()
+_isolate_failures()

@@ -1,5 +1,8 @@
-"""The operations as JAX knows them: one primitive, with its rules for tracing and compiling. (How it is differentiated
-and vmapped: :mod:`horoplug.jax.rules`.)"""
+"""The JAX primitive of all operations: binding, shape inference and lowering to the XLA custom call.
+
+Differentiation and batching are in :mod:`horoplug.jax.rules`, execution on concrete arrays in
+:mod:`horoplug.jax.eager`.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -13,7 +16,6 @@ from jax.interpreters import mlir
 from horoplug.common.context import context
 from horoplug.common.opspec import BY_NAME, Call, Output
 from horoplug.common.process_sets import process_set_by_id
-from horoplug.jax import adapter
 from horoplug.jax.library import PLATFORMS, TARGET, TRACED, ffi_lowering
 from horoplug.jax.order import EFFECT, TOKEN
 
@@ -21,79 +23,74 @@ collective_p = Primitive("horoplug_collective")
 collective_p.multiple_results = True
 
 
-class Place(NamedTuple):
-    """This rank's place in a process set, for operations whose outputs depend on it: a compiled program then refuses to
-    run in another place."""
+class SetPosition(NamedTuple):
+    """This rank's position in a process set, for operations whose output shapes depend on it.
 
-    size: int = 0  # of the set; 0: does not matter
-    number: int = 0  # in it
-    rows: int = -1  # the first dimension of the output, unless it follows from the rest
+    A compiled program that contains a position raises an error when it runs at another one."""
+
+    size: int = 0  # number of ranks in the set; 0: the output shapes do not depend on the position
+    rank: int = 0  # in the set
+    rows: int = -1  # first dimension of the output; -1: follows from the other values
 
 
-def place_in(process_set: int, rows: int = -1) -> Place:
-    """Where this rank is now. Raises ValueError if it is not in the set."""
+def position_in(process_set: int, rows: int = -1) -> SetPosition:
+    """The current position of this rank. Raises ValueError if the rank is not in the set."""
     context.mesh()  # raises NotInitializedError
-    ranks = process_set_by_id(process_set)
-    size, number = ranks.size(), ranks.rank()
-    if size is None or number is None:
-        raise ValueError(f"this rank is not in {ranks}.")
+    members = process_set_by_id(process_set)
+    size, rank = members.size(), members.rank()
+    if size is None or rank is None:
+        raise ValueError(f"this rank is not in {members}.")
     TRACED.has_sets |= process_set != 0
-    return Place(size, number, rows)
+    return SetPosition(size, rank, rows)
 
 
-def run(operation: str, arrays: Sequence[Any], call: Call, place: Place | None = None) -> list[Any]:
-    """An operation (a row of ``horoplug.common.opspec``) on arrays of one dtype, which are done together or not at all.
-    The outputs' shapes are fixed now: ranks that have other shapes get an error when it runs."""
-    if place is None:
+def bind(
+    operation: str, arrays: Sequence[Any], call: Call, position: SetPosition | None = None
+) -> list[Any]:
+    """Apply an operation (a row of ``horoplug.common.opspec``) to arrays of one dtype, which succeed or fail together.
+
+    The output shapes are fixed here. Ranks whose shapes differ get an error when the operation runs."""
+    if position is None:
         has_rows = BY_NAME[operation].output is Output.ROWS
-        place = place_in(call.process_set) if has_rows else Place()
-    outputs: list[Any] = collective_p.bind(*arrays, operation=operation, call=call, place=place)
+        position = position_in(call.process_set) if has_rows else SetPosition()
+    outputs: list[Any] = collective_p.bind(
+        *arrays, operation=operation, call=call, position=position
+    )
     return outputs
 
 
 def output_shape(
-    operation: str, shape: tuple[int, ...], call: Call, place: Place
+    operation: str, shape: tuple[int, ...], call: Call, position: SetPosition
 ) -> tuple[int, ...]:
-    """The shape of the output for that of an input."""
+    """The shape of the output for an input of a given shape."""
     if BY_NAME[operation].output is not Output.ROWS:
         return shape
     rows, rest = (shape[0], shape[1:]) if shape else (1, ())
-    if place.rows >= 0:
-        return (place.rows, *rest)
+    if position.rows >= 0:
+        return (position.rows, *rest)
     if operation == "allgather":
-        return (rows * place.size, *rest)
+        return (rows * position.size, *rest)
     if operation == "reducescatter":
-        share, more = divmod(rows, place.size)
-        return (share + (place.number < more), *rest)
+        share, remainder = divmod(rows, position.size)
+        return (share + (position.rank < remainder), *rest)
     if call.splits is None:
-        if rows % place.size:
+        if rows % position.size:
             raise ValueError(
                 "alltoall without splits needs a first dimension that is a multiple of the number of ranks: "
-                f"{rows} is not a multiple of {place.size}; give splits."
+                f"{rows} is not a multiple of {position.size}; give splits."
             )
         return shape
-    return (call.splits[place.number] * place.size, *rest)
+    return (call.splits[position.rank] * position.size, *rest)
 
 
-def abstract(
-    *arrays: Any, operation: str, call: Call, place: Place, **_: Any
+def abstract_eval(
+    *arrays: Any, operation: str, call: Call, position: SetPosition, **_: Any
 ) -> tuple[list[Any], set[Any]]:
-    """What the operation gives, and its effect."""
-    outputs = [ShapedArray(output_shape(operation, a.shape, call, place), a.dtype) for a in arrays]
+    """Shapes and dtypes of the outputs, and the effect that orders operations."""
+    outputs = [
+        ShapedArray(output_shape(operation, a.shape, call, position), a.dtype) for a in arrays
+    ]
     return outputs, {EFFECT}
-
-
-def _run_now(*arrays: Any, operation: str, call: Call, place: Place) -> list[Any]:
-    """On concrete arrays, while they are differentiated or vmapped."""
-    outputs = [output for output, _ in adapter.perform(operation, arrays, call)]
-    for array, output in zip(arrays, outputs, strict=True):
-        expected = output_shape(operation, array.shape, call, place)
-        if output.shape != expected:
-            raise ValueError(
-                f"{operation}: to be differentiated, all ranks must have arrays of one shape; the output has the shape "
-                f"{output.shape}, not {expected}."
-            )
-    return outputs
 
 
 def _lower(
@@ -101,12 +98,14 @@ def _lower(
     *operands: Any,
     operation: str,
     call: Call,
-    place: Place,
-    on_card: bool,
-    ticket: int = 0,
+    position: SetPosition,
+    on_gpu: bool,
+    eager_call: int = 0,
 ) -> Any:
-    # These overwrite their operands; XLA copies what somebody else still needs.
-    is_in_place = BY_NAME[operation].output is Output.LIKE_INPUT
+    # Operations whose outputs have the inputs' shapes overwrite their operands; XLA copies an operand that is
+    # still needed.
+    spec = BY_NAME[operation]
+    is_in_place = spec.output is Output.LIKE_INPUT
     aliases = {1 + i: 1 + i for i in range(len(operands))} if is_in_place else {}
     rule = ffi_lowering(TARGET, has_side_effect=True, operand_output_aliases=aliases)
     with_token = ctx.replace(avals_in=[TOKEN, *ctx.avals_in], avals_out=[TOKEN, *ctx.avals_out])
@@ -114,8 +113,8 @@ def _lower(
         with_token,
         ctx.tokens_in.get(EFFECT),
         *operands,
-        operation=np.int64(BY_NAME[operation].code),
-        name=f"{operation}.{call.name}" if call.name else "",
+        operation=np.int64(spec.code),
+        name=spec.wire_name(call.name) or "",
         reduce_op=np.int64(call.reduce_op),
         root=np.int64(call.root),
         prescale=np.float64(call.prescale),
@@ -123,33 +122,34 @@ def _lower(
         wire_dtype=np.int64(call.wire_dtype),
         process_set=np.int64(call.process_set),
         splits=np.array(call.splits or (), np.int64),
-        size=np.int64(place.size),
-        place=np.int64(place.number),
-        # 0: of output rows there are as many as the program says, from whichever ranks.
-        is_even=np.int64(place.rows < 0 and operation != "reducescatter"),
-        on_card=np.int64(on_card),
-        ticket=np.int64(ticket),
+        size=np.int64(position.size),
+        rank=np.int64(position.rank),
+        # Whether every rank must contribute the same number of rows. Otherwise only the total is checked.
+        equal_rows=np.int64(position.rows < 0 and operation != "reducescatter"),
+        on_gpu=np.int64(on_gpu),
+        eager_call=np.int64(eager_call),
     )
     ctx.set_tokens_out(mlir.TokenSet({EFFECT: token}))
     return outputs
 
 
-def _lower_elsewhere(ctx: Any, *operands: Any, operation: str, **_: Any) -> Any:
+def _lower_unsupported(ctx: Any, *operands: Any, operation: str, **_: Any) -> Any:
     raise NotImplementedError(
-        f"{operation} inside of jax.jit runs on CPUs and on NVIDIA's GPUs: call it outside of jax.jit, where arrays "
+        f"{operation} inside of jax.jit runs on CPUs and on NVIDIA GPUs only: call it outside of jax.jit, where arrays "
         "pass through the host's memory, or set JAX_PLATFORMS=cpu."
     )
 
 
-def register(primitive: Primitive) -> None:
-    """Say how a primitive that does an operation is compiled. Beside the parameters of :data:`collective_p` it may have
-    ``ticket`` (see :mod:`horoplug.jax.cards`)."""
-    mlir.register_lowering(primitive, _lower_elsewhere)
+def register_lowering(primitive: Primitive) -> None:
+    """Register the lowering rules of a primitive that runs an operation.
+
+    The primitive has the parameters of :data:`collective_p`, and optionally ``eager_call`` (see
+    :mod:`horoplug.jax.gpu`)."""
+    mlir.register_lowering(primitive, _lower_unsupported)
     for platform in PLATFORMS:
-        rule = functools.partial(_lower, on_card=platform != "cpu")
+        rule = functools.partial(_lower, on_gpu=platform != "cpu")
         mlir.register_lowering(primitive, rule, platform=platform)
 
 
-collective_p.def_effectful_abstract_eval(abstract)
-collective_p.def_impl(_run_now)
-register(collective_p)
+collective_p.def_effectful_abstract_eval(abstract_eval)
+register_lowering(collective_p)

@@ -1,4 +1,4 @@
-"""Gradients of all ranks become one: what optimizers and ``distributed_value_and_grad`` do with a pytree of them."""
+"""Reduction of a pytree of gradients over the ranks, for optimizers and ``distributed_value_and_grad``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ def _check_groups(groups: Groups) -> None:
 class Reduction:
     """How gradients are reduced. The arguments are those of :func:`horoplug.jax.DistributedOptimizer`.
 
-    Raises ValueError for a predivide factor with another op than Average, and for ``groups`` that are none."""
+    Raises ValueError for a predivide factor with another op than Average, and for invalid ``groups``."""
 
-    name: str  # what the operations' names begin with, the same on every rank
+    name: str  # prefix of the operations' names, the same on every rank
     compression: Any
     op: int
     gradient_predivide_factor: float
@@ -38,7 +38,7 @@ class Reduction:
         _check_groups(self.groups)
 
     def reduce(self, gradients: Any) -> Any:
-        """The reduced gradients. On ranks outside of the process set: the gradients as they are."""
+        """The reduced gradients. On ranks outside of the process set, the gradients are returned unchanged."""
         if self.process_set.included() is False:
             return gradients
         paths, structure = jax.tree_util.tree_flatten_with_path(gradients)
@@ -51,12 +51,12 @@ class Reduction:
     def reduce_groups(
         self, leaves: Sequence[Any], groups: Sequence[Sequence[int]], name: str
     ) -> list[Any]:
-        """A list of arrays with those in the places of a group reduced, each group as one operation."""
+        """The arrays with those at the indices of ``groups`` reduced, each group as one operation."""
         reduced = list(leaves)
         for group in groups:
             results = allreduce(
-                [leaves[place] for place in group],
-                # By place: parameters of the same model may have other names on other ranks.
+                [leaves[i] for i in group],
+                # By index: the names of parameters may differ between ranks.
                 name=f"{name}.{len(leaves)}.{group[0]}",
                 compression=self.compression,
                 op=self.op,
@@ -64,19 +64,19 @@ class Reduction:
                 postscale_factor=self.gradient_predivide_factor,
                 process_set=self.process_set,
             )
-            for place, result in zip(group, results, strict=True):
-                reduced[place] = result
+            for i, result in zip(group, results, strict=True):
+                reduced[i] = result
         return reduced
 
     def _split(self, paths: list[str]) -> list[list[int]]:
-        """The places of gradients that travel together."""
-        places = list(range(len(paths)))
+        """The indices of the gradients of each group."""
+        indices = list(range(len(paths)))
         if self.groups is None:
-            return [places] if places else []
+            return [indices] if indices else []
         if not isinstance(self.groups, int):
             listed = {path for group in self.groups for path in group}
             if unknown := sorted(listed - set(paths)):
                 raise ValueError(
                     f"groups names {unknown[0]}, but the gradients are {', '.join(paths)}."
                 )
-        return split_places(places, self.groups, paths)
+        return split_places(indices, self.groups, paths)

@@ -1,7 +1,7 @@
-"""How operations are differentiated and vmapped.
+"""Differentiation and batching (vmap) of the operations.
 
-The rules of gradients are Horovod's. They take the ranks' losses to be averaged, as the optimizer does: the gradient of
-an operation whose result every rank uses is the *average* of what the ranks send back.
+The gradient rules are Horovod's. They assume that the ranks' losses are averaged, as the optimizer does: for an
+operation whose result every rank uses, the gradient is the *average* of the gradients of all ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from jax.interpreters import ad, batching
 from horoplug.common.context import context
 from horoplug.common.opspec import BY_NAME, Call, Output
 from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum
-from horoplug.jax.primitive import Place, collective_p, place_in, run
+from horoplug.jax.primitive import SetPosition, bind, collective_p, position_in
 
 _TANGENT, _GRADIENT = ".tangent", ".gradient"
 
@@ -23,77 +23,88 @@ def _renamed(call: Call, suffix: str) -> str | None:
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, operation: str, call: Call, place: Place
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    operation: str,
+    call: Call,
+    position: SetPosition,
 ) -> tuple[Any, Any]:
-    """Tangents go the same way."""
+    """The tangents go through the same operation."""
     if BY_NAME[operation].reduces and call.reduce_op not in (Average, Sum, Adasum):
         raise NotImplementedError(
             f"{operation} with op={NAMES[call.reduce_op]} has no gradient; use jax.lax.stop_gradient on its input."
         )
-    outputs = run(operation, primals, call, place)
+    outputs = bind(operation, primals, call, position)
     if not jnp.issubdtype(primals[0].dtype, jnp.floating):
         return outputs, [ad.Zero.from_primal_value(output) for output in outputs]
     call = call._replace(name=_renamed(call, _TANGENT))
-    return outputs, run(operation, [ad.instantiate_zeros(t) for t in tangents], call, place)
+    return outputs, bind(operation, [ad.instantiate_zeros(t) for t in tangents], call, position)
 
 
 Grads = Sequence[Any]
 Shapes = Sequence[tuple[int, ...]]
-# From the gradients of the outputs to those of the inputs, which have these shapes.
-Rule = Callable[[Grads, Shapes, Call, Place], list[Any]]
+# Maps the gradients of the outputs to those of the inputs, whose shapes are given.
+Rule = Callable[[Grads, Shapes, Call, SetPosition], list[Any]]
 
 
-def _average(grads: Grads, call: Call, place: Place) -> list[Any]:
+def _average(grads: Grads, call: Call, position: SetPosition) -> list[Any]:
     average = Call(call.name, reduce_op=Average, process_set=call.process_set)
-    return run("allreduce", grads, average, place._replace(rows=-1))
+    return bind("allreduce", grads, average, position._replace(rows=-1))
 
 
-def _allreduce(grads: Grads, shapes: Shapes, call: Call, place: Place) -> list[Any]:
-    return run("allreduce", grads, call, place)
+def _allreduce(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) -> list[Any]:
+    return bind("allreduce", grads, call, position)
 
 
-def _allgather(grads: Grads, shapes: Shapes, call: Call, place: Place) -> list[Any]:
+def _allgather(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) -> list[Any]:
     """This rank's rows of the average."""
 
-    def mine(grad: Any, shape: tuple[int, ...]) -> Any:
+    def own_rows(grad: Any, shape: tuple[int, ...]) -> Any:
         rows = shape[0] if shape else 1
-        return grad[place.number * rows :][:rows].reshape(shape)
+        return grad[position.rank * rows :][:rows].reshape(shape)
 
-    return [mine(g, s) for g, s in zip(_average(grads, call, place), shapes, strict=True)]
+    return [own_rows(g, s) for g, s in zip(_average(grads, call, position), shapes, strict=True)]
 
 
-def _broadcast(grads: Grads, shapes: Shapes, call: Call, place: Place) -> list[Any]:
-    """Only the root's array had an effect."""
-    averages = _average(grads, call, place_in(call.process_set))
+def _broadcast(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) -> list[Any]:
+    """The average on the root, zero elsewhere: only the root's array is used."""
+    averages = _average(grads, call, position_in(call.process_set))
     is_root = context.mesh().rank == call.root
     return averages if is_root else [jnp.zeros_like(average) for average in averages]
 
 
-def _alltoall(grads: Grads, shapes: Shapes, call: Call, place: Place) -> list[Any]:
-    """Every row goes back where it came from; rows that were sent nowhere had no effect."""
+def _alltoall(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) -> list[Any]:
+    """Each row's gradient returns to the rank that sent the row. Rows that were not sent get zeros."""
     (grad,), (shape,) = grads, shapes
     if call.splits is None:
-        return run("alltoall", [grad], call, place)
-    back = (call.splits[place.number],) * place.size
-    returned = run(
-        "alltoall", [grad], call._replace(splits=back), place._replace(rows=sum(call.splits))
+        return bind("alltoall", [grad], call, position)
+    back = (call.splits[position.rank],) * position.size
+    returned = bind(
+        "alltoall", [grad], call._replace(splits=back), position._replace(rows=sum(call.splits))
     )[0]
     rest = jnp.zeros((shape[0] - returned.shape[0], *shape[1:]), returned.dtype)
     return [jnp.concatenate([returned, rest])]
 
 
-def _reducescatter(grads: Grads, shapes: Shapes, call: Call, place: Place) -> list[Any]:
-    """All rows of the gradient; times the ranks for Sum, as if each rank's loss were the sum of theirs."""
-    factor = call.prescale * call.postscale * (place.size if call.reduce_op == Sum else 1)
+def _reducescatter(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) -> list[Any]:
+    """All rows of the gradient. For Sum they are multiplied by the number of ranks, as if each rank's loss were the sum
+    of all losses."""
+    factor = call.prescale * call.postscale * (position.size if call.reduce_op == Sum else 1)
     gathering = Call(call.name, process_set=call.process_set)
     gathered = [
-        run("allgather", [grad], _part(gathering, i, len(grads)), place._replace(rows=shape[0]))[0]
+        bind(
+            "allgather",
+            [grad],
+            _indexed(gathering, i, len(grads)),
+            position._replace(rows=shape[0]),
+        )[0]
         for i, (grad, shape) in enumerate(zip(grads, shapes, strict=True))
     ]
     return [grad * jnp.asarray(factor, grad.dtype) for grad in gathered]
 
 
-def _part(call: Call, index: int, count: int) -> Call:
+def _indexed(call: Call, index: int, count: int) -> Call:
     return call._replace(name=f"{call.name}.{index}") if call.name and count > 1 else call
 
 
@@ -107,33 +118,33 @@ _RULES: dict[str, Rule] = {
 
 
 def _transpose(
-    grads: Sequence[Any], *inputs: Any, operation: str, call: Call, place: Place
+    grads: Sequence[Any], *inputs: Any, operation: str, call: Call, position: SetPosition
 ) -> list[Any]:
-    # All of a group, so that ranks do the same whichever results they have used.
+    # The whole group, so that ranks run the same operations whichever results each of them has used.
     dense = [ad.instantiate_zeros(grad) for grad in grads]
     shapes = [value.aval.shape for value in inputs]
-    return _RULES[operation](dense, shapes, call._replace(name=_renamed(call, _GRADIENT)), place)
+    return _RULES[operation](dense, shapes, call._replace(name=_renamed(call, _GRADIENT)), position)
 
 
 def _batch(
-    arrays: Sequence[Any], dims: Sequence[Any], *, operation: str, call: Call, place: Place
+    arrays: Sequence[Any], dims: Sequence[Any], *, operation: str, call: Call, position: SetPosition
 ) -> tuple[Any, Any]:
-    """One operation on all of the batch."""
+    """One operation on the whole batch."""
     if call.reduce_op == Adasum and operation == "allreduce":
         raise NotImplementedError(
             "allreduce with op=Adasum cannot be vmapped: it is not elementwise."
         )
     if BY_NAME[operation].output is not Output.ROWS:
-        return run(operation, arrays, call, place), dims
+        return bind(operation, arrays, call, position), dims
 
-    # The first dimension is that of the rows.
+    # The first dimension stays that of the rows; the batch dimension becomes the second one.
     def batch_second(array: Any, dim: int | None) -> Any:
         if dim is None:
             return array
         return array.reshape(1, -1) if array.ndim == 1 else jnp.moveaxis(array, dim, 1)
 
     moved = [batch_second(array, dim) for array, dim in zip(arrays, dims, strict=True)]
-    outputs = run(operation, moved, call, place)
+    outputs = bind(operation, moved, call, position)
     return outputs, [None if dim is None else 1 for dim in dims]
 
 

@@ -75,10 +75,10 @@ OPERATION: dict[str, Any] = {
     "process_set": 0,
     "splits": [],
     "size": 0,
-    "place": 0,
-    "is_even": 1,
-    "on_card": 1,
-    "ticket": 0,
+    "rank": 0,
+    "equal_rows": 1,
+    "on_gpu": 1,
+    "eager_call": 0,
 }
 
 

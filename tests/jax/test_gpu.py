@@ -28,7 +28,7 @@ from jax._src.lib import xla_client  # noqa: E402
 import horoplug as on_host  # noqa: E402
 from horoplug.common import calls  # noqa: E402
 from horoplug.common.opspec import BY_NAME  # noqa: E402
-from horoplug.jax import adapter, cards  # noqa: E402
+from horoplug.jax import eager, gpu  # noqa: E402
 from horoplug.jax.library import LIBRARY  # noqa: E402
 from tests.jax import test_ops as test_jax_ops  # noqa: E402
 from tests.jax import test_programs as test_jax_programs  # noqa: E402
@@ -69,7 +69,7 @@ def values(dtype, shape, key=0):
 def check_results(dtype):
     """What a program gives for all operations is what they give for arrays of NumPy."""
     rank, size = hvd.rank(), hvd.size()
-    place = {"size": size, "place": rank}
+    place = {"size": size, "rank": rank}
     for old in False, True:
         xla = Xla(card().stream, card().ordinal, old)
         for n, shape in enumerate([(2 * size, 3), (size + 1,), (1000 * size, 7), (0, 2)]):
@@ -138,7 +138,7 @@ def check_order():
     def begin(kind):
         array, output = arrays[kind]
         write(array, mine)
-        assert call(xla, kind, [array], [output], size=size, place=hvd.rank()) is None
+        assert call(xla, kind, [array], [output], size=size, rank=hvd.rank()) is None
         write(array, 1)
 
     for kind in expected:  # connects the ranks, and loads kernels
@@ -174,27 +174,34 @@ def check_open_rows():
     before = used()
     for (kind, counts), (wanted, rows) in expected.items():
         array, empty = card().array(mine), card().empty((0, 3))
-        with cards._ticket(f"{kind}.x", counts) as ticket:
-            assert ticket.run(call, xla, kind, [array], [empty], ticket=ticket.number) is None
+        with gpu._eager_call(f"{kind}.x", counts) as eager_call:
+            assert (
+                eager_call.run(call, xla, kind, [array], [empty], eager_call=eager_call.number)
+                is None
+            )
             write(array, 1)
-            assert ticket.row_counts(0, size) == list(rows)
+            assert eager_call.row_counts(0, size) == list(rows)
             output = card().empty(wanted.shape)
-            take = LIBRARY.horoplug_jax_take
+            take = LIBRARY.horoplug_jax_copy_results
             arrays = [empty], [output]
-            assert ticket.run(call, xla, kind, *arrays, take, ticket=ticket.number) is None
+            assert (
+                eager_call.run(call, xla, kind, *arrays, take, eager_call=eager_call.number) is None
+            )
         assert output.numpy().tobytes() == wanted.tobytes()
         array.free()
         output.free()
     assert used() == before
-    with cards._ticket("allreduce.refused", ()) as ticket:
+    with gpu._eager_call("allreduce.refused", ()) as eager_call:
         array = card().array(mine)
 
         def refused():
-            failure = call(xla, "allreduce", [array], [array], ticket=ticket.number, reduce_op=99)
+            failure = call(
+                xla, "allreduce", [array], [array], eager_call=eager_call.number, reduce_op=99
+            )
             assert failure is None, "XLA is to see no failure"
 
         with pytest.raises(ValueError, match="reduction"):
-            ticket.run(refused)
+            eager_call.run(refused)
 
 
 def used():
@@ -217,18 +224,21 @@ def check_failures():
         named = {"name": f"{kind}.x", **attributes}
         return call(xla, kind, [array], outputs or [array], **named)
 
-    for function, what in ("stream", "stream"), ("ordinal", "device"):
+    for function, what in ("stream", "a stream"), ("ordinal", "the device"):
         with xla.without(function):
-            assert failure() == f"'allreduce.x': XLA gives no {what}: no {what} today"
+            reason = f"no {what.split()[-1]} today"
+            assert failure() == f"'allreduce.x': XLA does not provide {what}: {reason}"
     with card().capturing():
         refused = failure()
         assert "'allreduce.x': a CUDA graph is being captured" in refused
     assert "'broadcast.x': root rank 9 does not exist" in failure("broadcast", root=9)
-    assert "compiled for rank 3 of 4" in failure(size=4, place=3)
+    assert "compiled for rank 3 of 4" in failure(size=4, rank=3)
     wrong = card().empty((5, 3))
     assert "another shape" in failure(outputs=[wrong])
-    assert "another shape" in failure("reducescatter", [wrong], size=size, place=rank)
-    assert "'allgather.x' inside of jax.jit needs as many rows" in failure("allgather", [wrong])
+    assert "another shape" in failure("reducescatter", [wrong], size=size, rank=rank)
+    assert "'allgather.x' inside of jax.jit needs the same number of rows" in failure(
+        "allgather", [wrong]
+    )
     if size > 1:
         elsewhere = Xla(card().stream, 1 - card().ordinal)
         text = call(elsewhere, "allreduce", [array], [array], name="allreduce.x")
@@ -238,7 +248,7 @@ def check_failures():
         assert "a Horovod operation has failed" in text
         assert "allreduce.y" in text
         rows = call(xla, "allgather", [other], [card().empty((7,))], name="allgather.y")
-        assert "from the ranks [3, 4]" in rows
+        assert "by rank [3, 4]" in rows
     assert failure() is None
     card().fail("cuMemcpyDtoDAsync", 700)
     try:
@@ -302,11 +312,11 @@ def check_programs():
     for (before, *_), (_, token, _) in itertools.pairwise(calls):
         assert token == f"{before}#0"
     for *_, attributes in calls:
-        assert (attributes["on_card"], attributes["ticket"]) == ("1 : i64", "0 : i64")
+        assert (attributes["on_gpu"], attributes["eager_call"]) == ("1 : i64", "0 : i64")
     assert calls[0][2]["prescale"] == "5.000000e-01 : f64"
     assert calls[0][2]["operation"] == f"{BY_NAME['allreduce'].code} : i64"
     on_cpu = jax.jit(several).lower(jnp.ones((4, 2))).as_text()
-    assert on_cpu.count("on_card = 0 : i64") == 4
+    assert on_cpu.count("on_gpu = 0 : i64") == 4
 
     # The handlers are there as soon as JAX's plugin for CUDA is, by XLA's name for it.
     handlers = {}
@@ -314,7 +324,7 @@ def check_programs():
         "CUDA", lambda name, fn, platform, version, *_: handlers.update({name: (platform, version)})
     )
     mine = {name: found for name, found in handlers.items() if name.startswith("horoplug")}
-    assert mine == {"horoplug_run": ("CUDA", 1), "horoplug_take": ("CUDA", 1)}
+    assert mine == {"horoplug_run": ("CUDA", 1), "horoplug_copy_results": ("CUDA", 1)}
 
     # Loops, branches, gradients and pytrees.
     def step(x):
@@ -334,7 +344,7 @@ def check_programs():
     # What depends on the ranks, or on the values in an array, is no part of a program.
     with pytest.raises(TypeError, match="splits= must be known when alltoall is traced"):
         lowered(lambda x: hvd.alltoall(x, splits=x), jnp.ones(3, jnp.int32))
-    with pytest.raises(TypeError, match="broadcast_parameters is not for the inside of"):
+    with pytest.raises(TypeError, match="broadcast_parameters cannot be used inside of"):
         lowered(hvd.broadcast_parameters, jnp.ones(3))
 
 
@@ -414,20 +424,20 @@ STRUCTS = [
 
 
 @contextlib.contextmanager
-def as_if_on_cards():
-    original = cards.is_on_card
-    cards.is_on_card = lambda array: isinstance(array, jax.Array)
+def treat_as_on_gpu():
+    original = gpu.is_on_gpu
+    gpu.is_on_gpu = lambda array: isinstance(array, jax.Array)
     try:
         yield
     finally:
-        cards.is_on_card = original
+        gpu.is_on_gpu = original
 
 
-def as_on_cards(check, *arguments):
-    """A test of other modules, whose arrays are taken for some on GPUs."""
-    with as_if_on_cards():
+def run_as_on_gpu(check, *arguments):
+    """Runs a check of another module with its CPU arrays treated as arrays on a GPU."""
+    with treat_as_on_gpu():
         check(*arguments)
-    assert cards._NUMBERS._next - 1 == len(cards._NUMBERS._free), "tickets that are not given back"
+    assert gpu._CALL_NUMBERS._next - 1 == len(gpu._CALL_NUMBERS._free), "leaked call numbers"
 
 
 CHECKS = {
@@ -444,7 +454,7 @@ CHECKS = {
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_outside_of_programs(ranks, check):
-    ranks.run(as_on_cards, *CHECKS[check])
+    ranks.run(run_as_on_gpu, *CHECKS[check])
 
 
 def check_state():
@@ -468,14 +478,14 @@ def check_state():
     if rank == 0:
         mixed = [x, jnp.asarray(x)]
         call = calls.allreduce(None, "pair", hvd.Sum, 1.0, 1.0, hvd.global_process_set)
-        results = [output for output, _ in adapter.perform("allreduce", mixed, call)]
+        results = [output for output, _ in eager.perform("allreduce", mixed, call)]
     else:
         results = [on_host.allreduce(x, name=name, op=hvd.Sum) for name in ("pair", "pair.gpu")]
     assert [result.tolist() for result in results] == [[2.0, 2.0]] * 2
 
 
 def test_state(ranks):
-    ranks.run(as_on_cards, check_state)
+    ranks.run(run_as_on_gpu, check_state)
 
 
 def check_exceptions():
@@ -495,7 +505,7 @@ def check_exceptions():
 
 
 def test_exceptions(ranks):
-    ranks.run(as_on_cards, check_exceptions)
+    ranks.run(run_as_on_gpu, check_exceptions)
 
 
 class NotReady:
@@ -515,16 +525,16 @@ def check_interrupt():
     x = np.ones(2, np.float32)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
-    with pytest.raises(KeyboardInterrupt), cards._ticket("allgather.x", ()) as ticket:
-        ticket.run(lambda: [NotReady()])
+    with pytest.raises(KeyboardInterrupt), gpu._eager_call("allgather.x", ()) as eager_call:
+        eager_call.run(lambda: [NotReady()])
     xla = Xla(stream=0, device=0)
-    operation = {**OPERATION, "operation": BY_NAME["allgather"].code, "on_card": 0}
+    operation = {**OPERATION, "operation": BY_NAME["allgather"].code, "on_gpu": 0}
     arrays = [OnHost(x)], [OnHost(x[:0])]
     run = LIBRARY.horoplug_jax_run
-    assert xla.call(run, *arrays, **{**operation, "ticket": ticket.number}) is None
-    with cards._ticket("allgather.x", ()) as another:
-        assert another.number != ticket.number
-        operation["ticket"] = another.number
+    assert xla.call(run, *arrays, **{**operation, "eager_call": eager_call.number}) is None
+    with gpu._eager_call("allgather.x", ()) as another:
+        assert another.number != eager_call.number
+        operation["eager_call"] = another.number
         assert another.run(xla.call, run, *arrays, **operation) is None
         assert another.row_counts(0, hvd.size()) == [2] * hvd.size()
     # Neither has kept the engine.
@@ -540,7 +550,7 @@ def test_interrupt(pool):
 def pending(victim):
     if hvd.rank() == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    with as_if_on_cards():
+    with treat_as_on_gpu():
         hvd.allgather(jnp.ones(10), name="waiting")
 
 

@@ -122,7 +122,7 @@ def test_only_the_c_abi_is_exported(unpacked):
     assert "hp_submit" in declared
     assert exported(core) == declared
     assert exported(native) == {"PyInit__native"}
-    functions = "await close failure open row_counts run take use"
+    functions = "await close copy_results failure open row_counts run use"
     assert exported(jax) == {f"horoplug_jax_{name}" for name in functions.split()}
     assert exported(tensorflow) == {
         f"horoplug_tensorflow_{name}" for name in ("asynchronous", "problem", "use", "xla")

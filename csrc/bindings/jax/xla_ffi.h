@@ -1,8 +1,9 @@
-// What this library needs of XLA's foreign function interface (typed FFI, API 0.x), declared for
-// itself: the structs that XLA passes to a handler, and the functions that it passes along.
+// The part of XLA's foreign function interface (typed FFI, API 0.x) that this library uses: the
+// structs that XLA passes to a handler, and the functions in them. Declared here so that the
+// library builds without XLA.
 //
-// XLA only ever appends to these structs, and says in each how long its own is. Names are those of
-// its documentation, without the prefix.
+// XLA only appends to these structs, and stores in each the size of its own version. The names are
+// those of XLA's documentation without the prefix.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,7 @@ struct ApiVersion {
   int minor;
 };
 
-// What a handler says of itself when it is registered: XLA calls it with this extension instead of
-// running it.
+// The description of a handler. XLA requests it at registration by a call with this extension.
 struct Metadata {
   std::size_t struct_size;
   ApiVersion api_version;
@@ -38,7 +38,7 @@ struct MetadataExtension {
   Metadata* metadata;
 };
 
-// Opaque. XLA's errors are destroyed by whoever has been given them.
+// Opaque. The receiver of an error destroys it.
 struct Error;
 
 enum ErrorCode : int {
@@ -52,7 +52,7 @@ enum ErrorCode : int {
 struct ErrorCreateArgs {
   std::size_t struct_size;
   Extension* extensions;
-  const char* message;  // is copied
+  const char* message;  // XLA copies it
   ErrorCode code;
 };
 
@@ -93,9 +93,10 @@ struct Api {
   void (*error_destroy)(ErrorDestroyArgs*);
   void* handler_register;
   Error* (*stream)(StreamArgs*);
-  // Not used: of types, contexts, states (4), memory (2), threads (2), futures (3) and runs.
+  // Not used: functions for types, contexts, states (4), memory (2), threads (2), futures (3),
+  // runs.
   void* others[12];
-  Error* (*ordinal)(OrdinalArgs*);  // not in the first versions, as struct_size says
+  Error* (*ordinal)(OrdinalArgs*);  // missing in the first versions: check struct_size
 };
 
 enum DataType : int { kInvalid = 0, kToken = 17 };

@@ -10,7 +10,7 @@ namespace {
 
 static_assert(sizeof(DeferredDone::Function) == sizeof(std::function<void()>));
 
-// What a manager of libstdc++ takes as its last argument, to destroy the functor.
+// The last argument of a libstdc++ manager to destroy the functor.
 constexpr int kDestroy = 3;
 
 struct Search {
@@ -18,7 +18,7 @@ struct Search {
   bool found = false;
 };
 
-int look_in_object(dl_phdr_info* object, std::size_t, void* data) {
+int search_object(dl_phdr_info* object, std::size_t, void* data) {
   auto* const search = static_cast<Search*>(data);
   for (int i = 0; i < object->dlpi_phnum; ++i) {
     const auto& segment = object->dlpi_phdr[i];
@@ -31,11 +31,11 @@ int look_in_object(dl_phdr_info* object, std::size_t, void* data) {
 
 bool is_code(std::uintptr_t address) {
   Search search{address};
-  ::dl_iterate_phdr(look_in_object, &search);
+  ::dl_iterate_phdr(search_object, &search);
   return search.found;
 }
 
-bool looks_right(const DeferredDone::Function& function) {
+bool has_expected_layout(const DeferredDone::Function& function) {
   return is_code(reinterpret_cast<std::uintptr_t>(function.manager)) &&
          is_code(reinterpret_cast<std::uintptr_t>(function.invoker));
 }
@@ -47,7 +47,7 @@ DeferredDone::Function* function_of(TF_AsyncOpKernelDoneCallback* callback) {
 }  // namespace
 
 bool DeferredDone::can_defer(TF_AsyncOpKernelDoneCallback* callback) {
-  static const bool can = looks_right(*function_of(callback)) && !kernels_are("unmovable");
+  static const bool can = has_expected_layout(*function_of(callback)) && !kernels_are("unmovable");
   return can;
 }
 

@@ -1,9 +1,9 @@
-// TensorFlow's callback for the end of an asynchronous kernel, kept beyond the kernel's call.
+// TensorFlow's completion callback of an asynchronous kernel, kept after the kernel has returned.
 //
-// TF_NewAsyncKernelBuilder's kernels are handed the address of a std::function that is destroyed
-// when they return, so that nobody can call it later, which is what it is for. Moving the function
-// itself out of there is safe as long as it is libstdc++'s, of which this is the layout; a check
-// that its pointers point to code tells whether it is.
+// Kernels of TF_NewAsyncKernelBuilder get the address of a std::function that TensorFlow destroys
+// when the kernel returns, although its purpose is to be called later. Moving the function out of
+// there is safe if it has the layout of libstdc++'s std::function, which is declared here. A check
+// that its pointers point to code verifies the layout.
 #pragma once
 
 #include "tf_api.h"
@@ -13,21 +13,21 @@ namespace horoplug::tensorflow {
 class DeferredDone {
  public:
   DeferredDone() = default;
-  // Takes the function away from its owner, who destroys an empty one. can_defer() must be true.
+  // Moves the function out of `callback` and leaves an empty one. Requires can_defer().
   explicit DeferredDone(TF_AsyncOpKernelDoneCallback* callback);
   ~DeferredDone();
   DeferredDone(DeferredDone&& other) noexcept;
   DeferredDone& operator=(DeferredDone&& other) noexcept;
 
-  // Tells TensorFlow that the kernel has ended; the kernel's context is gone then.
+  // Tells TensorFlow that the kernel has ended. Its context must not be used afterwards.
   void operator()();
 
-  // Whether this process's callbacks are of the kind that can be moved. The answer is found once.
+  // Whether the callbacks of this process have the expected layout. Determined once.
   static bool can_defer(TF_AsyncOpKernelDoneCallback* callback);
 
   // The layout of libstdc++'s std::function<void()>.
   struct Function {
-    void* functor[2] = {nullptr, nullptr};  // small ones lie here, of others the address
+    void* functor[2] = {nullptr, nullptr};  // a small functor, or the address of a large one
     bool (*manager)(void* to, const void* from, int operation) = nullptr;
     void (*invoker)(const void* functor) = nullptr;
   };

@@ -1,4 +1,4 @@
-// Owners for what TensorFlow's C API hands out, and the failure of a call.
+// Owners of the objects of TensorFlow's C API, and the failure of a call.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@
 
 namespace horoplug::tensorflow {
 
-// What a kernel fails with. Thrown inside of this library only.
+// The failure of a kernel. Thrown inside of this library only.
 class Failure : public std::runtime_error {
  public:
   Failure(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -21,7 +21,7 @@ class Failure : public std::runtime_error {
   Code code_;
 };
 
-// A TF_Status, to be passed to a call and checked after it.
+// A TF_Status that is passed to a call and checked after it.
 class CallStatus {
  public:
   CallStatus() : status_(api().NewStatus()) {}
@@ -42,8 +42,8 @@ class CallStatus {
   TF_Status* const status_;
 };
 
-// Runs `body`; if it throws, `report` gets a code and a message. Nothing is thrown into
-// TensorFlow's code, which is not made for that. Returns whether nothing was thrown.
+// Runs `body` and passes the code and the message of an exception to `report`: no exception may
+// reach TensorFlow's code. Returns whether `body` has succeeded.
 template <typename Body, typename Report>
 bool guarded(Body&& body, Report&& report) noexcept {
   try {
@@ -56,7 +56,7 @@ bool guarded(Body&& body, Report&& report) noexcept {
   } catch (const std::exception& error) {
     report(kInternal, error.what());
   } catch (...) {
-    report(kInternal, "horoplug has failed for an unknown reason");
+    report(kInternal, "unknown exception in horoplug");
   }
   return false;
 }

@@ -39,14 +39,15 @@ class Attributes {
     return value;
   }
 
-  // TensorFlow's floating-point attributes have 32 bits, too few to divide by a number of ranks.
+  // A string attribute: TensorFlow's floating-point attributes have 32 bits, which is not precise
+  // enough for a scale factor.
   double number(const char* name) const {
     const std::string written = text(name);
     double value = 0;
     const char* const end = written.data() + written.size();
     const auto [parsed, error] = std::from_chars(written.data(), end, value);
     if (error != std::errc() || parsed != end) {
-      throw Failure(kInvalidArgument, std::string(name) + "='" + written + "' is no number");
+      throw Failure(kInvalidArgument, std::string(name) + "='" + written + "' is not a number");
     }
     return value;
   }
@@ -56,7 +57,7 @@ class Attributes {
   CallStatus status_;
 };
 
-// What the operation is called in the core: in a graph by the node's name, which is unique there.
+// The name of the operation in the core. In a graph this is the node's name, which is unique there.
 std::string name_of(const OpRow& row, const Attributes& attributes, bool blocking,
                     TF_OpKernelConstruction* construction) {
   std::string name = attributes.text("tensor_name");

@@ -1,4 +1,4 @@
-// A kernel: an operation in a graph or, in eager mode, one that TensorFlow has cached.
+// A kernel of TensorFlow: an operation of a graph, or in eager mode a cached one.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@ namespace horoplug::tensorflow {
 
 struct Kernel {
   explicit Kernel(const OpRow& op) : row(op) {}
-  // Reads the attributes. Throws Failure.
+  // Reads the attributes of the operation. Throws Failure.
   Kernel(const OpRow& op, TF_OpKernelConstruction* construction);
 
   const OpRow& row;
-  std::string name;  // in the core; empty: the core numbers it
-  // The thread that runs the kernel waits for it anyway, as in eager mode.
+  std::string name;  // in the core; empty: the core chooses one
+  // The caller waits for the kernel, as in eager mode, so the kernel need not return early.
   bool blocking = false;
   std::int32_t reduce_op = HP_SUM;
   double prescale = 1;
@@ -24,10 +24,10 @@ struct Kernel {
   std::int32_t process_set = 0;
 };
 
-// Runs it to its end.
+// Runs a kernel and waits until it has ended.
 void compute(const Kernel& kernel, TF_OpKernelContext* context);
 
-// Starts it and returns, unless it is a blocking one.
+// Starts a kernel and returns, unless it is blocking. `done` is called when it has ended.
 void compute_async(const Kernel& kernel, TF_OpKernelContext* context,
                    TF_AsyncOpKernelDoneCallback* done);
 

@@ -1,16 +1,16 @@
-// What TensorFlow and Python find of this library: tf.load_op_library() opens it, and with that
-// come its operations. TensorFlow looks for what is new in its registry while it does so, which is
-// why this is a library of its own.
+// The entry points of this library. tf.load_op_library() loads it, and a constructor registers the
+// operations. TensorFlow returns the operations that were registered while it loaded a library,
+// which is why they are in a library of their own.
 #include <string>
 
-#include "../common/job.h"
+#include "../common/engine_slot.h"
 #include "handles.h"
 #include "ops.h"
 #include "xla.h"
 
 namespace {
 
-// Why the library is of no use; empty if it is.
+// Why the library cannot be used; empty if it can.
 std::string& problem() {
   static auto* const text = new std::string;
   return *text;
@@ -30,30 +30,31 @@ std::string& problem() {
 
 extern "C" {
 
-// Why there are no operations; an empty string if there are.
+// Why there are no operations. An empty string if there are.
 __attribute__((visibility("default"))) const char* horoplug_tensorflow_problem() {
   return problem().c_str();
 }
 
-// Whether kernels in graphs return before they have ended; see HorovodDefers for what may prevent
-// it.
+// Whether TensorFlow supports asynchronous kernels, which return before the operation has ended.
+// The operation HorovodDefers tells whether they work.
 __attribute__((visibility("default"))) bool horoplug_tensorflow_asynchronous() {
   return horoplug::tensorflow::api().NewAsyncKernelBuilder != nullptr;
 }
 
-// Prepares for functions that XLA compiles. What TensorFlow lacks for that; an empty string if it
-// has all.
+// Registers the custom call for functions that XLA compiles. Returns what TensorFlow lacks for
+// that, or an empty string.
 __attribute__((visibility("default"))) const char* horoplug_tensorflow_xla() {
   return horoplug::tensorflow::register_xla();
 }
 
-// The engine to use from now on (hp_engine*). With a null pointer: waits until the last one is no
-// longer in use, after it has shut down.
+// Sets the engine. A null pointer clears it and waits until no operation uses it any more; the
+// engine has been shut down before.
 __attribute__((visibility("default"))) void horoplug_tensorflow_use(hp_engine* engine,
                                                                     std::int32_t rank,
                                                                     std::int32_t local_rank,
                                                                     std::int32_t local_size) {
-  horoplug::bindings::job().set({engine, rank, local_rank, local_size});
+  horoplug::bindings::engine_slot().set(
+      {.engine = engine, .rank = rank, .local_rank = local_rank, .local_size = local_size});
 }
 
 }  // extern "C"

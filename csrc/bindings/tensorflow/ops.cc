@@ -14,7 +14,7 @@ constexpr const char* kTypes =
     "T: {uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16, uint32, "
     "uint64}";
 
-// By what an operation takes: its inputs and attributes, as TensorFlow writes them.
+// The inputs and attributes that stand for one of Takes, in TensorFlow's notation.
 struct Parts {
   unsigned takes;
   std::vector<const char*> inputs;
@@ -23,16 +23,21 @@ struct Parts {
 
 std::vector<Parts> parts() {
   return {
-      {kTakesTensor, {"tensor: T"}, {kTypes}},
-      {kTakesTensors, {"tensors: num_tensors * T"}, {kTypes, "num_tensors: int >= 1"}},
-      {kTakesSplits, {"splits: int32"}, {}},
-      {kTakesName, {}, {"tensor_name: string = ''", "ignore_name_scope: bool = false"}},
-      {kTakesReduction,
-       {},
-       {"reduce_op: int", "prescale_factor: string = '1'", "postscale_factor: string = '1'"}},
-      {kTakesCompression, {}, {"wire_dtype: int = 0"}},
-      {kTakesRoot, {}, {"root_rank: int"}},
-      {kTakesSet, {}, {"process_set_id: int = 0"}},
+      {.takes = kTakesTensor, .inputs = {"tensor: T"}, .attributes = {kTypes}},
+      {.takes = kTakesTensors,
+       .inputs = {"tensors: num_tensors * T"},
+       .attributes = {kTypes, "num_tensors: int >= 1"}},
+      {.takes = kTakesSplits, .inputs = {"splits: int32"}, .attributes = {}},
+      {.takes = kTakesName,
+       .inputs = {},
+       .attributes = {"tensor_name: string = ''", "ignore_name_scope: bool = false"}},
+      {.takes = kTakesReduction,
+       .inputs = {},
+       .attributes = {"reduce_op: int", "prescale_factor: string = '1'",
+                      "postscale_factor: string = '1'"}},
+      {.takes = kTakesCompression, .inputs = {}, .attributes = {"wire_dtype: int = 0"}},
+      {.takes = kTakesRoot, .inputs = {}, .attributes = {"root_rank: int"}},
+      {.takes = kTakesSet, .inputs = {}, .attributes = {"process_set_id: int = 0"}},
   };
 }
 
@@ -59,9 +64,9 @@ std::vector<std::string> outputs_of(const OpRow& row) {
   return specs;
 }
 
-// Functions of C that TensorFlow calls for one row of the table.
+// The callbacks that TensorFlow calls for one row of the table.
 template <std::size_t kIndex>
-struct Calls {
+struct Callbacks {
   static constexpr const OpRow& kRow = kOps[kIndex];
 
   static void* create(TF_OpKernelConstruction* construction) {
@@ -102,9 +107,9 @@ void define() {
   if (row.query == Query::kNone) {
     api().OpDefinitionBuilderAddAttr(builder, "blocking: bool = false");
   }
-  // Otherwise TensorFlow would merge and fold it.
+  // TensorFlow merges equal stateless operations and evaluates them at graph construction.
   api().OpDefinitionBuilderSetIsStateful(builder, true);
-  api().OpDefinitionBuilderSetShapeInferenceFunction(builder, Calls<kIndex>::infer);
+  api().OpDefinitionBuilderSetShapeInferenceFunction(builder, Callbacks<kIndex>::infer);
   const CallStatus status;
   api().RegisterOpDefinition(builder, status.get());
   status.check();
@@ -113,14 +118,15 @@ void define() {
 template <std::size_t kIndex>
 void define_kernel(const char* device) {
   const OpRow& row = kOps[kIndex];
-  using Call = Calls<kIndex>;
-  const bool takes_time = row.query == Query::kNone || row.query == Query::kDefers;
-  const bool is_async = takes_time && api().NewAsyncKernelBuilder != nullptr;
+  using Callback = Callbacks<kIndex>;
+  const bool may_defer = row.query == Query::kNone || row.query == Query::kDefers;
+  const bool is_async = may_defer && api().NewAsyncKernelBuilder != nullptr;
   TF_KernelBuilder* const builder =
-      is_async ? api().NewAsyncKernelBuilder(row.name, device, Call::create, Call::run_async,
-                                             Call::remove)
-               : api().NewKernelBuilder(row.name, device, Call::create, Call::run, Call::remove);
-  // TensorFlow moves tensors of other devices to the host's memory and back.
+      is_async ? api().NewAsyncKernelBuilder(row.name, device, Callback::create,
+                                             Callback::run_async, Callback::remove)
+               : api().NewKernelBuilder(row.name, device, Callback::create, Callback::run,
+                                        Callback::remove);
+  // TensorFlow copies tensors on other devices to the host's memory and back.
   for (const auto& specs : {inputs_of(row), outputs_of(row)}) {
     for (const std::string& spec : specs) {
       api().KernelBuilder_HostMemory(builder, spec.substr(0, spec.find(':')).c_str());

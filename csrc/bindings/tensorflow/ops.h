@@ -1,4 +1,4 @@
-// The table of the operations that TensorFlow gets, and their registration.
+// The table of TensorFlow's operations, and their registration.
 #pragma once
 
 #include <array>
@@ -9,10 +9,11 @@
 
 namespace horoplug::tensorflow {
 
-// What an operation takes besides its tensors; each stands for attributes (see ops.cc).
+// The inputs and options of an operation. Each stands for inputs and attributes in TensorFlow's
+// notation (see ops.cc).
 enum Takes : unsigned {
   kTakesTensor = 1,
-  kTakesTensors = 2,  // a group, in place of one tensor
+  kTakesTensors = 2,  // a group instead of one tensor
   kTakesName = 4,
   kTakesReduction = 8,
   kTakesRoot = 16,
@@ -24,74 +25,137 @@ enum Takes : unsigned {
 enum class Output {
   kNothing,
   kNumber,       // a scalar
-  kLikeInput,    // a tensor of each input's shape
-  kRows,         // a tensor with as many rows as the other ranks decide
-  kRowsCounted,  // and one with the rows that came from each rank
+  kLikeInput,    // for each input, a tensor of its shape
+  kRows,         // for each input, a tensor whose number of rows depends on the other ranks
+  kRowsCounted,  // like kRows, and for each input a tensor with the rows received from each rank
 };
 
-// What the operations do that are over at once.
+// Operations that read a fact about the job without communicating.
 enum class Query { kNone, kSize, kLocalSize, kRank, kLocalRank, kIncluded, kDefers };
 
 struct OpRow {
   const char* name = "";
-  Output output = Output::kNothing;
-  unsigned takes = 0;
-  const char* result = "";  // name of the (first) output
-  std::int32_t op = -1;     // hp_op; -1: a query
-  const char* prefix = "";  // of names in the core, as other frameworks' have it
+  std::int32_t op = -1;  // hp_op; -1: a query
   Query query = Query::kNone;
-  TF_DataType count_type = 0;  // of counts and numbers
-  const char* counts = "";     // name of the output with the counts
+  unsigned takes = 0;  // a sum of Takes
+  Output output = Output::kNothing;
+  const char* result = "";     // name of the output or, with kRowsCounted, of the first one
+  const char* counts = "";     // name of the output with the row counts
+  TF_DataType count_type = 0;  // of the row counts, or of the scalar of kNumber
+  const char* prefix = "";     // of the operation's name in the core, the same in every framework
 
   bool takes_any(unsigned what) const { return (takes & what) != 0; }
-  // How many of so many inputs are tensors to work on.
-  int tensors(int inputs) const { return takes_any(kTakesSplits) ? inputs - 1 : inputs; }
+  // Number of data tensors among `inputs`.
+  int tensor_count(int inputs) const { return takes_any(kTakesSplits) ? inputs - 1 : inputs; }
 };
 
 inline constexpr TF_DataType kInt32 = 3;
 inline constexpr TF_DataType kInt64 = 9;
 
-// The names, and those of their outputs, are Horovod's where it has the operation.
+// The names of operations and outputs are Horovod's where it has the operation.
 inline constexpr std::array kOps{
-    OpRow{"HorovodAllreduce", Output::kLikeInput,
-          kTakesTensor | kTakesName | kTakesReduction | kTakesCompression | kTakesSet, "sum",
-          HP_ALLREDUCE, "allreduce"},
-    OpRow{"HorovodGroupedAllreduce", Output::kLikeInput,
-          kTakesTensors | kTakesName | kTakesReduction | kTakesCompression | kTakesSet, "sum",
-          HP_ALLREDUCE, "allreduce"},
-    OpRow{"HorovodAllgather", Output::kRowsCounted, kTakesTensor | kTakesName | kTakesSet, "output",
-          HP_ALLGATHER, "allgather", Query::kNone, kInt64, "rows"},
-    OpRow{"HorovodGroupedAllgather", Output::kRowsCounted, kTakesTensors | kTakesName | kTakesSet,
-          "output", HP_ALLGATHER, "allgather", Query::kNone, kInt64, "rows"},
-    OpRow{"HorovodBroadcast", Output::kLikeInput,
-          kTakesTensor | kTakesName | kTakesRoot | kTakesSet, "output", HP_BROADCAST, "broadcast"},
-    OpRow{"HorovodAlltoall", Output::kRowsCounted,
-          kTakesTensor | kTakesName | kTakesSplits | kTakesSet, "output", HP_ALLTOALL, "alltoall",
-          Query::kNone, kInt32, "received_splits"},
-    OpRow{"HorovodReducescatter", Output::kRows,
-          kTakesTensor | kTakesName | kTakesReduction | kTakesSet, "output", HP_REDUCESCATTER,
-          "reducescatter"},
-    OpRow{"HorovodGroupedReducescatter", Output::kRows,
-          kTakesTensors | kTakesName | kTakesReduction | kTakesSet, "output", HP_REDUCESCATTER,
-          "reducescatter"},
-    OpRow{"HorovodJoin", Output::kNumber, kTakesSet, "last_joined_rank", HP_JOIN, "", Query::kNone,
-          kInt32},
-    OpRow{"HorovodBarrier", Output::kNothing, kTakesSet, "", HP_BARRIER},
-    OpRow{"HorovodSize", Output::kNumber, kTakesSet, "size", -1, "", Query::kSize, kInt32},
-    OpRow{"HorovodLocalSize", Output::kNumber, 0, "local_size", -1, "", Query::kLocalSize, kInt32},
-    OpRow{"HorovodRank", Output::kNumber, kTakesSet, "rank", -1, "", Query::kRank, kInt32},
-    OpRow{"HorovodLocalRank", Output::kNumber, 0, "local_rank", -1, "", Query::kLocalRank, kInt32},
-    OpRow{"HorovodProcessSetIncluded", Output::kNumber, kTakesSet, "included", -1, "",
-          Query::kIncluded, kInt32},
-    // Whether asynchronous kernels can return before they have ended (see deferred_done.h).
-    // TensorFlow has to run one to know.
-    OpRow{"HorovodDefers", Output::kNumber, 0, "answer", -1, "", Query::kDefers, kInt32},
+    OpRow{.name = "HorovodAllreduce",
+          .op = HP_ALLREDUCE,
+          .takes = kTakesTensor | kTakesName | kTakesReduction | kTakesCompression | kTakesSet,
+          .output = Output::kLikeInput,
+          .result = "sum",
+          .prefix = "allreduce"},
+    OpRow{.name = "HorovodGroupedAllreduce",
+          .op = HP_ALLREDUCE,
+          .takes = kTakesTensors | kTakesName | kTakesReduction | kTakesCompression | kTakesSet,
+          .output = Output::kLikeInput,
+          .result = "sum",
+          .prefix = "allreduce"},
+    OpRow{.name = "HorovodAllgather",
+          .op = HP_ALLGATHER,
+          .takes = kTakesTensor | kTakesName | kTakesSet,
+          .output = Output::kRowsCounted,
+          .result = "output",
+          .counts = "rows",
+          .count_type = kInt64,
+          .prefix = "allgather"},
+    OpRow{.name = "HorovodGroupedAllgather",
+          .op = HP_ALLGATHER,
+          .takes = kTakesTensors | kTakesName | kTakesSet,
+          .output = Output::kRowsCounted,
+          .result = "output",
+          .counts = "rows",
+          .count_type = kInt64,
+          .prefix = "allgather"},
+    OpRow{.name = "HorovodBroadcast",
+          .op = HP_BROADCAST,
+          .takes = kTakesTensor | kTakesName | kTakesRoot | kTakesSet,
+          .output = Output::kLikeInput,
+          .result = "output",
+          .prefix = "broadcast"},
+    OpRow{.name = "HorovodAlltoall",
+          .op = HP_ALLTOALL,
+          .takes = kTakesTensor | kTakesName | kTakesSplits | kTakesSet,
+          .output = Output::kRowsCounted,
+          .result = "output",
+          .counts = "received_splits",
+          .count_type = kInt32,
+          .prefix = "alltoall"},
+    OpRow{.name = "HorovodReducescatter",
+          .op = HP_REDUCESCATTER,
+          .takes = kTakesTensor | kTakesName | kTakesReduction | kTakesSet,
+          .output = Output::kRows,
+          .result = "output",
+          .prefix = "reducescatter"},
+    OpRow{.name = "HorovodGroupedReducescatter",
+          .op = HP_REDUCESCATTER,
+          .takes = kTakesTensors | kTakesName | kTakesReduction | kTakesSet,
+          .output = Output::kRows,
+          .result = "output",
+          .prefix = "reducescatter"},
+    OpRow{.name = "HorovodJoin",
+          .op = HP_JOIN,
+          .takes = kTakesSet,
+          .output = Output::kNumber,
+          .result = "last_joined_rank",
+          .count_type = kInt32},
+    OpRow{.name = "HorovodBarrier", .op = HP_BARRIER, .takes = kTakesSet},
+    OpRow{.name = "HorovodSize",
+          .query = Query::kSize,
+          .takes = kTakesSet,
+          .output = Output::kNumber,
+          .result = "size",
+          .count_type = kInt32},
+    OpRow{.name = "HorovodLocalSize",
+          .query = Query::kLocalSize,
+          .output = Output::kNumber,
+          .result = "local_size",
+          .count_type = kInt32},
+    OpRow{.name = "HorovodRank",
+          .query = Query::kRank,
+          .takes = kTakesSet,
+          .output = Output::kNumber,
+          .result = "rank",
+          .count_type = kInt32},
+    OpRow{.name = "HorovodLocalRank",
+          .query = Query::kLocalRank,
+          .output = Output::kNumber,
+          .result = "local_rank",
+          .count_type = kInt32},
+    OpRow{.name = "HorovodProcessSetIncluded",
+          .query = Query::kIncluded,
+          .takes = kTakesSet,
+          .output = Output::kNumber,
+          .result = "included",
+          .count_type = kInt32},
+    // Whether asynchronous kernels can return before they have ended (see deferred_done.h). Only a
+    // kernel that runs can find out.
+    OpRow{.name = "HorovodDefers",
+          .query = Query::kDefers,
+          .output = Output::kNumber,
+          .result = "answer",
+          .count_type = kInt32},
 };
 
 // Registers all operations and their kernels. Throws Failure.
 void register_ops();
 
-// What TensorFlow calls to know the shapes of an operation's outputs (shapes.cc).
+// TensorFlow's callback for shape inference (shapes.cc).
 void infer_shapes(const OpRow& row, TF_ShapeInferenceContext* context, TF_Status* status);
 
 }  // namespace horoplug::tensorflow

@@ -1,4 +1,4 @@
-// The shapes of an operation's outputs, as far as they are known before it runs.
+// Shape inference: the shapes of an operation's outputs as far as they are known before it runs.
 #include <limits>
 
 #include "handles.h"
@@ -9,13 +9,14 @@ namespace {
 
 ShapeHandle new_shape() { return ShapeHandle(api().NewShapeHandle()); }
 
-// A vector of a length that is not known yet, which TensorFlow writes as -1.
+// A vector of unknown length.
 ShapeHandle any_vector(TF_ShapeInferenceContext* context) {
   return ShapeHandle(
       api().ShapeInferenceContextVectorFromSize(context, static_cast<std::size_t>(-1)));
 }
 
-// The input's shape with any number of rows; a scalar counts as one row. False: nothing is known.
+// Sets `result` to the input's shape with an unknown number of rows; a scalar counts as one row.
+// Returns false if the rank of the input is unknown.
 bool with_any_rows(const OpRow& row, TF_ShapeInferenceContext* context, TF_ShapeHandle* input,
                    TF_ShapeHandle* result, const CallStatus& call) {
   if (row.op != HP_ALLGATHER) {
@@ -48,7 +49,8 @@ void infer(const OpRow& row, TF_ShapeInferenceContext* context) {
     }
     return;
   }
-  const int tensors = row.tensors(static_cast<int>(api().ShapeInferenceContextNumInputs(context)));
+  const int tensors =
+      row.tensor_count(static_cast<int>(api().ShapeInferenceContextNumInputs(context)));
   for (int i = 0; i < tensors; ++i) {
     const ShapeHandle input = new_shape();
     api().ShapeInferenceContextGetInput(context, i, input.get(), call.get());

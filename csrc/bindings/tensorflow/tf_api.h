@@ -1,8 +1,8 @@
-// The part of TensorFlow's C API that this library uses, declared here, so that it is built without
-// TensorFlow and runs with any version.
+// The part of TensorFlow's C API that this library uses. Declared here so that the library builds
+// without TensorFlow and runs with any version.
 //
-// The functions are looked up in the library that TensorFlow itself is in, not in the global scope:
-// only later versions are there, and there is no need to link to any.
+// The functions are looked up in TensorFlow's own library, not in the global scope, where not every
+// version puts them. So this library links to no version of TensorFlow.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 #include <string_view>
 
 // NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are
-// TensorFlow's. All but TF_StringView and the numbers are opaque.
+// TensorFlow's. The structs are opaque except TF_StringView.
 struct TF_AsyncOpKernelDoneCallback;
 struct TF_KernelBuilder;
 struct TF_OpDefinitionBuilder;
@@ -24,7 +24,7 @@ struct TF_StringView {
   const char* data;
   std::size_t len;
 };
-using TF_DataType = int;  // an enum of C, numbered as in TensorFlow's files
+using TF_DataType = int;  // a C enum with the numbers of TensorFlow's protocol buffers
 using TF_Code = int;
 
 namespace horoplug::tensorflow {
@@ -45,7 +45,8 @@ using DeleteKernel = void (*)(void* kernel);
 using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 using Deallocator = void (*)(void* data, std::size_t bytes, void* argument);
 
-// Name, result and parameters of each function. Those that older versions lack come second.
+// Name, result and parameters of each function. The functions of the second list are missing in
+// older versions.
 // clang-format off
 #define HOROPLUG_TF_FUNCTIONS(X)                                                                   \
   X(NewStatus, TF_Status*, ())                                                                     \
@@ -115,7 +116,7 @@ using Deallocator = void (*)(void* data, std::size_t bytes, void* argument);
   X(ShapeInferenceContextScalar, TF_ShapeHandle*, (TF_ShapeInferenceContext*))
 // clang-format on
 
-// One pointer for each function, under its name without "TF_".
+// A pointer to each function. The members have the functions' names without "TF_".
 struct Api {
 #define HOROPLUG_TF_MEMBER(name, result, parameters) result(*name) parameters = nullptr;
   HOROPLUG_TF_FUNCTIONS(HOROPLUG_TF_MEMBER)
@@ -124,15 +125,16 @@ struct Api {
 };
 // NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)
 
-// Looks all functions up. Returns what is missing, or an empty string. Those for asynchronous
-// kernels are there together or not at all.
+// Looks up all functions. Returns what is missing, or an empty string. Of the two functions for
+// asynchronous kernels, either both are set or none.
 const char* load_api();
 
-// Valid after load_api() was successful.
+// Requires a successful load_api().
 const Api& api();
 
-// What HOROPLUG_TENSORFLOW_KERNELS asks for, to test on any version what happens on others:
-// "synchronous" (TensorFlow has no others), or "unmovable" (see deferred_done.h).
+// Whether HOROPLUG_TENSORFLOW_KERNELS has a value. It makes this version behave like others for
+// tests: "synchronous" (TensorFlow has no asynchronous kernels), or "unmovable" (the callback has
+// another layout, see deferred_done.h).
 bool kernels_are(std::string_view kind);
 
 }  // namespace horoplug::tensorflow

@@ -10,34 +10,33 @@
 #include <string_view>
 #include <vector>
 
-#include "../common/operation.h"
-#include "calls.h"
+#include "../common/scoped_handle.h"
+#include "submission.h"
 
 namespace horoplug::tensorflow {
 namespace {
 
-// ---- the text of a call
-// ---------------------------------------------------------------------------
+// ---- the backend configuration of a call
 
-// Takes a text apart, word by word.
-class Words {
+// Reads a text field by field.
+class Fields {
  public:
-  explicit Words(std::string_view text) : rest_(text) {}
+  explicit Fields(std::string_view text) : rest_(text) {}
 
   std::string_view next() {
-    const std::string_view word = rest_.substr(0, rest_.find(' '));
-    rest_.remove_prefix(std::min(word.size() + 1, rest_.size()));
-    return word;
+    const std::string_view field = rest_.substr(0, rest_.find(' '));
+    rest_.remove_prefix(std::min(field.size() + 1, rest_.size()));
+    return field;
   }
 
   template <typename Number>
   Number number() {
-    const std::string_view word = next();
+    const std::string_view field = next();
     Number value{};
-    const char* const end = word.data() + word.size();
-    const auto [parsed, error] = std::from_chars(word.data(), end, value);
-    if (error != std::errc() || parsed != end || word.empty()) {
-      throw Failure(kInternal, "'" + std::string(word) + "' is no number");
+    const char* const end = field.data() + field.size();
+    const auto [parsed, error] = std::from_chars(field.data(), end, value);
+    if (error != std::errc() || parsed != end || field.empty()) {
+      throw Failure(kInternal, "'" + std::string(field) + "' is not a number");
     }
     return value;
   }
@@ -55,9 +54,9 @@ const OpRow& row_of(std::string_view name) {
   throw Failure(kInternal, "there is no operation " + std::string(name));
 }
 
-// One custom call as its text has it.
+// A custom call, parsed from its backend configuration.
 struct CustomCall {
-  explicit CustomCall(Words words);
+  explicit CustomCall(Fields fields);
 
   Kernel kernel;
   std::int32_t dtype = 0;
@@ -65,30 +64,30 @@ struct CustomCall {
   std::vector<std::int64_t> rows;
 };
 
-CustomCall::CustomCall(Words words) : kernel(row_of(words.next())) {
-  kernel.reduce_op = words.number<std::int32_t>();
-  kernel.root = words.number<std::int32_t>();
-  kernel.process_set = words.number<std::int32_t>();
-  kernel.prescale = words.number<double>();
-  kernel.postscale = words.number<double>();
-  kernel.wire_dtype = words.number<std::int32_t>();
-  const auto type = words.number<TF_DataType>();
-  const auto count = words.number<std::size_t>();
+CustomCall::CustomCall(Fields fields) : kernel(row_of(fields.next())) {
+  kernel.reduce_op = fields.number<std::int32_t>();
+  kernel.root = fields.number<std::int32_t>();
+  kernel.process_set = fields.number<std::int32_t>();
+  kernel.prescale = fields.number<double>();
+  kernel.postscale = fields.number<double>();
+  kernel.wire_dtype = fields.number<std::int32_t>();
+  const auto type = fields.number<TF_DataType>();
+  const auto count = fields.number<std::size_t>();
   if (count > 0) dtype = data_type(type);
   for (std::size_t i = 0; i < count; ++i) {
-    auto& shape = shapes.emplace_back(words.number<std::size_t>());
-    for (std::int64_t& dim : shape) dim = words.number<std::int64_t>();
-    rows.push_back(words.number<std::int64_t>());
+    auto& shape = shapes.emplace_back(fields.number<std::size_t>());
+    for (std::int64_t& dim : shape) dim = fields.number<std::int64_t>();
+    rows.push_back(fields.number<std::int64_t>());
   }
-  if (!words.rest().empty()) {
-    kernel.name = std::string(kernel.row.prefix) + "." + std::string(words.rest());
+  if (!fields.rest().empty()) {
+    kernel.name = std::string(kernel.row.prefix) + "." + std::string(fields.rest());
   }
 }
 
-// ---- running it
-// -----------------------------------------------------------------------------------
+// ---- execution
 
-// What the other ranks decide about, against what the program was compiled for.
+// Copies a result whose number of rows depends on the other ranks. Throws Failure if it is not the
+// number that the program was compiled for.
 void copy_rows(const CustomCall& call, hp_engine* engine, hp_handle handle, int index,
                void* output) {
   hp_tensor_result result{};
@@ -100,13 +99,14 @@ void copy_rows(const CustomCall& call, hp_engine* engine, hp_handle handle, int 
         kInvalidArgument,
         call.kernel.name + " has " + std::to_string(result.rows) +
             " rows, but the function was compiled for " + std::to_string(expected) +
-            ": in a function that XLA compiles, tensors have the same shape on all ranks "
-            "and their number stays what it was; use jit_compile=False where they do not.");
+            ": in a function that XLA compiles, the tensors of all ranks must have the same shape, "
+            "and the number of ranks must not change; use jit_compile=False otherwise.");
   }
   if (result.bytes > 0) std::memcpy(output, result.data, static_cast<std::size_t>(result.bytes));
 }
 
-void perform(const CustomCall& call, const Job::Loan& job, const void** operands, void** results) {
+void perform(const CustomCall& call, const EngineSlot::Lease& lease, const void** operands,
+             void** results) {
   const OpRow& row = call.kernel.row;
   std::vector<hp_tensor> tensors;
   for (std::size_t i = 0; i < call.shapes.size(); ++i) {
@@ -115,39 +115,38 @@ void perform(const CustomCall& call, const Job::Loan& job, const void** operands
     void* const output = row.output == Output::kLikeInput ? results[i] : nullptr;
     tensors.push_back({operands[i], output, shape.data(), ndim, 0});
   }
-  const hp_submission submission = describe(call.kernel, call.dtype, tensors);
+  const hp_submission submission = submission_of(call.kernel, call.dtype, tensors);
   hp_handle handle = 0;
-  const hp_status status = hp_perform(job->engine, &submission, -1, &handle);
+  const hp_status status = hp_perform(lease->engine, &submission, -1, &handle);
   if (handle == 0) check(status);
-  const bindings::Release release(job->engine, handle);
+  const bindings::ScopedHandle scoped(lease->engine, handle);
   check(status);
   if (row.output == Output::kLikeInput) return;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    copy_rows(call, job->engine, handle, static_cast<int>(i), results[i]);
+    copy_rows(call, lease->engine, handle, static_cast<int>(i), results[i]);
   }
 }
 
 void run(std::string_view text, const void** operands, void* output) {
-  const Job::Loan engine = job().borrow();
-  if (!engine) throw not_initialized();
-  const CustomCall call{Words(text)};
+  const EngineSlot::Lease lease = engine_slot().lease();
+  if (!lease) throw not_initialized();
+  const CustomCall call{Fields(text)};
   if (call.kernel.row.query != Query::kNone) {
-    const auto number = static_cast<std::int32_t>(look_up(call.kernel, engine));
+    const auto number = static_cast<std::int32_t>(query_result(call.kernel, lease));
     std::memcpy(output, &number, sizeof number);
     return;
   }
-  // XLA makes a tuple of several results only.
+  // XLA passes several results as a tuple, and a single one directly.
   const std::size_t count = call.shapes.size();
   void** const results = count > 0 ? static_cast<void**>(output) : &output;
-  perform(call, engine, operands, results);
+  perform(call, lease, operands, results);
   std::memcpy(results[count], operands[count], sizeof(std::int32_t));
 }
 
-// ---- XLA
-// ------------------------------------------------------------------------------------------
+// ---- XLA's interface
 
-// What XLA hands over for a failure: absent as long as there is none.
-using Outcome = std::optional<std::string>;
+// XlaCustomCallStatus: the message of a failure, if there is one.
+using CallOutcome = std::optional<std::string>;
 
 const char* name_of(Code code) {
   switch (code) {
@@ -164,29 +163,29 @@ const char* name_of(Code code) {
   }
 }
 
-// TensorFlow makes an InternalError of everything, so that the message has the code, and the
-// operation, which TensorFlow adds elsewhere.
+// TensorFlow reports every failure as an InternalError and without the operation, so the message
+// contains the code and the operation.
 std::string message_of(std::string_view text, Code code, const char* what) {
-  return std::string(name_of(code)) + ": " + what + " [" + std::string(Words(text).next()) + "]";
+  return std::string(name_of(code)) + ": " + what + " [" + std::string(Fields(text).next()) + "]";
 }
 
-// The call on a processor. Its text need not end with a zero.
+// The custom call on a CPU. `text` is not null-terminated.
 void run_on_host(void* output, const void** operands, const char* text, std::size_t size,
-                 Outcome* outcome) noexcept {
-  const std::string_view words(text, size);
-  guarded([&] { run(words, operands, output); },
-          [&](Code code, const char* what) { *outcome = message_of(words, code, what); });
+                 CallOutcome* outcome) noexcept {
+  const std::string_view configuration(text, size);
+  guarded([&] { run(configuration, operands, output); },
+          [&](Code code, const char* what) { *outcome = message_of(configuration, code, what); });
 }
 
-// The call on a GPU, which is not there.
+// The custom call on a GPU, which is not implemented.
 void refuse(void* /*stream*/, void** /*buffers*/, const char* /*text*/, std::size_t /*size*/,
-            Outcome* outcome) noexcept {
+            CallOutcome* outcome) noexcept {
   *outcome =
       "horoplug runs in functions that XLA compiles for the CPU only, not for a GPU: use "
       "jit_compile=False, or tf.device('CPU') around the function.";
 }
 
-// A view of the message, in whatever order its two members are.
+// std::optional<absl::string_view>. The order of the members of the view is not assumed.
 struct Message {
   std::uintptr_t first;
   std::uintptr_t second;
@@ -196,16 +195,16 @@ struct Message {
 using Register = void (*)(void* registry, const std::string& name, void* function,
                           const std::string& platform);
 using Global = void* (*)();
-using GetMessage = Message (*)(const Outcome*);
+using GetMessage = Message (*)(const CallOutcome*);
 
-// Whether XLA sees in an outcome what was put there.
-bool is_understood(GetMessage get) {
-  const Outcome good;
-  const Outcome bad = "a message that is too long to be kept inside of a string";
-  const Message none = get(&good);
-  const Message some = get(&bad);
-  const auto data = reinterpret_cast<std::uintptr_t>(bad->data());
-  const auto size = static_cast<std::uintptr_t>(bad->size());
+// Whether XLA reads the message that was written to an outcome.
+bool outcome_is_readable(GetMessage get) {
+  const CallOutcome success;
+  const CallOutcome failure = "a message that is too long for the small-string optimisation";
+  const Message none = get(&success);
+  const Message some = get(&failure);
+  const auto data = reinterpret_cast<std::uintptr_t>(failure->data());
+  const auto size = static_cast<std::uintptr_t>(failure->size());
   return !none.is_there && some.is_there &&
          ((some.first == data && some.second == size) ||
           (some.first == size && some.second == data));
@@ -216,7 +215,7 @@ Function find(void* library, const char* name) {
   return reinterpret_cast<Function>(::dlsym(library, name));
 }
 
-const char* make_known() {
+const char* register_custom_call() {
   void* const library = ::dlopen("libtensorflow_cc.so.2", RTLD_NOLOAD | RTLD_LAZY);
   if (library == nullptr) return "libtensorflow_cc.so.2";
   const auto global = find<Global>(library, "_ZN3xla24CustomCallTargetRegistry6GlobalEv");
@@ -228,7 +227,7 @@ const char* make_known() {
       find<GetMessage>(library, "_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
   if (global == nullptr || add == nullptr) return "xla::CustomCallTargetRegistry";
   if (get == nullptr) return "xla::CustomCallStatusGetMessage";
-  if (!is_understood(get)) return "XlaCustomCallStatus as it was";
+  if (!outcome_is_readable(get)) return "the expected layout of XlaCustomCallStatus";
   void* const registry = global();
   add(registry, "horoplug", reinterpret_cast<void*>(run_on_host), "Host");
   for (const char* platform : {"CUDA", "ROCM"}) {
@@ -240,7 +239,7 @@ const char* make_known() {
 }  // namespace
 
 const char* register_xla() {
-  static const char* const missing = make_known();
+  static const char* const missing = register_custom_call();
   return missing;
 }
 

@@ -1,28 +1,28 @@
-// Operations inside of functions that XLA compiles: each is a custom call of the program, and
-// blocks it. TensorFlow's kernels have no part in that.
+// Operations inside of functions that XLA compiles. Each is a custom call, which blocks the
+// program; TensorFlow's kernels are not used.
 //
-// XLA has no C interface to make a custom call known, so that two of its C++ functions are looked
-// up by their names, and how it is told of a failure is tried out before anything relies on it.
+// XLA has no C interface to register a custom call. Two of its C++ functions are looked up by their
+// mangled names, and the way to report a failure is verified before it is used.
 #pragma once
 
 namespace horoplug::tensorflow {
 
-// Makes the custom call "horoplug" known to XLA, once. Returns why that cannot be done; an empty
-// string if it has been.
+// Registers the custom call "horoplug" with XLA, once. Returns why that is impossible, or an empty
+// string.
 //
-// The call's text says what is to be done, in words with spaces between them (xla.cc reads it,
-// horoplug/tensorflow/xla.py writes it):
+// The backend configuration of a call describes the operation in fields separated by spaces
+// (written by horoplug/tensorflow/xla.py, read by xla.cc):
 //
-//   operation reduce_op root process_set prescale postscale wire_dtype type count {ndim dims…
-//   rows}… name
+//   operation reduce_op root process_set prescale postscale wire_dtype type count {ndim dims...
+//   rows}... name
 //
-// operation: TensorFlow's name for it; type: TensorFlow's number; rows: of the output, for
-// operations whose output is not like the input. The name is the rest of the text; it is empty if
-// there is none.
+// operation: the name of TensorFlow's operation; type: TensorFlow's number of the data type; rows:
+// of the output if its shape is not that of the input, otherwise -1. The name is the rest of the
+// text and may be empty.
 //
-// Operands are the tensors and then a token, results likewise: a scalar int32 that goes from each
-// call to the next and so keeps them in the program's order. Queries have no operands, and their
-// number for a result.
+// The operands are the tensors followed by a token, and so are the results. The token is an int32
+// scalar that each call passes to the next one, which keeps calls in the order of the program. A
+// query has no operands, and its number as the result.
 const char* register_xla();
 
 }  // namespace horoplug::tensorflow

@@ -15,7 +15,7 @@ from tests.gpu.device.device_jobs import ranks as ranks
 jax = pytest.importorskip("jax")
 
 import horoplug.jax as hvd  # noqa: E402
-from horoplug.jax import cards  # noqa: E402
+from horoplug.jax import gpu  # noqa: E402
 
 jnp = jax.numpy
 
@@ -60,12 +60,12 @@ def equal(found, expected):
 def same(function, *arrays):
     """At once and as a program, on the GPU and on the CPU."""
     expected = jax.tree_util.tree_leaves(function(*arrays))
-    on_card = [jax.device_put(array, card()) for array in arrays]
+    on_gpu = [jax.device_put(array, card()) for array in arrays]
     for compiled in jax.jit(function), function:
-        found = jax.tree_util.tree_leaves(compiled(*on_card))
+        found = jax.tree_util.tree_leaves(compiled(*on_gpu))
         for result, wanted in zip(found, expected, strict=True):
             equal(result, wanted)
-    for array, original in zip(on_card, arrays, strict=True):
+    for array, original in zip(on_gpu, arrays, strict=True):
         equal(array, original)
 
 
@@ -96,18 +96,18 @@ def check_rows():
     """Ranks with different numbers of rows."""
     rank, size = hvd.rank(), hvd.size()
     mine = values("float32", (rank + size + 1, 3))
-    on_card = jax.device_put(mine, card())
-    assert cards.is_on_card(on_card)
-    equal(hvd.allgather(on_card), hvd.allgather(mine))
+    on_gpu = jax.device_put(mine, card())
+    assert gpu.is_on_gpu(on_gpu)
+    equal(hvd.allgather(on_gpu), hvd.allgather(mine))
     splits = [rank + 1] + [1] * (size - 1)
-    found, counts = hvd.alltoall(on_card, splits)
+    found, counts = hvd.alltoall(on_gpu, splits)
     expected, expected_counts = hvd.alltoall(mine, splits)
     equal(found, expected)
     assert counts.tolist() == expected_counts.tolist()
     if size > 1:
-        with pytest.raises(RuntimeError, match="as many rows on every rank"):
-            jax.block_until_ready(jax.jit(lambda x: hvd.allgather(x, name="rows"))(on_card))
-        equal(hvd.allreduce(on_card[:3], op=hvd.Sum), hvd.allreduce(mine[:3], op=hvd.Sum))
+        with pytest.raises(RuntimeError, match="the same number of rows on every rank"):
+            jax.block_until_ready(jax.jit(lambda x: hvd.allgather(x, name="rows"))(on_gpu))
+        equal(hvd.allreduce(on_gpu[:3], op=hvd.Sum), hvd.allreduce(mine[:3], op=hvd.Sum))
 
 
 def test_rows(ranks):

@@ -1,16 +1,16 @@
-#include "card.h"
+#include "gpu_stream.h"
 
 #include <dlfcn.h>
 
 #include <cstddef>
 #include <string>
 
-#include "call.h"
+#include "ffi_frame.h"
 
 namespace horoplug::jax {
 namespace {
 
-// Throws what a function of XLA's has failed with.
+// Throws the failure of an XLA function.
 void check(const xla::Api& api, xla::Error* error, const std::string& what) {
   if (error == nullptr) return;
   xla::ErrorMessageArgs message{sizeof message, nullptr, error, nullptr};
@@ -22,11 +22,11 @@ void check(const xla::Api& api, xla::Error* error, const std::string& what) {
   throw Failure(xla::kInternal, text);
 }
 
-// For an XLA that does not say: the device of the context in which it calls.
+// For XLA versions that do not tell the device: that of the current CUDA context.
 std::int32_t current_device(const std::string& subject) {
   using GetDevice = int (*)(int*);
   static const auto get_device = [] {
-    // XLA has loaded it, maybe for itself alone.
+    // XLA has loaded the driver, possibly with RTLD_LOCAL.
     void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     return driver == nullptr ? nullptr
                              : reinterpret_cast<GetDevice>(::dlsym(driver, "cuCtxGetDevice"));
@@ -34,22 +34,23 @@ std::int32_t current_device(const std::string& subject) {
   int device = 0;
   const int result = get_device == nullptr ? -1 : get_device(&device);
   if (result != 0) {
-    throw Failure(xla::kInternal, subject + ": which GPU XLA uses is unknown (cuCtxGetDevice: " +
-                                      std::to_string(result) + "); use a newer jaxlib");
+    throw Failure(xla::kInternal,
+                  subject + ": the GPU that XLA uses cannot be determined (cuCtxGetDevice: " +
+                      std::to_string(result) + "); use a newer jaxlib");
   }
   return device;
 }
 
 }  // namespace
 
-CardPlace card_place(const xla::CallFrame& frame, const std::string& subject) {
+GpuStream gpu_stream_of(const xla::CallFrame& frame, const std::string& subject) {
   const xla::Api& api = *frame.api;
   xla::StreamArgs stream{sizeof stream, nullptr, frame.context, nullptr};
-  check(api, api.stream(&stream), subject + ": XLA gives no stream");
+  check(api, api.stream(&stream), subject + ": XLA does not provide a stream");
   constexpr std::size_t kWithOrdinal = offsetof(xla::Api, ordinal) + sizeof api.ordinal;
   if (api.struct_size < kWithOrdinal) return {current_device(subject), stream.stream};
   xla::OrdinalArgs device{sizeof device, nullptr, frame.context, 0};
-  check(api, api.ordinal(&device), subject + ": XLA gives no device");
+  check(api, api.ordinal(&device), subject + ": XLA does not provide the device");
   return {device.ordinal, stream.stream};
 }
 

@@ -1,4 +1,4 @@
-// One call of a handler, as this library sees it: what XLA's structs say, checked.
+// Typed, checked access to the arguments, results and attributes of a custom call.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,19 @@
 
 namespace horoplug::jax {
 
-// What a call fails with. Thrown inside of this library only.
+// The failure of a call. Thrown inside of this library only.
 class Failure : public std::runtime_error {
  public:
   Failure(xla::ErrorCode code, const std::string& message)
       : Failure(code, message, code == xla::kFailedPrecondition ? HP_MISMATCH : HP_INTERNAL,
                 message) {}
-  // What XLA is told, and what horoplug's own Python is, which knows the core's statuses.
+  // The code and the message (what()) for XLA, and the status and the reason for horoplug's Python.
   xla::ErrorCode code() const { return code_; }
   hp_status status() const { return status_; }
   const std::string& reason() const { return reason_; }
 
-  // The failed call of the core on this thread. `subject`: of what, if the core does not say so.
+  // From the last failure of the core on this thread. `subject`, the operation, is prepended unless
+  // the core's message contains it.
   static Failure of(hp_status status, const std::string& subject = "");
 
  private:
@@ -41,7 +42,7 @@ inline void check(hp_status status, const std::string& subject = "") {
   if (status != HP_OK) throw Failure::of(status, subject);
 }
 
-// A tensor in XLA's memory, dense and in row-major order.
+// A tensor in memory of XLA, dense and in row-major order.
 struct Tensor {
   explicit Tensor(const xla::Buffer& buffer);
 
@@ -53,10 +54,10 @@ struct Tensor {
   std::size_t bytes() const;
 };
 
-// The tensors among arguments or results: all but tokens, which only say in which order calls run.
+// The tensors among arguments or results. Tokens, which only order calls, are left out.
 std::vector<Tensor> tensors_of(const xla::Buffers& buffers);
 
-// Attributes of a call. Python passes all of them, so that one that is missing is a defect.
+// The attributes of a call. Python passes all of them, so a missing one is a defect.
 class Attributes {
  public:
   explicit Attributes(const xla::Attributes& attributes) : attributes_(attributes) {}

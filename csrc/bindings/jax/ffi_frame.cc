@@ -1,4 +1,4 @@
-#include "call.h"
+#include "ffi_frame.h"
 
 #include <array>
 
@@ -8,7 +8,7 @@ namespace {
 constexpr xla::DataType kInt64 = static_cast<xla::DataType>(5);
 constexpr xla::DataType kFloat64 = static_cast<xla::DataType>(12);
 
-// The core's data types by XLA's numbers; -1: none.
+// hp_dtype by XLA's numbers; -1: the core has no such type.
 constexpr std::array<std::int32_t, 17> kDataTypes = [] {
   std::array<std::int32_t, 17> types{};
   types.fill(-1);
@@ -58,7 +58,7 @@ Failure Failure::of(hp_status status, const std::string& subject) {
     default:
       break;
   }
-  // By which Python tells what concerns all ranks (horoplug/_keras/backends/jax.py).
+  // horoplug/_keras/backends/jax.py recognises failures of the job by this text.
   return {code, "a Horovod operation has failed: " + reason, status, reason};
 }
 
@@ -90,13 +90,13 @@ const void* Attributes::find(std::string_view name, xla::AttributeType type) con
     break;
   }
   throw Failure(xla::kInternal, "the call has no attribute " + std::string(name) +
-                                    " of its type: build or install horoplug again");
+                                    " of the expected type: build or install horoplug again");
 }
 
 const void* Attributes::scalar(std::string_view name, xla::DataType dtype) const {
   const auto& found = *static_cast<const xla::Scalar*>(find(name, xla::kScalar));
   if (found.dtype != dtype) {
-    throw Failure(xla::kInternal, "the attribute " + std::string(name) + " has a wrong dtype");
+    throw Failure(xla::kInternal, "the attribute " + std::string(name) + " has the wrong dtype");
   }
   return found.value;
 }
@@ -117,7 +117,7 @@ std::int32_t Attributes::integer(std::string_view name) const {
 std::vector<std::int64_t> Attributes::integers(std::string_view name) const {
   const auto& found = *static_cast<const xla::Array*>(find(name, xla::kArray));
   if (found.size > 0 && found.dtype != kInt64) {
-    throw Failure(xla::kInternal, "the attribute " + std::string(name) + " has a wrong dtype");
+    throw Failure(xla::kInternal, "the attribute " + std::string(name) + " has the wrong dtype");
   }
   const auto* const values = static_cast<const std::int64_t*>(found.data);
   return {values, values + found.size};

@@ -1,4 +1,4 @@
-#include "calls.h"
+#include "submission.h"
 
 #include <array>
 #include <cstddef>
@@ -7,7 +7,7 @@
 namespace horoplug::tensorflow {
 namespace {
 
-// The core's data types by TensorFlow's numbers; -1: none.
+// hp_dtype by TensorFlow's numbers; -1: the core has no such type.
 constexpr std::array<std::int32_t, 24> kDataTypes = [] {
   std::array<std::int32_t, 24> types{};
   types.fill(-1);
@@ -27,9 +27,9 @@ constexpr std::array<std::int32_t, 24> kDataTypes = [] {
   return types;
 }();
 
-// What a failed call of the core is in TensorFlow. Horovod's users know a job that is broken as an
-// UnknownError, and disagreement between ranks as a FailedPreconditionError. What concerns all
-// ranks can be told by the text (horoplug/tensorflow/elastic.py).
+// The failure of a call of the core in TensorFlow's codes. As in Horovod, a broken job is an
+// UnknownError, and a mismatch between ranks is a FailedPreconditionError. Failures of all ranks
+// are recognised by their text (horoplug/tensorflow/elastic.py).
 Failure failure_of(hp_status status) {
   Code code = kUnknown;
   switch (status) {
@@ -67,8 +67,8 @@ Failure not_initialized() {
   return {kFailedPrecondition, "Horovod has not been initialized; use hvd.init()."};
 }
 
-hp_submission describe(const Kernel& kernel, std::int32_t dtype,
-                       std::span<const hp_tensor> tensors) {
+hp_submission submission_of(const Kernel& kernel, std::int32_t dtype,
+                            std::span<const hp_tensor> tensors) {
   hp_submission submission{};
   submission.struct_size = sizeof submission;
   submission.op = kernel.row.op;
@@ -86,24 +86,24 @@ hp_submission describe(const Kernel& kernel, std::int32_t dtype,
   return submission;
 }
 
-std::int64_t look_up(const Kernel& kernel, const Job::Loan& job) {
+std::int64_t query_result(const Kernel& kernel, const EngineSlot::Lease& lease) {
   std::int32_t size = 0;
-  std::int32_t place = job->rank;
+  std::int32_t rank = lease->rank;
   if (kernel.row.takes_any(kTakesSet)) {
-    check(hp_process_set_size(job->engine, kernel.process_set, &size, &place));
+    check(hp_process_set_size(lease->engine, kernel.process_set, &size, &rank));
   }
   switch (kernel.row.query) {
     case Query::kSize:
       return size;
     case Query::kLocalSize:
-      return job->local_size;
+      return lease->local_size;
     case Query::kRank:
-      return place;
+      return rank;
     case Query::kLocalRank:
-      return job->local_rank;
+      return lease->local_rank;
     case Query::kIncluded:
-      return place >= 0 ? 1 : 0;
-    case Query::kDefers:  // not from here
+      return rank >= 0 ? 1 : 0;
+    case Query::kDefers:  // see KernelRun::answer
     case Query::kNone:
       break;
   }

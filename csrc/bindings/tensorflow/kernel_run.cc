@@ -1,17 +1,18 @@
-// One run of a kernel: from TensorFlow's tensors to the core and back.
+// One execution of a kernel: from TensorFlow's tensors to the core and back.
 #include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "../common/operation.h"
-#include "calls.h"
+#include "../common/completion_thread.h"
+#include "../common/scoped_handle.h"
 #include "deferred_done.h"
+#include "submission.h"
 
 namespace horoplug::tensorflow {
 namespace {
 
-// Runs `body`; TensorFlow is told how it failed.
+// Runs `body` and reports its failure to TensorFlow.
 template <typename Body>
 bool guarded(TF_OpKernelContext* context, Body&& body) {
   return tensorflow::guarded(std::forward<Body>(body), [&](Code code, const char* message) {
@@ -19,17 +20,17 @@ bool guarded(TF_OpKernelContext* context, Body&& body) {
   });
 }
 
-class Run : private Job::Task {
+class KernelRun : private bindings::CompletionThread::Task {
  public:
-  // Gathers the inputs and makes room for the outputs. Throws Failure.
-  Run(const Kernel& kernel, TF_OpKernelContext* context);
+  // Reads the inputs and allocates the outputs. Throws Failure.
+  KernelRun(const Kernel& kernel, TF_OpKernelContext* context);
 
-  // The whole of it, on this thread. Throws Failure.
+  // Runs the operation on this thread. Throws Failure.
   void perform();
-  // Starts it; TensorFlow is told by `done` when it has ended. Deletes itself then. Throws before
-  // it has taken anything.
-  static void start(std::unique_ptr<Run> owned, TF_AsyncOpKernelDoneCallback* done);
-  // Answers the question of whether `start` would do for such a kernel.
+  // Starts the operation. When it has ended, the object calls `done` and deletes itself. If this
+  // throws, `done` has not been moved from.
+  static void start(std::unique_ptr<KernelRun> owned, TF_AsyncOpKernelDoneCallback* done);
+  // Sets the output of HorovodDefers: whether start() works for such a kernel.
   void answer(bool defers);
 
  private:
@@ -48,11 +49,11 @@ class Run : private Job::Task {
   const Kernel& kernel_;
   const OpRow& row_;
   TF_OpKernelContext* const context_;
-  Job::Loan job_;
+  EngineSlot::Lease lease_;
   CallStatus status_;
-  int count_ = 0;  // of the tensors
+  int count_ = 0;  // number of data tensors
   TF_DataType type_ = 0;
-  std::vector<Tensor> kept_;  // what the core reads from and writes to
+  std::vector<Tensor> kept_;  // own the memory that the core reads and writes
   std::vector<std::vector<std::int64_t>> shapes_;
   std::vector<hp_tensor> tensors_;
   std::vector<std::int64_t> splits_;
@@ -60,24 +61,24 @@ class Run : private Job::Task {
   DeferredDone done_;
 };
 
-Run::Run(const Kernel& kernel, TF_OpKernelContext* context)
-    : kernel_(kernel), row_(kernel.row), context_(context), job_(job().borrow()) {
-  if (!job_ && row_.query != Query::kDefers) throw not_initialized();
+KernelRun::KernelRun(const Kernel& kernel, TF_OpKernelContext* context)
+    : kernel_(kernel), row_(kernel.row), context_(context), lease_(engine_slot().lease()) {
+  if (!lease_ && row_.query != Query::kDefers) throw not_initialized();
   const int inputs = api().NumInputs(context);
-  count_ = row_.tensors(inputs);
-  shapes_.reserve(static_cast<std::size_t>(count_));  // their addresses are handed out
+  count_ = row_.tensor_count(inputs);
+  shapes_.reserve(static_cast<std::size_t>(count_));  // tensors_ points to them
   for (int i = 0; i < count_; ++i) add_tensor(i);
   if (row_.takes_any(kTakesSplits)) read_splits(inputs - 1);
 }
 
-Tensor Run::input(int index) const {
+Tensor KernelRun::input(int index) const {
   TF_Tensor* tensor = nullptr;
   api().GetInput(context_, index, &tensor, status_.get());
   status_.check();
   return Tensor(tensor);
 }
 
-void Run::add_tensor(int index) {
+void KernelRun::add_tensor(int index) {
   Tensor tensor = input(index);
   type_ = api().TensorType(tensor.get());
   auto& shape = shapes_.emplace_back();
@@ -87,8 +88,8 @@ void Run::add_tensor(int index) {
   const auto ndim = static_cast<std::int32_t>(shape.size());
   hp_tensor described{api().TensorData(tensor.get()), nullptr, shape.data(), ndim, 0};
   if (row_.output == Output::kLikeInput) {
-    // TensorFlow lets the output have the input's memory if nobody else holds it. It keeps the
-    // input itself until the kernel has ended.
+    // TensorFlow reuses the input's memory for the output if there is no other reference to it. The
+    // context keeps the input alive until the kernel has ended.
     tensor.reset();
     int forwarded = -1;
     tensor.reset(api().ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.data(), ndim,
@@ -100,7 +101,7 @@ void Run::add_tensor(int index) {
   tensors_.push_back(described);
 }
 
-void Run::read_splits(int index) {
+void KernelRun::read_splits(int index) {
   const Tensor tensor = input(index);
   if (api().NumDims(tensor.get()) != 1) {
     throw Failure(kInvalidArgument, "splits takes one integer for each rank");
@@ -108,14 +109,14 @@ void Run::read_splits(int index) {
   const auto* const values = static_cast<const std::int32_t*>(api().TensorData(tensor.get()));
   splits_.assign(values, values + api().Dim(tensor.get(), 0));
   if (splits_.empty() || shapes_[0].empty()) return;
-  // As in Horovod, rows beyond the splits are sent nowhere.
+  // As in Horovod, rows beyond the splits are not sent.
   std::int64_t sum = 0;
   for (const std::int64_t split : splits_) sum += split;
   if (sum >= 0) shapes_[0][0] = std::min(shapes_[0][0], sum);
 }
 
-hp_submission Run::submission() const {
-  hp_submission submission = describe(kernel_, count_ > 0 ? data_type(type_) : 0, tensors_);
+hp_submission KernelRun::submission() const {
+  hp_submission submission = submission_of(kernel_, count_ > 0 ? data_type(type_) : 0, tensors_);
   submission.splits = splits_.data();
   submission.split_count = static_cast<std::int32_t>(splits_.size());
   if (row_.op == HP_ALLTOALL && shapes_[0].empty()) {
@@ -124,47 +125,46 @@ hp_submission Run::submission() const {
   return submission;
 }
 
-void Run::submit() {
-  if (row_.op == HP_JOIN) return check(hp_join(job_->engine, kernel_.process_set, &handle_));
+void KernelRun::submit() {
+  if (row_.op == HP_JOIN) return check(hp_join(lease_->engine, kernel_.process_set, &handle_));
   const hp_submission made = submission();
-  check(hp_submit(job_->engine, &made, &handle_));
+  check(hp_submit(lease_->engine, &made, &handle_));
 }
 
-void Run::perform() {
+void KernelRun::perform() {
   if (row_.query != Query::kNone) return query();
   if (row_.op == HP_JOIN) {
     submit();
-    hp_wait(job_->engine, handle_, -1);
+    hp_wait(lease_->engine, handle_, -1);
   } else {
     const hp_submission made = submission();
-    const hp_status status = hp_perform(job_->engine, &made, -1, &handle_);
+    const hp_status status = hp_perform(lease_->engine, &made, -1, &handle_);
     if (handle_ == 0) check(status);
   }
   finish();
 }
 
-// The operation has ended.
-void Run::finish() {
-  hp_engine* const engine = job_->engine;
-  const bindings::Release release(engine, handle_);
+void KernelRun::finish() {
+  hp_engine* const engine = lease_->engine;
+  const bindings::ScopedHandle scoped(engine, handle_);
   check(hp_poll(engine, handle_));
   collect();
 }
 
-void Run::collect() {
+void KernelRun::collect() {
   if (row_.output == Output::kNumber) {
     std::int64_t value = 0;
-    check(hp_value(job_->engine, handle_, &value));
+    check(hp_value(lease_->engine, handle_, &value));
     set_counts(0, &value, 1, 0);
   }
   if (row_.output != Output::kRows && row_.output != Output::kRowsCounted) return;
   for (int i = 0; i < count_; ++i) set_rows(i);
 }
 
-void Run::set_rows(int index) {
+void KernelRun::set_rows(int index) {
   hp_tensor_result result{};
   result.struct_size = sizeof result;
-  check(hp_result(job_->engine, handle_, index, &result));
+  check(hp_result(lease_->engine, handle_, index, &result));
   std::vector<std::int64_t> shape = shapes_[static_cast<std::size_t>(index)];
   if (shape.empty()) shape.push_back(0);
   shape[0] = result.rows;
@@ -174,12 +174,12 @@ void Run::set_rows(int index) {
     tensor.reset(api().AllocateTensor(type_, shape.data(), ndim, 0));
   } else {
     void* data = nullptr;
-    check(hp_take(job_->engine, handle_, index, &data));
+    check(hp_take(lease_->engine, handle_, index, &data));
     const Deallocator free_data = [](void* memory, std::size_t, void*) { hp_free(memory); };
     tensor.reset(api().NewTensor(type_, shape.data(), ndim, data,
                                  static_cast<std::size_t>(result.bytes), free_data, nullptr));
   }
-  if (!tensor) throw Failure(kInternal, "TensorFlow does not take the output");
+  if (!tensor) throw Failure(kInternal, "TensorFlow cannot create the output tensor");
   api().SetOutput(context_, index, tensor.get(), status_.get());
   status_.check();
   if (row_.output == Output::kRowsCounted) {
@@ -187,7 +187,7 @@ void Run::set_rows(int index) {
   }
 }
 
-void Run::set_counts(int output, const std::int64_t* counts, int size, int ndim) {
+void KernelRun::set_counts(int output, const std::int64_t* counts, int size, int ndim) {
   const std::int64_t shape = size;
   const bool is_wide = row_.count_type == kInt64;
   const auto bytes = static_cast<std::size_t>(size) * (is_wide ? 8 : 4);
@@ -203,48 +203,52 @@ void Run::set_counts(int output, const std::int64_t* counts, int size, int ndim)
   status_.check();
 }
 
-void Run::query() {
-  const std::int64_t number = look_up(kernel_, job_);
+void KernelRun::query() {
+  const std::int64_t number = query_result(kernel_, lease_);
   set_counts(0, &number, 1, 0);
 }
 
-void Run::answer(bool defers) {
+void KernelRun::answer(bool defers) {
   const std::int64_t answer = defers ? 1 : 0;
   set_counts(0, &answer, 1, 0);
 }
 
-void Run::start(std::unique_ptr<Run> owned, TF_AsyncOpKernelDoneCallback* done) {
-  job().start_thread();
+void KernelRun::start(std::unique_ptr<KernelRun> owned, TF_AsyncOpKernelDoneCallback* done) {
+  bindings::completion_thread().start();
   owned->submit();
-  // From here on the run owns itself, until it is called for.
-  Run* const run = owned.release();
+  // From here on the object owns itself; run() deletes it.
+  KernelRun* const run = owned.release();
   run->done_ = DeferredDone(done);
-  const hp_done ended = [](void* context) { job().post(static_cast<Run*>(context)); };
-  hp_on_done(run->job_->engine, run->handle_, ended, run);
+  const hp_done ended = [](void* context) {
+    bindings::completion_thread().post(static_cast<KernelRun*>(context));
+  };
+  hp_on_done(run->lease_->engine, run->handle_, ended, run);
 }
 
-void Run::run() noexcept {
+void KernelRun::run() noexcept {
   guarded(context_, [this] { finish(); });
-  DeferredDone tell = std::move(done_);
-  delete this;  // gives the engine back, before TensorFlow does whatever it does now
-  tell();
+  DeferredDone done = std::move(done_);
+  delete this;  // releases the engine before TensorFlow continues
+  done();
 }
 
 }  // namespace
 
 void compute(const Kernel& kernel, TF_OpKernelContext* context) {
-  guarded(context, [&] { Run(kernel, context).perform(); });
+  guarded(context, [&] { KernelRun(kernel, context).perform(); });
 }
 
 void compute_async(const Kernel& kernel, TF_OpKernelContext* context,
                    TF_AsyncOpKernelDoneCallback* done) {
   const bool can_defer = DeferredDone::can_defer(done);
   if (kernel.row.query == Query::kDefers) {
-    guarded(context, [&] { Run(kernel, context).answer(can_defer); });
+    guarded(context, [&] { KernelRun(kernel, context).answer(can_defer); });
   } else if (kernel.blocking || !can_defer) {
     compute(kernel, context);
   } else {
-    const auto start = [&] { Run::start(std::make_unique<Run>(kernel, context), done); };
+    const auto start = [&] {
+      KernelRun::start(std::make_unique<KernelRun>(kernel, context), done);
+    };
     if (guarded(context, start)) return;
   }
   api().RunAsyncOpKernelDoneCallback(done);
