@@ -47,7 +47,7 @@ from horoplug.tensorflow.util import vars_to_refs as vars_to_refs
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SyncBatchNormalization":  # imports Keras, which not everybody needs
+    if name == "SyncBatchNormalization":  # imports Keras, an optional dependency
         from horoplug.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization

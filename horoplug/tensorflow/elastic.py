@@ -1,4 +1,4 @@
-"""Training that goes on after a failure.
+"""Training that continues after a failure.
 
 @hvd.elastic.run
 def train(state):
@@ -10,7 +10,7 @@ def train(state):
 
 train(hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0))
 
-For now with the processes that the job was started with: see :mod:`horoplug.common.elastic`.
+Currently with the processes that the job was started with: see :mod:`horoplug.common.elastic`.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,15 +29,15 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of a training function whose first argument is its state (a :class:`TensorFlowState`, or any
     :class:`horoplug.common.elastic.State`).
 
-    When an operation fails because the job is broken, all ranks go back to the last ``state.commit()``, start anew,
-    take over the state of rank 0, and the function is called again. It should use collective operations only in what
-    it calls, and begin where the state says. Errors that have nothing to do with horoplug's operations are the
-    caller's."""
+    When an operation fails because the job is broken, all ranks restore the last ``state.commit()``, initialise again,
+    receive the state of rank 0, and call the function again. The function contains all collective operations of the
+    training, and resumes where the state says. Errors that are not failures of horoplug's operations are raised to the
+    caller."""
     return run_fn(func, _reset, is_failure)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether one of TensorFlow's errors is the failure of an operation of horoplug's that concerns all ranks."""
+    """Whether an exception is the failure of a horoplug operation on all ranks."""
     return isinstance(error, tf.errors.OpError) and "a Horovod operation has failed" in str(error)
 
 
@@ -49,8 +49,9 @@ def _reset() -> None:
 class TensorFlowState(ObjectState):
     """The state of a training run: variables, and Python objects as attributes (``epoch=0``).
 
-    ``variables``: in a graph of TensorFlow 1 by default all of it, whose values are those in ``session`` (by default
-    the session that is open), and which must not be finalized yet. ``ValueError`` without variables in eager mode."""
+    ``variables``: in a graph of TensorFlow 1, by default all variables of the graph, with their values in ``session``
+    (by default the current session). The graph must not be finalized. Raises ValueError without variables in eager
+    mode."""
 
     def __init__(
         self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any
@@ -87,7 +88,7 @@ class TensorFlowState(ObjectState):
             broadcast_variables(self._all_variables(), root_rank=0)
         else:
             self._assign(broadcast_object(self.session.run(self.variables)))
-        self._save_variables()  # a failure before the first commit leads back to here
+        self._save_variables()  # restored after a failure before the first commit
         super().sync()
 
     def _all_variables(self) -> list[Any]:
@@ -112,8 +113,8 @@ class TensorFlowState(ObjectState):
 class TensorFlowKerasState(TensorFlowState):
     """The state of a training run with a model of ``tf.keras`` and its optimizer (by default the model's own).
 
-    ``backend`` is accepted for Horovod's sake. Variables that a model or an optimizer makes later are in the state
-    from the next commit on."""
+    ``backend`` is accepted for compatibility with Horovod and has no effect. Variables that the model or the optimizer
+    creates later are part of the state from the next commit on."""
 
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any

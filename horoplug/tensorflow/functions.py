@@ -1,4 +1,4 @@
-"""Start from the same state everywhere: variables and objects from one rank to all."""
+"""Broadcast and allgather of variables and Python objects, such as the initial state of training."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from horoplug.common import objects
 from horoplug.common.process_sets import ProcessSet, global_process_set
-from horoplug.tensorflow.library import as_written
+from horoplug.tensorflow.library import do_not_convert
 from horoplug.tensorflow.mpi_ops import broadcast_
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-@as_written
+@do_not_convert
 def broadcast_variables(
     variables: Sequence[Any],
     root_rank: int,
@@ -30,16 +30,16 @@ def broadcast_variables(
     """Overwrite variables (of TensorFlow or Keras, in the same order on every rank) with those of rank `root_rank` (a
     global rank), on the ranks of the set. In a graph: returns the operation that does so.
 
-    ``inplace`` is accepted for Horovod's sake: what is received is assigned, in any case."""
+    ``inplace`` is accepted for compatibility with Horovod and has no effect."""
     assigned = broadcast_(list(variables), root_rank, "broadcast_variables", process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
-@as_written
+@do_not_convert
 def broadcast_global_variables(root_rank: int) -> Any:
     """Broadcast all variables of a graph of TensorFlow 1: returns the operation that does so.
 
-    Raises RuntimeError in eager mode, where nobody keeps a list of variables."""
+    Raises RuntimeError in eager mode, in which TensorFlow has no list of variables."""
     if tf.executing_eagerly():
         raise RuntimeError(
             "broadcast_global_variables is for graphs of TensorFlow 1; use broadcast_variables(model.variables, "
@@ -51,7 +51,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Broadcasts all variables when a session of TensorFlow 1 has been created.
 
-    ``device``: where to place the operations."""
+    ``device``: the device on which TensorFlow places the operations."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
@@ -76,9 +76,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of rank `root_rank`, on every rank; what other ranks pass is ignored. It must be picklable.
+    """Returns the object of rank `root_rank` on every rank. Objects of other ranks are ignored. The object must be
+    picklable.
 
-    ``session`` is accepted for Horovod's sake: objects do not pass through a graph."""
+    ``session`` is accepted for compatibility with Horovod and has no effect."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -88,7 +89,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """:func:`broadcast_object` with everything but the object."""
+    """Returns a function that calls :func:`broadcast_object` with these arguments."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -102,5 +103,5 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The objects of all ranks of the set, in the order of the ranks. They must be picklable."""
+    """Returns the objects of all ranks of the set in rank order. They must be picklable."""
     return objects.allgather_object(obj, name, process_set)

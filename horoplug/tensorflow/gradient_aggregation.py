@@ -1,4 +1,5 @@
-"""``backward_passes_per_step``: gradients of several batches are added up on each rank, and reduced once."""
+"""Local gradient aggregation (``backward_passes_per_step``): the gradients of several batches are added on each rank
+and reduced once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -6,18 +7,19 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from horoplug.common.process_sets import ProcessSet, global_process_set
-from horoplug.tensorflow.library import as_written
-from horoplug.tensorflow.reduction import share
+from horoplug.tensorflow.library import do_not_convert
+from horoplug.tensorflow.reduction import scale_local
 
 
 class LocalGradientAggregationHelper:
-    """Sums of gradients in variables of its own, which are made when the first gradients come. For eager mode,
+    """Keeps the sums of gradients in variables, which it creates with the first gradients. Works in eager mode,
     ``tf.function`` and graphs of TensorFlow 1.
 
-    ``allreduce_func``: from gradients and their variables to the reduced gradients. ``sparse_as_dense``: make dense
-    tensors of ``tf.IndexedSlices``, which cannot be added up. ``average_aggregated_gradients``: divide sums by the
-    number of batches. ``scale_local_gradients``: divide those of local variables by the number of ranks.
-    ``optimizer_type`` says what counts batches: an optimizer of Keras, or the ``global_step`` of TensorFlow 1."""
+    ``allreduce_func``: maps gradients and their variables to the reduced gradients. ``sparse_as_dense``: convert
+    ``tf.IndexedSlices``, which cannot be added, to dense tensors. ``average_aggregated_gradients``: divide the sums by
+    the number of batches. ``scale_local_gradients``: divide the gradients of local variables by the number of ranks.
+    ``optimizer_type``: the counter of batches, which is that of a Keras optimizer or the ``global_step`` of
+    TensorFlow 1."""
 
     _OPTIMIZER_TYPE_KERAS: ClassVar = "optimizer_type_keras"
     _OPTIMIZER_TYPE_LEGACY: ClassVar = "optimizer_type_legacy"
@@ -45,67 +47,67 @@ class LocalGradientAggregationHelper:
         self.scale_local_gradients = scale_local_gradients
         self.name = name
         self.counter: Any = None  # batches since the last reduction
-        self.locally_aggregated_grads: dict[int, Any] = {}  # the sums, by the gradients' places
+        self.locally_aggregated_grads: dict[int, Any] = {}  # the sums, by the index of the gradient
         self._local: dict[int, Any] = {}
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to this rank alone."""
+        """Exclude the gradient of a variable from the reduction."""
         self._local[id(var)] = var
 
-    @as_written
+    @do_not_convert
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add gradients up. Returns, for every batch of ``backward_passes_per_step``, the reduced sums; for the others
-        the sums so far. What is None stays so.
+        """Add the gradients of a batch. Returns the reduced sums after every ``backward_passes_per_step`` batches, and
+        the local sums after the other batches. Gradients that are None remain None.
 
         Raises ValueError for ``tf.IndexedSlices`` without ``sparse_as_dense``."""
         if self.backward_passes_per_step == 1:
             return self._reduced(list(grads), vars)
         dense = [self._dense(grad) for grad in grads]
         self._create(dense)
-        places = sorted(self.locally_aggregated_grads)
-        variables = [self.locally_aggregated_grads[place] for place in places]
+        indices = sorted(self.locally_aggregated_grads)
+        variables = [self.locally_aggregated_grads[i] for i in indices]
         added = [
-            tf.convert_to_tensor(variable.assign_add(dense[place]))
-            for variable, place in zip(variables, places, strict=True)
-            if dense[place] is not None
+            tf.convert_to_tensor(variable.assign_add(dense[i]))
+            for variable, i in zip(variables, indices, strict=True)
+            if dense[i] is not None
         ]
         with tf.control_dependencies(added):
             sums = [variable.read_value() for variable in variables]
         with tf.control_dependencies(sums):
-            turn = tf.convert_to_tensor(self.counter.assign_add(1))
+            count = tf.convert_to_tensor(self.counter.assign_add(1))
 
         def reduce() -> list[tf.Tensor]:
             given = [None] * len(dense)
-            for place, value in zip(places, sums, strict=True):
-                given[place] = (
+            for i, value in zip(indices, sums, strict=True):
+                given[i] = (
                     value / tf.cast(self.backward_passes_per_step, value.dtype)
                     if self.average_aggregated_gradients
                     else value
                 )
             reduced = self._reduced(given, vars)
-            results = [tf.convert_to_tensor(reduced[place]) for place in places]
+            results = [tf.convert_to_tensor(reduced[i]) for i in indices]
             with tf.control_dependencies(results):
-                emptied = [variable.assign(tf.zeros_like(variable)) for variable in variables]
-                emptied.append(self.counter.assign(0))
-            with tf.control_dependencies([tf.convert_to_tensor(value) for value in emptied]):
+                cleared = [variable.assign(tf.zeros_like(variable)) for variable in variables]
+                cleared.append(self.counter.assign(0))
+            with tf.control_dependencies([tf.convert_to_tensor(value) for value in cleared]):
                 return [tf.identity(result) for result in results]
 
-        is_last = tf.greater_equal(turn, self.backward_passes_per_step)
-        chosen = one_of(is_last, reduce, lambda: [tf.identity(value) for value in sums])
+        is_last = tf.greater_equal(count, self.backward_passes_per_step)
+        chosen = cond_list(is_last, reduce, lambda: [tf.identity(value) for value in sums])
         outputs: list[Any] = [None] * len(dense)
-        for place, value in zip(places, chosen, strict=True):
-            outputs[place] = value
+        for i, value in zip(indices, chosen, strict=True):
+            outputs[i] = value
         return outputs
 
-    @as_written
+    @do_not_convert
     def apply_gradients(
         self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Run the closure, which has the optimizer apply what :meth:`compute_gradients` has returned, if that was
-        reduced; otherwise only count the batch.
+        """Run the closure, which applies the gradients that :meth:`compute_gradients` has returned, if they were
+        reduced. Otherwise only count the batch.
 
-        ``args``: pairs of gradient and variable; ``global_step`` among ``kwargs``: a variable that counts batches.
-        Returns what the closure does; in graphs an operation."""
+        ``args``: pairs of gradient and variable; ``global_step`` in ``kwargs``: a variable that counts batches.
+        Returns the result of the closure; in graphs an operation."""
         if self.counter is None:
             return apply_grads_closure()
         pairs = args[0] if args else ()
@@ -141,20 +143,20 @@ class LocalGradientAggregationHelper:
             return grad
         if not self.sparse_as_dense:
             raise ValueError(
-                "backward_passes_per_step above 1 cannot add up tf.IndexedSlices; use sparse_as_dense=True."
+                "backward_passes_per_step above 1 cannot add tf.IndexedSlices; use sparse_as_dense=True."
             )
         return tf.convert_to_tensor(grad)
 
     def _create(self, grads: Sequence[Any]) -> None:
-        """Variables, the same ones for as long as the helper lives, whatever is being traced."""
+        """Create the variables, once for all traces in which the helper is used."""
         if self.counter is None:
             self.counter = private_variable([], tf.int32, f"{self.name}aggregation_counter")
-        for place, grad in enumerate(grads):
-            if grad is not None and place not in self.locally_aggregated_grads:
+        for i, grad in enumerate(grads):
+            if grad is not None and i not in self.locally_aggregated_grads:
                 made = private_variable(
-                    grad.shape, grad.dtype, f"{self.name}aggregated_gradient_{place}"
+                    grad.shape, grad.dtype, f"{self.name}aggregated_gradient_{i}"
                 )
-                self.locally_aggregated_grads[place] = made
+                self.locally_aggregated_grads[i] = made
 
     def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         is_local = [id(variable) in self._local for variable in variables]
@@ -162,18 +164,18 @@ class LocalGradientAggregationHelper:
             return list(self.allreduce_grads(grads, list(variables)))
         shared = [None if local else g for g, local in zip(grads, is_local, strict=True)]
         reduced = list(self.allreduce_grads(shared, list(variables)))
-        for place, local in enumerate(is_local):
+        for i, local in enumerate(is_local):
             if local:
-                grad = grads[place]
+                grad = grads[i]
                 is_scaled = self.scale_local_gradients and grad is not None
-                reduced[place] = share(grad, self.process_set) if is_scaled else grad
+                reduced[i] = scale_local(grad, self.process_set) if is_scaled else grad
         return reduced
 
 
 def private_variable(shape: Any, dtype: Any, name: str) -> Any:
-    """A variable of zeros that only this process needs, made outside of whatever is being traced.
+    """A variable of zeros for internal use, created outside of the function that is being traced.
 
-    In a graph of TensorFlow 1, ``local_variables_initializer`` gives it its value, and checkpoints are without it."""
+    In a graph of TensorFlow 1, ``local_variables_initializer`` initialises it, and checkpoints do not contain it."""
     with tf.init_scope():
         if tf.executing_eagerly():
             return tf.Variable(tf.zeros(shape, dtype), trainable=False, name=name)
@@ -186,11 +188,12 @@ def private_variable(shape: Any, dtype: Any, name: str) -> Any:
         )
 
 
-def one_of(
+def cond_list(
     condition: tf.Tensor,
     then: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """``tf.cond`` for lists; old graphs make a single tensor of a list of one."""
+    """``tf.cond`` for branches that return lists. In graphs of TensorFlow 1, ``tf.cond`` unpacks a list of one
+    tensor."""
     result = tf.cond(condition, then, otherwise)
     return list(result) if isinstance(result, (list, tuple)) else [result]

@@ -1,4 +1,4 @@
-"""Horovod has a class of its own for eager mode; here one is for both."""
+"""The name of Horovod's aggregation class for eager mode. Here one class serves graphs and eager mode."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from horoplug.tensorflow.gradient_aggregation import LocalGradientAggregationHel
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
-    """:class:`LocalGradientAggregationHelper` for an optimizer of Keras."""
+    """:class:`LocalGradientAggregationHelper` for a Keras optimizer."""
 
     def __init__(
         self,

@@ -1,29 +1,30 @@
-"""A ``tf.GradientTape`` whose gradients are those of all ranks together."""
+"""A ``tf.GradientTape`` whose gradients are reduced over the ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.tensorflow.compression import Compression
-from horoplug.tensorflow.library import as_written
-from horoplug.tensorflow.reduction import Groups, Reduction
+from horoplug.tensorflow.library import do_not_convert
+from horoplug.tensorflow.reduction import Reduction
 
 Tape = TypeVar("Tape", bound=tf.GradientTape)
 
 
-class _Reducing:
-    """What is added to the user's tape; see :func:`DistributedGradientTape`."""
+class _DistributedTape:
+    """The base class that is added to the class of the user's tape, see :func:`DistributedGradientTape`."""
 
     _reduction: Reduction
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradient of a source (a variable) to this rank alone."""
-        self._reduction.leave_local(source)
+        """Exclude the gradient of a source (a variable) from the reduction."""
+        self._reduction.register_local(source)
 
-    @as_written
+    @do_not_convert
     def gradient(
         self,
         target: Any,
@@ -32,36 +33,38 @@ class _Reducing:
         use_generic_names: bool = False,
         **options: Any,
     ) -> Any:
-        """As ``tf.GradientTape.gradient``, reduced over the ranks. ``use_generic_names`` is accepted for Horovod's
-        sake: names do not depend on those of variables."""
+        """``tf.GradientTape.gradient``, reduced over the ranks. ``use_generic_names`` is accepted for compatibility
+        with Horovod and has no effect: the names of operations do not depend on those of variables."""
         gradients = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat_sources = tf.nest.flatten(sources)
         flat = list(tf.nest.flatten(gradients, expand_composites=False))
         return tf.nest.pack_sequence_as(gradients, self._reduction.reduce(flat, flat_sources))
 
-    @as_written
+    @do_not_convert
     def get_local_and_global_gradients(
         self, gradients: Sequence[Any], sources: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Gradients that are not to be reduced, and the reduced ones, each with None where the other list has one."""
-        whole = self._reduction.reduce(gradients, sources)
+        """The gradients of local sources and those of the other sources, reduced: two lists with None where the other
+        list has a gradient."""
+        reduced = self._reduction.reduce(gradients, sources)
         is_local = [self._reduction.is_local(source) for source in sources]
         return (
-            [g if local else None for g, local in zip(whole, is_local, strict=True)],
-            [None if local else g for g, local in zip(whole, is_local, strict=True)],
+            [g if local else None for g, local in zip(reduced, is_local, strict=True)],
+            [None if local else g for g, local in zip(reduced, is_local, strict=True)],
         )
 
 
-def _reducing(tape: Tape, arguments: Mapping[str, Any]) -> Tape:
-    """A tape that takes the place of `tape`. ``arguments``: the user's, by name."""
+def _distributed(tape: Tape, arguments: Mapping[str, Any]) -> Tape:
+    """A tape that replaces `tape`. ``arguments``: those of the user's call, by name."""
     kind = type(tape)
     made: Any = object.__new__(
-        type(kind.__name__, (_Reducing, kind), {"__module__": kind.__module__})
+        type(kind.__name__, (_DistributedTape, kind), {"__module__": kind.__module__})
     )
     made.__dict__.update(vars(tape))
-    # The same name for both kinds of tape: ranks may differ in their local layers.
+    # The same name for both functions below: only some ranks may have local layers.
     made._reduction = Reduction.of("DistributedGradientTape", arguments)
-    return made
+    distributed: Tape = made
+    return distributed
 
 
 def DistributedGradientTape(
@@ -77,14 +80,14 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Tape:
-    """A tape that takes the place of `gradtape`, of its class, whose ``gradient`` reduces over the ranks.
+    """A tape that replaces `gradtape`, with a class derived from its class, whose ``gradient`` reduces over the ranks.
 
-    ``sparse_as_dense``: make dense tensors of ``tf.IndexedSlices`` first. ``gradient_predivide_factor``: how much of
-    the division by the number of ranks is done before the sum. ``groups``: gradients that travel together: how many
-    groups, or lists of variables (those in no list travel alone); ``num_groups`` is its older name.
-    ``scale_local_gradients``: divide the gradients of local sources (``register_local_source``) by the number of
-    ranks, as the average does."""
-    return _reducing(gradtape, locals())
+    ``sparse_as_dense``: convert ``tf.IndexedSlices`` to dense tensors first. ``gradient_predivide_factor``: the factor
+    by which gradients are divided before the sum over the ranks instead of after it. ``groups``: gradients that are
+    reduced in one operation: the number of groups, or lists of variables (a variable in no list is reduced alone);
+    ``num_groups`` is its older name. ``scale_local_gradients``: divide the gradients of local sources
+    (``register_local_source``) by the number of ranks, like the average."""
+    return _distributed(gradtape, locals())
 
 
 def PartialDistributedGradientTape(
@@ -103,9 +106,10 @@ def PartialDistributedGradientTape(
 ) -> Tape:
     """:func:`DistributedGradientTape` in which the trainable variables of ``local_layers`` (a layer or a list of them)
     are local sources."""
-    tape: Any = _reducing(gradtape, locals())
+    tape: Any = _distributed(gradtape, locals())
     layers = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:
         for variable in layer.trainable_weights if layer is not None else ():
             tape.register_local_source(variable)
-    return tape
+    distributed: Tape = tape
+    return distributed

@@ -1,4 +1,4 @@
-"""Opens the library that has TensorFlow's operations (``csrc/bindings/tensorflow``) and tells it of the engine."""
+"""Loads the library of TensorFlow operations (``csrc/bindings/tensorflow``) and tells it which engine to use."""
 
 import ctypes
 import functools
@@ -16,16 +16,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PATH = Path(__file__).resolve().parent.parent / "libhoroplug_tensorflow.so"
 
-# These want to run where the program has them.
+# Operations that keep their position in the program.
 _ORDERED = ("HorovodJoin", "HorovodBarrier")
-# Where TensorFlow has the operations that tf.function runs in any order, and in any case.
+# TensorFlow's tables of operations that tf.function runs in any order, and even if their results are unused.
 _TABLES = ("ASYNC_STATEFUL_OPS", "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS")
 
 
 def _load() -> tuple[Any, bool]:
-    """The module with a function for each operation, and whether it has asynchronous kernels.
+    """The module with a function for each operation, and whether this version has asynchronous kernels.
 
-    Raises ImportError if TensorFlow cannot have the operations."""
+    Raises ImportError if the operations cannot be registered with this version of TensorFlow."""
     if not _PATH.exists():
         raise ImportError(f"{_PATH} is missing: build or install horoplug again.")
     module = tf.load_op_library(str(_PATH))
@@ -34,7 +34,7 @@ def _load() -> tuple[Any, bool]:
     problem = library.horoplug_tensorflow_problem().decode()
     if problem:
         raise ImportError(
-            f"horoplug cannot be used with TensorFlow {tf.__version__}, whose C interface it needs: {problem}."
+            f"horoplug cannot be used with TensorFlow {tf.__version__}, whose C API it needs: {problem}."
         )
     library.horoplug_tensorflow_asynchronous.restype = ctypes.c_bool
     library.horoplug_tensorflow_use.restype = None
@@ -54,14 +54,14 @@ def _load() -> tuple[Any, bool]:
 
 
 def _names(module: Any) -> list[str]:
-    """The registered names of the operations: HorovodAllreduce of horovod_allreduce."""
+    """The registered names of the operations, such as HorovodAllreduce for the function horovod_allreduce."""
     functions = [name for name in vars(module) if re.fullmatch(r"horovod(_[a-z]+)+", name)]
     kept = [name for name in functions if not name.endswith("_eager_fallback")]
     return ["".join(part.capitalize() for part in name.split("_")) for name in kept]
 
 
-def _order_tables() -> dict[str, frozenset[str]] | None:
-    """TensorFlow's tables of operations without an order, or None if this version has none."""
+def _unordered_tables() -> dict[str, frozenset[str]] | None:
+    """TensorFlow's tables of unordered operations, or None if this version has none."""
     try:
         from tensorflow.python.framework import auto_control_deps as rules
     except ImportError:
@@ -80,46 +80,48 @@ def _set_tables(tables: dict[str, frozenset[str]]) -> None:
 
 
 OPS, _ASYNCHRONOUS = _load()
-_BEFORE = _order_tables()
+_ORIGINAL_TABLES = _unordered_tables()
 
-# Have tf.function run operations as soon as their inputs are there, and in any case. It would run them one after the
-# other, as everything with side effects; but ranks that differ in the order would wait for each other then. And one
-# that drops an operation because nobody uses the result would keep the others waiting. Kernels that wait, however, want
-# the program's order, which is the same on all ranks: else they could take all of TensorFlow's threads.
-if _ASYNCHRONOUS and _BEFORE is not None:
-    _ours = frozenset(name for name in _names(OPS) if name not in _ORDERED)
-    _set_tables({name: table | _ours for name, table in _BEFORE.items()})
+# Let tf.function run operations as soon as their inputs are ready, and always. By default it runs operations with side
+# effects one after the other, and ranks that differ in the order would wait for each other. It also drops operations
+# whose results are unused, for which the other ranks would wait. Kernels that block, in contrast, need the order of the
+# program, which is the same on all ranks: in any order they could block all threads of TensorFlow.
+if _ASYNCHRONOUS and _ORIGINAL_TABLES is not None:
+    _unordered = frozenset(name for name in _names(OPS) if name not in _ORDERED)
+    _set_tables({name: table | _unordered for name, table in _ORIGINAL_TABLES.items()})
 
 
 @functools.cache
-def _defers() -> bool:
-    """Whether asynchronous kernels do what they are for. If not, ``tf.function`` keeps operations in order."""
+def _kernels_defer() -> bool:
+    """Whether asynchronous kernels return before they have ended. If not, this restores the order of operations in
+    ``tf.function``."""
     with tf.init_scope(), tf.device("CPU:0"):
         defers = bool(OPS.horovod_defers().numpy() == 1)
     if not defers:
-        _set_tables(_BEFORE or {})
+        _set_tables(_ORIGINAL_TABLES or {})
     return defers
 
 
-def in_any_order() -> bool:
-    """Whether a graph has operations under way in any order and side by side, and not one after the other.
+def runs_concurrently() -> bool:
+    """Whether a graph runs its operations concurrently and in any order, instead of one after the other.
 
-    To be asked before a graph is complete that has operations in it."""
-    if not _ASYNCHRONOUS or _BEFORE is None:
+    Must be called before a graph with operations is complete, because the first call may change how graphs order
+    operations."""
+    if not _ASYNCHRONOUS or _ORIGINAL_TABLES is None:
         return False
     with tf.init_scope():
-        can_ask = tf.executing_eagerly()
-    return _defers() if can_ask else True
+        can_test = tf.executing_eagerly()
+    return _kernels_defer() if can_test else True
 
 
-def as_written(function: Function) -> Function:
-    """Keep ``tf.function`` from rewriting a function, and what it calls, line by line, as it does with users' code."""
+def do_not_convert(function: Function) -> Function:
+    """Exclude a function, and the functions that it calls, from AutoGraph's conversion."""
     kept: Function = tf.autograph.experimental.do_not_convert(function)
     return kept
 
 
-def prepare_xla() -> str:
-    """Make horoplug known to XLA. Returns what TensorFlow lacks for that, or an empty string."""
+def register_xla() -> str:
+    """Register horoplug's custom call with XLA. Returns what TensorFlow lacks for that, or an empty string."""
     register = ctypes.CDLL(str(_PATH)).horoplug_tensorflow_xla
     register.restype = ctypes.c_char_p
     missing: str = register().decode()

@@ -1,4 +1,4 @@
-"""One operation of the table as TensorFlow runs it: at once in eager mode, as a node while a graph is built."""
+"""Runs an operation on TensorFlow tensors: at once in eager mode, as a node while a graph is built."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from horoplug.common.opspec import Call
 from horoplug.tensorflow import xla
-from horoplug.tensorflow.library import OPS, in_any_order
+from horoplug.tensorflow.library import OPS, runs_concurrently
 
 
 def run(
@@ -21,14 +21,14 @@ def run(
 ) -> Any:
     """The outputs of an operation (a row of ``horoplug.common.opspec``) on one tensor, or on a group of one dtype.
 
-    In a graph an operation is known to the other ranks by its node's name. In eager mode it is known by its name
-    alone, or by the order in which the ranks call those without one."""
+    In a graph the ranks match operations by the names of the nodes. In eager mode they match them by ``call.name``, or
+    by the order of the calls without a name."""
     function = f"grouped_{operation}" if grouped else operation
     arguments: dict[str, Any] = {"process_set_id": call.process_set}
     arguments |= {"tensors": tensors} if grouped else {"tensor": tensors[0]}
     if operation in ("allreduce", "reducescatter"):
         arguments["reduce_op"] = call.reduce_op
-        # As text: attributes of type float have too few bits.
+        # As text: attributes of type float have 32 bits, which is not precise enough.
         arguments["prescale_factor"] = repr(float(call.prescale))
         arguments["postscale_factor"] = repr(float(call.postscale))
         if operation == "allreduce":
@@ -41,33 +41,33 @@ def run(
     if tf.executing_eagerly():
         arguments |= {"tensor_name": call.name or "", "blocking": True}
     else:
-        in_any_order()  # has tf.function keep to an order if there is a need to
+        runs_concurrently()  # must be called before a graph with operations is complete
         node = _node_name(call.name or f"{function}_{tensors[0].name}")
         arguments["name"] = node
-        if call.name and node != call.name:  # on the wire it has the name that was given
+        if call.name and node != call.name:  # the ranks match the name that was given
             arguments["tensor_name"] = call.name
         arguments["ignore_name_scope"] = ignore_name_scope
     return emit(function, **arguments)
 
 
 def emit(function: str, **arguments: Any) -> Any:
-    """Calls ``horovod_<function>``, or does the same in a function that XLA compiles."""
-    if not tf.executing_eagerly() and xla.compiling():
+    """Call ``horovod_<function>``, or emit a custom call in a function that XLA compiles."""
+    if not tf.executing_eagerly() and xla.is_compiling():
         return xla.emit(function, arguments)
     return getattr(OPS, f"horovod_{function}")(**arguments)
 
 
 def _node_name(name: str) -> str:
-    """A name as nodes of a graph may have it."""
+    """A valid name of a graph node."""
     legal = re.sub(r"[^A-Za-z0-9_./>-]", "_", name)
     return legal if re.match(r"[A-Za-z0-9.]", legal) else f"horovod_{legal}"
 
 
 def rank_in(process_set: int) -> tf.Tensor:
-    """This rank's place in a process set, as an int32 scalar that is looked up when the graph runs."""
+    """This rank's rank in a process set, as an int32 scalar that is evaluated when the graph runs."""
     return emit("rank", process_set_id=process_set)
 
 
 def size_of(process_set: int) -> tf.Tensor:
-    """The number of ranks in a process set, likewise."""
+    """The number of ranks in a process set, as an int32 scalar that is evaluated when the graph runs."""
     return emit("size", process_set_id=process_set)

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: for the optimizers of TensorFlow 1 here, for those of Keras in
+"""``DistributedOptimizer`` for optimizers of TensorFlow 1. Keras optimizers are passed on to
 :mod:`horoplug.tensorflow.keras`."""
 
 import importlib
@@ -7,23 +7,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks
 from horoplug.tensorflow.compression import Compression
 from horoplug.tensorflow.gradient_aggregation import (
     LocalGradientAggregationHelper,
-    one_of,
+    cond_list,
     private_variable,
 )
-from horoplug.tensorflow.library import as_written
-from horoplug.tensorflow.reduction import Groups, Reduction
+from horoplug.tensorflow.library import do_not_convert
+from horoplug.tensorflow.reduction import Reduction
 
 _LegacyOptimizer = tf.compat.v1.train.Optimizer
 Pairs = Sequence[tuple[Any, Any]]
 
 
 class _Wrapper(_LegacyOptimizer):  # type: ignore[misc,valid-type]
-    """An optimizer of TensorFlow 1 around the user's, which computes and applies."""
+    """An optimizer of TensorFlow 1 that delegates to the user's optimizer."""
 
     def __init__(self, optimizer: Any, name: str | None, use_locking: bool) -> None:
         super().__init__(
@@ -32,7 +33,7 @@ class _Wrapper(_LegacyOptimizer):  # type: ignore[misc,valid-type]
         self._optimizer = optimizer
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """See the wrapped optimizer; so for the following ones."""
+        """The method of the wrapped optimizer, like the following ones."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +47,7 @@ class _Wrapper(_LegacyOptimizer):  # type: ignore[misc,valid-type]
 
 
 class _DistributedOptimizer(_Wrapper):
-    """Reduces gradients when they have been computed."""
+    """Reduces gradients in ``compute_gradients``."""
 
     def __init__(
         self,
@@ -69,10 +70,10 @@ class _DistributedOptimizer(_Wrapper):
         )
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to this rank alone."""
-        self._reduction.leave_local(var)
+        """Exclude the gradient of a variable from the reduction."""
+        self._reduction.register_local(var)
 
-    @as_written
+    @do_not_convert
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """The wrapped optimizer's pairs of gradient and variable, reduced over the ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
@@ -80,12 +81,12 @@ class _DistributedOptimizer(_Wrapper):
         reduced = self._agg_helper.compute_gradients([grad for grad, _ in pairs], variables)
         return list(zip(reduced, variables, strict=True))
 
-    @as_written
+    @do_not_convert
     def apply_gradients(
         self, grads_and_vars: Pairs, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """As the wrapped optimizer, for gradients that ``compute_gradients`` has returned. If it has only added them
-        up, ``global_step`` is all that changes."""
+        """Apply gradients that ``compute_gradients`` has returned. If it has only added them, only ``global_step``
+        changes."""
         pairs = list(grads_and_vars)
 
         def apply() -> Any:
@@ -97,8 +98,8 @@ class _DistributedOptimizer(_Wrapper):
 
 
 class _DistributedAdasumOptimizer(_Wrapper):
-    """Every rank steps by itself, and Adasum combines the steps, for which it is made (see
-    :mod:`horoplug.torch.adasum_optimizer`)."""
+    """Every rank applies its own gradients, and Adasum combines the changes of the variables, like
+    :mod:`horoplug.torch.adasum_optimizer`."""
 
     def __init__(
         self,
@@ -113,17 +114,17 @@ class _DistributedAdasumOptimizer(_Wrapper):
             raise ValueError("backward_passes_per_step takes a positive number.")
         self._reduction = reduction
         self._steps = backward_passes_per_step
-        self._counter: Any = None  # own steps since the last ones were combined
-        self._starts: list[Any] = []  # the variables as they were then
+        self._counter: Any = None  # steps since the last combination
+        self._starts: list[Any] = []  # the values of the variables at the last combination
 
-    @as_written
+    @do_not_convert
     def apply_gradients(
         self, grads_and_vars: Pairs, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Apply gradients on this rank; after every ``backward_passes_per_step`` of these steps the variables become
-        what they were before plus Adasum of what all ranks have added to them."""
+        """Apply gradients on this rank. After every ``backward_passes_per_step`` steps, set the variables to their
+        values at the last combination plus the Adasum of the changes on all ranks."""
         pairs = list(grads_and_vars)
-        # Those without a gradient, too: other ranks may have one.
+        # Including variables without a gradient, which may have one on other ranks.
         variables = [variable for _, variable in pairs if variable.dtype.is_floating]
         with tf.control_dependencies([grad for grad, _ in pairs if grad is not None]):
             starts, is_last = self._begin(variables)
@@ -149,26 +150,26 @@ class _DistributedAdasumOptimizer(_Wrapper):
         return None if tf.executing_eagerly() else tf.group(combined)
 
     def _begin(self, variables: Sequence[Any]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The variables' values when steps were combined last, and whether they are to be after this one."""
+        """The values of the variables at the last combination, and whether the steps are combined after this one."""
         values = [tf.identity(variable.read_value()) for variable in variables]
         if self._steps == 1:
             return values, tf.constant(True)
         if self._counter is None:
             self._counter = private_variable([], tf.int32, f"{self.get_name()}_counter")
-        for place in range(len(self._starts), len(variables)):
-            like = variables[place]
-            name = f"{self.get_name()}_start_{place}"
+        for i in range(len(self._starts), len(variables)):
+            like = variables[i]
+            name = f"{self.get_name()}_start_{i}"
             self._starts.append(private_variable(like.shape, like.dtype.base_dtype, name))
-        turn = tf.convert_to_tensor(self._counter.assign((self._counter + 1) % self._steps))
-        starts = one_of(
-            tf.equal(turn, 1),
+        step = tf.convert_to_tensor(self._counter.assign((self._counter + 1) % self._steps))
+        starts = cond_list(
+            tf.equal(step, 1),
             lambda: [
                 tf.convert_to_tensor(start.assign(value))
                 for start, value in zip(self._starts, values, strict=True)
             ],
             lambda: [tf.identity(start.read_value()) for start in self._starts],
         )
-        return starts, tf.equal(turn, 0)
+        return starts, tf.equal(step, 0)
 
 
 def DistributedOptimizer(
@@ -188,18 +189,18 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that takes the place of `optimizer` and reduces gradients over the ranks.
+    """An optimizer that replaces `optimizer` and reduces gradients over the ranks.
 
-    For an optimizer of ``tf.compat.v1.train``, in graphs and eagerly. Any other is one of Keras: see
-    ``horoplug.tensorflow.keras.DistributedOptimizer``, which gets all arguments but ``use_locking``.
+    For optimizers of ``tf.compat.v1.train``, in graphs and in eager mode. Other optimizers are passed on to
+    ``horoplug.tensorflow.keras.DistributedOptimizer``, with all arguments except ``use_locking``.
 
-    ``backward_passes_per_step``: add up the gradients of so many batches and reduce them once; the variables change
-    then only. ``average_aggregated_gradients``: divide the sums by the number of batches. ``op=Adasum`` combines what
-    the ranks' own steps have added to the variables. ``register_local_var(variable)`` leaves a gradient to each rank
-    alone. ``name``: the optimizer's, and that of its operations. For the other arguments see
-    :func:`horoplug.tensorflow.DistributedGradientTape`.
+    ``backward_passes_per_step``: the number of batches whose gradients are added before they are reduced; the variables
+    change only then. ``average_aggregated_gradients``: divide the sums by the number of batches. ``op=Adasum`` combines
+    the changes that each rank's own steps have made to the variables. ``register_local_var(variable)`` excludes the
+    gradient of a variable from the reduction. ``name``: of the optimizer, and prefix of its operations' names. For the
+    other arguments see :func:`horoplug.tensorflow.DistributedGradientTape`.
 
-    Raises ValueError for something that is no optimizer, and for options that do not go together."""
+    Raises ValueError for an object that is not an optimizer, and for options that cannot be combined."""
     arguments = dict(locals())
     if not isinstance(optimizer, _LegacyOptimizer):
         if not hasattr(optimizer, "apply_gradients"):
@@ -208,6 +209,7 @@ def DistributedOptimizer(
                 f"{type(optimizer).__name__}."
             )
         del arguments["use_locking"]
+        # Imported here because Keras is an optional dependency.
         keras = importlib.import_module("horoplug.tensorflow.keras")
         return keras.DistributedOptimizer(**arguments)
     reduction = Reduction.of(name or "DistributedOptimizer", arguments)
@@ -223,7 +225,7 @@ def DistributedOptimizer(
     check_ranks(op, process_set.size())
     if average_aggregated_gradients:
         raise ValueError(
-            "average_aggregated_gradients is not for op=Adasum, which adds no gradients up."
+            "average_aggregated_gradients cannot be used with op=Adasum, which does not add gradients."
         )
     return _DistributedAdasumOptimizer(
         optimizer, name, use_locking, reduction, backward_passes_per_step

@@ -1,7 +1,7 @@
-"""Batch normalisation over the batches of all ranks, as a layer of Keras.
+"""Batch normalisation over the batches of all ranks, as a Keras layer.
 
-One exchange of a few numbers per channel in the forward pass, and one in the backward pass. The ranks' batches may be
-of different sizes, empty ones included.
+The forward pass and the backward pass each need one allreduce of a few numbers per channel. The batches of the ranks
+may differ in size and may be empty.
 """
 
 import itertools
@@ -13,19 +13,19 @@ import tensorflow as tf
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.reduce_ops import Sum
-from horoplug.tensorflow.library import as_written
+from horoplug.tensorflow.library import do_not_convert
 from horoplug.tensorflow.mpi_ops import allreduce
 
 
 @tf.keras.utils.register_keras_serializable(package="horoplug")  # type: ignore[misc,unused-ignore]
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
-    """``keras.layers.BatchNormalization`` with mean and variance of all ranks' batches together while it trains.
+    """``keras.layers.BatchNormalization`` with the mean and the variance over the batches of all ranks during training.
 
-    In evaluation, on one rank, and on ranks outside of the process set it is plain batch normalisation. The gradients
-    of gamma and beta are this rank's share: the tape or the optimizer reduces them like all others.
+    In evaluation, on a single rank, and on ranks outside of the process set it is plain batch normalisation. The
+    gradients of gamma and beta are local: the tape or the optimizer reduces them like all others.
 
-    Every rank uses the same layers in the same order. ``fused`` is accepted for Horovod's sake; other arguments are
-    those of the layer of Keras. Raises ValueError for ``fused=True``, and with a backend of Keras other than
+    Every rank uses the same layers in the same order. ``fused`` is accepted for compatibility with Horovod; the other
+    arguments are those of the Keras layer. Raises ValueError for ``fused=True``, and with a backend of Keras other than
     TensorFlow."""
 
     def __init__(
@@ -40,31 +40,33 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             kwargs["fused"] = False
         elif tf.keras.config.backend() != "tensorflow":
             raise ValueError(
-                "SyncBatchNormalization is for Keras with TensorFlow as its backend, not "
+                "SyncBatchNormalization needs Keras with the TensorFlow backend, not "
                 f"{tf.keras.config.backend()}."
             )
         super().__init__(**kwargs)
         self.process_set = process_set
 
-    @as_written
+    @do_not_convert
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[tf.Tensor, tf.Tensor]:
         context.mesh()  # raises before init
         if self.process_set.size() == 1 or not self.process_set.included():
             mean, variance = super()._moments(inputs, *args, **kwargs)
             return mean, variance
-        axes, keep_dims, mask = self._asked(*args, **kwargs)
+        axes, keep_dims, mask = self._moments_options(*args, **kwargs)
         inputs = tf.convert_to_tensor(inputs)
-        kind = inputs.dtype
-        wide = tf.cast(inputs, tf.float32) if kind.size < 4 else inputs
+        dtype = inputs.dtype
+        wide = tf.cast(inputs, tf.float32) if dtype.size < 4 else inputs
         weights = _weights(wide, mask, axes)
         count = tf.reduce_sum(weights)
-        # Of the deviations from this rank's mean: sums of squares of the values themselves would lose digits.
+        # Squares of the deviations from this rank's mean: squares of the values would lose precision.
         mean = tf.reduce_sum(wide * weights, axes, keepdims=True) / tf.maximum(count, 1)
         squares = tf.reduce_sum(weights * (wide - mean) ** 2, axes)
         count, mean, squares = (
             tf.cast(tf.reshape(numbers, [-1]), tf.float64) for numbers in (count, mean, squares)
         )
-        with tf.name_scope("sync_batch_norm/"):  # instead of scopes that are called like layers
+        with tf.name_scope(
+            "sync_batch_norm/"
+        ):  # replaces the scopes of the layers, whose names may differ between ranks
             sums = allreduce(
                 tf.concat([count, count * mean, squares + count * mean**2], 0),
                 op=Sum,
@@ -79,11 +81,11 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             for axis, length in enumerate(inputs.shape)
             if keep_dims or axis not in axes
         ]
-        return tf.cast(tf.reshape(mean, shape), kind), tf.cast(tf.reshape(variance, shape), kind)
+        return tf.cast(tf.reshape(mean, shape), dtype), tf.cast(tf.reshape(variance, shape), dtype)
 
     def _number(self) -> int:
-        """The layer's number in the job, in the order of first use, which is the same on every rank. Its name need
-        not be: that depends on what else a rank has made."""
+        """The layer's index in the job, in the order of first use, which is the same on every rank. Layer names may
+        differ between ranks: they depend on the other layers that a rank has created."""
         key = SyncBatchNormalization, process_set_id(self.process_set)
         numbers, unused = context.per_job.setdefault(
             key, (weakref.WeakKeyDictionary(), itertools.count())
@@ -92,14 +94,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             numbers[self] = next(unused)
         return int(numbers[self])
 
-    def _asked(
+    def _moments_options(
         self,
         mask_or_axes: Any = None,
         keep_dims: bool = False,
         mask: Any = None,
         reduction_axes: Any = None,
     ) -> tuple[list[int], bool, Any]:
-        """From the arguments of either version of Keras: over which axes, whether these stay, and the mask."""
+        """The axes, whether to keep them as dimensions of size 1, and the mask, from the arguments of Keras 2 or 3."""
         if not _is_keras_2():
             return list(self._reduction_axes), False, mask if mask_or_axes is None else mask_or_axes
         return list(reduction_axes or mask_or_axes), keep_dims, mask
@@ -110,7 +112,7 @@ def _is_keras_2() -> bool:
 
 
 def _weights(inputs: tf.Tensor, mask: Any, axes: list[int]) -> tf.Tensor:
-    """How often each value counts: 0 or 1, in the shape of the inputs with one channel."""
+    """The weight of each value, 0 or 1, in the shape of the inputs with one channel."""
     shape = tf.shape(inputs)
     ones = tf.ones([shape[a] if a in axes else 1 for a in range(inputs.shape.rank)], inputs.dtype)
     if mask is None:

@@ -1,4 +1,4 @@
-"""Horovod's odds and ends for TensorFlow, which some programs use."""
+"""Helpers of Horovod's TensorFlow module, which some programs use."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -6,15 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, check_ranks, resolve
-from horoplug.tensorflow.reduction import Groups, Reduction
+from horoplug.tensorflow.reduction import Reduction
 
 _cache = functools.cache
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    """Whether TensorFlow finds a GPU. The arguments are Horovod's, which asks for every framework."""
+    """Whether TensorFlow finds a GPU. The arguments are Horovod's and have no effect."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
@@ -27,26 +28,26 @@ def _make_subgraph(f: Callable[..., Any]) -> Any:
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """A hashable stand-in for a variable, or a tuple of them for a list."""
+    """A hashable reference to a variable, or a tuple of references for a list."""
     if isinstance(vars, (list, tuple)):
         return tuple(vars_to_refs(each) for each in vars)
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """What :func:`vars_to_refs` was given."""
+    """The inverse of :func:`vars_to_refs`."""
     if isinstance(refs, (list, tuple)):
         return [refs_to_vars(each) for each in refs]
     return refs.deref()
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The op that ``op`` and its deprecated predecessor ``average`` ask for. Raises ValueError if both are given."""
+    """The reduction for ``op`` and the deprecated argument ``average``. Raises ValueError if both are given."""
     return resolve(op, average)
 
 
 def check_num_rank_power_of_2(num_rank: int) -> None:
-    """Raises NotImplementedError for a number of ranks that Adasum cannot combine."""
+    """Raises NotImplementedError for a number of ranks that Adasum does not support."""
     check_ranks(Adasum, num_rank)
 
 
@@ -61,7 +62,7 @@ def _make_allreduce_grads_fn(
     groups: Groups,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Any]]:
-    """A function from gradients, and the variables that they belong to, to the reduced gradients."""
+    """A function that maps gradients, and their variables, to the reduced gradients."""
     reduction = Reduction.of(name, locals())
 
     def allreduce_grads(grads: Sequence[Any], vars: Sequence[Any] | None = None) -> list[Any]:
@@ -71,7 +72,7 @@ def _make_allreduce_grads_fn(
 
 
 @_cache
-def _made_before(groups: Any, **arguments: Any) -> Any:
+def _cached_allreduce_grads_fn(groups: Any, **arguments: Any) -> Any:
     groups = refs_to_vars(groups) if isinstance(groups, tuple) else groups
     made = _make_allreduce_grads_fn(groups=groups, **arguments)
     return _make_subgraph(made) if _executing_eagerly() else made
@@ -92,4 +93,5 @@ def _make_cached_allreduce_grads_fn(
     arguments = dict(locals())
     if isinstance(groups, (list, tuple)):
         arguments["groups"] = vars_to_refs(groups)
-    return _made_before(**arguments)
+    cached: Callable[..., list[Any]] = _cached_allreduce_grads_fn(**arguments)
+    return cached

@@ -1,10 +1,10 @@
 """Operations in functions that XLA compiles (``tf.function(jit_compile=True)``).
 
-TensorFlow's kernels cannot run there: each operation becomes a custom call of the compiled program instead
-(``csrc/bindings/tensorflow/xla.h``), which blocks the program. XLA runs calls that do not need each other in any order,
-also side by side, so that ranks could wait for each other. Hence every call takes a token from the one before it and
-hands one on, by way of a variable: that is what XLA carries through loops and branches too. What is traced by one
-thread runs in the order in which it was traced.
+TensorFlow's kernels cannot run there. Each operation is a custom call of the compiled program instead
+(``csrc/bindings/tensorflow/xla.h``), which blocks the program. XLA runs calls that do not depend on each other in any
+order, also concurrently, so that ranks could wait for each other. Therefore every call takes a token from the call
+before it and passes one on. The token is the value of a variable, because XLA carries variables through loops and
+branches. Calls that one thread traces run in the order in which they were traced.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 import tensorflow as tf
 
-from horoplug.tensorflow.library import OPS, as_written, prepare_xla
+from horoplug.tensorflow.library import OPS, do_not_convert, register_xla
 
 try:
     from tensorflow.python.framework.func_graph import FuncGraph as _FunctionGraph
@@ -21,41 +21,50 @@ try:
 except ImportError:
     _in_xla = _FunctionGraph = None
 
-# The rows of an operation's output, where it is not like the input, from the input's and the number of ranks.
+# Number of output rows from the number of input rows and of ranks, for operations whose output has another shape.
 _ROWS: Final[dict[str, Callable[[int, int], int]]] = {
     "allgather": lambda rows, ranks: rows * ranks,
     "alltoall": lambda rows, ranks: rows,
     "reducescatter": lambda rows, ranks: rows // ranks,
 }
-_DIVIDED: Final = ("alltoall", "reducescatter")
-# The dtype of the rows that came from each rank, where they are an output.
-_COUNTS: Final = {"allgather": tf.int64, "alltoall": tf.int32}
+_SPLITS_ROWS: Final = ("alltoall", "reducescatter")
+# The dtype of the second output, the number of rows received from each rank.
+_COUNT_DTYPES: Final = {"allgather": tf.int64, "alltoall": tf.int32}
 _QUERIES: Final = ("size", "local_size", "rank", "local_rank", "process_set_included")
 
-# TensorFlow's name for a variable that exists as long as its handle does.
+# TensorFlow's reserved name for a variable that is deleted with its handle.
 _ANONYMOUS: Final = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-# Attributes that graphs get: the program they are part of, and the operation that ends the last call.
+# Attributes that are added to graphs: the program that contains the graph, and the last operation of the last call.
 _PROGRAM: Final = "_horoplug_program"
 _LAST: Final = "_horoplug_last"
 
+# By the type of the operation: a function of the operation and the gradients of its outputs.
+_GRADIENTS: Final[dict[str, Callable[..., list[Any]]]] = {}
 
-def compiling() -> bool:
-    """Whether what is traced now is for XLA."""
+
+def register_gradient(kind: str, gradient: Callable[..., list[Any]]) -> None:
+    """Set the gradient function of the operation ``kind`` in compiled functions; ``tf.RegisterGradient`` does so
+    elsewhere."""
+    _GRADIENTS[kind] = gradient
+
+
+def is_compiling() -> bool:
+    """Whether the function that is being traced will be compiled by XLA."""
     return _in_xla is not None and _in_xla(tf.compat.v1.get_default_graph())
 
 
 @functools.cache
 def problem() -> str:
-    """Why there can be no operations in compiled functions, or an empty string."""
-    missing = prepare_xla()
+    """Why compiled functions cannot contain operations, or an empty string."""
+    missing = register_xla()
     if missing:
         return f"TensorFlow {tf.__version__} lacks {missing}"
     return "" if _custom_call() else f"TensorFlow {tf.__version__} lacks xla_custom_call_v2"
 
 
-def _placement() -> str:
-    """Why there can be no operations in a function that runs where this one will, or an empty string: nobody has
-    written the custom call for a GPU."""
+def _device_problem() -> str:
+    """Why a function on the current device cannot contain operations, or an empty string. The custom call is
+    implemented for CPUs only."""
     with tf.init_scope():
         device = tf.identity(tf.constant(0.0)).device
     on_host = tf.DeviceSpec.from_string(device).device_type in (None, "CPU")
@@ -78,27 +87,27 @@ def refuse(operation: str, reason: str) -> NoReturn:
     )
 
 
-@as_written
+@do_not_convert
 def emit(function: str, arguments: dict[str, Any]) -> Any:
-    """What the operation ``horovod_<function>`` would return for these arguments, from a custom call.
+    """The outputs of the operation ``horovod_<function>`` for these arguments, from a custom call.
 
-    Raises NotImplementedError for what cannot be compiled, and ValueError for tensors whose shapes are not known when
-    the function is traced."""
+    Raises NotImplementedError for calls that cannot be compiled, and ValueError for tensors whose shapes are not known
+    when the function is traced."""
     operation = function.removeprefix("grouped_")
-    reason = problem() or _placement()
+    reason = problem() or _device_problem()
     if reason:
         refuse(operation, reason)
     if operation == "join":
-        refuse(operation, "ranks that have joined do not run the program any more")
+        refuse(operation, "ranks that have joined no longer run the program")
     if operation in _QUERIES:
         return _call(_text(function, arguments, [], [], ""), [], [tf.int32], [[]], effect=False)[0]
     is_grouped = function != operation
     one = [arguments["tensor"]] if "tensor" in arguments else []
     tensors = arguments["tensors"] if is_grouped else one
-    past = _Emitted(function, arguments, tensors)
+    op = _CustomCallOp(function, arguments, tensors)
     results, counts = _results(operation, tensors, arguments)
     text = _text(function, arguments, tensors, results, _name(arguments))
-    outputs = _ordered(past, text, results, counts)
+    outputs = _ordered(op, text, results, counts)
     if operation == "barrier":
         return None
     if is_grouped:
@@ -106,8 +115,8 @@ def emit(function: str, arguments: dict[str, Any]) -> Any:
     return (outputs[0], counts[0]) if counts else outputs[0]
 
 
-class _Emitted:
-    """A custom call as the rules of ``gradients.py`` see operations of a graph."""
+class _CustomCallOp:
+    """A custom call with the interface of a ``tf.Operation``, for the gradient functions."""
 
     def __init__(
         self, function: str, arguments: dict[str, Any], inputs: Sequence[tf.Tensor]
@@ -123,12 +132,12 @@ class _Emitted:
 
 
 def _kind(function: str) -> str:
-    """TensorFlow's name for an operation."""
+    """The type of an operation in TensorFlow."""
     return "Horovod" + "".join(part.capitalize() for part in function.split("_"))
 
 
 def _name(arguments: dict[str, Any]) -> str:
-    """What the other ranks know the operation by, as it would be outside of a compiled function."""
+    """The name by which the ranks match the operation, the same as outside of a compiled function."""
     if "name" not in arguments:
         return ""
     node: str = tf.compat.v1.get_default_graph().unique_name(arguments["name"])
@@ -163,7 +172,7 @@ def _text(
 def _results(
     operation: str, tensors: Sequence[tf.Tensor], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[tf.Tensor]]:
-    """The shapes of the outputs, and the rows that come from each rank where the operation tells them."""
+    """The shapes of the outputs, and the row counts of operations that return them."""
     shapes = [_shape_of(operation, tensor) for tensor in tensors]
     if operation not in _ROWS:
         return shapes, []
@@ -172,12 +181,12 @@ def _results(
     results, counts = [], []
     for shape in shapes:
         rows = shape[0] if shape else 1
-        if operation in _DIVIDED and rows % ranks:
+        if operation in _SPLITS_ROWS and rows % ranks:
             refuse(operation, f"{rows} rows cannot be divided among {ranks} ranks")
         results.append([_ROWS[operation](rows, ranks), *shape[1:]])
-        if operation in _COUNTS:
-            each = rows // ranks if operation in _DIVIDED else rows
-            counts.append(tf.constant([each] * ranks, _COUNTS[operation]))
+        if operation in _COUNT_DTYPES:
+            each = rows // ranks if operation in _SPLITS_ROWS else rows
+            counts.append(tf.constant([each] * ranks, _COUNT_DTYPES[operation]))
     if operation == "alltoall":
         splits = tf.get_static_value(arguments["splits"])
         if splits is None or (splits.size and splits.tolist() != [rows // ranks] * ranks):
@@ -196,26 +205,28 @@ def _shape_of(operation: str, tensor: tf.Tensor) -> list[int]:
 
 
 def _ordered(
-    past: _Emitted, text: str, results: list[list[int]], counts: list[tf.Tensor]
+    op: _CustomCallOp, text: str, results: list[list[int]], counts: list[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The outputs of a call that comes after those before it, and can be differentiated."""
-    from horoplug.tensorflow.gradients import differentiate  # which uses this module
+    """The outputs of a differentiable call that runs after the calls before it."""
 
     def call(token: tf.Tensor, *tensors: tf.Tensor) -> Any:
         types = [*(tensor.dtype for tensor in tensors), token.dtype]
         made = _call(text, [*tensors, token], types, [*results, []])
-        past.inputs, past.outputs = tensors, [*made[:-1], *counts]
+        op.inputs, op.outputs = tensors, [*made[:-1], *counts]
 
         def gradient(*grads: tf.Tensor) -> list[Any]:
-            return [None, *differentiate(past, grads[: len(tensors)])[: len(tensors)]]
+            of_inputs = _GRADIENTS[op.type](op, *grads[: len(tensors)])
+            return [None, *of_inputs[: len(tensors)]]
 
         return tuple(made), gradient
 
     order = _variable(graph := tf.compat.v1.get_default_graph())
-    # tf.function would see to this order itself, but not in gradients of loops.
-    with tf.control_dependencies([op for op in [getattr(graph, _LAST, None)] if op is not None]):
+    # tf.function adds these control dependencies itself, but not in gradients of loops.
+    with tf.control_dependencies(
+        [last for last in [getattr(graph, _LAST, None)] if last is not None]
+    ):
         token = tf.raw_ops.ReadVariableOp(resource=order, dtype=tf.int32)
-    made = tf.custom_gradient(call)(token, *past.inputs)
+    made = tf.custom_gradient(call)(token, *op.inputs)
     *outputs, after = made if isinstance(made, (list, tuple)) else [made]
     setattr(graph, _LAST, tf.raw_ops.AssignVariableOp(resource=order, value=after))
     with tf.control_dependencies([getattr(graph, _LAST)]):
@@ -241,21 +252,21 @@ def _call(
 
 
 class _Program:
-    """What is compiled together, or called from one function: calls in it have an order."""
+    """The functions that are compiled together, or called from one such function. Their calls are ordered."""
 
     @functools.cached_property
     def order(self) -> tf.Tensor:
-        """The handle of the variable that the order goes through."""
+        """The handle of the variable that holds the token."""
         with tf.init_scope():
             if not tf.executing_eagerly():
                 refuse("operation", "it is in a graph of TensorFlow 1")
-            # Not a tf.Variable, which a tf.function wants to have for itself.
+            # Not a tf.Variable, which a tf.function may create only in its first call.
             handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=_ANONYMOUS)
             tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0))
         return handle
 
     def RequiresUniqueFunctionRetracing(self) -> bool:
-        """For TensorFlow: see :func:`_trace_again`."""
+        """Called by TensorFlow, see :func:`_trace_per_program`."""
         return True
 
 
@@ -268,30 +279,30 @@ def _program() -> _Program | None:
     if not graphs:
         return None
     program: _Program = getattr(graphs[-1], _PROGRAM, None) or _Program()
-    for graph in graphs:  # each may be in use for longer than the others
+    for graph in graphs:  # any of them may outlive the others
         setattr(graph, _PROGRAM, program)
     return program
 
 
 def _variable(graph: Any) -> tf.Tensor:
-    """The program's variable in a graph of it."""
+    """The handle of the program's variable, captured by one of its graphs."""
     program = _program()
     if program is None:
         refuse("operation", "it is in a graph of TensorFlow 1")
     order = program.order
     if type(graph) is not _FunctionGraph:
-        # A loop or a branch. In the gradient of a loop TensorFlow knows only what it finds around it.
+        # A loop or a branch. The gradient of a loop can only use captures of the surrounding graph.
         with graph.outer_graph.as_default():
             order = _variable(graph.outer_graph)
     captured: tf.Tensor = graph.capture(order)
     return captured
 
 
-def _trace_again() -> None:
-    """Have TensorFlow trace a ``tf.function`` once more for each program that XLA compiles.
+def _trace_per_program() -> None:
+    """Patch TensorFlow to trace a ``tf.function`` again for each program that XLA compiles.
 
-    It would use what it has traced outside, which XLA cannot compile, or the other way round; and the order of another
-    program's calls."""
+    Otherwise it would use a trace from outside of compiled functions, which XLA cannot compile, or the reverse, or a
+    trace with the variable of another program."""
     try:
         from tensorflow.python.eager.polymorphic_function import function_context
     except ImportError:
@@ -309,4 +320,4 @@ def _trace_again() -> None:
     function_context._enclosing_xla_context = enclosing
 
 
-_trace_again()
+_trace_per_program()

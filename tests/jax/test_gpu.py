@@ -339,7 +339,7 @@ def check_programs():
     names = [attributes["name"] for *_, attributes in lowered(gradient, jnp.ones((3, 2)))]
     assert names == ['"allgather.g"', '"allreduce.g.gradient"']
     for platform in "tpu", "rocm":
-        with pytest.raises(NotImplementedError, match="runs on CPUs and on NVIDIA's GPUs"):
+        with pytest.raises(NotImplementedError, match="runs on CPUs and on NVIDIA GPUs"):
             jax.jit(hvd.allreduce).trace(jnp.ones(2)).lower(lowering_platforms=(platform,))
     # What depends on the ranks, or on the values in an array, is no part of a program.
     with pytest.raises(TypeError, match="splits= must be known when alltoall is traced"):
