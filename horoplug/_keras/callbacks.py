@@ -1,5 +1,4 @@
-"""What the callbacks do, apart from the class of Keras that they are derived from; see
-:mod:`horoplug.keras.callbacks`."""
+"""The callbacks of :mod:`horoplug.keras.callbacks` as mixins, independent of the Keras class that they extend."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,7 +12,7 @@ from horoplug.numpy import allreduce
 
 
 class Broadcast:
-    """Body of ``BroadcastGlobalVariablesCallback``."""
+    """Mixin of ``BroadcastGlobalVariablesCallback``."""
 
     model: Any
 
@@ -26,11 +25,11 @@ class Broadcast:
         self._local = list(local_variables or ())
 
     def register_local_var(self, var: Any) -> None:
-        """Leave a variable out of the broadcast."""
+        """Exclude a variable from the broadcast."""
         self._local.append(var)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Not before the first batch, which may have created variables.
+        # After the first batch, which may have created variables.
         if not self.broadcast_done:
             model = self.model
             broadcast_variables(without(weights(model), self._local), self.root_rank)
@@ -38,7 +37,7 @@ class Broadcast:
 
 
 class MetricAverage:
-    """Body of ``MetricAverageCallback``."""
+    """Mixin of ``MetricAverageCallback``."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -48,13 +47,13 @@ class MetricAverage:
         if not names:
             return
         values = np.array([float(logs[name]) for name in names])
-        # With their names, which so appear in the error if the ranks have different ones.
+        # The operation's name contains those of the metrics, so that an error shows how the ranks differ.
         averages = allreduce(values, name=f"metrics.{','.join(names)}", op=Average)
         logs.update(zip(names, averages.tolist(), strict=True))
 
 
 class LearningRateSchedule:
-    """Body of ``LearningRateScheduleCallback``."""
+    """Mixin of ``LearningRateScheduleCallback``."""
 
     model: Any
     params: Any
@@ -89,7 +88,7 @@ class LearningRateSchedule:
         self.steps_per_epoch = self.params.get("steps")
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{type(self).__name__} does not know how many steps an epoch has: give it steps_per_epoch=."
+                f"{type(self).__name__} cannot determine the number of steps per epoch: pass steps_per_epoch=."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -121,7 +120,7 @@ class LearningRateSchedule:
 
 
 class LearningRateWarmup(LearningRateSchedule):
-    """Body of ``LearningRateWarmupCallback``."""
+    """Mixin of ``LearningRateWarmupCallback``."""
 
     def __init__(
         self,
@@ -133,7 +132,7 @@ class LearningRateWarmup(LearningRateSchedule):
     ) -> None:
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch is not None
-            # One step on, so that an epoch ends at a round number.
+            # The next step counts, so that the last step of an epoch has a whole number.
             done = (epoch + 1 / self.steps_per_epoch) / warmup_epochs
             return (1 + done * (size() - 1)) / size()
 
@@ -155,20 +154,20 @@ class LearningRateWarmup(LearningRateSchedule):
 
 
 def learning_rate(optimizer: Any) -> float:
-    """The learning rate that the next step takes."""
+    """The learning rate of the next step."""
     rate = optimizer.learning_rate
     return float(rate.numpy() if hasattr(rate, "numpy") else rate)
 
 
 def _scale_momentum(optimizer: Any, factor: float) -> None:
-    """Goyal et al., Accurate, Large Minibatch SGD (2017), section 3: past gradients are in the momentum with the
-    learning rate of their time; scaling what has been gathered corrects it. (To scale the optimizer's ``momentum`` for
-    one batch is the same, but a compiled step would not notice.)"""
+    """Momentum correction, see Goyal et al., Accurate, Large Minibatch SGD (2017), section 3: the momentum contains
+    past gradients multiplied by the learning rate of their step, and is scaled to the new rate. (Scaling the
+    optimizer's ``momentum`` for one batch is equivalent, but has no effect in a compiled step.)"""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(optimizer, "momentum", None):
         return
     slots = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)
-    if slots is None:  # Keras 2's older optimizers
+    if slots is None:  # the legacy optimizers of Keras 2
         slots = [v for v in optimizer_variables(optimizer) if "momentum" in getattr(v, "name", "")]
     for slot in slots:
         if slot is not None:
@@ -176,7 +175,7 @@ def _scale_momentum(optimizer: Any, factor: float) -> None:
 
 
 class BestModel:
-    """Body of ``BestModelCheckpoint``."""
+    """Mixin of ``BestModelCheckpoint``."""
 
     filepath: Any
 
@@ -203,17 +202,18 @@ class BestModel:
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:
             raise ValueError(
-                "BestModelCheckpoint does not know where to save: set its attribute filepath before fit."
+                "BestModelCheckpoint needs a path to save the model: set its attribute filepath before fit."
             )
         super().on_train_begin(logs)  # type: ignore[misc]
 
 
 def derive(callbacks: Iterable[type], library: Any) -> dict[str, type]:
-    """Callbacks (a body and a class of Keras each) for another library with Keras' interface, by their names."""
+    """The callbacks (classes with a mixin and a Keras class as bases) for another library with Keras' interface, by
+    name."""
     made = {}
     for kind in callbacks:
-        body, base = kind.__bases__
+        mixin, base = kind.__bases__
         attributes = {"__doc__": kind.__doc__, "__module__": kind.__module__}
         base = getattr(library.callbacks, base.__name__)
-        made[kind.__name__] = type(kind.__name__, (body, base), attributes)
+        made[kind.__name__] = type(kind.__name__, (mixin, base), attributes)
     return made

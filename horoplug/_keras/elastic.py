@@ -1,4 +1,4 @@
-"""A model and its optimizer as the state of a training run."""
+"""Elastic training with Keras: the state of a model and its optimizer, and mixins of callbacks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from horoplug.common.objects import broadcast_object
 class KerasState(ObjectState):
     """The state of a training run: ``KerasState(model, optimizer, batch=0, epoch=0)``.
 
-    ``optimizer``: by default the model's. ``backend`` is accepted for Horovod's sake. Each other argument becomes an
-    attribute, see :class:`horoplug.common.elastic.ObjectState`. The model should be built: variables that it makes
-    later are not in the copy that a failure leads back to before the next ``commit``."""
+    ``optimizer``: by default the model's. ``backend`` is accepted for compatibility with Horovod and has no effect.
+    Each other argument becomes an attribute, see :class:`horoplug.common.elastic.ObjectState`. The model should be
+    built: variables that it creates later are not restored after a failure before the next ``commit``."""
 
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
@@ -49,12 +49,12 @@ class KerasState(ObjectState):
     def sync(self) -> None:
         sync_jax(self.model)
         broadcast_variables(weights(self.model, self.optimizer), root_rank=0)
-        self._save_variables()  # a failure before the first commit leads back to here
+        self._save_variables()  # restored after a failure before the first commit
         super().sync()
 
 
 def sync_jax(model: Any) -> None:
-    """While ``fit`` runs on the JAX backend, variables have no values; have it give them back."""
+    """Write the values back to the variables, which have none while ``fit`` runs on the JAX backend."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
@@ -64,9 +64,9 @@ def run(
     failure: Callable[[BaseException], bool],
     reset: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
-    """:func:`horoplug.common.elastic.run_fn` for a framework that has exceptions of its own for broken jobs.
+    """:func:`horoplug.common.elastic.run_fn` for a framework that raises its own exceptions when the job is broken.
 
-    ``failure``: recognises them. ``reset``: what to do besides starting the ranks anew."""
+    ``failure``: recognises these exceptions. ``reset``: called after the ranks have been initialised again."""
 
     @functools.wraps(func)
     def attempt(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def run(
         except (HorovodInternalError, HostsUpdatedInterrupt):
             raise
         except Exception as error:
-            # Cleaning up after a failure may fail, too, and hide it.
+            # An exception during the cleanup after a failure hides the failure.
             cause: BaseException | None = error
             while cause is not None:
                 if isinstance(cause, HorovodInternalError) or failure(cause):
@@ -83,17 +83,17 @@ def run(
                 cause = cause.__cause__ or cause.__context__
             raise
 
-    def start_anew() -> None:
+    def reinitialise() -> None:
         shutdown()
         init()
         if reset is not None:
             reset()
 
-    return run_fn(attempt, start_anew)
+    return run_fn(attempt, reinitialise)
 
 
 class Commit:
-    """Body of ``CommitStateCallback``."""
+    """Mixin of ``CommitStateCallback``."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Commit:
 
 
 class UpdateBatch:
-    """Body of ``UpdateBatchStateCallback``."""
+    """Mixin of ``UpdateBatchStateCallback``."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class UpdateBatch:
 
 
 class UpdateEpoch:
-    """Body of ``UpdateEpochStateCallback``."""
+    """Mixin of ``UpdateEpochStateCallback``."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class UpdateEpoch:
         self._offset = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # fit may have been given initial_epoch=state.epoch, or fewer epochs.
+        # The caller may have passed initial_epoch=state.epoch to fit, or reduced the number of epochs.
         if self._offset is None:
             self._offset = self.state.epoch - epoch
 

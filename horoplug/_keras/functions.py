@@ -1,4 +1,4 @@
-"""What callbacks and states do with variables, on any backend and with Keras 2: read, write, broadcast."""
+"""Reading, writing and broadcasting variables of any backend and of Keras 2, for callbacks and elastic states."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from horoplug.numpy import broadcast_async_
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer; none if there is no optimizer."""
+    """The variables of an optimizer; an empty list for None."""
     found = getattr(optimizer, "variables", ())
     return list(found() if callable(found) else found)  # a method in older versions
 
 
 def weights(model: Any, optimizer: Any = None) -> list[Any]:
-    """What is the same on all ranks: a model's weights (not the states of its random numbers and metrics), and the
-    variables of an optimizer, by default of the model's (not the gradients that it accumulates)."""
+    """The variables that are the same on all ranks: the weights of a model (without the states of random generators and
+    metrics), and the variables of an optimizer, by default the model's (without accumulated gradients)."""
     if optimizer is None:
         optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -41,12 +41,14 @@ def broadcast_variables(
     """Overwrite variables of Keras (in the same order on every rank) with those of rank `root_rank` (a global rank), on
     the ranks of the set.
 
-    Raises HorovodInternalError on all ranks, unless all have variables of the same shapes and dtypes."""
+    Raises HorovodInternalError on all ranks if the shapes or dtypes of the variables differ between ranks."""
     values = [read(variable) for variable in variables]
-    _check_same([(v.shape, str(v.dtype)) for v in values], variables, root_rank, process_set)
+    _check_shapes_and_dtypes(
+        [(v.shape, str(v.dtype)) for v in values], variables, root_rank, process_set
+    )
     handles = [
-        broadcast_async_(value, root_rank, f"broadcast_variables.{place}", process_set)
-        for place, value in enumerate(values)
+        broadcast_async_(value, root_rank, f"broadcast_variables.{i}", process_set)
+        for i, value in enumerate(values)
     ]
     for handle in handles:
         synchronize(handle)
@@ -54,19 +56,19 @@ def broadcast_variables(
         variable.assign(value)
 
 
-def _check_same(
-    mine: list[Any], variables: Sequence[Any], root_rank: int, process_set: ProcessSet
+def _check_shapes_and_dtypes(
+    own: list[Any], variables: Sequence[Any], root_rank: int, process_set: ProcessSet
 ) -> None:
     names = [getattr(v, "path", getattr(v, "name", "")) for v in variables]
     ranks = process_set.ranks or []
-    gathered = allgather_object((mine, names), "broadcast_variables", process_set)
-    theirs = dict(zip(ranks, gathered, strict=True))
-    expected, names = theirs[root_rank]
-    for rank, (found, _) in theirs.items():
+    gathered = allgather_object((own, names), "broadcast_variables", process_set)
+    by_rank = dict(zip(ranks, gathered, strict=True))
+    expected, names = by_rank[root_rank]
+    for rank, (found, _) in by_rank.items():
         if len(found) != len(expected):
             raise HorovodInternalError(
-                f"broadcast of variables: rank {root_rank} has {len(expected)} of them, rank {rank} has {len(found)}; "
-                "all ranks need the same model and optimizer."
+                f"broadcast of variables: rank {root_rank} has {len(expected)} variables, rank {rank} has "
+                f"{len(found)}; all ranks need the same model and optimizer."
             )
         for (shape, dtype), (other_shape, other_dtype), name in zip(
             expected, found, names, strict=True
@@ -78,7 +80,7 @@ def _check_same(
                 )
 
 
-def without(variables: Iterable[Any], left_out: Iterable[Any]) -> list[Any]:
-    """The variables that are not among others."""
-    ids = {id(variable) for variable in left_out}
+def without(variables: Iterable[Any], excluded: Iterable[Any]) -> list[Any]:
+    """The variables that are not in ``excluded``."""
+    ids = {id(variable) for variable in excluded}
     return [variable for variable in variables if id(variable) not in ids]

@@ -1,26 +1,28 @@
-"""Optimizers of Keras 2 (``tf_keras``, and ``tf.keras`` before TensorFlow 2.16), which run on TensorFlow only."""
+"""Distributed optimizers of Keras 2 (``tf_keras``, and ``tf.keras`` before TensorFlow 2.16), which needs TensorFlow."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from horoplug._keras.optimizer import Distribution, take_class
+from horoplug._keras.backends import tensorflow as backend
+from horoplug._keras.distribution import Distribution, change_class
 from horoplug._keras.options import Options
+from horoplug.tensorflow.gradient_aggregation import LocalGradientAggregationHelper as Helper
 
 
-class _Distributed:
-    """What is put before the class of the user's optimizer."""
+class _DistributedMixin:
+    """The base class that is added to the class of the user's optimizer."""
 
     _horoplug: Distribution
-    _aggregation: Any  # a LocalGradientAggregationHelper
+    _aggregation: Helper
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to this rank alone."""
+        """Exclude the gradient of a variable from the reduction."""
         self._horoplug.register_local(var)
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any
     ) -> Any:
-        """As the optimizer's own, on the gradients of all ranks."""
+        """The optimizer's own method on the reduced gradients."""
         apply = super().apply_gradients  # type: ignore[misc]
         gradients, variables = zip(*grads_and_vars, strict=True)
         reduced = self._aggregation.compute_gradients(gradients, variables)
@@ -29,12 +31,9 @@ class _Distributed:
 
 
 def distribute(optimizer: Any, options: Options, passes: int, average_aggregated: bool) -> Any:
-    """Make an optimizer of Keras 2 a distributed one; see :func:`horoplug._keras.optimizer.distribute`."""
-    from horoplug._keras.backends import tensorflow
-    from horoplug.tensorflow.gradient_aggregation import LocalGradientAggregationHelper as Helper
-
-    distribution = Distribution(tensorflow, options, passes, 1)
-    made = take_class(optimizer, _Distributed, distribution)
+    """Make an optimizer of Keras 2 a distributed one; see :func:`horoplug._keras.keras3.distribute`."""
+    distribution = Distribution(backend, options, passes, 1)
+    made = change_class(optimizer, _DistributedMixin, distribution)
     type(made)._aggregation = Helper(
         passes,
         distribution.reduce,

@@ -1,4 +1,4 @@
-"""Models that were saved."""
+"""Loading of saved models."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,10 +12,10 @@ def load_model(
     custom_objects: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> Any:
-    """Load a model of a library (``keras`` or ``tf_keras``), with its optimizer as ``wrap(optimizer, **options)``."""
+    """Load a model with ``keras`` or ``tf_keras`` and replace its optimizer by ``wrap(optimizer, **options)``."""
     known: dict[str, Any] = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = library.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
-        # The object remains: the variables that were loaded are in it.
+        # `wrap` keeps the object, which holds the loaded variables.
         model.optimizer = wrap(model.optimizer, **options)
     return model

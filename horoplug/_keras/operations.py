@@ -1,5 +1,5 @@
-"""Operations on values: tensors and variables of Keras' backends, which give tensors, and NumPy arrays, numbers and
-lists, which give NumPy arrays."""
+"""Operations on values: tensors and variables of the Keras backends, whose results are tensors, and NumPy arrays,
+numbers and lists, whose results are NumPy arrays."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", 
 
 
 def _run(operation: str, value: Any, compression: Any = None, **options: Any) -> Any:
-    """An operation of the framework that a value belongs to, or of ``horoplug.numpy``."""
-    if hasattr(value, "assign") and hasattr(value, "constraint"):  # a variable of Keras
+    """Run an operation of the framework to which the value belongs, or of ``horoplug.numpy``."""
+    if hasattr(value, "assign") and hasattr(value, "constraint"):  # a Keras variable
         value = getattr(value, "value", value)
         value = value() if callable(value) else value
     backend = backends.of(value)
@@ -39,8 +39,9 @@ def allreduce(
 ) -> Any:
     """Reduce a value of one shape over all ranks, element by element; every rank gets the result.
 
-    ``op``: Average (the default), Sum, Adasum, Min, Max, Product; ``average`` is its deprecated predecessor.
-    ``compression`` (``Compression.fp16`` …) is for tensors and variables. ``name`` pairs the calls of the ranks."""
+    ``op``: Average (the default), Sum, Adasum, Min, Max, Product; ``average`` is deprecated in favour of it.
+    ``compression`` (such as ``Compression.fp16``) applies to tensors and variables. ``name`` matches the calls of the
+    ranks."""
     return _run(
         "allreduce",
         value,
@@ -56,8 +57,8 @@ def allreduce(
 def allgather(
     value: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Join the ranks' values along the first dimension, which may differ between ranks, in rank order; a scalar counts
-    as one row."""
+    """Concatenate the ranks' values along the first dimension, which may differ between ranks, in rank order; a scalar
+    counts as one row."""
     return _run("allgather", value, name=name, process_set=process_set)
 
 
@@ -67,7 +68,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The value of rank `root_rank` (a global rank), on every rank; shapes are the same on all ranks."""
+    """Returns the value of rank `root_rank` (a global rank) on every rank. Shapes are the same on all ranks."""
     return _run("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
 
 
@@ -77,18 +78,18 @@ def reducescatter(
     op: int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce like :func:`allreduce` (Average or Sum only), then keep this rank's share of the rows (first dimension);
-    the first `rows % size` ranks get one more."""
+    """Reduce like :func:`allreduce` (Average or Sum only) and return this rank's share of the rows (first dimension).
+    The first `rows % size` ranks get one row more than the others."""
     return _run("reducescatter", value, name=name, op=op, process_set=process_set)
 
 
 def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
     """Overwrite the weights of a model and the variables of its optimizer with those of rank `root_rank`. Collective.
 
-    Raises ValueError without ``model``: Keras keeps no list of all variables."""
+    Raises ValueError without ``model``, because Keras has no list of all variables."""
     if model is None:
         raise ValueError(
-            "broadcast_global_variables needs to know the model: broadcast_global_variables(0, model), or give fit the "
-            "callback BroadcastGlobalVariablesCallback(0)."
+            "broadcast_global_variables needs the model: call broadcast_global_variables(0, model), or pass the "
+            "callback BroadcastGlobalVariablesCallback(0) to fit."
         )
     broadcast_variables(weights(model), root_rank)

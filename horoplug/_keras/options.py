@@ -1,4 +1,4 @@
-"""What ``DistributedOptimizer`` was told about gradients, whatever the framework that reduces them."""
+"""The options of ``DistributedOptimizer``, independent of the backend that reduces the gradients."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,8 +13,8 @@ from horoplug.common.reduce_ops import Average, resolve
 class Options:
     """The arguments of ``DistributedOptimizer`` of the same names.
 
-    Raises ValueError for an op that is none, a predivide factor with another op than Average, and ``groups`` that are
-    none."""
+    Raises ValueError for an invalid op, for a predivide factor with another op than Average, and for invalid
+    ``groups``."""
 
     name: str  # of the optimizer, the same on every rank
     device_dense: str
@@ -34,30 +34,29 @@ class Options:
 
     @classmethod
     def of(cls, name: str, arguments: Mapping[str, Any]) -> "Options":
-        """From the arguments of a user's call, by name; those that are none of the options are left out."""
+        """From the arguments of a user's call, by name. Arguments that are not fields of this class are ignored."""
         known = {field.name: arguments[field.name] for field in fields(cls)}
         return cls(**known | {"name": name, "groups": groups_of(arguments)})
 
 
 class Reduction(Protocol):
-    """How a backend reduces gradients; made from :class:`Options`."""
+    """How a backend reduces gradients. Each backend constructs its implementation from :class:`Options`."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
-        """The reduced gradients, each of the variable in the same place; what is None stays so. On ranks outside of the
-        process set: the gradients as they are. ``name``: what the operations' names begin with."""
+        """The reduced gradients of ``variables``, in their order. Gradients that are None remain None. On ranks outside
+        of the process set, the gradients are returned unchanged. ``name``: prefix of the operations' names."""
 
     def local(self, gradient: Any) -> Any:
-        """The gradient of a variable that every rank has for itself: divided by the number of ranks if
-        ``scale_local_gradients`` says so."""
+        """The gradient of a local variable: divided by the number of ranks if ``scale_local_gradients`` is set."""
 
 
-def group_places(
-    places: Iterable[int], groups: Groups, variables: Sequence[Any]
+def group_indices(
+    indices: Iterable[int], groups: Groups, variables: Sequence[Any]
 ) -> list[list[int]] | None:
-    """The places of gradients that travel together; None: the caller may choose.
+    """The indices of the gradients that each operation reduces; None: the caller may choose.
 
-    ``variables``: those of all places; ``groups`` has the very same objects."""
+    ``variables``: those of all gradients; ``groups`` contains the same objects."""
     if groups is None:
         return None
     listed = groups if isinstance(groups, int) else [[id(v) for v in group] for group in groups]
-    return split_places(list(places), listed, [id(variable) for variable in variables])
+    return split_places(list(indices), listed, [id(variable) for variable in variables])

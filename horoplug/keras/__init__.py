@@ -1,5 +1,5 @@
-"""Horoplug for Keras, on its TensorFlow, PyTorch and JAX backends: ``import horoplug.keras as hvd``. The functions,
-their arguments and defaults are Horovod's.
+"""Horoplug for Keras with the TensorFlow, PyTorch and JAX backends: ``import horoplug.keras as hvd``. The functions,
+their arguments and their defaults are Horovod's.
 
 hvd.init()
 optimizer = keras.optimizers.Adam(0.001 * hvd.size())
@@ -50,27 +50,28 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> Optimizer:
-    """Have an optimizer of Keras use the gradients of all ranks. Returns the optimizer itself: its variables, learning
-    rate and schedules stay, and it is saved as what it was before.
+    """Make a Keras optimizer reduce its gradients over the ranks. Returns the optimizer itself: its variables, learning
+    rate and schedules do not change, and a saved model contains the original optimizer.
 
-    Gradients are reduced before Keras does anything with them: clipping, weight decay, moving averages.
+    Gradients are reduced before clipping, weight decay and moving averages.
 
-    name: what the operations' names begin with; the same on all ranks.
-    device_dense, device_sparse: where TensorFlow places the operations.
-    compression: how gradients travel: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
-    sparse_as_dense: make sparse gradients dense to reduce them, instead of gathering them.
-    gradient_predivide_factor: with Average, divide by this before summing and by size / this after it.
-    op: how gradients are combined: Average, Sum, Adasum, Min, Max, Product.
-    groups: gradients that travel together: the number of groups, or lists of variables. (num_groups: its old name.)
-    process_set: the ranks to reduce over; other ranks use their own gradients.
+    name: prefix of the operations' names, the same on all ranks.
+    device_dense, device_sparse: the device on which TensorFlow places the operations.
+    compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
+    sparse_as_dense: convert sparse gradients to dense ones to reduce them, instead of gathering them.
+    gradient_predivide_factor: with Average, divide by this factor before the sum, and by size / factor after it.
+    op: the reduction: Average, Sum, Adasum, Min, Max, Product.
+    groups: gradients that are reduced in one operation: the number of groups, or lists of variables. (num_groups is its
+        older name.)
+    process_set: the ranks over which gradients are reduced; other ranks use their own gradients.
     scale_local_gradients: divide the gradients of variables that are not reduced (``optimizer.register_local_var``) by
-        the number of ranks, as the average does.
-    backward_passes_per_step: reduce and apply gradients with every so-manieth batch only, until then add them up. Keras
-        does so (its gradient_accumulation_steps, which the optimizer is saved with).
+        the number of ranks, like the average.
+    backward_passes_per_step: the number of batches whose gradients are added before they are reduced and applied. Keras
+        accumulates them (gradient_accumulation_steps, which is saved with the optimizer).
     average_aggregated_gradients: divide these sums by backward_passes_per_step.
 
-    Raises ValueError for what is no optimizer, an optimizer that is distributed already, and arguments that make no
-    sense."""
+    Raises ValueError for an object that is not an optimizer, for an optimizer that is distributed already, and for
+    invalid arguments."""
     return _make(optimizer, locals())
 
 
@@ -90,8 +91,8 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Optimizer:
-    """:func:`DistributedOptimizer` that leaves the trainable variables of ``local_layers`` (a layer or a list of them,
-    built) to each rank alone."""
+    """:func:`DistributedOptimizer` that does not reduce the gradients of the trainable variables of ``local_layers`` (a
+    built layer or a list of built layers)."""
     return _make(optimizer, locals())
 
 
@@ -103,11 +104,12 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
-    """``keras.models.load_model``, with the model's optimizer made a :func:`DistributedOptimizer`; training goes on
-    where it was. A model that was saved without horoplug does as well.
+    """``keras.models.load_model`` with a :func:`DistributedOptimizer` as the model's optimizer, to continue training.
+    Models that were saved without horoplug can be loaded, too.
 
-    ``custom_optimizers``: classes of optimizers that are not Keras' own; ``custom_objects``: see Keras; ``options``:
-    other arguments of :func:`DistributedOptimizer`. ``legacy_opts`` is accepted for Horovod's sake."""
+    ``custom_optimizers``: optimizer classes that are not part of Keras; ``custom_objects``: see Keras; ``options``:
+    other arguments of :func:`DistributedOptimizer`. ``legacy_opts`` is accepted for compatibility with Horovod and has
+    no effect."""
     options["compression"] = compression
     return _load_model(
         _keras, DistributedOptimizer, filepath, custom_optimizers, custom_objects, options

@@ -1,10 +1,10 @@
-"""Callbacks for ``model.fit``. They work on each of Keras' backends."""
+"""Callbacks for ``model.fit``, for every Keras backend."""
 
 from typing import Any
 
 import keras
 
-from horoplug._keras import callbacks as bodies
+from horoplug._keras import callbacks as mixins
 
 __all__ = [
     "BestModelCheckpoint",
@@ -15,41 +15,45 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(bodies.Broadcast, keras.callbacks.Callback):
-    """Give all ranks the weights and the optimizer's variables of rank ``root_rank``, when the first batch is done.
+class BroadcastGlobalVariablesCallback(mixins.Broadcast, keras.callbacks.Callback):  # type: ignore[misc]
+    """Broadcast the model's weights and the optimizer's variables from rank ``root_rank`` after the first batch.
 
-    With it, ranks that start from different weights, or of which only one has loaded a checkpoint, go on alike. The
-    states of random numbers (dropout) remain each rank's own. ``local_variables``: what to leave out. ``device`` is
-    accepted for Horovod's sake. Ranks with different models get a HorovodInternalError that names the difference."""
+    All ranks continue with the same weights, also if they started from different ones or only one rank has loaded a
+    checkpoint. The states of random generators (dropout) remain different. ``local_variables``: variables that are not
+    broadcast. ``device`` is accepted for compatibility with Horovod and has no effect. If the models differ, all ranks
+    raise a HorovodInternalError that names the difference."""
 
 
-class MetricAverageCallback(bodies.MetricAverage, keras.callbacks.Callback):
+class MetricAverageCallback(mixins.MetricAverage, keras.callbacks.Callback):  # type: ignore[misc]
     """Average the metrics over the ranks at the end of each epoch.
 
-    Put it before callbacks that use metrics (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard), or their
-    decisions differ between ranks. All ranks must have the same metrics: validation data on all or none."""
+    It must precede callbacks that use metrics (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard);
+    otherwise their decisions differ between ranks. All ranks must have the same metrics, so either all ranks or none
+    have validation data."""
 
 
-class LearningRateScheduleCallback(bodies.LearningRateSchedule, keras.callbacks.Callback):
+class LearningRateScheduleCallback(mixins.LearningRateSchedule, keras.callbacks.Callback):  # type: ignore[misc]
     """Set the learning rate to ``initial_lr * multiplier(epoch)`` from ``start_epoch`` until before ``end_epoch``.
 
-    ``multiplier``: a function of the epoch, or a number. ``staircase``: adjust it once per epoch; otherwise with each
-    batch, where the epoch has a fraction and ``steps_per_epoch`` is needed if Keras does not know it.
-    ``momentum_correction``: scale the momentum that an optimizer with one has gathered by new over old rate. The
-    logs of an epoch have the rate as ``lr``."""
+    ``multiplier``: a function of the epoch, or a number. ``staircase``: adjust the rate once per epoch. Otherwise it is
+    adjusted for each batch, with a fractional epoch, and ``steps_per_epoch`` is needed if Keras cannot determine it.
+    ``momentum_correction``: multiply the accumulated momentum by the new rate over the old one. The logs of an epoch
+    contain the rate as ``lr``."""
 
 
-class LearningRateWarmupCallback(bodies.LearningRateWarmup, keras.callbacks.Callback):
-    """Raise the learning rate from ``initial_lr / size`` to ``initial_lr``, batch by batch, in the first
-    ``warmup_epochs`` (Goyal et al., 2017): ``initial_lr`` is that of one process times the number of ranks.
+class LearningRateWarmupCallback(mixins.LearningRateWarmup, keras.callbacks.Callback):  # type: ignore[misc]
+    """Raise the learning rate from ``initial_lr / size`` to ``initial_lr`` during the first ``warmup_epochs``, with
+    each batch (Goyal et al., 2017). ``initial_lr`` is the rate of a single process times the number of ranks.
 
-    ``verbose``: 1 says when the rate is reached. For the rest see :class:`LearningRateScheduleCallback`."""
+    ``verbose``: 1 prints a message when the rate is reached. For the other arguments see
+    :class:`LearningRateScheduleCallback`."""
 
 
-class BestModelCheckpoint(bodies.BestModel, keras.callbacks.ModelCheckpoint):
-    """``keras.callbacks.ModelCheckpoint`` that keeps the best model. Set the attribute ``filepath`` before ``fit``."""
+class BestModelCheckpoint(mixins.BestModel, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """``keras.callbacks.ModelCheckpoint`` that saves the best model. The attribute ``filepath`` must be set before
+    ``fit``."""
 
 
 def derived_from(library: Any) -> dict[str, type]:
     """The same callbacks for another library with Keras' interface (``tf_keras``)."""
-    return bodies.derive([globals()[name] for name in __all__], library)
+    return mixins.derive([globals()[name] for name in __all__], library)

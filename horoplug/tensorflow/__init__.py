@@ -1,5 +1,5 @@
-"""Horoplug for TensorFlow: ``import horoplug.tensorflow as hvd``. The functions, their arguments and defaults are
-Horovod's.
+"""Horoplug for TensorFlow: ``import horoplug.tensorflow as hvd``. The functions, their arguments and their
+defaults are Horovod's.
 
 hvd.init()
 with hvd.DistributedGradientTape(tf.GradientTape()) as tape:

@@ -1,6 +1,7 @@
-"""One module for each of Keras' backends, with the same names: ``Compression``; ``native`` (what a variable is to the
-framework); ``BackendReduction`` (a :class:`horoplug._keras.options.Reduction`); ``allreduce``, ``allgather``,
-``broadcast`` and ``reducescatter`` on the framework's tensors; ``failure``."""
+"""One module for each Keras backend. Each has ``Compression``; ``native`` (the framework's object for a variable);
+``BackendReduction`` (a :class:`horoplug._keras.options.Reduction`); ``if_step``; ``all_true``; ``allreduce``,
+``allgather``, ``broadcast`` and ``reducescatter`` on the framework's tensors; and ``failure``. A module may have
+``can_compile``."""
 
 import importlib
 import sys
@@ -10,18 +11,18 @@ _TENSORS: Final = {"tensorflow": ("Tensor", "Variable"), "torch": ("Tensor",), "
 
 
 def load(name: str) -> Any:
-    """The module of a backend, by Keras' name for it.
+    """The module of a backend, by its name in Keras.
 
-    Raises ImportError for one that cannot train."""
+    Raises ImportError for a backend that is not supported."""
     if name not in _TENSORS:
         raise ImportError(
-            f"horoplug.keras works with Keras' backends {', '.join(_TENSORS)}, not with {name!r}; set KERAS_BACKEND."
+            f"horoplug.keras supports the Keras backends {', '.join(_TENSORS)}, not {name!r}; set KERAS_BACKEND."
         )
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def of(value: Any) -> Any:
-    """The module of the backend whose tensor a value is; None if it is no tensor."""
+    """The module of the backend to which a tensor belongs; None if the value is not a tensor."""
     for name, kinds in _TENSORS.items():
         framework = sys.modules.get(name)
         if framework and isinstance(value, tuple(getattr(framework, kind) for kind in kinds)):

@@ -1,4 +1,4 @@
-"""Keras' JAX backend: gradients are reduced as a part of the program that ``fit`` compiles."""
+"""The JAX backend: gradients are reduced as part of the program that ``fit`` compiles."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.experimental.sparse import JAXSparse
 
-from horoplug._keras.options import Options, group_places
+from horoplug._keras.options import Options, group_indices
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common.reduce_ops import Min
 from horoplug.jax.compression import Compression as Compression
@@ -18,12 +18,12 @@ from horoplug.jax.reduction import Reduction
 
 
 def native(variable: Any) -> Any:
-    """The variable itself: its array is another one after each step."""
+    """The variable itself, because its array is replaced in each step."""
     return variable
 
 
 def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) -> Any:
-    """``reduce(gradients)`` where this is a step; Keras throws the result away where it is none."""
+    """``reduce(gradients)`` if this is a step. Otherwise Keras discards the result."""
     if isinstance(is_step, jax.core.Tracer):
         return jax.lax.cond(is_step, reduce, lambda same: same, gradients)
     return reduce(gradients) if is_step else gradients
@@ -39,7 +39,7 @@ class BackendReduction:
             options.compression,
             options.op,
             options.gradient_predivide_factor,
-            None,  # groups of paths, which Keras' gradients have none of
+            None,  # groups of leaf paths, which Keras gradients do not have
             options.process_set,
         )
 
@@ -48,10 +48,10 @@ class BackendReduction:
         if options.process_set.included() is False:
             return list(gradients)
         dense = [g.todense() if isinstance(g, JAXSparse) else g for g in gradients]
-        places = [place for place, gradient in enumerate(dense) if gradient is not None]
-        groups = group_places(places, options.groups, variables)
+        indices = [i for i, gradient in enumerate(dense) if gradient is not None]
+        groups = group_indices(indices, options.groups, variables)
         if groups is None:
-            groups = [places] if places else []
+            groups = [indices] if indices else []
         return self._reduction.reduce_groups(dense, groups, name)
 
     def local(self, gradient: Any) -> Any:
@@ -67,7 +67,7 @@ def all_true(value: Any, **options: Any) -> Any:
 
 
 def failure(error: BaseException) -> bool:
-    """Whether an exception says that the job is broken (and not that the program is)."""
+    """Whether an exception is a failure of the job, not of the program."""
     return isinstance(error, HorovodInternalError) or (
         isinstance(error, jax.errors.JaxRuntimeError)
         and "a Horovod operation has failed" in str(error)

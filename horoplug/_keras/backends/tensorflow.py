@@ -1,4 +1,4 @@
-"""Keras' TensorFlow backend: gradients are reduced by operations of the graph that ``fit`` compiles."""
+"""The TensorFlow backend: gradients are reduced by operations of the graph that ``fit`` traces."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,17 +18,17 @@ from horoplug.tensorflow.reduction import Reduction
 
 
 def native(variable: Any) -> Any:
-    """The ``tf.Variable`` of a variable of Keras."""
+    """The ``tf.Variable`` of a Keras variable."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def can_compile() -> bool:
-    """Whether gradients can be reduced in functions that XLA compiles: it would compile for a GPU if there is one."""
+    """Whether gradients can be reduced in functions that XLA compiles, which is not possible on GPUs."""
     return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 
 def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) -> Any:
-    """``reduce(gradients)``: what is called at steps only."""
+    """``reduce(gradients)``: this backend calls it only at steps."""
     return reduce(gradients)
 
 
@@ -39,7 +39,7 @@ class BackendReduction:
         fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
         if isinstance(options.groups, (list, tuple)):
             fields["groups"] = [[native(v) for v in group] for group in options.groups]
-        self._reduction = Reduction(**fields, ignore_name_scope=True)  # Keras numbers scopes
+        self._reduction = Reduction(**fields, ignore_name_scope=True)  # Keras numbers name scopes
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         if name != self._reduction.name:
@@ -56,5 +56,5 @@ def all_true(value: Any, **options: Any) -> Any:
 
 
 def failure(error: BaseException) -> bool:
-    """Whether an exception says that the job is broken (and not that the program is)."""
+    """Whether an exception is a failure of the job, not of the program."""
     return is_failure(error)

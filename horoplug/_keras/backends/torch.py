@@ -1,11 +1,11 @@
-"""Keras' torch backend: what ``backward`` has left in ``.grad`` is reduced in place."""
+"""The PyTorch backend: the gradients that ``backward`` has stored in ``.grad`` are reduced in place."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from horoplug._keras.options import Options, group_places
+from horoplug._keras.options import Options, group_indices
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common.reduce_ops import Min
 from horoplug.torch.compression import Compression as Compression
@@ -18,18 +18,18 @@ from horoplug.torch.reduction import Reducer
 
 
 def native(variable: Any) -> Any:
-    """The ``torch.nn.Parameter`` of a variable of Keras."""
+    """The ``torch.nn.Parameter`` of a Keras variable."""
     return variable if isinstance(variable, torch.Tensor) else variable.value
 
 
-class _Place:
-    """Stands in for a parameter, since a gradient need not be one's ``.grad``."""
+class _GradientHolder:
+    """Has the attribute ``grad`` like a parameter. Needed because a gradient may not be the ``.grad`` of one."""
 
     grad: torch.Tensor | None = None
 
 
 def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) -> Any:
-    """``reduce(gradients)``: what is called at steps only."""
+    """``reduce(gradients)``: this backend calls it only at steps."""
     return reduce(gradients)
 
 
@@ -43,7 +43,7 @@ class BackendReduction:
             groups = [[native(variable) for variable in group] for group in groups]
         self._groups = groups
         self._names: dict[Any, str] = {}
-        self._places: dict[str, Any] = {}
+        self._holders: dict[str, Any] = {}
         self._reducer = Reducer(
             self._names,
             options.compression,
@@ -53,39 +53,38 @@ class BackendReduction:
             options.process_set,
         )
 
-    @torch._disable_dynamo
+    @torch._disable_dynamo  # type: ignore[attr-defined,unused-ignore]
     @torch.no_grad()
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         if self._options.process_set.included() is False:
             return list(gradients)
         parameters = [native(variable) for variable in variables]
-        places = {
-            number: self._place(f"{name}.{len(gradients)}.{number}", gradient, parameter)
+        holders = {
+            number: self._holder(f"{name}.{len(gradients)}.{number}", gradient, parameter)
             for number, (gradient, parameter) in enumerate(zip(gradients, parameters, strict=True))
             if gradient is not None
         }
-        groups = group_places(places, self._groups, parameters)
+        groups = group_indices(holders, self._groups, parameters)
         try:
             if groups is None:
-                self._reducer.submit(places.values(), {})
+                self._reducer.submit(holders.values(), {})
             else:
-                self._submit_groups([places[number] for number in group] for group in groups)
+                self._submit_groups([holders[number] for number in group] for group in groups)
             self._reducer.finish()
-            return [places[n].grad if n in places else None for n in range(len(gradients))]
+            return [holders[n].grad if n in holders else None for n in range(len(gradients))]
         finally:
             self._reducer.forget()
-            for place in places.values():
-                place.grad = None
+            for holder in holders.values():
+                holder.grad = None
 
-    def _place(self, name: str, gradient: Any, parameter: Any) -> Any:
-        place = self._places.get(name)
-        if place is None:
-            # By place: variables of the same model may have other names on other ranks.
-            place = self._places[name] = _Place()
-            self._names[place] = name
-        # The caller's own tensor is not overwritten.
-        place.grad = gradient if gradient is parameter.grad else gradient.detach().clone()
-        return place
+    def _holder(self, name: str, gradient: Any, parameter: Any) -> Any:
+        holder = self._holders.get(name)
+        if holder is None:
+            holder = self._holders[name] = _GradientHolder()
+            self._names[holder] = name
+        # A tensor of the caller is not overwritten.
+        holder.grad = gradient if gradient is parameter.grad else gradient.detach().clone()
+        return holder
 
     def _submit_groups(self, groups: Iterable[Sequence[Any]]) -> None:
         for group in groups:
@@ -107,5 +106,5 @@ def all_true(value: Any, **options: Any) -> Any:
 
 
 def failure(error: BaseException) -> bool:
-    """Whether an exception says that the job is broken (and not that the program is)."""
+    """Whether an exception is a failure of the job, not of the program."""
     return isinstance(error, HorovodInternalError)

@@ -1,5 +1,5 @@
-"""Horoplug for ``tf.keras``: ``import horoplug.tensorflow.keras as hvd``. The functions, their arguments and defaults
-are Horovod's. It is :mod:`horoplug.keras`, and works with Keras 2 (``tf_keras``, TF_USE_LEGACY_KERAS=1), too.
+"""Horoplug for ``tf.keras``: ``import horoplug.tensorflow.keras as hvd``. The functions, their arguments and their
+defaults are Horovod's. It is :mod:`horoplug.keras` and also supports Keras 2 (``tf_keras``, TF_USE_LEGACY_KERAS=1).
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Training with ``tf.keras`` that goes on after a failure; see :mod:`horoplug.keras.elastic`."""
+"""Training with ``tf.keras`` that continues after a failure; see :mod:`horoplug.keras.elastic`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,0 +1,121 @@
+"""The state that makes a Keras optimizer a distributed one."""
+
+import itertools
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from horoplug._keras.options import Options, Reduction
+from horoplug.common.context import context
+
+
+class Distribution:
+    """How a distributed optimizer reduces gradients.
+
+    ``passes``: backward_passes_per_step, or 1 if the optimizer accumulates gradients for another reason. ``factor``:
+    reduced gradients are multiplied by it."""
+
+    def __init__(self, backend: Any, options: Options, passes: int, factor: int) -> None:
+        self.options = options
+        self.reduction: Reduction = backend.BackendReduction(options)
+        self.passes = passes
+        # Variables that are not reduced, by id. The dictionary holds the objects, so that their ids are not used again.
+        self.local: dict[int, Any] = {}
+        self._backend = backend
+        self._factor = factor
+        self._thread = threading.local()
+        self._passes_since_reduction = 0
+
+    @property
+    def name(self) -> str:
+        """The prefix of the names of this optimizer's operations, which no other optimizer has.
+
+        The names that Keras gives to optimizers depend on what else a process has created, and may differ between
+        ranks. This name contains the index of the distributed optimizer in the job, in the order of first use, which
+        is the same on every rank."""
+        names = context.per_job.setdefault(Distribution, weakref.WeakKeyDictionary())
+        if self not in names:
+            count = context.per_job.setdefault((Distribution, self.options.name), itertools.count())
+            index = next(count)
+            names[self] = f"{self.options.name}_{index}" if index else self.options.name
+        name: str = names[self]
+        return name
+
+    def register_local(self, variable: Any) -> None:
+        native = self._backend.native(variable)
+        self.local[id(native)] = native
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients that the optimizer applies."""
+        is_local = [id(self._backend.native(variable)) in self.local for variable in variables]
+        shared = [None if local else g for g, local in zip(gradients, is_local, strict=True)]
+        reduced = self.reduction.reduce(shared, variables, self.name)
+        results = [
+            self.reduction.local(g) if local else r
+            for g, r, local in zip(gradients, reduced, is_local, strict=True)
+        ]
+        if self._factor != 1:
+            results = [None if g is None else g * self._factor for g in results]
+        return results
+
+    def all_ranks_finite(self, finite: Any) -> Any:
+        """Whether gradients are finite on all ranks. ``finite``: whether they are on this rank."""
+        if self.options.process_set.included() is False:
+            return finite
+        options = {"name": f"{self.name}.finite", "process_set": self.options.process_set}
+        return self._backend.all_true(finite, **options)
+
+    @property
+    def applying(self) -> bool:
+        """Whether this thread is inside of the optimizer's ``apply``."""
+        return getattr(self._thread, "applying", False)
+
+    @property
+    def pending(self) -> list[Any] | None:
+        """The variables of the accumulated gradients that :meth:`reduce_accumulated` will get."""
+        return getattr(self._thread, "pending", None)
+
+    def enter(self, pending: list[Any] | None) -> None:
+        self._thread.applying, self._thread.pending = True, pending
+
+    def leave(self) -> None:
+        self._thread.applying, self._thread.pending = False, None
+
+    def reduce_accumulated(self, gradients: list[Any], is_step: Any) -> Any:
+        """:meth:`reduce` for accumulated gradients. ``is_step``: whether the optimizer applies them."""
+        variables = self.pending
+        assert variables is not None
+        self._passes_since_reduction = -1
+        return self._backend.if_step(is_step, lambda g: self.reduce(g, variables), gradients)
+
+    def check_reduced(self, steps: int) -> None:
+        """Count a pass. Raises RuntimeError if accumulated gradients were not reduced, because a custom optimizer does
+        not accumulate them like Keras."""
+        self._passes_since_reduction += 1
+        if self._passes_since_reduction > steps:
+            raise RuntimeError(
+                "the optimizer has applied accumulated gradients without calling `_clip_gradients` before, in which "
+                "DistributedOptimizer reduces them; use it without gradient_accumulation_steps."
+            )
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer is the result of ``DistributedOptimizer``."""
+    return hasattr(type(optimizer), "_horoplug")
+
+
+def change_class(optimizer: Any, mixin: type, distribution: Distribution) -> Any:
+    """Change the class of an object to one that is derived from ``mixin`` and its own class.
+
+    ``__class__``, which Keras reads when it saves the object, remains the original class, so that the saved object can
+    be loaded without horoplug."""
+    kind = type(optimizer)
+    body = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__class__": property(lambda self: kind),
+        "_horoplug": distribution,
+    }
+    object.__setattr__(optimizer, "__class__", type(kind.__name__, (mixin, kind), body))
+    return optimizer
