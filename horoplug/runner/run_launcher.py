@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from horoplug.base.config import SECRET_BYTES
+from horoplug.base.variables import SECRET_BYTES
 
 from . import mpirun_launch
 from .arguments import Options, parse

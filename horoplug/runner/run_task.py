@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from horoplug.base.config import parse_secret
+from horoplug.base.variables import parse_secret
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 
 from .exchange import RAISED, RETURNED, WITHDRAWN, Client

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from horoplug.base import config, log
-from horoplug.base.config import IGNORED, VARIABLES, Config
+from horoplug.base.config import Config
+from horoplug.base.variables import IGNORED, VARIABLES
 from horoplug.common.errors import (
     HorovodInternalError,
     HorovodVersionMismatchError,

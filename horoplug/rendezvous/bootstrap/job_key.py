@@ -15,7 +15,7 @@ import stat
 import time
 from pathlib import Path
 
-from horoplug.base.config import SECRET_BYTES, parse_secret
+from horoplug.base.variables import SECRET_BYTES, parse_secret
 
 REMEDY = (
     "set HOROPLUG_SECRET_KEY to the same 64 hexadecimal digits for all ranks "

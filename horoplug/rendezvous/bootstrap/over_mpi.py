@@ -7,7 +7,8 @@ import os
 import secrets
 from typing import Any
 
-from horoplug.base.config import SECRET_BYTES, Config
+from horoplug.base.config import Config
+from horoplug.base.variables import SECRET_BYTES
 from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.libraries import check_single_library
 from horoplug.rendezvous.bootstrap.launcher_environment import LaunchedProcess, recognise
