@@ -1,16 +1,58 @@
 """The C core as Python sees it: a thin pybind11 layer over the C ABI (``csrc/include/horoplug/horoplug.h``)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 ABI_VERSION: int
 
+class Status(IntEnum):
+    """``hp_status``."""
+
+    OK = ...
+    IN_PROGRESS = ...
+    INVALID_ARGUMENT = ...
+    DUPLICATE_NAME = ...
+    UNSUPPORTED = ...
+    MISMATCH = ...
+    DEADLOCK = ...
+    TIMEOUT = ...
+    ABORTED = ...
+    SHUT_DOWN = ...
+    INTERNAL = ...
+
+class Op(IntEnum):
+    """``hp_op``."""
+
+    ALLREDUCE = ...
+    ALLGATHER = ...
+    BROADCAST = ...
+    ALLTOALL = ...
+    REDUCESCATTER = ...
+    BARRIER = ...
+    JOIN = ...
+    ADD_PROCESS_SET = ...
+    REMOVE_PROCESS_SET = ...
+    CREATE_BUFFER = ...
+
+class ReduceOp(IntEnum):
+    """``hp_reduce_op``."""
+
+    AVERAGE = ...
+    SUM = ...
+    ADASUM = ...
+    MIN = ...
+    MAX = ...
+    PRODUCT = ...
+
 class Error(Exception):
-    """A failed call. ``args`` is ``(status, message)``; ``status`` is one of the ``HP_*`` numbers of the C ABI."""
+    """A failed call. ``args`` is ``(status, message)``; ``status`` is one of :class:`Status`."""
 
     status: int
 
 class Memory:
-    """Memory the core allocated for a result; frees it when garbage collected. Supports the buffer protocol (bytes)."""
+    """Memory that the core allocated for a result; freed when garbage collected. Supports the buffer protocol (writable
+    bytes)."""
 
     @property
     def address(self) -> int: ...
@@ -19,7 +61,7 @@ class Memory:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class DeviceMemory:
-    """Memory on a card that the core allocated; given back, in the order of its stream, when garbage collected. Its
+    """Memory on a GPU that the core allocated; freed, in the order of its stream, when garbage collected. Its
     ``__cuda_array_interface__`` is that of writable bytes with no stream to wait for."""
 
     @property
@@ -30,14 +72,14 @@ class DeviceMemory:
     def device(self) -> int: ...
     @property
     def stream(self) -> int:
-        """It has to live as long as this object."""
+        """The CUstream, which has to live as long as this object."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]: ...
 
 class Buffer:
-    """This rank's part of a shared buffer; given back when garbage collected. Supports the buffer protocol (writable
-    bytes). It does not need its engine any more."""
+    """This rank's part of a shared buffer; freed when garbage collected. Supports the buffer protocol (writable bytes).
+    May outlive its engine."""
 
     @property
     def address(self) -> int: ...
@@ -54,22 +96,22 @@ class Result:
 
     @property
     def row_counts(self) -> list[int]:
-        """Rows that came from each rank (allgather, alltoall); empty otherwise."""
+        """Rows received from each rank (allgather, alltoall); empty for other operations."""
 
     @property
     def memory(self) -> Memory | DeviceMemory | None:
-        """The output, where the core allocated it (submitted with output address 0), on the device of the input."""
+        """The output, if the core allocated it (submitted with output address 0), on the device of the input."""
 
 class Worker:
-    """A thread of its own that calls functions, one after the other. It ends with this object, once it has called what
-    was posted, and no engine uses it any more."""
+    """A thread that calls functions, one after the other. It ends when this object is garbage collected, all posted
+    functions were called, and no engine uses it."""
 
     def __init__(self) -> None: ...
     def post(self, function: Callable[[], object]) -> None:
-        """Have it call a function, which raises nothing."""
+        """Call a function in the thread. An exception that it raises is reported as unraisable."""
 
 class Prepared:
-    """An operation on one tensor, in place, that is submitted again and again: all of it but the tensor's address."""
+    """An in-place operation on one tensor that is submitted many times: everything except the tensor's address."""
 
     def __init__(
         self,
@@ -85,45 +127,63 @@ class Prepared:
         device: int = -1,
     ) -> None: ...
 
+@dataclass(kw_only=True)
+class EngineConfig:
+    """The settings of an :class:`Engine`. Units and defaults are those of ``hp_config`` in the C ABI: seconds and
+    bytes; 0 stands for the core's default."""
+
+    rank: int = 0
+    size: int = 1
+    host: int = 0
+    """Index of this process's host."""
+    local_rank: int = 0
+    peers: Sequence[tuple[int, int, int, int, int]] = ()
+    """``(rank, host, stream_fd, segment_fd, doorbell_fd)`` of each other rank. The engine takes ownership of every
+    descriptor in this object, also if it fails to start."""
+    lanes: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """By rank: the descriptors of further connections."""
+    segment_fd: int = -1
+    doorbell_fd: int = -1
+    link_latency: float = 0.0
+    link_bandwidth: float = 0.0
+    mpi: Mapping[str, object] | None = None
+    """The fields of ``hp_mpi`` by name."""
+    gpu_files: Sequence[str] = ()
+
+    fusion_threshold: int = 0
+    cache_capacity: int = 0
+    separate_groups: bool = False
+    process_sets: str = ""
+    plan_after: int = 0
+    bucket_bytes: int = 0
+    algorithm: str | None = None
+    gpu_algorithm: str | None = None
+    progress_cpu: int = -1
+    """The CPU that the progress thread runs on; -1: any."""
+
+    stall_check_time: float = 0.0
+    stall_shutdown_time: float = 0.0
+    data_timeout: float = 0.0
+    operation_timeout: float = 0.0
+    deadlock_time: float = 0.0
+
+    autotune: int = 0
+    autotune_fixed: int = 0
+    autotune_warmup: int = 0
+    autotune_steps: int = 0
+    autotune_samples: int = 0
+    autotune_log: str = ""
+
+    log_level: int = 0
+    log: Callable[[int, str], None] | None = None
+    """Called with each message in a thread of its own; None: messages go to stderr."""
+
 class Engine:
     """One rank's engine. Methods release the GIL while they block."""
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        size: int,
-        host: int,
-        peers: Sequence[tuple[int, int, int, int, int]],
-        segment_fd: int = -1,
-        doorbell_fd: int = -1,
-        fusion_threshold: int = 0,
-        cache_capacity: int = 0,
-        stall_check_time: float = 0.0,
-        stall_shutdown_time: float = 0.0,
-        data_timeout: float = 0.0,
-        operation_timeout: float = 0.0,
-        deadlock_time: float = 0.0,
-        algorithm: str | None = None,
-        log_level: int = 0,
-        log: Callable[[int, str], None] | None = None,
-        progress_cpu: int = -1,
-        separate_groups: bool = False,
-        process_sets: str = "",
-        plan_after: int = 0,
-        bucket_bytes: int = 0,
-        autotune: tuple[int, int, int, int, int, str] = (0, 0, 0, 0, 0, ""),
-        mpi: Mapping[str, object] | None = None,
-        lanes: Mapping[int, Sequence[int]] = {},
-        link_latency: float = 0.0,
-        link_bandwidth: float = 0.0,
-        gpu_files: Sequence[str] = (),
-        local_rank: int = 0,
-        gpu_algorithm: str | None = None,
-    ) -> None:
-        """Start an engine. ``peers``: ``(rank, host, stream_fd, segment_fd, doorbell_fd)`` each; ``lanes``: by rank,
-        the descriptors of further connections. The engine takes ownership of every descriptor, also on failure. Units
-        and defaults are those of ``hp_config``."""
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the engine. Collective: returns when all ranks have started. Raises :class:`Error` if the ranks'
+        settings differ, a rank does not start in time, or a setting is invalid."""
 
     def submit(
         self,
@@ -143,7 +203,8 @@ class Engine:
     ) -> int:
         """Submit an operation on ``tensors``, each ``(input address, output address or 0, shape)``; returns its handle.
 
-        Tensors on a card: ``device`` is its number; the operation comes after what is in ``stream`` (a CUstream) now.
+        For tensors on a GPU, ``device`` is its ordinal, and the operation runs after the work that is in ``stream`` (a
+        CUstream) now.
 
         The caller keeps the memory alive until the handle is done. Raises :class:`Error` at once for invalid
         arguments, a duplicate name, or an engine that has been shut down or aborted."""
@@ -165,75 +226,75 @@ class Engine:
         keep: bool = True,
         stream: int = 0,
     ) -> int:
-        """The same, and wait for it for a moment, without waking another thread; :meth:`wait` ends the wait. Returns 0
-        instead of the handle if the operation is done and, with ``keep`` false, forgotten. Raises :class:`Error` also
-        if the operation fails meanwhile; its handle is forgotten then."""
+        """:meth:`submit`, and wait briefly without waking another thread; the caller continues with :meth:`wait`. With
+        ``keep`` false, an operation that is done meanwhile is released, and the result is 0 instead of the handle.
+        Raises :class:`Error` also if the operation fails meanwhile; it is then released."""
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Have every rank (they all call this, with the same ascending ranks) know a new process set; returns a
-        handle. :meth:`value` then gives its number."""
+        """Register a process set of these ranks, in ascending order; returns a handle. :meth:`value` then gives the id
+        of the set. Collective: all ranks of the job call this."""
 
     def remove_process_set(self, process_set: int) -> int:
-        """The opposite, for a set's number; returns a handle."""
+        """Remove the process set with this id; returns a handle. Collective."""
 
     def join(self, process_set: int = 0) -> int:
-        """Say that this rank submits nothing more until all have joined; returns a handle. :meth:`value` then gives
-        the rank that was the last."""
+        """Declare that this rank submits nothing more until all ranks have joined; returns a handle. :meth:`value` then
+        gives the rank that joined last."""
 
     def value(self, handle: int) -> int:
         """The number that the operation of one of the three methods above has produced."""
 
     def create_buffer(self, nbytes: int) -> int:
-        """Have every rank (they all call this, with the same size) get a buffer that its peers map too; returns a
-        handle. :meth:`take_buffer` then gives it."""
+        """Create a buffer that the ranks of a host share; returns a handle. :meth:`take_buffer` then gives the buffer.
+        Collective, with the same size on all ranks."""
 
     def take_buffer(self, handle: int) -> Buffer:
-        """The buffer of a handle that is done, once."""
+        """The buffer of a handle that is done. Can be called once."""
 
     def submit_many(
         self, prepared: Sequence[Prepared], addresses: Sequence[int], stream: int = 0
     ) -> tuple[list[int], Error | None]:
-        """Submit each operation on the tensor at its address. At the first one that is refused it stops: returns the
-        handles of those before it, and why it was."""
+        """Submit each operation on the tensor at its address, until one is refused. Returns the handles of those that
+        were submitted, and the error of the refused one."""
 
     def poll(self, handle: int) -> bool:
-        """True when the operation is done, well or badly. Never raises for a failed operation."""
+        """Whether the operation is done, successfully or not. Does not raise for a failed operation."""
 
     def wait(self, handle: int) -> None:
-        """Block until done. Raises :class:`Error` if the operation failed; KeyboardInterrupt gets through."""
+        """Block until done. Raises :class:`Error` if the operation failed. Can be interrupted by signal handlers."""
 
     def wait_many(self, handles: Sequence[int]) -> list[tuple[int, Error]]:
-        """Block until all are done. Returns the failed ones: place in ``handles``, and how; KeyboardInterrupt gets
-        through."""
+        """Block until all are done. Returns ``(index in handles, error)`` of each that failed. Can be interrupted by
+        signal handlers."""
 
     def stream_wait(self, handle: int, stream: int) -> None:
-        """Have what is put into a stream from now on come after an operation on the card, which is done: its work is in
-        the core's stream. Raises :class:`Error` if the operation failed."""
+        """Order the work that is enqueued on ``stream`` from now on after an operation on a GPU. The operation must be
+        done: its work is then in the core's stream. Raises :class:`Error` if the operation failed."""
 
     def stream_wait_many(self, handles: Sequence[int], stream: int) -> None: ...
     def device_allocate(self, device: int, nbytes: int, stream: int) -> DeviceMemory:
-        """Memory for what is put into a stream from now on; given back in the order of that stream."""
+        """Memory for work that is enqueued on ``stream`` from now on; freed in the order of that stream."""
 
     def result(self, handle: int, index: int = 0, stream: int = 0) -> Result:
-        """Result of tensor ``index``; ``memory`` is handed over (once). ``stream``: in whose order memory on a card is
-        given back."""
+        """The result of tensor ``index``. Its ``memory`` is handed over once. ``stream``: memory on a GPU is freed in
+        the order of this stream."""
 
     def release(self, handle: int) -> None:
-        """Forget a handle. A handle still in flight is forgotten when it is done."""
+        """Free a handle. One that is still in flight is freed when it is done."""
 
     def release_many(self, handles: Sequence[int]) -> None: ...
     @property
     def address(self) -> int:
-        """Where the core has it (``hp_engine*``), for other bindings in this process. It goes away with this object."""
+        """The ``hp_engine*``, for other bindings in this process. Valid while this object lives."""
 
     def shutdown(self) -> None: ...
     def abort(self, reason: str) -> None: ...
     def stats(self) -> dict[str, int]:
-        """Counters: batches, tensors, bytes, control_messages, control_bytes, cached_names, wakeups."""
+        """The counters of ``hp_stats`` by name."""
 
     def timeline_start(self, path: str | bytes, mark_cycles: bool = False) -> None:
-        """Write a timeline to a file from now on, in place of the current one. Does nothing but on rank 0. Raises
-        :class:`Error` if the file cannot be written."""
+        """Write a timeline to a file from now on, and complete the current one. Does nothing on ranks other than 0.
+        Raises :class:`Error` if the file cannot be written."""
 
     def timeline_stop(self) -> None:
         """Complete the timeline, if there is one."""
@@ -244,20 +305,20 @@ def algorithms() -> str:
     """One line per algorithm: ``op name medium``."""
 
 def gpu_facts(files: Sequence[str]) -> str:
-    """One line each for the CUDA driver, NVRTC, NCCL and where the kernels come from: ``[X] what (where)`` or
-    ``[ ] what: why not``. ``files``: libraries to try after what is loaded already and before what the system has, and
-    ``kernels.fatbin``. Starts CUDA in this process."""
+    """One line each for the CUDA driver, NVRTC, NCCL and the source of the kernels: ``[X] name (where)`` or
+    ``[ ] name: reason``. ``files``: libraries to try after those that are loaded and before those of the system, and
+    ``kernels.fatbin``. Initializes CUDA in this process."""
 
 class DlpackTensor:
-    """Another library's array, which it gets back with the end of this object."""
+    """Another library's array, which is returned to that library when this object is garbage collected."""
 
     @property
     def address(self) -> int:
-        """Of the first element; anything if there is none."""
+        """Address of the first element; undefined if there is none."""
 
     @property
     def device(self) -> tuple[int, int]:
-        """DLPack's kind of device, and the ordinal."""
+        """DLPack's device type, and the ordinal."""
 
     @property
     def dtype(self) -> tuple[int, int, int]:
@@ -267,16 +328,17 @@ class DlpackTensor:
     def shape(self) -> tuple[int, ...]: ...
     @property
     def strides(self) -> tuple[int, ...] | None:
-        """In elements; None: row-major, without gaps."""
+        """In elements; None: row-major and contiguous."""
 
     @property
     def read_only(self) -> bool: ...
     @property
     def copied(self) -> bool:
-        """Writing to it does not change the array that it was taken from."""
+        """Whether this is a copy: writing to it does not change the original array."""
 
 def take_dlpack(capsule: object) -> DlpackTensor:
-    """What ``__dlpack__`` has returned. BufferError for what is no such capsule, or of a version other than 1."""
+    """Take over the capsule that ``__dlpack__`` has returned. Raises BufferError for anything else, and for a version
+    other than 1."""
 
 def give_dlpack(
     owner: object,
@@ -286,13 +348,19 @@ def give_dlpack(
     shape: Sequence[int],
     versioned: bool,
 ) -> object:
-    """A capsule for ``__dlpack__`` to return, of a row-major array that ``owner`` keeps. ``dtype``: code and bits."""
+    """A capsule for ``__dlpack__`` to return, of a row-major array that ``owner`` keeps alive. ``dtype``: DLPack's code
+    and the number of bits."""
 
 def address_of(buffer: object) -> int | None:
-    """Where the memory of a contiguous object with the buffer protocol begins; None if it does not export it."""
+    """Address of the memory of a contiguous object with the buffer protocol; None if it does not export it."""
 
-def dtype_size(dtype: int) -> int: ...
+def dtypes() -> list[tuple[int, str, int]]:
+    """``(code, name, bytes of an element)`` of every dtype, by ascending code from 0. The names are NumPy's."""
+
+def dtype_size(dtype: int) -> int:
+    """Bytes of an element; 0 for an unknown code."""
+
 def guard_exit(seconds: float, text: str) -> None:
-    """Have this process end with status 1, and this line on stderr, if its exit takes longer than that: from when
-    Python has been finalised, and what C libraries have registered before is called (0: then). Only the first call
-    counts."""
+    """End this process with status 1, and this line on stderr, if its exit takes longer than ``seconds``. The time
+    counts from when Python is finalized and the exit functions of C libraries begin to run; 0: end it then. Only the
+    first call has an effect."""

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from horoplug._native import Engine, Error
+from horoplug._native import Engine, EngineConfig, Error, Status
 from horoplug.base import log
 from horoplug.base.config import Config
 from horoplug.base.errors import HorovodInternalError, NotInitializedError
 from horoplug.common import gpu
 from horoplug.common.in_flight import InFlight, Waitable
-from horoplug.common.status import MISMATCH, exception
+from horoplug.common.status import exception
 from horoplug.rendezvous.bootstrap.bootstrap import BootstrapResult, bootstrap
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 from horoplug.rendezvous.connections.peers import PeerConnections
@@ -119,7 +119,7 @@ class Context:
             try:
                 self._engine = _start_engine(config, mesh, process_sets)
             except Error as error:
-                if error.args[0] == MISMATCH:
+                if error.args[0] == Status.MISMATCH:
                     raise ValueError(error.args[1]) from None
                 raise exception(error) from None
             self._mesh, self._streams = mesh, streams
@@ -338,31 +338,44 @@ def _check_ranks(ranks: tuple[int, ...], config: Config) -> None:
 
 
 def _start_engine(
-    config: Config, mesh: PeerConnections, process_sets: Sequence[Sequence[int]]
+    config: Config, connections: PeerConnections, process_sets: Sequence[Sequence[int]]
 ) -> Engine:
-    cpus = config.thread_affinity
-    return Engine(
-        **mesh.release(),
+    cpus, local_rank = config.thread_affinity, connections.local_rank
+    tuning = zip(
+        (
+            "autotune",
+            "autotune_fixed",
+            "autotune_warmup",
+            "autotune_steps",
+            "autotune_samples",
+            "autotune_log",
+        ),
+        config.core_autotune,
+        strict=True,
+    )
+    settings = EngineConfig(
+        **connections.release(),
+        **dict[str, Any](tuning),
+        local_rank=local_rank,
+        gpu_files=gpu.files(),
         fusion_threshold=config.fusion_threshold,
         cache_capacity=config.cache_capacity,
+        separate_groups=config.disable_group_fusion,
+        process_sets=", ".join(map(str, process_sets)),
+        plan_after=config.plan_after_steps,
+        bucket_bytes=config.plan_bucket_size,
+        algorithm=config.algorithm,
+        gpu_algorithm=config.gpu_algorithm,
+        progress_cpu=cpus[local_rank] if local_rank < len(cpus) else -1,
         stall_check_time=config.stall_check_time_seconds,
         stall_shutdown_time=config.stall_shutdown_time_seconds,
         data_timeout=config.gloo_timeout_seconds,
         operation_timeout=config.operation_timeout_seconds,
         deadlock_time=config.deadlock_time_seconds,
-        algorithm=config.algorithm,
         log_level=config.core_log_level,
         log=log.from_core,
-        separate_groups=config.disable_group_fusion,
-        process_sets=", ".join(map(str, process_sets)),
-        plan_after=config.plan_after_steps,
-        bucket_bytes=config.plan_bucket_size,
-        autotune=config.core_autotune,
-        progress_cpu=cpus[mesh.local_rank] if mesh.local_rank < len(cpus) else -1,
-        gpu_files=gpu.files(),
-        local_rank=mesh.local_rank,
-        gpu_algorithm=config.gpu_algorithm,
     )
+    return Engine(settings)
 
 
 context = Context()

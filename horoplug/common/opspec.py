@@ -4,10 +4,11 @@
 every row (``_async``, in place, grouped) for a framework."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
+from horoplug._native import Op
 from horoplug.common.reduce_ops import Average
 
 
@@ -38,8 +39,7 @@ class Output(Enum):
 class OpSpec:
     """One operation, the same in every framework."""
 
-    name: str
-    code: int  # hp_op of the C ABI
+    op: Op
     output: Output
     summary: str  # the first sentence of the documentation
     grouped: bool = False  # has grouped_ variants
@@ -50,6 +50,12 @@ class OpSpec:
     # Position of the argument `compression` in the blocking, out-of-place variants of frameworks that compress.
     compression_at: int | None = None
     casts: bool = False  # the core applies Call.wire_dtype
+    name: str = field(init=False)
+    code: int = field(init=False)  # hp_op of the C ABI
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.op.name.lower())
+        object.__setattr__(self, "code", int(self.op))
 
     def wire_name(self, name: str | None) -> str | None:
         """The name that pairs the calls of the ranks, which includes the operation: calls of different operations may
@@ -71,8 +77,7 @@ class OpSpec:
 
 OPERATIONS: Final = (
     OpSpec(
-        name="allreduce",
-        code=0,
+        op=Op.ALLREDUCE,
         output=Output.LIKE_INPUT,
         summary="Reduce tensors of one shape over all ranks, element by element; every rank gets the result.",
         grouped=True,
@@ -82,23 +87,20 @@ OPERATIONS: Final = (
         casts=True,
     ),
     OpSpec(
-        name="allgather",
-        code=1,
+        op=Op.ALLGATHER,
         output=Output.ROWS,
         summary="Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that "
         "dimension may differ between ranks; a scalar counts as one row.",
         grouped=True,
     ),
     OpSpec(
-        name="broadcast",
-        code=2,
+        op=Op.BROADCAST,
         output=Output.LIKE_INPUT,
         summary="Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all ranks.",
         in_place=True,
     ),
     OpSpec(
-        name="alltoall",
-        code=3,
+        op=Op.ALLTOALL,
         output=Output.ROWS,
         summary="Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received rows "
         "in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal parts. Given "
@@ -108,8 +110,7 @@ OPERATIONS: Final = (
         received_splits=True,
     ),
     OpSpec(
-        name="reducescatter",
-        code=4,
+        op=Op.REDUCESCATTER,
         output=Output.ROWS,
         summary="Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank. Rows "
         "are divided evenly; the first `rows % size` ranks get one more.",
@@ -120,4 +121,3 @@ OPERATIONS: Final = (
     ),
 )
 BY_NAME: Final = {spec.name: spec for spec in OPERATIONS}
-BARRIER: Final = 5  # has no tensors, hence no variants and no row

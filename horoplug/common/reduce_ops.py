@@ -1,25 +1,31 @@
-"""How values of different ranks become one: the ``op`` argument, with Horovod's numbers."""
+"""The reductions: values of the ``op`` argument, which are Horovod's numbers."""
 
 import sys
 import warnings
 from typing import Final
 
-Average: Final = 0
-Sum: Final = 1
-Adasum: Final = 2
-Min: Final = 3
-Max: Final = 4
-Product: Final = 5
+from horoplug._native import ReduceOp
 
-_BETWEEN: Final = ("horoplug.", "tensorflow.")
+Average: Final = int(ReduceOp.AVERAGE)
+Sum: Final = int(ReduceOp.SUM)
+Adasum: Final = int(ReduceOp.ADASUM)
+Min: Final = int(ReduceOp.MIN)
+Max: Final = int(ReduceOp.MAX)
+Product: Final = int(ReduceOp.PRODUCT)
 
-NAMES: Final = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+NAMES: Final = tuple(op.name.capitalize() for op in ReduceOp)
+"""By number."""
+
+_NUMBERS: Final = frozenset(map(int, ReduceOp))
+
+# Modules that may be between a user's call and resolve().
+_LIBRARIES: Final = ("horoplug.", "tensorflow.")
 
 
 def resolve(op: int | None, average: bool | None = None) -> int:
-    """The reduction that ``op`` and its deprecated predecessor ``average`` ask for; neither: Average.
+    """The reduction that ``op``, or its deprecated predecessor ``average``, selects; Average if neither is given.
 
-    Raises ValueError if both are given or ``op`` is none of the six."""
+    Raises ValueError if both are given or ``op`` is no reduction."""
     if op is None:
         if average is None:
             return Average
@@ -28,21 +34,21 @@ def resolve(op: int | None, average: bool | None = None) -> int:
         return Average if average else Sum
     if average is not None:
         raise ValueError("op= supersedes average=: give only one of them.")
-    if op not in (Average, Sum, Adasum, Min, Max, Product):
+    if op not in _NUMBERS:
         raise ValueError(f"op={op!r} is no reduction; use one of {', '.join(NAMES)}.")
     return op
 
 
 def _callers_level() -> int:
-    """The ``stacklevel`` of :func:`resolve`'s first caller outside of horoplug and the framework."""
+    """The ``stacklevel`` of the first caller of :func:`resolve` that is in none of :data:`_LIBRARIES`."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
         frame, level = frame.f_back, level + 1
     return level
 
 
 def check_ranks(op: int, size: int | None) -> None:
-    """Raises NotImplementedError if ``op`` cannot combine the values of so many ranks: Adasum pairs them up."""
+    """Raises NotImplementedError if ``op`` does not support this number of ranks: Adasum needs a power of two."""
     if op == Adasum and size is not None and size & (size - 1):
         raise NotImplementedError(
             f"op=Adasum is not implemented for {size} ranks, only for a power of two; use 2, 4, 8 ... ranks, a process "

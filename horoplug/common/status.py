@@ -1,28 +1,23 @@
-"""From the core's outcomes to Python: numbers and exceptions."""
+"""From the results of the core to Python: numbers and exceptions."""
 
 from typing import Final
 
-from horoplug._native import Engine, Error
+from horoplug._native import Engine, Error, Status
 from horoplug.base.errors import HorovodInternalError
 
-INVALID_ARGUMENT: Final = 2
-DUPLICATE_NAME: Final = 3
-UNSUPPORTED: Final = 4
-MISMATCH: Final = 5
-
-# The caller's own mistakes, found before anything was sent. Every other failure concerns all ranks.
-_LOCAL: Final = (INVALID_ARGUMENT, DUPLICATE_NAME, UNSUPPORTED)
+# Mistakes of this rank's caller, found before anything was sent. Every other failure concerns all ranks.
+_LOCAL: Final = (Status.INVALID_ARGUMENT, Status.DUPLICATE_NAME, Status.UNSUPPORTED)
 
 
 def exception(error: Error) -> ValueError | HorovodInternalError:
-    """What to raise for a failed call: ValueError where the caller can mend it, else HorovodInternalError, which
-    elastic training recovers from."""
+    """The exception to raise for a failed call: ValueError for a mistake of the caller, otherwise HorovodInternalError,
+    from which elastic training recovers."""
     status, message = error.args
     return ValueError(message) if status in _LOCAL else HorovodInternalError(message)
 
 
 def await_value(engine: Engine, handle: int) -> int:
-    """Wait for an operation without tensors and return the number that it has produced; frees the handle.
+    """Wait for an operation without tensors and return the number that it has produced. Frees the handle.
 
     Raises the core's Error if it failed."""
     try:

@@ -9,12 +9,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from horoplug._native import Error
+from horoplug._native import Error, Op
 from horoplug.common.calls import CALLS
 from horoplug.common.compression import pack
 from horoplug.common.context import context
 from horoplug.common.ops import Adapter, perform, submit
-from horoplug.common.opspec import BARRIER, OPERATIONS, OpSpec
+from horoplug.common.opspec import OPERATIONS, OpSpec
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.status import await_value, exception
 
@@ -56,7 +56,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank of the process set has called this. Raises HorovodInternalError if one cannot."""
     engine = context.engine()
     try:
-        await_value(engine, engine.perform(BARRIER, 0, (), process_set=process_set_id(process_set)))
+        await_value(
+            engine, engine.perform(Op.BARRIER, 0, (), process_set=process_set_id(process_set))
+        )
         context.waited()
     except Error as error:
         raise exception(error) from None

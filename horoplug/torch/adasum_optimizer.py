@@ -1,9 +1,9 @@
 """``DistributedOptimizer(op=Adasum)``: every rank steps by itself, and Adasum combines the steps.
 
-Adasum is made for the steps that an optimizer takes (its deltas), not for gradients: state such as momentum stays
-local, and what has gone through it is combined. When backward has computed a parameter's gradient, a hook steps this
-parameter alone, puts it back to where it was, and submits the difference; ``step`` waits for the differences and adds
-them. So parameters change in ``step`` only, and are the same on all ranks.
+Adasum combines the steps of an optimizer (the changes of the parameters) instead of gradients. State such as momentum
+stays local to a rank. When backward has computed the gradient of a parameter, a hook steps this parameter alone,
+restores its old value, and submits the difference; ``step`` waits for the combined differences and adds them. So
+parameters change in ``step`` only, and are the same on all ranks.
 """
 
 import weakref
@@ -12,16 +12,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from horoplug.torch.optimizer import _DistributedOptimizer
+from horoplug.torch.distributed_optimizer import _DistributedOptimizer
 from horoplug.torch.reduction import Reducer
 
 
 class _DeltaReducer(Reducer):
-    """Reduces differences as the other one does gradients."""
+    """Reduces the changes of parameters instead of their gradients."""
 
     def __init__(self, delta: Callable[[], Any], *options: Any) -> None:
         super().__init__(*options)
-        self._delta = delta  # a weak reference: the optimizer holds this object
+        self._delta = delta  # a weak reference, because the optimizer holds this object
         self._sends_as_is = False
 
     def _pack(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -33,18 +33,17 @@ class _DeltaReducer(Reducer):
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
-    """What is put before the class of the user's optimizer. Hooks, names, handles and compression are those of the
-    other one; what it does to a gradient, this does to a difference.
+    """A :class:`_DistributedOptimizer` that reduces the changes of parameters instead of gradients.
 
-    Clipping gradients between backward and step comes too late; use a hook of the parameter for that."""
+    Clipping gradients between backward and ``step`` has no effect, since the step was computed in backward; clip in a
+    hook of the parameter."""
 
     def _make_reducer(self, *options: Any) -> Reducer:
         return _DeltaReducer(weakref.WeakMethod(self._delta), *options)
 
     def _delta(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What the wrapped optimizer adds to a parameter; its state for it goes on, the parameter is as before.
-
-        Zeros if there is no gradient: the other ranks may have one."""
+        """Compute the change of a parameter in a step of the wrapped optimizer, which updates the optimizer's state.
+        The parameter keeps its value. Zeros if there is no gradient, since other ranks may have one."""
         start = parameter.clone()
         groups = self.param_groups
         group = groups[self._group_number(parameter)]
@@ -66,7 +65,7 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         return numbers[parameter]
 
     def _step_wrapped(self) -> None:
-        """The step of the user's optimizer, without the step hooks: they are run once for all parameters."""
+        """The step of the user's optimizer without the step hooks, which run once for all parameters."""
         step = super(_DistributedOptimizer, type(self)).step
         if getattr(step, "hooked", False):
             step = step.__wrapped__  # type: ignore[attr-defined]
@@ -74,9 +73,9 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
 
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Wait for the combined differences and add them to the parameters. Returns what the closure does.
+        """Wait for the combined changes and add them to the parameters. Returns the result of the closure.
 
-        Raises HorovodInternalError if one could not be combined; no parameter has changed then."""
+        Raises HorovodInternalError if a reduction failed; no parameter has changed then."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -87,10 +86,10 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
-        """Nothing: there are no gradients to wait for."""
+        """Does nothing, since no gradients are reduced."""
 
     def skip_synchronize(self) -> NoReturn:
-        """AssertionError: ``step`` is where differences are added."""
+        """Raises AssertionError, since ``step`` has to add the combined changes."""
         raise AssertionError(
             "skip_synchronize() is not possible with op=Adasum: step() has to wait for the combined "
             "steps of all ranks."

@@ -1,4 +1,4 @@
-"""Names of an optimizer's parameters, and which of them travel together."""
+"""Names of an optimizer's parameters, and the groups in which their gradients are reduced."""
 
 import itertools
 from collections import Counter
@@ -10,41 +10,78 @@ import torch
 from horoplug.common.objects import broadcast_object
 from horoplug.common.process_sets import ProcessSet
 
+Stream = tuple[int, int] | None
+"""Where a gradient became ready: ordinal of the GPU and its stream; None: in host memory."""
+
 
 class Group(tuple[torch.Tensor, ...]):
-    """Parameters whose gradients are reduced together. Equal only to itself, so that it is cheap as a key."""
+    """Parameters whose gradients are reduced together. Compared by identity, so that it is cheap as a key."""
 
     __slots__ = ()
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
 
+class GroupProgress:
+    """Counts the ready gradients of each group during backward."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self.counts: dict[Group, int] = dict.fromkeys(groups, 0)
+        """Number of members whose gradients are ready."""
+        self.of: dict[torch.Tensor, Group] = {p: group for group in self.counts for p in group}
+        self._streams: dict[Group, set[Stream]] = {}
+        self._deferred: list[Group] = []
+
+    def add(self, ready: Iterable[torch.Tensor], stream: Stream) -> list[Group]:
+        """Count gradients that became ready in ``stream``. Returns the groups that are now complete and may be
+        submitted in this stream. Groups with gradients in several streams are deferred until :meth:`take_deferred`."""
+        complete: list[Group] = []
+        for group in [self.of[parameter] for parameter in ready]:
+            self.counts[group] += 1
+            streams = self._streams.setdefault(group, set())
+            streams.add(stream)
+            if self.counts[group] == len(group):
+                (complete if len(streams) == 1 else self._deferred).append(group)
+        return complete
+
+    def take_deferred(self) -> list[Group]:
+        """The complete groups that were deferred. For the end of backward, where the streams have joined."""
+        deferred, self._deferred = self._deferred, []
+        return deferred
+
+    def reset(self) -> None:
+        """No gradient is ready."""
+        self._streams.clear()
+        self._deferred = []
+        self.counts.update(dict.fromkeys(self.counts, 0))
+
+
 def name_parameters(
     param_groups: Sequence[Mapping[str, Any]],
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
 ) -> dict[torch.Tensor, str]:
-    """The name of every parameter in the groups (those of ``named_parameters`` that are in none, too).
+    """The name of every parameter in ``param_groups``, and of those in ``named_parameters`` that are in no group.
 
-    Raises ValueError if ``named_parameters`` is no sequence of pairs, has a name twice, or leaves out a parameter."""
+    Raises ValueError if ``named_parameters`` does not consist of pairs, has a name twice, or omits a parameter."""
     if named_parameters is None:
         return {
-            p: f"allreduce.noname.{number}.{place}"
+            p: f"allreduce.noname.{number}.{position}"
             for number, group in enumerate(param_groups)
-            for place, p in enumerate(group["params"])
+            for position, p in enumerate(group["params"])
         }
     named = list(named_parameters)
     if not all(isinstance(item, tuple) and len(item) == 2 for item in named):
         raise ValueError(
-            "named_parameters takes pairs (name, parameter), such as model.named_parameters() gives."
+            "named_parameters takes pairs (name, parameter), such as those of model.named_parameters()."
         )
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
         raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}.")
     names = {parameter: name for name, parameter in named}
     nameless = [
-        f"number {place} of group {number}, shape {tuple(p.shape)}"
+        f"parameter {position} of group {number}, shape {tuple(p.shape)}"
         for number, group in enumerate(param_groups)
-        for place, p in enumerate(group["params"])
+        for position, p in enumerate(group["params"])
         if p not in names
     ]
     if nameless:
@@ -55,7 +92,7 @@ def name_parameters(
 
 
 def check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
-    """Raises ValueError unless ``groups`` is a positive number, or lists of tensors in which none is twice."""
+    """Raises ValueError unless ``groups`` is a positive number, or lists of tensors without repetition."""
     if isinstance(groups, int):
         if isinstance(groups, bool) or groups <= 0:
             raise ValueError(f"groups={groups}: the number of groups must be positive.")
@@ -78,14 +115,14 @@ def make_groups(
     groups: int | Sequence[Sequence[torch.Tensor]],
     process_set: ProcessSet,
 ) -> list[Group]:
-    """Divide the parameters of ``names`` into groups: so many of about one size, or as listed and every other parameter
-    by itself.
+    """Divide the parameters of ``names`` into groups. ``groups``: the number of groups, which get about equal numbers
+    of parameters; or lists of parameters, and every other parameter forms a group.
 
-    Collective: the order of the parameters is that of the lowest rank, so that the ranks' groups are the same."""
+    Collective: the order of the parameters is that of the lowest rank, so that all ranks have the same groups."""
     lowest = (process_set.ranks or [0])[0]
     order = {
-        name: place
-        for place, name in enumerate(
+        name: position
+        for position, name in enumerate(
             broadcast_object(list(names.values()), lowest, process_set=process_set)
         )
     }

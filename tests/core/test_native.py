@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 
 from horoplug import _native
-from horoplug._native import Engine, Error
+from horoplug._native import Engine, EngineConfig, Error, Op, ReduceOp, Status
 from tests.harness.support import once_this_thread_waits, until
 
-ALLREDUCE, ALLGATHER = 0, 1
+ALLREDUCE, ALLGATHER = Op.ALLREDUCE, Op.ALLGATHER
 FLOAT32 = 7
-SUM = 1
-INVALID_ARGUMENT, DUPLICATE_NAME, MISMATCH, ABORTED, SHUT_DOWN = 2, 3, 5, 8, 9
+SUM = ReduceOp.SUM
 
 
 def tensor(array, output=None):
@@ -33,7 +32,7 @@ def tensor(array, output=None):
 
 @pytest.fixture
 def engine():
-    made = Engine(rank=0, size=1, host=0, peers=[])
+    made = Engine(EngineConfig())
     yield made
     made.shutdown()
 
@@ -45,7 +44,8 @@ def two_engines(**options):
 
     def start(rank):
         peer = (1 - rank, 1 - rank, ends[rank].detach(), -1, -1)
-        return Engine(rank=rank, size=2, host=rank, peers=[peer], **options)
+        config = EngineConfig(rank=rank, size=2, host=rank, peers=[peer], **options)
+        return Engine(config)
 
     with ThreadPoolExecutor(2) as pool:
         engines = list(pool.map(start, range(2)))
@@ -63,6 +63,15 @@ def test_stub_and_module_have_the_same_names():
         elif isinstance(node, ast.AnnAssign):
             declared[node.target.id] = node
     assert {name for name in vars(_native) if not name.startswith("__")} == set(declared)
+    for name in "EngineConfig", "Status", "Op", "ReduceOp":
+        members = [
+            (item.targets[0] if isinstance(item, ast.Assign) else item.target).id
+            for item in declared[name].body
+            if isinstance(item, (ast.Assign, ast.AnnAssign))
+        ]
+        kind = getattr(_native, name)
+        present = getattr(kind, "__members__", None) or vars(kind)
+        assert {item for item in present if not item.startswith("_")} == set(members)
     for name in "Memory", "Result", "Engine":
         members = {item.name for item in declared[name].body if isinstance(item, ast.FunctionDef)}
         present = {item for item in vars(getattr(_native, name)) if not item.startswith("_")}
@@ -81,6 +90,21 @@ def test_constants():
     assert _native.dtype_size(99) == 0
     for line in _native.algorithms().splitlines():
         assert len(line.split()) == 3
+
+
+def test_dtypes_are_numbered_from_zero():
+    rows = _native.dtypes()
+    assert [code for code, _, _ in rows] == list(range(len(rows)))
+    assert (FLOAT32, "float32", 4) in rows
+
+
+def test_engine_config_rejects_unknown_settings_and_wrong_types():
+    config = EngineConfig(rank=1, fusion_threshold=5)
+    assert (config.rank, config.size, config.fusion_threshold) == (1, 1, 5)
+    with pytest.raises(TypeError, match="none of its attributes"):
+        EngineConfig(rang=1)
+    with pytest.raises(TypeError, match="rank has a wrong type"):
+        EngineConfig(rank="1")
 
 
 def test_one_rank(engine):
@@ -138,12 +162,12 @@ def test_memory_of_a_result(engine):
 def test_errors(engine):
     with pytest.raises(Error) as caught:
         engine.submit(99, FLOAT32, [])
-    assert caught.value.status == INVALID_ARGUMENT
-    assert caught.value.args == (INVALID_ARGUMENT, caught.value.args[1])
+    assert caught.value.status == Status.INVALID_ARGUMENT
+    assert caught.value.args == (Status.INVALID_ARGUMENT, caught.value.args[1])
     assert caught.value.args[1]
     with pytest.raises(Error):
         engine.wait(10**6)
-    assert pickle.loads(pickle.dumps(Error(MISMATCH, "text"))).status == MISMATCH
+    assert pickle.loads(pickle.dumps(Error(Status.MISMATCH, "text"))).status == Status.MISMATCH
 
 
 @pytest.mark.parametrize(
@@ -156,8 +180,8 @@ def test_wrong_types_are_no_crash(engine, tensors):
 
 def test_peers_must_match_size():
     with pytest.raises(Error) as caught:
-        Engine(rank=0, size=2, host=0, peers=[])
-    assert caught.value.status == INVALID_ARGUMENT
+        Engine(EngineConfig(size=2))
+    assert caught.value.status == Status.INVALID_ARGUMENT
 
 
 def test_after_shutdown(engine):
@@ -166,7 +190,7 @@ def test_after_shutdown(engine):
     array = np.ones(1, np.float32)
     with pytest.raises(Error) as caught:
         engine.submit(ALLREDUCE, FLOAT32, [tensor(array, array)])
-    assert caught.value.status == SHUT_DOWN
+    assert caught.value.status == Status.SHUT_DOWN
 
 
 def test_two_ranks_and_stats():
@@ -202,7 +226,7 @@ def test_a_name_in_flight_is_refused():
         assert not engines[0].poll(handle)
         with pytest.raises(Error) as caught:
             engines[0].submit(ALLREDUCE, FLOAT32, [tensor(arrays[0], arrays[0])], "x", SUM)
-        assert caught.value.status == DUPLICATE_NAME
+        assert caught.value.status == Status.DUPLICATE_NAME
         engines[1].submit(ALLREDUCE, FLOAT32, [tensor(arrays[1], arrays[1])], "x", SUM)
         engines[0].wait(handle)
 
@@ -216,7 +240,7 @@ def test_abort_reaches_a_waiting_thread():
             engines[1].abort("the reason")
             with pytest.raises(Error, match="the reason") as caught:
                 waiting.result(timeout=20)
-        assert caught.value.status == ABORTED
+        assert caught.value.status == Status.ABORTED
 
 
 def test_keyboard_interrupt_ends_a_wait():
@@ -275,16 +299,16 @@ def test_exit_with_an_engine_that_logs_and_a_thread_that_waits():
     run_script(
         """
         import socket, sys, threading
-        from horoplug._native import Engine
+        from horoplug._native import Engine, EngineConfig
 
         ends = [end.detach() for end in socket.socketpair()]
         engines = [None, None]
 
         def start(rank):
             peers = [(1 - rank, 1 - rank, ends[rank], -1, -1)]
-            engines[rank] = Engine(
-                rank=rank, size=2, host=rank, peers=peers, log_level=1, log=lambda level, text: None
-            )
+            config = EngineConfig(rank=rank, size=2, host=rank, peers=peers)
+            config.log_level, config.log = 1, lambda level, text: None
+            engines[rank] = Engine(config)
 
         threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
         [thread.start() for thread in threads]
@@ -303,9 +327,9 @@ def test_a_forked_child_cannot_use_the_engine_and_ends():
     text = run_script(
         """
         import os, sys
-        from horoplug._native import Engine, Error
+        from horoplug._native import Engine, EngineConfig, Error
 
-        engine = Engine(rank=0, size=1, host=0, peers=[], log=print)
+        engine = Engine(EngineConfig(log=print))
         child = os.fork()
         if not child:
             try:

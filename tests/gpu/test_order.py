@@ -336,7 +336,7 @@ def test_groups_over_streams(core, monkeypatch, where):
 
     monkeypatch.setattr(streams, "of", of)
     monkeypatch.setattr(streams, "current", lambda device: now[0])
-    monkeypatch.setattr("horoplug.torch.optimizer._ENOUGH_BYTES", 1)
+    monkeypatch.setattr("horoplug.torch.gradient_reduction._SUBMIT_BYTES", 1)
     monkeypatch.setattr(
         "horoplug.torch.grouping.broadcast_object", lambda value, *args, **kwargs: value
     )

@@ -1,0 +1,369 @@
+#include "engine.h"
+
+#include <pybind11/stl.h>
+
+#include <tuple>
+
+#include "errors.h"
+#include "prepared.h"
+#include "process.h"
+
+namespace py = pybind11;
+
+namespace horoplug {
+namespace {
+
+// Seconds after which a waiting thread checks for signals, so that Ctrl-C gets through.
+constexpr double kWaitSlice = 0.1;
+
+void call_log(PyObject* callable, std::int32_t level, const char* text) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  Py_INCREF(callable);
+  PyObject* const result = PyObject_CallFunction(callable, "is", static_cast<int>(level), text);
+  if (result == nullptr) PyErr_WriteUnraisable(callable);
+  Py_XDECREF(result);
+  Py_DECREF(callable);
+  PyGILState_Release(state);
+}
+
+// The submission that the arguments of Engine.submit describe. Its arrays are in `arena`.
+hp_submission make_submission(CallArena& arena, int op, int dtype, py::handle tensors,
+                              py::handle name, int reduce_op, int root, double prescale,
+                              double postscale, py::handle splits, int process_set, int wire_dtype,
+                              int device, std::uintptr_t stream) {
+  const Items items(tensors, "tensors must be a sequence");
+  auto* const table = arena.allocate<hp_tensor>(items.size());
+  for (Py_ssize_t i = 0; i < items.size(); ++i) {
+    const Items fields(items[i], "a tensor must be (input, output, shape)");
+    if (fields.size() != 3) throw py::value_error("a tensor must be (input, output, shape)");
+    const auto [shape, ndim] = arena.integers(fields[2], "a shape must be a sequence");
+    table[i] = {to_pointer(fields[0]), to_pointer(fields[1]), shape, ndim, 0};
+  }
+  hp_submission submission = {};
+  submission.struct_size = sizeof(submission);
+  submission.op = op;
+  submission.dtype = dtype;
+  submission.reduce_op = reduce_op;
+  submission.root = root;
+  submission.device = device;
+  submission.stream = to_stream(stream);
+  submission.process_set = process_set;
+  submission.wire_dtype = wire_dtype;
+  submission.prescale = prescale;
+  submission.postscale = postscale;
+  submission.tensors = table;
+  submission.tensor_count = static_cast<std::int32_t>(items.size());
+  if (!name.is_none()) {
+    submission.name = PyUnicode_AsUTF8(name.ptr());
+    if (submission.name == nullptr) throw py::error_already_set();
+  }
+  if (!splits.is_none()) {
+    std::tie(submission.splits, submission.split_count) =
+        arena.integers(splits, "splits must be a sequence");
+  }
+  return submission;
+}
+
+}  // namespace
+
+Engine::Engine(const EngineConfig& config) : log_callable_(config.log) {
+  CoreConfig core(config);
+  if (!log_callable_.is_none()) {
+    log_ = std::make_unique<LogQueue>(
+        [callable = log_callable_.ptr()](std::int32_t level, const char* text) {
+          call_log(callable, level, text);
+        });
+    core.get()->log = [](void* user, std::int32_t level, const char* text) {
+      static_cast<LogQueue*>(user)->write(level, text);
+    };
+    core.get()->log_user = log_.get();
+  }
+  const hp_status status = without_gil([&] { return hp_engine_create(core.get(), &engine_); });
+  if (status != HP_OK) {
+    const std::string message = hp_last_error();
+    close();
+    raise(status, message);
+  }
+}
+
+hp_engine* Engine::get() const {
+  if (generation_ != fork_generation) {
+    raise(HP_INVALID_ARGUMENT, "this engine belongs to the parent process");
+  }
+  return engine_;
+}
+
+void Engine::close() {
+  if (generation_ != fork_generation) {
+    // The threads to end are the parent's; its objects are left alone.
+    static_cast<void>(log_.release());
+    return;
+  }
+  without_gil([&] {
+    if (engine_ != nullptr) hp_engine_destroy(std::exchange(engine_, nullptr));
+    log_.reset();
+    return 0;
+  });
+}
+
+hp_handle Engine::submit(int op, int dtype, py::handle tensors, py::handle name, int reduce_op,
+                         int root, double prescale, double postscale, py::handle splits,
+                         int process_set, int wire_dtype, int device, std::uintptr_t stream) {
+  CallArena arena;
+  const hp_submission submission =
+      make_submission(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
+                      process_set, wire_dtype, device, stream);
+  hp_handle handle = 0;
+  check(hp_submit(get(), &submission, &handle));
+  return handle;
+}
+
+// Waits for one slice: the caller then checks for signals and continues with wait().
+hp_handle Engine::perform(int op, int dtype, py::handle tensors, py::handle name, int reduce_op,
+                          int root, double prescale, double postscale, py::handle splits,
+                          int process_set, int wire_dtype, int device, bool keep,
+                          std::uintptr_t stream) {
+  CallArena arena;
+  const hp_submission submission =
+      make_submission(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
+                      process_set, wire_dtype, device, stream);
+  hp_engine* const engine = get();
+  hp_handle handle = 0;
+  const hp_status status =
+      without_gil([&] { return hp_perform(engine, &submission, kWaitSlice, &handle); });
+  if (status == HP_IN_PROGRESS || (status == HP_OK && keep)) return handle;
+  if (status == HP_OK) {
+    hp_release(engine, handle);
+    return 0;
+  }
+  const std::string message = hp_last_error();
+  if (handle != 0) hp_release(engine, handle);
+  raise(status, message);
+}
+
+hp_handle Engine::add_process_set(const std::vector<std::int32_t>& ranks) {
+  hp_handle handle = 0;
+  check(hp_process_set_add(get(), ranks.data(), static_cast<std::int32_t>(ranks.size()), &handle));
+  return handle;
+}
+
+hp_handle Engine::remove_process_set(int process_set) {
+  hp_handle handle = 0;
+  check(hp_process_set_remove(get(), process_set, &handle));
+  return handle;
+}
+
+hp_handle Engine::join(int process_set) {
+  hp_handle handle = 0;
+  check(hp_join(get(), process_set, &handle));
+  return handle;
+}
+
+hp_handle Engine::create_buffer(std::uint64_t bytes) {
+  hp_handle handle = 0;
+  check(hp_buffer_create(get(), bytes, &handle));
+  return handle;
+}
+
+std::unique_ptr<Buffer> Engine::take_buffer(hp_handle handle) {
+  hp_buffer* buffer = nullptr;
+  check(hp_buffer_take(get(), handle, &buffer));
+  return std::make_unique<Buffer>(buffer);
+}
+
+std::int64_t Engine::value(hp_handle handle) {
+  std::int64_t value = 0;
+  check(hp_value(get(), handle, &value));
+  return value;
+}
+
+// The handles of the operations that were accepted, and the error of the first refused one.
+std::pair<std::vector<hp_handle>, py::object> Engine::submit_many(py::handle prepared,
+                                                                  py::handle addresses,
+                                                                  std::uintptr_t stream) {
+  const Items operations(prepared, "prepared must be a sequence");
+  const Items memory(addresses, "addresses must be a sequence");
+  if (operations.size() != memory.size()) {
+    throw py::value_error("submit_many takes an address for each operation");
+  }
+  const auto count = static_cast<std::size_t>(operations.size());
+  std::vector<hp_tensor> tensors(count);
+  std::vector<hp_submission> submissions(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto at = static_cast<Py_ssize_t>(i);
+    const auto& operation = py::handle(operations[at]).cast<const Prepared&>();
+    submissions[i] = operation.on(to_pointer(memory[at]), to_stream(stream), &tensors[i]);
+  }
+  std::vector<hp_handle> handles(count);
+  std::int32_t accepted = 0;
+  const hp_status status = hp_submit_many(
+      get(), submissions.data(), static_cast<std::int32_t>(count), handles.data(), &accepted);
+  handles.resize(static_cast<std::size_t>(accepted));
+  if (status != HP_OK) return {std::move(handles), make_error(status, hp_last_error())};
+  return {std::move(handles), py::none()};
+}
+
+void Engine::wait(hp_handle handle) {
+  hp_engine* const engine = get();
+  for (;;) {
+    const hp_status status = without_gil([&] { return hp_wait(engine, handle, kWaitSlice); });
+    if (status != HP_IN_PROGRESS) return check(status);
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+// The indices of the operations that failed, and their errors.
+std::vector<std::pair<std::size_t, py::object>> Engine::wait_many(
+    const std::vector<hp_handle>& handles) {
+  hp_engine* const engine = get();
+  std::vector<std::tuple<std::size_t, hp_status, std::string>> failures;
+  for (std::size_t next = 0; next < handles.size();) {
+    without_gil([&] {
+      for (; next < handles.size(); ++next) {
+        const hp_status status = hp_wait(engine, handles[next], kWaitSlice);
+        if (status == HP_IN_PROGRESS) break;
+        if (status != HP_OK) failures.emplace_back(next, status, hp_last_error());
+      }
+      return 0;
+    });
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+  std::vector<std::pair<std::size_t, py::object>> errors;
+  errors.reserve(failures.size());
+  for (const auto& [index, status, message] : failures) {
+    errors.emplace_back(index, make_error(status, message));
+  }
+  return errors;
+}
+
+void Engine::stream_wait(hp_handle handle, std::uintptr_t stream) {
+  check(hp_stream_wait(get(), handle, to_stream(stream)));
+}
+
+void Engine::stream_wait_many(const std::vector<hp_handle>& handles, std::uintptr_t stream) {
+  for (const hp_handle handle : handles) stream_wait(handle, stream);
+}
+
+std::unique_ptr<DeviceMemory> Engine::device_allocate(int device, std::int64_t bytes,
+                                                      std::uintptr_t stream) {
+  hp_device_memory* memory = nullptr;
+  check(hp_device_allocate(get(), device, static_cast<std::uint64_t>(bytes), to_stream(stream),
+                           &memory));
+  return std::make_unique<DeviceMemory>(memory, bytes, device, stream);
+}
+
+Result Engine::result(hp_handle handle, int index, std::uintptr_t stream) {
+  hp_tensor_result found = {};
+  found.struct_size = sizeof(found);
+  check(hp_result(get(), handle, index, &found));
+  Result result{found.rows, {}, py::none()};
+  if (found.row_counts != nullptr) {
+    result.row_counts.assign(found.row_counts, found.row_counts + found.row_count_size);
+  }
+  if (found.owned != 0 && found.device < 0) {
+    void* data = nullptr;
+    check(hp_take(get(), handle, index, &data));
+    result.memory = py::cast(std::make_unique<Memory>(data, found.bytes));
+  } else if (found.owned != 0) {
+    hp_device_memory* memory = nullptr;
+    check(hp_take_device(get(), handle, index, to_stream(stream), &memory));
+    result.memory =
+        py::cast(std::make_unique<DeviceMemory>(memory, found.bytes, found.device, stream));
+  }
+  return result;
+}
+
+void Engine::release(hp_handle handle) { check(hp_release(get(), handle)); }
+
+void Engine::release_many(const std::vector<hp_handle>& handles) {
+  for (const hp_handle handle : handles) release(handle);
+}
+
+void Engine::shutdown() {
+  hp_engine* const engine = get();
+  check(without_gil([&] { return hp_engine_shutdown(engine); }));
+}
+
+void Engine::abort(const std::string& reason) {
+  hp_engine* const engine = get();
+  check(without_gil([&] { return hp_engine_abort(engine, reason.c_str()); }));
+}
+
+py::dict Engine::stats() {
+  hp_stats stats = {};
+  stats.struct_size = sizeof(stats);
+  check(hp_get_stats(get(), &stats));
+  py::dict result;
+  result["batches"] = stats.batches;
+  result["tensors"] = stats.tensors;
+  result["bytes"] = stats.bytes;
+  result["control_messages"] = stats.control_messages;
+  result["control_bytes"] = stats.control_bytes;
+  result["cached_names"] = stats.cached_names;
+  result["wakeups"] = stats.wakeups;
+  result["planned_batches"] = stats.planned_batches;
+  result["broken_plans"] = stats.broken_plans;
+  result["failed"] = stats.failed;
+  return result;
+}
+
+void Engine::timeline_start(const std::string& path, bool mark_cycles) {
+  hp_engine* const engine = get();
+  check(without_gil([&] { return hp_timeline_start(engine, path.c_str(), mark_cycles ? 1 : 0); }));
+}
+
+void Engine::timeline_stop() {
+  hp_engine* const engine = get();
+  check(without_gil([&] { return hp_timeline_stop(engine); }));
+}
+
+void add_engine(py::module_& module) {
+  using namespace py::literals;
+  py::class_<Result>(module, "Result", "What one tensor of a finished operation has produced.")
+      .def_readonly("rows", &Result::rows)
+      .def_readonly("row_counts", &Result::row_counts)
+      .def_readonly("memory", &Result::memory);
+
+  py::class_<Prepared>(module, "Prepared",
+                       "An in-place operation on one tensor, but for the tensor's address.")
+      .def(py::init<int, int, std::vector<std::int64_t>, std::string, int, double, double, int, int,
+                    int>(),
+           "op"_a, "dtype"_a, "shape"_a, "name"_a, "reduce_op"_a = 0, "prescale"_a = 1.0,
+           "postscale"_a = 1.0, "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1);
+
+  py::class_<Engine>(module, "Engine",
+                     "One rank's engine. Methods release the GIL while they block.")
+      .def(py::init<const EngineConfig&>(), "config"_a)
+      .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
+           "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
+           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1,
+           "stream"_a = 0)
+      .def("perform", &Engine::perform, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
+           "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
+           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1,
+           "keep"_a = true, "stream"_a = 0)
+      .def("add_process_set", &Engine::add_process_set, "ranks"_a)
+      .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
+      .def("join", &Engine::join, "process_set"_a = 0)
+      .def("create_buffer", &Engine::create_buffer, "nbytes"_a)
+      .def("take_buffer", &Engine::take_buffer, "handle"_a)
+      .def("value", &Engine::value, "handle"_a)
+      .def("submit_many", &Engine::submit_many, "prepared"_a, "addresses"_a, "stream"_a = 0)
+      .def("poll", &Engine::poll, "handle"_a)
+      .def("wait", &Engine::wait, "handle"_a)
+      .def("wait_many", &Engine::wait_many, "handles"_a)
+      .def("stream_wait", &Engine::stream_wait, "handle"_a, "stream"_a)
+      .def("stream_wait_many", &Engine::stream_wait_many, "handles"_a, "stream"_a)
+      .def("device_allocate", &Engine::device_allocate, "device"_a, "nbytes"_a, "stream"_a)
+      .def("result", &Engine::result, "handle"_a, "index"_a = 0, "stream"_a = 0)
+      .def("release", &Engine::release, "handle"_a)
+      .def("release_many", &Engine::release_many, "handles"_a)
+      .def("shutdown", &Engine::shutdown)
+      .def_property_readonly("address", &Engine::address)
+      .def("abort", &Engine::abort, "reason"_a)
+      .def("stats", &Engine::stats)
+      .def("timeline_start", &Engine::timeline_start, "path"_a, "mark_cycles"_a = false)
+      .def("timeline_stop", &Engine::timeline_stop);
+}
+
+}  // namespace horoplug

@@ -1,0 +1,89 @@
+// One rank's engine as Python sees it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "engine_config.h"
+#include "horoplug/horoplug.h"
+#include "log_queue.h"
+#include "memory.h"
+
+namespace horoplug {
+
+// What one tensor of a finished operation has produced.
+struct Result {
+  std::int64_t rows;
+  std::vector<std::int64_t> row_counts;
+  pybind11::object memory;
+};
+
+// The methods are those of horoplug._native.Engine, which _native.pyi documents.
+class Engine {
+ public:
+  explicit Engine(const EngineConfig& config);
+  ~Engine() { close(); }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  hp_handle submit(int op, int dtype, pybind11::handle tensors, pybind11::handle name,
+                   int reduce_op, int root, double prescale, double postscale,
+                   pybind11::handle splits, int process_set, int wire_dtype, int device,
+                   std::uintptr_t stream);
+  hp_handle perform(int op, int dtype, pybind11::handle tensors, pybind11::handle name,
+                    int reduce_op, int root, double prescale, double postscale,
+                    pybind11::handle splits, int process_set, int wire_dtype, int device, bool keep,
+                    std::uintptr_t stream);
+  std::pair<std::vector<hp_handle>, pybind11::object> submit_many(pybind11::handle prepared,
+                                                                  pybind11::handle addresses,
+                                                                  std::uintptr_t stream);
+
+  hp_handle add_process_set(const std::vector<std::int32_t>& ranks);
+  hp_handle remove_process_set(int process_set);
+  hp_handle join(int process_set);
+  hp_handle create_buffer(std::uint64_t bytes);
+  std::unique_ptr<Buffer> take_buffer(hp_handle handle);
+  std::int64_t value(hp_handle handle);
+
+  bool poll(hp_handle handle) { return hp_poll(get(), handle) != HP_IN_PROGRESS; }
+  void wait(hp_handle handle);
+  std::vector<std::pair<std::size_t, pybind11::object>> wait_many(
+      const std::vector<hp_handle>& handles);
+  Result result(hp_handle handle, int index, std::uintptr_t stream);
+  void release(hp_handle handle);
+  void release_many(const std::vector<hp_handle>& handles);
+
+  void stream_wait(hp_handle handle, std::uintptr_t stream);
+  void stream_wait_many(const std::vector<hp_handle>& handles, std::uintptr_t stream);
+  std::unique_ptr<DeviceMemory> device_allocate(int device, std::int64_t bytes,
+                                                std::uintptr_t stream);
+
+  std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(get()); }
+  void shutdown();
+  void abort(const std::string& reason);
+  pybind11::dict stats();
+  void timeline_start(const std::string& path, bool mark_cycles);
+  void timeline_stop();
+
+ private:
+  // Raises Error in a forked child, to which the engine does not belong.
+  hp_engine* get() const;
+  void close();
+
+  hp_engine* engine_ = nullptr;
+  pybind11::object log_callable_;
+  std::unique_ptr<LogQueue> log_;
+  int generation_ = fork_generation;
+};
+
+// Adds Engine, Result and Prepared to the module.
+void add_engine(pybind11::module_& module);
+
+}  // namespace horoplug

@@ -1,0 +1,186 @@
+#include "engine_config.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+
+#include "arguments.h"
+#include "worker.h"
+
+namespace py = pybind11;
+
+namespace horoplug {
+namespace {
+
+// Calls `visit(name, member)` for every attribute.
+template <typename Visit>
+void visit_attributes(Visit&& visit) {
+  visit("rank", &EngineConfig::rank);
+  visit("size", &EngineConfig::size);
+  visit("host", &EngineConfig::host);
+  visit("local_rank", &EngineConfig::local_rank);
+  visit("peers", &EngineConfig::peers);
+  visit("lanes", &EngineConfig::lanes);
+  visit("segment_fd", &EngineConfig::segment_fd);
+  visit("doorbell_fd", &EngineConfig::doorbell_fd);
+  visit("link_latency", &EngineConfig::link_latency);
+  visit("link_bandwidth", &EngineConfig::link_bandwidth);
+  visit("mpi", &EngineConfig::mpi);
+  visit("gpu_files", &EngineConfig::gpu_files);
+  visit("fusion_threshold", &EngineConfig::fusion_threshold);
+  visit("cache_capacity", &EngineConfig::cache_capacity);
+  visit("separate_groups", &EngineConfig::separate_groups);
+  visit("process_sets", &EngineConfig::process_sets);
+  visit("plan_after", &EngineConfig::plan_after);
+  visit("bucket_bytes", &EngineConfig::bucket_bytes);
+  visit("algorithm", &EngineConfig::algorithm);
+  visit("gpu_algorithm", &EngineConfig::gpu_algorithm);
+  visit("progress_cpu", &EngineConfig::progress_cpu);
+  visit("stall_check_time", &EngineConfig::stall_check_time);
+  visit("stall_shutdown_time", &EngineConfig::stall_shutdown_time);
+  visit("data_timeout", &EngineConfig::data_timeout);
+  visit("operation_timeout", &EngineConfig::operation_timeout);
+  visit("deadlock_time", &EngineConfig::deadlock_time);
+  visit("autotune", &EngineConfig::autotune);
+  visit("autotune_fixed", &EngineConfig::autotune_fixed);
+  visit("autotune_warmup", &EngineConfig::autotune_warmup);
+  visit("autotune_steps", &EngineConfig::autotune_steps);
+  visit("autotune_samples", &EngineConfig::autotune_samples);
+  visit("autotune_log", &EngineConfig::autotune_log);
+  visit("log_level", &EngineConfig::log_level);
+  visit("log", &EngineConfig::log);
+}
+
+EngineConfig make_config(const py::kwargs& values) {
+  EngineConfig config;
+  std::size_t known = 0;
+  visit_attributes([&](const char* name, auto member) {
+    if (!values.contains(name)) return;
+    using Value = std::remove_reference_t<decltype(config.*member)>;
+    try {
+      config.*member = py::object(values[name]).cast<Value>();
+    } catch (const py::cast_error&) {
+      throw py::type_error(std::string("EngineConfig: ") + name + " has a wrong type");
+    }
+    ++known;
+  });
+  if (known < values.size()) {
+    throw py::type_error("EngineConfig got an argument that is none of its attributes");
+  }
+  return config;
+}
+
+const char* or_null(const std::optional<std::string>& text) {
+  return text ? text->c_str() : nullptr;
+}
+
+const char* or_null(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
+
+}  // namespace
+
+CoreConfig::CoreConfig(const EngineConfig& config) {
+  peers_.reserve(config.peers.size());
+  for (const auto& [rank, host, stream_fd, segment_fd, doorbell_fd] : config.peers) {
+    hp_peer peer = {};
+    peer.struct_size = sizeof(peer);
+    peer.rank = rank;
+    peer.host = host;
+    peer.stream_fd = stream_fd;
+    peer.segment_fd = segment_fd;
+    peer.doorbell_fd = doorbell_fd;
+    if (const auto lanes = config.lanes.find(rank); lanes != config.lanes.end()) {
+      peer.lane_count = static_cast<std::int32_t>(lanes->second.size());
+      peer.lane_fds = lanes->second.data();
+    }
+    peers_.push_back(peer);
+  }
+  gpu_files_ = to_c_strings(config.gpu_files);
+
+  config_.struct_size = sizeof(config_);
+  config_.rank = config.rank;
+  config_.size = config.size;
+  config_.host = config.host;
+  config_.local_rank = config.local_rank;
+  config_.segment_fd = config.segment_fd;
+  config_.doorbell_fd = config.doorbell_fd;
+  config_.peer_count = static_cast<std::int32_t>(peers_.size());
+  config_.peers = peers_.data();
+  config_.link_latency = config.link_latency;
+  config_.link_bandwidth = config.link_bandwidth;
+  config_.gpu_files = gpu_files_.data();
+  config_.gpu_file_count = static_cast<std::int32_t>(gpu_files_.size());
+  config_.fusion_threshold = config.fusion_threshold;
+  config_.cache_capacity = config.cache_capacity;
+  config_.separate_groups = config.separate_groups ? 1 : 0;
+  config_.process_sets = config.process_sets.c_str();
+  config_.plan_after = config.plan_after;
+  config_.bucket_bytes = config.bucket_bytes;
+  config_.algorithm = or_null(config.algorithm);
+  config_.gpu_algorithm = or_null(config.gpu_algorithm);
+  config_.progress_cpu = config.progress_cpu + 1;
+  config_.stall_check_time = config.stall_check_time;
+  config_.stall_shutdown_time = config.stall_shutdown_time;
+  config_.data_timeout = config.data_timeout;
+  config_.operation_timeout = config.operation_timeout;
+  config_.deadlock_time = config.deadlock_time;
+  config_.autotune = config.autotune;
+  config_.autotune_fixed = config.autotune_fixed;
+  config_.autotune_warmup = config.autotune_warmup;
+  config_.autotune_steps = config.autotune_steps;
+  config_.autotune_samples = config.autotune_samples;
+  config_.autotune_log = or_null(config.autotune_log);
+  config_.log_level = config.log_level;
+  if (config.mpi) set_mpi(*config.mpi);
+}
+
+// The fields have the names of those of hp_mpi.
+void CoreConfig::set_mpi(const py::dict& fields) {
+  mpi_.struct_size = sizeof(mpi_);
+  mpi_.handle_bytes = fields["handle_bytes"].cast<std::int32_t>();
+  mpi_.on_gpu = fields["on_gpu"].cast<std::int32_t>();
+  mpi_.communicator = fields["communicator"].cast<std::uint64_t>();
+  mpi_.byte = fields["byte"].cast<std::uint64_t>();
+  const auto copy = [&](const char* name, auto& values) {
+    const auto given = fields[name].cast<std::vector<std::uint64_t>>();
+    if (given.size() != std::size(values)) throw py::value_error(std::string(name) + " of MPI");
+    std::copy(given.begin(), given.end(), std::begin(values));
+  };
+  copy("dtypes", mpi_.dtypes);
+  copy("ops", mpi_.ops);
+  const auto costs = fields["costs"].cast<std::vector<std::pair<double, double>>>();
+  if (costs.size() > HP_OP_COUNT) throw py::value_error("costs of MPI");
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    std::tie(mpi_.latencies[i], mpi_.byte_times[i]) = costs[i];
+  }
+  const auto address = [&](const char* name) {
+    return reinterpret_cast<void*>(fields[name].cast<std::uintptr_t>());
+  };
+  mpi_.in_place = address("in_place");
+  mpi_.isend = address("isend");
+  mpi_.irecv = address("irecv");
+  mpi_.test = address("test");
+  mpi_.cancel = address("cancel");
+  mpi_.finalized = address("finalized");
+  mpi_.error_string = address("error_string");
+  mpi_.iallreduce = address("iallreduce");
+  mpi_.ibcast = address("ibcast");
+  mpi_.iallgatherv = address("iallgatherv");
+  mpi_.ialltoallv = address("ialltoallv");
+  mpi_.ireduce_scatter = address("ireduce_scatter");
+  mpi_.ibarrier = address("ibarrier");
+  const py::object worker = fields["worker"];
+  mpi_.worker = worker.is_none() ? nullptr : worker.cast<const Worker&>().get();
+  config_.mpi = &mpi_;
+}
+
+void add_engine_config(py::module_& module) {
+  py::class_<EngineConfig> type(module, "EngineConfig",
+                                "The settings of an Engine: keyword arguments or attributes.");
+  type.def(py::init(&make_config));
+  visit_attributes([&](const char* name, auto member) { type.def_readwrite(name, member); });
+}
+
+}  // namespace horoplug

@@ -1,0 +1,11 @@
+// The enumerations of the C ABI as Python has them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace horoplug {
+
+// Adds Status, Op, ReduceOp (enum.IntEnum) and dtypes(), dtype_size() to the module.
+void add_enumerations(pybind11::module_& module);
+
+}  // namespace horoplug

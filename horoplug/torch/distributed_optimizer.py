@@ -1,0 +1,218 @@
+"""The class that :func:`horoplug.torch.optimizer.DistributedOptimizer` puts before the class of the user's
+optimizer."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from horoplug.base import config
+from horoplug.common.process_sets import ProcessSet
+from horoplug.torch import buckets
+from horoplug.torch.gradient_reduction import GradientReduction
+from horoplug.torch.grouping import Group, GroupProgress, check_groups, make_groups, name_parameters
+from horoplug.torch.reduction import Handles, Reducer
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose gradients are reduced over the ranks of a process set.
+
+    The contract:
+
+    - Backward submits the gradients as they become ready; nothing waits there.
+    - ``step`` waits until all gradients are reduced, and then steps as the wrapped optimizer does. To use the reduced
+      gradients before, call :meth:`synchronize`, and then ``step`` inside :meth:`skip_synchronize`.
+    - Between backward and ``step`` (or ``synchronize``) the gradients belong to the reduction: ``zero_grad`` raises.
+    - Every rank takes the same steps. A gradient that this rank does not have counts as zeros.
+    - The wrapped optimizer's parameter groups and state are used as they are.
+
+    :class:`GradientReduction` has the state of the reduction. The properties that begin with an underscore are
+    Horovod's, and programs read them."""
+
+    def _distribute(
+        self,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        compression: Any,
+        backward_passes_per_step: int,
+        op: int,
+        gradient_predivide_factor: float,
+        groups: int | Sequence[Sequence[torch.Tensor]] | None,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+        as_views: bool,
+    ) -> None:
+        """Take the place of ``__init__``: the object has the attributes of the wrapped optimizer already."""
+        self.op = op
+        self.process_set = process_set
+        self._synchronized = False
+        self._should_synchronize = True
+        self._groups = groups
+        self._as_views = as_views
+        self._parameter_names = name_parameters(self.param_groups, named_parameters)
+        reducer = self._make_reducer(
+            self._parameter_names,
+            compression,
+            op,
+            gradient_predivide_factor,
+            sparse_as_dense,
+            process_set,
+        )
+        self._reduction = GradientReduction(
+            reducer, self._parameter_names, backward_passes_per_step
+        )
+        if groups is not None:
+            check_groups(groups)
+        elastic = bool(config.value("ELASTIC"))
+        # An elastic job of one rank may have more ranks later.
+        alone = process_set.size() == 1 and not elastic
+        self._distributed = bool(process_set.included()) and not alone
+        if not self._distributed:
+            return
+        parameters = list(self._parameters())
+        if groups is not None:
+            names = {p: self._parameter_names[p] for p in parameters}
+            self._reduction.groups = GroupProgress(make_groups(names, groups, process_set))
+        elif as_views and not elastic:  # new ranks create optimizers while others do not
+            self._make_buckets()
+        self._reduction.hook(parameters)
+
+    def _make_reducer(self, *options: Any) -> Reducer:
+        return Reducer(*options)
+
+    def _make_buckets(self) -> None:
+        """Collective. Creates no buckets if there is one rank."""
+        alone = self.process_set.size() == 1
+        self._reduction.make_buckets(() if alone else self._parameters())
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        """The parameters that have gradients."""
+        return (p for group in self.param_groups for p in group["params"] if p.requires_grad)
+
+    def _reduced_parameters(self) -> Iterable[torch.Tensor]:
+        return self._parameters() if self._distributed else ()
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self._reduction.passes
+
+    @property
+    def _handles(self) -> Handles:
+        return self._reduction.handles
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
+        return self._reduction.delay
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        return set(self._reduction.delay)
+
+    @property
+    def _grad_accs(self) -> list[Any]:
+        return self._reduction.hooks
+
+    @property
+    def _group_counts(self) -> dict[Group, int]:
+        return self._reduction.groups.counts
+
+    @property
+    def _p_to_group(self) -> dict[torch.Tensor, Group]:
+        return self._reduction.groups.of
+
+    @property
+    def _buckets(self) -> buckets.Buckets | None:
+        return self._reduction.buckets
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def synchronize(self) -> None:
+        """Wait until every gradient is reduced. ``step`` does this. Call it before to use the reduced gradients, for
+        example to clip them, and then call ``step`` inside :meth:`skip_synchronize`.
+
+        Raises HorovodInternalError if a reduction failed; the gradients are then undefined."""
+        self._finish()
+        self._synchronized = True
+
+    def _finish(self) -> None:
+        self._reduction.finish(self._reduced_parameters)
+        if self._as_views and self._distributed and self._reduction.buckets is None:
+            self._make_buckets()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Context in which backward passes only add to the gradients of this rank: nothing is reduced, and the passes
+        do not count for ``backward_passes_per_step``. The first backward pass after it reduces the sum."""
+        outer, self._reduction.paused = self._reduction.paused, True
+        try:
+            yield
+        finally:
+            self._reduction.paused = outer
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Context in which ``step`` does not synchronize, for use after :meth:`synchronize`."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change the number of backward passes whose gradients are accumulated before a step."""
+        self._reduction.set_passes(passes)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Synchronize, then step as the wrapped optimizer does. With a closure, synchronize after each call of it."""
+        if self._should_synchronize:
+            active = self._reduction.active
+            if self._synchronized and not active:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients are reduced twice.",
+                    stacklevel=2,
+                )
+            if closure is None or active:
+                self.synchronize()
+            if closure is not None:
+                closure = self._synchronizing(closure)
+        self._synchronized = False
+        result = super().step(closure)
+        self._synchronized = False
+        return result
+
+    # PyTorch would wrap this method to run the step hooks; the wrapped optimizer's own step runs them.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            loss = closure()
+            self.synchronize()
+            return loss
+
+        return run
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As the wrapped optimizer's. Raises AssertionError while gradients are being reduced."""
+        if self._reduction.active:
+            raise AssertionError(
+                "zero_grad() was called between backward() and step() or synchronize(), while the "
+                "gradients are being reduced."
+            )
+        super().zero_grad(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """As the wrapped optimizer's. Reductions that are in flight are forgotten."""
+        self._reduction.reset()
+        self._synchronized = False
+        self._should_synchronize = True
+        super().load_state_dict(*args, **kwargs)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the wrapped optimizer's. The new parameters are reduced as well, each by itself."""
+        super().add_param_group(param_group)
+        number, added = len(self.param_groups) - 1, self.param_groups[-1]["params"]
+        for position, parameter in enumerate(added):
+            self._parameter_names.setdefault(parameter, f"allreduce.noname.{number}.{position}")
+        if self._distributed:
+            self._reduction.hook([p for p in added if p.requires_grad])
