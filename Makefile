@@ -174,6 +174,7 @@ lint: .venv/.dev lint-types
 	$(BIN)/ruff check $(PYTHON_FILES)
 	$(BIN)/python scripts/check_layers.py
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python scripts/check_tests.py
 
 lint-types: .venv/.dev
 	$(BIN)/mypy --strict --follow-imports=silent horoplug/{base,common,mpi,rendezvous,runner}

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# Helpers, whose assertions show values like those of tests.
+pytest.register_assert_rewrite("tests.harness")
+
 # Inherited by every process that a test starts, however deep.
 SESSION_VARIABLE = "PYTEST_SESSION_OF_HOROPLUG"
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
+from tests.harness.checks.errors import internal
 from tests.harness.support import ranks_fixture, seed
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -31,18 +32,6 @@ def healthy():
         assert hvd.alltoall(np.full(size, rank), name=name).tolist() == list(range(size))
         assert hvd.reducescatter(np.ones(size), name=name) == 1
     hvd.barrier()
-
-
-def internal(outcomes, *words):
-    """Every outcome is a HorovodInternalError of one line that has these words."""
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.kind == "HorovodInternalError", f"rank {rank}: {outcome}"
-        assert "RuntimeError" in outcome.bases
-        assert "\n" not in outcome.message
-        for word in words:
-            assert word in outcome.message, (
-                f"rank {rank}: {outcome.message!r} does not say {word!r}"
-            )
 
 
 def until_the_last_error(outcomes):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
-from tests.core.test_numpy_failures import internal
+from tests.harness.checks.errors import errors_of_survivors, internal
 from tests.harness.support import NO_LIMITS, seed
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -21,16 +21,6 @@ pytest_plugins = ["tests.harness.jobs"]
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def errors_of_survivors(outcomes, victim, kind="HorovodInternalError"):
-    """The victim has died, and all others have an error of this kind that names the victim; returns theirs."""
-    assert outcomes[victim].died
-    others = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
-    for outcome in others:
-        assert kind in outcome.bases, str(outcome)
-        assert f"rank {victim}" in outcome.message
-    return others
 
 
 def die_idle(victim, _):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
-from tests.core.test_numpy_ops import PLACES, same
+from tests.harness.checks.arrays import PLACES, same
 from tests.harness.support import ranks_fixture, seed
 
 pytest_plugins = ["tests.harness.jobs"]

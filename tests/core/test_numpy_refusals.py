@@ -4,17 +4,12 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
+from tests.harness.checks.errors import refused
 from tests.harness.support import ranks_fixture
 
 pytest_plugins = ["tests.harness.jobs"]
 
 ranks = ranks_fixture("a", "aa", "aab")
-
-
-def refused(error, text, call):
-    with pytest.raises(error, match=text) as caught:
-        call()
-    assert "\n" not in str(caught.value)
 
 
 def check_refusals():

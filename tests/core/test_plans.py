@@ -7,7 +7,7 @@ import torch
 import horoplug as hvd
 import horoplug.torch as thvd
 from horoplug.common.context import context
-from tests.core.test_numpy_failures import internal
+from tests.harness.checks.errors import internal
 
 pytest_plugins = ["tests.harness.jobs"]
 

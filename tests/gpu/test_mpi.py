@@ -60,7 +60,8 @@ REDUCES = {"ALLREDUCE", "REDUCESCATTER"}
 OPERATIONS = """
 import numpy as np
 import horoplug as hvd
-from tests.gpu import test_jobs as jobs
+from tests.harness.checks import gpu as checks
+from tests.harness.simulated_jobs import card
 
 def check_numbers_that_are_none():
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1.0, np.nan], np.float32)
@@ -68,30 +69,30 @@ def check_numbers_that_are_none():
     for op in hvd.Sum, hvd.Product, hvd.Max:
         expected = hvd.allreduce(odd, op=op, name="host")
         assert set(expected.view(np.uint32)[[0, 5]]) == {0x7FC00000}
-        jobs.equal(hvd.allreduce(jobs.card().array(odd), op=op), expected)
+        checks.equal(hvd.allreduce(card().array(odd), op=op), expected)
     expected = hvd.reducescatter(odd, op=hvd.Sum, name="host")
-    jobs.equal(hvd.reducescatter(jobs.card().array(odd), op=hvd.Sum), expected)
+    checks.equal(hvd.reducescatter(card().array(odd), op=hvd.Sum), expected)
 
 def check_factors():
     for dtype in "float32", "float64", "int32", "uint8":
-        mine = jobs.values(dtype, (5003,))
+        mine = checks.values(dtype, (5003,))
         factors = {"prescale_factor": 0.5, "postscale_factor": 3.0} if dtype[0] == "f" else {}
         for op in hvd.Sum, hvd.Average, hvd.Product:
             expected = hvd.allreduce(mine, op=op, name="host", **factors)
-            jobs.equal(hvd.allreduce(jobs.card().array(mine), op=op, **factors), expected)
+            checks.equal(hvd.allreduce(card().array(mine), op=op, **factors), expected)
     # Most of it is not aligned to anything, and one is not even to the others.
-    mine = [jobs.values("float32", (n * 7919 % 1000,), n) for n in range(9)]
-    arrays = [jobs.card().array(each) for each in mine]
+    mine = [checks.values("float32", (n * 7919 % 1000,), n) for n in range(9)]
+    arrays = [card().array(each) for each in mine]
     expected = hvd.grouped_allreduce(mine, op=hvd.Sum, name="host")
     for found, wanted in zip(hvd.grouped_allreduce(arrays, op=hvd.Sum), expected):
-        jobs.equal(found, wanted)
+        checks.equal(found, wanted)
 
 def check_side_by_side():
     "Operations of a set that MPI does not have, of the host, and of GPUs, at once."
     other = hvd.add_process_set([0, 1])
     for turn in range(6):
-        mine = jobs.values("float32", (20_011,), turn)
-        array = jobs.card().array(mine)
+        mine = checks.values("float32", (20_011,), turn)
+        array = card().array(mine)
         handles = [
             hvd.allreduce_async(array, op=hvd.Sum, name="on GPU"),
             hvd.allreduce_async(mine, op=hvd.Sum, name="on host"),
@@ -100,24 +101,24 @@ def check_side_by_side():
         if other.included():
             handles.append(hvd.allreduce_async(array, op=hvd.Max, name="of the set", process_set=other))
         total, expected, gathered, *of_set = map(hvd.synchronize, handles)
-        jobs.equal(total, expected)
-        jobs.equal(gathered, hvd.allgather(mine, name="host"))
+        checks.equal(total, expected)
+        checks.equal(gathered, hvd.allgather(mine, name="host"))
         for each in of_set:
-            jobs.equal(each, hvd.allreduce(mine, op=hvd.Max, name="host", process_set=other))
+            checks.equal(each, hvd.allreduce(mine, op=hvd.Max, name="host", process_set=other))
     hvd.remove_process_set(other)
 
 hvd.init()
 for dtype in "float32", "float16", "int64", "uint8", "bool":
-    jobs.check_operations(dtype)
+    checks.check_operations(dtype)
 check_numbers_that_are_none()
 check_factors()
-jobs.check_many()
-jobs.check_batches()
-jobs.check_groups()
-jobs.check_streams()
+checks.check_many()
+checks.check_batches()
+checks.check_groups()
+checks.check_streams()
 check_side_by_side()
-jobs.check_mismatch()
-jobs.check_join()
+checks.check_mismatch()
+checks.check_join()
 assert hvd.common.context.context.engine().stats()["planned_batches"] > 0
 hvd.shutdown()
 sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
@@ -149,7 +150,8 @@ def test_operations(place, tmp_path, level):
 
 SAYING = """
 import horoplug as hvd
-from tests.gpu import test_jobs as jobs
+from tests.harness.checks import gpu as checks
+from tests.harness.simulated_jobs import card
 from horoplug.mpi import cuda as mpi_cuda
 
 folder, rank = sys.argv[1], MPI.COMM_WORLD.rank
@@ -158,7 +160,7 @@ def run(name, says_so):
     mpi_cuda.reports_cuda_aware = lambda MPI: says_so
     os.environ["HOROVOD_TIMELINE"] = f"{folder}/{name}.json"
     hvd.init()
-    jobs.check_operations("float32")
+    checks.check_operations("float32")
     hvd.shutdown()
 
 if sys.argv[2:] == ["differ"]:
@@ -203,10 +205,11 @@ def test_the_variable_goes_before_what_mpi_says(tmp_path):
 ENDING = """
 import numpy as np
 import horoplug as hvd
-from tests.gpu import test_jobs as jobs
+from tests.harness.checks import gpu as checks
+from tests.harness.simulated_jobs import card
 hvd.init()
 folder, operation = sys.argv[1], getattr(hvd, sys.argv[2])
-x = jobs.card().array(np.ones(399_999, np.float32))
+x = card().array(np.ones(399_999, np.float32))
 try:
     for step in range(10**9):
         operation(x, name="step")

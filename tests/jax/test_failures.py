@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.core.test_numpy_kill import errors_of_survivors
+from tests.harness.checks.errors import errors_of_survivors
 from tests.harness.support import NO_LIMITS, run_script, seed
 
 jax = pytest.importorskip("jax")

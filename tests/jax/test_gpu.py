@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.checks import (
+    jax_ops,
+    jax_programs,
+)
 from tests.harness.simulated_jobs import card, card_ranks_fixture, job_fixture
 from tests.harness.support import ranks_fixture, seed
 from tests.harness.xla_calls import OPERATION, Xla
@@ -30,8 +34,6 @@ from horoplug.common import calls  # noqa: E402
 from horoplug.common.opspec import BY_NAME  # noqa: E402
 from horoplug.jax import eager, gpu  # noqa: E402
 from horoplug.jax.library import LIBRARY  # noqa: E402
-from tests.jax import test_ops as test_jax_ops  # noqa: E402
-from tests.jax import test_programs as test_jax_programs  # noqa: E402
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -441,14 +443,14 @@ def run_as_on_gpu(check, *arguments):
 
 
 CHECKS = {
-    "shapes": (test_jax_ops.check_shapes, seed()),
-    "trees": (test_jax_ops.check_trees, seed()),
-    "rows": (test_jax_ops.check_rows,),
-    "refusals": (test_jax_ops.check_refusals,),
-    "sets": (test_jax_ops.check_sets,),
-    "after a program": (test_jax_programs.check_call_after_program,),
-    "threads": (test_jax_programs.check_threads, seed()),
-    "transforms": (test_jax_programs.check_transforms,),
+    "shapes": (jax_ops.check_shapes, seed()),
+    "trees": (jax_ops.check_trees, seed()),
+    "rows": (jax_ops.check_rows,),
+    "refusals": (jax_ops.check_refusals,),
+    "sets": (jax_ops.check_sets,),
+    "after a program": (jax_programs.check_call_after_program,),
+    "threads": (jax_programs.check_threads, seed()),
+    "transforms": (jax_programs.check_transforms,),
 }
 
 

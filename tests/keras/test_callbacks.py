@@ -8,9 +8,8 @@ import pytest
 
 from horoplug.common.errors import HorovodInternalError
 from horoplug.common.objects import allgather_object
-from tests.core.test_numpy_kill import errors_of_survivors
-from tests.harness.support import NO_LIMITS, seed
-from tests.keras.test_fit import (
+from tests.harness.checks.errors import errors_of_survivors
+from tests.harness.checks.keras import (
     BATCH,
     ROWS,
     adam,
@@ -20,6 +19,7 @@ from tests.keras.test_fit import (
     make_model,
     sgd,
 )
+from tests.harness.support import NO_LIMITS, seed
 
 keras = pytest.importorskip("keras")
 hvd = pytest.importorskip("horoplug.keras")

@@ -14,6 +14,7 @@ import pytest
 from horoplug.runner import checks, output
 from horoplug.runner.arguments import parse
 from tests.harness import ROOT
+from tests.harness.screen import Screen
 
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
 
@@ -340,17 +341,6 @@ def test_a_reader_that_has_had_enough():
         run.stdout.close()
         assert run.wait(30) == 128 + 13
         assert run.stderr.read() == b""
-
-
-class Screen:
-    """Collects what is written, as a terminal or as a file."""
-
-    def __init__(self, terminal):
-        self.terminal = terminal
-        self.data = b""
-
-    def write(self, data):
-        self.data += data
 
 
 def test_a_progress_bar_in_a_file(monkeypatch):

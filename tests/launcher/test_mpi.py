@@ -11,18 +11,14 @@ import cloudpickle
 import pytest
 
 import horoplug
-from tests.harness import ROOT
-from tests.harness.support import environment
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from harness import mpi as installed
-
 from horoplug.runner import mpirun
 from horoplug.runner.allocation import lsf_hosts
 from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts import Host
 from horoplug.runner.remote import Ssh
+from tests.harness.horovodrun_mpi import JOB
+from tests.harness.horovodrun_mpi import place as place
+from tests.harness.support import environment
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this module
 # What mpirun --version prints.
@@ -174,17 +170,6 @@ def test_forwarded_names():
 
 # ---- for real --------------------------------------------------------------------------------------------------------
 
-JOB = """
-import os, sys
-import numpy as np
-import horoplug as hvd
-hvd.init()
-assert os.environ["HOROVOD_CACHE_CAPACITY"] == "77"
-assert os.environ["NCCL_IB_DISABLE"] == "1"
-total = hvd.allreduce(np.array([hvd.rank() + 1]), op=hvd.Sum)[0]
-sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()}: {total} {sys.argv[1:]}\\n")
-"""
-
 
 def launch(*arguments, env, timeout=60):
     return subprocess.run(
@@ -195,19 +180,6 @@ def launch(*arguments, env, timeout=60):
         timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
-
-
-@pytest.fixture(params=["openmpi", "mpich", "impi"])
-def place(request):
-    """Variables with which that MPI's mpirun is the one."""
-    pytest.importorskip("mpi4py")
-    found = installed.find(request.param)
-    if found is None:
-        pytest.skip(f"{request.param} is not installed: make mpi")
-    env = {"PATH": f"{found.mpirun.parent}:{os.environ['PATH']}"}
-    if request.param == "impi":
-        env |= {"I_MPI_ROOT": str(found.prefix), "I_MPI_FABRICS": "shm"}
-    return env
 
 
 def test_a_job(place):

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
+from tests.harness.horovodrun_mpi import JOB
+from tests.harness.horovodrun_mpi import place as place
 from tests.harness.mpi_jobs import between_hosts
 from tests.harness.netns import cluster_fixture, finish, why_not
 from tests.harness.netns import nothing_left as nothing_left
-from tests.launcher.test_mpi import JOB
-from tests.launcher.test_mpi import place as place
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

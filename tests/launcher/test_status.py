@@ -17,8 +17,8 @@ from horoplug.rendezvous.store.report import KEY, Counters, Report, pack, unpack
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.runner import output, status
 from horoplug.runner.status import Status
+from tests.harness.screen import Screen
 from tests.harness.support import environment, until
-from tests.launcher.test_horovodrun import Screen
 
 # ---- what it says ----------------------------------------------------------------------------------------------------
 

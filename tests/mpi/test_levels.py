@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
-from tests.mpi.test_transport import COLLECTIVES, ENDING, WAY, failures, kill, ways
+from tests.harness.mpi_programs import COLLECTIVES, ENDING, WAY, failures, kill, ways
 
 pytest.importorskip("mpi4py")
 

@@ -7,13 +7,13 @@ import contextlib
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.checks import tensorflow_elastic as of_elastic
+from tests.harness.checks import tensorflow_gradients as of_gradients
+from tests.harness.checks import tensorflow_ops as of_ops
+from tests.harness.checks import tensorflow_optimizer as of_optimizer
+from tests.harness.checks import tensorflow_programs as of_programs
+from tests.harness.checks import tensorflow_sync_batch_norm as of_batch_norm
 from tests.harness.support import Pool, seed
-from tests.tensorflow import test_elastic as of_elastic
-from tests.tensorflow import test_gradients as of_gradients
-from tests.tensorflow import test_ops as of_ops
-from tests.tensorflow import test_optimizer as of_optimizer
-from tests.tensorflow import test_programs as of_programs
-from tests.tensorflow import test_sync_batch_norm as of_batch_norm
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")

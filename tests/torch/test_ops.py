@@ -8,9 +8,9 @@ import torch
 
 import horoplug.torch as hvd
 from horoplug.common import stubs
-from tests.core.test_numpy_ops import arrays, reduced, shapes
-from tests.core.test_numpy_refusals import refused
 from tests.harness.cases import allreduce_test, exchanged
+from tests.harness.checks.arrays import arrays, reduced, shapes
+from tests.harness.checks.errors import refused
 from tests.harness.support import ranks_fixture, seed
 
 pytest_plugins = ["tests.harness.jobs"]

@@ -1,12 +1,9 @@
 """Training on N processes is training on one with the joined batch; and the example does what it says."""
 
 import gzip
-import json
 import os
 import signal
-import struct
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import horoplug.torch as hvd
 from tests.harness import ROOT
 from tests.harness.support import NO_LIMITS, run_script, seed
+from tests.harness.train_example import TRAIN, summary, write_fashion_mnist
 
 pytest_plugins = ["tests.harness.jobs"]
 
-TRAIN = ROOT / "examples" / "pytorch" / "train.py"
 STEPS, BATCH = 12, 24  # a batch divides by 2, 3 and 4
 
 
@@ -155,27 +152,6 @@ def test_data_loader_with_workers(pool, hosts):
 
 
 # ---- examples/pytorch/train.py --------------------------------------------------------------------------------------
-
-
-def write_fashion_mnist(folder, count=300):
-    """Files in Fashion-MNIST's format; a class is a bright row of its own."""
-    draw = np.random.default_rng(0)
-    for prefix in ("train", "t10k"):
-        labels = draw.integers(0, 10, count, dtype=np.uint8)
-        images = draw.integers(0, 60, (count, 28, 28), dtype=np.uint8)
-        images[np.arange(count), 2 * labels + 3] = 255
-        for array, name in ((images, "images-idx3"), (labels, "labels-idx1")):
-            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-            content = gzip.compress(header + array.tobytes(), 1)
-            (folder / f"{prefix}-{name}-ubyte.gz").write_bytes(content)
-
-
-def summary(done):
-    """The line of JSON that rank 0 ends with; the other ranks print nothing."""
-    for process in done:
-        assert process.returncode == 0, process.stdout + process.stderr
-    assert not any(process.stdout for process in done[1:])
-    return json.loads(done[0].stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -9,23 +9,7 @@ import pytest
 import torch
 
 from tests.api.horovod_api.matrix import equal
-
-SUBMIT = {
-    "allreduce": hvd.allreduce_async,
-    "allreduce_": hvd.allreduce_async_,
-    "allgather": hvd.allgather_async,
-    "broadcast": lambda tensor, name: hvd.broadcast_async(tensor, root_rank=0, name=name),
-    "broadcast_": lambda tensor, name: hvd.broadcast_async_(tensor, root_rank=0, name=name),
-    "alltoall": lambda tensor, name: hvd.alltoall_async(
-        tensor, [17] + [0] * (hvd.size() - 1), name
-    ),
-    "reducescatter": hvd.reducescatter_async,
-    "grouped_allreduce": lambda tensor, name: hvd.grouped_allreduce_async([tensor], name=name),
-    "grouped_allgather": lambda tensor, name: hvd.grouped_allgather_async([tensor], name=name),
-    "grouped_reducescatter": lambda tensor, name: hvd.grouped_reducescatter_async(
-        [tensor], name=name
-    ),
-}
+from tests.api.horovod_api.operations import SUBMIT
 
 
 @pytest.mark.parametrize("kind", SUBMIT)

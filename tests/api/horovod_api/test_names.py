@@ -4,7 +4,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from tests.api.horovod_api.test_handles import SUBMIT
+from tests.api.horovod_api.operations import SUBMIT
 
 
 @pytest.mark.parametrize("kind", SUBMIT)

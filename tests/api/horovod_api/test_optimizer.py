@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.api.horovod_api.matrix import equal
-from tests.api.horovod_api.test_optimizer_state import OPTIMIZERS, OPTIONS, build
+from tests.api.horovod_api.optimizers import OPTIMIZERS, OPTIONS, build
 
 
 def linear(value=0.5, bias=True):

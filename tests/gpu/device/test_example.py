@@ -6,7 +6,7 @@ from tests.gpu.device.device_jobs import run_script
 
 torch = pytest.importorskip("torch")
 
-from tests.torch.test_training import TRAIN, summary, write_fashion_mnist  # noqa: E402
+from tests.harness.train_example import TRAIN, summary, write_fashion_mnist  # noqa: E402
 
 
 @pytest.mark.timeout(400)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.gpu.device.test_cupy import need
+from tests.gpu.device.cupy_checks import need
 from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
 
 __all__ = ["no_files_of_mpi"]  # fixture
@@ -12,7 +12,7 @@ __all__ = ["no_files_of_mpi"]  # fixture
 SCRIPT = """
 import sys
 import horoplug as hvd
-from tests.gpu.device import test_cupy
+from tests.gpu.device import cupy_checks
 from horoplug.mpi.cuda import reports_cuda_aware
 
 if not reports_cuda_aware(MPI):
@@ -21,8 +21,8 @@ if not reports_cuda_aware(MPI):
 os.environ["HOROVOD_TIMELINE"] = sys.argv[1]
 hvd.init()
 for dtype in "float32", "float64", "float16", "int32", "uint8":
-    test_cupy.check_operations(dtype)
-test_cupy.check_streams()
+    cupy_checks.check_operations(dtype)
+cupy_checks.check_streams()
 hvd.shutdown()
 sys.stdout.write("done\\n")
 """

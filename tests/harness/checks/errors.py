@@ -1,0 +1,31 @@
+"""Checks of the errors that calls and whole jobs end in."""
+
+import pytest
+
+
+def refused(error, text, call):
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def internal(outcomes, *words):
+    """Every outcome is a HorovodInternalError of one line that has these words."""
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.kind == "HorovodInternalError", f"rank {rank}: {outcome}"
+        assert "RuntimeError" in outcome.bases
+        assert "\n" not in outcome.message
+        for word in words:
+            assert word in outcome.message, (
+                f"rank {rank}: {outcome.message!r} does not say {word!r}"
+            )
+
+
+def errors_of_survivors(outcomes, victim, kind="HorovodInternalError"):
+    """The victim has died, and all others have an error of this kind that names the victim; returns theirs."""
+    assert outcomes[victim].died
+    others = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
+    for outcome in others:
+        assert kind in outcome.bases, str(outcome)
+        assert f"rank {victim}" in outcome.message
+    return others

@@ -1,0 +1,12 @@
+"""A stand-in for standard output."""
+
+
+class Screen:
+    """Collects what is written, as a terminal or as a file."""
+
+    def __init__(self, terminal):
+        self.terminal = terminal
+        self.data = b""
+
+    def write(self, data):
+        self.data += data
