@@ -221,17 +221,3 @@ def test_the_table_of_launchers():
     )
     found = [(name, rank, size, *re.findall(r"\w+", also)) for name, rank, size, also in rows]
     assert found == [(each.name, *each.variables) for each in LAUNCHERS]
-
-
-def test_links():
-    """Links between pages lead somewhere, to a heading if they name one."""
-    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
-        for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
-            other = page.parent / target if target else page
-            assert other.exists(), f"{page.name}: {target}"
-            if anchor:
-                headings = re.findall(r"^#+ (.*)$", other.read_text(), re.MULTILINE)
-                known = {
-                    re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings
-                }
-                assert anchor in known, f"{page.name}: {target}#{anchor}"

@@ -1,0 +1,52 @@
+"""The documentation names what exists: links, files and variables."""
+
+import re
+
+import pytest
+
+from horoplug.base.config import VARIABLES
+from tests.harness import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
+FOLDERS = "benchmarks|csrc|docs|examples|horoplug|requirements|scripts|tests"
+# Made by a build, or a user's.
+ABSENT = {"horoplug/kernels", "horoplug/kernels.fatbin"}
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        other = page.parent / target if target else page
+        assert other.exists(), target
+        assert not anchor or anchor in anchors(other), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_of_the_repository_exist(page):
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w./*-]+)`", page.read_text()):
+        assert path in ABSENT or any(ROOT.glob(path.rstrip("/"))), path
+
+
+def test_every_environment_variable_is_documented():
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    # Read by the core itself.
+    assert documented - {"CPU_KERNELS"} == {variable.name for variable in VARIABLES}
+
+
+def test_every_design_page_is_in_the_index():
+    folder = ROOT / "docs" / "design"
+    index = (folder / "index.md").read_text()
+    for page in folder.glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+@pytest.mark.parametrize(("page", "limit"), [("README.md", 6000), ("ARCHITECTURE.md", 12000)])
+def test_overviews_are_short(page, limit):
+    assert len((ROOT / page).read_bytes()) <= limit
