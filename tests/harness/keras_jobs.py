@@ -1,5 +1,5 @@
-"""Fixtures that run a test on two ranks with each of Keras' backends, which a process takes up when it imports Keras. A
-test module asks for them with ``pytest_plugins = ["tests.harness.keras_jobs"]``."""
+"""Fixtures that run a test on two ranks with each Keras backend, which a process selects when it imports Keras. A test
+module requests them with ``pytest_plugins = ["tests.harness.keras_jobs"]``."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,14 @@ import pytest
 
 from tests.harness.support import Pool, Ranks
 
-# Keras imports TensorFlow whatever its backend is, and that is talkative.
+# Keras imports TensorFlow with every backend, and TensorFlow logs a lot.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "horoplug.jax"}
 
 
 @pytest.fixture(scope="module", params=list(_FRAMEWORKS))
 def keras_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    """Processes with one backend."""
+    """Processes that use one backend."""
     pytest.importorskip(_FRAMEWORKS[request.param])
     pool = Pool(variables={**QUIET, "KERAS_BACKEND": request.param})
     yield pool

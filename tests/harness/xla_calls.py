@@ -1,4 +1,4 @@
-"""Calls of an XLA handler, as XLA makes them, by a stand-in for XLA: its structs in ctypes, its functions in Python.
+"""A stand-in for XLA that calls its handlers: the structs of its C API in ctypes, its functions in Python.
 
     xla = Xla(stream=card.stream, device=0)
     failure = xla.call(library.horoplug_jax_run, [array], [result], operation=0, name="allreduce.x", ...)
@@ -83,7 +83,7 @@ OPERATION: dict[str, Any] = {
 
 
 class Xla:
-    """With ``old``, one whose functions end before the one that tells a device. ``failing``: functions that fail."""
+    """``old``: a version without the function that returns the device. ``failing``: names of functions that fail."""
 
     def __init__(self, stream: int, device: int, old: bool = False) -> None:
         self.stream, self.device = stream, device
@@ -109,7 +109,7 @@ class Xla:
         return handle
 
     def _nothing(self, _: int) -> None:
-        raise AssertionError("a function that no handler needs")
+        raise AssertionError("handlers do not call this function")
 
     def _create(self, address: int) -> int:
         arguments = _Create.from_address(address)

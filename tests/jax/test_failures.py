@@ -1,5 +1,5 @@
-"""JAX and the end of a job: ranks that disagree, are killed or shut down while a program runs; and what happens in
-processes of their own."""
+"""Failures with JAX: ranks that disagree, die or shut down while a program runs. Import errors, memory and the use of a
+single core are tested in new processes."""
 
 import os
 import random
@@ -27,7 +27,7 @@ def run(function, *arguments):
 
 
 def large(x):
-    """Something that XLA does not run on the thread that calls the program, with the value of the first element."""
+    """A computation with the value of x that is too large for XLA to run on the calling thread."""
     return jnp.tanh(jnp.ones((200, 200)) @ jnp.ones((200, 200))).sum() * 0 + x
 
 
@@ -47,7 +47,7 @@ def pending_in_a_program(victim, _):
 
 
 def pending_at_any_moment(victim, key):
-    """Large and small ones, in steps that repeat and that nobody waits for one by one."""
+    """Large and small operations in repeated steps, several of which are in flight."""
     inputs = [jnp.ones(n) for n in [3, 1_000_000, 50, 300_000]]
 
     @jax.jit
@@ -69,7 +69,7 @@ def pending_eagerly(victim, _):
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 @pytest.mark.parametrize("phase", [pending_in_a_program, pending_at_any_moment, pending_eagerly])
-def test_kill(pool, phase, hosts):
+def test_killed_rank_is_reported(pool, phase, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
@@ -85,10 +85,10 @@ def test_kill(pool, phase, hosts):
 
 
 def check_disagreement():
-    """Every rank gets an error that says what the other one has, and the job goes on; in programs that XLA runs on the
-    calling thread and in others, and in the middle of a program."""
+    """Every rank gets an error that describes both ranks' inputs, and the job continues. In programs that XLA runs on
+    the calling thread and in others, and in the middle of a program."""
     rank = hvd.rank()
-    goes_on = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="goes on"))
+    works = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="works"))
 
     cases = {
         r"mismatched shape: \[3\] on rank 0 but \[4\]": lambda x: x[: 3 + rank],
@@ -107,16 +107,16 @@ def check_disagreement():
             for _ in range(2):
                 with pytest.raises(RuntimeError, match=f"'allreduce.bad': {message}"):
                     run(program, jnp.ones(5))
-                assert goes_on(jnp.ones(2)).tolist() == [2, 2]
+                assert works(jnp.ones(2)).tolist() == [2, 2]
         with pytest.raises(RuntimeError, match=r"'allreduce\.x'.*sum on rank 0 but max on rank 1"):
             run(lambda x, work=work: OPERATIONS[rank](work(x)), jnp.ones(4))
-        assert goes_on(jnp.ones(2)).tolist() == [2, 2]
-    # Nobody looks at the results of the program that fails.
-    lost = jax.jit(lambda x: hvd.allreduce(large(x), name="lost"))
-    lost.lower(jnp.ones(3 + rank)).compile()
-    lost(jnp.ones(3 + rank))
+        assert works(jnp.ones(2)).tolist() == [2, 2]
+    # The results of the failed program are not read.
+    unread = jax.jit(lambda x: hvd.allreduce(large(x), name="unread"))
+    unread.lower(jnp.ones(3 + rank)).compile()
+    unread(jnp.ones(3 + rank))
     hvd.barrier()
-    assert goes_on(jnp.ones(2)).tolist() == [2, 2]
+    assert works(jnp.ones(2)).tolist() == [2, 2]
     assert hvd.allreduce(jnp.ones(2), op=hvd.Sum).tolist() == [2, 2]
 
 
@@ -126,46 +126,46 @@ OPERATIONS = [
 ]
 
 
-def test_disagreement(pool):
+def test_mismatch_is_reported_and_the_job_continues(pool):
     with pool.ranks(2) as job:
         job.run(check_disagreement)
 
 
-def check_overlooked(is_lost):
-    """Programs are called on and on, and nobody looks at what they return."""
+def check_unread_failure(is_shut_down):
+    """Programs are called repeatedly and their results are not read: a later call raises the failure."""
     step = jax.jit(lambda x: hvd.allreduce(large(x), name="gradient"))
 
-    def go_on(x):
+    def call_repeatedly(x):
         for _ in range(10_000):
-            x = step(jnp.ones(4) if is_lost else x)
+            x = step(jnp.ones(4) if is_shut_down else x)
 
-    for rows in (4, 4 + hvd.rank()):  # compiled, so that nothing but the operation takes time
+    for rows in (4, 4 + hvd.rank()):  # compiled in advance, so that only the operation takes time
         step.lower(jnp.ones(rows)).compile()
     x = step(jnp.ones(4))
-    if is_lost and hvd.rank() == 1:
+    if is_shut_down and hvd.rank() == 1:
         hvd.shutdown()
-    elif is_lost:
+    elif is_shut_down:
         with pytest.raises(RuntimeError, match=r"'allreduce.gradient'.*rank 1 has shut down"):
-            go_on(x)
+            call_repeatedly(x)
         hvd.shutdown()
     else:
         x = step(jnp.ones(4 + hvd.rank()))
         with pytest.raises(RuntimeError, match=r"'allreduce.gradient'.*\[4\] on rank 0"):
-            go_on(x)
+            call_repeatedly(x)
         assert step(jnp.ones(4)).tolist() == [1] * 4
         hvd.shutdown()
     hvd.init()
     assert step(jnp.ones(4)).tolist() == [1] * 4
 
 
-@pytest.mark.parametrize("is_lost", [False, True], ids=["disagree", "lost"])
-def test_overlooked(pool, is_lost):
+@pytest.mark.parametrize("is_shut_down", [False, True], ids=["disagree", "shut down"])
+def test_unread_failure_is_raised_by_a_later_call(pool, is_shut_down):
     with pool.ranks(2) as job:
-        job.run(check_overlooked, is_lost)
+        job.run(check_unread_failure, is_shut_down)
 
 
-def check_wait_for_each_other():
-    """Programs that cannot both go first, on one thread and on two."""
+def check_deadlock():
+    """Two ranks wait for different operations, on one thread and on two."""
     rank = hvd.rank()
     names = ["one", "two"][:: 1 - 2 * rank]
 
@@ -188,7 +188,7 @@ def check_wait_for_each_other():
     threads = [threading.Thread(target=work, args=(program,)) for program in programs]
     for thread in threads:
         thread.start()
-        thread.join(0.2)  # if they do not go on together, then in this order
+        thread.join(0.2)  # starts them in this order
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
@@ -197,35 +197,35 @@ def check_wait_for_each_other():
     assert run(lambda x: hvd.allreduce(x, op=hvd.Sum), jnp.ones(2)).tolist() == [2, 2]
 
 
-def test_wait_for_each_other(pool):
+def test_deadlock_is_reported(pool):
     with pool.ranks(2, env={"HOROVOD_DEADLOCK_TIME_SECONDS": "0.3"}) as job:
-        job.run(check_wait_for_each_other)
+        job.run(check_deadlock)
 
 
-def check_meeting():
-    """Ranks with and without JAX, in programs and outside, meet by name."""
+def check_frameworks_match_by_name():
+    """Operations of JAX inside and outside of programs and of NumPy are matched by name."""
     import horoplug as plain
 
     ways = [
-        lambda x: run(lambda x: hvd.allreduce(x, op=hvd.Sum, name="meet"), jnp.asarray(x)),
-        lambda x: plain.allreduce(x, op=hvd.Sum, name="meet"),
-        lambda x: hvd.allreduce(jnp.asarray(x), op=hvd.Sum, name="meet"),
+        lambda x: run(lambda x: hvd.allreduce(x, op=hvd.Sum, name="shared"), jnp.asarray(x)),
+        lambda x: plain.allreduce(x, op=hvd.Sum, name="shared"),
+        lambda x: hvd.allreduce(jnp.asarray(x), op=hvd.Sum, name="shared"),
     ]
     for turn in range(3):
         x = np.arange(4, dtype=np.float32)
         assert (np.asarray(ways[(hvd.rank() + turn) % 3](x)) == 2 * x).all()
 
 
-def test_meeting(pool):
+def test_frameworks_match_by_name(pool):
     with pool.ranks(2) as job:
-        job.run(check_meeting)
+        job.run(check_frameworks_match_by_name)
 
 
 # ---- shutdown and init ----------------------------------------------------------------------------------------------
 
 
-def check_again():
-    """Programs that were compiled in another job."""
+def check_programs_of_previous_job():
+    """Programs that were compiled in a previous job."""
     size = hvd.size()
     programs = [
         jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum)),
@@ -261,10 +261,10 @@ def check_again():
     hvd.init()
 
 
-def test_init_again(pool):
+def test_init_after_shutdown(pool):
     with pool.ranks(2) as job:
         for _ in range(2):
-            job.run(check_again)
+            job.run(check_programs_of_previous_job)
 
 
 def check_shutdown_while_pending():
@@ -295,13 +295,13 @@ def check_shutdown_while_pending():
     assert run(lambda x: hvd.allreduce(x, op=hvd.Sum), jnp.ones(2)).tolist() == [2, 2]
 
 
-def test_shutdown_while_pending(pool):
+def test_shutdown_while_operations_are_pending(pool):
     with pool.ranks(2) as job:
         for _ in range(2):
             job.run(check_shutdown_while_pending)
 
 
-# ---- processes of their own -----------------------------------------------------------------------------------------
+# ---- new processes --------------------------------------------------------------------------------------------------
 
 
 def run_code(tmp_path, code, size=1, **options):
@@ -313,8 +313,8 @@ def run_code(tmp_path, code, size=1, **options):
     return done
 
 
-def test_one_core(tmp_path):
-    """With one thread of XLA, which an operation holds while it waits."""
+def test_single_core(tmp_path):
+    """XLA has a single thread, which an operation blocks while it waits."""
     run_code(
         tmp_path,
         """
@@ -342,7 +342,7 @@ def test_one_core(tmp_path):
         assert [p.tolist() for p in results] == [[2.0 * i] * (i + 1) for i in range(16)]
         """,
         size=2,
-        env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "30"},  # to fail with a name
+        env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "30"},  # a failure then names the operation
     )
 
 
@@ -353,7 +353,7 @@ def test_one_core(tmp_path):
         ("optax", "horoplug.jax", "hvd.DistributedOptimizer(None)"),
     ],
 )
-def test_without(tmp_path, missing, module, use):
+def test_missing_package_raises_import_error(tmp_path, missing, module, use):
     run_code(
         tmp_path,
         f"""
@@ -365,13 +365,13 @@ def test_without(tmp_path, missing, module, use):
         except ImportError as error:
             assert "pip install {missing}" in str(error), error
         else:
-            raise SystemExit("it worked")
+            raise SystemExit("no ImportError")
         """,
     )
 
 
-def test_memory(tmp_path):
-    """What an operation takes is given back after it, also if it fails."""
+def test_operations_do_not_leak_memory(tmp_path):
+    """Operations release their memory when they complete or fail."""
     pytest.importorskip("psutil")
     run_code(
         tmp_path,
@@ -401,9 +401,9 @@ def test_memory(tmp_path):
                     pass
             return psutil.Process().memory_info().rss - before
 
-        for _ in range(18):  # the core remembers what the last 16384 operations were
+        for _ in range(18):  # the core keeps a record of the last 16384 operations
             grown()
-        # 250 of each, of 40 kB: what was not given back would be 10 MB.
+        # 250 operations of 40 kB: a leak would be 10 MB.
         assert min(grown() for _ in range(5)) < 1_000_000
         """,
     )

@@ -1,5 +1,5 @@
-"""horoplug.jax on GPUs, without one: the handler is called as XLA calls it, with streams of simulated GPUs; programs
-are lowered for CUDA; and what arrays on a GPU go through outside of programs runs on CPUs."""
+"""horoplug.jax on simulated GPUs: the tests call the handler like XLA, with streams of simulated GPUs, lower programs
+for CUDA, and run eager calls with arrays on CPUs."""
 
 import contextlib
 import ctypes
@@ -42,7 +42,7 @@ ranks = ranks_fixture("ab")
 
 # ---- the handler on simulated GPUs ---------------------------------------------------------------------------------
 
-# Ranks by host, cards, and what carries the data.
+# Ranks by host, number of GPUs, and the transport.
 JOBS = {
     "1 rank": ("a", 1, None),
     "2 ranks": ("aa", 2, None),
@@ -55,7 +55,7 @@ card_ranks = card_ranks_fixture(JOBS)
 
 
 def call(xla, kind, arrays, outputs, handler=None, **attributes):
-    """As XLA does, which has made the GPU's context that of the thread."""
+    """Calls the handler like XLA, with the GPU's context current."""
     operation = {"operation": BY_NAME[kind].code, **attributes}
     with card().current():
         handler = handler or LIBRARY.horoplug_jax_run
@@ -63,15 +63,15 @@ def call(xla, kind, arrays, outputs, handler=None, **attributes):
 
 
 def values(dtype, shape, key=0):
-    """This rank's array: small whole numbers, whose sums are exact in every dtype."""
+    """This rank's array of small integers, whose sums are exact in every dtype."""
     made = np.random.default_rng([key, hvd.rank()]).integers(0, 5, shape)
     return np.asarray(made).astype(dtype)
 
 
 def check_results(dtype):
-    """What a program gives for all operations is what they give for arrays of NumPy."""
+    """The results of all operations in a program equal those for NumPy arrays."""
     rank, size = hvd.rank(), hvd.size()
-    place = {"size": size, "rank": rank}
+    position = {"size": size, "rank": rank}
     for old in False, True:
         xla = Xla(card().stream, card().ordinal, old)
         for n, shape in enumerate([(2 * size, 3), (size + 1,), (1000 * size, 7), (0, 2)]):
@@ -80,15 +80,15 @@ def check_results(dtype):
             cases = {
                 "allreduce": (mine, on_host.allreduce(mine, op=hvd.Sum), {}),
                 "broadcast": (mine, on_host.broadcast(mine, size - 1), {"root": size - 1}),
-                "allgather": (mine, on_host.allgather(mine), place),
-                "alltoall": (even, on_host.alltoall(even), place),
-                "reducescatter": (mine, on_host.reducescatter(mine, op=hvd.Sum), place),
+                "allgather": (mine, on_host.allgather(mine), position),
+                "alltoall": (even, on_host.alltoall(even), position),
+                "reducescatter": (mine, on_host.reducescatter(mine, op=hvd.Sum), position),
             }
             for kind, (given, expected, attributes) in cases.items():
                 array = card().array(given)
                 output = card().empty(expected.shape, expected.dtype)
                 assert call(xla, kind, [array], [output], **attributes) is None
-                # What XLA puts into its stream next may use the memory of the input for something else.
+                # XLA may reuse the input's memory in its next work in the stream.
                 write(array, 99)
                 found = output.numpy()
                 assert found.tobytes() == expected.tobytes(), (kind, shape, found, expected)
@@ -97,7 +97,7 @@ def check_results(dtype):
 
 
 def write(array, values):
-    """Into an array, in the order of the stream."""
+    """Writes to an array in stream order."""
     values = np.broadcast_to(np.asarray(values, array.dtype), array.shape).copy()
     if array.nbytes:
         address, size = ctypes.c_uint64(array.address), ctypes.c_size_t(array.nbytes)
@@ -107,12 +107,12 @@ def write(array, values):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_results(card_ranks, dtype):
+def test_results_match_numpy(card_ranks, dtype):
     card_ranks.run(check_results, dtype)
 
 
 def check_groups_in_place():
-    """The arrays of a pytree as XLA gives them to allreduce and broadcast: outputs are inputs."""
+    """The arrays of a pytree with the inputs as outputs, as XLA passes them to allreduce and broadcast."""
     mine = [values("float32", (n, 3), n) for n in range(1, 9)]
     xla = Xla(card().stream, card().ordinal)
     arrays = [card().array(each) for each in mine]
@@ -122,13 +122,13 @@ def check_groups_in_place():
         assert array.numpy().tobytes() == wanted.tobytes()
 
 
-def test_groups_in_place(card_ranks):
+def test_in_place_groups(card_ranks):
     card_ranks.run(check_groups_in_place)
 
 
 def check_order():
-    """While the GPU begins nothing, calls return: the host has waited for the other ranks alone. What is in the stream
-    before and after them then runs in its order."""
+    """Calls return while the GPU runs nothing: the host waits for the other ranks only. The work in the stream before
+    and after the calls then runs in order."""
     xla = Xla(card().stream, card().ordinal)
     size, mine = hvd.size(), values("float32", (1000,))
     expected = {
@@ -143,7 +143,7 @@ def check_order():
         assert call(xla, kind, [array], [output], size=size, rank=hvd.rank()) is None
         write(array, 1)
 
-    for kind in expected:  # connects the ranks, and loads kernels
+    for kind in expected:  # connects the ranks and loads the kernels
         begin(kind)
     card().synchronize()
     waits = card().host_waits()
@@ -158,13 +158,13 @@ def check_order():
 
 
 @pytest.mark.parametrize("ranks", ["1 rank", "2 ranks"])
-def test_order(job, ranks):
+def test_calls_do_not_wait_for_the_gpu(job, ranks):
     with job(*JOBS[ranks]) as made:
         made.run(check_order)
 
 
-def check_open_rows():
-    """Outside of programs ranks may have different numbers of rows: their results come by a second call."""
+def check_rows_known_after_the_call():
+    """Outside of programs, ranks may have different numbers of rows: a second call copies the results."""
     xla = Xla(card().stream, card().ordinal)
     rank, size = hvd.rank(), hvd.size()
     mine = values("float32", (rank + size + 1, 3))
@@ -184,10 +184,10 @@ def check_open_rows():
             write(array, 1)
             assert eager_call.row_counts(0, size) == list(rows)
             output = card().empty(wanted.shape)
-            take = LIBRARY.horoplug_jax_copy_results
+            copy = LIBRARY.horoplug_jax_copy_results
             arrays = [empty], [output]
             assert (
-                eager_call.run(call, xla, kind, *arrays, take, eager_call=eager_call.number) is None
+                eager_call.run(call, xla, kind, *arrays, copy, eager_call=eager_call.number) is None
             )
         assert output.numpy().tobytes() == wanted.tobytes()
         array.free()
@@ -200,24 +200,24 @@ def check_open_rows():
             failure = call(
                 xla, "allreduce", [array], [array], eager_call=eager_call.number, reduce_op=99
             )
-            assert failure is None, "XLA is to see no failure"
+            assert failure is None, "XLA must not get the failure"
 
         with pytest.raises(ValueError, match="reduction"):
             eager_call.run(refused)
 
 
 def used():
-    """Bytes of the GPU, without what the core keeps for itself, once everything has been done."""
+    """Bytes of GPU memory in use after all work is complete, without the core's own memory."""
     card().synchronize()
     return card()._driver.simulated_gpu_bytes_used(card().ordinal)
 
 
-def test_open_rows(card_ranks):
-    card_ranks.run(check_open_rows)
+def test_rows_known_after_the_call(card_ranks):
+    card_ranks.run(check_rows_known_after_the_call)
 
 
 def check_failures():
-    """Errors of XLA's, which name the operation; the next call runs."""
+    """Failures become XLA errors that name the operation, and the next call works."""
     xla = Xla(card().stream, card().ordinal)
     rank, size = hvd.rank(), hvd.size()
     array = card().array(np.ones((2, 3), np.float32))
@@ -258,19 +258,19 @@ def check_failures():
     finally:
         card().fail("cuMemcpyDtoDAsync", 0)
     assert "cuMemcpyDtoDAsync" in text
-    # Other stages are those of handlers that prepare something.
+    # The handler does nothing in other stages than execution.
     assert xla.call(LIBRARY.horoplug_jax_run, [array], [array], stage=1) is None
-    assert xla.traits(LIBRARY.horoplug_jax_run) == (0, 3, 0), "no part of CUDA graphs"
+    assert xla.traits(LIBRARY.horoplug_jax_run) == (0, 3, 0), "must not be part of CUDA graphs"
 
 
 @pytest.mark.parametrize("ranks", ["1 rank", "2 ranks"])
-def test_failures(job, ranks):
+def test_failures_name_the_operation(job, ranks):
     with job(*JOBS[ranks]) as made:
         made.run(check_failures)
 
 
-def check_end():
-    """After a shutdown a call is an error, and the next job has the GPU again."""
+def check_call_after_shutdown():
+    """A call after a shutdown is an error, and the next job can use the GPU again."""
     xla = Xla(card().stream, card().ordinal)
     array = card().array(np.ones(3, np.float32))
     assert call(xla, "allreduce", [array], [array]) is None
@@ -281,16 +281,16 @@ def check_end():
     assert array.numpy().tolist() == [hvd.size() ** 2] * 3
 
 
-def test_end(job):
+def test_call_after_shutdown(job):
     with job("aa", 2) as ranks:
-        ranks.run(check_end)
+        ranks.run(check_call_after_shutdown)
 
 
 # ---- programs for CUDA ----------------------------------------------------------------------------------------------
 
 
 def lowered(function, *arguments):
-    """The calls in a program for CUDA, in their order: each with its attributes, and the values of its token."""
+    """The custom calls of a program for CUDA, in order: result and operand of the token, and the attributes of each."""
     traced = jax.jit(function).trace(*arguments)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     pattern = r"%(\S+?)(?::\d+)? = stablehlo\.custom_call @horoplug_run\(%([^,]+),.*?mhlo\.backend_config = \{(.*?)\}"
@@ -302,7 +302,7 @@ def lowered(function, *arguments):
     ]
 
 
-def check_programs():
+def check_lowering_for_cuda():
     def several(x):
         reduced = hvd.allreduce(x, name="a", op=hvd.Sum, prescale_factor=0.5)
         hvd.allgather(x, name="unused")
@@ -320,7 +320,7 @@ def check_programs():
     on_cpu = jax.jit(several).lower(jnp.ones((4, 2))).as_text()
     assert on_cpu.count("on_gpu = 0 : i64") == 4
 
-    # The handlers are there as soon as JAX's plugin for CUDA is, by XLA's name for it.
+    # The handlers are registered under XLA's name of the platform when JAX's CUDA plugin is loaded.
     handlers = {}
     xla_client.register_custom_call_handler(
         "CUDA", lambda name, fn, platform, version, *_: handlers.update({name: (platform, version)})
@@ -343,20 +343,20 @@ def check_programs():
     for platform in "tpu", "rocm":
         with pytest.raises(NotImplementedError, match="runs on CPUs and on NVIDIA GPUs"):
             jax.jit(hvd.allreduce).trace(jnp.ones(2)).lower(lowering_platforms=(platform,))
-    # What depends on the ranks, or on the values in an array, is no part of a program.
+    # Operations that depend on other ranks or on the values of an array cannot be compiled.
     with pytest.raises(TypeError, match="splits= must be known when alltoall is traced"):
         lowered(lambda x: hvd.alltoall(x, splits=x), jnp.ones(3, jnp.int32))
     with pytest.raises(TypeError, match="broadcast_parameters cannot be used inside of"):
         lowered(hvd.broadcast_parameters, jnp.ones(3))
 
 
-def test_programs(pool):
+def test_lowering_for_cuda(pool):
     with pool.ranks(1) as ranks:
-        ranks.run(check_programs)
+        ranks.run(check_lowering_for_cuda)
 
 
-def test_structs(tmp_path):
-    """What horoplug declares of XLA's interface is what jaxlib's header says."""
+def test_structs_match_the_headers_of_jaxlib(tmp_path):
+    """The structs in xla_ffi.h have the layout of jaxlib's header."""
     headers = Path(pytest.importorskip("jaxlib").__file__).parent / "include"
     if not (headers / "xla/ffi/api/c_api.h").exists():
         pytest.skip("this jaxlib has no headers")
@@ -422,7 +422,7 @@ STRUCTS = [
 ]
 
 
-# ---- outside of programs: the way of arrays on a GPU, with arrays on CPUs -------------------------------------------
+# ---- eager calls, with arrays on CPUs -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -455,12 +455,12 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_outside_of_programs(ranks, check):
+def test_checks_of_other_modules_with_eager_calls(ranks, check):
     ranks.run(run_as_on_gpu, *CHECKS[check])
 
 
-def check_state():
-    """What training starts with, on both kinds of memory: operations on each are two."""
+def check_broadcast_of_parameters():
+    """Broadcast of parameters in host memory and in GPU memory, which are separate operations."""
     rank = hvd.rank()
     params = {
         "w": jnp.full((3, 2), 1.0 + rank),
@@ -475,7 +475,7 @@ def check_state():
     assert not isinstance(found["host"], jax.Array)
     assert jax.random.key_data(found["key"]).tolist() == [0, 6]
     assert found["n"] == 1
-    # As the others of this job call them.
+    # The other rank calls two operations.
     x = np.ones(2, np.float32)
     if rank == 0:
         mixed = [x, jnp.asarray(x)]
@@ -486,12 +486,13 @@ def check_state():
     assert [result.tolist() for result in results] == [[2.0, 2.0]] * 2
 
 
-def test_state(ranks):
-    ranks.run(run_as_on_gpu, check_state)
+def test_broadcast_of_parameters(ranks):
+    ranks.run(run_as_on_gpu, check_broadcast_of_parameters)
 
 
 def check_exceptions():
-    """They are those of arrays on CPUs, and whoever has an input that is none goes on."""
+    """Failures raise the same exceptions as for arrays on CPUs, also for an input that is the result of a failed
+    program, and later operations work."""
     rank = hvd.rank()
     same = np.ones(2, np.float32)
     for attempt in range(2):
@@ -506,7 +507,7 @@ def check_exceptions():
     assert hvd.allreduce(jnp.asarray(same), name="x").tolist() == same.tolist()
 
 
-def test_exceptions(ranks):
+def test_exceptions_match_those_on_cpus(ranks):
     ranks.run(run_as_on_gpu, check_exceptions)
 
 
@@ -516,14 +517,14 @@ class NotReady:
 
 
 class OnHost:
-    """An array of NumPy's as one on a GPU that is none."""
+    """A NumPy array with the interface of a GPU array."""
 
     def __init__(self, array):
         self.address, self.shape, self.dtype = array.ctypes.data, array.shape, array.dtype
 
 
 def check_interrupt():
-    """An interrupt before the handler has ended: the operation takes its course, and its number is not used again."""
+    """After an interrupt before the handler has returned, the operation continues and its number is not used again."""
     x = np.ones(2, np.float32)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
@@ -539,12 +540,12 @@ def check_interrupt():
         operation["eager_call"] = another.number
         assert another.run(xla.call, run, *arrays, **operation) is None
         assert another.row_counts(0, hvd.size()) == [2] * hvd.size()
-    # Neither has kept the engine.
+    # Both have released the engine.
     hvd.shutdown()
     hvd.init()
 
 
-def test_interrupt(pool):
+def test_interrupted_call_keeps_its_number(pool):
     with pool.ranks(2) as ranks:
         ranks.run(check_interrupt)
 
@@ -556,7 +557,7 @@ def pending(victim):
         hvd.allgather(jnp.ones(10), name="waiting")
 
 
-def test_kill(pool):
+def test_killed_rank_is_reported(pool):
     with pool.ranks(2) as job:
         outcomes = job.outcomes(pending, 1)
         assert outcomes[0].kind == "HorovodInternalError"

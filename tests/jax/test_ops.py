@@ -1,4 +1,4 @@
-"""horoplug.jax: what each operation gives, called at once and inside of jax.jit, beside NumPy."""
+"""horoplug.jax: results of each operation outside and inside of jax.jit, compared with NumPy."""
 
 from unittest.mock import patch
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.harness.checks.jax_ops import (
-    FUSED,
+    WRAPPERS,
     check_refusals,
     check_rows,
     check_sets,
@@ -55,11 +55,11 @@ def check_dtypes(key):
                 np.stack([np.asarray(x)[rank] for x in of_all]),
                 folded(of_all, np.add)[rank : rank + 1],
             ]
-            for compiled in FUSED:
+            for compiled in WRAPPERS:
                 for result, value in zip(compiled(every_operation)(mine), expected, strict=True):
                     same(result, value)
     flags = jnp.asarray([rank == 0, True, False])
-    for compiled in FUSED:
+    for compiled in WRAPPERS:
         same(compiled(lambda x: hvd.allreduce(x, op=hvd.Max))(flags), [True, True, False])
         same(compiled(lambda x: hvd.allreduce(x, op=hvd.Min))(flags), [size == 1, True, False])
         with pytest.raises(ValueError, match="bool has no average"):
@@ -69,16 +69,16 @@ def check_dtypes(key):
 KINDS = {hvd.Sum: np.add, hvd.Min: np.minimum, hvd.Max: np.maximum, hvd.Product: np.multiply}
 
 
-def test_dtypes(ranks):
+def test_every_dtype_matches_numpy(ranks):
     ranks.run(check_dtypes, seed())
 
 
-def test_shapes(ranks):
+def test_every_shape_matches_numpy(ranks):
     ranks.run(check_shapes, seed())
 
 
 def check_compression(key):
-    """The core casts float32: to the same bits as JAX, which casts for what derives from a compressor."""
+    """The core casts float32 to the same bits as JAX, which casts for classes derived from a compressor."""
     x = jax.random.normal(jax.random.key(key + hvd.rank()), (50, 9))
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
 
@@ -88,7 +88,7 @@ def check_compression(key):
         own = type("Own", (compression,), {})
         expected = reduce(x, own)
         assert not np.array_equal(expected, hvd.allreduce(x, op=hvd.Sum)), (
-            "there is something to round"
+            "compression must change the result of this test's inputs"
         )
         same(reduce(x, compression), expected)
         same(jax.jit(reduce, static_argnames="by")(x, by=compression), expected)
@@ -101,34 +101,34 @@ def check_compression(key):
         np.testing.assert_array_equal(*gradients)
 
 
-def test_compression(ranks):
+def test_core_casts_like_jax(ranks):
     ranks.run(check_compression, seed())
 
 
-def test_trees(ranks):
+def test_pytrees_of_several_dtypes(ranks):
     ranks.run(check_trees, seed())
 
 
-def test_rows(ranks):
+def test_different_rows_per_rank(ranks):
     ranks.run(check_rows)
 
 
-def test_refusals(ranks):
+def test_invalid_calls_raise(ranks):
     ranks.run(check_refusals)
 
 
-def test_sets_and_join(ranks):
+def test_process_sets_and_join(ranks):
     ranks.run(check_sets)
 
 
 def check_state():
-    """broadcast_parameters, broadcast_optimizer_state, objects."""
+    """broadcast_parameters, broadcast_optimizer_state and the functions for objects."""
     optax = pytest.importorskip("optax")
     rank, size = hvd.rank(), hvd.size()
     params = {
         "w": jnp.full((3, 2), rank, jnp.float32),
         "b": jnp.full(2, rank, jnp.bfloat16),
-        "numpy": np.full(3, rank + 1e-12),  # float64, which JAX would not keep
+        "numpy": np.full(3, rank + 1e-12),  # float64, which JAX would convert to float32
         "key": jax.random.key(rank),
         "rate": 0.5 + rank,
         "text": f"rank {rank}",
@@ -153,5 +153,5 @@ def check_state():
         jax.jit(hvd.broadcast_parameters)(weights)
 
 
-def test_state(ranks):
+def test_broadcast_of_parameters_and_objects(ranks):
     ranks.run(check_state)

@@ -1,4 +1,4 @@
-"""DistributedOptimizer and distributed gradients: training on N ranks is training on one with the joined batch."""
+"""DistributedOptimizer and distributed gradients: training on N ranks equals training on one with the whole batch."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def share(x):
 
 
 def alone(make, key, passes=1, factor=1.0):
-    """The parameters after training in one process. ``passes``: batches of one step, whose gradients are summed."""
+    """The parameters after training in one process. ``passes``: the number of batches whose gradients one step sums."""
     params, optimizer = parameters(key), make()
     state = optimizer.init(params)
 
@@ -61,8 +61,8 @@ def alone(make, key, passes=1, factor=1.0):
 
 
 def distributed(optimizers, key):
-    """The same on this rank's part of each batch, from different parameters; with several optimizers side by side, in
-    one program, so that less is compiled."""
+    """The parameters after training on this rank's part of each batch, from different initial parameters. One program
+    contains all optimizers, which saves compilation time."""
     params = hvd.broadcast_parameters(parameters(key + hvd.rank()), root_rank=0)
     states = [o.init(params) for o in optimizers]
     states = hvd.broadcast_optimizer_state(states, root_rank=0)
@@ -114,7 +114,7 @@ def check_optimizer(key):
         hvd.DistributedOptimizer(momentum(), compression=hvd.Compression.bf16),
         hvd.DistributedOptimizer(momentum(), compression=hvd.Compression.fp16),
         hvd.DistributedOptimizer(clipped()),
-        # What it wraps, and what wraps it, sees the average.
+        # Both the wrapped optimizer and the outer one get the averages.
         optax.chain(
             hvd.DistributedOptimizer(optax.clip_by_global_norm(0.5)),
             optax.adamw(1e-2, weight_decay=1e-3),
@@ -129,15 +129,15 @@ def check_optimizer(key):
     plateau = hvd.DistributedOptimizer(optax.contrib.reduce_on_plateau(patience=1))
     state = plateau.init(expected)
     updates, _ = jax.jit(plateau.update)(expected, state, value=jnp.float32(1))
-    equal(updates, expected)  # it has been given its own argument
+    equal(updates, expected)  # it received its extra argument
 
 
-def test_optimizer(ranks):
+def test_optimizer_equals_training_on_one_rank(ranks):
     ranks.run(check_optimizer, seed())
 
 
 def check_passes(key):
-    """Several gradients for each step, compiled and not."""
+    """Several gradients for each step, with and without jit."""
 
     def optimizer(average):
         return hvd.DistributedOptimizer(
@@ -151,10 +151,10 @@ def check_passes(key):
         state = one.init(jnp.ones(2))
         for n in range(6):
             updates, state = update(jnp.full(2, n + hvd.rank(), jnp.float32), state)
-            # sgd: -0.1 of the mean of 0, 1, 2 and of 3, 4, 5, to which half a rank is added; and of 0.9 of the last.
+            # sgd: -0.1 times the mean of 0, 1, 2 or of 3, 4, 5, plus the mean rank 0.5, plus 0.9 times the last update.
             expected = {2: -0.1 * 1.5, 5: -0.1 * (4.5 + 0.9 * 1.5)}.get(n, 0.0)
             np.testing.assert_allclose(updates, [expected] * 2, rtol=1e-5)
-    # In between nothing changes, and ranks do not meet.
+    # Passes in between change nothing and do not communicate.
     optimizer = hvd.DistributedOptimizer(momentum(), backward_passes_per_step=2)
     params = parameters(key)
     state = optimizer.init(params)
@@ -170,12 +170,12 @@ def check_passes(key):
     assert int(state.passes) == 0
 
 
-def test_passes(ranks):
+def test_backward_passes_per_step(ranks):
     ranks.run(check_passes, seed())
 
 
 def check_gradients(key):
-    """distributed_value_and_grad and distributed_grad, as jax.value_and_grad."""
+    """distributed_value_and_grad and distributed_grad, compared with jax.value_and_grad."""
     params, x = parameters(key), batches(key)[0]
     value, expected = jax.value_and_grad(loss)(params, x)
     mine = loss(params, share(x))
@@ -199,12 +199,12 @@ def check_gradients(key):
         assert float(aux["scale"]) == 2.0
 
 
-def test_gradients(ranks):
+def test_distributed_gradients(ranks):
     ranks.run(check_gradients, seed())
 
 
 def check_sets():
-    """Ranks outside of the set keep their gradients, and are not waited for."""
+    """Ranks outside of the process set keep their gradients and do not communicate."""
     rank = hvd.rank()
     some = hvd.add_process_set([0])
     optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), process_set=some)
@@ -214,11 +214,11 @@ def check_sets():
     hvd.remove_process_set(some)
 
 
-def test_sets(ranks):
+def test_ranks_outside_of_the_set_keep_gradients(ranks):
     ranks.run(check_sets)
 
 
-def test_refusals():
+def test_invalid_arguments_raise():
     adam = optax.adam(1e-3)
     with pytest.raises(TypeError, match="an optimizer of optax"):
         hvd.DistributedOptimizer(0.1)

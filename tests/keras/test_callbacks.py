@@ -1,4 +1,4 @@
-"""Callbacks, operations on values, and what becomes of a run in which something fails, on each of Keras' backends."""
+"""Callbacks, operations on values, and failures of training, with each Keras backend."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ STEPS = ROWS // BATCH
 
 
 def on(**functions):
-    """A callback made of functions of (model, number of batch or epoch, logs)."""
+    """A callback from functions of (model, index of batch or epoch, logs)."""
 
     def method(function):
         return lambda self, number, logs=None: function(self.model, number, logs)
@@ -43,7 +43,7 @@ def on(**functions):
 
 
 def check_broadcast(key):
-    """Ranks begin differently, and go on with the weights that rank 0 has after the first batch."""
+    """Ranks start with different weights and continue with those of rank 0 after the first batch."""
     rank, eager = hvd.rank(), {"run_eagerly": key % 2 == 0}
     x, y = make_data(key)
     model = make_model(hvd.DistributedOptimizer(adam()), key=rank, dropout=0.5, **eager)
@@ -55,7 +55,7 @@ def check_broadcast(key):
     before = model.get_weights()[0]
     first = []
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[own])
-    # What comes before it sees the weights of this rank, and what comes after it those of rank 0.
+    # The first callback sees the weights of this rank, the last one those of rank 0.
     see = on(on_train_batch_end=lambda model, *_: first.append(model.get_weights()[0]))
     fit_mine(model, x, y, epochs=1, callbacks=[see, broadcast, see])
     assert broadcast.broadcast_done
@@ -69,7 +69,7 @@ def check_broadcast(key):
     weights = [v.numpy().tobytes() for v in model.weights if v is not own]
     assert allgather_object(weights) == [weights] * hvd.size()
     states = allgather_object([v.numpy().tolist() for v in seeds])
-    assert states[0] != states[1], "ranks have the same noise"
+    assert states[0] != states[1], "ranks have the same random state"
 
 
 def check_metrics(key):
@@ -93,7 +93,7 @@ def check_metrics(key):
 
 
 def check_learning_rates(key):
-    """A warm-up, then a schedule; the momentum that was gathered follows the rate."""
+    """A warm-up, then a schedule. The accumulated momentum is scaled with the rate."""
     x, y = make_data(key)
     rates, momenta = [], []
 
@@ -177,11 +177,11 @@ def check_values():
     hvd.broadcast_global_variables(1, model)
     model.optimizer.build(model.trainable_variables)
     assert_same_bits(model)
-    with pytest.raises(ValueError, match="know the model"):
+    with pytest.raises(ValueError, match="needs the model"):
         hvd.broadcast_global_variables(0)
 
 
-def test_values(keras_ranks):
+def test_operations_on_values(keras_ranks):
     keras_ranks.run(check_values)
 
 
@@ -189,7 +189,7 @@ def test_values(keras_ranks):
 
 
 def check_elastic(key):
-    """A rank fails in the middle; all go back to the last commit, and end where an undisturbed run would have."""
+    """A rank fails during training. All ranks restore the last commit and reach the result of an undisturbed run."""
     x, y = make_data(key)
     undisturbed = make_model(hvd.DistributedOptimizer(adam()))
     fit_mine(undisturbed, x, y, epochs=3)
@@ -199,7 +199,7 @@ def check_elastic(key):
     begun = []
 
     def fail(model, batch, logs):
-        # The other rank is in the middle of the next batch when it learns of this.
+        # The other rank gets the failure during the next batch.
         if hvd.rank() == 1 and len(begun) == 1 and state.epoch == 1 and batch == failing:
             raise HorovodInternalError("on purpose")
 
@@ -226,12 +226,12 @@ def check_elastic(key):
     assert state.epoch == 5
 
 
-def test_elastic(keras_ranks):
+def test_elastic_training_restores_the_last_commit(keras_ranks):
     keras_ranks.run(check_elastic, seed())
 
 
-def check_other_model():
-    """Ranks with other models learn of it: by the broadcast, and by the reduction."""
+def check_different_models():
+    """Ranks with different models get an error from the broadcast and from the reduction."""
     x, y = make_data(1)
     model = make_model(hvd.DistributedOptimizer(sgd()))
     other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
@@ -249,19 +249,19 @@ def check_other_model():
         made.compile(hvd.DistributedOptimizer(sgd()), loss="mse")
         return made
 
-    def go_on(model):  # Keras' own steps do not look whether they have failed
+    def train_repeatedly(model):  # Keras does not check whether its own steps have failed
         for _ in range(1000):
             model.train_on_batch(x[:4], y[:4])
 
     with pytest.raises(Exception, match=r"rank [01].*shape"):
-        go_on(different())
+        train_repeatedly(different())
     with pytest.raises(Exception, match=r"rank [01].*shape"):
         fit_mine(different(), x, y, epochs=1)
 
 
-def test_other_model(keras_pool):
+def test_different_models_are_reported(keras_pool):
     with keras_pool.ranks(2) as job:
-        job.run(check_other_model)
+        job.run(check_different_models)
 
 
 def check_kill(victim, eager):
@@ -278,7 +278,7 @@ def check_kill(victim, eager):
 KINDS = {"tensorflow": "UnknownError", "torch": "HorovodInternalError", "jax": "JaxRuntimeError"}
 
 
-def test_kill(keras_pool):
+def test_killed_rank_is_reported(keras_pool):
     key = seed()
     with keras_pool.ranks(2, env=NO_LIMITS) as job:
         kind = KINDS[keras_pool.variables["KERAS_BACKEND"]]

@@ -1,4 +1,4 @@
-"""Keras' ``fit`` on several ranks, on each backend: what one process with all the data would have done."""
+"""``fit`` on several ranks, with each Keras backend, compared with one process that has all the data."""
 
 import warnings
 import zipfile
@@ -28,7 +28,7 @@ hvd = pytest.importorskip("horoplug.keras")
 pytest_plugins = ["tests.harness.keras_jobs"]
 
 
-# Quicker for a few steps where it does not matter.
+# Eager mode is faster for a few steps of TensorFlow.
 FAST = {"run_eagerly": keras.backend.backend() == "tensorflow"}
 
 
@@ -36,7 +36,7 @@ FAST = {"run_eagerly": keras.backend.backend() == "tensorflow"}
 
 
 def alone(make, x, y, epochs=2, batch=BATCH):
-    """The weights after one process has been given all the data. (Rank 0 does it for all: it takes time.)"""
+    """The weights after training in one process with all the data. Rank 0 trains and broadcasts them."""
     model = make_model(make(), **FAST)
     if hvd.rank() == 0:
         fit(model, x, y, batch, epochs)
@@ -50,7 +50,7 @@ def distance(weights, others):
 def check_fit(key):
     x, y = make_data(key)
     for _ in range(hvd.rank()):
-        sgd()  # Keras' names count what a process has made
+        sgd()  # Keras numbers the optimizers of a process in their names
     schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
     eager = {"run_eagerly": True}
     cases = [
@@ -70,7 +70,7 @@ def check_fit(key):
         assert losses[0] != losses[1]
 
 
-def test_fit(keras_ranks):
+def test_fit_equals_training_on_one_rank(keras_ranks):
     keras_ranks.run(check_fit, seed(), timeout=110)
 
 
@@ -97,7 +97,7 @@ def test_compression_and_op(keras_ranks):
 
 
 def check_gpu_without_xla():
-    """Where TensorFlow has a GPU, "auto" means True, and functions are compiled for it."""
+    """With a GPU, jit_compile="auto" means True: models with distributed optimizers run without it, with a warning."""
     if keras.backend.backend() != "tensorflow":
         return
     import tensorflow as tf
@@ -105,16 +105,18 @@ def check_gpu_without_xla():
     x, y = make_data(3)
     wrapped, bare = make_model(hvd.DistributedOptimizer(sgd())), make_model(sgd())
     gpu = tf.config.LogicalDevice("/device:GPU:0", "GPU")
-    there = mock.Mock(return_value=[gpu])
-    with mock.patch.multiple(tf.config, list_physical_devices=there, list_logical_devices=there):
+    devices = mock.Mock(return_value=[gpu])
+    with mock.patch.multiple(
+        tf.config, list_physical_devices=devices, list_logical_devices=devices
+    ):
         for chosen in ("auto", True):
             bare.compile(sgd(), loss="mse", jit_compile=chosen)
             assert bare.jit_compile
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 wrapped.compile(hvd.DistributedOptimizer(sgd()), loss="mse", jit_compile=chosen)
                 fit_mine(wrapped, x, y)
-            assert len([w for w in said if "jit_compile=False" in str(w.message)]) == 1
+            assert len([w for w in caught if "jit_compile=False" in str(w.message)]) == 1
             assert not wrapped.jit_compile
             assert_same_bits(wrapped)
             wrapped = make_model(sgd())
@@ -122,17 +124,17 @@ def check_gpu_without_xla():
     assert wrapped.jit_compile
 
 
-def test_gpu_without_xla(keras_ranks):
+def test_jit_compile_is_disabled_on_gpus(keras_ranks):
     keras_ranks.run(check_gpu_without_xla)
 
 
 def check_loss_scale():
-    """``compile`` puts a LossScaleOptimizer around ours, and the gradients of rank 1 alone are not finite."""
+    """``compile`` wraps the optimizer in a LossScaleOptimizer, and only the gradients of rank 1 are not finite."""
     x, y = make_data(0)
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = make_model(hvd.DistributedOptimizer(sgd(0.01)))
-        model.optimizer.initial_scale = 4.0  # which is not too much for float16
+        model.optimizer.initial_scale = 4.0  # small enough for float16
     finally:
         keras.config.set_dtype_policy("float32")
     fit_mine(model, x, y, epochs=1)
@@ -148,15 +150,15 @@ def check_loss_scale():
     assert_same_bits(model)
 
 
-def test_loss_scale(keras_ranks):
+def test_ranks_skip_the_same_steps(keras_ranks):
     keras_ranks.run(check_loss_scale)
 
 
-# ---- what is left to each rank --------------------------------------------------------------------------------------
+# ---- local layers and process sets ----------------------------------------------------------------------------------
 
 
 def check_local_layers(key):
-    """The first layer has gradients of this rank, divided by the number of ranks or not."""
+    """The first layer uses local gradients, divided by the number of ranks or not."""
     x, y = make_data(key)
     x, y = x[:BATCH], y[:BATCH]
     own = make_model(sgd(), **FAST)
@@ -172,20 +174,20 @@ def check_local_layers(key):
         fit_mine(together, x, y, epochs=1)
         found = together.get_weights()
         divisor = hvd.size() if scale else 1
-        for place in range(2):
-            step = (own.get_weights()[place] - start[place]) / divisor
-            np.testing.assert_allclose(found[place], start[place] + step, atol=1e-6)
+        for i in range(2):
+            step = (own.get_weights()[i] - start[i]) / divisor
+            np.testing.assert_allclose(found[i], start[i] + step, atol=1e-6)
         assert distance(expected[2:], found[2:]) < 1e-6
         kernels = allgather_object(found[0].tobytes())
         assert kernels[0] != kernels[1]
 
 
-def test_local_layers(keras_ranks):
+def test_local_layers_are_not_reduced(keras_ranks):
     keras_ranks.run(check_local_layers, seed())
 
 
 def check_process_set():
-    """The other rank goes on alone."""
+    """The rank outside of the process set trains alone."""
     members = hvd.add_process_set([1])
     x, y = make_data(hvd.rank())
     model = make_model(hvd.DistributedOptimizer(adam(), process_set=members), **FAST)
@@ -196,20 +198,20 @@ def check_process_set():
     hvd.remove_process_set(members)
 
 
-def test_process_set(keras_ranks):
+def test_rank_outside_of_the_set_trains_alone(keras_ranks):
     keras_ranks.run(check_process_set)
 
 
-# ---- backward_passes_per_step, and steps by hand --------------------------------------------------------------------
+# ---- backward_passes_per_step, and steps without fit -----------------------------------------------------------------
 
 
 def check_passes(average):
-    """Gradients are all equal to the rank: steps can be counted."""
+    """All gradients equal the rank, so the value of the variable counts the steps."""
     passes, size = 3, hvd.size()
     variable = keras.Variable(np.zeros(2, "float32"))
     optimizer = sgd(1.0)
     if average:
-        optimizer.build([variable])  # which does not know of passes yet
+        optimizer.build([variable])  # before backward_passes_per_step is set
     optimizer = hvd.DistributedOptimizer(
         optimizer, backward_passes_per_step=passes, average_aggregated_gradients=average
     )
@@ -220,14 +222,14 @@ def check_passes(average):
         expected = -step * (number // passes)
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6)
         assert int(optimizer.iterations) == number
-    assert np.all(gradient_of(gradient) == hvd.rank()), "a tensor of the caller's was overwritten"
+    assert np.all(gradient_of(gradient) == hvd.rank()), "a tensor of the caller was overwritten"
 
 
 def gradient_of(tensor):
     return keras.ops.convert_to_numpy(tensor)
 
 
-def check_by_hand():
+def check_steps_without_fit():
     variables = [keras.Variable(np.zeros(2, "float32")) for _ in range(3)]
     optimizer = hvd.DistributedOptimizer(sgd(1.0))
     ones = keras.ops.ones(2)
@@ -237,7 +239,7 @@ def check_by_hand():
         )
     mean = (hvd.size() - 1) / 2
     assert [v.numpy().tolist() for v in variables] == [[-mean] * 2, [0, 0], [-1, -1]]
-    optimizer.apply([ones, ones, ones])  # as keras says: without variables once it is built
+    optimizer.apply([ones, ones, ones])  # a built optimizer needs no variables
     assert variables[1].numpy().tolist() == [-1, -1]
     with pytest.raises(ValueError, match="Received a list of 1 gradients"):
         optimizer.apply([ones])
@@ -246,7 +248,7 @@ def check_by_hand():
     assert isinstance(optimizer, keras.optimizers.SGD)
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(optimizer)
-    with pytest.raises(ValueError, match="optimizer of Keras"):
+    with pytest.raises(ValueError, match="takes a Keras optimizer"):
         hvd.DistributedOptimizer(keras.optimizers.SGD)
     with pytest.raises(ValueError, match="groups"):
         hvd.DistributedOptimizer(sgd(), groups=0)
@@ -259,10 +261,10 @@ def check_by_hand():
 def check_passes_and_steps():
     check_passes(False)
     check_passes(True)
-    check_by_hand()
+    check_steps_without_fit()
 
 
-def test_passes_and_steps_by_hand(keras_ranks):
+def test_backward_passes_and_steps_without_fit(keras_ranks):
     keras_ranks.run(check_passes_and_steps)
 
 
@@ -270,18 +272,18 @@ def test_passes_and_steps_by_hand(keras_ranks):
 
 
 class Mine(keras.optimizers.Adam):
-    """An optimizer of somebody's own."""
+    """A custom optimizer."""
 
 
 def check_saved(folder, key):
     x, y = make_data(key)
     options = {"backward_passes_per_step": 2}
-    # After an odd number of batches: what is accumulated must be saved as well.
+    # After an odd number of batches, so that accumulated gradients must be saved, too.
     for number, (kind, wrap) in enumerate([(adam, {}), (lambda: Mine(0.01), {}), (sgd, options)]):
         path = f"{folder}/{number}.keras"
         model = make_model(hvd.DistributedOptimizer(kind(), **wrap), **FAST)
         fit_mine(model, x[: 3 * BATCH], y[: 3 * BATCH], epochs=1)
-        if wrap:  # each rank has accumulated something else
+        if wrap:  # the accumulated gradients differ between ranks
             path = f"{folder}/{number}.{hvd.rank()}.keras"
             model.save(path)
         elif hvd.rank() == 0:
@@ -299,12 +301,12 @@ def check_saved(folder, key):
             assert b"horoplug" not in file.read("config.json")
 
 
-def test_saved(keras_ranks, tmp_path):
+def test_saved_models_continue_training(keras_ranks, tmp_path):
     keras_ranks.run(check_saved, str(tmp_path), seed())
 
 
 def check_weights_only(folder):
-    """As checkpoints of weights do, which need a model that was made as before."""
+    """Weights can be saved and loaded into another model of the same structure."""
     x, y = make_data(3)
     path = f"{folder}/{hvd.rank()}.weights.h5"
     model = make_model(hvd.DistributedOptimizer(adam()), **FAST)
@@ -315,5 +317,5 @@ def check_weights_only(folder):
     assert distance(model.get_weights(), other.get_weights()) == 0
 
 
-def test_weights_only(keras_ranks, tmp_path):
+def test_saved_weights(keras_ranks, tmp_path):
     keras_ranks.run(check_weights_only, str(tmp_path))

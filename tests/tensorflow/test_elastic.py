@@ -1,4 +1,4 @@
-"""The state of a TensorFlow training run, and the loop that goes back to it when any of the operations fails."""
+"""Elastic training with TensorFlow: the state of a run, and its recovery after a failed operation."""
 
 import numpy as np
 import pytest
@@ -15,12 +15,12 @@ ranks = ranks_fixture("aa")
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_run(ranks, compiled):
+def test_run_restores_the_last_commit(ranks, compiled):
     ranks.run(check_run, compiled)
 
 
 def check_errors_of_others():
-    """They are raised as they are, also those of the kinds that horoplug's operations fail with."""
+    """Other errors are raised unchanged, also errors of the classes that horoplug's operations raise."""
     for error in (
         tf.errors.UnknownError(None, None, "mine"),
         tf.errors.FailedPreconditionError(None, None, "mine"),
@@ -57,13 +57,13 @@ def check_errors_of_others():
         hvd.elastic.TensorFlowState()
 
 
-def test_errors_of_others(ranks):
+def test_other_errors_are_raised_unchanged(ranks):
     ranks.run(check_errors_of_others)
 
 
-def test_old_graph(ranks):
+def test_state_of_a_tensorflow_1_graph(ranks):
     ranks.run(check_old_graph)
 
 
-def test_keras(ranks):
+def test_keras_state(ranks):
     ranks.run(check_keras)

@@ -1,5 +1,5 @@
-"""TensorFlow and the end of a job: a rank is killed, or shuts down, while operations are pending; and what happens in
-processes of their own."""
+"""Failures with TensorFlow: a rank is killed or shuts down while operations are pending. Thread use, forks, missing
+packages and memory are tested in new processes."""
 
 import os
 import random
@@ -40,7 +40,7 @@ def pending_in_a_graph(victim, _):
 
 
 def pending_at_any_moment(victim, key):
-    """Large and small ones, in steps that repeat."""
+    """Large and small operations in repeated steps."""
     sizes = [3, 1_000_000, 50, 300_000]
     inputs = [tf.ones(n) for n in sizes]
 
@@ -65,7 +65,7 @@ def pending_join(victim, _):
 @pytest.mark.parametrize(
     "phase", [pending_eagerly, pending_in_a_graph, pending_at_any_moment, pending_join]
 )
-def test_kill(pool, phase, hosts):
+def test_killed_rank_is_reported(pool, phase, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
@@ -77,7 +77,7 @@ def test_kill(pool, phase, hosts):
 
 
 def check_different_operations():
-    """A thread that waits in eager mode is known to wait, so that this is found to be a deadlock."""
+    """The core knows that a thread waits in eager mode, and detects the deadlock."""
     name = f"only{hvd.rank()}"
     with pytest.raises(
         tf.errors.FailedPreconditionError, match=r"allreduce.only0.*allreduce.only1"
@@ -86,25 +86,25 @@ def check_different_operations():
     assert hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2]
 
 
-def test_different_operations(pool):
+def test_deadlock_in_eager_mode_is_reported(pool):
     with pool.ranks(2, env={"HOROVOD_DEADLOCK_TIME_SECONDS": "0.3"}) as job:
         job.run(check_different_operations)
 
 
 def check_different_graphs():
-    """A graph may be busy with something else for long, so that a limit ends it."""
+    """A graph may be busy with something else for a long time, so that only a time limit ends the operation."""
     step = tf.function(lambda x: hvd.allreduce(x, name=f"only{hvd.rank()}"))
     with pytest.raises(tf.errors.UnknownError, match=r"allreduce.only[01].*giving up"):
         step(tf.ones(2))
 
 
-def test_different_graphs(pool):
+def test_deadlock_of_graphs_ends_by_time_limit(pool):
     with pool.ranks(2, env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "1"}) as job:
         job.run(check_different_graphs)
 
 
 def check_shutdown_here():
-    """A thread waits for what comes to an end because another one shuts down."""
+    """A thread waits for an operation that ends because another thread shuts down."""
     failures = []
 
     def wait(call):
@@ -137,7 +137,7 @@ def check_shutdown_here():
     assert hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2]
 
 
-def test_shutdown_while_pending(pool):
+def test_shutdown_while_operations_are_pending(pool):
     with pool.ranks(2) as job:
         for _ in range(3):
             job.run(check_shutdown_here)
@@ -152,8 +152,9 @@ def run_code(tmp_path, code, size=1, **options):
     return done
 
 
-def test_no_thread_of_tensorflow_waits(tmp_path):
-    """With one thread for operations, those that need each other on the ranks go on, and so does what is computed."""
+def test_operations_do_not_block_tensorflow_threads(tmp_path):
+    """With a single thread for operations, operations that wait for each other on the ranks complete, and computations
+    continue."""
     run_code(
         tmp_path,
         """
@@ -167,7 +168,7 @@ def test_no_thread_of_tensorflow_waits(tmp_path):
 
         @tf.function
         def step(x):
-            # The ranks come to them from opposite ends.
+            # The ranks start them in opposite order.
             parts = {i: hvd.allreduce(x, op=hvd.Sum, name=f"n{i}") for i in names[:: 1 - 2 * rank]}
             return tf.add_n([parts[i] for i in names])
 
@@ -175,11 +176,11 @@ def test_no_thread_of_tensorflow_waits(tmp_path):
             assert step(tf.ones(4)).numpy().tolist() == [32.0] * 4
         """,
         size=2,
-        env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "30"},  # to fail with a name
+        env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "30"},  # a failure then names the operation
     )
 
 
-def test_a_forked_child_is_no_rank(tmp_path):
+def test_forked_child_is_not_initialized(tmp_path):
     run_code(
         tmp_path,
         """
@@ -203,7 +204,7 @@ def test_a_forked_child_is_no_rank(tmp_path):
     )
 
 
-def test_without_tensorflow(tmp_path):
+def test_missing_tensorflow_raises_import_error(tmp_path):
     code = """
     import sys
     sys.modules["tensorflow"] = None
@@ -217,8 +218,8 @@ def test_without_tensorflow(tmp_path):
     run_code(tmp_path, code)
 
 
-def test_memory(tmp_path):
-    """What is moved out of TensorFlow's hands for an operation is given back after it."""
+def test_operations_do_not_leak_memory(tmp_path):
+    """Objects that horoplug takes over from TensorFlow for an operation are released after it."""
     pytest.importorskip("psutil")
     run_code(
         tmp_path,
@@ -240,9 +241,9 @@ def test_memory(tmp_path):
             step(tf.ones(10_000))
             return psutil.Process().memory_info().rss - before
 
-        for _ in range(20):  # the core remembers what the last 16384 operations were
+        for _ in range(20):  # the core keeps a record of the last 16384 operations
             grown()
-        # 1000 operations on 40 kB each: of any of the ten, tensors that were not given back would be 4 MB.
+        # 1000 operations on 40 kB, 100 of each of ten kinds: a leak in one of them would be 4 MB.
         assert min(grown() for _ in range(5)) < 1_000_000
         """,
     )

@@ -1,4 +1,4 @@
-"""Gradients of the operations, each rule of horoplug/tensorflow/gradients.py written out; and tapes that reduce."""
+"""Gradients of the operations, compared with explicit formulas, and distributed gradient tapes."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def check_second_gradient():
     close(outer.gradient(first, x), 6 * x)
 
 
-def test_second_gradient(ranks):
+def test_second_derivative(ranks):
     ranks.run(check_second_gradient)
 
 
@@ -74,16 +74,16 @@ OPTIONS = {
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_training(ranks, options, compiled):
+def test_training_equals_training_on_one_rank(ranks, options, compiled):
     ranks.run(check_training, seed() % 10000, OPTIONS[options], compiled)
 
 
-def test_tape(ranks):
+def test_distributed_tape(ranks):
     ranks.run(check_tape)
 
 
 def check_groups():
-    """How many gradients an operation has, and in what order operations begin."""
+    """The number of gradients in each operation, and the order of the operations."""
     count = 5
     sources = [tf.Variable(tf.ones([100_000 if n == 1 else n + 2])) for n in range(count)]
     a, b, c, *_ = sources
@@ -107,17 +107,19 @@ def check_groups():
     assert groups_of(num_groups=2) == groups_of(groups=2) == [[0, large], [2, 3, 4]]
     assert groups_of(groups=9) == [[0], [large], [2], [3], [4]]
     assert groups_of(groups=[[c, a], [b]]) == [[0, 2], [large], [3], [4]]
-    assert groups_of() == [[4, 3, 2, large, 0]]  # what is computed first comes from the end
+    assert groups_of() == [
+        [4, 3, 2, large, 0]
+    ]  # the gradients of the last variables are computed first
     sources[3] = tf.Variable(tf.ones([400_000]))
     assert groups_of() == [[4, 400_000 - 2], [2, large, 0]]
 
 
-def test_groups(ranks):
+def test_gradients_of_one_operation(ranks):
     ranks.run(check_groups)
 
 
 def check_process_set():
-    """Ranks outside of a set keep their gradients; its members have the average over the set."""
+    """Ranks outside of the process set keep their gradients; its members get the average over the set."""
     rank = hvd.rank()
     part = hvd.add_process_set([0, 2])
     a, b = tf.Variable([1.0]), tf.Variable([2.0])
@@ -146,21 +148,21 @@ def check_process_set():
     hvd.remove_process_set(part)
 
 
-def test_process_set(pool):
+def test_tape_with_process_set(pool):
     with pool.ranks(3) as job:
         job.run(check_process_set)
 
 
-def test_local_layers(ranks):
+def test_local_layers_are_not_reduced(ranks):
     ranks.run(check_local_layers)
 
 
 # ---- variables and objects ------------------------------------------------------------------------------------------
 
 
-def test_broadcasts(ranks):
+def test_broadcast_of_variables_and_objects(ranks):
     ranks.run(check_broadcasts)
 
 
-def test_old_graphs(ranks):
+def test_broadcast_in_tensorflow_1_graphs(ranks):
     ranks.run(check_old_graphs)

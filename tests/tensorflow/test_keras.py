@@ -1,5 +1,5 @@
 """``horoplug.tensorflow.keras``: with Keras 3, where it is horoplug.keras, and with Keras 2, which tf.keras is in
-processes that have TF_USE_LEGACY_KERAS=1. Gradients as only TensorFlow has them."""
+processes with TF_USE_LEGACY_KERAS=1. Includes sparse gradients, which only TensorFlow has."""
 
 import importlib.util
 import os
@@ -77,7 +77,7 @@ def alone(optimizer, *arguments):
 
 
 def check_fit(folder, key):
-    """Gradients of embeddings are tf.IndexedSlices."""
+    """A model with an embedding, whose gradient is a tf.IndexedSlices."""
     assert keras.layers.Layer.__module__.startswith("tf_keras" if IS_LEGACY else "keras")
     random = np.random.default_rng(key)
     x = random.integers(0, 6, (32, 3)).astype("int32")
@@ -95,7 +95,7 @@ def check_fit(folder, key):
     assert_equals(model, expected)
     assert allgather_object(history["loss"])[0] == history["loss"]
 
-    # Two batches of 4 make up one of 8, and three others begin a new one.
+    # Two batches of 4 equal one of 8; the remaining three start a new step.
     expected = alone(sgd(0.1), x, y, 8)
     model = make_model(
         hvd.DistributedOptimizer(
@@ -123,12 +123,12 @@ def check_fit(folder, key):
     assert type(keras.models.load_model(path).optimizer) is loaded.optimizer.__class__
 
 
-def test_fit(ranks, tmp_path):
+def test_fit_equals_training_on_one_rank(ranks, tmp_path):
     ranks.run(check_fit, str(tmp_path), seed())
 
 
 def check_callbacks():
-    """Those of Keras 2 have a base class of their own; what they do is tested with Keras 3."""
+    """The callbacks of Keras 2 have another base class. Their behaviour is tested with Keras 3."""
     x, y = np.zeros((8, 3), "int32"), np.ones((8, 1), "float32")
     model = make_model(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
     state = hvd.elastic.KerasState(model, epoch=0)
@@ -157,5 +157,5 @@ def check_callbacks():
     assert hvd.allreduce(model.weights[0]).shape == (6, 2)
 
 
-def test_callbacks(ranks):
+def test_callbacks_of_both_keras_versions(ranks):
     ranks.run(check_callbacks)

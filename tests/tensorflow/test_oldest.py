@@ -1,6 +1,6 @@
-"""The oldest TensorFlow that there is support for, which has no asynchronous kernels, in the environment .venv-oldest:
-the same library, and what other test modules check on a new one. Where that environment cannot be made, and for what a
-later TensorFlow might do, HOROPLUG_TENSORFLOW_KERNELS makes the present one like it."""
+"""The oldest supported TensorFlow, which has no asynchronous kernels, in the environment .venv-oldest
+(requirements/tensorflow-oldest.txt). HOROPLUG_TENSORFLOW_KERNELS makes the current version behave like it, or like a
+later version whose callbacks cannot be moved."""
 
 import contextlib
 
@@ -33,7 +33,7 @@ def two_ranks(python=None, kernels=None):
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Two ranks with TensorFlow 2.12, or with kernels like its."""
+    """Two ranks with TensorFlow 2.12, or with kernels like those of 2.12."""
     with two_ranks(PYTHON) if PYTHON.exists() else two_ranks(kernels="synchronous") as job:
         assert job.run(lambda: tf.__version__ == "2.12.1") == [PYTHON.exists()] * 2
         yield job
@@ -74,7 +74,7 @@ def check_training(key):
 
 
 def check_many():
-    """More operations than TensorFlow has threads, all ready at once."""
+    """More operations than TensorFlow has threads, all ready at the same time."""
 
     @tf.function
     def step(x):

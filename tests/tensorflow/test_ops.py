@@ -1,4 +1,4 @@
-"""Every operation on TensorFlow's tensors, eagerly and in graphs: dtypes and ranks, order, sparse tensors, errors."""
+"""Every operation on TensorFlow tensors, in eager mode and in graphs: dtypes, shapes, order, sparse tensors, errors."""
 
 import random
 from unittest.mock import patch
@@ -53,12 +53,12 @@ test_allreduce = allreduce_test(check_allreduce, DTYPES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_other_operations(ranks, dtype):
+def test_every_operation_and_dtype(ranks, dtype):
     ranks.run(check_others, dtype, seed())
 
 
 def check_compression(key):
-    """The core casts float32: to the same bits as TensorFlow, which casts for what derives from a compressor."""
+    """The core casts float32 to the same bits as TensorFlow, which casts for classes derived from a compressor."""
     x = tf.constant(np.random.default_rng([key, hvd.rank()]).normal(size=(50, 9)).astype("float32"))
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         own = type("Own", (compression,), {})
@@ -80,11 +80,11 @@ def check_compression(key):
         np.testing.assert_array_equal(*[tape.gradient(loss, x) for loss in losses])
 
 
-def test_compression(ranks):
+def test_core_casts_like_tensorflow(ranks):
     ranks.run(check_compression, seed())
 
 
-def test_small_things(ranks):
+def test_factors_names_and_queries(ranks):
     ranks.run(check_small_things)
 
 
@@ -93,7 +93,7 @@ def test_shapes_in_graphs(ranks):
 
 
 def check_any_order(key):
-    """Operations that each rank comes to in an order of its own, some of which need the result of others."""
+    """Each rank starts the operations in a different order. Some operations need the results of others."""
     size, rank = hvd.size(), hvd.rank()
     mine = random.Random(f"{key}/{rank}")
     count = 60
@@ -108,30 +108,30 @@ def check_any_order(key):
             results[i] = hvd.broadcast(y + rank, i % size, name=f"two{i}") if i % 3 == 0 else y
         return [results[i] for i in range(count)]
 
-    for turn in range(12):  # a plan is made of what repeats
+    for turn in range(12):  # repeated steps become a plan
         outputs = step(tf.fill([5 if turn < 10 else 2000], float(turn)))
         for i, output in enumerate(outputs):
             expected = size * (turn + i) + (i % size if i % 3 == 0 else 0)
             assert (output.numpy() == expected).all(), (turn, i)
 
 
-def test_any_order(ranks):
+def test_ranks_start_operations_in_different_orders(ranks):
     ranks.run(check_any_order, seed())
 
 
-def test_unused_results(ranks):
+def test_unused_results_are_not_dropped(ranks):
     ranks.run(check_unused_results)
 
 
-def test_control_flow(ranks):
+def test_loops_and_branches(ranks):
     ranks.run(check_control_flow)
 
 
-def test_sparse(ranks):
+def test_indexed_slices(ranks):
     ranks.run(check_sparse)
 
 
-def test_names_between_frameworks(ranks):
+def test_frameworks_match_by_name(ranks):
     ranks.run(check_names_between_frameworks)
 
 
@@ -153,7 +153,7 @@ def check_process_sets():
         hvd.size_op(number)
 
 
-def test_process_sets(pool):
+def test_operations_on_process_sets(pool):
     with pool.ranks(2) as job:
         job.run(check_process_sets)
 
@@ -161,7 +161,7 @@ def test_process_sets(pool):
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_mismatches(pool):
+def test_mismatch_is_reported_and_the_job_continues(pool):
     with pool.ranks(2) as job:
         job.run(check_mismatches)
 
@@ -185,7 +185,7 @@ def check_refusals():
     assert (hvd.allreduce(x).numpy() == 1).all()
 
 
-def test_refusals(pool):
+def test_invalid_calls_raise(pool):
     with pool.ranks(1) as job:
         job.run(check_refusals)
 
@@ -203,13 +203,13 @@ def check_name_in_flight():
         plain.allreduce(np.ones(2, np.float32), name="same")
 
 
-def test_name_in_flight(pool):
+def test_duplicate_name_is_refused(pool):
     with pool.ranks(2) as job:
         job.run(check_name_in_flight)
 
 
 def check_life():
-    """A graph outlives jobs."""
+    """A graph can be used in several jobs."""
     total, run = both(lambda x: hvd.allreduce(x, op=hvd.Sum) + tf.cast(hvd.size_op(), x.dtype))
     run.get_concrete_function(tf.TensorSpec([2]))
     for turn in range(4):
@@ -227,6 +227,6 @@ def check_life():
             hvd.init()
 
 
-def test_graphs_outlive_jobs(pool):
+def test_graph_in_several_jobs(pool):
     with pool.ranks(2) as job:
         job.run(check_life)

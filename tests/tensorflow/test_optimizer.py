@@ -1,5 +1,5 @@
-"""DistributedOptimizer around the optimizers of TensorFlow 1, in old graphs, eagerly and in functions: against the
-optimizer itself on the data of all ranks."""
+"""DistributedOptimizer with optimizers of TensorFlow 1, in graphs of TensorFlow 1, in eager mode and in functions,
+compared with the wrapped optimizer on the data of all ranks."""
 
 import numpy as np
 import pytest
@@ -30,17 +30,17 @@ MODES = ["graph", "eager", "function"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_training(ranks, mode):
+def test_training_equals_training_on_one_rank(ranks, mode):
     ranks.run(check_training, seed() % 10000, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_compression(ranks, mode):
+def test_compressed_gradients(ranks, mode):
     ranks.run(check_compression, seed() % 10000, mode)
 
 
 def check_compression(key, mode):
-    """One step of it: from step to step training may make any difference larger."""
+    """A single step, because training may amplify differences from step to step."""
     (parts,) = batches(key, 1)
     start = [v.numpy() for v in Model(key).variables]
     alone = [run("eager", lambda: Model(key), momentum, [part])[0] for part in parts]
@@ -55,23 +55,23 @@ def check_compression(key, mode):
     for value, before, *after in zip(found, start, *alone, strict=True):
         steps = np.stack(after) - before
         errors.append(abs(value - before - steps.mean(0)).max())
-        # Every number that is sent is rounded in its ninth binary digit, and so is each of their sums.
+        # Every value that is sent, and each sum, is rounded at its ninth binary digit.
         assert errors[-1] <= 2**-7 * abs(steps).max() + 1e-6
     assert max(errors) > 1e-5, "it was compressed"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_several_backward_passes(ranks, mode):
+def test_backward_passes_per_step(ranks, mode):
     ranks.run(check_several_backward_passes, seed() % 10000, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_adasum(ranks, mode):
+def test_adasum_combines_steps(ranks, mode):
     ranks.run(check_adasum, seed() % 10000, mode)
 
 
 def check_local_variables():
-    """A variable of each rank's own gets this rank's gradient, divided by the number of ranks, or as it is."""
+    """A local variable gets this rank's gradient, divided by the number of ranks or unchanged."""
     size, rank = hvd.size(), hvd.rank()
     for scale in (True, False):
         for every in (1, 2):
@@ -91,15 +91,15 @@ def check_local_variables():
             np.testing.assert_allclose(shared, [1 - every * (size + 1) / 2], 1e-6)
 
 
-def test_local_variables(ranks):
+def test_local_variables_are_not_reduced(ranks):
     ranks.run(check_local_variables)
 
 
-def test_sessions(ranks):
+def test_monitored_session(ranks):
     ranks.run(check_sessions)
 
 
-def test_helpers(ranks):
+def test_helpers_of_horovod(ranks):
     ranks.run(check_helpers)
 
 
@@ -120,6 +120,6 @@ def check_refusals():
         hvd.DistributedOptimizer({})
 
 
-def test_refusals(pool):
+def test_invalid_arguments_raise(pool):
     with pool.ranks(1) as job:
         job.run(check_refusals)

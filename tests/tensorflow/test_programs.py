@@ -1,4 +1,4 @@
-"""Operations where TensorFlow's users have them: saved models, datasets, threads, Keras."""
+"""Operations in saved models, datasets, threads and Keras."""
 
 import threading
 
@@ -19,12 +19,12 @@ def test_saved_model(ranks, tmp_path):
     ranks.run(check_saved_model, str(tmp_path))
 
 
-def test_dataset(ranks):
+def test_operation_in_a_dataset(ranks):
     ranks.run(check_dataset)
 
 
 def check_threads():
-    """Each with a graph of its own, and all at once."""
+    """Concurrent threads, each with its own graph."""
     size = hvd.size()
     failures = []
 
@@ -45,20 +45,20 @@ def check_threads():
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_threads(ranks):
+def test_threads_with_own_graphs(ranks):
     ranks.run(check_threads)
 
 
 def check_map():
-    """Elements that TensorFlow may work on side by side."""
+    """A parallel map over a dataset."""
     size = hvd.size()
     mapped = tf.function(lambda: tf.map_fn(lambda n: hvd.allreduce(n, op=hvd.Sum), tf.range(20.0)))
     assert mapped().numpy().tolist() == [n * size for n in range(20)]
 
 
-def test_map(ranks):
+def test_parallel_map(ranks):
     ranks.run(check_map)
 
 
-def test_keras(ranks):
+def test_custom_train_step(ranks):
     ranks.run(check_keras, seed())

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization: as plain batch normalisation on the batches of all ranks together."""
+"""SyncBatchNormalization, compared with plain batch normalisation on the batches of all ranks."""
 
 import numpy as np
 import pytest
@@ -15,12 +15,12 @@ ranks = ranks_fixture("a", "aab")
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_as_one_batch(ranks, compiled):
+def test_equals_batch_norm_on_one_batch(ranks, compiled):
     ranks.run(check_as_one_batch, seed() % 10000, compiled)
 
 
 def check_otherwise(folder):
-    """Where it is a plain layer, and what becomes of it in a model."""
+    """Cases in which it behaves like the plain layer, and its use in a model."""
     size, rank = hvd.size(), hvd.rank()
     x = tf.random.normal([4, 3], mean=rank)
     plain, alone = tf.keras.layers.BatchNormalization(), None
@@ -54,6 +54,6 @@ def check_otherwise(folder):
         hvd.init()
 
 
-def test_otherwise(pool, tmp_path):
+def test_plain_behaviour_and_use_in_models(pool, tmp_path):
     with pool.ranks(2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) as job:
         job.run(check_otherwise, str(tmp_path))

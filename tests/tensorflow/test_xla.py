@@ -1,4 +1,4 @@
-"""Operations in functions that XLA compiles. What they give is compared with what they give elsewhere."""
+"""Operations in functions that XLA compiles, compared with the same operations in eager mode."""
 
 import os
 import random
@@ -29,7 +29,7 @@ def compiled(function):
 
 
 def same(function, *inputs):
-    """Bit by bit what it is eagerly; returns it."""
+    """Checks that the result has the same bits as in eager mode, and returns it."""
     eager = tf.nest.flatten(function(*inputs))
     results = tf.nest.flatten(compiled(function)(*inputs))
     for a, b in zip(eager, results, strict=True):
@@ -39,7 +39,7 @@ def same(function, *inputs):
 
 
 def close(function, *inputs):
-    """The same but for what XLA rounds in another way."""
+    """The same up to differences in XLA's rounding."""
     np.testing.assert_allclose(compiled(function)(*inputs), function(*inputs), 1e-4, 1e-6)
 
 
@@ -59,7 +59,7 @@ def check_operations(key):
     same(lambda x: hvd.allreduce(x, op=hvd.Max), group[5])
     for op in (hvd.Average, hvd.Min, hvd.Product, *([hvd.Adasum] if size == 2 else [])):
         same(lambda x, op=op: hvd.allreduce(x, op=op), x)
-    # Factors that have no few digits, and names with everything that a text could mean.
+    # Factors with many digits, and names with special characters.
     factors = {
         "prescale_factor": 1 / 3,
         "postscale_factor": 1e-7 / 7,
@@ -82,7 +82,7 @@ def check_operations(key):
     assert hidden(x[0]).shape == 3
 
 
-def test_operations(ranks):
+def test_results_match_eager_mode(ranks):
     ranks.run(check_operations, seed())
 
 
@@ -97,7 +97,7 @@ def check_process_sets():
     assert int(compiled(lambda: hvd.process_set_included_op(alone.process_set_id))()) == 1
 
 
-def test_process_sets(pool):
+def test_operations_on_process_sets(pool):
     with pool.ranks(2) as job:
         job.run(check_process_sets)
 
@@ -139,18 +139,18 @@ def check_gradients(key):
     with pytest.raises(NotImplementedError, match="op=Max has no gradient"):
         compiled(gradient_of(lambda x: hvd.allreduce(x, op=hvd.Max)))(x)
     function = compiled(lambda x: hvd.allreduce(x**2))
-    with tf.GradientTape() as tape:  # around what is compiled
+    with tf.GradientTape() as tape:  # outside of the compiled function
         tape.watch(x)
         y = function(x)
     np.testing.assert_allclose(tape.gradient(y, x), 2 * x, 1e-6)
 
 
-def test_gradients(ranks):
+def test_gradients_match_eager_mode(ranks):
     ranks.run(check_gradients, seed())
 
 
 def check_training(key):
-    """A compiled step and one that is not, from the same weights."""
+    """Compares a compiled step with one that is not compiled, from the same weights."""
     size, rank = hvd.size(), hvd.rank()
     table, layer = (tf.Variable(normal(key, *shape)) for shape in ((20, 4), (4, 1)))
     alone = tf.Variable(1.0)
@@ -161,7 +161,7 @@ def check_training(key):
         tape = hvd.DistributedGradientTape(tf.GradientTape(), gradient_predivide_factor=2.0)
         tape.register_local_source(alone)
         with tape:
-            hidden = tf.tanh(tf.gather(table, rows))  # its gradient is made of slices
+            hidden = tf.tanh(tf.gather(table, rows))  # its gradient is a tf.IndexedSlices
             loss = tf.reduce_mean((hidden @ layer * alone - 1.0) ** 2)
         grads = tape.gradient(loss, variables)
         calls.append(grads)
@@ -184,12 +184,12 @@ def check_training(key):
     assert not isinstance(calls[-1][0], tf.IndexedSlices)
 
 
-def test_training(ranks):
+def test_training_matches_eager_mode(ranks):
     ranks.run(check_training, seed())
 
 
 def in_a_chain(text):
-    """How many custom calls the last one needs, itself included, and how many there are."""
+    """The number of custom calls on which the last one depends, including itself, and the number of all calls."""
     needs = {}
     for line in text.splitlines():
         name, *operands = re.findall(r"%([\w.-]+)", line) or [None]
@@ -209,7 +209,7 @@ def in_a_chain(text):
 
 
 def check_order():
-    """Many at once, in loops, branches, and functions of which some have been traced elsewhere."""
+    """Many operations in loops, branches and functions, some of which were traced outside of compiled functions."""
     size, rank = hvd.size(), hvd.rank()
     x = tf.fill([2], float(rank))
     ranks_sum = size * (size - 1) / 2
@@ -221,7 +221,7 @@ def check_order():
         turn = lambda n, y: (n + 1, y + hvd.allreduce(x, op=hvd.Sum, name="turn"))  # noqa: E731
         parts.append(tf.while_loop(lambda n, y: n < 3, turn, [0, x * 0])[1])
         parts.append(tf.cond(flag, lambda: hvd.allreduce(x, op=hvd.Sum), lambda: inner(x) * 2))
-        return [*parts, inner(x)][:: 1 - 2 * (rank % 2)]  # the ranks use them in another order
+        return [*parts, inner(x)][:: 1 - 2 * (rank % 2)]  # the order differs between ranks
 
     first, second = compiled(body), compiled(body)
     outer = tf.function(lambda x, f: [first(x, f), second(x, f), [inner(x)]], autograph=False)
@@ -241,12 +241,12 @@ def check_order():
     assert in_a_chain(text.experimental_get_compiler_ir(x)(stage="hlo")) == (5, 5)
 
 
-def test_order(ranks):
+def test_calls_run_in_program_order(ranks):
     ranks.run(check_order)
 
 
 def check_threads():
-    """Programs that one thread has compiled run in others, which the ranks start the other way round."""
+    """Programs compiled by one thread run in others, which the ranks start in opposite order."""
     size, rank = hvd.size(), hvd.rank()
     programs = [
         compiled(lambda x, n=n: hvd.allreduce(x, op=hvd.Sum, name=f"thread{n}")) for n in range(3)
@@ -272,7 +272,7 @@ def check_threads():
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_threads(ranks):
+def test_programs_in_several_threads(ranks):
     ranks.run(check_threads)
 
 
@@ -307,7 +307,7 @@ def check_errors():
         assert not is_failure(mine.value)
         assert joined(tf.ones(1)).numpy().tolist() == [1] * size
 
-    # Compiled on one rank only, it is known by the same name.
+    # Compiled on one rank only, the operation has the same name.
     function = total if rank else lambda x: hvd.allreduce(x, op=hvd.Sum, name="total")
     assert function(tf.ones(2)).numpy().tolist() == [size] * 2
 
@@ -318,7 +318,7 @@ def check_errors():
     assert total(tf.ones(2)).numpy().tolist() == [size] * 2
 
 
-def test_errors(pool):
+def test_errors_are_reported(pool):
     with pool.ranks(2) as job:
         job.run(check_errors)
 
@@ -342,7 +342,7 @@ def reduce_for_ever(victim, key):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
-def test_kill(pool, hosts):
+def test_killed_rank_is_reported(pool, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
@@ -351,7 +351,7 @@ def test_kill(pool, hosts):
 
 
 def check_keras(key):
-    """``fit`` of a model with a train step of its own, and of one with a distributed optimizer."""
+    """``fit`` of a model with a custom train step, and of one with a distributed optimizer."""
     rank = hvd.rank()
     keras = tf.keras
 
@@ -367,7 +367,9 @@ def check_keras(key):
 
     keras.utils.set_random_seed(rank)
     random = np.random.default_rng([key, rank])
-    x = random.normal(size=(40 + rank, 4)).astype("float32")  # the last batches are not the same
+    x = random.normal(size=(40 + rank, 4)).astype(
+        "float32"
+    )  # the last batches have different sizes
     kinds = [(Stepping, keras.optimizers.Adam(0.05), None)]
     try:
         from horoplug.keras import DistributedOptimizer
@@ -390,13 +392,13 @@ def check_keras(key):
         assert np.mean((model.predict(x, verbose=0) - x[:, :1]) ** 2) < before
 
 
-def test_keras(pool):
+def test_keras_fit(pool):
     with pool.ranks(2) as job:
         job.run(check_keras, seed())
 
 
-def test_without_what_it_needs(tmp_path):
-    """In a TensorFlow without the operation for custom calls, compiled functions are refused, and no others."""
+def test_missing_custom_call_operation(tmp_path):
+    """Without TensorFlow's operation for custom calls, operations in compiled functions raise, and others work."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(

@@ -15,7 +15,7 @@ FLOAT32 = 7
 
 
 def values(dtype, shape, key=0):
-    """This rank's array: small whole numbers, whose sums are exact in every dtype."""
+    """This rank's array of small integers, whose sums are exact in every dtype."""
     made = np.random.default_rng([key, hvd.rank()]).integers(0, 2 if dtype == "bool" else 5, shape)
     return np.asarray(made).astype(dtype)
 

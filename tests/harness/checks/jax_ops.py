@@ -10,11 +10,11 @@ hvd = pytest.importorskip("horoplug.jax")
 CastCompressor = pytest.importorskip("horoplug.jax.compression").CastCompressor
 jnp = jax.numpy
 
-FUSED = [jax.jit, lambda f: f]  # compiled, and as it is
+WRAPPERS = [jax.jit, lambda f: f]  # compiled, and not compiled
 
 
 def inputs(key, shape, dtype):
-    """The arrays of all ranks, in this dtype: small integers, so that results are exact."""
+    """One array for each rank, of small integers, so that results are exact in every dtype."""
     random = np.random.default_rng([key, len(shape)])
     return [jnp.asarray(random.integers(0, 5, shape), dtype) for _ in range(hvd.size())]
 
@@ -34,11 +34,11 @@ def folded(arrays, function):
 
 
 def check_shapes(key):
-    """Scalars, arrays without elements, large ones, and those that are no multiple of anything."""
+    """Scalars, empty arrays, large arrays, and sizes that cannot be divided evenly."""
     rank, size = hvd.rank(), hvd.size()
     for shape in [(), (0,), (5, 0), (1,), (7, 3), (1 << 18,)]:
         of_all = inputs(key, shape, "float32")
-        for compiled in FUSED:
+        for compiled in WRAPPERS:
             mean, joined = compiled(mean_and_joined)(of_all[rank])
             expected = folded(of_all, np.add).astype(np.float32) / np.float32(size)
             assert mean.shape == shape
@@ -55,7 +55,7 @@ def mean_and_joined(x):
 
 
 def check_trees(key):
-    """Pytrees of several dtypes, with what is no array in them."""
+    """Pytrees of several dtypes that also contain None."""
     rank, size = hvd.rank(), hvd.size()
     tree = {
         "w": jnp.full((3, 2), rank, jnp.float32),
@@ -64,7 +64,7 @@ def check_trees(key):
         "more": jnp.full((2,), 2.0 * rank),
     }
     total = sum(range(size))
-    for compiled in FUSED:
+    for compiled in WRAPPERS:
         result, gathered, of_root, pairs, shares, *short = compiled(every_tree)(tree)
         assert jax.tree_util.tree_structure(result) == jax.tree_util.tree_structure(tree)
         same(result["w"], np.full((3, 2), total, np.float32))
@@ -84,7 +84,7 @@ def check_trees(key):
             )
             same(narrow["w"], np.full((3, 2), total, np.float32))
         assert compiled(hvd.allreduce)({}) == {}
-    # Other things than arrays of JAX.
+    # Inputs that are not JAX arrays.
     same(hvd.allreduce(np.arange(3.0), op=hvd.Sum), np.arange(3, dtype=np.float32) * size)
     same(hvd.allreduce(rank, op=hvd.Sum), np.asarray(total, np.int32))
     for wrong, kind in [("text", TypeError), ([jnp.ones(1), object()], TypeError)]:
@@ -114,16 +114,16 @@ def every_tree(tree):
 
 
 def check_rows():
-    """Ranks with different numbers of rows: at once only."""
+    """Ranks with different numbers of rows are supported outside of compiled programs only."""
     rank, size = hvd.rank(), hvd.size()
     gathered = hvd.allgather(jnp.full((rank + 1, 2), rank))
     same(gathered, np.concatenate([np.full((r + 1, 2), r, np.int32) for r in range(size)]))
-    # Rank r sends r + 1 rows to each, and keeps one.
+    # Rank r sends r + 1 rows to each rank, and one row is left over.
     splits = [rank + 1] * size
     output, received = hvd.alltoall(jnp.full(sum(splits) + 1, rank), splits)
     same(received, np.arange(1, size + 1, dtype=np.int32))
     same(output, np.repeat(np.arange(size), np.arange(1, size + 1)).astype(np.int32))
-    # In a program the same splits on every rank.
+    # A compiled program needs the same splits on every rank.
     splits = list(range(1, size + 1))
     x = jnp.arange(sum(splits) + 2) + 100 * rank
     expected = hvd.alltoall(x, splits)
@@ -146,7 +146,7 @@ def check_rows():
         jax.jit(hvd.alltoall)(jnp.ones(size + 1))
     with pytest.raises(TypeError, match="when alltoall is traced"):
         jax.jit(hvd.alltoall)(jnp.ones(size), jnp.ones(size, jnp.int32))
-    for compiled in FUSED:
+    for compiled in WRAPPERS:
         with pytest.raises(ValueError, match="a scalar has none"):
             compiled(hvd.alltoall)(jnp.ones(()))
         with pytest.raises(ValueError, match="a scalar has none"):
@@ -154,7 +154,7 @@ def check_rows():
 
 
 def check_refusals():
-    for compiled in FUSED:
+    for compiled in WRAPPERS:
         for dtype in "complex64", "float8_e4m3fn":
             with pytest.raises(ValueError, match=f"dtype {dtype} is not supported"):
                 compiled(hvd.allreduce)(jnp.ones(2, dtype))
@@ -162,7 +162,7 @@ def check_refusals():
             compiled(lambda x: hvd.allreduce(x, op=9))(jnp.ones(2))
         with pytest.raises(ValueError, match="reducescatter supports"):
             compiled(lambda x: hvd.reducescatter(x, op=hvd.Max))(jnp.ones(2))
-    # What only the core knows, in a program: the operation's failure, and that of nothing else.
+    # Errors that the core finds. In a program only this operation fails.
     with pytest.raises(RuntimeError, match="root rank 99 does not exist"):
         jax.block_until_ready(jax.jit(lambda x: hvd.broadcast(x, 99))(jnp.ones(2)))
     with pytest.raises(ValueError, match="root rank 99 does not exist"):
@@ -173,12 +173,12 @@ def check_refusals():
 
 
 def check_sets():
-    """Process sets, and ranks that have joined."""
+    """Operations on process sets, and join."""
     rank, size = hvd.rank(), hvd.size()
     if size > 2:
         ends = hvd.add_process_set([0, size - 1])
         if ends.included():
-            for compiled in FUSED:
+            for compiled in WRAPPERS:
                 total = compiled(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=ends))
                 same(total(jnp.full(2, rank)), np.full(2, size - 1, np.int32))
                 joined = compiled(lambda x: hvd.allgather(x, process_set=ends))

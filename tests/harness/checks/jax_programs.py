@@ -17,7 +17,7 @@ def mean_of_ranks():
 
 
 def check_call_after_program():
-    """A call waits for the operations of a program that is under way, and that this rank is slow to come to."""
+    """A call outside of programs waits for the operations of a running program, which this rank reaches late."""
     rank, size = hvd.rank(), hvd.size()
     rounds = 200 if rank == 0 else 1
 
@@ -26,7 +26,7 @@ def check_call_after_program():
         late = lax.fori_loop(0, rounds, lambda _, w: jnp.tanh(w @ w), jnp.full((300, 300), x[0]))
         return hvd.allreduce(x + late[0, 0] * 0, op=hvd.Sum)
 
-    # Made before: JAX makes arrays in turn with what programs compute.
+    # Created first, because JAX creates arrays in order with the computations of programs.
     arrays = jax.block_until_ready([jnp.ones(n) for n in range(2, 6)])
     program(arrays[0])
     for array in arrays[1:]:
@@ -36,8 +36,8 @@ def check_call_after_program():
 
 
 def check_threads(key):
-    """Each with names of its own, in another order on every rank. (XLA runs small programs on the thread that calls
-    them; larger ones one after the other, so that those have an order to keep: see test_failures.py.)"""
+    """Each thread has its own names, and the order of the threads differs between ranks. (XLA runs small programs on
+    the calling thread. It runs larger ones one after the other, so that their order matters: see test_failures.py.)"""
     rank, size = hvd.rank(), hvd.size()
     failures = []
 
@@ -62,7 +62,7 @@ def check_threads(key):
 
 
 def check_transforms():
-    """What JAX does to programs: vmap, remat, custom derivatives, nested jit, donated arguments, compilation ahead."""
+    """vmap, remat, custom derivatives, nested jit, donated arguments and ahead-of-time compilation."""
     rank, size, mean = hvd.rank(), hvd.size(), mean_of_ranks()
     x = jnp.arange(6.0).reshape(3, 2) + rank
     average = np.arange(6.0).reshape(3, 2) + mean
@@ -97,7 +97,7 @@ def check_transforms():
     np.testing.assert_allclose(donating(x + 0), average + 1, rtol=1e-6)
     ahead = jax.jit(hvd.allreduce).lower(x).compile()
     np.testing.assert_allclose(ahead(x), average, rtol=1e-6)
-    # Arguments, and what else is used later, are not overwritten.
+    # Arguments, and values that are used later, are not overwritten.
     before = np.array(x)
     total, again = jax.jit(lambda x: (hvd.allreduce(x, op=hvd.Sum) + x, x * 1))(x)
     np.testing.assert_allclose(total, size * average + before, rtol=1e-6)

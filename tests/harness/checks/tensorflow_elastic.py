@@ -105,7 +105,7 @@ def check_keras():
     state.restore()
     assert values() == first
 
-    fresh = tf.keras.Sequential([tf.keras.layers.Dense(1)])  # without variables so far
+    fresh = tf.keras.Sequential([tf.keras.layers.Dense(1)])  # has no variables yet
     optimizer = tf.keras.optimizers.SGD(0.1)
     state = hvd.elastic.TensorFlowKerasState(fresh, optimizer)
     fresh.build((None, 3))

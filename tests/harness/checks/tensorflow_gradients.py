@@ -8,7 +8,7 @@ hvd = pytest.importorskip("horoplug.tensorflow")
 
 
 def gradient(function, x):
-    """The gradient at x, which must be the same eagerly and in a graph."""
+    """The gradient at x, which must be the same in eager mode and in a graph."""
 
     def compute(x):
         with tf.GradientTape() as tape:
@@ -57,9 +57,9 @@ def check_allgather_gradient(key):
 
 
 def check_alltoall_gradient(key):
-    """A row's gradient is what came of it where it went."""
+    """The gradient of a row comes from the rank to which the row was sent."""
     size, rank = hvd.size(), hvd.rank()
-    splits = [(2 * rank + r) % 3 for r in range(size)]  # not what is received
+    splits = [(2 * rank + r) % 3 for r in range(size)]  # differs from the received splits
     where = np.repeat(np.arange(size) + 1.0, splits)
     x = tf.ones([sum(splits), 2])
     close(gradient(lambda x: hvd.alltoall(x, splits)[0] * (rank + 1), x), np.stack([where] * 2, 1))
@@ -100,7 +100,7 @@ class Model:
 
 
 def train(model, tape_of, ids, y, steps, compiled):
-    """Losses of each step."""
+    """The loss of each step."""
 
     def step():
         with tape_of() as tape:
@@ -112,13 +112,13 @@ def train(model, tape_of, ids, y, steps, compiled):
                 variable.assign_sub(0.1 * tf.convert_to_tensor(g))
         return loss
 
-    # Without autograph: that of TensorFlow 2.12 does not know zip(strict=True).
+    # Without AutoGraph, which in TensorFlow 2.12 does not support zip(strict=True).
     step = tf.function(step, autograph=False) if compiled else step
     return [step().numpy() for _ in range(steps)]
 
 
 def check_training(key, options, compiled):
-    """As one process on all of the data."""
+    """Training on all ranks equals training in one process on all data."""
     size, rank = hvd.size(), hvd.rank()
     steps, each = 12, 8
     random = np.random.default_rng(key)
@@ -234,7 +234,7 @@ def check_broadcasts():
 
 
 def check_old_graphs():
-    """Graphs and sessions of TensorFlow 1."""
+    """Broadcasts in graphs and sessions of TensorFlow 1."""
     rank, size = hvd.rank(), hvd.size()
     v1 = tf.compat.v1
     with tf.Graph().as_default():

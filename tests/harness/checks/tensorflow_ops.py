@@ -17,12 +17,12 @@ TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-6, "float64": 1e-1
 
 
 def both(function):
-    """The function as it is, and as a graph."""
+    """The function itself, and as a graph."""
     return function, tf.function(function)
 
 
 def tensors(dtype, shape, key, size):
-    """The tensor of every rank, and the same values as arrays."""
+    """The tensors of all ranks, and the same values as arrays."""
     made = arrays("float32" if dtype == "bfloat16" else dtype, shape, key, size)
     made = [tf.cast(a, dtype) if dtype == "bfloat16" else tf.constant(a) for a in made]
     return made, [tf.cast(t, "float32").numpy() if dtype == "bfloat16" else t.numpy() for t in made]
@@ -103,7 +103,7 @@ def check_others(dtype, key):
 def check_small_things():
     size, rank = hvd.size(), hvd.rank()
     x = tf.fill([9], rank + 1.0)
-    # Floating-point attributes of TensorFlow have too few bits for these.
+    # Values that do not fit TensorFlow's 32-bit floating-point attributes.
     factors = {"prescale_factor": 1 / 3, "postscale_factor": 0.1}
     wide = tf.constant([3e10 + 1], tf.float64)
     for reduce in both(lambda t: hvd.allreduce(t, op=hvd.Sum, **factors)):
@@ -156,7 +156,7 @@ def check_shapes_in_graphs():
 
 
 def check_unused_results():
-    """What one rank prints, and the others do not, is no reason to wait for them."""
+    """An operation whose result is used on one rank only runs on all ranks."""
     rank, size = hvd.rank(), hvd.size()
 
     @tf.function
@@ -215,7 +215,7 @@ def check_sparse():
 
 
 def check_names_between_frameworks():
-    """The same names mean the same everywhere: one rank has arrays, the others have tensors."""
+    """Operations on arrays and on tensors are matched by name."""
     rank, size = hvd.rank(), hvd.size()
     for name in ("x", "y/z", "an odd name:0"):
         if rank == 0:
@@ -250,5 +250,5 @@ def check_mismatches():
     for what, call in calls.items():
         for function in both(call):
             error_of(wrong, f"'[a-z]+.{what}'.*ranks? 0.*rank 1", function)
-    # The job goes on.
+    # The job continues.
     assert hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2]

@@ -12,7 +12,7 @@ train_v1 = tf.compat.v1.train
 
 
 class Model:
-    """An embedding, whose gradient is a tf.IndexedSlices, and two layers; one variable has no part in it."""
+    """An embedding, whose gradient is a tf.IndexedSlices, and two layers. One variable is unused."""
 
     def __init__(self, key):
         random = np.random.default_rng(key)
@@ -26,7 +26,8 @@ class Model:
 
 
 def batches(key, steps):
-    """For each step the batch of every rank. Each has all ids: an optimizer leaves rows without a gradient alone."""
+    """The batches of all ranks for each step. Each contains all ids, because an optimizer skips rows without a
+    gradient."""
     random = np.random.default_rng(key)
     made = []
     for _ in range(steps):
@@ -38,7 +39,7 @@ def batches(key, steps):
 
 
 def run(mode, model_of, optimizer_of, data, watch=lambda optimizer, model: None):
-    """Train on batches; returns the variables, the number of steps that were counted, and what ``watch`` sees."""
+    """Trains on batches. Returns the variables, the counted steps, and the values that ``watch`` has returned."""
     if mode == "graph":
         with tf.Graph().as_default():
             model, optimizer = model_of(), optimizer_of()
@@ -109,8 +110,8 @@ def check_training(key, mode):
 
 
 def check_several_backward_passes(key, mode):
-    """Three batches for each step are one of three times the loss, or the mean of the three."""
-    data = batches(key, 7)  # one too many for two steps
+    """Three batches for each step equal one batch with three times the loss, or with their mean loss."""
+    data = batches(key, 7)  # one more than two steps need
     mine = [parts[hvd.rank()] for parts in data]
     for average in (False, True):
         model, optimizer = Model(key), momentum()
@@ -137,7 +138,7 @@ def check_several_backward_passes(key, mode):
 
 
 def check_adasum(key, mode):
-    """Every rank's own steps, combined by the formula; momentum stays where it is."""
+    """Adasum combines each rank's own steps by its formula and does not change the momentum."""
     for every in (1, 2):
         data = batches(key, 2 * every)
         models = [Model(key) for _ in range(hvd.size())]
@@ -167,7 +168,7 @@ def check_adasum(key, mode):
 
 
 def check_sessions():
-    """As programs of TensorFlow 1 train, variables from rank 0 included."""
+    """Training as in TensorFlow 1, with the variables broadcast from rank 0."""
     rank, size = hvd.rank(), hvd.size()
     with tf.Graph().as_default():
         weight = tf.compat.v1.get_variable("w", initializer=tf.constant([rank + 1.0, 5.0]))

@@ -30,7 +30,7 @@ def check_dataset():
 
 
 def check_keras(key):
-    """A train step of one's own, compiled by ``fit``."""
+    """A custom train step, traced by ``fit``."""
     rank = hvd.rank()
 
     class Stepping(tf.keras.Model):

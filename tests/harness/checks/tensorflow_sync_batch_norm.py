@@ -10,7 +10,7 @@ hvd = pytest.importorskip("horoplug.tensorflow")
 
 
 def results(layers, x, weights, compiled, **options):
-    """Two layers side by side, one of them used twice: output, gradients, moving averages."""
+    """Outputs, gradients and moving averages of two layers, one of which is used twice."""
     one, two = layers
 
     def compute(x):
@@ -27,7 +27,7 @@ def results(layers, x, weights, compiled, **options):
 
 
 def layers_of(kind, key, shape, **options):
-    # Layers may be called otherwise on other ranks.
+    # The names of layers may differ between ranks.
     made = [kind(name=f"layer{number}_of_{hvd.rank()}", **options) for number in range(2)]
     for number, layer in enumerate(made):
         layer.build(shape)
@@ -54,7 +54,7 @@ def check_as_one_batch(key, compiled):
     unfused = {} if hasattr(tf.keras, "config") else {"fused": False}
     for name, (shape, options, call) in CASES.items():
         random = np.random.default_rng([key, len(name)])
-        # "uneven": none, five, ten rows.
+        # "uneven": ranks have 0, 5 and 10 rows.
         rows = [5 * r + (size == 1) * 2 if shape[0] == 0 else shape[0] for r in range(size)]
         whole = random.normal(3, 2, size=(sum(rows), *shape[1:]))
         weights = random.normal(size=whole.shape)
@@ -63,7 +63,7 @@ def check_as_one_batch(key, compiled):
         mine = np.s_[begin : begin + rows[rank]]
         kind = "float64" if name == "float64" else "float16" if name == "float16" else "float32"
 
-        # In Keras 2 the fused layer corrects the moving variance, which no other does.
+        # In Keras 2, only the fused layer applies Bessel's correction to the moving variance.
         plain = functools.partial(tf.keras.layers.BatchNormalization, **unfused)
 
         def run(
