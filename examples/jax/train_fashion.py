@@ -1,6 +1,6 @@
-"""Train a small network on Fashion-MNIST with JAX and optax, on one process or on many.
+"""Train a small network on Fashion-MNIST with JAX and optax, on one process or several.
 
-    python examples/jax/train_fashion.py                         # alone
+    python examples/jax/train_fashion.py                         # one process
     horovodrun -np 2 python examples/jax/train_fashion.py        # on two processes
 
 The script is the same for both. What makes it distributed are the five lines marked (1) to (5), and that each process
@@ -57,7 +57,7 @@ def network(key: jax.Array, sizes: tuple[int, ...] = (784, 128, 64, 10)) -> list
 
 
 def scores(params: list[dict[str, Any]], images: jax.Array) -> jax.Array:
-    """(count, 784) to (count, 10)."""
+    """Class scores (count, 10) of images (count, 784)."""
     *hidden, last = params
     for layer in hidden:
         images = jax.nn.relu(images @ layer["w"] + layer["b"])
@@ -75,24 +75,24 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one process")
     parser.add_argument("--data-dir", type=Path, default=DEBIAN)
-    parser.add_argument("--max-samples", type=int, help="train on so many images only")
+    parser.add_argument("--max-samples", type=int, help="maximum number of training images")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
 
-    hvd.init()  # (1) join the other processes
+    hvd.init()  # (1) join the job
 
     images, labels = (part[: args.max_samples] for part in load(args.data_dir, "train"))
     test_images, test_labels = load(args.data_dir, "t10k")
     params = network(jax.random.key(args.seed + hvd.rank()))
 
-    # (2) as many times the images per step, as many times the learning rate
+    # (2) scale the learning rate with the number of images per step
     optimizer = optax.sgd(args.lr * hvd.size(), momentum=0.9)
     # (3) average the gradients of all processes
     optimizer = hvd.DistributedOptimizer(optimizer)
     state = optimizer.init(params)
-    # (4) start from the same parameters
+    # (4) start with the same parameters
     params = hvd.broadcast_parameters(params, root_rank=0)
-    # (5) and from the same optimizer state
+    # (5) and with the same optimizer state
     state = hvd.broadcast_optimizer_state(state, root_rank=0)
 
     @jax.jit
@@ -104,11 +104,11 @@ def main() -> None:
     @jax.jit
     def right_answers(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
         right = (scores(params, images).argmax(1) == labels).sum()
-        return hvd.allreduce(right, op=hvd.Sum)  # all processes' together
+        return hvd.allreduce(right, op=hvd.Sum)  # over all processes
 
     say = print if hvd.rank() == 0 else lambda *_, **__: None
     say(f"{len(labels)} images of Fashion-MNIST, {hvd.size()} process(es)", flush=True)
-    # Every process takes its share of a shuffle that is the same on all, and as many batches as the others.
+    # All processes use the same shuffle. Each takes its part of it, and the same number of batches.
     share = len(labels) // hvd.size()
     mine = slice(hvd.rank(), len(test_labels) // hvd.size() * hvd.size(), hvd.size())
     for epoch in range(args.epochs):

@@ -1,7 +1,7 @@
-"""Train a small convolutional network on Fashion-MNIST with Keras, on one process or on many, with any of its backends.
+"""Train a small convolutional network on Fashion-MNIST with Keras, on one process or several, with any of its backends.
 
-    python examples/keras/train.py                                                # alone
-    KERAS_BACKEND=torch horovodrun -np 2 python examples/keras/train.py           # or tensorflow, or jax
+    python examples/keras/train.py                                                # one process
+    KERAS_BACKEND=torch horovodrun -np 2 python examples/keras/train.py           # two processes; also tensorflow, jax
 
 The script is the same for all of them. What makes it distributed are the five lines marked (1) to (5), and that each
 process takes its share of the images. Without Fashion-MNIST (Debian's package dataset-fashion-mnist, or its four files
@@ -29,7 +29,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def load(folder: Path | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images (count, side, side, 1), float32 in 0..1, and their classes, to train with and to test with."""
+    """Images (count, side, side, 1), float32 in 0..1, and their classes, for training and for testing."""
     if folder is None and DEBIAN.is_dir():
         folder = DEBIAN
     if folder is None:
@@ -47,7 +47,7 @@ def load(folder: Path | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 
 def network(side: int) -> keras.Model:
-    """Two convolutions and two dense layers; takes (count, side, side, 1) and gives (count, 10) class scores."""
+    """Two convolutions and two dense layers; maps images (count, side, side, 1) to class scores (count, 10)."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -67,14 +67,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="of each process")
     parser.add_argument("--lr", type=float, default=0.002, help="of one process")
-    parser.add_argument("--max-samples", type=int, help="use only so many images")
+    parser.add_argument("--max-samples", type=int, help="maximum number of images")
     parser.add_argument("--data-dir", type=Path, help="folder with the files of (Fashion-)MNIST")
     parser.add_argument("--save", type=Path, help="where to save the model, such as model.keras")
     args = parser.parse_args()
 
     hvd.init()  # (1)
     images, labels, test_images, test_labels = load(args.data_dir)
-    # Each process takes every size-th image, and as many as the others.
+    # Each process takes every size-th image, and all processes take the same number.
     count = (args.max_samples or len(images)) // hvd.size() * hvd.size()
     mine = slice(hvd.rank(), count, hvd.size())
 

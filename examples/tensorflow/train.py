@@ -1,6 +1,6 @@
-"""Train a small convolutional network on Fashion-MNIST with a loop of one's own, on one process or on many.
+"""Train a small convolutional network on Fashion-MNIST with a custom training loop, on one process or several.
 
-    python examples/tensorflow/train.py                         # alone
+    python examples/tensorflow/train.py                         # one process
     horovodrun -np 2 python examples/tensorflow/train.py        # on two processes
 
 The script is the same for both. What makes it distributed are the five lines marked (1) to (5), and that each process
@@ -60,8 +60,8 @@ def network() -> tf.keras.Model:
 
 
 def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Indices of this process's batches: its share of a shuffle that is the same on all processes. Every process gets
-    as many batches as the others."""
+    """Indices of this process's batches: its part of a shuffle that is the same on all processes. All processes get the
+    same number of batches."""
     order = np.random.default_rng(seed).permutation(count)
     share = order[: count - count % hvd.size()][hvd.rank() :: hvd.size()]
     return (share[start : start + size] for start in range(0, len(share) - size + 1, size))
@@ -73,12 +73,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one process")
     parser.add_argument("--data-dir", type=Path, default=DEBIAN)
-    parser.add_argument("--max-samples", type=int, help="train on so many images only")
+    parser.add_argument("--max-samples", type=int, help="maximum number of training images")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="end with a line of JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as a line of JSON")
     args = parser.parse_args()
 
-    hvd.init()  # (1) join the other processes
+    hvd.init()  # (1) join the job
 
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -86,9 +86,9 @@ def main() -> None:
     images, labels = (array[: args.max_samples] for array in load(args.data_dir, "train"))
     model = network()
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # (2) as many times the images per step, as many times the learning rate
+    # (2) scale the learning rate with the number of images per step
     optimizer = tf.keras.optimizers.SGD(args.lr * hvd.size(), momentum=0.9)
-    # (3) start from the same variables
+    # (3) start with the same variables
     hvd.broadcast_variables(model.variables, root_rank=0)
 
     @tf.function
@@ -116,7 +116,7 @@ def main() -> None:
         seconds = time.perf_counter() - started
         right = count_right(test_images[mine], test_labels[mine])
         result = {
-            # (5) what is printed is of all processes
+            # (5) average the printed values over all processes
             "loss": float(hvd.allreduce(tf.reduce_mean(losses))),
             "accuracy": float(hvd.allreduce(right, op=hvd.Sum)) / len(test_labels),
             "images_per_second": len(losses) * args.batch_size * hvd.size() / seconds,
