@@ -50,3 +50,15 @@ def test_every_design_page_is_in_the_index():
 @pytest.mark.parametrize(("page", "limit"), [("README.md", 6000), ("ARCHITECTURE.md", 12000)])
 def test_overviews_are_short(page, limit):
     assert len((ROOT / page).read_bytes()) <= limit
+
+
+def test_pre_commit_has_the_checks_of_make_lint():
+    yaml = pytest.importorskip("yaml")
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = re.search(r"^lint: \.venv/\.dev lint-types\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    checks = re.findall(r"^\t\$\(BIN\)/(.*)", recipe[1], re.MULTILINE)
+    # Hooks get the changed files, and repair instead of checking.
+    checks = {re.sub(r" (\$\(|--check|--dry-run).*", "", check) for check in checks}
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    entries = {re.sub(r" -i$", "", hook["entry"].removeprefix(".venv/bin/")) for hook in hooks}
+    assert entries == checks | {"make lint-types"}
