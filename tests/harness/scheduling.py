@@ -1,0 +1,114 @@
+"""Which tests run side by side when ``pytest -n`` (pytest-xdist) runs them.
+
+A worker gets whole files, so that the fixtures of a module are made once. The files of one group go to one worker. The
+files in ``ALONE`` come after all others, one at a time with nothing beside them. All results are in one summary.
+"""
+
+from collections import OrderedDict
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+# Files that measure time, or own something of which the machine has one, with the reason.
+ALONE = {
+    "tests/launcher/test_hosts.py": "network namespaces",
+    "tests/launcher/test_run_hosts.py": "network namespaces",
+    "tests/launcher/test_network.py": "network namespaces",
+    "tests/launcher/test_launcher_environment_jobs.py": "network namespaces",
+    "tests/project/test_docs.py": "network namespaces and Slurm daemons",
+    "tests/launcher/test_slurm.py": "Slurm daemons",
+    "tests/launcher/test_termination.py": "time limits for processes to end",
+    "tests/launcher/test_status.py": "time between lines of output",
+    "tests/rendezvous/test_measure.py": "measures links",
+    "tests/core/test_autotune.py": "measures speed",
+    "tests/mpi/test_transport.py": "measures CPU time",
+    "tests/project/test_packaging.py": "builds with all cores",
+    "tests/project/test_leftovers.py": "looks for what all other tests have left",
+}
+# Their tests remove files of MPI from shared memory that have appeared meanwhile.
+MPI = (
+    "tests/mpi/",
+    "tests/gpu/test_mpi.py",
+    "tests/gpu/device/test_mpi.py",
+    "tests/launcher/test_mpi.py",
+)
+# Files whose tests have nothing in common and take long: a worker gets them one by one, at the end of the queue.
+SPLIT = ("tests/project/test_cpp.py", "tests/api/test_horovod_api.py")
+
+
+def group_of(test: str) -> str:
+    """The group of a test, by its id."""
+    file = test.partition("::")[0]
+    if file in ALONE:
+        return file
+    if file.startswith(MPI):
+        return "mpi"
+    return test if file in SPLIT else file
+
+
+def queue_order(group: str) -> int:
+    """The largest group first, and single tests last, so that no worker idles for long at the end."""
+    if group == "mpi":
+        return 0
+    return 2 if group.startswith(SPLIT) else 1
+
+
+class Scheduling(LoadScopeScheduling):
+    """Two phases: all workers share the queue; then the last one of them runs the files in ``ALONE``."""
+
+    def __init__(self, config: pytest.Config, log: object = None) -> None:
+        super().__init__(config, log)
+        self.alone: OrderedDict[str, dict[str, bool]] = OrderedDict()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+    @property
+    def tests_finished(self) -> bool:
+        return not self.alone and super().tests_finished
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self.alone) or super().has_pending
+
+    def schedule(self) -> None:
+        if self.collection is None:
+            if not self._check_nodes_have_same_collection():
+                return
+            self.collection = list(next(iter(self.registered_collections.values())))
+            units: dict[str, dict[str, bool]] = {}
+            for test in self.collection:
+                units.setdefault(group_of(test), {})[test] = False
+            for group in sorted(units, key=queue_order):
+                (self.alone if group in ALONE else self.workqueue)[group] = units[group]
+        for _ in range(2):  # a worker begins with a test only when it has the next one, too
+            for node in self.nodes:
+                self._reschedule(node)
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        super().mark_test_complete(node, item_index, duration)
+        self._reschedule_others(node)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        crashed = super().remove_node(node)
+        self._reschedule_others(node)
+        return crashed
+
+    def _reschedule_others(self, node: WorkerController) -> None:
+        for other in self.nodes:
+            if other is not node:
+                self._reschedule(other)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if self.workqueue or not self.alone or node.shutting_down:
+            super()._reschedule(node)
+            return
+        others = [other for other in self.nodes if other is not node]
+        if any(not other.shutting_down for other in others):
+            node.shutdown()  # after the tests that it has
+        elif not any(self._pending_of(self.assigned_work[other]) for other in others):
+            self.workqueue, self.alone = self.alone, OrderedDict()
+            super()._reschedule(node)

@@ -1,0 +1,111 @@
+"""The order in which ``pytest -n`` runs the tests (tests/harness/scheduling.py), with workers that are simulated."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from tests.harness import ROOT
+from tests.harness.support import seed
+
+scheduling = pytest.importorskip("tests.harness.scheduling", reason="needs pytest-xdist")
+
+
+class Config:
+    def __init__(self, workers):
+        self.workers = workers
+
+    def getvalue(self, name):
+        assert name == "tx"
+        return ["popen"] * self.workers
+
+
+class Worker:
+    """Runs a test when it has the next one, too, or when it is told that there is none."""
+
+    def __init__(self):
+        self.gateway = SimpleNamespace(id="worker")
+        self.queue = []
+        self.shutting_down = False
+        self.finished = False
+
+    def send_runtest_some(self, indices):
+        assert not self.shutting_down
+        self.queue += indices
+
+    def shutdown(self):
+        self.shutting_down = True
+
+    def next_test(self):
+        """The index of the test that it can run; None if it has to wait."""
+        return self.queue[0] if len(self.queue) > self.shutting_down ^ 1 else None
+
+
+def run(tests, workers, key):
+    """Run all tests, in random turns of the workers; gives (worker, test) in the order in which they end."""
+    draw = random.Random(key)
+    schedule = scheduling.Scheduling(Config(workers))
+    nodes = [Worker() for _ in range(workers)]
+    for node in nodes:
+        schedule.add_node(node)
+    for node in nodes:
+        schedule.add_node_collection(node, tests)
+    schedule.schedule()
+    ended = []
+    while not all(node.finished for node in nodes):
+        if schedule.tests_finished:
+            for node in nodes:
+                node.shutdown()
+        able = [n for n in nodes if n.next_test() is not None]
+        over = [n for n in nodes if n.shutting_down and not n.queue and not n.finished]
+        assert able or over, "every worker waits"
+        node = draw.choice(able + over)
+        if node in over:
+            node.finished = True
+            assert schedule.remove_node(node) is None
+            continue
+        index = node.queue.pop(0)
+        ended.append((nodes.index(node), tests[index]))
+        schedule.mark_test_complete(node, index)
+    return ended
+
+
+def made_up(draw):
+    """Tests of some files of each kind."""
+    files = [
+        *scheduling.ALONE,
+        "tests/mpi/test_mpirun.py",
+        "tests/gpu/test_mpi.py",
+        *scheduling.SPLIT,
+    ]
+    files += [f"tests/core/test_{n}.py" for n in range(5)]
+    files = draw.sample(files, draw.randint(1, len(files)))
+    return [f"{file}::test[{n}]" for file in files for n in range(draw.choice([1, 1, 2, 9]))]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_every_test_runs_once_and_what_must_be_alone_runs_alone(workers):
+    draw = random.Random(seed())
+    for _ in range(200):
+        tests = made_up(draw)
+        ended = run(tests, workers, draw.random())
+        assert sorted(test for _, test in ended) == sorted(tests)
+        groups = [scheduling.group_of(test) for _, test in ended]
+        alone = [group in scheduling.ALONE for group in groups]
+        assert alone == sorted(alone), (
+            "one that must be alone has begun before the others were done"
+        )
+        assert len({worker for (worker, _), each in zip(ended, alone, strict=True) if each}) <= 1
+        for group in set(groups):
+            assert (
+                len({w for (w, _), each in zip(ended, groups, strict=True) if each == group}) == 1
+            )
+
+
+def test_files_that_are_named_exist():
+    for file in [*scheduling.ALONE, *scheduling.MPI, *scheduling.SPLIT]:
+        assert (ROOT / file).exists(), file
+
+
+def test_leftovers_are_looked_for_last():
+    assert list(scheduling.ALONE)[-1].endswith("test_leftovers.py")
