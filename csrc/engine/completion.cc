@@ -80,8 +80,8 @@ void Engine::fail(const Status& status) {
     return true;
   };
   // Who does not listen is not waited for.
-  const double until = now() + kLastWordsSeconds;
-  while (!all_said() && now() < until) {
+  const double until = steady_now() + kLastWordsSeconds;
+  while (!all_said() && steady_now() < until) {
     if (!mesh_->pump_writes()) mesh_->sleep(0.01, [] { return false; });
   }
   stop();
@@ -116,7 +116,7 @@ bool Engine::advance_leaving() {
   if (state_ == State::kRunning) {
     std::lock_guard lock(mutex_);
     state_ = State::kLeaving;
-    leaving_since_ = now();
+    leaving_since_ = steady_now();
     return true;
   }
   // Nor does the memory of tensors go while the GPU may use it.
@@ -130,20 +130,21 @@ bool Engine::advance_leaving() {
     agreed &= set->negotiator.closed();
   }
   if (!agreed) {
-    if (now() - leaving_since_ < kGoodbyeSeconds) return false;
+    if (steady_now() - leaving_since_ < kGoodbyeSeconds) return false;
     // The others have not answered, and must not wait for this rank either.
     throw Error(HP_SHUT_DOWN, "rank " + std::to_string(config_.rank) + " has shut down");
   }
   if (!said_bye_) {
-    if (!std::exchange(gpus_leave_, true)) leaving_since_ = now();
-    if (!gpus_are_over() && now() - leaving_since_ < kGoodbyeSeconds) return false;
+    if (!std::exchange(gpus_leave_, true)) leaving_since_ = steady_now();
+    if (!gpus_are_over() && steady_now() - leaving_since_ < kGoodbyeSeconds) return false;
     said_bye_ = true;
-    leaving_since_ = now();
+    leaving_since_ = steady_now();
     mesh_->send_control_to_all(encode_bye());
     mesh_->close_writes();
     return true;
   }
-  if (!mesh_->all_closed_by_peers() && now() - leaving_since_ < kGoodbyeSeconds) return false;
+  if (!mesh_->all_closed_by_peers() && steady_now() - leaving_since_ < kGoodbyeSeconds)
+    return false;
   for (auto& [id, set] : sets_) {
     if (GpuGroup* gpu = set->executor.gpu()) gpu->close();
   }

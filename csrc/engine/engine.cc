@@ -1,10 +1,7 @@
 #include "engine/engine.h"
 
-#include <pthread.h>
-#include <sched.h>
-
 #include <algorithm>
-#include <chrono>
+#include <cmath>
 #include <limits>
 
 #include "controller/messages.h"
@@ -46,33 +43,23 @@ Engine::Engine(EngineConfig config)
   hellos_.resize(config_.members.size());
   departed_.resize(config_.members.size(), false);
   segment_ends_.resize(config_.members.size(), Arena::kSegmentBytes);
-  started_at_ = last_event_ = last_watch_ = now();
-  crowded_ = is_crowded();
+  started_at_ = last_event_ = last_watch_ = steady_now();
+  int ranks_here = 0;
+  for (const Member& member : config_.members) ranks_here += member.host == self.host ? 1 : 0;
+  loop_ = std::make_unique<ProgressLoop<Engine>>(*this, *mesh_, *doorbell_,
+                                                 has_fewer_processors_than(ranks_here));
   begin_handshake();
-  thread_ = std::thread([this] { run(); });
-  pin_thread();
-}
-
-void Engine::pin_thread() {
+  loop_->start();
   const int cpu = config_.options.progress_cpu;
-  if (cpu < 0) return;
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  CPU_SET(static_cast<std::size_t>(cpu), &cpus);
-  if (::pthread_setaffinity_np(thread_.native_handle(), sizeof cpus, &cpus) != 0) {
+  if (cpu >= 0 && !loop_->pin_to(cpu)) {
     log_(LogLevel::kWarning, "cannot run the progress thread on CPU " + std::to_string(cpu) +
-                                 " (HOROVOD_THREAD_AFFINITY); it runs anywhere");
+                                 " (HOROVOD_THREAD_AFFINITY); it runs on any CPU");
   }
 }
 
 Engine::~Engine() {
   shutdown();
-  if (thread_.joinable()) thread_.join();
-}
-
-double Engine::now() const {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
+  loop_->join();
 }
 
 void Engine::wait_until_ready() {
@@ -185,7 +172,7 @@ void Engine::admit(const OperationPtr& operation) {
     ++dependency_epoch_;
   operation->dependency_epoch = dependency_epoch_;
   operation->buffer = buffer_of(*operation);
-  operation->submitted_at = now();
+  operation->submitted_at = steady_now();
   handles_.add(operation);
   submissions_.push_back(operation);
 }
@@ -221,14 +208,86 @@ hp_stats Engine::stats() const {
   stats.control_messages = counters_.control_messages;
   stats.control_bytes = counters_.control_bytes;
   stats.cached_names = counters_.cached_names;
-  stats.wakeups = counters_.wakeups;
+  stats.wakeups = loop_->wakeups();
   stats.planned_batches = counters_.planned_batches;
   stats.broken_plans = counters_.broken_plans;
   stats.failed = counters_.failed;
   return stats;
 }
 
-// ---- whoever drives ----
+Status Engine::wait(hp_handle handle, double timeout) {
+  HandleTable::Wait wait(handles_, handle);
+  if (wait.done()) return wait.status();
+  if (timeout != 0 && loop_->acquire()) {
+    loop_->run_until_done(wait, timeout);
+  } else {
+    announce();
+    wait.sleep(timeout);
+  }
+  return wait.status();
+}
+
+Status Engine::perform(const OperationPtr& operation, double timeout) {
+  if (!loop_->acquire()) {
+    submit(operation);
+    return wait(operation->handle, timeout);
+  }
+  try {
+    mark_ready({&operation, 1});
+    std::lock_guard lock(mutex_);
+    admit(operation);
+    requests_waiting_.store(true);
+  } catch (...) {
+    loop_->release();
+    throw;
+  }
+  HandleTable::Wait wait(handles_, operation->handle);
+  loop_->run_until_done(wait, timeout);
+  return wait.status();
+}
+
+// ---- the thread that runs the loop ----
+
+bool Engine::has_running_batch() const {
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [](const auto& set) { return set.second->executor.running() != nullptr; });
+}
+
+double Engine::watch_interval() const { return std::fmin(inspection_interval() / 4, 0.25); }
+
+bool Engine::must_poll() const {
+  bool polls = mesh_->must_poll() || !removed_sets_.empty();
+  for (const auto& [id, set] : sets_) {
+    const bool ends = leaving_ || set->removal;
+    polls |= set->executor.polled() || (ends && set->executor.gpu() != nullptr);
+  }
+  return polls;
+}
+
+// Polling becomes rarer the longer the wait lasts: a completion is noticed late by a small part of
+// the time that it took.
+double Engine::poll_interval() const {
+  constexpr double kPart = 1.0 / 16;
+  constexpr double kLeast = 20e-6;
+  constexpr double kMost = 5e-3;
+  return std::clamp(kPart * (steady_now() - quiet_since_), kLeast, kMost);
+}
+
+double Engine::sleep_seconds() const {
+  bool waiting =
+      state_ == State::kStarting || leaving_ || (stall_inspection_ && stall_inspection_->running());
+  for (const auto& [id, set] : sets_) {
+    waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
+  }
+  waiting |= gpu_is_busy();
+  const bool polls = must_poll();
+  // Peers report every other failure.
+  if (!waiting && !polls) return -1;
+  double seconds = watch_interval();
+  if (polls) seconds = std::fmin(seconds, poll_interval());
+  for (const auto& [id, set] : sets_) seconds = std::fmin(seconds, plan_patience(*set));
+  return seconds;
+}
 
 bool Engine::step() {
   bool busy = mesh_->pump();
@@ -240,7 +299,7 @@ bool Engine::step() {
   busy |= finish_removals();
   busy |= mesh_->pump_writes();
   if (leaving_) busy |= advance_leaving();
-  if (mesh_->take_polled_traffic()) quiet_since_ = now();
+  if (mesh_->take_polled_traffic()) quiet_since_ = steady_now();
   return busy;
 }
 
@@ -271,7 +330,7 @@ bool Engine::take_requests() {
 
 void Engine::submit_here(const OperationPtr& operation) {
   const auto found = sets_.find(operation->members->set);
-  last_event_ = now();
+  last_event_ = steady_now();
   if (found == sets_.end()) {
     end_operations({operation}, {HP_INVALID_ARGUMENT, "the process set was removed"});
     return;
@@ -314,7 +373,7 @@ bool Engine::negotiate() {
 }
 
 bool Engine::apply(ProcessSet& set, Negotiator::Decision& decision) {
-  set.last_event = last_event_ = now();
+  set.last_event = last_event_ = steady_now();
   std::vector<OperationPtr> operations;
   const auto take = [&](const std::string& name) {
     const auto unknown = decision.unknown.find(name);
@@ -404,11 +463,11 @@ bool Engine::execute() {
         throw Error(error.code(), who + ": " + error.what());
       }
       if (set->executor.take_progress()) {
-        set->last_progress = quiet_since_ = now();
+        set->last_progress = quiet_since_ = steady_now();
         busy = true;
       }
       if (!done) break;
-      set->last_event = last_event_ = now();
+      set->last_event = last_event_ = steady_now();
       set->negotiator.batch_done(done->plan, last_event_);
       ++counters_.batches;
       if (done->plan != 0) ++counters_.planned_batches;

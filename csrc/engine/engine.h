@@ -9,14 +9,12 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -26,16 +24,13 @@
 #include "engine/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
-#include "engine/spin_budget.h"
+#include "engine/progress_loop.h"
 #include "engine/tracing.h"
 #include "engine/tuning_log.h"
 #include "engine/watchdog/liveness.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
-
-// Seconds, or a time: a limit that is never reached.
-inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Engine {
  public:
@@ -99,28 +94,19 @@ class Engine {
   bool set_submissions_wanted();
   void announce();
 
-  // Who drives, and when (driving.cc).
-  void pin_thread();
-  bool is_crowded() const;
-  void run();
-  void work();
-  bool try_to_drive();
-  void let_go(double seconds);
-  void wait_for(HandleTable::Wait& wait, double timeout);
-  void drive(HandleTable::Wait& wait, double timeout);
-  void leave();
-  bool guarded_step();
-  bool work_left();
-  bool nothing_in_sight() const;
-  void rest_if_idle();
-  double watch_interval() const;
-  double sleep_seconds() const;
+  // What the progress loop needs of its work (see ProgressLoop).
+  friend class ProgressLoop<Engine>;
+  bool stopped() const { return state_ == State::kStopped; }
+  bool requests_waiting() const { return requests_waiting_.load(); }
+  bool has_running_batch() const;
+  bool has_sleeping_callers() const { return handles_.has_sleepers(); }
   bool must_poll() const;
   double poll_interval() const;
-  template <typename Body>
-  bool guarded(Body&& body);
+  double quiet_since() const { return quiet_since_; }
+  double watch_interval() const;
+  double sleep_seconds() const;
 
-  // What whoever drives does.
+  // The thread that runs the loop.
   bool step();
   bool take_requests();
   void submit_here(const OperationPtr& operation);
@@ -189,8 +175,6 @@ class Engine {
   void close_for_submissions(std::uint32_t set, const Status& status);
   void stop();
 
-  double now() const;
-
   EngineConfig config_;
   const Log log_;
   Tracing tracing_;
@@ -201,7 +185,7 @@ class Engine {
   std::mutex device_mutex_;
   std::shared_ptr<cuda::Device> device_;
 
-  // Belongs to whoever drives.
+  // Used by the thread that runs the loop.
   GpuTurns gpu_turns_;
 
   // Shared with submitting threads.
@@ -230,14 +214,7 @@ class Engine {
   std::atomic<bool> submissions_waiting_{false};
   std::size_t submissions_wanted_ = 1;  // under the lock
 
-  // See driving.cc.
-  std::atomic<bool> driven_{false};
-  std::atomic<double> dozes_until_{0};  // the progress thread, if it sleeps
-  bool crowded_ = false;  // more ranks on this host than processors: nobody gains by spinning
-
-  // Belongs to whoever drives.
-  bool socket_traffic_ = false;  // the last caller to drive has had some
-  SpinBudget spin_budget_;
+  // Used by the thread that runs the loop.
   std::shared_ptr<Doorbell> doorbell_;
   std::unique_ptr<Mesh> mesh_;
   std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;  // those that this rank is in
@@ -273,11 +250,10 @@ class Engine {
 
   struct Counters {
     std::atomic<std::uint64_t> batches{0}, tensors{0}, bytes{0}, control_messages{0},
-        control_bytes{0}, cached_names{0}, wakeups{0}, planned_batches{0}, broken_plans{0},
-        failed{0};
+        control_bytes{0}, cached_names{0}, planned_batches{0}, broken_plans{0}, failed{0};
   };
   Counters counters_;
-  std::thread thread_;
+  std::unique_ptr<ProgressLoop<Engine>> loop_;
 };
 
 }  // namespace horoplug

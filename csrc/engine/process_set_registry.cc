@@ -166,7 +166,7 @@ void Engine::create_set(std::vector<int> ranks) {
   if (members->index < 0) return;
   make_set(members, std::move(segments));
   sets_.at(number)->memory_at = own_place;
-  sets_.at(number)->last_progress = now();
+  sets_.at(number)->last_progress = steady_now();
   for (auto& [from, message] : early) dispatch_safely(from, message);
 }
 
@@ -192,7 +192,7 @@ void Engine::administer(ProcessSet& set, const OperationPtr& operation) {
     end_operations({operation}, {HP_INVALID_ARGUMENT, "it is being removed already"});
   } else {
     found->second->removal = operation;
-    found->second->last_progress = now();
+    found->second->last_progress = steady_now();
     found->second->negotiator.close();
   }
 }

@@ -19,8 +19,6 @@ constexpr double kPatienceOfWaiters = 0.002;
 constexpr double kPatienceWithPeers = 1.0;
 constexpr double kMostPatience = 5.0;
 
-double or_never(double seconds) { return seconds < 0 ? kNever : seconds; }
-
 std::string whole_seconds(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g s", seconds);
@@ -56,11 +54,11 @@ double Engine::oldest_wait() const {
       oldest = std::fmin(oldest, waiting_since(*operation));
     }
   }
-  return std::isinf(oldest) ? 0 : now() - oldest;
+  return std::isinf(oldest) ? 0 : steady_now() - oldest;
 }
 
 void Engine::watch() {
-  const double time = now();
+  const double time = steady_now();
   // A process that was stopped, or starved of its core, must not hold the lost time against its
   // peers.
   const double gap = time - last_watch_;
@@ -88,7 +86,7 @@ void Engine::watch() {
 
 void Engine::watch_handshake() const {
   const double limit = or_never(config_.options.data_timeout);
-  if (now() - started_at_ < limit) return;
+  if (steady_now() - started_at_ < limit) return;
   std::vector<int> missing;
   for (std::size_t rank = 0; rank < hellos_.size(); ++rank) {
     if (!hellos_[rank]) missing.push_back(static_cast<int>(rank));
@@ -98,7 +96,7 @@ void Engine::watch_handshake() const {
 }
 
 bool Engine::watch_transfers() {
-  const double time = now();
+  const double time = steady_now();
   // Nudges and inspections are no progress.
   const std::uint64_t data = mesh_->data_moved();
   const bool moved = std::exchange(last_data_moved_, data) != data;
@@ -161,7 +159,7 @@ bool Engine::watch_gpus() {
   bool late = false;
   for (auto& [id, set] : sets_) {
     GpuGroup* const gpu = set->executor.gpu();
-    const double seconds = gpu != nullptr ? gpu->standstill(now()) : 0;
+    const double seconds = gpu != nullptr ? gpu->standstill(steady_now()) : 0;
     late |= seconds >= limit / 2;
     if (seconds < limit) continue;
     const std::string silent = who_is_silent(sets_.at(0)->members->ranks);
@@ -180,7 +178,7 @@ void Engine::nudge() {
   constexpr double kMostApart = 1.0;
   constexpr std::size_t kMost = 8;  // at a time; after all, most of them will wait, too
   if (!must_poll()) return;
-  const double time = now();
+  const double time = steady_now();
   const double nudged = nudged_at_ - quiet_since_;  // negative: not in this wait
   const double next = nudged < 0 ? kFirst : std::fmin(2 * nudged, nudged + kMostApart);
   if (time - quiet_since_ < next) return;
@@ -202,7 +200,7 @@ double Engine::plan_patience(const ProcessSet& set) const {
     return std::fmin(kPatienceWithPeers, or_never(config_.options.data_timeout) / 4);
   }
   if (!set.negotiator.held_up()) return kNever;
-  const double time = now();
+  const double time = steady_now();
   for (const auto& [name, operation] : set.pending) {
     if (handles_.waited_for(*operation, time)) return kPatienceOfWaiters;
   }
@@ -210,7 +208,7 @@ double Engine::plan_patience(const ProcessSet& set) const {
 }
 
 void Engine::watch_plans() {
-  const double time = now();
+  const double time = steady_now();
   for (auto& [id, set] : sets_) {
     if (!set->negotiator.has_plan()) continue;
     const bool held_up = set->negotiator.held_up();
@@ -225,7 +223,7 @@ void Engine::watch_plans() {
 }
 
 void Engine::watch_pending() {
-  const double time = now();
+  const double time = steady_now();
   const double wait = oldest_wait();
   if (wait >= inspection_interval()) inspection_requested_ = true;
   if (inspection_requested_ && time >= next_inspection_) {
@@ -259,7 +257,7 @@ void Engine::run_inspection() {
 }
 
 RankReport Engine::report_of_this_rank() const {
-  const double time = now();
+  const double time = steady_now();
   RankReport report;
   report.rank = config_.rank;
   report.quiet = std::fmax(0, time - last_event_);
@@ -310,8 +308,8 @@ void Engine::judge(const Report& report) {
     const auto key = std::make_pair(stall.set, stall.name);
     const auto last = stall_warned_.find(key);
     const bool due =
-        last == stall_warned_.end() || now() - last->second >= options.stall_check_time;
-    warned[key] = due ? now() : last->second;
+        last == stall_warned_.end() || steady_now() - last->second >= options.stall_check_time;
+    warned[key] = due ? steady_now() : last->second;
     if (due) log_(LogLevel::kWarning, "stalled: " + stall.text);
   }
   stall_warned_ = std::move(warned);
@@ -320,12 +318,12 @@ void Engine::judge(const Report& report) {
 bool Engine::inspection_is_late() const {
   const double limit = std::fmin(or_never(config_.options.stall_check_time), overdue_time());
   return inspection_begun_ > 0 && stall_inspection_->running() &&
-         now() - inspection_begun_ >= limit / 2;
+         steady_now() - inspection_begun_ >= limit / 2;
 }
 
 void Engine::judge_silence() {
   if (inspection_begun_ == 0 || !stall_inspection_->running()) return;
-  const double silence = now() - inspection_begun_;
+  const double silence = steady_now() - inspection_begun_;
   std::vector<int> ranks = stall_inspection_->unanswered();
   // Of those below a rank that does not answer, a tree hears nothing either.
   if (std::vector<int> silent = liveness_.silent(ranks); !silent.empty()) ranks = silent;
@@ -333,8 +331,8 @@ void Engine::judge_silence() {
                            " while other ranks wait for an operation";
   if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");
   const double check = config_.options.stall_check_time;
-  if (check < 0 || silence < check || now() - last_silence_warning_ < check) return;
-  last_silence_warning_ = now();
+  if (check < 0 || silence < check || steady_now() - last_silence_warning_ < check) return;
+  last_silence_warning_ = steady_now();
   log_(LogLevel::kWarning, "stalled: " + text);
 }
 

@@ -1,0 +1,286 @@
+// The progress loop by itself: callers and submitters contend for a loop whose work is simulated.
+// A wake-up that is lost shows as a wait that does not end, because the work asks for no time limit
+// unless a test says so.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "engine/progress_loop.h"
+#include "harness/cluster.h"
+#include "transport/doorbell.h"
+#include "transport/mesh.h"
+
+using namespace horoplug;
+using horoplug::testing::kSanitized;
+using horoplug::testing::test_seed;
+
+namespace {
+
+constexpr double kPatience = 30;  // seconds; a correct test never waits for so long
+
+// One piece of work. It is done when the loop has seen `flag`.
+struct Ticket {
+  std::atomic<bool> flag{false};
+  std::atomic<bool> done{false};
+};
+using TicketPtr = std::shared_ptr<Ticket>;
+
+// Work whose steps serve tickets.
+class TicketWork {
+ public:
+  explicit TicketWork(Doorbell& doorbell) : doorbell_(doorbell) {}
+
+  // ---- any thread
+
+  TicketPtr submit(bool wakes = true) {
+    auto ticket = std::make_shared<Ticket>();
+    {
+      std::lock_guard lock(mutex_);
+      submitted_.push_back(ticket);
+      requests_.store(true);
+    }
+    if (wakes) doorbell_.ring();
+    return ticket;
+  }
+  // As a peer does that sets a flag in shared memory.
+  void set_flag(Ticket& ticket) {
+    ticket.flag.store(true);
+    full_fence();
+    doorbell_.ring_unless_resting();
+  }
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_requested_ = true;
+      requests_.store(true);
+    }
+    doorbell_.ring();
+  }
+  void sleep(const Ticket& ticket, double seconds) {
+    std::unique_lock lock(done_mutex_);
+    sleepers_.fetch_add(1);
+    done_.wait_for(lock, std::chrono::duration<double>(seconds),
+                   [&] { return ticket.done.load(); });
+    sleepers_.fetch_sub(1);
+  }
+
+  // ---- what the loop calls
+
+  bool step() {
+    CHECK(!inside_.exchange(true));  // one thread at a time
+    ++steps_;
+    bool busy = false;
+    if (requests_.load()) {
+      std::lock_guard lock(mutex_);
+      pending_.insert(pending_.end(), submitted_.begin(), submitted_.end());
+      submitted_.clear();
+      stopped_ |= stop_requested_;
+      requests_.store(false);
+      busy = true;
+    }
+    const auto end = [&](const TicketPtr& ticket) {
+      if (!stopped_ && !ticket->flag.load()) return false;
+      {
+        std::lock_guard lock(done_mutex_);
+        ticket->done.store(true);
+      }
+      done_.notify_all();
+      quiet_since_ = steady_now();
+      return busy = true;
+    };
+    std::erase_if(pending_, end);
+    inside_.store(false);
+    if (throws_.exchange(false)) throw std::runtime_error("broken");
+    return busy;
+  }
+  void watch() { ++watches_; }
+  void fail(const Status& status) {
+    failure_ = status;
+    stopped_ = true;
+  }
+  bool stopped() const { return stopped_; }
+  bool requests_waiting() const { return requests_.load(); }
+  bool has_running_batch() const { return !pending_.empty(); }
+  bool has_sleeping_callers() const { return sleepers_.load() > 0; }
+  bool must_poll() const { return false; }
+  double quiet_since() const { return quiet_since_; }
+  // A loop without tickets may rest. One with tickets is to be watched, though so rarely that a
+  // test fails if it depends on it.
+  double sleep_seconds() const { return pending_.empty() ? -1 : watch_seconds; }
+  double watch_interval() const { return watch_seconds; }
+
+  double watch_seconds = 10 * kPatience;
+  std::atomic<bool> throws_{false};
+  std::atomic<std::uint64_t> steps_{0}, watches_{0};
+  Status failure_;
+
+ private:
+  Doorbell& doorbell_;
+  std::mutex mutex_;
+  std::vector<TicketPtr> submitted_;
+  bool stop_requested_ = false;
+  std::atomic<bool> requests_{false};
+  std::mutex done_mutex_;
+  std::condition_variable done_;
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> inside_{false};
+  // Used by the thread that holds the loop.
+  std::vector<TicketPtr> pending_;
+  bool stopped_ = false;
+  double quiet_since_ = 0;
+};
+
+// A loop of a rank without peers, with its work.
+struct Rank {
+  Rank() : work(*doorbell), loop(work, mesh, *doorbell, has_fewer_processors_than(4)) {}
+  ~Rank() {
+    work.stop();
+    loop.join();
+  }
+
+  struct Wait {
+    Ticket& ticket;
+    bool done() const { return ticket.done.load(); }
+    bool again() const { return false; }
+  };
+  // As Engine::wait() does it.
+  bool wait(Ticket& ticket, double seconds) {
+    Wait wait{ticket};
+    if (loop.acquire()) {
+      loop.run_until_done(wait, seconds);
+    } else {
+      work.sleep(ticket, seconds);
+    }
+    return ticket.done.load();
+  }
+
+  std::shared_ptr<Doorbell> doorbell = std::make_shared<Doorbell>();
+  Mesh mesh{std::vector<std::vector<std::unique_ptr<Stream>>>(1), doorbell, {}};
+  TicketWork work;
+  ProgressLoop<TicketWork> loop;
+};
+
+}  // namespace
+
+TEST_CASE("no wake-up is lost when callers, submitters and flags contend for the loop") {
+  Rank rank;
+  rank.loop.start();
+  constexpr int kThreads = 4;
+  const int rounds = kSanitized ? 500 : 3000;
+  std::atomic<int> late{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      std::mt19937_64 random(test_seed() + static_cast<std::uint64_t>(i));
+      for (int round = 0; round < rounds && late == 0; ++round) {
+        const TicketPtr ticket = rank.work.submit();
+        // The flag comes from this thread, or from another one at any time later.
+        std::thread peer;
+        if (random() % 8 == 0) {
+          peer = std::thread([&, spins = random() % 4096] {
+            for (std::uint64_t spin = 0; spin < spins; ++spin) spin_pause();
+            rank.work.set_flag(*ticket);
+          });
+        } else {
+          rank.work.set_flag(*ticket);
+        }
+        double patience = kPatience;
+        if (random() % 3 == 0) {  // a first slice that may be too short
+          rank.wait(*ticket, std::ldexp(1e-6, static_cast<int>(random() % 10)));
+        }
+        if (random() % 4 == 0) {  // leave it all to the others
+          for (double end = steady_now() + kPatience; !ticket->done && steady_now() < end;) {
+            std::this_thread::yield();
+          }
+          patience = 0;
+        }
+        if (!ticket->done && !(patience > 0 && rank.wait(*ticket, patience))) ++late;
+        if (peer.joinable()) peer.join();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(late == 0);
+}
+
+TEST_CASE("the progress thread serves a submission that no caller waits for") {
+  Rank rank;
+  rank.loop.start();
+  for (int round = 0; round < 200; ++round) {
+    const TicketPtr ticket = rank.work.submit();
+    if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    rank.work.set_flag(*ticket);
+    const double end = steady_now() + kPatience;
+    while (!ticket->done && steady_now() < end) std::this_thread::yield();
+    CHECK(ticket->done);
+  }
+}
+
+TEST_CASE("a caller that releases the loop has the progress thread kicked at the next deadline") {
+  Rank rank;
+  rank.loop.start();
+  rank.work.watch_seconds = 0.05;
+  // Without a flag the ticket is never served, only watched.
+  const TicketPtr ticket = rank.work.submit(false);
+  CHECK(!rank.wait(*ticket, 0.01));
+  const std::uint64_t before = rank.work.watches_;
+  const double end = steady_now() + kPatience;
+  while (rank.work.watches_ < before + 3 && steady_now() < end) std::this_thread::yield();
+  CHECK(rank.work.watches_ >= before + 3);
+}
+
+TEST_CASE("a wait with a time limit returns in time, whichever thread holds the loop") {
+  Rank rank;
+  rank.loop.start();
+  const TicketPtr ticket = rank.work.submit();
+  std::vector<std::thread> threads;
+  std::atomic<int> in_time{0};
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      const double begin = steady_now();
+      const bool done = rank.wait(*ticket, 0.05);
+      const double seconds = steady_now() - begin;
+      if (!done && seconds >= 0.049 && seconds < kPatience / 2) ++in_time;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(in_time == 3);
+}
+
+TEST_CASE("an idle loop rests: it does not wake up, also not for flags") {
+  Rank rank;
+  rank.loop.start();
+  const TicketPtr ticket = rank.work.submit();
+  rank.work.set_flag(*ticket);
+  CHECK(rank.wait(*ticket, kPatience));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const std::uint64_t wakeups = rank.loop.wakeups();
+  const std::uint64_t steps = rank.work.steps_;
+  rank.doorbell->ring_unless_resting();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(rank.loop.wakeups() == wakeups);
+  CHECK(rank.work.steps_ == steps);
+}
+
+TEST_CASE("an exception in a step fails the work and ends every wait") {
+  Rank rank;
+  rank.loop.start();
+  const TicketPtr ticket = rank.work.submit();
+  rank.work.throws_ = true;
+  const double end = steady_now() + kPatience;
+  while (rank.work.throws_ && steady_now() < end) {
+    rank.doorbell->ring();
+    rank.wait(*ticket, 1e-3);
+  }
+  rank.loop.join();
+  CHECK(rank.work.stopped());
+  CHECK(rank.work.failure_.code == HP_INTERNAL);
+  CHECK(rank.work.failure_.message == "internal error: broken");
+}
