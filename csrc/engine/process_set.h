@@ -1,10 +1,11 @@
-// One process set on one rank: who is in it, what is pending, and the machines that agree and
-// execute.
+// One process set on one rank: its members, its pending operations, its negotiator and its
+// executor. Used by the thread that runs the loop.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "controller/negotiator.h"
@@ -13,26 +14,34 @@
 namespace horoplug {
 
 struct ProcessSet {
-  // `place`: in the set's own tree, with global ranks.
-  ProcessSet(MembersPtr ranks, std::unique_ptr<SharedGroup> group, TreePosition place,
+  // `position`: in the set's own tree, with global ranks.
+  ProcessSet(MembersPtr ranks, std::unique_ptr<SharedGroup> group, TreePosition position,
              Negotiator::Options options, std::unique_ptr<Comm> comm, Executor::Forced forced)
       : members(std::move(ranks)),
         shared(std::move(group)),
-        negotiator(members->set, std::move(place), options),
+        negotiator(members->set, std::move(position), options),
         executor(members->set, std::move(comm), std::move(forced)) {}
 
+  // Takes all operations that are pending.
+  std::vector<OperationPtr> take_pending() {
+    std::vector<OperationPtr> operations;
+    for (auto& [name, operation] : pending) operations.push_back(std::move(operation));
+    pending.clear();
+    return operations;
+  }
+
   const MembersPtr members;
-  // The members on this host: all of them, or as many as on every other one; nullptr otherwise.
+  // The members on this host, if every host of the set has equally many; nullptr otherwise.
   const std::unique_ptr<SharedGroup> shared;
   Negotiator negotiator;
   Executor executor;
-  std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided
+  std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided, by name
   double last_progress = 0;                               // of the running batch
-  double last_event = 0;       // something was submitted, decided or done
-  double plan_patience = 0.1;  // for what the plan holds up and nobody waits for
-  bool asked_to_leave = false;
-  std::size_t memory_at = 0;  // where this rank's part of the shared memory begins in its segment
-  OperationPtr removal;       // remove_process_set, until nothing of the set runs any more
+  double last_event = 0;        // an operation was submitted, decided or done
+  double plan_patience = 0.1;   // how long a plan may hold up operations that nobody waits for
+  bool asked_to_leave = false;  // the negotiator knows that this rank leaves
+  std::size_t memory_at = 0;    // the offset of this rank's part of the shared memory
+  OperationPtr removal;  // the operation that removes the set, until nothing of it runs any more
 };
 
 }  // namespace horoplug

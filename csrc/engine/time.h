@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
 #include <limits>
+#include <string>
 
 namespace horoplug {
 
@@ -16,5 +18,12 @@ inline double steady_now() {
 
 // Options and timeouts use a negative number for "never".
 inline double or_never(double seconds) { return seconds < 0 ? kNever : seconds; }
+
+// "0.3 s", for messages.
+inline std::string describe_seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  return text;
+}
 
 }  // namespace horoplug

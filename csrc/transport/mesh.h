@@ -60,7 +60,7 @@ class Mesh {
   bool has_silent_links() const { return !ringing_.empty(); }
 
   // Links that nobody announces anything on, and whether one of them is to be looked at before
-  // long. Others are not looked at all the time; whoever waits for them asks (see Engine::nudge).
+  // long. Others are not looked at all the time; whoever waits for them asks (see PeerWakeUps).
   bool must_poll() const;
   void look_at_polled() { turn_ = 0; }
   // Whether anything has come over them since the last call.

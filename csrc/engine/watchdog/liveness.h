@@ -1,34 +1,32 @@
-// Who answers, while something stands still: whoever waits for a rank that waits itself would blame
-// the wrong one.
+// Which ranks answer while something stands still. A rank that waits for another one that waits
+// itself would otherwise blame the wrong one. Used by the thread that runs the loop.
 #pragma once
 
-#include <algorithm>
+#include <string>
 #include <vector>
+
+#include "transport/mesh.h"
 
 namespace horoplug {
 
-class LivenessCheck {
+class Liveness {
  public:
-  bool running() const { return !heard_.empty(); }
-  // Among `size` ranks, of which this one is one.
-  void begin(int size, int rank) {
-    heard_.assign(static_cast<std::size_t>(size), false);
-    hear(rank);
-  }
-  void end() { heard_.clear(); }
-  // Answers to a call that is over are of no interest.
-  void hear(int rank) {
-    if (running()) heard_[static_cast<std::size_t>(rank)] = true;
-  }
-  // Those of `ranks` that have not answered.
-  std::vector<int> silent(std::vector<int> ranks) const {
-    if (!running()) return {};
-    std::erase_if(ranks, [this](int rank) { return heard_[static_cast<std::size_t>(rank)]; });
-    return ranks;
-  }
+  Liveness(Mesh& mesh, int rank) : mesh_(mesh), rank_(rank) {}
+
+  // While something is late, a check runs: it begins with a ping to every peer.
+  void update(bool late);
+  // Answers to a check that is over are ignored.
+  void receive_pong(int from);
+
+  // Those of `ranks` that have not answered; none if no check runs.
+  std::vector<int> silent(std::vector<int> ranks) const;
+  // "rank 1, which does not answer"; empty if all peers among `ranks` answer, or no check runs.
+  std::string describe_silent(std::vector<int> ranks) const;
 
  private:
-  std::vector<bool> heard_;  // by rank
+  Mesh& mesh_;
+  const int rank_;
+  std::vector<bool> answered_;  // by rank; empty: no check runs
 };
 
 }  // namespace horoplug

@@ -158,7 +158,7 @@ TEST_CASE("what is wrong with a set is said at once or to everyone") {
       CHECK(status.code == HP_INVALID_ARGUMENT);
       CHECK(mentions(status, {words}));
     };
-    rejected([&] { engine.add_set({}); }, "without ranks");
+    rejected([&] { engine.add_set({}); }, "at least one rank");
     rejected([&] { engine.add_set({0, 3}); }, "rank 3 does not exist");
     rejected([&] { engine.add_set({1, 0}); }, "ascending");
     rejected([&] { engine.members(9); }, "process set 9 does not exist");

@@ -1,0 +1,30 @@
+// Ends operations: sets their status, frees their names and wakes the threads that wait for them.
+#pragma once
+
+#include <vector>
+
+#include "engine/handle_table.h"
+#include "engine/submission_queue.h"
+#include "engine/tracing.h"
+
+namespace horoplug {
+
+// Used by the thread that runs the loop.
+class Completion {
+ public:
+  Completion(SubmissionQueue& submissions, HandleTable& handles, Tracing& tracing)
+      : submissions_(submissions), handles_(handles), tracing_(tracing) {}
+
+  // All of these operations have ended with this status. A failure names the operation.
+  void end(const std::vector<OperationPtr>& operations, const Status& status);
+  void end(const OperationPtr& operation, const Status& status) {
+    end(std::vector<OperationPtr>{operation}, status);
+  }
+
+ private:
+  SubmissionQueue& submissions_;
+  HandleTable& handles_;
+  Tracing& tracing_;
+};
+
+}  // namespace horoplug

@@ -1,0 +1,45 @@
+// The start of an engine: every rank introduces itself to every other one, compares settings, and
+// maps the memory of the ranks on its host. Used by the thread that runs the loop.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "controller/messages.h"
+#include "engine/options.h"
+#include "transport/mesh.h"
+
+namespace horoplug {
+
+class Handshake {
+ public:
+  // Called once, when every peer has introduced itself: the shared memory of the ranks on this
+  // host, this one included.
+  using Done = std::function<void(std::vector<Segment> segments)>;
+
+  // Changes `config`: the segments of its members are mapped.
+  Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done done, double now);
+
+  // Introduces this rank.
+  void begin();
+  // Throws Error if the peer's settings differ, WireError if it talks nonsense.
+  void receive(int from, const Hello& hello);
+  // Throws Error(HP_TIMEOUT) if it has taken too long.
+  void check_deadline(double now) const;
+  // This process has stood still for `seconds`, which are not held against the peers.
+  void excuse(double seconds) { started_at_ += seconds; }
+
+ private:
+  void finish();
+
+  EngineConfig& config_;
+  Mesh& mesh_;
+  Doorbell& doorbell_;
+  const Done done_;
+  std::vector<std::optional<Hello>> hellos_;  // by rank
+  double started_at_;
+};
+
+}  // namespace horoplug

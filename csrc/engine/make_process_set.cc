@@ -1,0 +1,71 @@
+#include "engine/make_process_set.h"
+
+#include <algorithm>
+
+namespace horoplug {
+namespace {
+
+// The same tree with global ranks.
+TreePosition with_global_ranks(TreePosition position, const Members& members) {
+  const auto global = [&](int& index) { index = members.ranks[static_cast<std::size_t>(index)]; };
+  global(position.rank);
+  if (position.parent >= 0) global(position.parent);
+  std::for_each(position.children.begin(), position.children.end(), global);
+  for (auto& below : position.subtrees) std::for_each(below.begin(), below.end(), global);
+  return position;
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& mesh,
+                                             const MembersPtr& members,
+                                             std::vector<Segment> segments) {
+  const int here = config.members[static_cast<std::size_t>(config.rank)].host;
+  std::vector<int> hosts;
+  std::vector<int> local;
+  std::vector<std::vector<Link*>> links;
+  int most_lanes = 1;
+  std::vector<std::shared_ptr<Doorbell>> doorbells;
+  for (const int rank : members->ranks) {
+    const Member& member = config.members[static_cast<std::size_t>(rank)];
+    hosts.push_back(member.host);
+    links.push_back(mesh.data_lanes(rank));
+    most_lanes = std::max(most_lanes, static_cast<int>(links.back().size()));
+    if (member.host != here) continue;
+    local.push_back(rank);
+    doorbells.push_back(member.doorbell);
+  }
+  const HostGrid grid(hosts);
+  std::unique_ptr<SharedGroup> shared;
+  if (segments.size() == local.size() && grid.per_host() > 1) {
+    std::vector<Arena> arenas(segments.begin(), segments.end());
+    shared = std::make_unique<SharedGroup>(grid.local_rank(members->index), std::move(arenas),
+                                           std::move(doorbells), std::move(local));
+  }
+  auto comm =
+      std::make_unique<Comm>(members->index, std::move(links),
+                             grid.hosts() == 1 ? shared.get() : nullptr, config.options.costs);
+  if (shared && grid.hosts() > 1) {
+    comm->set_local(shared.get(), grid.host_ranks(members->index),
+                    grid.cross_ranks(members->index));
+  }
+  // Only the global set uses MPI's own collectives. Those of a second set with the same ranks would
+  // run at the same time and match the wrong calls.
+  if (members->set == 0) comm->set_mpi(config.mpi.get());
+  Negotiator::Options options;
+  options.fusion_threshold = config.options.fusion_threshold;
+  options.fuse_groups = config.options.fuse_groups;
+  options.cache_capacity = config.options.cache_capacity;
+  options.plan_after = config.options.plan_after;
+  options.tuning = config.options.tuning;
+  options.tuner = config.options.tuner;
+  options.job = {.ranks = members->size(), .one_host = grid.hosts() == 1, .lanes = most_lanes};
+  const std::string& algorithm = config.options.algorithm;
+  const std::string& on_gpus = config.options.gpu_algorithm;
+  Executor::Forced forced{algorithm, on_gpus.empty() ? algorithm : on_gpus};
+  TreePosition position = with_global_ranks(Topology(hosts).position(members->index), *members);
+  return std::make_unique<ProcessSet>(members, std::move(shared), std::move(position), options,
+                                      std::move(comm), std::move(forced));
+}
+
+}  // namespace horoplug

@@ -1,0 +1,64 @@
+// Takes control messages from the links to the parts of the engine that they are for. Used by the
+// thread that runs the loop.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "controller/messages.h"
+#include "engine/handshake.h"
+#include "engine/lifecycle.h"
+#include "engine/peers.h"
+#include "engine/process_set_registry.h"
+#include "engine/tracing.h"
+#include "engine/watchdog/liveness.h"
+#include "engine/watchdog/stall_inspector.h"
+#include "transport/mesh.h"
+
+namespace horoplug {
+
+class MessageDispatcher {
+ public:
+  MessageDispatcher(const Lifecycle& lifecycle, Mesh& mesh, Handshake& handshake,
+                    ProcessSetRegistry& registry, StallInspector& stalls, Liveness& liveness,
+                    Peers& peers, Tracing& tracing)
+      : lifecycle_(lifecycle),
+        mesh_(mesh),
+        handshake_(handshake),
+        registry_(registry),
+        stalls_(stalls),
+        liveness_(liveness),
+        peers_(peers),
+        tracing_(tracing) {}
+
+  // A message has come. Throws WireError if it cannot be right, Error if the job has failed.
+  void receive(int from, Bytes message);
+  // The start is over: delivers what came early.
+  void deliver_early();
+  // A process set exists now: delivers what came for it early.
+  void deliver_early(std::uint32_t set);
+
+ private:
+  using Kept = std::vector<std::pair<int, Bytes>>;  // with the senders
+
+  void dispatch(int from, std::span<const std::byte> message);
+  void deliver(const Kept& messages);
+  ProcessSet* set_of(std::uint32_t number, int from, std::span<const std::byte> message);
+
+  const Lifecycle& lifecycle_;
+  Mesh& mesh_;
+  Handshake& handshake_;
+  ProcessSetRegistry& registry_;
+  StallInspector& stalls_;
+  Liveness& liveness_;
+  Peers& peers_;
+  Tracing& tracing_;
+
+  Kept early_;                                  // from peers that were ready before this rank
+  std::map<std::uint32_t, Kept> early_by_set_;  // for sets that this rank has yet to hear of
+};
+
+}  // namespace horoplug

@@ -1,0 +1,35 @@
+#include "engine/peers.h"
+
+#include <string>
+
+#include "base/status.h"
+#include "controller/messages.h"
+
+namespace horoplug {
+
+void Peers::check_links() {
+  for (int peer = 0; peer < mesh_.size(); ++peer) {
+    if (has_departed(peer)) continue;
+    const Link* link = mesh_.failed(peer);
+    // Mesh::failed() reads what is left, which may be this peer's goodbye.
+    if (link == nullptr || has_departed(peer)) continue;
+    departed_[static_cast<std::size_t>(peer)] = true;
+    if (said_bye_) continue;
+    const std::string what = link->closed_by_peer() ? " has died or lost its connection: " : ": ";
+    throw Error(HP_ABORTED, "rank " + std::to_string(peer) + what + *link->failure());
+  }
+}
+
+void Peers::receive_bye(int from) {
+  departed_[static_cast<std::size_t>(from)] = true;
+  // The peer waits for this side to close as well.
+  mesh_.link(from)->close_write();
+}
+
+void Peers::say_bye() {
+  said_bye_ = true;
+  mesh_.send_control_to_all(encode_bye());
+  mesh_.close_writes();
+}
+
+}  // namespace horoplug

@@ -1,0 +1,29 @@
+// Which peers are still there. Used by the thread that runs the loop.
+#pragma once
+
+#include <vector>
+
+#include "transport/mesh.h"
+
+namespace horoplug {
+
+class Peers {
+ public:
+  explicit Peers(Mesh& mesh) : mesh_(mesh), departed_(static_cast<std::size_t>(mesh.size())) {}
+
+  // Throws Error(HP_ABORTED) if a link has failed whose peer has not said goodbye.
+  void check_links();
+  // A peer has said goodbye.
+  void receive_bye(int from);
+  bool has_departed(int rank) const { return departed_[static_cast<std::size_t>(rank)]; }
+  // This rank says goodbye to all peers. Links that fail from here on are of no interest.
+  void say_bye();
+  bool said_bye() const { return said_bye_; }
+
+ private:
+  Mesh& mesh_;
+  std::vector<bool> departed_;  // by rank: it has said goodbye, or its link has failed
+  bool said_bye_ = false;
+};
+
+}  // namespace horoplug

@@ -1,0 +1,23 @@
+#include "engine/polling.h"
+
+#include <algorithm>
+
+namespace horoplug {
+
+bool Polling::needed() const {
+  if (mesh_.must_poll() || !registry_.removed().empty()) return true;
+  for (const auto& [id, set] : registry_.sets()) {
+    const bool ends = lifecycle_.leave_requested() || set->removal;
+    if (set->executor.polled() || (ends && set->executor.gpu() != nullptr)) return true;
+  }
+  return false;
+}
+
+double Polling::interval(double now) const {
+  constexpr double kPart = 1.0 / 16;
+  constexpr double kLeast = 20e-6;
+  constexpr double kMost = 5e-3;
+  return std::clamp(kPart * (now - activity_.quiet_since), kLeast, kMost);
+}
+
+}  // namespace horoplug

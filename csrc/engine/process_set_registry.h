@@ -1,0 +1,86 @@
+// The process sets of one rank: how they are created, found and removed.
+//
+// Every rank knows all sets; it has a ProcessSet for those that it is in. Sets are created and
+// removed by operations on all ranks, so that every rank sees the same sets in the same order and
+// gives them the same numbers.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/completion.h"
+#include "engine/options.h"
+#include "engine/process_set.h"
+#include "engine/segment_allocator.h"
+#include "engine/submission_queue.h"
+#include "transport/mesh.h"
+
+namespace horoplug {
+
+class ProcessSetRegistry {
+ public:
+  // By number; 0 is the set of all ranks, the global set.
+  using Sets = std::map<std::uint32_t, std::unique_ptr<ProcessSet>>;
+
+  ProcessSetRegistry(const EngineConfig& config, Mesh& mesh, SegmentAllocator& segments,
+                     SubmissionQueue& submissions, Completion& completion)
+      : config_(config),
+        mesh_(mesh),
+        segments_(segments),
+        submissions_(submissions),
+        completion_(completion) {}
+
+  // ---- called by any thread
+
+  // Throws Error(HP_INVALID_ARGUMENT) unless these ranks, of `size` ranks, can form a set.
+  static void check_ranks(const std::vector<int>& ranks, int size);
+  // The ranks of a set that exists; nullptr if it does not.
+  MembersPtr members(std::uint32_t set) const;
+  // All sets that exist, by number.
+  std::map<std::uint32_t, std::vector<int>> ranks_by_set() const;
+
+  // ---- the thread that runs the loop
+
+  // The sets that this rank is in.
+  const Sets& sets() const { return sets_; }
+  ProcessSet& global() const { return *sets_.at(0); }
+  // nullptr: it does not exist, or this rank is not in it.
+  ProcessSet* find(std::uint32_t number) const;
+  // The number of the set that was created last; 0: there is only the global set.
+  std::uint32_t last_number() const { return last_number_; }
+
+  // `segments`: the shared memory of the ranks on this rank's host.
+  void create_global(std::vector<Segment> segments);
+  // Returns the number of the new set.
+  std::uint32_t create(std::vector<int> ranks, double now);
+  // The set exists no more for submitters. `removal` ends when nothing of it runs any more.
+  void begin_removal(std::uint32_t number, const OperationPtr& removal, double now);
+  // Whether a removal has come to its end.
+  bool finish_removals();
+  // Sets that were removed and still have something on the GPU.
+  const std::vector<std::unique_ptr<ProcessSet>>& removed() const { return removed_; }
+
+ private:
+  void add_known(const MembersPtr& members);
+  bool release_removed();
+
+  const EngineConfig& config_;
+  Mesh& mesh_;
+  SegmentAllocator& segments_;
+  SubmissionQueue& submissions_;
+  Completion& completion_;
+
+  // Under the lock.
+  mutable std::mutex mutex_;
+  std::map<std::uint32_t, MembersPtr> known_;
+
+  // Used by the thread that runs the loop.
+  Sets sets_;
+  std::vector<std::unique_ptr<ProcessSet>> removed_;
+  std::uint32_t last_number_ = 0;
+};
+
+}  // namespace horoplug

@@ -1,0 +1,216 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "controller/messages.h"
+#include "engine/submission.h"
+#include "engine/time.h"
+
+namespace horoplug {
+
+void Scheduler::accept(const OperationPtr& operation) {
+  ProcessSet* const set = parts_.registry.find(operation->members->set);
+  parts_.activity.last_event = steady_now();
+  if (set == nullptr) {
+    parts_.completion.end(operation, {HP_INVALID_ARGUMENT, "the process set was removed"});
+    return;
+  }
+  set->last_event = parts_.activity.last_event;
+  if (set->negotiator.closed()) return parts_.completion.end(operation, set->negotiator.end());
+  parts_.tracing.submitted(*operation);
+  set->pending.emplace(operation->name, operation);
+  if (operation->signature.op == OpKind::kJoin) {
+    set->negotiator.join();
+  } else {
+    set->negotiator.submit(operation->name, operation->signature, operation->dependency_epoch);
+  }
+}
+
+bool Scheduler::update_submissions_wanted() {
+  std::size_t wanted = std::numeric_limits<std::size_t>::max();
+  for (const auto& [id, set] : parts_.registry.sets()) {
+    wanted = std::min(wanted, set->negotiator.submissions_wanted());
+  }
+  return parts_.submissions.set_wanted(wanted);
+}
+
+// ---- negotiation ----
+
+bool Scheduler::negotiate() {
+  bool busy = false;
+  std::size_t cached_names = 0;
+  for (const auto& [id, set] : parts_.registry.sets()) {
+    set->negotiator.flush();
+    for (auto& message : set->negotiator.take_outgoing()) {
+      parts_.mesh.send_control(message.to, std::move(message.message));
+      busy = true;
+    }
+    auto decisions = set->negotiator.take_decisions();
+    parts_.tracing.cycle(*set, decisions.size());
+    for (auto& decision : decisions) apply(*set, decision);
+    busy |= !decisions.empty();
+    for (const Trial& trial : set->negotiator.take_trials()) parts_.tuning_log.write(id, trial);
+    cached_names += set->negotiator.cached_names();
+  }
+  parts_.counters.cached_names = cached_names;
+  return busy;
+}
+
+void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
+  set.last_event = parts_.activity.last_event = steady_now();
+  switch (decision.kind) {
+    case DecisionItem::Kind::kBatch: {
+      auto operations = take_operations(set, decision);
+      if (is_administrative(operations.front()->signature.op)) {
+        administer(set, operations.front());
+      } else {
+        enqueue(set, decision, std::move(operations));
+      }
+      break;
+    }
+    case DecisionItem::Kind::kJoined: {
+      // A batch of its own, so that it ends after everything that was decided before.
+      decision.names = {op_kind_name(OpKind::kJoin)};
+      auto operations = take_operations(set, decision);
+      operations.front()->value = decision.rank;
+      enqueue(set, decision, std::move(operations));
+      break;
+    }
+    case DecisionItem::Kind::kError:
+      parts_.completion.end(take_operations(set, decision), decision.status);
+      break;
+    case DecisionItem::Kind::kFailAll:
+      parts_.submissions.restart_numbering(set.members->set);
+      parts_.completion.end(set.take_pending(), decision.status);
+      break;
+    case DecisionItem::Kind::kUninstallPlan:
+      withdraw(set, decision);
+      break;
+    case DecisionItem::Kind::kDependencyQuery:
+    case DecisionItem::Kind::kInstallPlan:
+      break;  // only the negotiator is concerned
+    case DecisionItem::Kind::kClose:
+      parts_.submissions.close_set(set.members->set, decision.status);
+      parts_.completion.end(set.take_pending(), decision.status);
+      break;
+  }
+}
+
+std::vector<OperationPtr> Scheduler::take_operations(ProcessSet& set,
+                                                     const Negotiator::Decision& decision) {
+  std::vector<OperationPtr> operations;
+  for (const std::string& name : decision.names) {
+    const auto unknown = decision.unknown.find(name);
+    if (unknown != decision.unknown.end()) {
+      OperationPtr absent = make_absent(name, unknown->second, set.members);
+      absent->submitted_at = parts_.activity.last_event;
+      if (unknown->second.device >= 0) absent->gpu.device = parts_.gpu.device(-1);
+      operations.push_back(std::move(absent));
+      continue;
+    }
+    const auto found = set.pending.find(name);
+    operations.push_back(std::move(found->second));
+    set.pending.erase(found);
+  }
+  return operations;
+}
+
+void Scheduler::enqueue(ProcessSet& set, Negotiator::Decision& decision,
+                        std::vector<OperationPtr> operations) {
+  if (set.executor.idle()) set.last_progress = parts_.activity.last_event;
+  Batch batch{decision.batch, decision.plan, decision.tuning, std::move(operations),
+              std::move(decision.absent)};
+  // All ranks decide alike whether batches take turns, because the decisions of the global set,
+  // which create sets, come in one order.
+  if (batch.on_gpu()) batch.turns = parts_.gpu.turns();
+  parts_.tracing.decided(set, batch);
+  set.executor.enqueue(std::move(batch));
+}
+
+// Operations on process sets and shared buffers are done at once.
+void Scheduler::administer(ProcessSet& set, const OperationPtr& operation) {
+  set.negotiator.batch_done(0);
+  const Shape& arguments = operation->signature.shapes.front();
+  switch (operation->signature.op) {
+    case OpKind::kAddSet: {
+      const std::uint32_t number = parts_.registry.create(
+          std::vector<int>(arguments.begin(), arguments.end()), steady_now());
+      on_new_set_(number);
+      operation->value = number;
+      return parts_.completion.end(operation, {});
+    }
+    case OpKind::kAddBuffer:
+      parts_.buffers.create(*operation);
+      return parts_.completion.end(operation, {});
+    default:
+      return parts_.registry.begin_removal(static_cast<std::uint32_t>(arguments.front()), operation,
+                                           steady_now());
+  }
+}
+
+// A plan has ended. A batch that this rank has joined and others have not is negotiated again.
+void Scheduler::withdraw(ProcessSet& set, const Negotiator::Decision& decision) {
+  ++parts_.counters.broken_plans;
+  auto withdrawn = set.executor.end_plan(decision.plan, decision.batch);
+  if (!withdrawn) return;
+  parts_.tracing.ended(*withdrawn);
+  for (const OperationPtr& operation : withdrawn->operations) {
+    operation->outcomes.clear();
+    set.pending.emplace(operation->name, operation);
+  }
+}
+
+// ---- execution ----
+
+bool Scheduler::execute() {
+  bool busy = false;
+  for (const auto& [id, set] : parts_.registry.sets()) busy |= execute(*set);
+  return busy;
+}
+
+bool Scheduler::execute(ProcessSet& set) {
+  bool busy = false;
+  while (true) {
+    if (set.executor.next_is_on_gpu() && !parts_.gpu.may_start(set.members->set)) return busy;
+    const std::optional<Batch> done = poll(set);
+    if (set.executor.take_progress()) {
+      set.last_progress = parts_.activity.quiet_since = steady_now();
+      busy = true;
+    }
+    if (!done) return busy;
+    finish(set, *done);
+  }
+}
+
+std::optional<Batch> Scheduler::poll(ProcessSet& set) {
+  try {
+    return set.executor.poll();
+  } catch (const PeerError& error) {
+    const std::string who = "rank " + std::to_string(error.rank());
+    // A peer that has said goodbye is not dead. Batches that it left unfinished end like operations
+    // that are submitted after it has left.
+    if (parts_.peers.has_departed(error.rank())) {
+      throw Error(HP_SHUT_DOWN, who + " has shut down while this was running");
+    }
+    throw Error(error.code(), who + ": " + error.what());
+  }
+}
+
+void Scheduler::finish(ProcessSet& set, const Batch& batch) {
+  Counters& counters = parts_.counters;
+  set.last_event = parts_.activity.last_event = steady_now();
+  set.negotiator.batch_done(batch.plan, set.last_event);
+  ++counters.batches;
+  if (batch.plan != 0) ++counters.planned_batches;
+  for (const OperationPtr& operation : batch.operations) {
+    counters.tensors += operation->signature.shapes.size();
+    counters.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
+  }
+  parts_.tracing.ended(batch);
+  parts_.completion.end(batch.operations, {});
+}
+
+}  // namespace horoplug

@@ -1,0 +1,68 @@
+// Takes operations through the process sets: from their submission over the negotiation and the
+// execution of their batch to their end. Used by the thread that runs the loop.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "engine/completion.h"
+#include "engine/counters.h"
+#include "engine/gpu_queue.h"
+#include "engine/peers.h"
+#include "engine/process_set_registry.h"
+#include "engine/shared_buffers.h"
+#include "engine/submission_queue.h"
+#include "engine/tracing.h"
+#include "engine/tuning_log.h"
+#include "transport/mesh.h"
+
+namespace horoplug {
+
+class Scheduler {
+ public:
+  // What it works on.
+  struct Parts {
+    Mesh& mesh;
+    ProcessSetRegistry& registry;
+    SubmissionQueue& submissions;
+    Completion& completion;
+    SharedBuffers& buffers;
+    GpuQueue& gpu;
+    Peers& peers;
+    Tracing& tracing;
+    TuningLog& tuning_log;
+    Counters& counters;
+    Activity& activity;
+  };
+  // `on_new_set` is called when a process set has been created.
+  Scheduler(Parts parts, std::function<void(std::uint32_t set)> on_new_set)
+      : parts_(parts), on_new_set_(std::move(on_new_set)) {}
+
+  // An operation has come from the submission queue.
+  void accept(const OperationPtr& operation);
+  // These return whether they have done anything.
+  //
+  // Sends and follows what the sets' ranks agree on.
+  bool negotiate();
+  // Tells the submission queue how many submissions can change anything.
+  bool update_submissions_wanted();
+  // Runs the sets' batches as far as possible without waiting. Throws Error if a peer has failed.
+  bool execute();
+
+ private:
+  void apply(ProcessSet& set, Negotiator::Decision& decision);
+  std::vector<OperationPtr> take_operations(ProcessSet& set, const Negotiator::Decision& decision);
+  void enqueue(ProcessSet& set, Negotiator::Decision& decision,
+               std::vector<OperationPtr> operations);
+  void administer(ProcessSet& set, const OperationPtr& operation);
+  void withdraw(ProcessSet& set, const Negotiator::Decision& decision);
+  bool execute(ProcessSet& set);
+  std::optional<Batch> poll(ProcessSet& set);
+  void finish(ProcessSet& set, const Batch& batch);
+
+  const Parts parts_;
+  const std::function<void(std::uint32_t)> on_new_set_;
+};
+
+}  // namespace horoplug

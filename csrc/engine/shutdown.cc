@@ -1,0 +1,120 @@
+#include "engine/shutdown.h"
+
+#include <string>
+#include <utility>
+
+#include "collectives/gpu/gpu_group.h"
+#include "controller/messages.h"
+#include "engine/time.h"
+
+namespace horoplug {
+namespace {
+
+// Peers answer a goodbye at once, unless they are stopped or gone.
+constexpr double kGoodbyeSeconds = 2.0;
+// How long an engine that has failed tries to tell its peers.
+constexpr double kLastWordsSeconds = 0.5;
+
+}  // namespace
+
+// ---- failure ----
+
+void Shutdown::fail(const Status& status) {
+  Mesh& mesh = parts_.mesh;
+  parts_.counters.failed = 1;
+  parts_.config.log(status.code == HP_SHUT_DOWN ? LogLevel::kInfo : LogLevel::kError,
+                    status.message);
+  parts_.submissions.fail(status);
+  // The peers are told first: when this rank's own operations have ended, its program may exit at
+  // once, and the peers would blame this rank.
+  mesh.send_control_to_all(encode(Abort{status.code, status.message}));
+  mesh.close_writes();
+  parts_.gpu.abort();
+  end_all_operations();
+  // Unresponsive peers are not waited for.
+  const double until = steady_now() + kLastWordsSeconds;
+  while (!said_everything() && steady_now() < until) {
+    if (!mesh.pump_writes()) mesh.sleep(0.01, [] { return false; });
+  }
+  stop();
+}
+
+bool Shutdown::said_everything() const {
+  for (int peer = 0; peer < parts_.mesh.size(); ++peer) {
+    const Link* link = parts_.mesh.link(peer);
+    if (link != nullptr && link->wants_write()) return false;
+  }
+  return true;
+}
+
+void Shutdown::end_all_operations() {
+  std::vector<OperationPtr> operations;
+  const auto add = [&](const std::vector<OperationPtr>& more) {
+    operations.insert(operations.end(), more.begin(), more.end());
+  };
+  for (const auto& [id, set] : parts_.registry.sets()) {
+    for (const Batch& batch : set->executor.take_all()) {
+      parts_.tracing.ended(batch);
+      add(batch.operations);
+    }
+    add(set->take_pending());
+    if (set->removal) operations.push_back(std::exchange(set->removal, nullptr));
+  }
+  add(parts_.submissions.drain());
+  parts_.completion.end(operations, parts_.submissions.end());
+}
+
+// ---- leaving ----
+
+bool Shutdown::advance(double now) {
+  // Also a set that was created after this rank had said that it leaves.
+  for (const auto& [id, set] : parts_.registry.sets()) {
+    if (!std::exchange(set->asked_to_leave, true)) set->negotiator.leave();
+  }
+  if (parts_.lifecycle.state() == Lifecycle::State::kRunning) {
+    parts_.lifecycle.enter(Lifecycle::State::kLeaving);
+    since_ = now;
+    return true;
+  }
+  if (!is_everything_done(now)) return false;
+  if (!parts_.peers.said_bye()) {
+    if (!std::exchange(waits_for_gpus_, true)) since_ = now;
+    if (!parts_.gpu.is_over() && now - since_ < kGoodbyeSeconds) return false;
+    since_ = now;
+    parts_.peers.say_bye();
+    return true;
+  }
+  if (!parts_.mesh.all_closed_by_peers() && now - since_ < kGoodbyeSeconds) return false;
+  for (const auto& [id, set] : parts_.registry.sets()) {
+    if (GpuGroup* gpu = set->executor.gpu()) gpu->close();
+  }
+  stop();
+  return true;
+}
+
+// Whether all that was decided before this rank leaves is done, and all ranks agree to its leaving.
+// Throws Error if they do not answer in time.
+bool Shutdown::is_everything_done(double now) {
+  // The memory of tensors must stay while the GPU may use it.
+  parts_.transfers.check_gpus(now);
+  if (parts_.gpu.is_busy()) return false;
+  bool agreed = true;
+  for (const auto& [id, set] : parts_.registry.sets()) {
+    if (!set->executor.idle()) return false;  // the watchdog limits how long
+    agreed &= set->negotiator.closed();
+  }
+  if (agreed) return true;
+  if (now - since_ < kGoodbyeSeconds) return false;
+  // The peers must not wait for this rank either.
+  throw Error(HP_SHUT_DOWN, "rank " + std::to_string(parts_.config.rank) + " has shut down");
+}
+
+void Shutdown::stop() {
+  end_all_operations();
+  parts_.mesh.close_polled();  // a program that waits for the end may finalize MPI next
+  if (parts_.config.mpi) parts_.config.mpi->close();
+  parts_.tracing.stop();
+  parts_.lifecycle.enter(Lifecycle::State::kStopped);
+}
+
+}  // namespace horoplug

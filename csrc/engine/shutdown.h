@@ -1,0 +1,55 @@
+// The end of an engine: in agreement with its peers, or because the job has failed. Used by the
+// thread that runs the loop.
+#pragma once
+
+#include <vector>
+
+#include "engine/completion.h"
+#include "engine/counters.h"
+#include "engine/gpu_queue.h"
+#include "engine/lifecycle.h"
+#include "engine/options.h"
+#include "engine/peers.h"
+#include "engine/process_set_registry.h"
+#include "engine/submission_queue.h"
+#include "engine/tracing.h"
+#include "engine/watchdog/transfer_deadlines.h"
+#include "transport/mesh.h"
+
+namespace horoplug {
+
+class Shutdown {
+ public:
+  // What it works on.
+  struct Parts {
+    const EngineConfig& config;
+    Lifecycle& lifecycle;
+    Mesh& mesh;
+    Peers& peers;
+    ProcessSetRegistry& registry;
+    SubmissionQueue& submissions;
+    Completion& completion;
+    GpuQueue& gpu;
+    TransferDeadlines& transfers;
+    Tracing& tracing;
+    Counters& counters;
+  };
+  explicit Shutdown(Parts parts) : parts_(parts) {}
+
+  // The job has failed: tells the peers, ends all operations and stops.
+  void fail(const Status& status);
+  // This rank leaves: goes on with that as far as possible without waiting. Whether it got on.
+  bool advance(double now);
+
+ private:
+  bool is_everything_done(double now);
+  void end_all_operations();
+  bool said_everything() const;
+  void stop();
+
+  const Parts parts_;
+  bool waits_for_gpus_ = false;
+  double since_ = 0;  // when the present phase of leaving began
+};
+
+}  // namespace horoplug

@@ -1,0 +1,36 @@
+// Wake-up messages to peers whose data comes over connections that have to be polled.
+//
+// MPI moves data only inside its own calls, also data that it has accepted already, and a rank that
+// has nothing to do makes no calls. So a rank that has waited for long sends a wake-up to the peers
+// that it waits for, at growing intervals, and they poll their connections once.
+#pragma once
+
+#include <cstddef>
+
+#include "engine/counters.h"
+#include "engine/polling.h"
+#include "engine/process_set_registry.h"
+#include "transport/mesh.h"
+
+namespace horoplug {
+
+// Used by the thread that runs the loop.
+class PeerWakeUps {
+ public:
+  PeerWakeUps(Mesh& mesh, const ProcessSetRegistry& registry, const Polling& polling,
+              const Activity& activity, int rank)
+      : mesh_(mesh), registry_(registry), polling_(polling), activity_(activity), rank_(rank) {}
+
+  void send_if_due(double now);
+
+ private:
+  Mesh& mesh_;
+  const ProcessSetRegistry& registry_;
+  const Polling& polling_;
+  const Activity& activity_;
+  const int rank_;
+  double last_sent_ = 0;
+  std::size_t next_ = 0;  // wake-ups so far; peers take turns if they are many
+};
+
+}  // namespace horoplug

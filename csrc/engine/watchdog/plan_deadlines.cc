@@ -1,0 +1,42 @@
+#include "engine/watchdog/plan_deadlines.h"
+
+#include <cmath>
+
+#include "engine/time.h"
+
+namespace horoplug {
+namespace {
+
+// Seconds that a plan may stand still: while a thread of this rank waits for an operation that the
+// plan holds up, and while peers have not joined a batch that this rank has joined.
+constexpr double kPatienceOfWaiters = 0.002;
+constexpr double kPatienceWithPeers = 1.0;
+constexpr double kMostPatience = 5.0;
+
+}  // namespace
+
+double PlanDeadlines::patience(const ProcessSet& set, double now) const {
+  if (set.negotiator.waits_in_plan()) {
+    // Peers may be late for a good reason, which only negotiation finds out.
+    return std::fmin(kPatienceWithPeers, or_never(options_.data_timeout) / 4);
+  }
+  if (!set.negotiator.held_up()) return kNever;
+  for (const auto& [name, operation] : set.pending) {
+    if (handles_.waited_for(*operation, now)) return kPatienceOfWaiters;
+  }
+  return set.plan_patience;
+}
+
+void PlanDeadlines::check(double now) {
+  for (const auto& [id, set] : registry_.sets()) {
+    if (!set->negotiator.has_plan()) continue;
+    const bool held_up = set->negotiator.held_up();
+    const double since = held_up ? set->last_event : std::fmax(set->last_event, set->last_progress);
+    if (now - since < patience(*set, now)) continue;
+    // The program may only have been slow: the next plan gets more time.
+    if (held_up) set->plan_patience = std::fmin(2 * set->plan_patience, kMostPatience);
+    set->negotiator.break_plan();
+  }
+}
+
+}  // namespace horoplug

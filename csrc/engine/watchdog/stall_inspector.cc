@@ -1,0 +1,176 @@
+#include "engine/watchdog/stall_inspector.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "controller/messages.h"
+#include "controller/topology.h"
+#include "engine/time.h"
+
+namespace horoplug {
+namespace {
+
+TreePosition position_of(const EngineConfig& config) {
+  std::vector<int> hosts;
+  for (const Member& member : config.members) hosts.push_back(member.host);
+  return Topology(hosts).position(config.rank);
+}
+
+}  // namespace
+
+StallInspector::StallInspector(const EngineConfig& config, Mesh& mesh,
+                               const ProcessSetRegistry& registry, const HandleTable& handles,
+                               const Liveness& liveness, const Activity& activity)
+    : config_(config),
+      mesh_(mesh),
+      registry_(registry),
+      handles_(handles),
+      liveness_(liveness),
+      activity_(activity),
+      position_(position_of(config)),
+      inspection_(position_) {}
+
+double StallInspector::overdue_time() const {
+  return std::fmin(or_never(config_.options.stall_shutdown_time),
+                   or_never(config_.options.operation_timeout));
+}
+
+double StallInspector::interval() const {
+  const double first = std::fmin(std::fmin(or_never(config_.options.deadlock_time),
+                                           or_never(config_.options.stall_check_time)),
+                                 overdue_time());
+  return std::clamp(first / 2, 0.05, 30.0);
+}
+
+// A join waits for as long as the other ranks have data, which is no stall: it counts from the last
+// sign that they have.
+double StallInspector::waiting_since(const Operation& operation) const {
+  return operation.signature.op == OpKind::kJoin
+             ? std::fmax(operation.submitted_at, activity_.last_event)
+             : operation.submitted_at;
+}
+
+double StallInspector::oldest_wait(double now) const {
+  double oldest = kNever;
+  for (const auto& [id, set] : registry_.sets()) {
+    for (const auto& [name, operation] : set->pending) {
+      oldest = std::fmin(oldest, waiting_since(*operation));
+    }
+  }
+  return std::isinf(oldest) ? 0 : now - oldest;
+}
+
+void StallInspector::check(double now) {
+  const double wait = oldest_wait(now);
+  if (wait >= interval()) requested_ = true;
+  if (requested_ && now >= next_at_) {
+    requested_ = false;
+    next_at_ = now + interval();
+    if (position_.is_root()) {
+      if (!inspection_.running()) begun_at_ = now;
+      inspection_.begin();
+    } else {
+      mesh_.send_control(position_.parent, encode_inspection_request());
+    }
+  }
+  check_answers(now);
+  // The root judges for all ranks. This is for the case that it does not.
+  if (wait >= overdue_time() + 2 * interval() + 5) {
+    throw Error(HP_TIMEOUT, "an operation has been waiting for " + describe_seconds(wait) +
+                                " and rank 0 does not say for whom");
+  }
+}
+
+void StallInspector::run() {
+  if (inspection_.wants_answer()) inspection_.answer(report_of_this_rank(steady_now()));
+  for (auto& message : inspection_.take_outgoing()) {
+    mesh_.send_control(message.to, std::move(message.message));
+  }
+  if (auto result = inspection_.take_result()) {
+    begun_at_ = 0;
+    judge(*result, steady_now());
+  }
+}
+
+RankReport StallInspector::report_of_this_rank(double now) const {
+  RankReport report;
+  report.rank = config_.rank;
+  report.quiet = std::fmax(0, now - activity_.last_event);
+  for (const auto& [id, set] : registry_.sets()) {
+    report.executing |= !set->executor.idle();
+    for (const auto& [name, operation] : set->pending) {
+      report.pending.push_back({id, name, std::fmax(0, now - waiting_since(*operation)),
+                                handles_.waited_for(*operation, now),
+                                operation->signature.op == OpKind::kJoin});
+    }
+  }
+  return report;
+}
+
+void StallInspector::judge(const Report& report, double now) {
+  const double overdue = overdue_time();
+  const auto members = registry_.ranks_by_set();
+  const Diagnosis diagnosis =
+      diagnose(report, {.members = members,
+                        .stall_time = config_.options.stall_check_time,
+                        .deadlock_time = config_.options.deadlock_time,
+                        .overdue_time = std::isinf(overdue) ? -1 : overdue});
+  if (diagnosis.overdue) {
+    throw Error(HP_TIMEOUT, *diagnosis.overdue +
+                                "; giving up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and "
+                                "HOROPLUG_OPERATION_TIMEOUT_SECONDS set the limit)");
+  }
+  if (diagnosis.deadlock) return call_off(diagnosis, members);
+  warn_of(diagnosis.stalls, now);
+}
+
+void StallInspector::call_off(const Diagnosis& diagnosis,
+                              const std::map<std::uint32_t, std::vector<int>>& members) {
+  config_.log(LogLevel::kError, *diagnosis.deadlock);
+  for (const std::uint32_t set : diagnosis.deadlocked_sets) {
+    const int root = members.at(set).front();
+    if (root == config_.rank) {
+      registry_.find(set)->negotiator.fail_all({HP_DEADLOCK, *diagnosis.deadlock});
+    } else {
+      mesh_.send_control(root, encode_fail(set, {HP_DEADLOCK, *diagnosis.deadlock}));
+    }
+  }
+}
+
+// One line for each operation that stalls, repeated once per check time.
+void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, double now) {
+  std::map<std::pair<std::uint32_t, std::string>, double> warned;
+  for (const auto& stall : stalls) {
+    const auto key = std::make_pair(stall.set, stall.name);
+    const auto last = warned_.find(key);
+    const bool due =
+        last == warned_.end() || now - last->second >= config_.options.stall_check_time;
+    warned[key] = due ? now : last->second;
+    if (due) config_.log(LogLevel::kWarning, "stalled: " + stall.text);
+  }
+  warned_ = std::move(warned);
+}
+
+bool StallInspector::is_late(double now) const {
+  const double limit = std::fmin(or_never(config_.options.stall_check_time), overdue_time());
+  return begun_at_ > 0 && inspection_.running() && now - begun_at_ >= limit / 2;
+}
+
+// Root: other ranks may not answer.
+void StallInspector::check_answers(double now) {
+  if (begun_at_ == 0 || !inspection_.running()) return;
+  const double silence = now - begun_at_;
+  std::vector<int> ranks = inspection_.unanswered();
+  // The answers of the ranks below one that does not answer are missing, too.
+  if (std::vector<int> silent = liveness_.silent(ranks); !silent.empty()) ranks = silent;
+  const std::string text = describe_ranks(ranks) + " did not answer for " +
+                           describe_seconds(silence) + " while other ranks wait for an operation";
+  if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");
+  const double check = config_.options.stall_check_time;
+  if (check < 0 || silence < check || now - last_silence_warning_ < check) return;
+  last_silence_warning_ = now;
+  config_.log(LogLevel::kWarning, "stalled: " + text);
+}
+
+}  // namespace horoplug
