@@ -1,0 +1,72 @@
+// The C ABI of engines and of the threads that MPI is called in.
+#include <vector>
+
+#include "engine/abi/abi.h"
+
+using namespace horoplug::abi;
+
+extern "C" {
+
+hp_status hp_worker_start(hp_worker** worker) {
+  return guarded([&] {
+    *worker = new hp_worker;
+    return HP_OK;
+  });
+}
+
+hp_status hp_worker_post(hp_worker* worker, void (*function)(void* context), void* context) {
+  return guarded([&] {
+    worker->thread->post([=] { function(context); });
+    return HP_OK;
+  });
+}
+
+void hp_worker_free(hp_worker* worker) { delete worker; }
+
+hp_status hp_engine_create(const hp_config* config, hp_engine** engine) {
+  return guarded([&] {
+    auto created = std::make_unique<hp_engine>(make_config(complete(config)));
+    created->engine.wait_until_ready();
+    *engine = created.release();
+    return HP_OK;
+  });
+}
+
+hp_status hp_engine_shutdown(hp_engine* engine) {
+  return guarded([&] {
+    engine->engine.shutdown();
+    return HP_OK;
+  });
+}
+
+void hp_engine_destroy(hp_engine* engine) { delete engine; }
+
+hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
+  return guarded([&] {
+    engine->engine.abort(reason != nullptr ? reason : "no reason given");
+    return HP_OK;
+  });
+}
+
+hp_status hp_get_stats(hp_engine* engine, hp_stats* stats) {
+  return guarded([&] {
+    hand_over(engine->engine.stats(), stats);
+    return HP_OK;
+  });
+}
+
+hp_status hp_timeline_start(hp_engine* engine, const char* path, int32_t mark_cycles) {
+  return guarded([&] {
+    engine->engine.tracing().start(path != nullptr ? path : "", mark_cycles != 0);
+    return HP_OK;
+  });
+}
+
+hp_status hp_timeline_stop(hp_engine* engine) {
+  return guarded([&] {
+    engine->engine.tracing().stop();
+    return HP_OK;
+  });
+}
+
+}  // extern "C"

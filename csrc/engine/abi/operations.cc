@@ -1,0 +1,118 @@
+// The C ABI of operations, from their submission to the release of their handles.
+#include <vector>
+
+#include "engine/abi/abi.h"
+#include "engine/submission.h"
+
+using namespace horoplug::abi;
+using horoplug::Error;
+using horoplug::Status;
+
+extern "C" {
+
+hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle) {
+  return guarded([&] {
+    const hp_submission full = complete(submission);
+    const auto members = engine->engine.members(checked_set(full.process_set));
+    *handle = engine->engine.submit(horoplug::make_operation(full, members));
+    return HP_OK;
+  });
+}
+
+hp_status hp_submit_many(hp_engine* engine, const hp_submission* submissions, int32_t count,
+                         hp_handle* handles, int32_t* accepted) {
+  *accepted = 0;
+  return guarded([&] {
+    std::vector<horoplug::OperationPtr> operations;
+    operations.reserve(static_cast<std::size_t>(std::max(count, 0)));
+    Status refused;
+    horoplug::MembersPtr members;
+    const auto* at = reinterpret_cast<const char*>(submissions);
+    try {
+      for (int32_t i = 0; i < count; ++i) {
+        const hp_submission full = complete(reinterpret_cast<const hp_submission*>(at));
+        at += submissions->struct_size;
+        const std::uint32_t set = checked_set(full.process_set);
+        if (!members || members->set != set) members = engine->engine.members(set);
+        operations.push_back(horoplug::make_operation(full, members));
+      }
+    } catch (const Error& error) {
+      refused = error.status();
+    }
+    const Status late = engine->engine.submit_all(operations);
+    for (const auto& operation : operations) {
+      if (operation->handle == 0) break;
+      handles[(*accepted)++] = operation->handle;
+    }
+    return report(late.ok() ? refused : late);
+  });
+}
+
+hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double timeout,
+                     hp_handle* handle) {
+  *handle = 0;
+  return guarded([&] {
+    const hp_submission full = complete(submission);
+    const auto members = engine->engine.members(checked_set(full.process_set));
+    const auto operation = horoplug::make_operation(full, members);
+    const Status status = engine->engine.perform(operation, timeout);
+    *handle = operation->handle;
+    return report(status);
+  });
+}
+
+hp_status hp_process_set_add(hp_engine* engine, const int32_t* ranks, int32_t count,
+                             hp_handle* handle) {
+  return guarded([&] {
+    *handle = engine->engine.add_set(std::vector<int>(ranks, ranks + std::max(count, 0)));
+    return HP_OK;
+  });
+}
+
+hp_status hp_process_set_remove(hp_engine* engine, int32_t process_set, hp_handle* handle) {
+  return guarded([&] {
+    *handle = engine->engine.remove_set(checked_set(process_set));
+    return HP_OK;
+  });
+}
+
+hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int32_t* size,
+                              int32_t* place) {
+  return guarded([&] {
+    const auto members = engine->engine.any_members(checked_set(process_set));
+    if (size != nullptr) *size = members->size();
+    if (place != nullptr) *place = members->index;
+    return HP_OK;
+  });
+}
+
+hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* handle) {
+  return guarded([&] {
+    *handle = engine->engine.join(checked_set(process_set));
+    return HP_OK;
+  });
+}
+
+hp_status hp_poll(hp_engine* engine, hp_handle handle) {
+  return guarded([&] { return report(engine->engine.poll(handle)); });
+}
+
+hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout) {
+  return guarded([&] { return report(engine->engine.wait(handle, timeout)); });
+}
+
+hp_status hp_on_done(hp_engine* engine, hp_handle handle, hp_done done, void* context) {
+  return guarded([&] {
+    engine->engine.on_done(handle, done, context);
+    return HP_OK;
+  });
+}
+
+hp_status hp_release(hp_engine* engine, hp_handle handle) {
+  return guarded([&] {
+    engine->engine.handles().release(handle);
+    return HP_OK;
+  });
+}
+
+}  // extern "C"
