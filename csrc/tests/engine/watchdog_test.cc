@@ -1,0 +1,264 @@
+// The watchdog and its parts without an engine. Time is what the test says it is, except where an
+// operation's age is taken from the clock.
+#include "engine/watchdog/watchdog.h"
+
+#include <doctest/doctest.h>
+
+#include "controller/messages.h"
+#include "engine/handshake.h"
+#include "engine/polling.h"
+#include "engine/submission.h"
+#include "engine/watchdog/plan_deadlines.h"
+#include "engine/watchdog/stall_inspector.h"
+#include "engine/watchdog/transfer_deadlines.h"
+#include "harness/engine_parts.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+std::vector<MessageKind> kinds_received(EngineParts& rank) {
+  std::vector<MessageKind> kinds;
+  for (const auto& [from, message] : std::exchange(rank.received, {})) {
+    Reader reader(message);
+    kinds.push_back(read_head(reader).kind);
+  }
+  return kinds;
+}
+
+// Stall inspectors of all ranks, which talk to each other.
+struct Inspectors {
+  explicit Inspectors(const std::vector<std::unique_ptr<EngineParts>>& given) : ranks(given) {
+    for (const auto& rank : ranks) {
+      rank->registry.create_global({});
+      inspectors.push_back(std::make_unique<StallInspector>(
+          rank->config, rank->mesh, rank->registry, rank->handles, rank->liveness, rank->activity));
+    }
+  }
+  // Every rank but `silent` runs its inspector until no message is left.
+  void run(int silent = -1) {
+    for (int round = 0; round < 8; ++round) {
+      for (std::size_t i = 0; i < ranks.size(); ++i) {
+        if (static_cast<int>(i) != silent) inspectors[i]->run();
+      }
+      pump(ranks);
+      for (std::size_t i = 0; i < ranks.size(); ++i) {
+        for (auto& [from, message] : std::exchange(ranks[i]->received, {})) {
+          if (static_cast<int>(i) != silent) deliver(*inspectors[i], from, message);
+        }
+      }
+    }
+  }
+  static void deliver(StallInspector& inspector, int from, const Bytes& message) {
+    Reader reader(message);
+    switch (read_head(reader).kind) {
+      case MessageKind::kInspectionRequest:
+        return inspector.request();
+      case MessageKind::kInspection:
+        return inspector.receive(from, decode_inspection(reader));
+      case MessageKind::kReport:
+        return inspector.receive(from, decode_report(reader));
+      default:
+        return;
+    }
+  }
+  // An operation of a rank that has been pending for so long.
+  OperationPtr pending(int rank, const std::string& name, double seconds) {
+    OperationPtr operation = make_test_operation(name, static_cast<int>(ranks.size()));
+    operation->submitted_at = steady_now() - seconds;
+    ranks[static_cast<std::size_t>(rank)]->registry.global().pending.emplace(name, operation);
+    return operation;
+  }
+  const std::vector<std::unique_ptr<EngineParts>>& ranks;
+  std::vector<std::unique_ptr<StallInspector>> inspectors;
+};
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const auto& line : lines) text += line + "\n";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a liveness check pings all peers once and names those that do not answer") {
+  const auto ranks = make_parts(4);
+  Liveness& liveness = ranks[0]->liveness;
+  liveness.receive_pong(1);  // of a check that is over
+  CHECK(liveness.silent({0, 1, 2, 3}).empty());
+  liveness.update(true);
+  liveness.update(true);
+  pump(ranks);
+  for (int peer = 1; peer < 4; ++peer) {
+    CHECK(kinds_received(*ranks[static_cast<std::size_t>(peer)]) ==
+          std::vector{MessageKind::kPing});
+  }
+  CHECK(liveness.silent({0, 1, 2, 3}) == std::vector{1, 2, 3});
+  liveness.receive_pong(2);
+  CHECK(liveness.describe_silent({0, 1, 2}) == "rank 1, which does not answer");
+  CHECK(mentions({HP_OK, liveness.describe_silent({0, 1, 2, 3})}, {"1", "3", "which do not"}));
+  CHECK(liveness.describe_silent({0, 2}).empty());
+  liveness.update(false);
+  CHECK(liveness.silent({1, 3}).empty());
+}
+
+TEST_CASE(
+    "an operation that some ranks do not submit is reported as a stall, once per check time") {
+  EngineOptions options;
+  options.stall_check_time = 10;
+  options.deadlock_time = -1;
+  const auto ranks = make_parts(3, options);
+  Inspectors job(ranks);
+  job.pending(1, "x", 20);
+  const double now = steady_now();
+  CHECK(job.inspectors[1]->interval() == doctest::Approx(5));
+  job.inspectors[1]->check(now);  // asks the root
+  job.run();
+  job.inspectors[0]->check(now);
+  CHECK(job.inspectors[0]->running());
+  job.run();
+  CHECK(!job.inspectors[0]->running());
+  CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"stalled: ", "'x'", "ranks 0, 2"}));
+  const std::size_t lines = ranks[0]->logged.size();
+  job.inspectors[0]->request();
+  job.inspectors[0]->check(now + 6);
+  job.run();
+  CHECK(!job.inspectors[0]->running());
+  CHECK(ranks[0]->logged.size() == lines);
+}
+
+TEST_CASE("an operation that has waited for too long fails the job") {
+  EngineOptions options;
+  options.operation_timeout = 5;
+  options.deadlock_time = -1;
+  const auto ranks = make_parts(2, options);
+  Inspectors job(ranks);
+  job.pending(0, "x", 8);
+  job.inspectors[0]->check(steady_now());
+  const Status status = failure_of([&] { job.run(); });
+  CHECK(status.code == HP_TIMEOUT);
+  CHECK(mentions(status, {"'x'", "rank 1", "giving up"}));
+}
+
+TEST_CASE("a rank that does not answer the root is named, and excused time does not count") {
+  EngineOptions options;
+  options.stall_check_time = 10;
+  options.deadlock_time = -1;
+  options.operation_timeout = 100;
+  const auto ranks = make_parts(3, options);
+  Inspectors job(ranks);
+  job.pending(0, "x", 20);
+  StallInspector& root = *job.inspectors[0];
+  const double now = steady_now();
+  root.check(now);
+  job.run(2);
+  CHECK(root.running());
+  CHECK(!root.is_late(now + 4));
+  CHECK(root.is_late(now + 6));
+  root.excuse(3);
+  CHECK(!root.is_late(now + 6));
+  root.check(now + 14);
+  CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"rank 2 did not answer for 11 s"}));
+  const Status status = failure_of([&] { root.check(now + 104); });
+  CHECK(status.code == HP_TIMEOUT);
+}
+
+TEST_CASE("ranks that are blocked on each other's operations have them called off") {
+  EngineOptions options;
+  options.deadlock_time = 1;
+  const auto ranks = make_parts(2, options);
+  Inspectors job(ranks);
+  std::vector<std::unique_ptr<HandleTable::Wait>> waits;
+  for (int rank = 0; rank < 2; ++rank) {
+    EngineParts& parts = *ranks[static_cast<std::size_t>(rank)];
+    const OperationPtr operation = job.pending(rank, "x" + std::to_string(rank), 5);
+    parts.handles.add(operation);
+    waits.push_back(std::make_unique<HandleTable::Wait>(parts.handles, operation->handle));
+    parts.activity.last_event = steady_now() - 5;
+  }
+  job.inspectors[0]->check(steady_now());
+  job.run();
+  CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"x0", "x1"}));
+  Negotiator& root = ranks[0]->registry.global().negotiator;
+  root.flush();
+  const auto decisions = root.take_decisions();
+  REQUIRE(decisions.size() == 1);
+  CHECK(decisions[0].kind == DecisionItem::Kind::kFailAll);
+  CHECK(decisions[0].status.code == HP_DEADLOCK);
+}
+
+TEST_CASE("a batch without progress fails with its name and the ranks it waits for") {
+  EngineOptions options;
+  options.data_timeout = 10;
+  const auto ranks = make_parts(2, options);
+  EngineParts& rank = *ranks[0];
+  rank.registry.create_global({});
+  ProcessSet& set = rank.registry.global();
+  TransferDeadlines deadlines(rank.config, rank.mesh, rank.registry, rank.gpu, rank.liveness);
+  CHECK(!deadlines.check_transfers(100));
+  CHECK(set.last_progress == 100);  // nothing runs
+
+  float value = 1;
+  const std::int64_t shape = 1;
+  const hp_tensor tensor{&value, &value, &shape, 1, 0};
+  hp_submission submission{};
+  submission.struct_size = sizeof submission;
+  submission.op = HP_ALLREDUCE;
+  submission.dtype = HP_FLOAT32;
+  submission.reduce_op = HP_SUM;
+  submission.device = -1;
+  submission.name = "x";
+  submission.tensors = &tensor;
+  submission.tensor_count = 1;
+  Batch batch;
+  batch.number = 1;
+  batch.operations = {make_operation(submission, set.members)};
+  set.executor.enqueue(std::move(batch));
+  CHECK(!set.executor.poll());
+  CHECK(set.executor.running() != nullptr);
+  CHECK(!deadlines.check_transfers(104));
+  CHECK(deadlines.check_transfers(106));  // half of the time has passed
+  deadlines.excuse(5);
+  CHECK(!deadlines.check_transfers(109));
+  const Status late = failure_of([&] { deadlines.check_transfers(116); });
+  CHECK(late.code == HP_TIMEOUT);
+  CHECK(mentions(late, {"allreduce 'x'", "no progress for 10 s", "waiting for rank 1"}));
+  rank.liveness.update(true);
+  CHECK(mentions(failure_of([&] { deadlines.check_transfers(116); }),
+                 {"rank 1, which does not answer"}));
+}
+
+TEST_CASE("the watchdog does not hold it against the peers that this process stood still") {
+  EngineOptions options;
+  options.data_timeout = 10;
+  const auto ranks = make_parts(2, options);
+  EngineParts& rank = *ranks[0];
+  Polling polling(rank.lifecycle, rank.registry, rank.mesh, rank.activity);
+  Handshake handshake(rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, 100);
+  TransferDeadlines transfers(rank.config, rank.mesh, rank.registry, rank.gpu, rank.liveness);
+  StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.handles, rank.liveness,
+                        rank.activity);
+  PlanDeadlines plans(rank.config.options, rank.registry, rank.handles);
+  PeerWakeUps wakeups(rank.mesh, rank.registry, polling, rank.activity, 0);
+  Watchdog watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,
+                    100);
+  watchdog.watch(150);  // it was stopped for 50 seconds
+  for (double time = 150.5; time < 159.9; time += 0.5) watchdog.watch(time);
+  CHECK(failure_of([&] {
+          for (double time = 160; time < 162; time += 0.5) watchdog.watch(time);
+        }).code == HP_TIMEOUT);
+  CHECK(watchdog.interval() > 0);
+  CHECK(watchdog.interval() <= 0.25);
+}
+
+TEST_CASE("polling becomes rarer with the length of a wait, within limits") {
+  const auto ranks = make_parts(2);
+  EngineParts& rank = *ranks[0];
+  Polling polling(rank.lifecycle, rank.registry, rank.mesh, rank.activity);
+  rank.activity.quiet_since = 100;
+  CHECK(polling.interval(100) == doctest::Approx(20e-6));
+  CHECK(polling.interval(100.016) == doctest::Approx(1e-3));
+  CHECK(polling.interval(200) == doctest::Approx(5e-3));
+  CHECK(!polling.needed());
+}

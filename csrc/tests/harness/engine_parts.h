@@ -1,0 +1,93 @@
+// The parts of an engine without the engine: what most of them are constructed with, for tests of
+// single parts. Nothing runs by itself; a test pumps the meshes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/completion.h"
+#include "engine/counters.h"
+#include "engine/gpu_queue.h"
+#include "engine/handle_table.h"
+#include "engine/lifecycle.h"
+#include "engine/options.h"
+#include "engine/process_set_registry.h"
+#include "engine/segment_allocator.h"
+#include "engine/submission_queue.h"
+#include "engine/time.h"
+#include "engine/tracing.h"
+#include "engine/watchdog/liveness.h"
+#include "harness/cluster.h"
+#include "transport/mesh.h"
+
+namespace horoplug::testing {
+
+struct EngineParts {
+  explicit EngineParts(EngineConfig given)
+      : config(std::move(given)),
+        doorbell(config.members[static_cast<std::size_t>(config.rank)].doorbell),
+        mesh(take_streams(config), doorbell,
+             [this](int from, Bytes message) { received.emplace_back(from, std::move(message)); }) {
+    config.log = Log(LogLevel::kTrace,
+                     [this](LogLevel, const std::string& text) { logged.push_back(text); });
+  }
+
+  static std::vector<std::vector<std::unique_ptr<Stream>>> take_streams(EngineConfig& config) {
+    std::vector<std::vector<std::unique_ptr<Stream>>> streams(config.members.size());
+    for (std::size_t peer = 0; peer < streams.size(); ++peer) {
+      if (config.members[peer].stream) {
+        streams[peer].push_back(std::move(config.members[peer].stream));
+      }
+    }
+    return streams;
+  }
+
+  EngineConfig config;
+  std::vector<std::string> logged;
+  std::vector<std::pair<int, Bytes>> received;  // control messages, with their senders
+  std::shared_ptr<Doorbell> doorbell;
+  Mesh mesh;
+  Activity activity{.last_event = steady_now(), .quiet_since = steady_now()};
+  Lifecycle lifecycle;
+  HandleTable handles;
+  Tracing tracing{config.rank, config.log};
+  SubmissionQueue submissions{handles, *doorbell};
+  Completion completion{submissions, handles, tracing};
+  SegmentAllocator segments{config.members.size()};
+  ProcessSetRegistry registry{config, mesh, segments, submissions, completion};
+  GpuQueue gpu{config, registry, mesh};
+  Liveness liveness{mesh, config.rank};
+};
+
+// The parts of all ranks of a job without shared memory, connected to each other.
+inline std::vector<std::unique_ptr<EngineParts>> make_parts(int ranks, EngineOptions options = {}) {
+  std::vector<std::unique_ptr<EngineParts>> parts;
+  for (EngineConfig& config : make_configs(Transport::kInproc, ranks, options)) {
+    parts.push_back(std::make_unique<EngineParts>(std::move(config)));
+  }
+  return parts;
+}
+
+// Moves messages until there are no more.
+inline void pump(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const auto& rank : ranks) moved |= rank->mesh.pump();
+  }
+}
+
+// An operation on a set of `ranks` ranks that nobody has submitted yet.
+inline OperationPtr make_test_operation(const std::string& name, int ranks = 2,
+                                        OpKind kind = OpKind::kAllreduce, std::uint32_t set = 0) {
+  std::vector<int> all;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
+  auto operation = std::make_shared<Operation>();
+  operation->members = make_members(set, std::move(all), 0);
+  operation->name = name;
+  operation->signature.op = kind;
+  return operation;
+}
+
+}  // namespace horoplug::testing
