@@ -75,7 +75,7 @@ TEST_CASE("a batch of submissions is admitted up to the first operation that is 
 
 TEST_CASE("sets that are unknown, closed or joined, and a queue that has ended, admit nothing") {
   Queue queue;
-  const auto refused = [&, last = 0](std::uint32_t set) mutable {
+  auto refused = [&, last = 0](std::uint32_t set) mutable {
     const std::string name = "x" + std::to_string(++last);
     return queue.submit(make_test_operation(name, 2, OpKind::kAllreduce, set));
   };
