@@ -38,7 +38,7 @@ build/.system-demo: scripts/system-packages
 
 build/.system-test: scripts/system-packages build/.system-demo
 	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev iproute2 iptables libclang-rt-16-dev \
-	  libpmix-dev openssh-client openssh-server slurm-client slurmctld slurmd
+	  libpmix-dev mold openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
 .venv/.created: | build/.system-demo
