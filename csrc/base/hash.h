@@ -1,4 +1,4 @@
-// FNV-1a, to compare what should be equal. It protects against mistakes, not against malice.
+// FNV-1a hash, for comparing values that should be equal. It detects mistakes, not malice.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace horoplug {
 
 class Hash {
  public:
-  // A text and its length.
+  // Adds a text and its length.
   Hash& add(std::string_view text) {
     for (const char c : text) step(static_cast<unsigned char>(c));
     step(0);
@@ -18,7 +18,7 @@ class Hash {
     for (int i = 0; i < 8; ++i) step(static_cast<unsigned char>(value >> (8 * i)));
     return *this;
   }
-  // Never 0, which stands for "not known".
+  // Never 0: 0 stands for "not known".
   std::uint64_t value() const { return hash_ == 0 ? 1 : hash_; }
 
  private:

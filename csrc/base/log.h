@@ -1,4 +1,4 @@
-// Log lines leave the core through one object that the engine owns; there is no global logger.
+// The core writes log lines through one object that the engine owns. There is no global logger.
 #pragma once
 
 #include <functional>

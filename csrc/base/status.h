@@ -1,5 +1,5 @@
-// How failures travel: as exceptions inside the core, as Status where they are stored or handed to
-// a caller.
+// Failures are exceptions inside the core, and Status values where they are stored or returned to a
+// caller.
 #pragma once
 
 #include <stdexcept>
@@ -29,7 +29,7 @@ class Error : public std::runtime_error {
   hp_status code_;
 };
 
-// A failure for which one other rank is to blame: its link broke, it left, or it sent nonsense.
+// A failure that one other rank caused: its link broke, it left, or it sent invalid data.
 class PeerError : public Error {
  public:
   PeerError(hp_status code, int rank, const std::string& message)
@@ -41,8 +41,8 @@ class PeerError : public Error {
   int rank_;
 };
 
-// Ranks for a person to read: "rank 3", "ranks 0-2, 5". More than `limit` ranges are counted
-// instead of listed.
+// Formats ranks for messages: "rank 3", "ranks 0-2, 5". If there are more than `limit` ranges, the
+// rest is counted instead of listed.
 std::string describe_ranks(std::vector<int> ranks, std::size_t limit = 16);
 
 }  // namespace horoplug

@@ -1,9 +1,8 @@
-// Collectives are written as coroutines: straight-line code that gives way wherever it would have
-// to wait.
+// Collectives are coroutines: straight-line code that suspends wherever it would have to wait.
 //
-// A Task is one coroutine, a Fiber is a stack of them (a collective and what it calls). The engine
-// polls its fibers: a fiber whose wait is over runs on until the next wait. Nothing here knows
-// threads, clocks or sockets, and a fiber always runs on the thread that polls it.
+// A Task is one coroutine. A Fiber is a stack of tasks: a collective and the tasks that it calls.
+// The engine polls its fibers; a fiber whose wait has ended runs until its next wait. This file
+// knows no threads, clocks or sockets. A fiber always runs on the thread that polls it.
 #pragma once
 
 #include <coroutine>
@@ -13,15 +12,16 @@
 
 namespace horoplug {
 
-// What a coroutine can wait for. The engine asks ready() whenever something may have changed.
+// A condition that a coroutine can wait for. The engine calls ready() whenever the condition may
+// have changed.
 class Waitable {
  public:
   virtual bool ready() = 0;
-  // Called once, when the wait is over; throws if what was waited for has failed.
+  // Called once, when the wait has ended. Throws if the operation that was waited for has failed.
   virtual void finish() {}
-  // Adds the ranks that are waited for, for error messages.
+  // Adds the ranks that this wait depends on, for error messages.
   virtual void blame(std::vector<int>& ranks) const = 0;
-  // Nobody says when it may be ready: it is to be asked again and again.
+  // True if no event announces readiness, so that ready() must be polled.
   virtual bool polled() const { return false; }
 
  protected:
@@ -41,7 +41,7 @@ class [[nodiscard]] Task {
     if (handle_) handle_.destroy();
   }
 
-  // co_await task: runs it to its end inside the caller's fiber and rethrows what it throws.
+  // co_await task: runs the task to its end inside the caller's fiber, and rethrows its exception.
   struct Awaiter;
   Awaiter operator co_await() const;
 
@@ -57,13 +57,13 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Runs as far as it can. True once the task has ended; throws what the task threw.
+  // Runs until the next wait. Returns true once the task has ended. Throws what the task threw.
   bool poll();
-  // Whether the last poll() got past at least one wait.
+  // Whether the last poll() passed at least one wait.
   bool advanced() const { return advanced_; }
-  // The ranks that the current wait is for.
+  // The ranks that the current wait depends on.
   std::vector<int> blame() const;
-  // Whether it has to be asked again and again.
+  // Whether the current wait must be polled.
   bool polled() const { return waiting_ != nullptr && waiting_->polled(); }
 
  private:
@@ -106,7 +106,7 @@ struct Task::promise_type {
   void unhandled_exception() { failure = std::current_exception(); }
 
   Wait await_transform(Waitable& waitable) { return {waitable, fiber}; }
-  // A temporary waitable lives in the coroutine's frame until the wait is over.
+  // A temporary Waitable lives in the coroutine's frame until its wait has ended.
   Wait await_transform(Waitable&& waitable) { return {waitable, fiber}; }
   const Task& await_transform(const Task& task) { return task; }
 };

@@ -1,4 +1,4 @@
-// Sizes and names of the shared vocabulary; the names appear in error messages and timelines.
+// Sizes and names of the shared types. The names appear in error messages and timelines.
 #include "base/types.h"
 
 namespace horoplug {
@@ -9,7 +9,7 @@ struct DTypeInfo {
   const char* name;
 };
 
-// In the order of DType's values.
+// Indexed by the values of DType.
 constexpr DTypeInfo kDTypes[] = {
     {1, "uint8"},    {1, "int8"},    {2, "uint16"},  {2, "int16"},   {4, "int32"},
     {8, "int64"},    {2, "float16"}, {4, "float32"}, {8, "float64"}, {1, "bool"},
@@ -20,7 +20,7 @@ constexpr const char* kOpKinds[] = {
     "allreduce", "allgather", "broadcast",       "alltoall",           "reducescatter",
     "barrier",   "join",      "add_process_set", "remove_process_set", "create_buffer"};
 
-// Values may come off the wire, so that one outside the enumeration must not crash the error
+// The value may come from the network: a value outside the enumeration must not crash the error
 // message about it.
 template <class Entry, int kExpected, int kCount, class Enum>
 const Entry* lookup(const Entry (&table)[kCount], Enum value) {

@@ -1,4 +1,4 @@
-// Element types, reduction operators and collective kinds: the vocabulary that every layer shares.
+// Element types, reduction operators and kinds of operations, which every layer shares.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,7 @@ inline bool reduces(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter;
 }
 
-// Changes to a process set or the job, which move no data.
+// Operations that change a process set or the job and move no data.
 inline bool is_administrative(OpKind kind) { return kind >= OpKind::kJoin; }
 
 inline bool is_floating(DType dtype) {

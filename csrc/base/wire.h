@@ -1,7 +1,7 @@
 // Bounds-checked little-endian encoding of control messages.
 //
-// A Reader never reads past its input and never allocates more than the input could hold: whatever
-// arrives, the worst that happens is a WireError.
+// A Reader never reads past its input and never allocates more than the input could hold. Malformed
+// input ends in a WireError.
 #pragma once
 
 #include <bit>
@@ -34,7 +34,8 @@ class Writer {
     bytes_.insert(bytes_.end(), begin, begin + sizeof value);
   }
 
-  // Unsigned integers in 7-bit groups: names' numbers and dimensions are mostly small.
+  // Encodes an unsigned integer in groups of 7 bits: the ids of names and dimensions are mostly
+  // small.
   void put_varint(std::uint64_t value) {
     while (value >= 0x80) {
       put(static_cast<std::uint8_t>(value | 0x80));
@@ -68,7 +69,7 @@ class Reader {
     return value;
   }
 
-  // An enumeration whose values are 0 … count - 1.
+  // Reads an enumeration whose values are 0 to count - 1.
   template <typename T>
     requires(std::is_enum_v<T>)
   T get_enum(int count) {
@@ -98,7 +99,8 @@ class Reader {
     return static_cast<int>(value);
   }
 
-  // A count of things of which each takes at least `least` bytes of what is left.
+  // Reads a count of items of at least `least` bytes each, and checks it against the remaining
+  // input.
   std::size_t get_count(std::size_t least) {
     const std::uint64_t value = get_varint();
     if (value > rest_.size() / least) throw WireError("count exceeds the message");

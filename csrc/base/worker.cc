@@ -16,21 +16,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Who has just been given something is likely to be given more. Whoever else needs the processor
-// gets it.
+// A thread that has just received a job is likely to receive another one, so it yields before it
+// sleeps. Other threads get the processor meanwhile.
 constexpr std::chrono::microseconds kLingers{100};
 constexpr std::chrono::seconds kLastMoment{1};
 
 }  // namespace
 
-// Shared with the thread, which may outlive the worker.
+// State shared with the thread, which may outlive the worker.
 struct Worker::State {
   const pid_t process = ::getpid();
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Job> jobs;
-  std::atomic<bool> waiting{false};  // there are jobs, or the end has come
-  std::thread::id thread;            // known before anything can be posted
+  std::atomic<bool> waiting{false};  // there are jobs, or the worker is ending
+  std::thread::id thread;            // set before anything can be posted
   bool closed = false;
   bool done = false;
 
@@ -59,7 +59,7 @@ void Worker::State::serve() {
   changed.notify_all();
 }
 
-// Detached, with `done` in place of a join: the thread may never end.
+// Detached; `done` replaces a join, since the thread may never end.
 Worker::Worker() : state_(std::make_shared<State>()) {
   std::thread thread([state = state_] { state->serve(); });
   state_->thread = thread.get_id();
@@ -67,7 +67,7 @@ Worker::Worker() : state_(std::make_shared<State>()) {
 }
 
 Worker::~Worker() {
-  if (state_->process != ::getpid()) return;  // the thread is the parent's
+  if (state_->process != ::getpid()) return;  // after fork(), the thread is the parent's
   std::unique_lock lock(state_->mutex);
   state_->closed = true;
   state_->waiting = true;
@@ -88,7 +88,7 @@ bool Worker::run(Job job, double seconds) {
     job();
     return true;
   }
-  const auto over = std::make_shared<bool>(false);  // under the lock
+  const auto over = std::make_shared<bool>(false);  // protected by the lock
   post([state = state_, job = std::move(job), over] {
     job();
     const std::lock_guard lock(state->mutex);

@@ -1,7 +1,7 @@
-// A thread that runs what it is given, one thing after the other.
+// A thread that runs jobs one after the other.
 //
-// It is for libraries that want all their calls from one thread. One that is never coming back from
-// such a call does not hold up whoever has made the worker: it is left behind.
+// It serves libraries that want all their calls from one thread. If a call into such a library
+// never returns, the destructor leaves the thread behind instead of waiting for it.
 #pragma once
 
 #include <functional>
@@ -14,15 +14,15 @@ class Worker {
   using Job = std::function<void()>;  // must not throw
 
   Worker();
-  // What was posted is run before. Waits for that, but not for long.
+  // Runs the jobs that were posted before. Waits for them for a short time only.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // May be called by any thread, this one as well, and returns at once.
+  // May be called by any thread, this one included. Returns at once.
   void post(Job job);
-  // Returns once the job has run, and with it all that was posted before; false if it has not
-  // within `seconds`. Runs it at once on this thread itself.
+  // Returns true once the job, and every job that was posted before it, has run; false if that
+  // takes longer than `seconds`. Runs the job directly if the caller is the worker's own thread.
   bool run(Job job, double seconds);
 
   struct State;

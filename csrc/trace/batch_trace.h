@@ -1,8 +1,8 @@
-// What happened when inside one batch, and how a timeline shows it: on the row of the batch's
-// process set, and on the row of every tensor in it.
+// The timeline of one batch: its spans appear on the row of its process set and on the row of each
+// of its tensors.
 //
-// Packing and unpacking are known piece by piece. The transfer is what lies between: bytes on their
-// way, reduction, and waiting for the other ranks.
+// Packing and unpacking are recorded chunk by chunk. The transfer span covers the time between
+// them: data transfer, reduction, and waiting for other ranks.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ class BatchTrace {
  public:
   struct Member {
     TraceRow row;
-    std::size_t tensors;      // that it brings to the batch
-    TraceEvent::Text tensor;  // its name, if the row's title does not tell
+    std::size_t tensors;      // number of tensors in the batch
+    TraceEvent::Text tensor;  // the tensor's name, if the row's title does not give it
   };
   struct Batch {
     const char* operation;  // static; lower case
@@ -33,17 +33,17 @@ class BatchTrace {
   };
   enum class Copy : std::uint8_t { kIn, kOut };
 
-  // From now on it waits for its turn.
+  // The batch is queued from now on.
   BatchTrace(std::shared_ptr<Timeline> timeline, Batch batch);
 
-  // It runs from now on, and tells so at once.
+  // The batch runs from now on; writes an event at once.
   void start();
-  // One algorithm runs from now on until the next call of end_transfer(). All texts are static.
+  // An algorithm runs from now on until the next call of end_transfer(). All texts are static.
   void begin_transfer(const char* medium, const char* algorithm, std::size_t bytes);
   void end_transfer() { transfers_.back().end = trace_clock(); }
-  // A part of the batch's n-th tensor was packed or unpacked until now.
+  // A part of the batch's n-th tensor was packed or unpacked; the copy ends now.
   void add_copy(Copy kind, std::size_t tensor, double begin);
-  // It ends now, well or badly: writes everything.
+  // The batch ends now, successfully or not: writes all spans.
   void end();
 
  private:
@@ -68,14 +68,14 @@ class BatchTrace {
 
   const std::shared_ptr<Timeline> timeline_;
   const Batch batch_;
-  std::vector<std::size_t> first_tensor_;  // of every member
+  std::vector<std::size_t> first_tensor_;  // by member
   const double decided_ = trace_clock();
-  double started_ = 0;  // 0: not yet
+  double started_ = 0;  // 0 until it has started
   std::vector<Transfer> transfers_;
   std::vector<CopySpan> copies_;
 };
 
-// While a copy lasts. Without a trace it costs a comparison.
+// Records the duration of a copy. Without a trace it costs one comparison.
 class CopyTimer {
  public:
   CopyTimer(BatchTrace* trace, BatchTrace::Copy kind, std::size_t tensor)

@@ -1,4 +1,4 @@
-// The time that traces are written in: seconds of the steady clock, as everywhere in the engine.
+// The time base of traces: seconds of the steady clock, as everywhere in the engine.
 #pragma once
 
 #include <chrono>

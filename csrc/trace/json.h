@@ -1,4 +1,4 @@
-// Text that goes into JSON.
+// Escaping of text for JSON.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace horoplug {
 
-// Appends `text` as a JSON string, quotes included. Bytes that are no UTF-8 become U+FFFD, because
-// names come from users. Text that would take more than about `limit` bytes is cut.
+// Appends `text` as a JSON string with quotes. Bytes that are not UTF-8 become U+FFFD, because
+// users choose the names. Text longer than about `limit` bytes is truncated.
 void append_json_string(std::string& json, std::string_view text, std::size_t limit = 1024);
 
 }  // namespace horoplug

@@ -1,11 +1,10 @@
-// Writes trace events (the Chrome trace format, which Perfetto reads) to a file while they happen.
+// Writes trace events in the Chrome trace format, which Perfetto reads, while they happen.
 //
-// Events are put into a buffer in their binary form; a thread of the timeline's own turns them into
-// text and writes them every few milliseconds. If it cannot follow, events are dropped, and the
-// trace says how many.
+// Events are queued in binary form. A thread of the timeline formats and writes them every few
+// milliseconds. If it cannot keep up, events are dropped, and the trace contains their number.
 //
-// Spans are written when they end, with begin and duration, so that the trace is well-formed
-// wherever it stops. What has begun and might never end is marked by an instant.
+// A span is written when it ends, with its begin and duration, so that the trace is well-formed
+// wherever it stops. An instant event marks the begin of a span that might never end.
 #pragma once
 
 #include <array>
@@ -24,8 +23,8 @@ namespace horoplug {
 
 using TraceRow = std::uint32_t;
 
-// Names are static texts in lower case; a trace has them in upper case, prefix and name joined:
-// "negotiate" and "allreduce" are NEGOTIATE_ALLREDUCE.
+// Names are static texts in lower case. The trace shows prefix and name joined in upper case:
+// "negotiate" and "allreduce" become NEGOTIATE_ALLREDUCE.
 struct TraceEvent {
   struct Number {
     const char* key = nullptr;  // nullptr: absent
@@ -42,7 +41,7 @@ struct TraceEvent {
   const char* prefix = nullptr;
   const char* name = nullptr;
   double begin = 0;  // trace_clock()
-  double end = 0;    // spans
+  double end = 0;    // of spans
   std::array<Number, 4> numbers;
   const char* algorithm = nullptr;
   Text text;
@@ -52,10 +51,10 @@ class Timeline {
  public:
   struct Options {
     bool mark_cycles = false;
-    std::size_t max_events = 1 << 17;  // that wait to be written
+    std::size_t max_events = 1 << 17;  // limit of the queue
     std::chrono::milliseconds interval{20};
   };
-  // Told once, from the writing thread, why nothing more is written.
+  // Called once, on the writing thread, with the reason why no more events are written.
   using OnFailure = std::function<void(const std::string&)>;
 
   // Opens the file. Throws Error.
@@ -64,17 +63,18 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Empties the file and starts to write. Throws Error.
+  // Truncates the file and starts writing. Throws Error.
   void begin();
-  // Writes what there is and ends. What is added later is ignored. From any thread, repeatedly.
+  // Writes the queued events and stops. Later events are ignored. May be called repeatedly, by any
+  // thread.
   void close();
 
-  // A new row with a title. Rows with a smaller `order` are shown above others.
+  // Adds a row with a title. Rows with a smaller `order` are shown above the others.
   TraceRow add_row(std::string title, int order = 0);
   void add(TraceEvent event);
 
   bool mark_cycles() const { return options_.mark_cycles; }
-  // When it began; earlier times count as this one.
+  // The start of the trace; earlier times are clamped to it.
   double origin() const { return origin_; }
 
  private:
@@ -85,7 +85,7 @@ class Timeline {
   };
 
   void run();
-  // Writes what has been added until now; called with the lock, which it gives up meanwhile.
+  // Writes the queued events. Called with the lock held, which it releases while it writes.
   void flush(std::unique_lock<std::mutex>& lock);
   std::string head() const;
   void write(const Row& row);
@@ -107,7 +107,7 @@ class Timeline {
   bool closing_ = true;
 
   std::mutex closing_mutex_;
-  // The writing thread's own.
+  // Used by the writing thread only.
   std::vector<TraceEvent> writing_;
   std::string json_;
   std::thread thread_;

@@ -1,13 +1,14 @@
-// Wakes an engine that sleeps, and costs next to nothing while it does not.
+// Wakes a sleeping engine, and costs next to nothing while the engine is awake.
 //
-// The owner says "asleep" in a shared word before it sleeps in epoll on the eventfd, and looks at
-// its work once more after saying so. Whoever gives it work publishes the work first and rings
-// then; only a ring that finds the owner asleep makes a system call. Between the two steps on
-// either side there is a full fence (or both are sequentially consistent), so that either the owner
-// sees the work or the ringer sees it asleep. Word and eventfd may be shared between processes.
+// The owner writes "asleep" to a shared word before it sleeps in epoll on the eventfd, and checks
+// for work once more after that write. Another thread or rank that has work for the owner publishes
+// the work first and rings afterwards. Only a ring that finds the owner asleep makes a system call.
+// Each side has a full fence between its two steps (or uses sequentially consistent accesses), so
+// that either the owner sees the work or the ringing side sees the owner asleep. The word and the
+// eventfd may be shared between processes.
 //
-// An owner that rests is asleep, and has nothing under way: what others do for an operation that
-// they are still busy with does not concern it, and they need not wake it for that.
+// An owner in the resting state is asleep and has no operation in progress. Peers need not wake it
+// for the operations that they are still running.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,7 @@
 
 namespace horoplug {
 
-// No memory access before it happens after one that follows it, as all threads see them.
+// Prevents any memory access before the fence from being reordered after one that follows it.
 void full_fence();
 
 class Doorbell {
@@ -25,21 +26,21 @@ class Doorbell {
   using Word = std::atomic<std::uint32_t>;
   static_assert(Word::is_always_lock_free);
 
-  // A doorbell within this process.
+  // Creates a doorbell for use within this process.
   Doorbell();
-  // One whose eventfd is `event` and whose word may move into shared memory (share_word).
+  // Creates a doorbell whose eventfd is `event`. Its word may move into shared memory (share_word).
   explicit Doorbell(Fd event) : event_(std::move(event)) {}
 
   void share_word(Word* word) { word_ = word; }
 
-  // There is work, of whatever kind.
+  // Announces work of any kind.
   void ring() { ring_if(kResting); }
-  // There may be, if the owner has something under way.
+  // Announces work that matters only to an owner with an operation in progress.
   void ring_unless_resting() { ring_if(kAsleep); }
 
-  // The owner's side. prepare_sleep(); look for work; sleep on fd() if there is none;
-  // finish_sleep(). Whenever fd() can be read: silence(). (A ringer may come to write there only
-  // after the owner has woken for another reason.)
+  // The owner's side: call prepare_sleep(), check for work, sleep on fd() if there is none, then
+  // call finish_sleep(). Call silence() whenever fd() is readable. A ring may arrive at fd() after
+  // the owner has woken up for another reason.
   void prepare_sleep() {
     word_->store(kAsleep);
     full_fence();
@@ -52,7 +53,7 @@ class Doorbell {
  private:
   static constexpr std::uint32_t kAwake = 0, kAsleep = 1, kResting = 2;
 
-  // If the owner's sleep is no deeper than that.
+  // Rings only if the owner's sleep state is at most this value.
   void ring_if(std::uint32_t deepest);
 
   Fd event_;

@@ -1,13 +1,13 @@
 // Frames over a stream: control messages and the data of collectives share one ordered connection
 // to a peer.
 //
-// A data frame belongs to a channel, (process set, batch number), and matches the receives posted
-// there in order. Payloads are not copied on the way out, and go straight into the posted memory on
-// the way in; a frame that comes before its receive is kept on the heap until then. Control
-// messages overtake data that is still queued, so that an abort does not wait behind a gradient.
-// Everything that arrives is checked before it is believed.
+// A data frame belongs to a channel (process set, batch number) and matches the receives that were
+// posted for that channel, in order. Payloads are sent without a copy, and received directly into
+// the posted memory. A frame that arrives before its receive is posted waits on the heap. Control
+// messages overtake queued data, so that an abort does not wait behind a gradient. Every header is
+// validated before it is used.
 //
-// A link is driven by one thread and does not block.
+// One thread at a time uses a link. Its functions never block.
 #pragma once
 
 #include <array>
@@ -27,18 +27,18 @@
 
 namespace horoplug {
 
-// Names one collective on one process set. `check` is a hash of what the batch contains: ranks
-// whose batches of the same number differ find out at the first frame.
+// Identifies one collective on one process set. `check` is a hash of the batch's contents: ranks
+// whose batches have the same number but different contents find out at the first frame.
 struct Channel {
   std::uint32_t set = 0;
-  std::uint32_t epoch = 0;  // of the plan that the batch belongs to; 0: it was negotiated
+  std::uint32_t epoch = 0;  // of the plan that the batch belongs to; 0 if the batch was negotiated
   std::uint64_t batch = 0;
   std::uint64_t check = 0;
 
   auto key() const { return std::tuple(set, epoch, batch); }
 };
 
-// The fixed header of every frame, as it travels.
+// The fixed header of every frame, in wire format.
 struct FrameHeader {
   static constexpr std::uint32_t kMagic = 0x31504F48;  // "HOP1"
   enum Kind : std::uint32_t { kControl = 1, kData = 2 };
@@ -55,8 +55,7 @@ static_assert(sizeof(FrameHeader) == 40);
 
 class Link {
  public:
-  // No control message is larger, and no data frame is (collectives cut their messages into
-  // chunks).
+  // The limit for control messages and data frames. Collectives split their messages into chunks.
   static constexpr std::uint64_t kMaxControlBytes = 64 << 20;
   static constexpr std::uint64_t kMaxDataBytes = 64 << 20;
 
@@ -71,20 +70,20 @@ class Link {
 
   int peer() const { return peer_; }
   int fd() const { return stream_->fd(); }
-  // Whether somebody waits for what comes in, or something is still to leave: a stream that is
-  // polled is to be looked at then.
+  // Whether a receive is posted or data is queued. A polled stream must be polled then.
   bool busy() const;
-  // Its stream is of no more use; what it holds is let go of.
+  // Releases the stream's resources. The link cannot be used afterwards.
   void close() { stream_->close(); }
 
   void send_control(Bytes message);
 
-  // Queues a data frame; `data` must stay as it is until sent(ticket). Returns the ticket.
+  // Queues a data frame and returns its ticket. `data` must stay valid and unchanged until
+  // sent(ticket).
   std::uint64_t send(const Channel& channel, const void* data, std::size_t bytes);
   bool sent(std::uint64_t ticket) const { return frames_sent_ >= ticket || failure_.has_value(); }
 
-  // Move what can be moved now. True if anything was. They never throw: a broken link remembers
-  // why.
+  // Transfer what can be transferred without blocking, and return whether anything was. They never
+  // throw: a broken link stores the reason.
   bool pump_write();
   bool pump_read();
   bool control_has_left() const {
@@ -93,43 +92,44 @@ class Link {
   }
   bool wants_write() const { return !queue_empty() && !failure_; }
 
-  // Frames kept for a channel that will receive no more are dropped.
+  // Drops frames that were kept for a channel without further receives.
   void forget(const Channel& channel);
-  // What was queued for a channel is taken back: nothing reads the memory of those frames any more.
-  // A frame that has begun to leave is finished, from a copy.
+  // Withdraws the queued frames of a channel, whose memory is not read afterwards. A frame that is
+  // partly sent is completed from a copy.
   void take_back(const Channel& channel);
-  // The plan of an epoch has ended: frames of its batches from this one on are dropped, those that
-  // are here and those that the peer sent before it heard of it.
+  // Ends the plan of an epoch: drops the frames of its batches from this one on, both those that
+  // have arrived and those that the peer sent before it learned of the end.
   void end_epoch(std::uint32_t set, std::uint32_t epoch, std::uint64_t first_dropped);
 
-  // Says that nothing more will be sent once the queue is empty.
+  // Closes the sending direction once the queue is empty.
   void close_write();
   bool write_closed() const { return write_closed_; }
 
-  // Set once the link is of no more use: broken, closed by the peer, or fed nonsense.
+  // Set once the link cannot be used any more: broken, closed by the peer, or after an invalid
+  // frame.
   const std::optional<std::string>& failure() const { return failure_; }
   void fail(const std::string& reason);
-  // True if the failure was the peer's closing the connection, as opposed to breaking a rule.
+  // True if the peer closed the connection, rather than violated the protocol.
   bool closed_by_peer() const { return ended_; }
 
   std::uint64_t control_messages() const { return control_messages_; }
   std::uint64_t control_bytes() const { return control_bytes_; }
   std::uint64_t bytes_moved() const { return bytes_moved_; }
-  // Of these, what collectives have sent and received.
+  // The part of these bytes that belongs to collectives.
   std::uint64_t data_moved() const { return data_moved_; }
 
  private:
   struct Outgoing {
     FrameHeader header;
-    Bytes owned;                      // a control message
-    const std::byte* data = nullptr;  // of a data frame; nullptr: it was taken back
+    Bytes owned;                      // payload of a control message
+    const std::byte* data = nullptr;  // payload of a data frame; nullptr if it was withdrawn
   };
-  // A frame that came before its receive.
+  // A frame that arrived before its receive was posted.
   struct Early {
     std::unique_ptr<std::byte[]> data;
     std::uint64_t bytes = 0;
     bool complete = false;
-    Receive* wanted_by = nullptr;  // a receive that was posted while the frame was still coming in
+    Receive* wanted_by = nullptr;  // a receive that was posted while the frame was still arriving
   };
   struct Inbox {
     std::deque<Receive*> posted;
@@ -155,9 +155,9 @@ class Link {
   std::optional<std::string> failure_;
   bool ended_ = false;
 
-  // Outgoing: the frame on its way, and what waits.
+  // Outgoing: the current frame, and the queues behind it.
   std::optional<Outgoing> current_;
-  std::size_t current_done_ = 0;  // header and payload bytes of it that are gone
+  std::size_t current_done_ = 0;  // bytes of its header and payload that are sent
   std::deque<Outgoing> control_queue_;
   std::deque<Outgoing> data_queue_;
   std::uint64_t frames_queued_ = 0;
@@ -165,7 +165,7 @@ class Link {
   bool close_when_empty_ = false;
   bool write_closed_ = false;
 
-  // Incoming: header, then payload into target_.
+  // Incoming: the header, then the payload into target_.
   std::map<InboxKey, Inbox> inboxes_;
   std::array<std::byte, 16 * 1024> staging_;
   FrameHeader header_;
@@ -173,11 +173,11 @@ class Link {
   bool in_payload_ = false;
   std::byte* target_ = nullptr;
   std::uint64_t payload_left_ = 0;
-  Receive* receiving_ = nullptr;  // posted receive that the frame goes to
+  Receive* receiving_ = nullptr;  // the posted receive that the frame belongs to
   Inbox* early_inbox_ = nullptr;  // or the inbox whose last early frame it is
-  bool discard_ = false;          // or nobody: its receive was withdrawn
+  bool discard_ = false;          // or none: the receive was withdrawn
   Bytes control_in_;
-  // By set and epoch: the first batch that did not run.
+  // By process set and epoch: the first batch that did not run.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> dropped_from_;
 
   std::uint64_t control_messages_ = 0;
@@ -186,7 +186,7 @@ class Link {
   std::uint64_t data_moved_ = 0;
 };
 
-// A receive that is posted from construction on and withdrawn on destruction.
+// A receive that is posted by the constructor and withdrawn by the destructor.
 class Link::Receive final : public Waitable {
  public:
   Receive(Link& link, const Channel& channel, void* data, std::size_t bytes);

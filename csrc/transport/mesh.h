@@ -13,34 +13,34 @@ namespace horoplug {
 
 class Mesh {
  public:
-  // lanes[r]: the connections to rank r; none for this rank itself.
+  // lanes[r]: the connections to rank r; empty for this rank itself.
   Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes, std::shared_ptr<Doorbell> doorbell,
        Link::ControlHandler on_control);
   ~Mesh();
 
   int size() const { return static_cast<int>(lanes_.size()); }
-  // All connections to a rank; none to this rank.
+  // All connections to a rank; empty for this rank.
   const std::vector<Link*>& lanes(int rank) const { return lanes_[static_cast<std::size_t>(rank)]; }
-  // The first of them, which also carries the control messages; nullptr for this rank itself.
+  // The first connection, which also carries the control messages; nullptr for this rank.
   Link* link(int rank) const { return lanes(rank).empty() ? nullptr : lanes(rank).front(); }
-  // Those over which collectives spread their messages: all, or those that are polled, if there
-  // are any.
+  // The connections over which collectives spread their messages: the polled ones if there are any,
+  // otherwise all.
   std::vector<Link*> data_lanes(int rank) const;
-  // One that is of no more use, or nullptr. What a peer has said before it went is read first.
+  // A failed link, or nullptr. Data that the peer sent before it closed is read first.
   const Link* failed(int rank);
 
   void send_control(int rank, Bytes message);
   void send_control_to_all(const Bytes& message);
 
-  // Reads what has come and writes what can go, without waiting. True if anything moved.
+  // Reads and writes what it can without waiting. Returns whether anything was transferred.
   bool pump();
   bool pump_writes();
-  // Whether no control message is left to be written.
+  // Whether all control messages have been written.
   bool control_has_left() const;
 
-  // Sleeps until something comes in, someone rings, or `seconds` have passed (negative: for ever).
-  // `work_left` is asked once more after others can see that this thread is about to sleep. False
-  // if there was some, and it did not sleep.
+  // Sleeps until data arrives, the doorbell rings, or `seconds` have passed (negative: no limit).
+  // Calls `work_left` once more after other threads can see that this thread is about to sleep, and
+  // returns false without sleeping if it finds work.
   template <typename WorkLeft>
   bool sleep(double seconds, WorkLeft&& work_left) {
     doorbell_->prepare_sleep();
@@ -50,26 +50,26 @@ class Mesh {
     return sleeps;
   }
 
-  // Takes note of what has ended a doze.
+  // Records the events that ended a doze.
   void look() { poller_.wait(0, readable_); }
 
-  // For the progress thread's sleep while others may drive.
+  // For the progress thread's sleep while other threads may run the progress loop.
   Poller& poller() { return poller_; }
 
-  // Whether there is a link whose peer rings the doorbell, and a look at the link is needed.
+  // Whether a peer rings the doorbell for some link, so that this link must be checked.
   bool has_silent_links() const { return !ringing_.empty(); }
 
-  // Links that nobody announces anything on, and whether one of them is to be looked at before
-  // long. Others are not looked at all the time; whoever waits for them asks (see PeerWakeUps).
+  // Links without event notification, and whether one of them has to be polled soon. They are not
+  // polled all the time: a peer that waits for data asks for it by a wake-up message (see PeerWakeUps).
   bool must_poll() const;
   void look_at_polled() { turn_ = 0; }
-  // Whether anything has come over them since the last call.
+  // Whether data has arrived over polled links since the last call.
   bool take_polled_traffic() { return std::exchange(polled_traffic_, false); }
-  // They are of no more use.
+  // Closes all streams.
   void close_polled();
 
-  // Closes the first connection to every rank for writing once it has said what is queued. The
-  // others end with this object: a peer must hear why this rank goes before it sees them close.
+  // Closes the first connection to every rank for writing once its queue is sent. The others close
+  // with this object: a peer must learn why this rank leaves before it sees connections close.
   void close_writes();
   bool all_closed_by_peers() const;
 
@@ -84,10 +84,11 @@ class Mesh {
 
   std::shared_ptr<Doorbell> doorbell_;
   Poller poller_;
-  std::vector<std::unique_ptr<Link>> links_;  // all; their places are the poller's tokens
-  std::vector<std::vector<Link*>> lanes_;     // by rank
-  std::vector<Link*> ringing_;                // their peers ring the doorbell
-  std::vector<Link*> polled_;                 // nobody tells
+  // all of them; a link's index is its token in the poller
+  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<std::vector<Link*>> lanes_;  // by rank
+  std::vector<Link*> ringing_;             // links whose peers ring the doorbell
+  std::vector<Link*> polled_;              // links without notification
   unsigned turn_ = 1;
   bool polled_traffic_ = false;
   std::vector<int> readable_;

@@ -1,10 +1,12 @@
-// What an engine sleeps on: its doorbell and the sockets of its links.
+// The file descriptors that an engine sleeps on: its doorbell and the sockets of its links.
 //
-// There are two ways to sleep. Whoever drives the engine and sleeps as its driver uses wait(). The
-// progress thread, which lets others drive while it sleeps, uses doze(): an epoll around the first
-// one. While somebody else drives, mute() keeps events from waking it; they are not lost, since
-// unmute() looks at what has come meanwhile. kick() wakes it in any case. doze(), mute(), unmute()
-// and kick() may be called by several threads at once, the rest by the driver alone.
+// There are two ways to sleep. The thread that runs the progress loop and sleeps in it calls
+// wait(). The progress thread, which lets other threads run the loop while it sleeps, calls doze():
+// an epoll around the first one. While another thread runs the loop, mute() keeps events from
+// waking the progress thread. No event is lost, because unmute() checks for events that arrived
+// meanwhile. kick() wakes the progress thread in any case. Several threads may call doze(), mute(),
+// unmute() and kick() at the same time; only the thread that runs the loop may call the other
+// functions.
 #pragma once
 
 #include <atomic>
@@ -19,22 +21,22 @@ class Poller {
  public:
   explicit Poller(Doorbell& doorbell);
 
-  // Reports `token` whenever fd has something to read.
+  // Reports `token` whenever fd is readable.
   void add(int fd, int token);
-  // Also when it can be written to. Cheap if nothing changes.
+  // Also reports when fd is writable. Cheap if nothing changes.
   void want_write(int fd, int token, bool wanted);
   void remove(int fd);
 
-  // Waits for at most `seconds` (negative: for ever) and fills in the tokens of descriptors that
-  // are ready. A doorbell that was rung is silenced.
+  // Waits for at most `seconds` (negative: no limit) and returns the tokens of the descriptors that
+  // are ready. Silences a doorbell that was rung.
   void wait(double seconds, std::vector<int>& tokens);
 
-  // Waits for at most `seconds` (negative: for ever) until wait() would find something, unless it
-  // is muted, or until somebody kicks.
+  // Waits for at most `seconds` (negative: no limit) until wait() would find an event, unless
+  // muted, or until kick().
   void doze(double seconds);
   void mute();
   bool muted() const { return muted_.load(); }
-  // Does nothing, and cheaply, unless somebody has muted.
+  // Does nothing, cheaply, unless mute() was called.
   void unmute();
   void kick();
 

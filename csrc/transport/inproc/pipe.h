@@ -9,8 +9,8 @@
 
 namespace horoplug {
 
-// A pair of connected streams. Whatever is written to one end rings the doorbell of the other end's
-// owner. The doorbells are shared, as either rank may be gone before the other one has noticed.
+// Creates a pair of connected streams. A write to one end rings the doorbell of the other end's
+// owner. The doorbells are shared, because either rank may end before the other one notices.
 std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>> make_inproc_pipe(
     std::shared_ptr<Doorbell> first, std::shared_ptr<Doorbell> second);
 

@@ -1,10 +1,10 @@
-// MPI by way of one thread, for an MPI that grants less than MPI_THREAD_MULTIPLE.
+// Calls MPI from one thread, for an MPI that grants less than MPI_THREAD_MULTIPLE.
 //
-// Whoever calls it does not wait for that thread: what is begun is only written down, in order, and
-// test() says what the thread has found. The thread looks when somebody asks, and sleeps otherwise.
-// What MPI throws there is thrown by test() here.
+// Callers do not wait for that thread: calls are queued in order, and test() returns what the
+// thread has found. The thread progresses requests when test() is called, and sleeps otherwise.
+// Exceptions of MPI calls are rethrown by test().
 //
-// Memory that is passed on, arguments included, has to stay until the request has ended.
+// Memory that is passed to a call, arguments included, must stay valid until the request has ended.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace horoplug {
 
-// Calls of `mpi` are made by `worker`, all but finalized().
+// `worker` makes all calls of `mpi` except finalized().
 std::shared_ptr<Mpi> make_funnel(std::shared_ptr<Mpi> mpi, std::shared_ptr<Worker> worker);
 
 }  // namespace horoplug

@@ -1,14 +1,14 @@
-// The MPI library of this process, without its header and without being linked to it.
+// The MPI library of this process, used without its header and without linking to it.
 //
-// Whoever has initialised MPI hands over addresses of functions and values of handles and
-// constants (hp_mpi). What differs between MPIs that a caller can see is the type of handles: ints
-// in MPICH and Intel MPI, pointers in Open MPI and in the standard ABI. A function is called with
-// the very type that it has been compiled for, by one template that is instantiated for both; here
-// and above, a handle is a number that is wide enough for either. Nothing needs the layout of an
-// MPI_Status.
+// The code that has initialised MPI passes the addresses of its functions and the values of its
+// handles and constants (hp_mpi). The visible difference between MPI implementations is the type of
+// handles: int in MPICH and Intel MPI, pointers in Open MPI and in the standard ABI. One template,
+// instantiated for both, calls each function with the type that it was compiled for. Here and
+// above, a handle is an integer that is wide enough for either. The layout of MPI_Status is not
+// needed.
 //
-// Calls throw std::system_error with MPI's own text. They are to be made by one thread at a time;
-// if that has to be the same one each time, they go through a funnel (funnel.h).
+// Calls throw std::system_error with MPI's error text. One thread at a time may call; if it has to
+// be the same thread each time, calls go through a funnel (funnel.h).
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ namespace horoplug {
 
 class Mpi {
  public:
-  // Something that MPI has begun. `open` until test() says that it has ended.
+  // A request that MPI has started. `open` until test() reports its end.
   struct Request {
     std::uint64_t handle = 0;
     bool open = false;
@@ -30,21 +30,21 @@ class Mpi {
 
   virtual ~Mpi() = default;
 
-  // The memory must stay until the request has ended. Ranks are those of the job.
+  // The memory must stay valid until the request has ended. Ranks are ranks of the job.
   virtual Request send(const void* data, std::size_t bytes, int rank) = 0;
-  // A message of at most `bytes` bytes.
+  // Receives a message of at most `bytes` bytes.
   virtual Request receive(void* data, std::size_t bytes, int rank) = 0;
   virtual bool test(Request& request) = 0;
-  // It ends soon, if nothing has come; test() tells when.
+  // Cancels a receive. It ends soon if no message has arrived; test() reports which happened.
   virtual void cancel(Request& request) = 0;
 
-  // MPI's own collectives, over all ranks, which begin them in the same order. Which ones there
-  // are, and what they can reduce:
+  // MPI's own collectives over all ranks, which must start them in the same order. The functions
+  // below say which collectives exist and which reductions they support.
   virtual bool has(OpKind kind) const = 0;
   virtual bool can_reduce(DType dtype, ReduceOp op) const = 0;
 
-  // Parts of a buffer by rank, in bytes. The two arrays, too, must stay until the request has
-  // ended.
+  // Parts of a buffer by rank, in bytes. Both arrays must stay valid until the request has ended,
+  // too.
   struct Parts {
     const int* sizes;
     const int* begins;
@@ -53,36 +53,37 @@ class Mpi {
   // In place.
   virtual Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) = 0;
   virtual Request broadcast(void* data, std::size_t bytes, int root) = 0;
-  // This rank's part is in its place.
+  // This rank's part is at its position in the buffer.
   virtual Request allgather(void* data, const Parts& parts) = 0;
   virtual Request alltoall(const void* input, const Parts& sent, void* output,
                            const Parts& received) = 0;
-  // `elements`: of each rank's part, by rank; must stay until the request has ended.
+  // `elements`: the number of elements of each rank's part; must stay valid until the request has
+  // ended.
   virtual Request reducescatter(const void* input, void* output, const int* elements, DType dtype,
                                 ReduceOp op) = 0;
   virtual Request barrier() = 0;
 
-  // Which collectives take memory of a GPU in place of the host's.
+  // The collectives that accept GPU memory in place of host memory.
   enum class OnGpu : int { kNothing = 0, kMoves, kAll };
   virtual OnGpu on_gpu() const { return OnGpu::kNothing; }
-  // What holds during each call from now on. Whichever it is, MPI may go on in it with what was
-  // begun in another one.
+  // The state that must be current during each call from now on. MPI may progress, in any such
+  // state, requests that were started in another one.
   class Setting {
    public:
     virtual ~Setting() = default;
-    // Whether leave() is to be called in the end.
+    // Whether leave() must be called at the end.
     virtual bool enter() noexcept = 0;
     virtual void leave() noexcept = 0;
   };
   virtual void set(std::shared_ptr<Setting>) {}
 
-  // After that, nothing may be called. As in MPI itself, any thread may ask, at any time.
+  // No function may be called after finalisation. As in MPI itself, any thread may ask at any time.
   virtual bool finalized() const = 0;
 
-  // What is still open is left to MPI: nobody asks for it any more.
+  // Abandons the open requests to MPI: they are never tested again.
   virtual void close() {}
 
-  // More elements than this, or bytes, do not fit into the int with which MPI counts.
+  // The largest number of elements or bytes that fits the int with which MPI counts.
   static constexpr std::size_t kMostElements = std::size_t{1} << 30;
 };
 

@@ -1,12 +1,12 @@
-// A stream of bytes to another rank as messages of MPI.
+// A byte stream to another rank over MPI messages.
 //
 // Every message is a segment of bounded size that begins with its length, so that a receive can be
-// posted before anybody knows what comes. A few of them are posted ahead once the peer is known to
-// send at all; they match in the order of posting, as do those that are on their way out. What is
-// written is copied, since MPI needs it to stay where it is.
+// posted before the size is known. A few receives are posted ahead once the peer is known to send;
+// they match in posting order, as the sends do. Written data is copied, because MPI needs the
+// memory to stay unchanged.
 //
-// MPI wakes nobody, and moves nothing while nobody calls it: a stream that waits for something, or
-// has something pending, is to be looked at again and again.
+// MPI has no notification and makes no progress unless it is called: a stream with a posted receive
+// or a pending send must be polled.
 #pragma once
 
 #include <deque>
@@ -19,8 +19,8 @@ namespace horoplug {
 
 class MpiStream final : public Stream {
  public:
-  static constexpr std::size_t kWindow = 4;  // segments on their way in each direction
-  // Two of them hold the largest piece in which data travels, with its header.
+  static constexpr std::size_t kWindow = 4;  // segments in flight in each direction
+  // Two segments hold the largest chunk with its header.
   static constexpr std::size_t kSegmentBytes = 128 * 1024 + 64;
 
   MpiStream(std::shared_ptr<Mpi> mpi, int peer) : mpi_(std::move(mpi)), peer_(peer) {}
@@ -30,7 +30,7 @@ class MpiStream final : public Stream {
 
   std::size_t write(const iovec* parts, int count) override;
   std::ptrdiff_t read(void* data, std::size_t bytes) override;
-  // The end of a rank shows elsewhere: its other connections close.
+  // The end of a rank is detected on its other connections, which close.
   void close_write() override {}
   int fd() const override { return kPolled; }
   bool pending() const override { return !sending_.empty(); }
@@ -56,9 +56,9 @@ class MpiStream final : public Stream {
   std::deque<Transfer> sending_;
   std::deque<std::unique_ptr<Segment>> free_;
   std::deque<Transfer> receiving_;
-  bool heard_ = false;     // something has ever come
-  bool have_ = false;      // the first one has come,
-  std::size_t taken_ = 0;  // and so many of its bytes were read
+  bool heard_ = false;     // something has ever arrived
+  bool have_ = false;      // the first segment has arrived
+  std::size_t taken_ = 0;  // number of its bytes that were read
 };
 
 }  // namespace horoplug

@@ -1,20 +1,22 @@
-// Where the ranks of one host meet in memory: each rank's flags, lines and slots of data, readable
-// by all.
+// The memory in which the ranks of one host communicate: each rank owns an arena with flags, flag
+// lines and data slots, which all ranks can read.
 //
-// Large data goes through slots, in cycles, numbered from 1 through the life of the process set and
-// the same on every rank. In cycle c a rank uses slot c mod kSlots of its arena, and says how far
-// it is by three counters that only it writes:
-//     packed  >= c   its input of cycle c lies in its slot
-//     reduced >= c   its part of the result lies in its slot
-//     done    >= c   it reads nothing of cycle c any more
-// A rank whose input lies where all can read it may say packed without having written its slot; if
-// others' does not, it fills its slot after all, and all ranks meet at a fourth counter, repacked.
-// A slot may be written again, in cycle c, when every rank is done with cycle c - kSlots. A rank
-// waits for that (writable) before it says anything in cycle c, even if it has nothing to write.
+// Large data passes through slots in cycles. Cycles are numbered from 1 for the life of the process
+// set, identically on every rank. In cycle c a rank uses slot c mod kSlots of its arena, and
+// publishes its progress in three counters that only it writes:
+//     packed  >= c   its input of cycle c is in its slot
+//     reduced >= c   its part of the result is in its slot
+//     done    >= c   it no longer reads anything of cycle c
+// A rank whose input is in memory that all ranks can read may publish `packed` without writing its
+// slot. If another rank's input is not, the rank fills its slot after all, and all ranks
+// synchronise on a fourth counter, `repacked`. A slot may be written again in cycle c once every
+// rank is done with cycle c - kSlots. A rank waits for that (writable) before it publishes anything
+// in cycle c, even if it has nothing to write.
 //
-// Small data goes through lines, in meetings, which are numbered by themselves. In meeting m a rank
-// writes to its line m mod 2 and waits for all lines of m. Nothing else has to be said: who has
-// written for m has read all there was to read of m - 1, and so nobody reads m - 2 any more.
+// Small data passes through flag lines in exchanges, which have a numbering of their own. In
+// exchange m a rank writes its flag line m mod 2 and waits for the flag lines of all ranks for m.
+// No further counter is needed: a rank that has written for m has read everything of m - 1, so no
+// rank still reads m - 2.
 #pragma once
 
 #include <atomic>
@@ -33,17 +35,17 @@ enum class Stage : int { kPacked = 0, kRepacked, kReduced, kDone };
 
 class Arena {
  public:
-  // Bytes of one slot: small enough that what a rank reads and writes in a cycle stays in its own
-  // cache; large enough to pay for the cycle's synchronisation.
+  // Bytes of one slot: small enough that the data of a cycle stays in the rank's own cache, and
+  // large enough to amortise the cycle's synchronisation.
   static constexpr std::size_t kSlotBytes = 256 << 10;
   static constexpr std::size_t kSlots = 3;
-  // Bytes that fit into a line, which is many cache lines: small data lies beside its flag.
+  // Data bytes of a flag line, which spans many cache lines: small data lies beside its flag.
   static constexpr std::size_t kLineBytes = 4 << 10;
   static constexpr std::size_t kLines = 2;
 
   using Counter = std::atomic<std::uint64_t>;
-  // A counter, and with kPacked what belongs to it, by cycle mod kSlots: the hash of the batch, and
-  // where the input lies if not in the slot (see Call::place).
+  // A counter and, for kPacked, the values that belong to it, indexed by cycle mod kSlots: the hash
+  // of the batch, and the position of the input if it is not in the slot (see Call::place).
   struct alignas(64) Flag {
     Counter counter{0};
     Counter checks[kSlots];
@@ -61,7 +63,7 @@ class Arena {
     Line lines[kLines];
   };
   static constexpr std::size_t kPage = 4096;
-  // With a page for what is not said here, but by the ranks' GPUs.
+  // The header ends with a page for the ranks' GPUs.
   static constexpr std::size_t kGpusAt = (sizeof(Header) + kPage - 1) / kPage * kPage;
   static constexpr std::size_t kHeaderBytes = kGpusAt + kPage;
   static constexpr std::size_t kSegmentBytes = kHeaderBytes + kSlots * kSlotBytes;
@@ -80,30 +82,30 @@ class Arena {
   Segment segment_;
 };
 
-// The arenas of a process set whose ranks are all on one host, and their doorbells.
+// The arenas and doorbells of the members of a process set on one host.
 class SharedGroup {
  public:
-  // `global` are the members' ranks, for error messages.
+  // `global`: the members' ranks in the job, for error messages.
   SharedGroup(int me, std::vector<Arena> arenas, std::vector<std::shared_ptr<Doorbell>> doorbells,
               std::vector<int> global);
 
   int rank() const { return me_; }
   int size() const { return static_cast<int>(arenas_.size()); }
 
-  // Sets the hash of the batch that the next cycles and meetings belong to; peers see it with each
-  // first stage and each line.
+  // Sets the hash of the batch for the next cycles and exchanges. Peers see it with each kPacked
+  // flag and each flag line.
   void begin(std::uint64_t check) {
     check_ = check;
     begun_cycle_ = cycle_;
     begun_meeting_ = meeting_;
   }
-  // The batch that was begun last does not take place, since not every rank has met the others in
-  // it. Before anything else every rank, also those that had not begun it, must call skip().
+  // Withdraws the batch that was begun last, because not every rank joined it. Before the next
+  // batch every rank, including ranks that had not begun this one, must call skip().
   void withdraw() {
     cycle_ = begun_cycle_;
     meeting_ = begun_meeting_;
   }
-  // Leaves out the cycles and meetings that a rank can have begun without the others.
+  // Skips the cycles and exchanges that some ranks may have begun alone.
   void skip();
 
   // ---- cycles ----
@@ -112,17 +114,18 @@ class SharedGroup {
   std::uint64_t next_cycle() { return ++cycle_; }
   std::byte* slot(int rank, std::uint64_t cycle) const { return arena(rank).slot(cycle); }
 
-  // Says that this rank has come to a stage of a cycle, and wakes whoever sleeps.
+  // Publishes that this rank has reached a stage of a cycle, and wakes sleeping ranks.
   void arrive(Stage stage, std::uint64_t cycle) {
     publish(stage, cycle);
     ring();
   }
-  // The same, but nobody is woken before this rank calls ring() or waits for this group: whoever
-  // spins is there by then, and waking others costs a store that all cores must have seen.
+  // The same without waking: sleeping ranks are woken when this rank calls ring() or waits for this
+  // group. A rank that spins has seen the flag by then, and waking costs a store that all cores
+  // must observe.
   void publish(Stage stage, std::uint64_t cycle, std::uint64_t place = 0);
   void ring();
 
-  // Waits until every rank (or one of them) has come to a stage of a cycle. Waiting for kPacked
+  // Waits until every rank, or one given rank, has reached a stage of a cycle. Waiting for kPacked
   // also compares the batches' hashes and throws Error(HP_INTERNAL) if they differ.
   class Reached final : public Waitable {
    public:
@@ -141,31 +144,32 @@ class SharedGroup {
     const Stage stage_;
     const std::uint64_t cycle_;
     const int only_;
-    int next_ = 0;  // ranks below it have arrived
+    int next_ = 0;  // lower ranks have arrived
   };
   Reached reached(Stage stage, std::uint64_t cycle) { return {*this, stage, cycle}; }
   Reached reached_by(int rank, Stage stage, std::uint64_t cycle) {
     return {*this, stage, cycle, rank};
   }
-  // What ranks have said with kPacked about where their input is, all of them having said so.
+  // Where the ranks' inputs of a cycle are, after all ranks have published kPacked.
   enum class Inputs { kInSlots, kInOnePlace, kMixed };
   Inputs inputs(std::uint64_t cycle) const;
-  // Whether nobody reads or writes the slots any more.
+  // Whether no rank reads or writes the slots any more.
   bool quiet() { return reached(Stage::kDone, cycle_).ready(); }
-  // The slot of a cycle may be written.
+  // Waits until this rank may write the slot of a cycle.
   Reached writable(std::uint64_t cycle) {
     return reached(Stage::kDone, cycle < Arena::kSlots ? 0 : cycle - Arena::kSlots);
   }
 
-  // ---- meetings ----
+  // ---- exchanges ----
 
-  // Opens the next meeting and returns its number.
+  // Opens the next exchange and returns its number.
   std::uint64_t next_meeting() { return ++meeting_; }
   std::byte* line(int rank, std::uint64_t meeting) const { return arena(rank).line(meeting).data; }
-  // Says that this rank's line is written; like publish(), wakes nobody yet.
+  // Publishes this rank's flag line. Like publish(), it wakes no rank yet.
   void show(std::uint64_t meeting);
 
-  // Waits until every rank has shown its line of a meeting, and compares the batches' hashes.
+  // Waits until every rank has published its flag line of an exchange, and compares the batches'
+  // hashes.
   class Met final : public Waitable {
    public:
     Met(SharedGroup& group, std::uint64_t meeting) : group_(group), meeting_(meeting) {}
@@ -183,11 +187,11 @@ class SharedGroup {
   };
   Met met(std::uint64_t meeting) { return {*this, meeting}; }
 
-  // A page that all ranks have, of zeros at first, and that nothing here touches: their GPUs meet
-  // in it (IpcPeers).
+  // A page that all ranks map, initially zero. Only the ranks' GPUs use it, for synchronisation
+  // (IpcPeers).
   std::byte* gpus_page() const { return arena(0).gpus_page(); }
 
-  // Memory for one operand per rank, which the next call of any collective may use.
+  // Memory for one operand per rank. The next call of any collective may overwrite it.
   std::span<const void*> operands() { return operands_; }
 
  private:

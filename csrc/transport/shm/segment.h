@@ -1,7 +1,7 @@
-// A piece of memory that co-located ranks share: a memfd, or plain memory between threads.
+// Memory that co-located ranks share: a memfd between processes, or plain memory between threads.
 //
-// There is no name in any file system: the descriptor was passed over a Unix socket, and the memory
-// is gone with the last process that maps it.
+// The memory has no name in a file system. The descriptor is passed over a Unix socket, and the
+// memory is freed with the last process that maps it.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,17 @@ namespace horoplug {
 
 class Segment {
  public:
-  // Sizes an empty memfd and maps it (the owner's side).
+  // Sizes an empty memfd and maps it; called by the owner.
   static Segment create(const Fd& memfd, std::size_t bytes);
   // Maps `bytes` bytes of a memfd from `offset`, a multiple of the page size. Throws
-  // std::system_error if it is smaller than that.
+  // std::system_error if the memfd is too small.
   static Segment map(const Fd& memfd, std::size_t bytes, std::size_t offset = 0);
-  // Has a memfd reach at least to `end`. Any process that has it may call this at any time.
+  // Extends a memfd to at least `end` bytes. Any process that has the descriptor may call this at
+  // any time.
   static void extend(const Fd& memfd, std::size_t end);
-  // Gives the memory of a part of a memfd back to the system; it reads as zeros then.
+  // Returns the memory of a range of a memfd to the system. The range reads as zeros afterwards.
   static void discard(const Fd& memfd, std::size_t offset, std::size_t bytes);
-  // Zeroed memory of this process, for ranks that are threads.
+  // Allocates zeroed memory of this process, for ranks that are threads.
   static Segment allocate(std::size_t bytes);
 
   std::byte* data() const { return data_.get(); }

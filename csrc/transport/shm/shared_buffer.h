@@ -1,5 +1,5 @@
-// Memory of the user that all ranks of a job have at hand: each rank has a part of its own, which
-// the others map too, so that they can work in it without copies.
+// User memory that all co-located ranks map: each rank owns one part, and the other ranks access it
+// without copies.
 #pragma once
 
 #include <sys/types.h>
@@ -15,28 +15,30 @@ namespace horoplug {
 
 class SharedBuffer {
  public:
-  // `parts` by rank, all of the same size; or this rank's alone, which nobody shares then. `file`
-  // and `place`: where this rank's part is; its memory is given back when the buffer ends.
+  // `parts`: by rank, all of the same size; or only this rank's part, which is then not shared.
+  // `file` and `place`: the location of this rank's part, whose memory is returned to the system
+  // when the buffer ends.
   SharedBuffer(std::uint32_t number, int rank, std::vector<Segment> parts, Fd file,
                std::size_t place);
   ~SharedBuffer();
   SharedBuffer(const SharedBuffer&) = delete;
   SharedBuffer& operator=(const SharedBuffer&) = delete;
 
-  // The same on all ranks, from 1.
+  // The same number on all ranks; numbers start at 1.
   std::uint32_t number() const { return number_; }
   std::byte* data() const { return mine().data(); }
   std::size_t bytes() const { return mine().size(); }
   bool shared() const { return parts_.size() > 1; }
 
   bool contains(const void* address, std::size_t bytes) const {
-    const std::size_t at = offset(address);  // beyond every size if it lies before
+    // larger than every size if the address lies before the buffer
+    const std::size_t at = offset(address);
     return at <= this->bytes() && bytes <= this->bytes() - at;
   }
   std::size_t offset(const void* address) const {
     return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(data());
   }
-  // From an address in this rank's part to the same place in another's.
+  // Translates an address in this rank's part to the same position in another rank's part.
   std::ptrdiff_t distance(int rank) const {
     return static_cast<std::ptrdiff_t>(
         reinterpret_cast<std::uintptr_t>(parts_[static_cast<std::size_t>(rank)].data()) -

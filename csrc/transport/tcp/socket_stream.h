@@ -1,4 +1,4 @@
-// A stream over a connected socket: TCP between hosts, a Unix socket within one.
+// A stream over a connected socket: TCP between hosts, a Unix socket within a host.
 #pragma once
 
 #include "transport/fd.h"
@@ -8,7 +8,7 @@ namespace horoplug {
 
 class SocketStream final : public Stream {
  public:
-  // Takes the descriptor over and makes it non-blocking.
+  // Takes ownership of the descriptor and makes it non-blocking.
   explicit SocketStream(Fd fd);
 
   std::size_t write(const iovec* parts, int count) override;
