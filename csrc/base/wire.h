@@ -114,7 +114,7 @@ class Reader {
 
   bool empty() const { return rest_.empty(); }
   void expect_end() const {
-    if (!rest_.empty()) throw WireError("bytes left over");
+    if (!rest_.empty()) throw WireError("unexpected bytes after the message");
   }
 
  private:

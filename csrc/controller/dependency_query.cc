@@ -5,7 +5,7 @@
 namespace horoplug {
 namespace {
 
-// Small numbers for things, equal ones for equal things, in the order of their first appearance.
+// Maps equal keys to equal small numbers, in order of first appearance.
 template <typename Key>
 class Numbering {
  public:

@@ -1,12 +1,13 @@
-// Finds out, along the tree, which operations of a step may share a batch.
+// Determines, along the tree, which operations of a step may share a batch.
 //
-// A program that looks at the result of one operation before it submits another one would wait for
-// ever if both were in the same batch. So every rank counts in waves: a new one begins with the
-// first submission after a look at a result. Operations of one dependency_epoch on every rank can
-// be fused. A rank labels the operations by their dependency_epoch, and a node of the tree gives a
-// label of its own to every combination of labels that occurs: what comes out at the root says for
-// each pair whether they are of one dependency_epoch everywhere, in one number per operation,
-// however many ranks there are.
+// If a program reads the result of one operation before it submits another one, the two must not
+// share a batch: neither would ever complete. Every rank therefore counts dependency epochs: a new
+// one begins with the first submission after a result was observed. Operations that belong to the
+// same dependency epoch on every rank can be fused. A rank labels its operations with their epoch.
+// A node of the tree combines its own labels with those of its children: each combination that
+// occurs becomes a label of its own. The labels at the root say for each pair of operations whether
+// they share an epoch on every rank. The size of an answer is one number per operation, whatever
+// the number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@
 
 namespace horoplug {
 
-// An operation as it was decided. `key` is its name; operations without a name, which are numbered
-// as they are submitted, have the key of their kind.
+// An operation as it was decided. `key` is its name. Operations without a name, which are numbered
+// in submission order, have the key of their kind.
 struct StepMember {
   std::string key;
   Signature signature;
@@ -31,7 +32,7 @@ std::string step_key(const std::string& name, const Signature& signature);
 class DependencyQuery {
  public:
   DependencyQuery() = default;
-  // `children`: how many will answer.
+  // `children`: the number of answers to expect.
   DependencyQuery(std::uint64_t number, std::vector<StepMember> step, std::size_t children);
 
   std::uint64_t number() const { return number_; }
@@ -39,11 +40,11 @@ class DependencyQuery {
   const std::vector<std::uint32_t>& labels() const { return labels_; }
   bool complete() const { return number_ > 0 && answers_left_ == 0; }
 
-  // The answer of a child; false if it cannot be right: too long or short, or one too many.
+  // Adds a child's answer. Returns false if it is invalid: a wrong length, or one answer too many.
   bool add(std::span<const std::uint32_t> labels);
 
  private:
-  std::uint64_t number_ = 0;  // 0: there is none
+  std::uint64_t number_ = 0;  // 0: no query
   std::vector<StepMember> step_;
   std::vector<std::uint32_t> labels_;
   std::size_t answers_left_ = 0;

@@ -1,4 +1,4 @@
-// Which of the operations that are ready run together.
+// Selects the ready operations that run in one batch.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,13 @@ namespace horoplug {
 struct ReadyOperation {
   std::string name;
   Signature signature;
-  std::vector<int> absent;  // ranks that have joined (see Negotiator::join) without submitting it
+  std::vector<int> absent;  // ranks that have joined (see Negotiator::join) and did not submit it
 };
 
-// Takes the next batch out of `ready`: the first operation, and those after it that fit in with it
-// (see fusable) as long as the batch stays within `threshold` bytes. What does not fit keeps its
-// order. A threshold of 0: no fusion. `fuse_groups`: also operations on several tensors fuse.
+// Takes the next batch out of `ready`: the first operation, and the later ones that can be fused
+// with it (see fusable) while the batch stays within `threshold` bytes. The other operations keep
+// their order. A threshold of 0 disables fusion. `fuse_groups`: whether operations on several
+// tensors are fused, too.
 std::vector<ReadyOperation> plan_batch(std::deque<ReadyOperation>& ready, std::int64_t threshold,
                                        bool fuse_groups = true);
 

@@ -1,4 +1,4 @@
-// Who is in a process set.
+// The ranks of a process set.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@ namespace horoplug {
 
 struct Members {
   std::uint32_t set = 0;
-  std::vector<int> ranks;  // global, ascending
-  int index = -1;          // this rank's place among them; -1: it is not in the set
+  std::vector<int> ranks;  // ranks of the job, ascending
+  int index = -1;          // this rank's index in `ranks`; -1 if it is not a member
 
   int size() const { return static_cast<int>(ranks.size()); }
-  // The place of a global rank; -1 if it is not in the set.
+  // The index of a rank of the job; -1 if it is not a member.
   int index_of(int rank) const {
     const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
     return found == ranks.end() || *found != rank ? -1 : static_cast<int>(found - ranks.begin());

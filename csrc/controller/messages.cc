@@ -8,7 +8,7 @@ namespace horoplug {
 namespace {
 
 constexpr int kMaxRank = std::numeric_limits<std::int32_t>::max() - 1;
-// Far beyond any model; keeps a forged bit field from asking for memory.
+// Far beyond any model. It keeps a forged bit field from allocating much memory.
 constexpr std::uint32_t kMaxId = 1 << 26;
 constexpr std::size_t kMostNameBytes = 64 << 20;  // in one message
 
@@ -27,7 +27,7 @@ std::uint32_t get_u32(Reader& reader) {
 
 bool get_bool(Reader& reader) {
   const auto value = reader.get<std::uint8_t>();
-  if (value > 1) throw WireError("not a truth value");
+  if (value > 1) throw WireError("invalid boolean");
   return value == 1;
 }
 
@@ -35,7 +35,7 @@ hp_status get_status(Reader& reader) { return static_cast<hp_status>(reader.get_
 
 double get_seconds(Reader& reader) {
   const auto value = reader.get<double>();
-  if (!std::isfinite(value) || value < 0) throw WireError("not a duration");
+  if (!std::isfinite(value) || value < 0) throw WireError("invalid duration");
   return value;
 }
 
@@ -93,7 +93,7 @@ Signature get_signature(Reader& reader) {
   return signature;
 }
 
-// Numbers as a field of bits, from the byte of the smallest one on.
+// Encodes ids as a bit field that starts at the byte of the smallest id.
 void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids) {
   if (ids.empty()) {
     writer.put_varint(0);
@@ -121,9 +121,9 @@ std::vector<std::uint32_t> get_bits(Reader& reader) {
   return ids;
 }
 
-// The names of a message mostly differ in a few letters, and its operations are mostly alike: a
-// name is told by what it shares with the one before at its beginning and its end, and a signature
-// that is the same as the one before by one byte.
+// Successive names of a message mostly differ in a few characters, and successive signatures are
+// mostly equal. A name is encoded by the prefix and suffix that it shares with the name before it,
+// and a signature that equals its predecessor by one byte.
 class Series {
  public:
   void put_name(Writer& writer, const std::string& name) {
@@ -137,14 +137,15 @@ class Series {
     const std::uint64_t head = reader.get_varint();
     const std::uint64_t tail = reader.get_varint();
     if (head > name_.size() || tail > name_.size() - head) {
-      throw WireError("a name that shares more than there is");
+      throw WireError("a name shares more characters than its predecessor has");
     }
     const std::string middle = reader.get_string();
     name_ = name_.substr(0, head) + middle + name_.substr(name_.size() - tail);
-    if (name_.empty()) throw WireError("an empty name");
-    // A few bytes can say a long name again and again.
+    if (name_.empty()) throw WireError("empty operation name");
+    // A few bytes could repeat a long name many times.
     bytes_ += name_.size();
-    if (name_.size() > kLongestName || bytes_ > kMostNameBytes) throw WireError("names too long");
+    if (name_.size() > kLongestName || bytes_ > kMostNameBytes)
+      throw WireError("operation names too long");
     return name_;
   }
 
@@ -158,7 +159,7 @@ class Series {
     if (!get_bool(reader)) {
       signature_ = get_signature(reader);
     } else if (!signature_) {
-      throw WireError("the first signature cannot be like the one before");
+      throw WireError("the first signature refers to a predecessor");
     }
     return *signature_;
   }
@@ -177,11 +178,11 @@ class Series {
   }
 
   std::string name_;
-  std::size_t bytes_ = 0;  // of all names that were read
+  std::size_t bytes_ = 0;  // of all names read so far
   std::optional<Signature> signature_;
 };
 
-// In an order that means something.
+// Orders ranks for the reader of a message.
 void put_numbers(Writer& writer, const std::vector<std::uint32_t>& numbers) {
   writer.put_varint(numbers.size());
   for (const std::uint32_t number : numbers) writer.put_varint(number);
@@ -193,7 +194,7 @@ std::vector<std::uint32_t> get_numbers(Reader& reader) {
   return numbers;
 }
 
-// What a message says in a few bytes must not take up much more memory than that.
+// A short message must not expand to much more memory than its length.
 constexpr int kMostChoices = 32;
 constexpr int kMostRounds = 1 << 20;
 constexpr std::int64_t kChunkUnit = 64;
@@ -210,16 +211,17 @@ Tuning get_tuning(Reader& reader) {
   for (std::int64_t* const value :
        {&tuning.bucket_bytes, &tuning.chunk_bytes, &tuning.lanes, &tuning.latency_percent}) {
     *value = static_cast<std::int64_t>(reader.get_varint());
-    if (*value < 1) throw WireError("a setting that cannot be");
+    if (*value < 1) throw WireError("invalid plan setting");
   }
   if (tuning.chunk_bytes < Tuning::kLeastChunk || tuning.chunk_bytes > Tuning::kMostChunk ||
       tuning.chunk_bytes % kChunkUnit != 0) {
-    throw WireError("pieces of a size that cannot be");
+    throw WireError("invalid chunk size");
   }
   return tuning;
 }
 
-// Choices often differ in their settings only: batches that are those of the choice before are not
+// Choices often differ only in their settings: batches that equal those of the previous choice are
+// not repeated.
 // told again.
 void put_choices(Writer& writer, const std::vector<PlanChoice>& choices) {
   writer.put_varint(choices.size());
@@ -234,23 +236,23 @@ void put_choices(Writer& writer, const std::vector<PlanChoice>& choices) {
 
 std::vector<PlanChoice> get_choices(Reader& reader) {
   std::vector<PlanChoice> choices(static_cast<std::size_t>(reader.get_int(kMostChoices)));
-  if (choices.empty()) throw WireError("an empty plan");
+  if (choices.empty()) throw WireError("plan without batches");
   for (std::size_t i = 0; i < choices.size(); ++i) {
     choices[i].tuning = get_tuning(reader);
     PlanContents& batches = choices[i].batches;
     batches.resize(reader.get_count(2));
     for (auto& slots : batches) {
       slots = get_numbers(reader);
-      if (slots.empty()) throw WireError("an empty batch");
+      if (slots.empty()) throw WireError("plan with an empty batch");
     }
     if (!batches.empty()) continue;
-    if (i == 0) throw WireError("an empty plan");
+    if (i == 0) throw WireError("plan without batches");
     batches = choices[i - 1].batches;
   }
   return choices;
 }
 
-// A rank or kSetRemoved.
+// A rank, or kSetRemoved.
 void put_leaver(Writer& writer, int rank) {
   writer.put_varint(static_cast<std::uint64_t>(rank - kSetRemoved));
 }
@@ -264,7 +266,7 @@ void put_item(Writer& writer, Series& series, const DecisionItem& item) {
       writer.put_varint(item.batch);
       writer.put_varint(item.members.size());
       for (const auto& member : item.members) {
-        // Bit 0: has a number. Bit 1: has a name. Bit 2: some ranks are absent.
+        // Bit 0: has an id. Bit 1: has a name. Bit 2: some ranks are absent.
         writer.put(static_cast<std::uint8_t>((member.id ? 1 : 0) | (member.name.empty() ? 0 : 2) |
                                              (member.absent.empty() ? 0 : 4)));
         if (member.id) writer.put_varint(*member.id);
@@ -318,7 +320,7 @@ DecisionItem get_item(Reader& reader, Series& series) {
         if ((flags & 2) != 0) member.name = series.get_name(reader);
         if ((flags & 4) != 0) {
           member.absent = get_ranks(reader);
-          if (member.absent.empty()) throw WireError("absent, but nobody is");
+          if (member.absent.empty()) throw WireError("empty list of absent ranks");
           member.signature = series.get(reader);
         }
       }
@@ -377,7 +379,7 @@ Bytes encode(const Hello& hello) {
 Hello decode_hello(Reader& reader) {
   Hello hello;
   hello.protocol = reader.get<std::uint32_t>();
-  // Whatever another version of the protocol says after this is not for us to read.
+  // Fields that another version of the protocol appends are ignored.
   if (hello.protocol != Hello::kProtocol) return hello;
   hello.rank = reader.get<std::int32_t>();
   hello.size = reader.get<std::int32_t>();
@@ -417,12 +419,12 @@ Ready decode_ready(Reader& reader) {
   for (Request& request : ready.requests) {
     request.name = series.get_name(reader);
     request.variants.resize(reader.get_count(1));
-    if (request.variants.empty()) throw WireError("a request without contents");
+    if (request.variants.empty()) throw WireError("readiness request without variants");
     for (Variant& variant : request.variants) {
       variant.signature = series.get(reader);
       variant.ranks = get_ranks(reader);
       if (variant.ranks.empty() && request.variants.size() > 1) {
-        throw WireError("a conflict without ranks");
+        throw WireError("variants without ranks");
       }
     }
   }
@@ -501,7 +503,7 @@ Bytes encode(const Report& report) {
       writer.put_varint(pending.set);
       writer.put_string(pending.name);
       writer.put(pending.age);
-      // Bit 0: somebody waits. Bit 1: it is a join.
+      // Bit 0: a thread waits for it. Bit 1: it is a join.
       writer.put(static_cast<std::uint8_t>((pending.waited ? 1 : 0) | (pending.join ? 2 : 0)));
     }
   }

@@ -1,8 +1,7 @@
-// The control messages, as structs and as bytes.
+// The control messages as structs, and their encoding.
 //
-// A message is one byte that says its kind, the number of the process set, and the fields below.
-// Decoding checks everything that can be checked without knowing the state of the receiver, and
-// throws WireError.
+// A message is one byte for its kind, the number of the process set, and the fields below. Decoding
+// validates everything that does not depend on the receiver's state, and throws WireError.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +16,24 @@
 namespace horoplug {
 
 enum class MessageKind : std::uint8_t {
-  kHello = 0,          // to everyone, first of all: who I am and how I am configured
-  kReady,              // up the tree: these operations are ready in all of my subtree
-  kDecisions,          // down the tree: what runs next, in this order
+  kHello = 0,          // to every rank, first: identity and configuration of the sender
+  kReady,              // up the tree: operations that are ready in the sender's whole subtree
+  kDecisions,          // down the tree: the batches to run, in this order
   kLeave,              // up the tree: a rank wants to leave
   kJoin,               // up the tree: a rank has no more data
-  kInspectionRequest,  // up the tree: somebody has waited for long, look what is going on
-  kInspection,         // down the tree: what are you doing?
-  kReport,             // up the tree: this is what my subtree is doing
-  kFail,               // to the root of a process set: call off what is pending in it
-  kAbort,              // to everyone: the job has failed
-  kBye,                // to everyone: I leave in good order
-  kDependencyLabels,   // up the tree: the answer to a query
-  kBreak,              // up the tree: the plan does not hold any more
+  kInspectionRequest,  // up the tree: an operation has waited for long; start a stall inspection
+  kInspection,         // down the tree: report your state
+  kReport,             // up the tree: the state of the sender's subtree
+  kFail,               // to the root of a process set: fail its pending operations
+  kAbort,              // to every rank: the job has failed
+  kBye,                // to every rank: the sender leaves in good order
+  kDependencyLabels,   // up the tree: the answer to a dependency query
+  kBreak,              // up the tree: the plan must end
   kHalt,               // down the tree: join no further batch of the plan
-  kHalted,             // up the tree: how far my subtree has joined
-  kWakeUp,             // to whom I wait for: look after connections that wake nobody
-  kPing,               // to everyone: something stands still here, do you answer?
-  kPong,               // the answer
+  kHalted,             // up the tree: the last batch that the subtree has joined
+  kWakeUp,  // to a rank that the sender waits for: poll the links that have no notification
+  kPing,    // to every rank: a transfer makes no progress; answer with kPong
+  kPong,    // the answer to kPing
 };
 inline constexpr int kMessageKindCount = 18;
 
@@ -47,8 +46,8 @@ struct Hello {
   std::vector<std::pair<std::string, std::string>> settings;  // must be equal on all ranks
 };
 
-// An operation that has no number yet, or has changed, as the subtree of the sender has it. One
-// variant without ranks: all of the subtree agree.
+// An operation of the sender's subtree that has no id yet, or whose signature has changed. A single
+// variant without ranks means that the whole subtree agrees.
 struct Request {
   std::string name;
   std::vector<Variant> variants;
@@ -56,7 +55,7 @@ struct Request {
 
 struct Ready {
   std::uint32_t epoch = 0;
-  std::vector<std::uint32_t> ids;  // ascending; they travel as bits
+  std::vector<std::uint32_t> ids;  // ascending; encoded as a bit field
   std::vector<Request> requests;
 };
 
@@ -67,36 +66,38 @@ struct DecisionItem {
     kError,
     kFailAll,
     kClose,
-    kDependencyQuery,  // which of the last operations came without a look at the others' results?
-    kInstallPlan,    // from here on these operations run again and again, in these batches, unasked
-    kUninstallPlan,  // no more
+    kDependencyQuery,  // asks which of the last operations share a dependency epoch
+    kInstallPlan,      // from here on the operations of a step run in these batches, without
+                       // negotiation
+    kUninstallPlan,    // ends the plan
   };
   static constexpr int kKindCount = 8;
   struct Member {
-    std::optional<std::uint32_t> id;  // its number
-    std::string name;                 // given if the number is new, or there is none
-    // Ranks that have joined and take part without having submitted it; they are told what it is.
+    std::optional<std::uint32_t> id;  // its id in the name table
+    std::string name;                 // present if the id is new, or there is none
+    // Ranks that have joined and take part without having submitted the operation; they need its
+    // signature.
     std::vector<int> absent;
-    Signature signature;  // if some are absent
+    Signature signature;  // present if ranks are absent
   };
 
   Kind kind = Kind::kBatch;
-  // kBatch, kJoined: its number. kDependencyQuery, kInstallPlan: the query's. kUninstallPlan: the
-  // last batch that runs.
+  // kBatch, kJoined: the batch's number. kDependencyQuery, kInstallPlan: the query's number.
+  // kUninstallPlan: the last batch that runs.
   std::uint64_t batch = 0;
   std::vector<Member> members;   // kBatch
   std::string name;              // kError: the operation that fails
   hp_status code = HP_MISMATCH;  // kError, kFailAll
   std::string text;              // kError, kFailAll
-  // kClose: who has left, or nobody (the set was removed). kJoined: who was the last to join.
+  // kClose: the rank that has left, or kSetRemoved. kJoined: the last rank to join.
   std::int32_t rank = 0;
   std::uint32_t operations =
-      0;  // kDependencyQuery: so many of the last that were decided make a step
-  std::vector<PlanChoice> choices;  // kInstallPlan: which of them share a batch, and how they run
-  std::uint32_t rounds = 0;         // kInstallPlan: turns that each of the choices has
+      0;  // kDependencyQuery: number of the last decided operations that form a step
+  std::vector<PlanChoice> choices;  // kInstallPlan: the batches of a step, and their settings
+  std::uint32_t rounds = 0;         // kInstallPlan: number of turns of each choice
 };
 
-// "Who has left" when a process set ends because it was removed.
+// In place of a rank when a process set ends because it was removed.
 inline constexpr std::int32_t kSetRemoved = -1;
 
 struct Decisions {
@@ -104,31 +105,31 @@ struct Decisions {
   std::vector<DecisionItem> items;
 };
 
-// The answer of a subtree to a query: operations with equal labels came, on every rank of it,
-// without a look at a result in between.
+// The answer of a subtree to a dependency query: operations with equal labels share a dependency
+// epoch on every rank of the subtree.
 struct DependencyLabels {
   std::uint64_t query = 0;
-  std::vector<std::uint32_t> labels;  // by place in the query
+  std::vector<std::uint32_t> labels;  // by position in the query
 };
 
-// kBreak, kHalt and kHalted are about the plan of an epoch. `batch`: of kHalted, the last that all
-// of the subtree have joined.
+// The content of kBreak, kHalt and kHalted, for the plan of an epoch. `batch` (kHalted): the last
+// batch that the whole subtree has joined.
 struct PlanNotice {
   std::uint32_t epoch = 0;
   std::uint64_t batch = 0;
 };
 
-// What one rank is doing.
+// The state of one rank.
 struct RankReport {
   struct Pending {
     std::uint32_t set = 0;
     std::string name;
-    double age = 0;       // seconds since its submission
+    double age = 0;       // seconds since submission
     bool waited = false;  // a thread is blocked on it
-    bool join = false;    // it is the wait for everyone to join
+    bool join = false;    // the operation is a join
   };
   std::int32_t rank = 0;
-  double quiet = 0;        // seconds since anything was submitted or done here
+  double quiet = 0;        // seconds since the last submission or completion on this rank
   bool executing = false;  // a batch is running
   std::vector<Pending> pending;
 };
@@ -144,7 +145,7 @@ struct Abort {
   std::string text;
 };
 
-// The head that all messages have.
+// The header of every message.
 struct MessageHead {
   MessageKind kind;
   std::uint32_t set;
@@ -168,7 +169,7 @@ Bytes encode_bye();
 Bytes encode(std::uint32_t set, const DependencyLabels& labels);
 Bytes encode(MessageKind kind, std::uint32_t set, const PlanNotice& notice);
 
-// The rest of a message after its head.
+// Decode the rest of a message after its header.
 Hello decode_hello(Reader& reader);
 Ready decode_ready(Reader& reader);
 Decisions decode_decisions(Reader& reader);

@@ -1,5 +1,5 @@
-// Names that all ranks know by a small integer. Every rank fills its table from the same decisions,
-// in the same order.
+// Names that all ranks know by a small integer, the id. Every rank fills its table from the same
+// decisions in the same order, so ids agree.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class NameTable {
  public:
   struct Entry {
     std::string name;
-    Signature signature;  // as it was agreed last
+    Signature signature;  // as agreed on last
   };
 
   std::optional<std::uint32_t> find(const std::string& name) const {
@@ -25,11 +25,11 @@ class NameTable {
     return found->second;
   }
 
-  // nullptr for a number that was never given.
+  // nullptr if the id was never assigned.
   const Entry* at(std::uint32_t id) const { return id < entries_.size() ? &entries_[id] : nullptr; }
 
-  // Gives a new number (the next one) or renews what is known of an old one; false if it is
-  // neither.
+  // Assigns a new id, which must be the next one, or renews the signature of a known one. Returns
+  // false if the id is neither.
   bool set(std::uint32_t id, const std::string& name, const Signature& signature) {
     if (id == entries_.size()) {
       if (!ids_.emplace(name, id).second) return false;

@@ -70,14 +70,15 @@ void Negotiator::note_join(int rank) {
   if (is_root()) {
     last_joined_ = rank;
   } else {
-    // What was ready before is told before: the parent waits for nothing more from who has joined.
+    // Report readiness before the join: after the join the parent expects nothing more from this
+    // rank.
     flush();
     outgoing_.push_back({position_.parent, encode_join(set_, epoch_, rank)});
   }
 }
 
 void Negotiator::fail_all(const Status& status) {
-  if (!plan_) flush();  // errors and ends that were decided before come before; so may a plan
+  if (!plan_) flush();  // earlier errors and closings are published first, and so may be a plan
   if (plan_) {
     failure_later_ = status;
     break_plan();
@@ -105,7 +106,7 @@ void Negotiator::batch_done(std::uint32_t plan, double now) {
 
 std::size_t Negotiator::child_index(int from) const {
   const auto found = std::find(position_.children.begin(), position_.children.end(), from);
-  if (found == position_.children.end()) throw WireError("it is no child of this rank");
+  if (found == position_.children.end()) throw WireError("the sender is not a child of this rank");
   return static_cast<std::size_t>(found - position_.children.begin());
 }
 
@@ -138,12 +139,12 @@ bool Negotiator::receive(int from, MessageKind kind, Reader& reader) {
 
 void Negotiator::receive(int from, const Ready& ready) {
   const std::size_t child = child_index(from);
-  if (ready.epoch > epoch_) throw WireError("an epoch of the future");
-  // Ready for what has been called off meanwhile.
+  if (ready.epoch > epoch_) throw WireError("message of a future epoch");
+  // It refers to operations that have failed meanwhile.
   if (ready.epoch < epoch_ || closed()) return;
   for (const std::uint32_t id : ready.ids) {
     const NameTable::Entry* known = table_.at(id);
-    if (known == nullptr) throw WireError("a number that was never given");
+    if (known == nullptr) throw WireError("unknown name id");
     add_child(known->name, child, known->signature);
   }
   for (const Request& request : ready.requests) {
@@ -188,7 +189,7 @@ Negotiator::VariantGroup& Negotiator::group_of(Entry& entry, const Signature& si
   return entry.groups.back();
 }
 
-// Whether everyone in the subtree has submitted it or has joined.
+// Whether every rank of the subtree has submitted the operation or has joined.
 bool Negotiator::is_full(const Entry& entry) const {
   if (!entry.self_in && !joined_.contains(position_.rank)) return false;
   if (entry.children_in.size() == position_.children.size()) return true;
@@ -228,15 +229,15 @@ std::vector<Variant> Negotiator::variants_of(const Entry& entry) const {
     std::sort(variant.ranks.begin(), variant.ranks.end());
     variants.push_back(std::move(variant));
   }
-  // Messages tell of the ranks in order.
+  // Messages list ranks in ascending order.
   std::sort(variants.begin(), variants.end(),
             [](const Variant& a, const Variant& b) { return a.ranks < b.ranks; });
   return variants;
 }
 
 void Negotiator::pass_up(const std::string& name, const Entry& entry) {
-  // With the ranks, if it is not simply all of the subtree. A child that names its ranks does so
-  // because others below it have joined, which this rank may hear a moment later.
+  // Name the ranks unless the whole subtree agrees. A child names its ranks when others below it
+  // have joined, which this rank may learn a moment later.
   if (entry.groups.size() > 1 || !joined_.empty() || !entry.groups.front().ranks.empty()) {
     up_.requests.push_back({name, variants_of(entry)});
     return;
@@ -278,7 +279,7 @@ std::vector<int> Negotiator::absent_from(const std::vector<int>& submitted) cons
   return absent;
 }
 
-// Why ranks that have joined cannot be left out of this operation; empty if they can.
+// The reason why ranks that have joined cannot be left out of this operation; empty if they can.
 std::string Negotiator::objection_to(const Signature& signature,
                                      const std::vector<int>& absent) const {
   if (absent.empty()) return {};
@@ -313,8 +314,7 @@ DecisionItem Negotiator::make_batch(const std::vector<ReadyOperation>& batch) {
       }
     } else {
       member.name = operation.name;
-      // The first half of the numbers is given at first sight, the rest to names that have come
-      // back.
+      // The first half of the ids is assigned at first sight, the rest only to names that recur.
       const bool room = next_id_ < options_.cache_capacity;
       const bool worth =
           next_id_ < options_.cache_capacity / 2 || seen_once_.contains(operation.name);
@@ -354,13 +354,13 @@ void Negotiator::flush() {
     return;
   }
   std::vector<DecisionItem> items = std::exchange(urgent_, {});
-  // What is ready when the set is closed still runs: the end comes last.
+  // Operations that are ready when the set closes still run, so the end comes last.
   const auto end = std::stable_partition(items.begin(), items.end(), [](const DecisionItem& item) {
     return item.kind != DecisionItem::Kind::kClose;
   });
   const std::vector<DecisionItem> closing(end, items.end());
   items.erase(end, items.end());
-  // The same holds for the end of a join. Everyone is waiting for it, so that nothing comes after.
+  // The same holds for the end of a join: every rank waits for it, so nothing follows.
   const bool all_joined = joined_.size() == position_.size();
   const bool run_all = all_joined || !closing.empty();
   while (!ready_.empty() && (outstanding_ < options_.max_outstanding || run_all)) {
@@ -392,8 +392,8 @@ void Negotiator::publish(const std::vector<DecisionItem>& items) {
 }
 
 void Negotiator::receive(int from, const Decisions& decisions) {
-  if (from != position_.parent) throw WireError("it is not the parent of this rank");
-  if (decisions.epoch != epoch_) throw WireError("decisions of another epoch");
+  if (from != position_.parent) throw WireError("the sender is not the parent of this rank");
+  if (decisions.epoch != epoch_) throw WireError("decisions of a different epoch");
   for (const int child : position_.children) outgoing_.push_back({child, encode(set_, decisions)});
   for (const DecisionItem& item : decisions.items) apply(item);
 }
@@ -405,12 +405,12 @@ void Negotiator::receive_leave(int from, int rank) {
 
 void Negotiator::receive_join(int from, const Joined& joined) {
   const auto& below = position_.subtrees[child_index(from)];
-  if (joined.epoch > epoch_) throw WireError("an epoch of the future");
+  if (joined.epoch > epoch_) throw WireError("message of a future epoch");
   if (joined.epoch < epoch_ || closed()) return;
   if (std::find(below.begin(), below.end(), joined.rank) == below.end()) {
-    throw WireError("a rank has joined that is not below it");
+    throw WireError("join of a rank outside the sender's subtree");
   }
-  if (joined_.contains(joined.rank)) throw WireError("a rank has joined twice");
+  if (joined_.contains(joined.rank)) throw WireError("second join of the same rank");
   note_join(joined.rank);
 }
 
@@ -428,7 +428,7 @@ void Negotiator::forget_everything() {
 void Negotiator::apply(const DecisionItem& item) {
   if (closed()) return;
   const bool of_plan = item.kind == DecisionItem::Kind::kUninstallPlan;
-  if (of_plan != has_plan()) throw WireError("a decision that does not go with the plan");
+  if (of_plan != has_plan()) throw WireError("decision that does not match the plan state");
   Decision decision;
   decision.kind = item.kind;
   switch (item.kind) {
@@ -442,7 +442,7 @@ void Negotiator::apply(const DecisionItem& item) {
       uninstall_plan(item);
       return;
     case DecisionItem::Kind::kBatch:
-      if (item.batch != last_batch_ + 1) throw WireError("a batch out of order");
+      if (item.batch != last_batch_ + 1) throw WireError("batch number out of order");
       last_batch_ = decision.batch = item.batch;
       decision.tuning = options_.tuning;
       for (const auto& member : item.members) {
@@ -452,11 +452,11 @@ void Negotiator::apply(const DecisionItem& item) {
         const bool is_absent = std::find(member.absent.begin(), member.absent.end(),
                                          position_.rank) != member.absent.end();
         if (is_absent != (pending == pending_.end()) || name.empty()) {
-          throw WireError("a batch of what is not ready here");
+          throw WireError("batch with an operation that is not ready on this rank");
         }
         const Signature signature = is_absent ? member.signature : pending->second.signature;
         if (member.id && !member.name.empty() && !table_.set(*member.id, name, signature)) {
-          throw WireError("a number out of order");
+          throw WireError("name id out of order");
         }
         if (is_absent) {
           decision.unknown.emplace(name, signature);
@@ -471,8 +471,9 @@ void Negotiator::apply(const DecisionItem& item) {
       }
       break;
     case DecisionItem::Kind::kJoined:
-      if (item.batch != last_batch_ + 1) throw WireError("a batch out of order");
-      if (!joined_.contains(position_.rank)) throw WireError("this rank has not joined");
+      if (item.batch != last_batch_ + 1) throw WireError("batch number out of order");
+      if (!joined_.contains(position_.rank))
+        throw WireError("end of a join that this rank has not entered");
       last_batch_ = decision.batch = item.batch;
       decision.rank = item.rank;
       joined_.clear();
@@ -481,7 +482,7 @@ void Negotiator::apply(const DecisionItem& item) {
       if (pending_.erase(item.name) > 0) {
         decision.names.push_back(item.name);
       } else if (!joined_.contains(position_.rank)) {
-        throw WireError("an error for what is not ready here");
+        throw WireError("error for an operation that is not ready on this rank");
       }
       decision.status = {item.code, item.text};
       break;

@@ -1,4 +1,4 @@
-// The Negotiator's way into a plan, through it and out of it.
+// The part of the Negotiator that installs, follows and uninstalls plans.
 #include <algorithm>
 #include <limits>
 
@@ -8,7 +8,8 @@
 namespace horoplug {
 namespace {
 
-// A plan that did not live for this many times the steps that it took to learn was locked too soon.
+// A plan that lasted for fewer steps than this multiple of the steps it took to learn was installed
+// too early.
 constexpr std::uint64_t kWorthIt = 8;
 constexpr int kMostSteps = 1 << 16;
 
@@ -38,7 +39,8 @@ void Negotiator::remember(const std::string& name, const Signature& signature,
   if (history_.size() > StepPattern::kMostOperations) history_.pop_front();
 }
 
-// Root only: what comes after a batch that was just decided, a query, a plan or nothing.
+// Root only: the item that follows a batch that was just decided: a dependency query, a plan, or
+// none.
 std::optional<DecisionItem> Negotiator::consider_plan() {
   if (options_.plan_after <= 0 || position_.size() == 1 || !step_pattern_.at_boundary())
     return std::nullopt;
@@ -56,7 +58,7 @@ std::optional<DecisionItem> Negotiator::consider_plan() {
     item.rounds = tuner_.rounds();
     return item;
   }
-  // Two steps are alike at the first repetition.
+  // The first repetition means two equal steps.
   if (is_queried || step_pattern_.repeated() + 2 < steps_wanted_) return std::nullopt;
   queried_step_ = step;
   item.kind = DecisionItem::Kind::kDependencyQuery;
@@ -65,7 +67,7 @@ std::optional<DecisionItem> Negotiator::consider_plan() {
   return item;
 }
 
-// Somebody has submitted, or is about to do, what the plan will not have.
+// An operation that the plan lacks has been submitted, or a decision is due that it cannot contain.
 bool Negotiator::plan_would_break() const {
   if (!joined_.empty() || !urgent_.empty()) return true;
   std::unordered_set<std::string> keys;
@@ -77,7 +79,7 @@ bool Negotiator::plan_would_break() const {
 
 void Negotiator::join_dependency_query(const DecisionItem& item) {
   if (item.operations == 0 || item.operations > history_.size()) {
-    throw WireError("a query of what has not run");
+    throw WireError("dependency query for operations that have not run");
   }
   std::vector<StepMember> step(history_.end() - item.operations, history_.end());
   last_query_ = item.batch;
@@ -94,22 +96,23 @@ void Negotiator::answer_dependency_query() {
 
 void Negotiator::receive(int from, const DependencyLabels& labels) {
   child_index(from);
-  if (labels.query > last_query_) throw WireError("a query of the future");
-  if (labels.query != dependency_query_.number() || closed()) return;  // it was given up meanwhile
+  if (labels.query > last_query_) throw WireError("answer to a future dependency query");
+  // the query was abandoned meanwhile
+  if (labels.query != dependency_query_.number() || closed()) return;
   if (!dependency_query_.add(labels.labels))
-    throw WireError("an answer that does not fit the query");
+    throw WireError("answer that does not match the dependency query");
   answer_dependency_query();
 }
 
-// ---- locking ----
+// ---- installing ----
 
 void Negotiator::install_plan(const DecisionItem& item) {
   if (!dependency_query_.complete() || item.batch != dependency_query_.number()) {
-    throw WireError("a plan of what was not asked for");
+    throw WireError("plan without a completed dependency query");
   }
   ++epoch_;
   plan_.emplace(epoch_, last_batch_, dependency_query_.step(), item.choices, item.rounds);
-  // All of this was about operations that are pending; readiness counts for the plan from here on.
+  // Negotiation state is obsolete: from here on readiness counts for the plan.
   entries_.clear();
   ready_.clear();
   up_ = {};
@@ -170,21 +173,21 @@ void Negotiator::receive(int from, MessageKind kind, const PlanNotice& notice) {
   if (closed()) return;
   const std::uint32_t current = plan_ ? plan_->epoch() : 0;
   if (kind == MessageKind::kHalt) {
-    if (from != position_.parent) throw WireError("it is not the parent of this rank");
+    if (from != position_.parent) throw WireError("the sender is not the parent of this rank");
     if (!plan_ || notice.epoch != current || halted_)
-      throw WireError("there is no such plan to halt");
+      throw WireError("halt of a plan that is not installed");
     breaking_ = true;
     halt();
     return;
   }
   child_index(from);
   if (kind == MessageKind::kBreak) {
-    if (notice.epoch > epoch_) throw WireError("a plan of the future");
-    if (notice.epoch == current) break_plan();  // otherwise it has ended meanwhile
+    if (notice.epoch > epoch_) throw WireError("message about a future plan");
+    if (notice.epoch == current) break_plan();  // otherwise the plan has ended meanwhile
     return;
   }
   if (!plan_ || notice.epoch != current || !halted_ || halt_missing_.erase(from) == 0) {
-    throw WireError("nobody has asked how far it is");
+    throw WireError("halt report without a halt");
   }
   halted_at_ = std::min(halted_at_, notice.batch);
   answer_halt();
@@ -222,9 +225,9 @@ void Negotiator::answer_halt() {
 void Negotiator::uninstall_plan(const DecisionItem& item) {
   const std::uint64_t joined = plan_->joined();
   if (!halted_ || item.batch > joined || joined - item.batch > (plan_->running() ? 1 : 0)) {
-    throw WireError("a plan that ends where it cannot");
+    throw WireError("plan ended at an impossible batch");
   }
-  // What all have joined runs to its end.
+  // A batch that all ranks have joined runs to completion.
   if (plan_->running() && joined == item.batch) {
     for (const std::string& name : plan_->last()) pending_.erase(name);
   }
@@ -239,7 +242,7 @@ void Negotiator::uninstall_plan(const DecisionItem& item) {
   if (is_root()) batches_decided_ = item.batch;
   ++epoch_;
 
-  // Everything else is ready, and not negotiated.
+  // All other ready operations return to negotiation.
   for (const auto* entry : pending_in_order()) enter(entry->first, entry->second.signature);
   if (std::exchange(join_later_, false)) note_join(position_.rank);
 }

@@ -8,7 +8,7 @@ PlanContents make_plan(std::span<const StepMember> step, std::span<const std::ui
                        std::int64_t limit, bool fuse_groups) {
   struct Batch {
     std::uint32_t label;
-    const Signature* signature;  // of its first operation
+    const Signature* signature;  // of the batch's first operation
     std::int64_t bytes;
     bool open;
   };
@@ -18,8 +18,9 @@ PlanContents make_plan(std::span<const StepMember> step, std::span<const std::ui
     const Signature& signature = step[slot].signature;
     const std::int64_t bytes = payload_bytes(signature);
     const bool apart = !fuse_groups && signature.shapes.size() > 1;
-    // Into the last batch of its kind, past others: no rank that takes part in those can be waiting
-    // for this one, since it had submitted all of this label before it looked at any of them.
+    // An operation may move into the last batch of its label, past later batches: no rank in those
+    // can be waiting for this operation, since it had submitted all operations of this label before
+    // it observed any result of theirs.
     std::size_t at = batches.size();
     for (std::size_t i = batches.size(); i-- > 0 && !apart;) {
       if (batches[i].label != labels[slot] || !fusable(*batches[i].signature, signature)) continue;
@@ -39,7 +40,7 @@ PlanContents make_plan(std::span<const StepMember> step, std::span<const std::ui
 Plan::Plan(std::uint32_t epoch, std::uint64_t decided, const std::vector<StepMember>& step,
            std::span<const PlanChoice> choices, std::uint32_t rounds)
     : epoch_(epoch), trial_steps_(std::uint64_t{rounds} * choices.size()), joined_(decided) {
-  if (choices.empty()) throw WireError("a plan of nothing");
+  if (choices.empty()) throw WireError("plan without choices");
   for (const PlanChoice& choice : choices) choices_.push_back(make_choice(choice, step.size()));
   for (std::size_t slot = 0; slot < step.size(); ++slot) {
     slots_.push_back({step[slot].signature});
@@ -52,19 +53,19 @@ Plan::Choice Plan::make_choice(const PlanChoice& choice, std::size_t slots) {
   for (const auto& batch : choice.batches) {
     for (const std::uint32_t slot : batch) {
       if (slot >= slots || made.batch_of[slot] != choice.batches.size()) {
-        throw WireError("a plan with an operation that is none, or twice");
+        throw WireError("plan with an unknown or repeated operation");
       }
       made.batch_of[slot] = made.batches.size();
     }
     made.batches.push_back({batch});
   }
   for (const std::size_t batch : made.batch_of) {
-    if (batch == choice.batches.size()) throw WireError("a plan that lacks an operation");
+    if (batch == choice.batches.size()) throw WireError("plan that lacks an operation of the step");
   }
   return made;
 }
 
-// There and back again, so that no choice always comes after the same other one.
+// The turns run forward and back, so that no choice always follows the same other one.
 std::size_t Plan::choice_of(std::uint64_t step) const {
   if (step >= trial_steps_) return 0;
   const std::size_t turn = step % choices_.size();
@@ -82,7 +83,7 @@ bool Plan::ready(const std::string& name, const Signature& signature) {
   turn.next = (turn.next + 1) % turn.slots.size();
   slot.ready = true;
   slot.name = name;
-  // What was joined in this step already is for the next one.
+  // A slot that was already joined in this step counts for the next one.
   Choice& choice = choices_[choice_of(slot.turns)];
   ++choice.batches[choice.batch_of[at]].ready;
   ++ready_;

@@ -1,16 +1,15 @@
-// A locked plan: batches that run again and again, in an order that all ranks know, without being
-// negotiated.
+// An installed plan: batches that recur in an order known to all ranks, without negotiation.
 //
-// A rank joins a batch when all of its operations are ready here and it is done with the batch
-// before; a batch commits when every rank has joined it, which its collective finds out when the
-// ranks meet. Nothing that a user handed in is overwritten before that, so that a batch that was
-// joined by some can be withdrawn (see Negotiator).
+// A rank joins a batch when all of its operations are ready on this rank and the batch before it is
+// done. A batch commits when every rank has joined it, which its collective detects when the ranks
+// synchronise. Until then no user memory is overwritten, so that a batch that only some ranks have
+// joined can be withdrawn (see Negotiator).
 //
-// A plan can have several choices of batches, with which its steps take turns for a while, so that
-// it can be seen which is the best (see Tuner); after that the first choice is for good.
+// A plan can have several choices of batches, which its steps use in turn for a while, so that the
+// tuner can compare them (see Tuner). After that the first choice stays.
 //
-// An operation of the plan is known by its key (see StepMember). A key can occur several times in a
-// step; what a rank submits under it takes these slots in turn.
+// An operation of the plan is identified by its key (see StepMember). A key may occur several times
+// in a step: submissions under that key take its slots in turn.
 #pragma once
 
 #include <cstdint>
@@ -25,60 +24,60 @@
 
 namespace horoplug {
 
-using PlanContents = std::vector<std::vector<std::uint32_t>>;  // slots in the step, by batch
+using PlanContents = std::vector<std::vector<std::uint32_t>>;  // slots of the step, by batch
 
-// One way to run a step.
+// One way to divide a step into batches.
 struct PlanChoice {
   Tuning tuning;
   PlanContents batches;
   bool operator==(const PlanChoice&) const = default;
 };
 
-// Cuts a step into batches. `labels`: by slot, equal for operations that may share a batch (see
-// DependencyQuery). A batch holds at most `limit` bytes, unless one operation has more.
+// Divides a step into batches. `labels`, by slot: equal for operations that may share a batch (see
+// DependencyQuery). A batch holds at most `limit` bytes, unless a single operation is larger.
 PlanContents make_plan(std::span<const StepMember> step, std::span<const std::uint32_t> labels,
                        std::int64_t limit, bool fuse_groups);
 
 class Plan {
  public:
-  // The first batch will have the number `decided` + 1. Each of the choices has `rounds` turns.
-  // Throws WireError if they are not plans of this step.
+  // The first batch has the number `decided` + 1. Each choice has `rounds` turns. Throws WireError
+  // if the choices do not fit this step.
   Plan(std::uint32_t epoch, std::uint64_t decided, const std::vector<StepMember>& step,
        std::span<const PlanChoice> choices, std::uint32_t rounds);
 
   std::uint32_t epoch() const { return epoch_; }
   // The number of the last batch that this rank has joined.
   std::uint64_t joined() const { return joined_; }
-  // Steps of which this rank has joined all.
+  // The number of steps whose batches this rank has all joined.
   std::uint64_t steps_joined() const { return step_; }
   bool running() const { return running_; }
-  // Of the batch that was joined last: the choice that it belongs to, and its settings.
+  // The choice that the last joined batch belongs to, and its settings.
   std::size_t last_choice() const { return last_choice_; }
   const Tuning& last_tuning() const { return choices_[last_choice_].tuning; }
   bool at_step_end() const { return !running_ && next_ == 0 && step_ > 0; }
 
-  // This rank is ready to run an operation. False if the plan has no such operation now.
+  // This rank is ready to run an operation. Returns false if the plan has no such operation now.
   bool ready(const std::string& name, const Signature& signature);
 
-  // Joins the next batch, if that is possible.
+  // Joins the next batch if it is complete. Returns whether it did.
   bool join_next();
-  // The names in the batch that was joined last, of which the others may not know yet.
+  // The names in the last joined batch, which other ranks may not have joined yet.
   const std::vector<std::string>& last() const { return last_; }
   void batch_done() { running_ = false; }
 
-  // How many operations must become ready at least before anything can be joined; 0 if none has to:
-  // it waits for the batch that runs.
+  // The minimum number of further operations that must become ready before the next batch can be
+  // joined. 0: only the running batch delays it.
   std::size_t missing() const { return next_batch().slots.size() - next_batch().ready; }
 
-  // Something is ready that can not be joined since a batch before it, or its own, is not complete.
+  // An operation is ready, but its batch or an earlier one is incomplete.
   bool held_up() const { return !running_ && ready_ > 0 && !next_batch().complete(); }
 
  private:
   struct Slot {
     Signature signature;
     bool ready = false;
-    std::string name{};       // of what is ready
-    std::uint64_t turns = 0;  // how often it was joined
+    std::string name{};       // of the ready operation
+    std::uint64_t turns = 0;  // number of times it was joined
   };
   struct Batch {
     std::vector<std::uint32_t> slots;
@@ -91,7 +90,7 @@ class Plan {
     std::vector<std::size_t> batch_of;  // by slot
   };
   struct Turn {
-    std::vector<std::uint32_t> slots;  // that operations of one key take, in turn
+    std::vector<std::uint32_t> slots;  // the slots of one key, in turn
     std::size_t next = 0;
   };
 
@@ -103,9 +102,9 @@ class Plan {
   const std::uint64_t trial_steps_;
   std::uint64_t joined_;
   std::uint64_t step_ = 0;
-  std::size_t choice_ = 0;  // of this step
+  std::size_t choice_ = 0;  // of the current step
   std::size_t last_choice_ = 0;
-  std::size_t next_ = 0;   // batch
+  std::size_t next_ = 0;   // index of the next batch
   std::size_t ready_ = 0;  // operations that are ready and not joined
   bool running_ = false;
   std::vector<std::string> last_;

@@ -33,7 +33,7 @@ bool same_shapes(const Signature& a, const Signature& b) {
   if (first_dimension_counts(a.op)) return a.shapes == b.shapes;
   if (a.shapes.size() != b.shapes.size()) return false;
   for (std::size_t i = 0; i < a.shapes.size(); ++i) {
-    // A scalar counts as one row of one element, as a vector of length one does.
+    // A scalar counts as one row of one element, like a vector of length one.
     const Shape& x = a.shapes[i];
     const Shape& y = b.shapes[i];
     const Shape rest_x(x.empty() ? x.end() : x.begin() + 1, x.end());
@@ -54,7 +54,7 @@ bool same_buffer(const Signature& a, const Signature& b) {
 constexpr const char* kSameShape = "submit the same shape";
 constexpr const char* kSameRows = "submit shapes that differ in the first dimension only";
 
-// What ranks can disagree about, in the order in which it is worth telling.
+// The properties in which ranks can differ, in the order in which they are reported.
 struct Field {
   const char* name;
   const char* advice;

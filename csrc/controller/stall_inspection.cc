@@ -8,7 +8,7 @@
 namespace horoplug {
 namespace {
 
-// Lists in error messages end here; a job may have thousands of ranks.
+// Lists in error messages are cut here; a job may have thousands of ranks.
 constexpr std::size_t kMaxListed = 16;
 
 std::string describe(const std::pair<std::uint32_t, std::string>& key) {
@@ -22,7 +22,7 @@ std::string seconds(double value) {
   return text;
 }
 
-// One pending operation as the whole job has it.
+// One pending operation over the whole job.
 struct Waiting {
   std::vector<int> submitted_by;
   double age = 0;
@@ -34,12 +34,12 @@ using WaitingTable = std::map<Key, Waiting>;
 
 WaitingTable tabulate(const Report& report, const DiagnoseOptions& options) {
   WaitingTable table;
-  // Who has joined a set is not missing in its operations, other than the join.
+  // A rank that has joined a set is missing in none of its operations except the join.
   std::map<std::uint32_t, std::vector<int>> joined;
   std::map<Key, bool> is_join;
   for (const RankReport& rank : report.ranks) {
     for (const auto& pending : rank.pending) {
-      // A set that has come or gone since.
+      // The set was added or removed meanwhile.
       if (!options.members.contains(pending.set)) continue;
       const Key key{pending.set, pending.name};
       Waiting& waiting = table[key];
@@ -63,7 +63,7 @@ WaitingTable tabulate(const Report& report, const DiagnoseOptions& options) {
   return table;
 }
 
-// What a rank's threads wait for, of what is known.
+// The known operations that a rank's threads wait for.
 std::vector<Key> waited_by(const RankReport& rank, const WaitingTable& table) {
   std::vector<Key> keys;
   for (const auto& pending : rank.pending) {
@@ -74,7 +74,7 @@ std::vector<Key> waited_by(const RankReport& rank, const WaitingTable& table) {
   return keys;
 }
 
-// The ranks that wait for nobody but each other, so that none of them will ever go on.
+// The ranks that wait only for each other, so that none of them can ever continue.
 std::set<int> find_stuck(const Report& report, const WaitingTable& table, double quiet) {
   std::set<int> stuck;
   for (const RankReport& rank : report.ranks) {
@@ -84,11 +84,11 @@ std::set<int> find_stuck(const Report& report, const WaitingTable& table, double
   }
   const auto hopeless = [&](const Key& key) {
     const auto& missing = table.at(key).missing;
-    // Submitted everywhere: it is being decided or run at this moment, and watched there.
+    // Submitted everywhere: the operation is being decided or executed, and other deadlines apply.
     return !missing.empty() && std::all_of(missing.begin(), missing.end(),
                                            [&](int rank) { return stuck.contains(rank); });
   };
-  // Whoever may be helped by a rank that can go on, is not stuck; until there are no more such.
+  // A rank is not stuck if a rank that can continue may help it. Repeat until nothing changes.
   for (bool changed = true; changed;) {
     changed = false;
     for (const RankReport& rank : report.ranks) {
@@ -148,18 +148,18 @@ void StallInspection::ask(std::uint64_t inspection) {
 }
 
 void StallInspection::receive_inspection(int from, std::uint64_t inspection) {
-  if (from != position_.parent) throw WireError("it is not the parent of this rank");
+  if (from != position_.parent) throw WireError("the sender is not the parent of this rank");
   ask(inspection);
 }
 
 void StallInspection::receive(int from, Report report) {
   const auto found = std::find(position_.children.begin(), position_.children.end(), from);
-  if (found == position_.children.end()) throw WireError("it is no child of this rank");
+  if (found == position_.children.end()) throw WireError("the sender is not a child of this rank");
   const auto child = static_cast<std::size_t>(found - position_.children.begin());
-  // The answer to a question that has been asked again since.
+  // The answer belongs to an earlier question.
   if (!running_ || report.inspection != last_inspection_ || answered_[child]) return;
   if (report.ranks.size() != position_.subtrees[child].size())
-    throw WireError("not all have answered");
+    throw WireError("incomplete stall inspection report");
   answered_[child] = true;
   std::move(report.ranks.begin(), report.ranks.end(), std::back_inserter(report_.ranks));
   finish_if_complete();

@@ -1,10 +1,10 @@
-// Finds out what every rank is doing, when somebody has waited for long: nothing of this costs
-// anything before.
+// Determines the state of every rank when an operation has waited for long. It costs nothing
+// before.
 //
-// The root of the tree asks, everyone answers, and diagnose() says what is wrong: a stall (some
-// ranks have not submitted what others wait for, and may still be computing) or a deadlock (every
-// rank is blocked, so that nobody is left who could submit it). Both are state machines without I/O
-// or clocks, like the negotiator.
+// The root of the tree asks, every rank answers, and diagnose() interprets the answers: a stall
+// (some ranks have not submitted an operation that others wait for, and may still be computing) or
+// a deadlock (every rank is blocked, so that no rank is left to submit it). Both are state machines
+// without I/O or clocks, like the negotiator.
 #pragma once
 
 #include <cstdint>
@@ -28,20 +28,20 @@ class StallInspection {
 
   explicit StallInspection(TreePosition position) : position_(std::move(position)) {}
 
-  // Root: asks everyone, unless a inspection is under way.
+  // Root: asks every rank, unless an inspection is in progress.
   void begin();
-  // A question or an answer from another rank; WireError if it cannot be right.
+  // Handles a question or an answer from another rank. Throws WireError if it is invalid.
   void receive_inspection(int from, std::uint64_t inspection);
   void receive(int from, Report report);
 
-  // A question has reached this rank and wants answer() to be called with what it is doing.
+  // A question has reached this rank: the caller must call answer() with the rank's state.
   bool wants_answer() const { return wants_answer_; }
   void answer(RankReport report);
 
-  // Root: the answers of all ranks, once, when they are complete.
+  // Root: the answers of all ranks, returned once, when they are complete.
   std::optional<Report> take_result();
   bool running() const { return running_; }
-  // Root: the ranks whose answers are still missing.
+  // Root: the ranks that have not answered.
   std::vector<int> unanswered() const;
 
   std::vector<Outgoing> take_outgoing() { return std::exchange(outgoing_, {}); }
@@ -61,16 +61,18 @@ class StallInspection {
 };
 
 struct DiagnoseOptions {
-  std::map<std::uint32_t, std::vector<int>> members;  // of the process sets, ascending
-  double stall_time = 60;  // an operation waited for this long is a stall; negative: never
-  // Ranks blocked and quiet this long that wait only for each other are in a deadlock; negative:
-  // never.
+  std::map<std::uint32_t, std::vector<int>> members;  // by process set; ranks ascending
+  // an operation that has waited for this many seconds is a stall; negative: never
+  double stall_time = 60;
+  // Ranks that have been blocked and quiet for this many seconds, and that wait only for each
+  // other, are in a deadlock; negative: never.
   double deadlock_time = 5;
-  double overdue_time = -1;  // an operation that has taken this long fails the job; negative: never
+  // an operation that has taken this many seconds fails the job; negative: never
+  double overdue_time = -1;
 };
 
 struct Diagnosis {
-  // Operations that some ranks wait for, with who is missing and since when; longest wait first.
+  // Operations that some ranks wait for, with the missing ranks; longest wait first.
   struct Stall {
     std::uint32_t set;
     std::string name;
@@ -80,7 +82,7 @@ struct Diagnosis {
   };
   std::vector<Stall> stalls;
   std::optional<std::string> deadlock;
-  std::vector<std::uint32_t> deadlocked_sets;  // whose pending operations have to be called off
+  std::vector<std::uint32_t> deadlocked_sets;  // sets whose pending operations must fail
   std::optional<std::string> overdue;
 };
 

@@ -5,7 +5,7 @@
 namespace horoplug {
 namespace {
 
-// What has been found unfit for long may fit meanwhile.
+// An operation that was unfit long ago may fit meanwhile.
 constexpr std::size_t kMostUnfit = 64;
 
 }  // namespace
@@ -16,12 +16,12 @@ void StepPattern::begin_step() {
   } else {
     repeated_ = 0;
     if (last_size_ > 0) {
-      // The next operation to recur will be the anchor.
+      // The next operation to recur becomes the anchor.
       unfit_.insert(*std::exchange(anchor_, std::nullopt));
       if (unfit_.size() > kMostUnfit) unfit_.clear();
     }
   }
-  // What came before the anchor occurred for the first time is no whole step.
+  // Operations before the first occurrence of the anchor do not form a whole step.
   const bool is_whole = anchor_ && step_.front() == *anchor_;
   last_size_ = is_whole ? step_.size() : 0;
   last_counts_ = is_whole ? std::exchange(counts_, {}) : decltype(counts_){};

@@ -7,7 +7,7 @@ namespace horoplug {
 
 namespace {
 
-// Ranks by host, hosts in order of appearance.
+// Groups ranks by host, hosts in order of first appearance.
 std::vector<std::vector<int>> by_host(std::span<const int> hosts) {
   std::unordered_map<int, std::size_t> host_index;
   std::vector<std::vector<int>> members;

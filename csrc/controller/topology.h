@@ -1,5 +1,5 @@
-// The tree along which a process set negotiates: ranks of one host meet at their first one, hosts
-// at the first host.
+// The tree along which a process set negotiates. The ranks of a host form a subtree below its first
+// rank; the first ranks of the hosts form a tree below that of the first host.
 #pragma once
 
 #include <span>
@@ -9,12 +9,12 @@ namespace horoplug {
 
 struct TreePosition {
   int rank = 0;
-  int parent = -1;  // -1: this is the root
+  int parent = -1;  // -1: this rank is the root
   std::vector<int> children;
-  std::vector<std::vector<int>> subtrees;  // for each child: itself and everyone below it
+  std::vector<std::vector<int>> subtrees;  // for each child: the child and all ranks below it
 
   bool is_root() const { return parent < 0; }
-  // Ranks of the tree as seen from its root.
+  // The number of ranks in the tree, as seen from its root.
   std::size_t size() const {
     std::size_t count = 1;
     for (const auto& below : subtrees) count += below.size();
@@ -26,12 +26,12 @@ class Topology {
  public:
   static constexpr int kRadix = 8;
 
-  // hosts[r]: the host of rank r; any numbers. The root is rank 0.
+  // hosts[r]: an arbitrary number that identifies the host of rank r. The root is rank 0.
   explicit Topology(std::span<const int> hosts);
 
   TreePosition position(int rank) const;
   int size() const { return static_cast<int>(parents_.size()); }
-  // The longest way from a rank to the root.
+  // The largest number of edges between a rank and the root.
   int depth() const;
 
  private:
@@ -40,26 +40,27 @@ class Topology {
   std::vector<std::vector<int>> children_;
 };
 
-// The ranks of a set as a grid of hosts and places on a host, if every host has as many of them.
+// The ranks of a set as a grid of hosts and local ranks, if every host has the same number of
+// ranks.
 class HostGrid {
  public:
   // hosts[i]: the host of rank i of the set.
   explicit HostGrid(std::span<const int> hosts);
 
   int hosts() const { return static_cast<int>(members_.size()); }
-  // How many ranks every host has; 0 if they are not as many everywhere.
+  // The number of ranks on every host; 0 if the hosts differ in it.
   int per_host() const { return per_host_; }
-  // Which one of its host a rank is.
+  // The index of a rank among the ranks of its host.
   int local_rank(int rank) const;
-  // The ranks of its host, by place.
+  // The ranks of the same host, by local rank.
   const std::vector<int>& host_ranks(int rank) const;
-  // The ranks with the same place, by host; only if per_host() > 0.
+  // The ranks with the same local rank, by host. Requires per_host() > 0.
   std::vector<int> cross_ranks(int rank) const;
 
  private:
   std::size_t host(int rank) const;
 
-  std::vector<std::vector<int>> members_;  // by host, in order of appearance
+  std::vector<std::vector<int>> members_;  // by host, in order of first appearance
   int per_host_ = 0;
 };
 

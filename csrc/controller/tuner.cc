@@ -6,10 +6,11 @@
 namespace horoplug {
 namespace {
 
-// A choice must be faster than what there is by this factor, so often that it is hardly chance.
+// A choice must be faster than the present one by this factor, often enough that chance is
+// unlikely.
 constexpr double kFaster = 0.98;
 constexpr double kMostDoubt = 0.1;
-// If it is only a little less often, the two are tried once more without the others.
+// If it is faster only a little less often, the two are compared once more without the others.
 constexpr double kWorthALook = 0.4;
 constexpr int kMostInterruptions = 3;
 
@@ -19,7 +20,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// Over all choices, for each turn.
+// The median over all choices, for each turn.
 std::vector<double> by_turn(const std::vector<std::vector<double>>& times) {
   std::vector<double> medians;
   for (std::size_t turn = 0; turn < times.front().size(); ++turn) {
@@ -30,7 +31,7 @@ std::vector<double> by_turn(const std::vector<std::vector<double>>& times) {
   return medians;
 }
 
-// How likely so many wins or more are between equals: the sign test.
+// The probability of at least so many wins between equals: the sign test.
 double chance_of(std::size_t wins, std::size_t turns) {
   const auto n = static_cast<double>(turns);
   double sum = 0;
@@ -52,7 +53,7 @@ std::int64_t largest_batch(std::span<const StepMember> step, const PlanContents&
   return largest;
 }
 
-// The first step of a plan begins before it, and is not timed.
+// The first step of a plan begins before the plan and is not timed.
 TunerOptions at_least_one(TunerOptions options) {
   options.warmup = std::max(options.warmup, 1);
   options.turns = std::max(options.turns, 1);
@@ -66,8 +67,8 @@ struct Tuner::Setting {
   std::uint32_t bit;
   std::int64_t Tuning::* value;
   std::vector<std::int64_t> TunerOptions::* values;
-  bool between_hosts;  // it does nothing on one
-  bool moves_borders;  // of the parts in which sums are made
+  bool between_hosts;  // it has no effect on a single host
+  bool moves_borders;  // whether it moves the boundaries between the parts of a reduction
 };
 
 const Tuner::Setting Tuner::kSettings[] = {
@@ -82,7 +83,7 @@ Tuner::Tuner(TunerOptions options, const Tuning& start, const Job& job)
     : options_(at_least_one(std::move(options))), best_(start) {
   best_.lanes = std::min<std::int64_t>(best_.lanes, job.lanes);
   if (options_.mode == Autotune::kOff || job.ranks == 1) return;
-  // One rank adds up all operands in the order of the ranks, and two ranks have only one order.
+  // One rank adds all operands in rank order, and two operands have only one order.
   const bool has_one_order = job.one_host || job.ranks == 2;
   for (const Setting& setting : kSettings) {
     if ((options_.fixed & setting.bit) != 0 || (setting.between_hosts && job.one_host)) continue;
@@ -95,7 +96,7 @@ std::uint32_t Tuner::rounds() const {
   return trying_ != nullptr ? static_cast<std::uint32_t>(options_.warmup + options_.turns) : 0;
 }
 
-// The best so far, and the same with other values of one setting.
+// The best settings so far, and the same with other values of one setting.
 std::vector<Tuning> Tuner::variants(const State& state) const {
   const Setting& setting = *state.setting;
   std::vector<Tuning> all{best_};
@@ -134,7 +135,8 @@ std::vector<PlanChoice> Tuner::choices(std::span<const StepMember> step,
         distinct.push_back(std::move(next));
       }
     }
-    if (distinct.size() < 2) continue;  // not for this step; another one may come
+    // There is nothing to try for this step; a later step may differ.
+    if (distinct.size() < 2) continue;
     trying_ = &state;
     tuned_.clear();
     for (const PlanChoice& tried : distinct) tuned_.push_back(tried.tuning);
@@ -167,7 +169,7 @@ void Tuner::plan_ended() {
 
 void Tuner::settle() {
   Trial trial{.setting = trying_->setting->name, .choices = {}, .turns = options_.turns};
-  // What happens to the machine happens to all choices of a turn.
+  // Slowdowns of the machine affect all choices of a turn.
   const std::vector<double> usual = by_turn(times_);
   std::size_t fastest = 0;
   double least = 0;
@@ -186,7 +188,7 @@ void Tuner::settle() {
   for (std::size_t turn = 0; turn < usual.size(); ++turn) {
     wins += times_[fastest][turn] < kFaster * times_[0][turn] ? 1 : 0;
   }
-  // Of many, one is always ahead by chance.
+  // Of many choices, one is always ahead by chance.
   const double rivals = static_cast<double>(times_.size() - 1);
   const double doubt = chance_of(wins, usual.size());
   if (fastest > 0 && rivals * doubt < kMostDoubt) {

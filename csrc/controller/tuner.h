@@ -1,14 +1,14 @@
-// Chooses the settings of plans from the times of the job's own steps.
+// Chooses the settings of plans by timing the job's own steps.
 //
-// One setting after the other is varied. A plan that is locked for such a trial has several
-// choices, and its steps take turns with them, so that whatever else makes the machine slower
-// for a while slows down all of them alike. The root times its steps. When each choice has had its
-// turns, the plan ends, and what was clearly the fastest is what the next plan has.
+// One setting is varied at a time. A plan that is installed for such a trial has several choices,
+// which its steps use in turn, so that a temporary slowdown of the machine affects all choices
+// alike. The root times its steps. When each choice has had its turns, the plan ends, and the next
+// plan uses the choice that was clearly the fastest.
 //
-// Some settings move the borders at which sums are cut into parts, and so the order in which they
-// are added up. Those are left alone where that could change a result, unless all is to be tuned.
+// Some settings move the boundaries at which reductions are divided among ranks, and so the order
+// of additions. They are left unchanged where that could change a result, unless the mode is kAll.
 //
-// A state machine, on the root of a process set; times go in.
+// This is a state machine on the root of a process set. Times are passed in.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ namespace horoplug {
 
 enum class Autotune { kOff, kSafe, kAll };
 
-// The settings, as bits for those that are to stay as they are.
+// Bits for the settings that must not be changed.
 inline constexpr std::uint32_t kTuneBuckets = 1;
 inline constexpr std::uint32_t kTuneChunks = 2;
 inline constexpr std::uint32_t kTuneLanes = 4;
@@ -34,9 +34,9 @@ inline constexpr std::uint32_t kTuneLatency = 8;
 struct TunerOptions {
   Autotune mode = Autotune::kSafe;
   std::uint32_t fixed = 0;
-  int warmup = 3;    // turns of each choice that do not count
-  int turns = 10;    // that do
-  int choices = 20;  // that are tried at most, of all settings together
+  int warmup = 3;    // turns of each choice that are not measured
+  int turns = 10;    // measured turns of each choice
+  int choices = 20;  // limit for the choices of all settings together
   std::vector<std::int64_t> buckets{512 << 10, 1 << 20,  2 << 20,  4 << 20,
                                     8 << 20,   16 << 20, 32 << 20, 64 << 20};
   std::vector<std::int64_t> chunks{32 << 10, 64 << 10, 128 << 10, 256 << 10};
@@ -48,18 +48,18 @@ struct TunerOptions {
 struct Trial {
   struct Choice {
     std::int64_t value;
-    double seconds;  // median time of a step
+    double seconds;  // median duration of a step
   };
   const char* setting;
-  std::vector<Choice> choices;  // the first is what it was before
+  std::vector<Choice> choices;  // the first is the previous setting
   std::size_t chosen = 0;
   int turns = 0;
-  bool given_up = false;  // plans kept ending before the trial did
+  bool given_up = false;  // plans kept ending before the trial was complete
 };
 
 class Tuner {
  public:
-  // Where the ranks of the process set are.
+  // The location of the process set's ranks.
   struct Job {
     int ranks = 1;
     bool one_host = true;
@@ -67,19 +67,19 @@ class Tuner {
   };
   Tuner(TunerOptions options, const Tuning& start, const Job& job);
 
-  // What the next plan of this step has, for make_plan(): its first choice is the best so far, and
-  // if there are more, a trial begins.
+  // The choices of the next plan for this step, for make_plan(). The first is the best so far; if
+  // there are more, a trial begins.
   std::vector<PlanChoice> choices(std::span<const StepMember> step,
                                   std::span<const std::uint32_t> labels, std::int64_t limit,
                                   bool fuse_groups);
-  // Steps for which each choice has its turn; 0: there is no trial.
+  // The number of turns of each choice; 0: no trial.
   std::uint32_t rounds() const;
 
-  // A step of the plan has ended that had this choice.
+  // A step of the plan that used this choice has ended.
   void step_done(std::size_t choice, double now);
-  // Each choice has had its turns: the plan should end.
+  // Each choice has had its turns, so the plan should end.
   bool trial_over() const { return trying_ && steps_ >= times_.size() * rounds(); }
-  // The plan has ended, whatever the reason.
+  // The plan has ended, for whatever reason.
   void plan_ended();
 
   const Tuning& best() const { return best_; }
@@ -102,9 +102,9 @@ class Tuner {
   std::vector<State> open_;
   int tried_ = 0;
 
-  State* trying_ = nullptr;  // nullptr: there is no trial
+  State* trying_ = nullptr;  // nullptr: no trial
   std::vector<Tuning> tuned_;
-  std::vector<std::vector<double>> times_;  // of steps, by choice
+  std::vector<std::vector<double>> times_;  // durations of steps, by choice
   std::size_t steps_ = 0;
   std::optional<double> last_step_;
 

@@ -138,7 +138,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   }
   if (submission.name != nullptr) {
     operation->name = submission.name;
-    if (operation->name.empty()) reject("an empty name; pass a name or none");
+    if (operation->name.empty()) reject("empty operation name; pass a name or none");
     if (operation->name.size() > kLongestName) {
       reject("a name of " + std::to_string(operation->name.size()) + " bytes; names have at most " +
              std::to_string(kLongestName));

@@ -176,13 +176,13 @@ void Link::consume(const std::byte* data, std::size_t bytes) {
 }
 
 void Link::check_header(const FrameHeader& header) const {
-  if (header.magic != FrameHeader::kMagic) throw WireError("not a frame");
+  if (header.magic != FrameHeader::kMagic) throw WireError("invalid frame header");
   if (header.kind == FrameHeader::kControl) {
     if (header.bytes > kMaxControlBytes) throw WireError("control message too large");
   } else if (header.kind == FrameHeader::kData) {
     if (header.bytes > kMaxDataBytes) throw WireError("data frame too large");
   } else {
-    throw WireError("unknown kind of frame");
+    throw WireError("unknown frame kind");
   }
 }
 

@@ -86,7 +86,7 @@ TEST_CASE("one launch per batch; code and tables are brought to the GPU once") {
   CHECK(gpu.launcher.table_copies() == 2);
 }
 
-TEST_CASE("an empty batch is no launch, and a small one has few blocks") {
+TEST_CASE("plan with an empty batch is no launch, and a small one has few blocks") {
   Gpu gpu;
   Tensors tensors(1);
   gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, {});

@@ -244,10 +244,12 @@ std::shared_ptr<Mpi> make_mpi(const hp_mpi& description) {
   for (void* const function :
        {description.isend, description.irecv, description.test, description.cancel,
         description.finalized, description.error_string}) {
-    if (function == nullptr) throw Error(HP_INVALID_ARGUMENT, "a function of MPI is missing");
+    if (function == nullptr)
+      throw Error(HP_INVALID_ARGUMENT, "the MPI description lacks a function");
   }
   if (description.on_gpu < HP_MPI_ON_GPU_NOTHING || description.on_gpu > HP_MPI_ON_GPU_ALL) {
-    throw Error(HP_INVALID_ARGUMENT, "on_gpu of an MPI is none of hp_mpi_on_gpu");
+    throw Error(HP_INVALID_ARGUMENT,
+                "on_gpu of the MPI description is not a value of hp_mpi_on_gpu");
   }
   switch (description.handle_bytes) {
     case sizeof(int):
@@ -255,8 +257,8 @@ std::shared_ptr<Mpi> make_mpi(const hp_mpi& description) {
     case sizeof(void*):
       return std::make_shared<MpiOf<void*>>(description);
     default:
-      throw Error(HP_INVALID_ARGUMENT,
-                  "handles of MPI with " + std::to_string(description.handle_bytes) + " bytes");
+      throw Error(HP_INVALID_ARGUMENT, "the MPI description has handles of " +
+                                           std::to_string(description.handle_bytes) + " bytes");
   }
 }
 

@@ -26,7 +26,7 @@ Segment Segment::create(const Fd& memfd, std::size_t bytes) {
 
 Segment Segment::map(const Fd& memfd, std::size_t bytes, std::size_t offset) {
   struct stat status{};
-  if (::fstat(memfd.get(), &status) != 0) fail("cannot look at a peer's shared memory segment");
+  if (::fstat(memfd.get(), &status) != 0) fail("cannot inspect a peer's shared memory segment");
   if (static_cast<std::size_t>(status.st_size) < offset + bytes) {
     // Touching what lies beyond the end would be a SIGBUS.
     errno = EINVAL;
