@@ -176,7 +176,7 @@ def test_a_job_without_nvrtc(job, simulated):
 def test_all_kernels_of_one_module(simulated, tmp_path):
     """What tests/gpu/device does on a GPU."""
     done = subprocess.run(
-        [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--test-case=*on the GPU*"],
+        [str(ROOT / "build" / "release" / "bin" / "gpu_device_test"), "--test-case=*on the GPU*"],
         env=environment()
         | simulated_gpu.environment(tmp_path)
         | {"HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_KERNELS": str(simulated)},

@@ -91,7 +91,7 @@ std::vector<Bytes> valid_messages() {
 
 }  // namespace
 
-TEST_CASE("readiness comes back as it was sent") {
+TEST_CASE("readiness messages round-trip") {
   const Bytes bytes = encode(7, some_ready());
   Reader reader(bytes);
   const MessageHead head = read_head(reader);
@@ -108,7 +108,7 @@ TEST_CASE("readiness comes back as it was sent") {
   CHECK(got.requests[1].variants[0].ranks == std::vector<int>{1, 2});
 }
 
-TEST_CASE("decisions come back as they were sent") {
+TEST_CASE("decisions round-trip") {
   DecisionItem batch;
   batch.batch = 12;
   batch.members = {
@@ -127,7 +127,7 @@ TEST_CASE("decisions come back as they were sent") {
   CHECK(!got.items[0].members[2].id);
 }
 
-TEST_CASE("plans come back as they were sent") {
+TEST_CASE("plans round-trip") {
   const Bytes bytes = encode(3, some_plan());
   Reader reader(bytes);
   read_head(reader);
@@ -143,7 +143,7 @@ TEST_CASE("plans come back as they were sent") {
   CHECK(got.items[2].batch == 70);
 }
 
-TEST_CASE("names that share letters come back as they were sent, and take little room") {
+TEST_CASE("names with common prefixes and suffixes round-trip and are compact") {
   Ready ready;
   for (const char* name : {"a", "a", "aa", "aba", "abba", "ab", "b", "layer.1.weight",
                            "layer.12.weight", "layer.2.weight", "layer.2.bias", "x", "layer.2."}) {
@@ -167,7 +167,7 @@ TEST_CASE("names that share letters come back as they were sent, and take little
   CHECK_THROWS_AS(decoded(bomb), WireError);
 }
 
-TEST_CASE("a message cut short anywhere is refused") {
+TEST_CASE("a truncated message is rejected") {
   for (const Bytes& message : valid_messages()) {
     CHECK_NOTHROW(decode_any(message));
     for (std::size_t length = 0; length < message.size(); ++length) {
@@ -179,7 +179,7 @@ TEST_CASE("a message cut short anywhere is refused") {
   }
 }
 
-TEST_CASE("damaged messages are refused or read as something valid, and never crash") {
+TEST_CASE("corrupted messages are rejected or decoded as valid ones, and never crash") {
   std::mt19937_64 random(horoplug::testing::test_seed());
   for (const Bytes& message : valid_messages()) {
     for (int i = 0; i < 20'000; ++i) {

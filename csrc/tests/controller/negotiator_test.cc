@@ -250,7 +250,7 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
   }
 }
 
-TEST_CASE("after everything was called off, old readiness is dropped and new operations run") {
+TEST_CASE("after fail_all, old readiness is dropped and new operations run") {
   const std::uint64_t seed = testing::test_seed();
   for (int round = 0; round < 200; ++round) {
     CAPTURE(seed);
@@ -288,7 +288,9 @@ TEST_CASE("after everything was called off, old readiness is dropped and new ope
   }
 }
 
-TEST_CASE("ranks that join at any moment are absent from just what they have not submitted") {
+TEST_CASE(
+    "ranks that join at any moment are absent from exactly the operations they have not "
+    "submitted") {
   const std::uint64_t seed = testing::test_seed();
   for (int round = 0; round < 300; ++round) {
     CAPTURE(seed);
@@ -377,7 +379,7 @@ TEST_CASE("ranks that join at any moment are absent from just what they have not
   }
 }
 
-TEST_CASE("a join far down the tree is heard of after the readiness that it completes") {
+TEST_CASE("a join deep in the tree arrives after the readiness that it completes") {
   // The way up from rank 10, the only one to join: 9, 1, 0.
   Simulation simulation({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9}, {});
   REQUIRE(simulation[10].position().parent == 9);
@@ -462,7 +464,7 @@ TEST_CASE("an operation that recurs costs bits: one small message up and one dow
   CHECK(simulation[0].cached_names() == kTensors);
 }
 
-TEST_CASE("names that count themselves up take no numbers") {
+TEST_CASE("generated names take no ids") {
   Simulation simulation({0, 0}, {});
   Random random(testing::test_seed());
   for (int i = 0; i < 50; ++i) {
@@ -476,7 +478,7 @@ TEST_CASE("names that count themselves up take no numbers") {
   CHECK(simulation[0].cached_names() == 0);
 }
 
-TEST_CASE("messages that cannot be right are refused") {
+TEST_CASE("invalid messages are rejected") {
   const Topology topology(std::vector<int>{0, 0, 0});
   const auto fresh = [&](int rank) { return Negotiator(0, topology.position(rank), {}); };
   Ready ready;
@@ -505,7 +507,7 @@ TEST_CASE("messages that cannot be right are refused") {
   CHECK_THROWS_AS(leaf.receive(0, Decisions{0, {item}}), WireError);  // a batch is missing
 }
 
-TEST_CASE("fusion keeps to the threshold, to kinds and to the order") {
+TEST_CASE("fusion respects the threshold, the kinds of operations and their order") {
   const auto ready = [](std::vector<std::pair<std::string, Signature>> list) {
     std::deque<ReadyOperation> queue;
     for (auto& [name, signature] : list) queue.push_back({name, signature, {}});

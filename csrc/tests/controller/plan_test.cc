@@ -301,7 +301,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
   if (!kSanitized) CHECK(settings.contains(200));  // of so many jobs one has come to it
 }
 
-TEST_CASE("a locked step sends no message") {
+TEST_CASE("a step of an installed plan sends no message") {
   const std::uint64_t seed = test_seed();
   Random random(seed);
   std::vector<std::string> names;
@@ -347,7 +347,7 @@ TEST_CASE(
   CHECK(last == std::vector<std::vector<std::string>>{{"a", "b"}, {"c"}, {"d", "e"}});
 }
 
-TEST_CASE("a name can occur several times in a step, and operations need no names") {
+TEST_CASE("a name can occur several times in a step, and operations may be unnamed") {
   const std::uint64_t seed = test_seed();
   for (std::uint64_t round = 0; round < 100; ++round) {
     CAPTURE(seed);
@@ -378,7 +378,7 @@ TEST_CASE("a name can occur several times in a step, and operations need no name
   }
 }
 
-TEST_CASE("a plan that keeps breaking is locked again after ever longer runs") {
+TEST_CASE("a plan that keeps breaking is installed again after ever longer runs") {
   Random random(test_seed());
   int number = 0;
   const auto phase = [&](Program& program) {
@@ -395,7 +395,7 @@ TEST_CASE("a plan that keeps breaking is locked again after ever longer runs") {
   CHECK(plans.size() <= 3);  // after 3 steps, after 6, and after 12 never
 }
 
-TEST_CASE("what is called off or ends while a plan is locked, ends on all ranks alike") {
+TEST_CASE("failures and closings during a plan end the same operations on all ranks") {
   const std::uint64_t seed = test_seed();
   for (std::uint64_t round = 0; round < 200; ++round) {
     CAPTURE(seed);
@@ -437,7 +437,7 @@ TEST_CASE("what is called off or ends while a plan is locked, ends on all ranks 
   }
 }
 
-TEST_CASE("a failure of everything can come at every moment, also the one at which a plan is due") {
+TEST_CASE("fail_all is safe at every moment, including the one at which a plan is due") {
   const auto step = [&](Program& program) { submit_all_then_wait(program, {"a"}); };
   const std::vector<Program> programs(3, repeat(10, step));
   bool was_in_plan = false;
@@ -459,7 +459,7 @@ TEST_CASE("a failure of everything can come at every moment, also the one at whi
   }
 }
 
-TEST_CASE("messages about plans that cannot be right are refused") {
+TEST_CASE("invalid messages about plans are rejected") {
   const Topology topology(std::vector<int>{0, 0, 0});
   const auto fresh = [&](int rank) { return Negotiator(0, topology.position(rank), {}); };
   const auto decide = [](Negotiator& negotiator, const DecisionItem& item,

@@ -75,7 +75,7 @@ double bowl(const Tuning& tuning) {
 
 }  // namespace
 
-TEST_CASE("the tuner finds what is best, also on a machine that is noisy and changes") {
+TEST_CASE("the tuner finds the best settings on a noisy and changing machine") {
   const std::uint64_t seed = test_seed();
   for (std::uint64_t round = 0; round < 50; ++round) {
     CAPTURE(seed);
@@ -95,7 +95,7 @@ TEST_CASE("the tuner finds what is best, also on a machine that is noisy and cha
   }
 }
 
-TEST_CASE("what is not clearly better stays as it is") {
+TEST_CASE("the tuner keeps a setting unless another one is clearly better") {
   Random random(test_seed());
   std::normal_distribution<double> noise(1, 0.1);
   constexpr int kRounds = kSanitized ? 200 : 800;
@@ -116,7 +116,7 @@ TEST_CASE("what is not clearly better stays as it is") {
   CHECK(tuner.best() == Tuner({}, {}, {.ranks = 4}).best());
 }
 
-TEST_CASE("the first turns of a trial do not count") {
+TEST_CASE("warm-up turns of a trial are not measured") {
   TunerOptions options;
   options.warmup = 6;
   Tuner tuner(options, {}, {.ranks = 4});
@@ -130,7 +130,7 @@ TEST_CASE("the first turns of a trial do not count") {
   CHECK(tuner.best().chunk_bytes == 64 << 10);
 }
 
-TEST_CASE("no choice goes beyond what there is") {
+TEST_CASE("choices stay within the available lanes, chunks and buckets") {
   TunerOptions options;
   options.mode = Autotune::kAll;
   options.choices = 100;
@@ -147,7 +147,7 @@ TEST_CASE("no choice goes beyond what there is") {
   }
 }
 
-TEST_CASE("what could change a result is tuned only if everything is to be") {
+TEST_CASE("settings that could change a result are tuned in mode kAll only") {
   const auto tuned = [](const TunerOptions& options, const Tuner::Job& job) {
     Tuner tuner(options, {}, job);
     std::vector<std::string> names;
@@ -178,7 +178,7 @@ TEST_CASE("what could change a result is tuned only if everything is to be") {
   CHECK(tuned(all, hosts).empty());
 }
 
-TEST_CASE("there is no trial where there is nothing to choose") {
+TEST_CASE("no trial starts if all choices are equal") {
   Tuner tuner({}, {}, {.ranks = 4});
   // All of it shares one batch in one piece, whatever the settings.
   CHECK(Training(3, 4096).lock(tuner).size() == 1);
@@ -190,7 +190,7 @@ TEST_CASE("there is no trial where there is nothing to choose") {
   CHECK(Training(40, 1 << 20).lock(tuner).size() > 1);
 }
 
-TEST_CASE("a program whose plans do not last is left alone in the end") {
+TEST_CASE("tuning gives up if plans keep breaking") {
   Tuner tuner({}, {}, {.ranks = 4});
   const Training program(1, 1 << 20);  // nothing but its pieces can differ
   for (int i = 0; i < 3; ++i) {
@@ -205,7 +205,7 @@ TEST_CASE("a program whose plans do not last is left alone in the end") {
   CHECK(tuner.best().chunk_bytes == 256 << 10);
 }
 
-TEST_CASE("not more choices are tried than allowed") {
+TEST_CASE("the number of tried choices is limited") {
   TunerOptions options;
   options.choices = 4;
   Tuner tuner(options, {}, {.ranks = 4});
@@ -217,7 +217,7 @@ TEST_CASE("not more choices are tried than allowed") {
   CHECK(tried <= 4);
 }
 
-TEST_CASE("a trial on real engines ends with the same settings and results on all ranks") {
+TEST_CASE("a trial on real engines ends with equal settings and results on all ranks") {
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
     constexpr int kRanks = 3;

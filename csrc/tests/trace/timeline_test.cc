@@ -89,7 +89,7 @@ const auto no_failure = [](const std::string& text) { FAIL_CHECK("failed: " << t
 
 }  // namespace
 
-TEST_CASE("any bytes become a JSON string of valid UTF-8") {
+TEST_CASE("arbitrary bytes become a JSON string of valid UTF-8") {
   const auto quoted = [](std::string_view text, std::size_t limit = 1024) {
     std::string json;
     append_json_string(json, text, limit);
@@ -121,7 +121,7 @@ TEST_CASE("any bytes become a JSON string of valid UTF-8") {
   }
 }
 
-TEST_CASE("the file is valid while it grows") {
+TEST_CASE("the trace file is valid JSON while it grows") {
   const Folder folder;
   const std::string path = folder / "a.json";
   constexpr int kReads = kSanitized ? 30 : 200;
@@ -156,7 +156,7 @@ TEST_CASE("the file is valid while it grows") {
   CHECK(count(events_of(path), "TICK") == static_cast<std::size_t>(events));
 }
 
-TEST_CASE("what cannot be kept is counted") {
+TEST_CASE("dropped events are counted") {
   const Folder folder;
   const std::string path = folder / "a.json";
   Timeline timeline(path, {.max_events = 10, .interval = std::chrono::hours(1)}, no_failure);
@@ -169,7 +169,7 @@ TEST_CASE("what cannot be kept is counted") {
   CHECK(events.back()["args"]["events"].number == 90);
 }
 
-TEST_CASE("a file that cannot be written is refused with the reason") {
+TEST_CASE("an unwritable file is rejected with the reason") {
   const Folder folder;
   const auto refused = [&](const std::string& path, const std::string& reason) {
     try {
@@ -189,7 +189,7 @@ TEST_CASE("a file that cannot be written is refused with the reason") {
   refused(pipe, "No such device or address");
 }
 
-TEST_CASE("a full disk ends the timeline and leaves it valid") {
+TEST_CASE("a full disk ends the timeline and leaves valid JSON") {
   const Folder folder;
   const std::string path = folder / "a.json";
   const auto before = std::signal(SIGXFSZ, SIG_IGN);
@@ -214,7 +214,7 @@ TEST_CASE("a full disk ends the timeline and leaves it valid") {
   events_of(path);
 }
 
-TEST_CASE("a file that somebody else changes is left to them") {
+TEST_CASE("a file that another process modifies is not written any more") {
   const Folder folder;
   const std::string path = folder / "a.json";
   std::atomic<int> failures{0};
@@ -252,7 +252,7 @@ std::map<std::string, double> rows_of(const std::vector<Json>& events) {
 
 }  // namespace
 
-TEST_CASE("every tensor of a batch shows what happened to it") {
+TEST_CASE("every tensor of a batch has its spans") {
   const Folder folder;
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
@@ -304,7 +304,7 @@ TEST_CASE("every tensor of a batch shows what happened to it") {
   }
 }
 
-TEST_CASE("start and stop at any time, from any thread") {
+TEST_CASE("the timeline starts and stops at any time, from any thread") {
   const Folder folder;
   Cluster cluster(Transport::kThreads, 2);
   std::atomic<bool> done{false};
@@ -337,7 +337,7 @@ TEST_CASE("start and stop at any time, from any thread") {
   events_of(folder / "a.json");
 }
 
-TEST_CASE("operations that fail end in the timeline too") {
+TEST_CASE("failed operations end in the timeline, too") {
   const Folder folder;
   const std::string path = folder / "a.json";
   {

@@ -71,7 +71,8 @@ constexpr Channel kChannel{3, 0, 8, 77};
 
 }  // namespace
 
-TEST_CASE("data and control arrive whole and in order, whatever the pieces") {
+TEST_CASE(
+    "data and control messages arrive complete and in order, however the stream splits them") {
   for (const bool dripping : {false, true}) {
     for (const bool posted_first : {false, true}) {
       CAPTURE(dripping);
@@ -110,7 +111,7 @@ TEST_CASE("data and control arrive whole and in order, whatever the pieces") {
   }
 }
 
-TEST_CASE("control overtakes data that waits") {
+TEST_CASE("control messages overtake queued data") {
   Pair pair;
   const Bytes large(Link::kMaxDataBytes / 64, std::byte{1});
   for (int i = 0; i < 4; ++i) pair.a->send(kChannel, large.data(), large.size());
@@ -127,7 +128,7 @@ TEST_CASE("control overtakes data that waits") {
   CHECK(pair.control.size() == 1);
 }
 
-TEST_CASE("channels do not get in each other's way") {
+TEST_CASE("channels are independent of each other") {
   Pair pair;
   const Channel other{3, 0, 9, 78};
   const Bytes one = pattern(100, 1);
@@ -144,7 +145,7 @@ TEST_CASE("channels do not get in each other's way") {
   CHECK(got == one);
 }
 
-TEST_CASE("a receive that is withdrawn leaves its memory alone, and the link goes on") {
+TEST_CASE("a withdrawn receive leaves its memory unchanged, and the link continues") {
   for (const bool in_the_middle : {false, true}) {
     Pair pair;
     const Bytes large = pattern(1 << 20, 3);
@@ -171,7 +172,7 @@ TEST_CASE("a receive that is withdrawn leaves its memory alone, and the link goe
   }
 }
 
-TEST_CASE("what is taken back is not sent, and its memory is not read any more") {
+TEST_CASE("withdrawn frames are not sent, and their memory is not read afterwards") {
   Pair pair;
   const Channel plan{3, 1, 8, 77};
   const Bytes original = pattern(4 << 20, 5);
@@ -197,7 +198,7 @@ TEST_CASE("what is taken back is not sent, and its memory is not read any more")
   CHECK(!pair.a->wants_write());
 }
 
-TEST_CASE("frames of a plan that has ended are dropped, before and after they come") {
+TEST_CASE("frames of an ended plan are dropped, whether they arrive before or after its end") {
   Pair pair;
   const Bytes data = pattern(100, 7);
   const Channel kept{3, 1, 7, 1};
@@ -223,7 +224,7 @@ TEST_CASE("frames of a plan that has ended are dropped, before and after they co
   CHECK(!pair.b->failure());
 }
 
-TEST_CASE("ranks whose batches differ find out at the first frame") {
+TEST_CASE("ranks whose batches differ detect it at the first frame") {
   for (const bool posted_first : {false, true}) {
     for (const bool other_check : {false, true}) {
       Pair pair;
@@ -247,7 +248,7 @@ TEST_CASE("ranks whose batches differ find out at the first frame") {
   }
 }
 
-TEST_CASE("the end of a connection is seen after what was said before it") {
+TEST_CASE("the end of a connection is reported after the data before it") {
   Pair pair;
   const Bytes data = pattern(4, 2);
   pair.a->send_control(pattern(3, 1));

@@ -205,7 +205,7 @@ void check_results(Engine& engine, int rank, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("engines get the right results, and each calls MPI from one thread") {
+TEST_CASE("engines get correct results, and each calls MPI from one thread") {
   for (const Transport transport : {Transport::kTcp, Transport::kMixed}) {
     for (const char* algorithm : {"ring", "mpi"}) {
       CAPTURE(transport_name(transport));
@@ -236,7 +236,7 @@ TEST_CASE("engines get the right results, and each calls MPI from one thread") {
   }
 }
 
-TEST_CASE("what MPI throws reaches who asks how it went") {
+TEST_CASE("exceptions of MPI calls are rethrown by test()") {
   World world(1);
   const Rank rank(world, 0);
   float data = 0;
@@ -264,7 +264,7 @@ TEST_CASE("what MPI throws reaches who asks how it went") {
   }
 }
 
-TEST_CASE("the thread looks when somebody asks, and only after what he asks for") {
+TEST_CASE("test() makes the thread progress its request after earlier calls") {
   World world(1);
   const Rank rank(world, 0);
   float first = 0;
@@ -289,7 +289,7 @@ TEST_CASE("the thread looks when somebody asks, and only after what he asks for"
   CHECK(world.transfers.empty());
 }
 
-TEST_CASE("once it is closed, MPI keeps what is open, and hears nothing any more") {
+TEST_CASE("after close, MPI keeps open requests and is not called") {
   World world(2);
   const Rank rank(world, 0);
   std::byte nothing{};
@@ -317,7 +317,7 @@ TEST_CASE("once it is closed, MPI keeps what is open, and hears nothing any more
   CHECK(rank.mpi->calls == calls);
 }
 
-TEST_CASE("a thread that does not come back from MPI holds up nobody") {
+TEST_CASE("a thread that is stuck in MPI blocks no other thread") {
   World world(2);
   std::promise<void> returns;
   std::shared_ptr<Fake> mpi;
@@ -342,7 +342,7 @@ TEST_CASE("a thread that does not come back from MPI holds up nobody") {
   const std::lock_guard after(world.mutex);           // of which expired() promises nothing
 }
 
-TEST_CASE("a setting holds on the thread that calls, from the next call on") {
+TEST_CASE("a setting is current on the calling thread from the next call on") {
   struct Noting final : NoMpi {
     OnGpu on_gpu() const override { return OnGpu::kMoves; }
     void set(std::shared_ptr<Setting>) override { set_on = std::this_thread::get_id(); }
@@ -368,7 +368,7 @@ TEST_CASE("a setting holds on the thread that calls, from the next call on") {
   CHECK(mpi->called_on == worker_is);
 }
 
-TEST_CASE("a worker runs what it is given in order, and all of it") {
+TEST_CASE("a worker runs all posted jobs in order") {
   std::vector<int> order;
   {
     Worker worker;

@@ -205,7 +205,7 @@ void exchange() {
 
 }  // namespace
 
-TEST_CASE("messages of any size arrive whole, whatever a handle is") {
+TEST_CASE("messages of any size arrive complete, with either type of handle") {
   exchange<int>();
   exchange<void*>();
 }
@@ -232,7 +232,7 @@ TEST_CASE(
   world = nullptr;
 }
 
-TEST_CASE("only so many segments are on their way, and receives are posted ahead once one came") {
+TEST_CASE("segments in flight are limited, and receives are posted ahead after the first one") {
   World here;
   world = &here;
   const auto mpi = make_mpi(description<void*>());
@@ -269,7 +269,7 @@ TEST_CASE("only so many segments are on their way, and receives are posted ahead
   world = nullptr;
 }
 
-TEST_CASE("a segment that claims a length it cannot have breaks the link") {
+TEST_CASE("a segment with an invalid length breaks the link") {
   for (const std::uint32_t claimed :
        {std::uint32_t{0}, std::uint32_t{MpiStream::kSegmentBytes + 1}, std::uint32_t{0xffffffff}}) {
     CAPTURE(claimed);
@@ -287,7 +287,7 @@ TEST_CASE("a segment that claims a length it cannot have breaks the link") {
   }
 }
 
-TEST_CASE("once MPI is finalized, it is not called any more, and keeps what it had") {
+TEST_CASE("after MPI_Finalize, MPI is not called and keeps its buffers") {
   World here;
   world = &here;
   me = 0;
@@ -309,7 +309,7 @@ TEST_CASE("once MPI is finalized, it is not called any more, and keeps what it h
   world = nullptr;
 }
 
-TEST_CASE("an error of MPI's breaks the link, with MPI's text") {
+TEST_CASE("an MPI error breaks the link and reports MPI's text") {
   hp_mpi broken = description<int>();
   using Irecv = int (*)(void*, int, int, int, int, int, int*);
   broken.irecv = reinterpret_cast<void*>(
@@ -446,12 +446,12 @@ void check_arguments() {
 
 }  // namespace
 
-TEST_CASE("MPI's own collectives are called as MPI declares them, if it has them") {
+TEST_CASE("MPI's own collectives are called with MPI's signatures, if MPI has them") {
   check_arguments<int>();
   check_arguments<void*>();
 }
 
-TEST_CASE("a description that lacks something is refused") {
+TEST_CASE("an incomplete MPI description is rejected") {
   hp_mpi lacking = description<int>();
   lacking.test = nullptr;
   CHECK_THROWS_AS(make_mpi(lacking), Error);

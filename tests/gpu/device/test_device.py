@@ -35,7 +35,7 @@ def test_kernels(nvrtc, tool):
     if checked and not Path(SANITIZER).exists():
         pytest.skip("compute-sanitizer is not installed")
     done = subprocess.run(
-        [*checked, str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--no-colors"],
+        [*checked, str(ROOT / "build" / "release" / "bin" / "gpu_device_test"), "--no-colors"],
         env={**os.environ, "HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_NVRTC": nvrtc},
         capture_output=True,
         text=True,

@@ -26,7 +26,7 @@ def test_kernels(tmp_path, code):
         pytest.skip("nvcc is not installed")
     assert made.returncode == 0, made.stderr
     done = subprocess.run(
-        [str(ROOT / "build" / "release" / "bin" / "gpu_card_test"), "--no-colors"],
+        [str(ROOT / "build" / "release" / "bin" / "gpu_device_test"), "--no-colors"],
         env={**os.environ, "HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_KERNELS": str(out)},
         capture_output=True,
         text=True,
