@@ -5,8 +5,8 @@
 namespace horoplug {
 namespace {
 
-// Copies of the same kind with less than this between them are shown as one, and a transfer that
-// is shorter is not shown between copies.
+// Copies of the same kind with a shorter gap between them appear as one span. A shorter transfer is
+// not shown between copies.
 constexpr double kGap = 1e-6;
 
 }  // namespace
@@ -87,8 +87,8 @@ void BatchTrace::end() {
   }
 }
 
-// `one_member`: its transfer lasts from when it has been packed until it is unpacked, however long
-// the others take.
+// `one_member`: its transfer lasts from the end of its packing to the beginning of its unpacking,
+// however long the others take.
 void BatchTrace::write_inside(TraceRow row, std::span<const CopySpan> copies, bool one_member) {
   std::vector<CopySpan> merged;
   for (const CopySpan& copy : copies) {

@@ -8,8 +8,8 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 constexpr std::string_view kEllipsis = "\xE2\x80\xA6";     // U+2026
 
-// Bytes of the UTF-8 character at `at`; 0 if there is none. Overlong forms, surrogates and what is
-// beyond U+10FFFF are none.
+// Bytes of the UTF-8 character at `at`; 0 if there is no valid one. Overlong forms, surrogates and
+// code points beyond U+10FFFF are invalid.
 std::size_t character_bytes(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
   const unsigned first = byte(0);

@@ -16,7 +16,7 @@ void append_number(std::string& json, std::int64_t value) {
   json.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
 }
 
-// The format's times are microseconds.
+// The format's times are in microseconds.
 void append_microseconds(std::string& json, std::int64_t nanoseconds) {
   append_number(json, nanoseconds / 1000);
   const int part = static_cast<int>(nanoseconds % 1000);
@@ -82,7 +82,7 @@ void Timeline::run() {
       wake_.wait_for(lock, options_.interval, [this] { return closing_; });
       flush(lock);
     }
-    flush(lock);  // what came while the last portion was written
+    flush(lock);  // events that arrived while the last portion was written
     lock.unlock();
     file_.finish();
   } catch (const std::exception& error) {

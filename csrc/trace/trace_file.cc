@@ -14,7 +14,7 @@ namespace horoplug {
 namespace {
 
 constexpr std::string_view kClosing = "\n]";
-// Pages may be larger, never smaller.
+// The smallest page size of a system; pages may be larger.
 constexpr off_t kPage = 4096;
 constexpr off_t kFewestBlanks = 64 << 10;
 constexpr off_t kMostBlanks = 8 << 20;
@@ -22,7 +22,7 @@ constexpr off_t kMostBlanks = 8 << 20;
 }  // namespace
 
 TraceFile::TraceFile(std::string path) : path_(std::move(path)) {
-  // O_NONBLOCK: a pipe without a reader is refused instead of waited for.
+  // O_NONBLOCK: a pipe without a reader is rejected instead of blocking.
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   if (fd_ < 0) fail(errno);
   struct stat found{};
@@ -109,7 +109,7 @@ void TraceFile::flush() {
 
 void TraceFile::finish() {
   flush();
-  // The end of a page may have been skipped; blanks are there.
+  // The end of a page may have been skipped; it contains blanks.
   if (const int error = write_at(end_, kClosing); error != 0) fail(error);
   size_ = end_ + static_cast<off_t>(kClosing.size());
   if (::ftruncate(fd_, size_) != 0) fail(errno);

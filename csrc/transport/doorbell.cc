@@ -10,7 +10,7 @@ namespace horoplug {
 void full_fence() {
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wtsan"  // what it orders are atomic accesses only
+#pragma GCC diagnostic ignored "-Wtsan"  // the fence orders atomic accesses only
 #endif
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #if defined(__GNUC__) && !defined(__clang__)
@@ -26,7 +26,7 @@ void Doorbell::ring_if(std::uint32_t deepest) {
   const std::uint32_t found = word_->load();
   if (found == kAwake || found > deepest || word_->exchange(kAwake) == kAwake) return;
   const std::uint64_t one = 1;
-  // Fails only when the counter is full, and then the owner is being woken already.
+  // write() fails only if the counter is full, and then the owner is being woken already.
   [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof one);
 }
 

@@ -8,10 +8,10 @@
 namespace horoplug {
 namespace {
 
-// Reads per pump: a fast peer must not keep this thread from its other links.
+// Limit for reads per pump: a fast peer must not keep this thread from its other links.
 constexpr int kReadsPerPump = 4;
-// Payloads from this size on are read straight into their place; smaller ones come with their
-// header in one read.
+// Payloads of at least this size are read directly into their destination. Smaller ones share one
+// read with their header.
 constexpr std::uint64_t kDirectRead = 4096;
 
 }  // namespace
@@ -42,7 +42,7 @@ std::uint64_t Link::send(const Channel& channel, const void* data, std::size_t b
   out.header.batch = channel.batch;
   out.header.check = channel.check;
   out.header.bytes = bytes;
-  // Not null, which stands for what was taken back.
+  // Not null: null marks a withdrawn frame.
   out.data = data != nullptr ? static_cast<const std::byte*>(data) : staging_.data();
   data_queue_.push_back(std::move(out));
   return frames_queued_;
@@ -89,8 +89,8 @@ bool Link::pump_write() {
       if (frame.header.kind == FrameHeader::kData) data_moved_ += taken;
       current_done_ += taken;
     } catch (const std::system_error&) {
-      // What the peer has said before it went is still to be read, and says why: the reading side
-      // reports the end.
+      // Data that the peer sent before it closed is still to be read and gives the reason. The
+      // receiving side reports the end.
       control_queue_.clear();
       data_queue_.clear();
       current_.reset();
@@ -240,7 +240,7 @@ void Link::end_frame() {
     Early& early = inbox.early.back();
     early.complete = true;
     if (early.wanted_by != nullptr) {
-      // It was posted while the frame came in, and so is the only early frame left.
+      // The receive was posted while the frame arrived, so this is the only early frame left.
       std::copy_n(early.data.get(), early.bytes, early.wanted_by->data_);
       early.wanted_by->done_ = true;
       inbox.early.pop_back();
@@ -249,7 +249,7 @@ void Link::end_frame() {
 }
 
 void Link::post(Receive* receive) {
-  // Also on a link that has ended: what came before the end counts.
+  // Also on a link that has ended: frames that arrived before the end count.
   Inbox& inbox = inboxes_[receive->channel_.key()];
   if (inbox.check == 0) inbox.check = receive->channel_.check;
   if (inbox.check != receive->channel_.check) {
@@ -312,7 +312,7 @@ void Link::take_back(const Channel& channel) {
     current_->owned.assign(data, data + current_->header.bytes);
     current_->data = current_->owned.data();
   }
-  // They stay in the queue, since tickets count frames.
+  // Withdrawn frames stay in the queue, since tickets count frames.
   for (Outgoing& out : data_queue_) {
     if (belongs(out.header)) out.data = nullptr;
   }

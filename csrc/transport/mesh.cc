@@ -34,7 +34,7 @@ void Mesh::send_control_to_all(const Bytes& message) {
 bool Mesh::read(Link& link) {
   if (link.failure()) return false;
   const bool moved = link.pump_read();
-  // Its descriptor would report the end again and again.
+  // The descriptor of an ended link would report the end repeatedly.
   if (link.failure() && link.fd() >= 0) poller_.remove(link.fd());
   return moved || link.failure();
 }
@@ -49,9 +49,9 @@ bool Mesh::pump() {
   return pump_writes() || moved;
 }
 
-// A look costs something. Whatever waits gets one each time; what a peer sends ahead of that, or
-// has yet to be told that it may go on, can wait for a while, but not for as long as this rank
-// waits.
+// Polling costs time. A link with a posted receive is polled each time. Data that a peer sends
+// ahead, or that waits for a peer's permission, is polled at intervals that stay a fraction of the
+// time that this rank has waited.
 bool Mesh::read_polled() {
   constexpr unsigned kEvery = 32;
   bool moved = false;

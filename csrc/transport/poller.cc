@@ -28,12 +28,12 @@ void control(const Fd& epoll, int operation, int fd, int token, unsigned events)
   }
 }
 
-// Rounded up: waking just before a deadline would only mean to sleep again.
+// Rounded up: waking just before a deadline would only lead to another sleep.
 int milliseconds(double seconds) {
   return seconds < 0 ? -1 : static_cast<int>(std::ceil(std::fmin(seconds, 86400.0) * 1000));
 }
 
-// epoll_wait() for a time that need not be one of whole milliseconds, where that matters.
+// epoll_wait() with a timeout finer than milliseconds, where the system offers it.
 template <std::size_t Size>
 int wait_for_events(const Fd& epoll, std::array<epoll_event, Size>& events, double seconds) {
   if (seconds > 0 && seconds < 0.01) {
@@ -103,7 +103,7 @@ void Poller::unmute() {
 
 void Poller::kick() {
   const std::uint64_t one = 1;
-  // Fails only when the counter is full, and then it wakes already.
+  // write() fails only if the counter is full, and then the sleeper wakes already.
   [[maybe_unused]] const auto written = ::write(kick_.get(), &one, sizeof one);
 }
 

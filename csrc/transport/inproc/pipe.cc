@@ -9,15 +9,15 @@
 namespace horoplug {
 namespace {
 
-// Small enough that the tests see writes that are taken in part.
+// Small enough that tests see partial writes.
 constexpr std::size_t kCapacity = 256 * 1024;
 
-// One direction: a ring of bytes under a lock.
+// One direction: a ring buffer under a lock.
 struct Half {
   std::mutex mutex;
   std::vector<std::byte> ring = std::vector<std::byte>(kCapacity);
-  std::size_t head = 0;  // bytes ever read
-  std::size_t tail = 0;  // bytes ever written
+  std::size_t head = 0;  // total bytes read
+  std::size_t tail = 0;  // total bytes written
   bool closed = false;
   bool writer_waits = false;
 
@@ -48,7 +48,7 @@ class InprocStream final : public Stream {
       : out_(std::move(out)), in_(std::move(in)), peer_(std::move(peer)) {}
   ~InprocStream() override {
     close_write();
-    // A writer on the other side must not wait for room that will never come: its bytes have no
+    // A writer on the other side must not wait for space that is never freed: its bytes have no
     // reader.
     {
       std::lock_guard lock(in_->mutex);

@@ -12,14 +12,14 @@
 namespace horoplug {
 namespace {
 
-// The thread has so long for what it is in the middle of, in seconds.
+// Seconds for which the destructor waits for the thread's current call.
 constexpr double kTimeToEnd = 0.2;
 
-// Something that MPI has been asked for. Belongs to the thread until it has ended.
+// One call into MPI. It belongs to the thread until it has ended.
 struct Operation {
   Mpi::Request request;
   std::exception_ptr error;
-  std::atomic<bool> asked{false};  // somebody wants to know whether it has
+  std::atomic<bool> asked{false};  // a caller has asked whether it has ended
   std::atomic<bool> ended{false};
 
   // Runs `body`, which may leave the request open.
@@ -35,17 +35,17 @@ struct Operation {
   }
 };
 
-// What jobs of the thread use. One that is stuck in MPI keeps it longer than the funnel lives.
+// State used by the thread's jobs. If a job is stuck in MPI, the state outlives the funnel.
 struct Calls {
   explicit Calls(std::shared_ptr<Mpi> library) : mpi(std::move(library)) {}
 
   const std::shared_ptr<Mpi> mpi;
-  std::vector<std::shared_ptr<Operation>> open;  // the thread's
+  std::vector<std::shared_ptr<Operation>> open;  // used by the thread only
   std::atomic<bool> look_posted{false};
   std::atomic<bool> closed{false};
 
   void look() {
-    look_posted.exchange(false);  // whoever asks from here on wants another one
+    look_posted.exchange(false);  // later callers of test() post another poll
     bool ended = false;
     std::erase_if(open, [&](const auto& operation) {
       if (closed || !operation->asked) return false;
@@ -53,7 +53,8 @@ struct Calls {
       ended |= operation->ended;
       return operation->ended.load();
     });
-    // Who waits without sleeping posts the next look at once. Others may need the processor.
+    // A caller that spins posts the next poll at once. Yield, since other threads may need the
+    // processor.
     if (!ended) ::sched_yield();
   }
 };
@@ -116,7 +117,7 @@ class Funnel final : public Mpi {
     });
   }
 
-  // These ask no MPI, or any thread may.
+  // These functions do not call MPI, or MPI allows them on any thread.
   bool has(OpKind kind) const override { return calls_->mpi->has(kind); }
   bool can_reduce(DType dtype, ReduceOp op) const override {
     return calls_->mpi->can_reduce(dtype, op);
@@ -131,7 +132,7 @@ class Funnel final : public Mpi {
   void close() override { stop(); }
 
  private:
-  // `function` makes a request.
+  // `function` starts a request.
   template <typename Function>
   Request begin(Function function) {
     const auto operation = std::make_shared<Operation>();

@@ -13,21 +13,21 @@ namespace horoplug {
 namespace {
 
 constexpr int kSuccess = 0;  // in every MPI
-constexpr int kTag = 1;      // the communicator is the engine's alone
+constexpr int kTag = 1;      // the engine alone uses the communicator
 
-// Room for an MPI_Status, which nobody reads: at most 32 bytes in the MPIs that there are.
+// Space for an MPI_Status, which is never read: at most 32 bytes in the known MPI libraries.
 struct alignas(16) Status {
   std::array<std::byte, 256> bytes;
 };
 
-// MPI's text for its own numbers.
+// Formats error codes by MPI's own text.
 class Category final : public std::error_category {
  public:
   using ErrorString = int (*)(int, char*, int*);
   explicit Category(ErrorString function) : function_(function) {}
   const char* name() const noexcept override { return "MPI"; }
   std::string message(int code) const override {
-    std::array<char, 8192> text{};  // more than any MPI_MAX_ERROR_STRING
+    std::array<char, 8192> text{};  // larger than any MPI_MAX_ERROR_STRING
     int length = 0;
     if (function_(code, text.data(), &length) != kSuccess) return "error " + std::to_string(code);
     std::string line(text.data());
@@ -41,8 +41,7 @@ class Category final : public std::error_category {
   const ErrorString function_;
 };
 
-// The one of a library. Errors that have been thrown refer to it, whenever they are looked at: it
-// stays for ever.
+// The category of a library. Thrown errors refer to it at any later time, so it is never destroyed.
 const Category& category_of(Category::ErrorString function) {
   static std::mutex mutex;
   static auto* const known = new std::map<Category::ErrorString, Category>;
@@ -197,7 +196,7 @@ class MpiOf final : public Mpi {
       return static_cast<std::uint64_t>(value);
     }
   }
-  // All calls, but for those that ask or wait for nothing.
+  // Every call except those that neither ask nor wait for anything.
   template <typename Function, typename... Arguments>
   int call(Function function, Arguments... arguments) const {
     struct Within {

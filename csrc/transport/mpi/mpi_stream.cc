@@ -10,7 +10,7 @@
 namespace horoplug {
 namespace {
 
-// What is still under way when the stream closes has so long, in each direction.
+// Seconds that pending segments have, in each direction, when the stream closes.
 constexpr std::chrono::milliseconds kLastMoment{200};
 
 }  // namespace
@@ -28,7 +28,7 @@ std::size_t MpiStream::write(const iovec* parts, int count) {
   finish_sends();
   std::size_t taken = 0;
   int part = 0;
-  std::size_t at = 0;  // in the part
+  std::size_t at = 0;  // offset in the part
   const auto skip_empty = [&] {
     for (; part < count && at == parts[part].iov_len; ++part) at = 0;
   };
@@ -93,8 +93,8 @@ std::ptrdiff_t MpiStream::read(void* data, std::size_t bytes) {
   return static_cast<std::ptrdiff_t>(got);
 }
 
-// What MPI does not let go of in time, because the peer is gone or does not listen any more, is
-// leaked on purpose: it may still write there.
+// Memory that MPI does not release in time, because the peer is gone or does not respond, is leaked
+// on purpose: MPI may still write to it.
 void MpiStream::close() {
   if (std::exchange(closed_, true)) return;
   const auto ended = [this](std::deque<Transfer>& transfers) {

@@ -54,7 +54,8 @@ void SharedGroup::ring() {
 }
 
 void SharedGroup::skip() {
-  // Ranks of one host may have gone through any number together, without those of another host.
+  // The ranks of one host may have passed any number of exchanges together, without the other
+  // hosts.
   constexpr std::uint64_t kMore = std::uint64_t{1} << 32;
   cycle_ += kMore;
   meeting_ += kMore;

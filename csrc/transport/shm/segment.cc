@@ -28,7 +28,7 @@ Segment Segment::map(const Fd& memfd, std::size_t bytes, std::size_t offset) {
   struct stat status{};
   if (::fstat(memfd.get(), &status) != 0) fail("cannot inspect a peer's shared memory segment");
   if (static_cast<std::size_t>(status.st_size) < offset + bytes) {
-    // Touching what lies beyond the end would be a SIGBUS.
+    // Accessing memory beyond the end of the file would raise SIGBUS.
     errno = EINVAL;
     fail("a peer's shared memory segment is too small");
   }
@@ -36,14 +36,14 @@ Segment Segment::map(const Fd& memfd, std::size_t bytes, std::size_t offset) {
 }
 
 void Segment::extend(const Fd& memfd, std::size_t end) {
-  // Unlike ftruncate, this cannot make the file shorter than another process has just made it.
+  // Unlike ftruncate, this cannot shrink a file that another process has just extended.
   if (::fallocate(memfd.get(), 0, static_cast<off_t>(end - 1), 1) != 0) {
     fail("cannot enlarge a shared memory segment");
   }
 }
 
 void Segment::discard(const Fd& memfd, std::size_t offset, std::size_t bytes) {
-  // Only memory is lost if the system cannot do it.
+  // A failure only keeps the memory allocated.
   static_cast<void>(::fallocate(memfd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                                 static_cast<off_t>(offset), static_cast<off_t>(bytes)));
 }

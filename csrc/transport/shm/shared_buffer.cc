@@ -14,7 +14,7 @@ SharedBuffer::SharedBuffer(std::uint32_t number, int rank, std::vector<Segment> 
       owner_(::getpid()) {}
 
 SharedBuffer::~SharedBuffer() {
-  // A forked child has the same memory, but it is not its own to give back.
+  // A forked child maps the same memory but does not own it.
   if (file_ && ::getpid() == owner_) Segment::discard(file_, place_, bytes());
 }
 
