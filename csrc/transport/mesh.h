@@ -60,7 +60,8 @@ class Mesh {
   bool has_silent_links() const { return !ringing_.empty(); }
 
   // Links without event notification, and whether one of them has to be polled soon. They are not
-  // polled all the time: a peer that waits for data asks for it by a wake-up message (see PeerWakeUps).
+  // polled all the time: a peer that waits for data asks for it by a wake-up message (see
+  // PeerWakeUps).
   bool must_poll() const;
   void look_at_polled() { turn_ = 0; }
   // Whether data has arrived over polled links since the last call.
