@@ -8,7 +8,7 @@
 namespace horoplug {
 namespace {
 
-// Of what all ranks know alike about a batch.
+// A hash of the properties of a batch that are the same on all ranks.
 std::uint64_t hash_of(const Batch& batch) {
   Hash hash;
   hash.add(batch.number);
@@ -56,7 +56,7 @@ std::optional<Batch> Executor::end_plan(std::uint32_t plan, std::uint64_t last) 
     queue_.pop_back();
   }
   comm_->drop(channel_of(plan, last + 1));
-  // In its turn: what all have joined is still to be done.
+  // A marker that is handled in its turn: batches that all ranks have joined still have to run.
   queue_.emplace_back();
   return withdrawn;
 }
@@ -75,7 +75,7 @@ void Executor::start(Batch batch) {
 
 std::optional<Batch> Executor::poll() {
   if (!running_) {
-    // A batch of nothing is the end of a plan.
+    // A batch without operations marks the end of a plan.
     for (; !queue_.empty() && queue_.front().operations.empty(); queue_.pop_front()) {
       comm_->resume();
       progress_ = true;

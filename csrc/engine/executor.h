@@ -1,5 +1,5 @@
-// Runs the batches of one process set, one after the other, in the order in which they were
-// decided.
+// Runs the batches of one process set, one after the other, in the order of their decisions. Used
+// by the thread that runs the loop.
 #pragma once
 
 #include <deque>
@@ -18,14 +18,14 @@ class GpuTurns;
 
 struct Batch {
   std::uint64_t number = 0;
-  std::uint32_t plan = 0;  // epoch of the plan that it belongs to; 0: it was negotiated
+  std::uint32_t plan = 0;  // the epoch of its plan; 0: it was negotiated
   Tuning tuning{};         // how it runs
   std::vector<OperationPtr> operations;
-  // By place in `operations`: ranks that have joined and take no part of their own; or empty.
+  // By index in `operations`: ranks that have joined and contribute no data; or empty.
   std::vector<std::vector<int>> absent{};
   std::unique_ptr<BatchTrace> trace = nullptr;  // nullptr: no timeline is being written
-  // Of tensors on GPUs, where it takes turns with other sets' batches; nullptr: there are no
-  // others.
+  // Where a batch of tensors on GPUs takes turns with batches of other sets; nullptr: there were no
+  // other sets when it was decided.
   GpuTurns* turns = nullptr;
 
   bool on_gpu() const { return !operations.empty() && operations.front()->signature.device >= 0; }
@@ -36,7 +36,7 @@ struct Batch {
 
 class Executor {
  public:
-  // Names of algorithms to be used where they can; empty: the cheapest.
+  // Names of the algorithms to use wherever they can run; empty: the cheapest.
   struct Forced {
     std::string on_cpu, on_gpu;
   };
@@ -44,31 +44,31 @@ class Executor {
   ~Executor();
 
   void enqueue(Batch batch) { queue_.push_back(std::move(batch)); }
-  // The plan has ended with batch `last`. Returns the one after it, if this rank has joined that.
+  // The plan has ended with batch `last`. Returns the batch after it, if this rank has joined it.
   std::optional<Batch> end_plan(std::uint32_t plan, std::uint64_t last);
 
-  // Runs as far as possible without waiting. Returns the next batch that is done, if any. Throws
-  // what the collective threw; the executor is of no use after that.
+  // Runs as far as possible without waiting. Returns the next batch that is done, if any. An
+  // exception of the collective leaves it, and the executor cannot be used after that.
   std::optional<Batch> poll();
 
-  // Whether poll() has got anywhere since the last call of this function.
+  // Whether poll() has made progress since the last call of this function.
   bool take_progress() { return std::exchange(progress_, false); }
   bool idle() const { return !running_ && queue_.empty(); }
   const Batch* running() const { return running_ ? &running_->batch : nullptr; }
   // The ranks of the set that the running batch waits for.
   std::vector<int> blame() const;
-  // Whether it waits for something that nobody announces.
+  // Whether the running batch waits for something that has to be polled.
   bool polled() const { return running_ && running_->fiber->polled(); }
 
-  // Whether what runs, or comes next, is of tensors on a GPU.
+  // Whether the running or the next batch has tensors on a GPU.
   bool next_is_on_gpu() const;
-  // Whether anything is of tensors on GPUs and takes no turns.
+  // Whether there is a batch of tensors on GPUs that takes no turns.
   bool has_gpu_batches_without_turns() const;
   // See Comm::gpu().
   GpuGroup* gpu() const { return comm_->gpu(); }
   bool gpu_is_busy() const;
 
-  // All batches that are not done, for their operations to be ended.
+  // Takes all batches that are not done.
   std::vector<Batch> take_all();
 
  private:

@@ -3,16 +3,13 @@
 #include <chrono>
 #include <utility>
 
+#include "engine/time.h"
+
 namespace horoplug {
 namespace {
 
-// Callers that look at signals wait in slices; between two of them they still count as blocked.
+// Callers that handle signals wait in slices; between two slices they still count as blocked.
 constexpr double kBetweenWaits = 1.0;
-
-double seconds_now() {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 
@@ -27,7 +24,7 @@ void HandleTable::finish_all(const std::vector<OperationPtr>& operations) {
   {
     std::lock_guard lock(mutex_);
     for (const OperationPtr& operation : operations) {
-      if (operation->handle == 0) continue;  // submitted by others only
+      if (operation->handle == 0) continue;  // only other ranks have submitted it
       auto& waiting = operation->waiting;
       if (waiting.released) operations_.erase(operation->handle);
       operation->done.store(true, std::memory_order_release);
@@ -105,8 +102,8 @@ HandleTable::Wait::Wait(HandleTable& table, hp_handle handle) : table_(table) {
 }
 
 HandleTable::Wait::~Wait() {
-  if (done()) return;  // nobody asks any more
-  const double now = seconds_now();
+  if (done()) return;  // waited_for() is asked about pending operations only
+  const double now = steady_now();
   std::lock_guard lock(table_.mutex_);
   --operation_->waiting.waiters;
   operation_->waiting.left_wait_at = now;

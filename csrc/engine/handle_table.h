@@ -1,4 +1,5 @@
-// Handles of operations: where those who submit and those who do the work meet.
+// Handles of operations: how threads that submit operations learn that they are done. Any thread
+// may call these functions.
 #pragma once
 
 #include <atomic>
@@ -15,8 +16,8 @@ class HandleTable {
   // Gives the operation a handle.
   void add(const OperationPtr& operation);
 
-  // Ends operations: their waiters wake up, and who asked for it is called. The status must be set
-  // in them already.
+  // Ends operations, whose status must be set already: wakes their waiters and calls the functions
+  // that were given to on_done().
   void finish_all(const std::vector<OperationPtr>& operations);
 
   // HP_OK, HP_IN_PROGRESS or how it failed; Error(HP_INVALID_ARGUMENT) for an unknown handle.
@@ -24,14 +25,14 @@ class HandleTable {
   // An operation that is done; throws Error(HP_INVALID_ARGUMENT) otherwise.
   OperationPtr done(hp_handle handle) const;
   void release(hp_handle handle);
-  // See hp_on_done. Whether the operation was in flight, so that the call is still to come.
+  // See hp_on_done. Returns whether the operation is in flight, so that the call comes later.
   bool on_done(hp_handle handle, hp_done done, void* context);
 
-  // Grows whenever somebody has looked at the result of an operation that is done.
+  // Grows whenever a caller has observed the result of an operation that is done.
   std::uint64_t result_observations() const {
     return result_observations_.load(std::memory_order_relaxed);
   }
-  // A wait for one operation: from construction to destruction the thread counts as blocked on it.
+  // A wait for one operation. The thread counts as blocked on it from construction to destruction.
   class Wait {
    public:
     // Throws Error(HP_INVALID_ARGUMENT) for an unknown handle.
@@ -43,7 +44,7 @@ class HandleTable {
     bool done() const { return operation_->done.load(std::memory_order_acquire); }
     // Whether the caller has waited for this operation before.
     bool again() const { return again_; }
-    // Sleeps until it is done, for at most `seconds` (negative: for ever).
+    // Sleeps until it is done, for at most `seconds` (negative: no limit).
     void sleep(double seconds);
     Status status() const;
 
@@ -53,7 +54,8 @@ class HandleTable {
     bool again_ = false;
   };
 
-  // Whether a thread is blocked on this operation, counting one that comes back within a moment.
+  // Whether a thread is blocked on this operation, or was a moment ago: callers that handle signals
+  // wait in slices.
   bool waited_for(const Operation& operation, double now) const;
   // Whether a thread sleeps in a Wait.
   bool has_sleepers() const { return sleepers_.load(std::memory_order_relaxed) > 0; }

@@ -86,8 +86,8 @@ class LoopOwnership {
 };
 
 // `Work` is what the loop runs. It is a template parameter instead of an interface because a loop
-// that spins calls step() millions of times per second. All members are called by the thread that
-// holds the loop:
+// that spins calls step() millions of times per second. The thread that holds the loop calls all
+// members; the progress thread calls watch_interval() also without the loop:
 //
 //   bool step()                Does all work that is possible without waiting; whether there was
 //   any. void watch()               Checks deadlines. Called when there is nothing to do. void

@@ -1,14 +1,13 @@
 // How long a thread looks for more work before it sleeps.
 //
-// To sleep and be woken costs both sides something: a few microseconds, or a hundred where an idle
-// processor is one that a hypervisor has to bring back. Spinning for as long as that costs is never
-// worse than twice the best that one could have done with foresight (Karlin, Li, Manasse, Owicki:
-// Empirical studies of competitive spinning for a shared-memory multiprocessor, SOSP 1991). It is
-// in vain if the peer needs this very processor, or is busy for longer. Hence the budget follows
-// what the last attempts have brought: it doubles when spinning has paid and halves when it has
-// not, down to nothing but a try now and then. That try is as long as the last sleeps were: ranks
-// that all sleep make each other wait for their waking up, and would never come out of it with
-// less.
+// Sleeping and waking up cost both sides a few microseconds, or a hundred where a hypervisor has to
+// bring back an idle processor. Spinning for as long as that costs is at most twice as expensive as
+// the best decision with foresight (Karlin, Li, Manasse, Owicki: Empirical studies of competitive
+// spinning for a shared-memory multiprocessor, SOSP 1991). Spinning is wasted if the peer needs
+// this processor, or is busy for longer. So the budget follows the last attempts: it doubles when
+// spinning has paid and halves when it has not, down to zero with an occasional try. A try is as
+// long as the last sleeps: ranks that all sleep wait for each other's wake-ups, and shorter tries
+// would never end that.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +20,16 @@ class SpinBudget {
   static constexpr double kMost = 200e-6;  // seconds
   static constexpr double kLeast = 5e-6;
   static constexpr double kTry = 20e-6;
-  static constexpr int kRests = 16;  // waits without a spin between two tries
+  static constexpr int kRests = 16;  // waits without spinning between two tries
 
-  // At `time` nothing is to be done: whether to look again at once, instead of sleeping.
+  // There is nothing to do at `time`. Whether to look again at once instead of sleeping.
   bool spin(double time) {
     if (!waiting_) begin(time, time + next());
     if (time < until_) return true;
     if (!std::exchange(slept_, true) && until_ > since_) budget_ = less(budget_);
     return false;
   }
-  // Something is to be done.
+  // There is something to do.
   void found(double time) {
     if (!std::exchange(waiting_, false)) return;
     if (slept_) {
@@ -39,12 +38,12 @@ class SpinBudget {
       budget_ = std::min(2 * (until_ - since_), kMost);
     }
   }
-  // This wait has had its spin.
+  // This wait may not spin: an earlier part of it has.
   void skip(double time) {
     begin(time, time);
     slept_ = true;
   }
-  // What was waited for is not waited for any more.
+  // The present wait is over without a result.
   void forget() { waiting_ = false; }
   bool waiting() const { return waiting_; }
 
@@ -59,14 +58,14 @@ class SpinBudget {
     if (budget_ > 0) return budget_;
     if (++rests_ < kRests) return 0;
     rests_ = 0;
-    // A little more than what it is to catch.
+    // A little longer than the sleeps that it is to replace.
     const double wanted = 1.5 * sleeps_;
     return wanted > kMost ? kTry : std::max(wanted, kTry);
   }
   static double less(double budget) { return budget / 2 < kLeast ? 0 : budget / 2; }
 
   double budget_ = kMost;
-  double sleeps_ = kTry;  // how long they were, about, as far as that is within reach
+  double sleeps_ = kTry;  // a moving average of the length of sleeps, limited to 2 * kMost
   int rests_ = 0;
   // The present wait.
   bool waiting_ = false;

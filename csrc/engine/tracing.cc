@@ -67,32 +67,32 @@ void Tracing::take_over() {
   timeline_ = current_;
   batch_rows_.clear();
   rows_.clear();
-  lent_rows_.clear();
+  leased_rows_.clear();
   spare_rows_.clear();
   undecided_.clear();
   if (timeline_ && timeline_->mark_cycles()) cycle_row_ = timeline_->add_row("cycles", -2);
 }
 
-Tracing::Place Tracing::place_of(std::uint32_t set, const std::string& name) {
+Tracing::RowLease Tracing::row_of(std::uint32_t set, const std::string& name) {
   const std::string made = set == 0 ? std::string() : title(set, name);
   const std::string& key = set == 0 ? name : made;
   if (const auto found = rows_.find(key); found != rows_.end()) return {found->second, 0, {}};
   if (rows_.size() < kMaxRows) return {rows_[key] = timeline_->add_row(key), 0, {}};
-  auto [lent, is_new] = lent_rows_.emplace(key, Place{});
+  auto [leased, is_new] = leased_rows_.emplace(key, RowLease{});
   if (is_new) {
     if (spare_rows_.empty()) spare_rows_.push_back(timeline_->add_row("further tensors"));
-    lent->second = {spare_rows_.back(), trace_clock(), {"tensor", key}};
+    leased->second = {spare_rows_.back(), trace_clock(), {"tensor", key}};
     spare_rows_.pop_back();
   }
-  return lent->second;
+  return leased->second;
 }
 
 void Tracing::give_back_row(std::uint32_t set, const std::string& name) {
-  if (lent_rows_.empty()) return;
-  const auto lent = lent_rows_.find(title(set, name));
-  if (lent == lent_rows_.end()) return;
-  spare_rows_.push_back(lent->second.row);
-  lent_rows_.erase(lent);
+  if (leased_rows_.empty()) return;
+  const auto leased = leased_rows_.find(title(set, name));
+  if (leased == leased_rows_.end()) return;
+  spare_rows_.push_back(leased->second.row);
+  leased_rows_.erase(leased);
 }
 
 TraceRow Tracing::batch_row(std::uint32_t set) {
@@ -109,23 +109,23 @@ void Tracing::write_cycle(const ProcessSet& set) {
 }
 
 void Tracing::write_submitted(const Operation& operation) {
-  Place place = place_of(operation.members->set, operation.name);
-  TraceEvent event = instant(place.row, "submitted", operation.submitted_at);
-  event.text = std::move(place.tensor);
+  RowLease lease = row_of(operation.members->set, operation.name);
+  TraceEvent event = instant(lease.row, "submitted", operation.submitted_at);
+  event.text = std::move(lease.tensor);
   event.numbers[0] = {"bytes", payload_bytes(operation.signature)};
   timeline_->add(std::move(event));
   undecided_.insert(&operation);
 }
 
 void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) {
-  const TreePosition& place = set.negotiator.position();
-  const auto found = std::find(place.children.begin(), place.children.end(), child);
-  if (!set.negotiator.is_root() || found == place.children.end()) return;
-  const std::string who =
-      describe_ranks(place.subtrees[static_cast<std::size_t>(found - place.children.begin())]);
+  const TreePosition& position = set.negotiator.position();
+  const auto found = std::find(position.children.begin(), position.children.end(), child);
+  if (!set.negotiator.is_root() || found == position.children.end()) return;
+  const std::string who = describe_ranks(
+      position.subtrees[static_cast<std::size_t>(found - position.children.begin())]);
   const double now = trace_clock();
   const auto write = [&](const std::string& name) {
-    TraceEvent event = instant(place_of(set.members->set, name).row, "ready", now);
+    TraceEvent event = instant(row_of(set.members->set, name).row, "ready", now);
     event.text = {"ready", who};
     timeline_->add(std::move(event));
   };
@@ -143,15 +143,15 @@ void Tracing::attach(const ProcessSet& set, Batch& batch) {
   traced.bytes = 0;
   traced.row = batch_row(set.members->set);
   for (const OperationPtr& operation : batch.operations) {
-    Place place = place_of(set.members->set, operation->name);
-    TraceEvent event = negotiation(place.row, place.since, *operation);
+    RowLease lease = row_of(set.members->set, operation->name);
+    TraceEvent event = negotiation(lease.row, lease.since, *operation);
     event.numbers[0] = {"plan", traced.plan};
     event.numbers[1] = {"batch", traced.number};
-    event.text = place.tensor;
+    event.text = lease.tensor;
     timeline_->add(std::move(event));
     undecided_.erase(operation.get());
     traced.bytes += payload_bytes(operation->signature);
-    traced.members.push_back({place.row, operation->tensors.size(), std::move(place.tensor)});
+    traced.members.push_back({lease.row, operation->tensors.size(), std::move(lease.tensor)});
   }
   batch.trace = std::make_unique<BatchTrace>(timeline_, std::move(traced));
 }
@@ -160,9 +160,9 @@ void Tracing::write_end(const std::vector<OperationPtr>& operations, const Statu
   for (const OperationPtr& operation : operations) {
     const bool undecided = undecided_.erase(operation.get()) != 0;
     if (!status.ok()) {
-      const Place place = place_of(operation->members->set, operation->name);
-      if (undecided) timeline_->add(negotiation(place.row, place.since, *operation));
-      TraceEvent error = instant(place.row, "error", trace_clock());
+      const RowLease lease = row_of(operation->members->set, operation->name);
+      if (undecided) timeline_->add(negotiation(lease.row, lease.since, *operation));
+      TraceEvent error = instant(lease.row, "error", trace_clock());
       error.text = {"error", status.message};
       timeline_->add(std::move(error));
     }

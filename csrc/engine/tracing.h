@@ -1,7 +1,7 @@
-// What the engine tells its timeline, if one is being written.
+// Reports what happens to operations to the timeline, if one is being written.
 //
-// The timeline is started and stopped from any thread; everything else belongs to the progress
-// thread and costs a look at an atomic counter and a pointer while there is no timeline.
+// Any thread starts and stops the timeline. Everything else is used by the thread that runs the
+// loop; without a timeline it costs a read of an atomic counter and of a pointer.
 #pragma once
 
 #include <atomic>
@@ -30,13 +30,13 @@ class Tracing {
   Tracing(const Tracing&) = delete;
   Tracing& operator=(const Tracing&) = delete;
 
-  // In place of the current timeline, which is completed. Throws Error and changes nothing if the
+  // Completes the current timeline and begins a new one. Throws Error and changes nothing if the
   // file cannot be opened.
   void start(const std::string& path, bool mark_cycles);
   // Returns when the file is complete.
   void stop();
 
-  // A negotiation on this rank has come to decisions.
+  // This rank's negotiator has returned decisions.
   void cycle(const ProcessSet& set, std::size_t decisions) {
     if (decisions > 0 && on()) write_cycle(set);
   }
@@ -47,7 +47,7 @@ class Tracing {
   void ready(const ProcessSet& set, int child, const Ready& ready) {
     if (on()) write_ready(set, child, ready);
   }
-  // A batch has been decided on; it carries its trace from here on.
+  // A batch was decided; it carries its trace from here on.
   void decided(const ProcessSet& set, Batch& batch) {
     if (on()) attach(set, batch);
   }
@@ -72,32 +72,32 @@ class Tracing {
   void attach(const ProcessSet& set, Batch& batch);
   void write_end(const std::vector<OperationPtr>& operations, const Status& status);
 
-  // A tensor's row. So that endless new names do not make endless rows, after many of them names
-  // share rows, one at a time.
-  struct Place {
+  // The row of a tensor. The number of rows is limited: once it is reached, new names share rows,
+  // one name at a time.
+  struct RowLease {
     TraceRow row = 0;
-    double since = 0;         // when it was given this row, if it is a shared one
+    double since = 0;         // when the name got this row, if it is shared
     TraceEvent::Text tensor;  // its name then, for the events
   };
-  Place place_of(std::uint32_t set, const std::string& name);
+  RowLease row_of(std::uint32_t set, const std::string& name);
   void give_back_row(std::uint32_t set, const std::string& name);
   TraceRow batch_row(std::uint32_t set);
 
   const bool writes_;
   const Log log_;
 
-  // Shared between threads.
+  // Used by any thread.
   std::mutex mutex_;
   std::shared_ptr<Timeline> current_;
   std::atomic<std::uint64_t> changes_{0};
 
-  // The progress thread's own.
+  // Used by the thread that runs the loop.
   std::uint64_t changes_seen_ = 0;
   std::shared_ptr<Timeline> timeline_;
   TraceRow cycle_row_ = 0;
   std::map<std::uint32_t, TraceRow> batch_rows_;
   std::unordered_map<std::string, TraceRow> rows_;
-  std::unordered_map<std::string, Place> lent_rows_;
+  std::unordered_map<std::string, RowLease> leased_rows_;
   std::vector<TraceRow> spare_rows_;
   std::unordered_set<const Operation*> undecided_;
 };

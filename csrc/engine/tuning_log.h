@@ -1,5 +1,5 @@
-// Tells users what the tuner has found: in the log, and in a file with a line of CSV for each
-// choice that was tried.
+// Tells users the results of the tuner: in the log, and in a CSV file with a line for each value
+// that was tried.
 #pragma once
 
 #include <fstream>

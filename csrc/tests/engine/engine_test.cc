@@ -1,5 +1,5 @@
-// Engines as a job sees them: agreement, errors with both sides' values, deadlocks, deaths,
-// silence, endings.
+// Whole engines: agreement, mismatch errors, deadlocks, dead and unresponsive peers, shutdown and
+// abort.
 #include <dirent.h>
 #include <doctest/doctest.h>
 
@@ -162,7 +162,8 @@ TEST_CASE("hundreds of operations in flight, submitted in a different order by e
   }
 }
 
-TEST_CASE("a mismatch is an error on every rank that quotes both sides, and the job goes on") {
+TEST_CASE(
+    "a mismatch is an error on every rank that quotes both signatures, and the job continues") {
   for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
     Cluster cluster(transport, 3);
     const auto expect = [&](const char* what, const std::function<Order(int)>& order_of,
@@ -226,7 +227,7 @@ TEST_CASE("a mismatch is an error on every rank that quotes both sides, and the 
   }
 }
 
-TEST_CASE("a tensor may change its shape from step to step, if it does so everywhere") {
+TEST_CASE("a tensor may change its shape between steps if it does so on all ranks") {
   Cluster cluster(Transport::kThreads, 3);
   for (const std::size_t count : {10, 10, 10, 77, 10, 5}) {
     CHECK_NOTHROW(cluster.run([&](int rank) { allreduce_ones(cluster.engine(rank), "x", count); }));
@@ -241,7 +242,7 @@ TEST_CASE("a tensor may change its shape from step to step, if it does so everyw
     CHECK(mentions(status, {"'x'", "[5] on rank 0", "[6] on ranks 1, 2"}));
 }
 
-TEST_CASE("ranks that wait for each other get an error that says for what, and the job goes on") {
+TEST_CASE("a deadlock is an error that names the operations, and the job continues") {
   EngineOptions options = test_options();
   options.deadlock_time = 0.3;
   for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
@@ -303,7 +304,7 @@ TEST_CASE("a rank that is busy elsewhere is reported as a stall, not as a deadlo
   for (auto& thread : threads) thread.join();
 }
 
-TEST_CASE("an operation that some rank never submits fails the job when its time is over") {
+TEST_CASE("an operation that some rank never submits fails the job after the time limit") {
   EngineOptions options = test_options();
   options.stall_shutdown_time = 0.3;
   Cluster cluster(Transport::kTcp, 3, options);
@@ -323,7 +324,7 @@ TEST_CASE("an operation that some rank never submits fails the job when its time
   CHECK(failure_of([&] { allreduce_ones(cluster.engine(2), "later"); }).code == HP_TIMEOUT);
 }
 
-TEST_CASE("names in flight are unique, and wrong arguments are found before anything is sent") {
+TEST_CASE("names in flight are unique, and wrong arguments are rejected at submission") {
   Cluster cluster(Transport::kThreads, 2);
   Engine& engine = cluster.engine(0);
   std::vector<float> data(4, 1);
@@ -407,7 +408,7 @@ TEST_CASE("names in flight are unique, and wrong arguments are found before anyt
   CHECK(failure_of([&] { engine.handles().poll(handle); }).code == HP_INVALID_ARGUMENT);
 }
 
-TEST_CASE("when a rank shuts down, the others' operations end with its name") {
+TEST_CASE("when a rank shuts down, the operations of the other ranks fail and name it") {
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 3);
@@ -426,7 +427,7 @@ TEST_CASE("when a rank shuts down, the others' operations end with its name") {
   }
 }
 
-TEST_CASE("what was decided before a shutdown still runs") {
+TEST_CASE("operations that were decided before a shutdown still run") {
   for (const Transport transport : kTransports) {
     for (int round = 0; round < 20; ++round) {
       CAPTURE(transport_name(transport));
@@ -478,7 +479,7 @@ TEST_CASE("a peer that dies is named") {
   CHECK(failure_of([&] { submit(*job.engine, order); }).code == HP_ABORTED);
 }
 
-TEST_CASE("peers hear why before this rank's own operations end") {
+TEST_CASE("peers are told of a failure before this rank's own operations end") {
   // A program whose operation has failed may be gone at once, and its engine with it.
   class Watched final : public Stream {
    public:
@@ -536,7 +537,7 @@ TEST_CASE("peers hear why before this rank's own operations end") {
   CHECK(code_when_told == HP_IN_PROGRESS);
 }
 
-TEST_CASE("a peer that stops in the middle of a transfer is named when the deadline passes") {
+TEST_CASE("a peer that stops in the middle of a transfer is named at the deadline") {
   EngineOptions options = test_options();
   options.data_timeout = 0.3;
   HalfJob job(options);
@@ -568,7 +569,7 @@ TEST_CASE("a peer that never answers fails the start") {
   CHECK(mentions(status, {"no answer from rank 1"}));
 }
 
-TEST_CASE("a peer may leave in good order before this rank has heard from everybody") {
+TEST_CASE("a peer may shut down before this rank has finished the handshake") {
   const EngineOptions options = test_options();
   auto configs = make_configs(Transport::kTcp, 3, options);
   RawPeer first(std::move(configs[0].members[1].stream));
@@ -661,7 +662,7 @@ TEST_CASE("engines come and go without leaving descriptors, threads or memory ma
   }
 }
 
-TEST_CASE("an engine alone needs nobody") {
+TEST_CASE("a job of one rank runs without peers") {
   Cluster cluster(Transport::kInproc, 1);
   allreduce_ones(cluster.engine(0), "x");
   CHECK(cluster.engine(0).stats().control_messages == 0);

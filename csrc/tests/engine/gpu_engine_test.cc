@@ -1,5 +1,5 @@
-// Tensors on GPUs through whole engines, on simulated GPUs: the results are those of the CPU, the
-// host waits for no stream, and whatever goes wrong has a name.
+// Tensors on simulated GPUs in whole engines: the results are the same as on the CPU, the host
+// waits for no stream, and failures are reported with their cause.
 #include <doctest/doctest.h>
 
 #include <barrier>
@@ -142,7 +142,7 @@ Order sum(const std::string& name, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("every operation gives on GPUs what it gives on CPUs") {
+TEST_CASE("every operation gives the same results on GPUs as on CPUs") {
   for (const Transport transport : {Transport::kThreads, Transport::kMixed}) {
     for (const int ranks : {1, 2, 3, 4}) {
       CAPTURE(transport_name(transport));
@@ -155,7 +155,7 @@ TEST_CASE("every operation gives on GPUs what it gives on CPUs") {
   }
 }
 
-TEST_CASE("buffers of several pieces and windows, through the host's memory") {
+TEST_CASE("buffers of several chunks and windows are staged through host memory") {
   GpuJob job({.ranks = 2, .engine = with_algorithm("staged")});
   const std::size_t count = (70 << 20) / sizeof(float) + 5;
   job.run([&](int rank) {
@@ -166,7 +166,7 @@ TEST_CASE("buffers of several pieces and windows, through the host's memory") {
   });
 }
 
-TEST_CASE("many operations in flight are fused, planned, and waited for by no host") {
+TEST_CASE("operations in flight are fused and planned, and the host does not wait for them") {
   GpuJob job({.ranks = 2});
   constexpr int kTensors = 12, kSteps = 10;
   job.run([&](int rank) {
@@ -203,7 +203,7 @@ TEST_CASE("many operations in flight are fused, planned, and waited for by no ho
   });
 }
 
-TEST_CASE("the host waits for nothing that the GPU has to do") {
+TEST_CASE("the host never waits for the GPU") {
   GpuJob job({.ranks = 2});
   // Returns how often the host waited.
   const auto step = [&](const std::string& name) {
@@ -232,7 +232,7 @@ TEST_CASE("the host waits for nothing that the GPU has to do") {
   CHECK(step("another") == without);
 }
 
-TEST_CASE("what a rank has on the CPU and another on a GPU is an error that says so") {
+TEST_CASE("tensors on the CPU of one rank and the GPU of another are a mismatch error") {
   GpuJob job({.ranks = 2});
   job.run([&](int rank) {
     const Status status = failure_of([&] {
@@ -281,7 +281,7 @@ TEST_CASE("a rank that has joined takes part, though it has had no tensor on its
   });
 }
 
-TEST_CASE("results that nobody takes, or takes and gives back, leave nothing on the GPU") {
+TEST_CASE("results leave no memory on the GPU, taken or not") {
   auto job = std::make_unique<GpuJob>(GpuJobOptions{.ranks = 2});
   job->run([&](int rank) {
     Order order = sum("gathered", 50);
@@ -299,7 +299,7 @@ TEST_CASE("results that nobody takes, or takes and gives back, leave nothing on 
   }
 }
 
-TEST_CASE("a copy of a result is made in the order of a stream, behind the operation") {
+TEST_CASE("a copy of a result is ordered in its stream after the operation") {
   constexpr std::size_t kBytes = 4000;
   GpuJob job({.ranks = 2, .has_nccl = true});
   job.run([&](int rank) {
@@ -370,7 +370,7 @@ TEST_CASE("process sets have streams of their own") {
   });
 }
 
-TEST_CASE("a GPU that fails ends the job everywhere, and says so") {
+TEST_CASE("a GPU that fails ends the job on all ranks with its error") {
   GpuJob job({.ranks = 2});
   job.run([&](int rank) { job.perform(rank, sum("t", 10), floats(10, 1)); });
   job.gpu().fall_off();
@@ -380,7 +380,7 @@ TEST_CASE("a GPU that fails ends the job everywhere, and says so") {
   });
 }
 
-TEST_CASE("without memory for a buffer of the usual size, a smaller one will do") {
+TEST_CASE("a smaller buffer is used when GPU memory is short") {
   SimulatedOptions gpus;
   gpus.memory = 15 << 20;
   GpuJob job({.ranks = 2, .gpu = gpus});
@@ -394,7 +394,7 @@ TEST_CASE("without memory for a buffer of the usual size, a smaller one will do"
   });
 }
 
-TEST_CASE("NCCL does every operation, on process sets, too") {
+TEST_CASE("NCCL runs every operation, also on process sets") {
   for (const Transport transport : {Transport::kThreads, Transport::kInprocHosts}) {
     for (const int ranks : {2, 3, 4}) {
       CAPTURE(ranks);
@@ -445,14 +445,14 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a communicator that cannot be made is one on no rank") {
+TEST_CASE("no rank uses NCCL if one rank cannot create its communicator") {
   GpuJob job({.has_nccl = true});
   job.nccl().fail("ncclCommInitRankConfig", 2);
   random_operations(job, 5, false);
   CHECK(mentions({HP_OK, job.logged()}, {"not moved by NCCL", "ncclCommInitRank"}));
 }
 
-TEST_CASE("what the framework has given the GPU to do before may take any time") {
+TEST_CASE("earlier work of the framework on the GPU is not limited in time") {
   EngineOptions engine = with_algorithm("ipc");
   engine.data_timeout = 0.4;
   GpuJob job({.engine = engine});
@@ -482,7 +482,7 @@ TEST_CASE("what the framework has given the GPU to do before may take any time")
   });
 }
 
-TEST_CASE("a rank that goes ends what the others' GPUs wait for") {
+TEST_CASE("a rank that shuts down ends the waits of the other ranks' GPUs") {
   GpuJob job({.ranks = 3, .engine = with_algorithm("nccl"), .has_nccl = true});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
   // GPUs have other things to do, and rank 0 goes when all have put their operation into a stream.
@@ -511,7 +511,7 @@ TEST_CASE("a rank that goes ends what the others' GPUs wait for") {
   CHECK(mentions({HP_OK, job.logged()}, {"second", "may be wrong"}));
 }
 
-TEST_CASE("an error of NCCL's ends the job, and is told") {
+TEST_CASE("an NCCL error ends the job and is reported") {
   GpuJob job({.engine = with_algorithm("nccl"), .has_nccl = true});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
   job.nccl().break_down();

@@ -1,5 +1,5 @@
-// Operations of several process sets that cross on simulated GPUs, whose driver keeps the host
-// until the GPU is idle wherever CUDA's may: no rank waits for ever.
+// Operations of several process sets on simulated GPUs, whose driver blocks the host until the GPU
+// is idle wherever CUDA's driver may: no rank waits forever.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -122,7 +122,7 @@ std::uint32_t add_set(Engine& engine, const std::vector<int>& ranks) {
 
 }  // namespace
 
-TEST_CASE("two sets whose operations come in other orders, and need kernels that are not loaded") {
+TEST_CASE("two sets with different orders of operations load kernels without a deadlock") {
   held = false;
   first = nullptr;
   GpuJobOptions options;
@@ -194,7 +194,7 @@ TEST_CASE("two sets whose operations come in other orders, and need kernels that
   CHECK(misuse == "");
 }
 
-TEST_CASE("operations of sets that overlap, in any order, with whatever moves them") {
+TEST_CASE("overlapping sets run operations in any order with every algorithm") {
   const std::vector<std::vector<int>> groups = {{0, 1, 2}, {0, 1}, {1, 2}, {0, 2}, {0, 1, 2}, {1}};
   struct Way {
     const char* name;
@@ -255,7 +255,7 @@ TEST_CASE("operations of sets that overlap, in any order, with whatever moves th
   }
 }
 
-TEST_CASE("a GPU that waits in several sets for a rank that does not come is let go in all") {
+TEST_CASE("a GPU that waits for a missing rank is released in all sets") {
   LossyJob lossy;
   lossy.job().run([&](int rank) {
     const std::uint32_t pair = add_set(lossy.job().engine(rank), {0, 2});
@@ -270,7 +270,7 @@ TEST_CASE("a GPU that waits in several sets for a rank that does not come is let
   CHECK(lossy.misuse() == "");
 }
 
-TEST_CASE("to remove a set is not to wait for what others do on the GPU") {
+TEST_CASE("removing a set does not wait for other sets' work on the GPU") {
   LossyJob lossy;
   lossy.job().run([&](int rank) {
     Engine& engine = lossy.job().engine(rank);

@@ -1,4 +1,4 @@
-// Ranks that run out of data before the others do.
+// join() of ranks that run out of data before the others.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ double reduced(ReduceOp op, DType dtype, int first, int last, int size) {
 
 }  // namespace
 
-TEST_CASE("neutral elements change nothing in any reduction") {
+TEST_CASE("identity elements change nothing in any reduction") {
   for (int op = 0; op < kReduceOpCount; ++op) {
     for (int type = 0; type < kDTypeCount; ++type) {
       const ReduceFn reduce = kernels().reduce[op][type];
@@ -69,7 +69,7 @@ TEST_CASE("neutral elements change nothing in any reduction") {
   }
 }
 
-TEST_CASE("who has joined does not change the others' results") {
+TEST_CASE("ranks that have joined do not change the results of the others") {
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
     constexpr int kSize = 4;
@@ -139,7 +139,7 @@ TEST_CASE("who has joined does not change the others' results") {
   }
 }
 
-TEST_CASE("ranks with random amounts of data, several times, with names that are known") {
+TEST_CASE("ranks join after random amounts of data, repeatedly, with cached names") {
   const std::uint64_t seed = test_seed();
   for (const Transport transport : kTransports) {
     for (const int size : {1, 2, 3, 8}) {
@@ -257,7 +257,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a join that cannot end is a deadlock, and the job goes on") {
+TEST_CASE("a join that cannot end is a deadlock, and the job continues") {
   EngineOptions options = test_options();
   options.deadlock_time = 0.2;
   Cluster cluster(Transport::kShm, 3, options);

@@ -1,4 +1,4 @@
-// Operations for which nobody waits, but asks to be called when they have ended.
+// Operations that call a function when they have ended, instead of a thread that waits.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -97,7 +97,7 @@ void require(bool condition, const char* what) {
 
 }  // namespace
 
-TEST_CASE("hundreds of operations, each of which is called for once, and nobody waits") {
+TEST_CASE("each of hundreds of operations gets one completion call without a waiting thread") {
   for (const Transport transport : kTransports) {
     for (const int ranks : {1, 2, 4}) {
       CAPTURE(transport_name(transport));
@@ -138,7 +138,7 @@ TEST_CASE("hundreds of operations, each of which is called for once, and nobody 
   }
 }
 
-TEST_CASE("steps that repeat, in which each operation needs the result of the one before") {
+TEST_CASE("repeated steps whose operations depend on the previous result complete by calls") {
   for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 2);
@@ -160,7 +160,7 @@ TEST_CASE("steps that repeat, in which each operation needs the result of the on
   }
 }
 
-TEST_CASE("steps that repeat, until the program needs each result before it goes on") {
+TEST_CASE("repeated steps complete by calls after the program begins to wait for each result") {
   for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 2);
@@ -201,7 +201,7 @@ TEST_CASE("steps that repeat, until the program needs each result before it goes
   }
 }
 
-TEST_CASE("what a rank submits when it is called for, out of any order") {
+TEST_CASE("ranks submit from completion calls in different orders") {
   Cluster cluster(Transport::kThreads, 3);
   cluster.run([&](int rank) {
     std::mt19937_64 random(test_seed() + static_cast<std::uint64_t>(rank));
@@ -229,7 +229,7 @@ TEST_CASE("what a rank submits when it is called for, out of any order") {
   });
 }
 
-TEST_CASE("an operation that fails is called for, too") {
+TEST_CASE("an operation that fails gets its completion call") {
   Cluster cluster(Transport::kThreads, 2);
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
@@ -251,7 +251,7 @@ TEST_CASE("an operation that fails is called for, too") {
   });
 }
 
-TEST_CASE("the end of the engine is the end of all operations") {
+TEST_CASE("all operations get their completion call when the engine ends") {
   enum class End { kShutdown, kAbort, kPeerLeaves, kDestruction };
   for (const End end : {End::kShutdown, End::kAbort, End::kPeerLeaves, End::kDestruction}) {
     for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
@@ -271,7 +271,7 @@ TEST_CASE("the end of the engine is the end of all operations") {
         if (end == End::kShutdown) {
           std::thread other([&] { cluster.engine(1).shutdown(); });
           engine.shutdown();
-          // Once it has shut down, nobody will be called any more.
+          // After the shutdown there are no more calls.
           CHECK(calls.times() == std::vector<int>(kOperations, 1));
           other.join();
         } else if (end == End::kAbort) {
@@ -291,7 +291,7 @@ TEST_CASE("the end of the engine is the end of all operations") {
   }
 }
 
-TEST_CASE("one call for each handle that there is") {
+TEST_CASE("a handle accepts one completion function") {
   Cluster cluster(Transport::kThreads, 1);
   Engine& engine = cluster.engine(0);
   Calls calls(2);

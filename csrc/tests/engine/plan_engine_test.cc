@@ -1,4 +1,4 @@
-// Locked plans in real engines, on every transport.
+// Plans in whole engines, on every transport.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -115,7 +115,7 @@ void run_programs(Cluster& cluster, const std::vector<Program>& programs) {
 
 }  // namespace
 
-TEST_CASE("random programs give the right results, with plans that come and go") {
+TEST_CASE("random programs give the right results while plans are installed and broken") {
   const std::uint64_t seed = test_seed();
   std::uint64_t planned = 0;
   std::uint64_t broken = 0;
@@ -141,7 +141,7 @@ TEST_CASE("random programs give the right results, with plans that come and go")
   CHECK(broken > 10);
 }
 
-TEST_CASE("in a locked step no rank sends a control message, on any transport") {
+TEST_CASE("a step of a plan needs no control message on any transport") {
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
     constexpr int kRanks = 3;
@@ -217,7 +217,7 @@ void withdraw_and_go_on(Transport transport, std::int64_t elements, std::int64_t
 
 }  // namespace
 
-TEST_CASE("a batch that is withdrawn leaves its inputs as they were") {
+TEST_CASE("a batch that is withdrawn leaves its inputs unchanged") {
   constexpr std::int64_t kElements = 1 << 19;
   for (const Transport transport : kTransports) {
     for (const std::int64_t others : {std::int64_t{1}, kElements + 99}) {
@@ -226,7 +226,7 @@ TEST_CASE("a batch that is withdrawn leaves its inputs as they were") {
   }
 }
 
-TEST_CASE("a straggler in a plan is waited for as long as one is in negotiation") {
+TEST_CASE("a straggler in a plan has the same time limit as in negotiation") {
   // The deadline of transfers is not for programs that are late: the plan is left before it passes.
   EngineOptions options = test_options();
   options.data_timeout = 0.4;

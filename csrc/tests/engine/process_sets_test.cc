@@ -1,4 +1,4 @@
-// Process sets: they come, run independently of each other, and go.
+// Process sets in whole engines: creation, independent execution, removal.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -68,7 +68,7 @@ void sum(Engine& engine, int rank, std::uint32_t set, const Ranks& ranks, const 
 
 constexpr std::size_t kLarge = kSanitized ? 70'000 : 300'000;
 
-TEST_CASE("operations of many sets, submitted in another order by every rank") {
+TEST_CASE("operations of many sets complete when every rank submits them in its own order") {
   const std::uint64_t seed = test_seed();
   for (const Transport transport : kTransports) {
     for (const int size : {2, 5}) {
@@ -108,7 +108,7 @@ TEST_CASE("operations of many sets, submitted in another order by every rank") {
   }
 }
 
-TEST_CASE("every operation works in a set, with global ranks as roots") {
+TEST_CASE("every operation runs in a process set, with global ranks as roots") {
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 4);
@@ -149,7 +149,7 @@ TEST_CASE("every operation works in a set, with global ranks as roots") {
   }
 }
 
-TEST_CASE("what is wrong with a set is said at once or to everyone") {
+TEST_CASE("wrong process sets are rejected at submission or on all ranks") {
   Cluster cluster(Transport::kShm, 3);
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
@@ -195,7 +195,7 @@ TEST_CASE("what is wrong with a set is said at once or to everyone") {
   });
 }
 
-TEST_CASE("a set that is removed ends what is pending in it, and nothing of it remains") {
+TEST_CASE("removing a set ends its pending operations and frees its memory") {
   for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 3);
@@ -223,7 +223,7 @@ TEST_CASE("a set that is removed ends what is pending in it, and nothing of it r
   }
 }
 
-TEST_CASE("ranks that wait for each other in one set do not disturb another one") {
+TEST_CASE("a deadlock in one set does not disturb another set") {
   EngineOptions options = test_options();
   options.deadlock_time = 0.2;
   Cluster cluster(Transport::kShm, 4, options);
@@ -260,7 +260,7 @@ TEST_CASE("ranks that wait for each other in one set do not disturb another one"
   });
 }
 
-TEST_CASE("a rank that leaves ends its sets, too, with its name") {
+TEST_CASE("a rank that shuts down ends its sets, and the errors name it") {
   for (const Transport transport : {Transport::kShm, Transport::kMixed}) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 3);

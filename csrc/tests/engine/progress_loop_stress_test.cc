@@ -113,10 +113,10 @@ class TicketWork {
   double quiet_since() const { return quiet_since_; }
   // A loop without tickets may rest. One with tickets is to be watched, though so rarely that a
   // test fails if it depends on it.
-  double sleep_seconds() const { return pending_.empty() ? -1 : watch_seconds; }
+  double sleep_seconds() const { return pending_.empty() ? -1 : watch_seconds.load(); }
   double watch_interval() const { return watch_seconds; }
 
-  double watch_seconds = 10 * kPatience;
+  std::atomic<double> watch_seconds{10 * kPatience};
   std::atomic<bool> throws_{false};
   std::atomic<std::uint64_t> steps_{0}, watches_{0};
   Status failure_;
@@ -226,6 +226,11 @@ TEST_CASE("the progress thread serves a submission that no caller waits for") {
 TEST_CASE("a caller that releases the loop has the progress thread kicked at the next deadline") {
   Rank rank;
   rank.loop.start();
+  // The progress thread falls asleep without a time limit.
+  const TicketPtr first = rank.work.submit();
+  rank.work.set_flag(*first);
+  while (!first->done) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
   rank.work.watch_seconds = 0.05;
   // Without a flag the ticket is never served, only watched.
   const TicketPtr ticket = rank.work.submit(false);

@@ -1,5 +1,5 @@
-// Callers that do the engine's work while they wait: several at once, in slices, against others
-// that submit, and when the engine ends under their hands.
+// Callers that run the progress loop while they wait: several at once, in slices, while other
+// threads submit, and when the engine ends meanwhile.
 #include <doctest/doctest.h>
 #include <poll.h>
 
@@ -91,7 +91,7 @@ void in_threads(int count, const std::function<void(int thread)>& body) {
 
 }  // namespace
 
-TEST_CASE("threads of a rank wait at once, drive in turn, and submit against each other") {
+TEST_CASE("threads of a rank wait, run the loop in turn, and submit in different orders") {
   for (const Transport transport : kTransports) {
     for (const int ranks : {2, 3, 8}) {
       CAPTURE(transport_name(transport));
@@ -103,7 +103,7 @@ TEST_CASE("threads of a rank wait at once, drive in turn, and submit against eac
           std::mt19937_64 random(test_seed() + static_cast<std::uint64_t>(100 * rank + thread));
           const std::string name = "t" + std::to_string(thread) + ".";
           for (int round = 0; round < rounds; ++round) {
-            // What differs between the ranks is how they do it.
+            // Each rank chooses at random how it waits.
             if (random() % 3 == 0) {
               perform_once(engine, name + std::to_string(round) + ".0", 10);
               perform_once(engine, name + std::to_string(round) + ".1", 5000);
@@ -125,14 +125,14 @@ TEST_CASE("threads of a rank wait at once, drive in turn, and submit against eac
   }
 }
 
-TEST_CASE("what a caller leaves behind is done by the progress thread") {
+TEST_CASE("the progress thread finishes the operations that a caller leaves behind") {
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 2);
     cluster.run([&](int rank) {
       Engine& engine = cluster.engine(rank);
       for (int round = 0; round < 50; ++round) {
-        // Rank 0 drives for a moment, and only looks from then on.
+        // Rank 0 runs the loop for a moment and only polls from then on.
         Ones later(1000);
         const std::string name = "later." + std::to_string(round);
         const OperationPtr operation = later.operation(engine, name);
@@ -149,7 +149,7 @@ TEST_CASE("what a caller leaves behind is done by the progress thread") {
   }
 }
 
-TEST_CASE("a progress thread that sleeps in an operation is woken when the others come to it") {
+TEST_CASE("a progress thread that sleeps in an operation is woken when the peers begin it") {
   constexpr int kRounds = 100;
   Cluster cluster(Transport::kShm, 2);
   std::atomic<int> begun{0};
@@ -157,7 +157,7 @@ TEST_CASE("a progress thread that sleeps in an operation is woken when the other
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
     for (int round = 0; round < kRounds; ++round) {
-      // Once the plan is locked, rank 0 has time to fall asleep in its batch.
+      // Once the plan is installed, rank 0 has time to fall asleep in its batch.
       while (rank == 1 && begun.load() <= round) std::this_thread::yield();
       for (int i = 0; rank == 1 && i < 2000; ++i) std::this_thread::yield();
       Ones ones(100'000);
@@ -179,7 +179,7 @@ TEST_CASE("a progress thread that sleeps in an operation is woken when the other
   CHECK(cluster.engine(0).stats().planned_batches > kRounds / 2);
 }
 
-TEST_CASE("an operation that is refused leaves the engine to the progress thread") {
+TEST_CASE("a caller whose operation is refused releases the loop to the progress thread") {
   Cluster cluster(Transport::kThreads, 2);
   Ones first(4);
   const hp_handle handle = cluster.engine(0).submit(first.operation(cluster.engine(0), "twice"));
@@ -191,7 +191,7 @@ TEST_CASE("an operation that is refused leaves the engine to the progress thread
   await(cluster.engine(0), handle);
 }
 
-TEST_CASE("shutdown and abort reach callers that drive, in all ranks") {
+TEST_CASE("shutdown and abort end the waits of callers that run the loop, on all ranks") {
   for (const Transport transport : kTransports) {
     for (const bool aborts : {false, true}) {
       CAPTURE(transport_name(transport));
@@ -207,7 +207,7 @@ TEST_CASE("shutdown and abort reach callers that drive, in all ranks") {
         }
       });
       cluster.run([&](int rank) {
-        if (rank == 2) return;  // the one that is waited for
+        if (rank == 2) return;  // the others wait for it
         Ones ones(10);
         const OperationPtr operation = ones.operation(cluster.engine(rank), "never");
         ++waiting;
@@ -226,7 +226,7 @@ TEST_CASE("shutdown and abort reach callers that drive, in all ranks") {
   }
 }
 
-TEST_CASE("callers that wait for each other are told, whoever drives") {
+TEST_CASE("callers in a deadlock get an error while they run the loop") {
   EngineOptions options = test_options();
   options.deadlock_time = 0.3;
   for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
@@ -256,7 +256,7 @@ TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
     CHECK(cluster.engine(0).stats().wakeups - before < 60);
     perform_once(cluster.engine(1), "late", 4);
     await(cluster.engine(0), operation->handle);
-    // The last look of a progress thread that had something to watch, and no more.
+    // The progress thread may check its deadlines once more, and then sleeps for good.
     const std::uint64_t after = cluster.engine(0).stats().wakeups;
     std::this_thread::sleep_for(std::chrono::milliseconds(600));
     const std::uint64_t rest = cluster.engine(0).stats().wakeups;
@@ -268,8 +268,8 @@ TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
 
 namespace {
 
-// Waits for what comes `arrives` seconds later, or `wakes` seconds after that for who sleeps then.
-// Returns how long it span.
+// Waits for an event `arrives` seconds later, which takes `wakes` seconds more to wake a sleeper.
+// Returns how long it spun.
 double wait_once(SpinBudget& budget, double arrives, double wakes) {
   constexpr double kLook = 1e-6;
   double time = 0;
@@ -281,7 +281,7 @@ double wait_once(SpinBudget& budget, double arrives, double wakes) {
 
 }  // namespace
 
-TEST_CASE("a doorbell wakes who is asleep, and who rests only for what concerns it") {
+TEST_CASE("a doorbell wakes a sleeping owner, and a resting owner only by ring()") {
   Doorbell bell;
   const auto heard = [&] {
     pollfd entry{bell.fd(), POLLIN, 0};
@@ -316,7 +316,7 @@ TEST_CASE("a doorbell wakes who is asleep, and who rests only for what concerns 
   CHECK(!ring());
 }
 
-TEST_CASE("a thread spins for as long as it pays") {
+TEST_CASE("the spin budget follows whether spinning pays") {
   SpinBudget budget;
   CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
   for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
@@ -332,17 +332,17 @@ TEST_CASE("a thread spins for as long as it pays") {
   CHECK(wait_once(cut, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
 }
 
-TEST_CASE("ranks that sleep because the others do come out of it") {
+TEST_CASE("ranks that all sleep begin to spin again") {
   SpinBudget budget;
   for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
-  // What comes is as late as the others' waking up makes it, which is longer than a first try.
+  // Events are as late as the wake-ups of the peers, which is longer than a first try.
   int asleep = 0;
   for (int i = 0; i < 10 * SpinBudget::kRests; ++i)
     asleep += wait_once(budget, 90e-6, 30e-6) < 89e-6;
   CHECK(asleep <= 3 * SpinBudget::kRests);
 }
 
-TEST_CASE("nobody spins for long where the others need this processor") {
+TEST_CASE("the spin budget stays small where the peers need this processor") {
   SpinBudget budget;
   double total = 0;
   for (int i = 0; i < 1600; ++i) {

@@ -1,5 +1,5 @@
-// Buffers that ranks share: how they come and go, and operations that work in them, which must give
-// the same bits as anywhere else.
+// Shared buffers in whole engines: creation, release, and operations in them, which give the same
+// bits as operations in other memory.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -62,7 +62,7 @@ constexpr Transport kWithBuffers[] = {Transport::kThreads, Transport::kShm, Tran
 
 }  // namespace
 
-TEST_CASE("an allreduce in a shared buffer gives the same bits as elsewhere") {
+TEST_CASE("an allreduce in a shared buffer gives the same bits as in other memory") {
   for (const Transport transport : kWithBuffers) {
     for (const int ranks : {1, 2, 3, 4}) {
       CAPTURE(transport_name(transport));
@@ -93,7 +93,7 @@ TEST_CASE("an allreduce in a shared buffer gives the same bits as elsewhere") {
   }
 }
 
-TEST_CASE("ranks need not be in the buffer, or at the same place of it") {
+TEST_CASE("ranks may use other memory, or another offset of the buffer") {
   for (const int ranks : {2, 3}) {
     Cluster cluster(Transport::kShm, ranks);
     CHECK_NOTHROW(cluster.run([&](int rank) {
@@ -115,7 +115,7 @@ TEST_CASE("ranks need not be in the buffer, or at the same place of it") {
   }
 }
 
-TEST_CASE("a group of tensors in a buffer, apart and out of order") {
+TEST_CASE("grouped tensors may lie apart and out of order in a buffer") {
   for (const int ranks : {2, 4}) {
     Cluster cluster(Transport::kShm, ranks);
     CHECK_NOTHROW(cluster.run([&](int rank) {
@@ -162,7 +162,7 @@ TEST_CASE("a group of tensors in a buffer, apart and out of order") {
   }
 }
 
-TEST_CASE("process sets work in buffers, and have memory of their own beside them") {
+TEST_CASE("process sets work in buffers and have shared memory of their own") {
   Cluster cluster(Transport::kShm, 4);
   CHECK_NOTHROW(cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
@@ -179,7 +179,7 @@ TEST_CASE("process sets work in buffers, and have memory of their own beside the
   }));
 }
 
-TEST_CASE("buffers of different sizes are a mismatch, and no size is none at all") {
+TEST_CASE("buffers of different sizes are a mismatch, and a size of zero is rejected") {
   Cluster cluster(Transport::kShm, 2);
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
@@ -191,7 +191,7 @@ TEST_CASE("buffers of different sizes are a mismatch, and no size is none at all
   });
 }
 
-TEST_CASE("a buffer outlives its engine, and memory comes back from those that are gone") {
+TEST_CASE("a buffer outlives its engine, and released buffers give back their memory") {
   std::vector<BufferPtr> kept(2);
   {
     Cluster cluster(Transport::kShm, 2);
