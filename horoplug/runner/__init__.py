@@ -1,11 +1,12 @@
 """The launcher: ``horovodrun -np 4 python train.py``, and ``horoplug.run(function, num_proc=4)``.
 
-``launch`` is the command; ``arguments``, ``flags`` and ``config_file`` are what it is told. ``checks`` is what is
-looked at before anything starts; ``hosts`` and ``allocation`` say which ranks run where, ``environment`` what they
-are told. ``job`` runs them, ``blame`` finds out which one failed first, ``output`` merges what they print and
-``status`` makes the line below it. ``agent`` is the process that owns the ranks of one host, ``link`` the launcher's
-end of it, ``remote`` the way to another host; ``start``, ``preflight`` and ``probe`` are what happens before ranks
-begin on several hosts.
-
-``mpi`` and ``mpi_launch`` have mpirun start the ranks. ``run``, ``run_launcher``, ``run_task`` and ``exchange`` call
-functions. ``check_build`` and ``circumstances`` are the tables of ``--check-build``."""
+- Command line: ``launch`` is the command; ``arguments``, ``flags``, ``flag_values`` and ``config_file`` read what the
+  user gives; ``checks`` finds mistakes before anything starts.
+- Hosts: ``hosts`` and ``allocation`` decide which ranks run where, ``environment`` which variables they get.
+- Running a job: ``job`` runs the ranks, ``blame`` finds the rank that failed first, ``output`` merges what ranks print,
+  ``status`` formats the status line. ``agent`` is the process that owns the ranks of one host, ``agent_connection`` the
+  launcher's connection to it, ``remote`` the ssh command that starts it.
+- Before ranks start on several hosts: ``start``, ``preflight`` and ``probe`` check the network.
+- ``mpirun`` and ``mpirun_launch`` let mpirun or jsrun start the ranks.
+- ``run``, ``run_launcher``, ``run_task`` and ``exchange`` call functions on ranks.
+- ``check_build`` and ``diagnostics`` print what ``--check-build`` shows."""

@@ -1,27 +1,27 @@
-"""The process that owns all ranks of one host, so that none of them, nor anything they start, outlives the job.
+"""The process that owns all ranks of one host, so that neither they nor anything they start outlives the job.
 
-It is the *subreaper* of its descendants: whatever a rank leaves behind (a shell's children, daemons) becomes its
-child instead of init's, so that a walk over /proc finds it. It ends everything when it is told to, when all ranks have
-ended, and when the launcher is gone, which it notices by the end of its standard input or, on another host, by too long
-a silence. Should the agent itself be killed, then the ranks die with it (PR_SET_PDEATHSIG), and what they leave becomes
-the launcher's, which is a subreaper, too; on another host, that of the agent's own parent (:func:`guarded`). (Both
-killed at the same moment: what a rank has started itself would survive. They are in different sessions, so that no
-terminal and no process group does that.)
+The agent is the *subreaper* of its descendants: processes that a rank leaves behind (a shell's children, daemons)
+become children of the agent instead of init, so that a walk over /proc finds them. The agent ends all processes when it
+is told to, when all ranks have ended, and when the launcher is gone: its standard input ends or, on another host, the
+launcher is silent for too long. If the agent itself is killed, the ranks die with it (PR_SET_PDEATHSIG), and the
+processes they leave become children of the launcher, which is a subreaper, too, or on another host of the agent's own
+parent (:func:`guarded`). If both are killed at the same moment, processes started by ranks survive; the two are in
+different sessions, so that no terminal and no process group does that.
 
 The launcher sends frames on stdin (kind, length u32, payload):
 
-    J  a job, as JSON           C  a check to run before it, likewise    M  bytes for the check's stdin
-    T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill them at once
-    B  the launcher lives       Z  it will be suspended, and must not be expected to say so
+    J  job, as JSON             C  check to run before the job, as JSON  M  bytes for the check's stdin
+    T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill all ranks at once
+    B  ping: launcher is alive  Z  the launcher is about to be suspended: do not expect pings
 
-The agent greets on stdout with GREETING, before which a login shell may have said something, and then sends frames
-(kind, rank i32, length u32, payload); the check counts as rank -1:
+The agent first writes GREETING to stdout (a login shell may have printed something before), then frames (kind,
+rank i32, length u32, payload); the check counts as rank -1:
 
     P  pid                      1 2  output on stdout, stderr            X  ended: return code i32, negative: a signal
-    A  in answer to B           E  could not be started: text            D  everything has ended
+    A  pong: answers B          E  could not be started: text            D  all processes have ended
 
-This file needs only the standard library and no other file, because it is run by path, ``python -I -S agent.py``, or as
-what another host reads from its standard input (remote.py)."""
+This file uses only the standard library and no other module of the package, since it is run by path
+(``python -I -S agent.py``), or on another host from standard input (remote.py)."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ import time
 from collections.abc import Iterable
 from typing import IO, Any
 
-COMMAND = struct.Struct("!cI")  # to the agent
-FRAME = struct.Struct("!ciI")  # from it
+COMMAND = struct.Struct("!cI")  # header of a frame to the agent
+FRAME = struct.Struct("!ciI")  # header of a frame from the agent
 GREETING = b"\nhoroplug agent 1\n"
 STDOUT, STDERR = b"1", b"2"
-CHECK = -1  # in place of a rank
+CHECK = -1  # the check's number, in place of a rank
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
-_HIGH_WATER = 1 << 20  # unsent output beyond which the ranks have to wait
-_KILL_SECONDS = 10.0  # how long a killed process may take to go away
-# Seconds without a word from another host's launcher, until it has said how many.
-_FIRST_SILENCE = 60.0
-_POLL = 0.02  # seconds between looks at descendants that are not children
+_HIGH_WATER = 1 << 20  # bytes of unsent output beyond which the ranks' pipes are not read
+_KILL_SECONDS = 10.0  # limit for a killed process to disappear
+# Limit for silence of a launcher on another host, until the launcher sets the limit.
+_FIRST_SILENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.02  # between searches for descendants that are not children
 
 
 _libc = ctypes.CDLL(None)
@@ -64,12 +64,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of its descendants' orphans."""
+    """Make this process the parent of its descendants' orphans (PR_SET_CHILD_SUBREAPER)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(root: int) -> list[int]:
-    """Pids of all live processes below ``root``, without zombies."""
+    """Pids of all live descendants of ``root``, without zombies."""
     children: dict[int, list[tuple[int, str]]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -79,7 +79,7 @@ def descendants(root: int) -> list[int]:
                 # The command's name, in parentheses, can contain anything.
                 state, parent = file.read().decode("latin-1").rpartition(")")[2].split(None, 2)[:2]
         except (OSError, ValueError):
-            continue  # ended meanwhile
+            continue  # ended in the meantime
         children.setdefault(int(parent), []).append((int(name), state))
     found, front = [], [root]
     while front:
@@ -91,14 +91,14 @@ def descendants(root: int) -> list[int]:
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each; those that have ended are passed over."""
+    """Send a signal to each process. Processes that have ended are ignored."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 
 def reap() -> list[tuple[int, int]]:
-    """(pid, return code) of all children that have ended, as :mod:`subprocess` counts codes."""
+    """(pid, return code as in :mod:`subprocess`) of all children that have ended."""
     ended: list[tuple[int, int]] = []
     while True:
         try:
@@ -111,7 +111,7 @@ def reap() -> list[tuple[int, int]]:
 
 
 def kill_descendants() -> None:
-    """Kill everything below this process and wait until it is gone, within a limit."""
+    """Kill all descendants of this process and wait until they are gone, for at most 10 s."""
     deadline = time.monotonic() + _KILL_SECONDS
     while pids := descendants(os.getpid()):
         signal_all(pids, signal.SIGKILL)
@@ -123,42 +123,43 @@ def kill_descendants() -> None:
 
 
 def severity(code: int) -> int:
-    """Which of several ends at the same moment is the cause: a crash before an error before the rest."""
+    """Sort key for ranks that end at the same moment; the likely cause has the lowest: crash, error, other."""
     if code < 0 and code != -signal.SIGTERM:
         return 0
     if code > 128 and code != 128 + signal.SIGTERM:
-        return 1  # a shell reports a signal like this
+        return 1  # how a shell reports a signal
     return 2 if code else 3
 
 
 class Agent:
-    """The ranks of one host, from start to end."""
+    """Runs the ranks of one host, from start to end."""
 
     def __init__(self, silence: float | None = None) -> None:
-        """``silence``: seconds without a word after which the launcher counts as gone, until it says how many."""
+        """``silence``: seconds of silence after which the launcher counts as gone, until it sets another limit; None:
+        never."""
         self._selector = selectors.DefaultSelector()
         self._inbox = bytearray()
-        self._begun = False  # there has been a job
+        self._begun = False  # whether there has been a job
         self._silence = silence
         self._heard = time.monotonic()
         self._check: subprocess.Popen[bytes] | None = None
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
         self._pipes: dict[int, tuple[int, bytes, IO[bytes]]] = {}  # by descriptor: rank, kind
         self._outbox = bytearray()
-        self._paused = False  # the launcher is slower than the ranks
+        self._paused = False  # pipes are not read, since the launcher is slower than the ranks
         self._launcher_gone = False
         self._grace = 5.0
         self._kill_at: float | None = None
         self._woken_in, self._woken_out = socket.socketpair()
 
     def run(self) -> int:
-        """Everything; returns the exit code of the agent."""
+        """Run the agent; returns its exit code."""
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         become_subreaper()
         for sock in (self._woken_in, self._woken_out):
             sock.setblocking(False)
-        # Only SIGTERM and SIGCHLD mean something here, by waking the loop up. The others are the launcher's business;
-        # they get a handler and are not ignored, since the ranks would inherit that.
+        # Only SIGTERM and SIGCHLD have an effect: they wake the loop. The launcher handles the others. They get an
+        # empty handler instead of SIG_IGN, which the ranks would inherit.
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._woken_out.fileno(), warn_on_full_buffer=False)
@@ -169,15 +170,15 @@ class Agent:
         self._outbox += GREETING
         try:
             self._flush()
-            while not self._over():
-                self._turn()
+            while not self._is_finished():
+                self._run_once()
         finally:
             kill_descendants()
         self._drain()
         self._send(b"D", CHECK)
         self._flush()
         while self._outbox and not self._launcher_gone:
-            self._turn()
+            self._run_once()
         return 0
 
     # ---- starting ----------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class Agent:
         if self._check is not None and self._check.pid in self._running:
             self._check.kill()
         if self._kill_at is not None:
-            return  # told to end before there was anything to begin
+            return  # told to end before the job began
         command = [_bytes(part) for part in job["command"]]
         common = _environment(job)
         for entry in job["ranks"]:
@@ -211,7 +212,7 @@ class Agent:
     def _popen(
         self, rank: int, command: list[bytes], env: dict[bytes, bytes], cwd: bytes, stdin: int
     ) -> subprocess.Popen[bytes] | None:
-        """Start a process whose output is passed on; None, and a report, if that is not possible."""
+        """Start a process whose output is relayed. Returns None, and reports the error, if it cannot be started."""
         me = os.getpid()
 
         def in_child() -> None:
@@ -246,8 +247,8 @@ class Agent:
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
-    def _turn(self) -> None:
-        for key, _ in self._selector.select(self._patience()):
+    def _run_once(self) -> None:
+        for key, _ in self._selector.select(self._timeout()):
             if key.fileobj is self._woken_in:
                 self._on_signal()
             elif key.fd == 0:
@@ -262,8 +263,8 @@ class Agent:
         if self._silence is not None and now > self._heard + self._silence:
             self._lose_launcher()
 
-    def _over(self) -> bool:
-        """Whether all ranks have ended, and all that they left behind, which is asked to end here."""
+    def _is_finished(self) -> bool:
+        """Whether all ranks and the processes that they left behind have ended. Asks the latter to end."""
         if self._kill_at is not None and time.monotonic() > self._kill_at + _KILL_SECONDS:
             return True
         if self._running or not (self._begun or self._kill_at is not None):
@@ -273,13 +274,14 @@ class Agent:
         self._terminate(self._grace)
         return False
 
-    def _patience(self) -> float | None:
+    def _timeout(self) -> float | None:
+        """Seconds until the next deadline; None without one."""
         now, due = time.monotonic(), []
         if self._kill_at is not None:
-            # Once nothing that is left is necessarily a child, whose end would wake us, it is looked for.
-            due.append(max(self._kill_at - now, _POLL) if self._running else _POLL)
+            # Without a running rank, what is left may not be our child: its end sends no SIGCHLD, so poll.
+            due.append(max(self._kill_at - now, _POLL_SECONDS) if self._running else _POLL_SECONDS)
         if self._silence is not None and self._heard < math.inf:
-            due.append(max(self._heard + self._silence - now, 0) + _POLL)
+            due.append(max(self._heard + self._silence - now, 0) + _POLL_SECONDS)
         return min(due, default=None)
 
     def _on_signal(self) -> None:
@@ -314,7 +316,7 @@ class Agent:
         elif kind == b"Z":
             self._heard = math.inf
         elif kind == b"M" and self._check is not None and self._check.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended, which is reported
+            with contextlib.suppress(OSError):  # it has ended, which is reported elsewhere
                 self._check.stdin.write(payload)
         elif kind in (b"C", b"J"):
             description = json.loads(payload)
@@ -329,7 +331,8 @@ class Agent:
             self._terminate(0.0)
 
     def _terminate(self, grace: float) -> None:
-        """SIGTERM to everyone, and SIGKILL ``grace`` seconds later; a shorter grace period replaces a longer one."""
+        """Send SIGTERM to all descendants, and SIGKILL ``grace`` seconds later. A shorter period replaces a longer
+        one."""
         first = self._kill_at is None
         kill_at = time.monotonic() + grace
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
@@ -337,19 +340,19 @@ class Agent:
             signal_all(descendants(os.getpid()), signal.SIGTERM)
 
     def _collect(self) -> None:
-        """Report the ranks that have ended; of several at once, the likely cause first."""
+        """Report the ranks that have ended; if several have, the likely cause first."""
         ended = [(severity(code), pid, code) for pid, code in reap() if pid in self._running]
         for _, pid, code in sorted(ended, key=lambda end: end[0]):
             rank, process = self._running.pop(pid)
-            process.returncode = code  # it must not wait for the pid, which may be another's soon
+            process.returncode = code  # Popen must not wait for the pid, which may be reused
             if rank == CHECK:
-                self._drain(CHECK)  # what it has said belongs to its end
+                self._drain(CHECK)  # report its output before its end
             self._send(b"X", rank, struct.pack("!i", code))
 
     # ---- output ------------------------------------------------------------------------------------------------------
 
     def _on_output(self, fd: int) -> bool:
-        """Pass on what a rank has printed; False when there is nothing more for now."""
+        """Relay what a rank has printed. Returns False if there is nothing more for now."""
         rank, kind, stream = self._pipes[fd]
         try:
             data = os.read(fd, _CHUNK)
@@ -392,7 +395,7 @@ class Agent:
                     self._selector.register(fd, selectors.EVENT_READ)
 
     def _drain(self, of: int | None = None) -> None:
-        """Take what is still in the pipes, or in those of one process; their writers are dead."""
+        """Relay what is left in the pipes of dead processes. ``of``: only those of this rank."""
         for fd in [fd for fd, (rank, _, _) in self._pipes.items() if of in (None, rank)]:
             while fd in self._pipes and self._on_output(fd):
                 pass
@@ -404,24 +407,26 @@ def _bytes(text: str) -> bytes:
 
 
 def _environment(description: dict[str, Any]) -> dict[bytes, bytes]:
-    """What a description says, on another host on top of what a login there gives."""
+    """The variables of a description; on another host, in addition to those of the login there."""
     own = dict(os.environb) if description["inherit"] else {}
     return own | {_bytes(k): _bytes(v) for k, v in description["env"].items()}
 
 
 def pack_text(text: str) -> str:
-    """Bytes of the file system's or environment's encoding, each as one character, so that JSON can carry them."""
+    """Encode a path or variable for JSON: each byte becomes one character."""
     return os.fsencode(text).decode("latin-1")
 
 
 def guarded() -> int:
-    """The agent, as the child of a process that kills what it leaves, should it be killed. Returns the exit code."""
+    """Run the agent as a child of this process, which kills the agent's descendants if the agent is killed.
+
+    Returns the agent's exit code."""
     become_subreaper()
     child = os.fork()
     if child == 0:
-        return Agent(_FIRST_SILENCE).run()
+        return Agent(_FIRST_SILENCE_SECONDS).run()
     for fd in (0, 1):
-        os.close(fd)  # their ends are to be the agent's
+        os.close(fd)  # only the agent may keep the pipes open
     _, status = os.waitpid(child, 0)
     kill_descendants()
     return os.waitstatus_to_exitcode(status) & 0xFF

@@ -1,4 +1,4 @@
-"""The launcher's end of one agent: a process, here or behind ssh, that frames go to and come from."""
+"""The launcher's connection to one agent: a process on this host or behind ssh, with which it exchanges frames."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from .hosts import Placement
 from .remote import END_OF_SOURCE, Ssh
 
 MAX_FRAME = 1 << 24
-_MAX_NOISE = 1 << 20  # what a login shell may say before the agent does
-_MAX_COMPLAINTS = 1 << 13  # of ssh, or a login shell, that are kept: the last ones
+_MAX_NOISE = 1 << 20  # bytes that a login shell may print before the agent's greeting
+_MAX_STDERR = 1 << 13  # last bytes of ssh's stderr that are kept
 
 
 class LostError(Exception):
-    """The agent is not there any more, or has said something that makes no sense; the text says why."""
+    """The agent has ended, or has sent something invalid; the text tells why."""
 
 
 class AgentConnection:
-    """The agent of one host. What is sent waits, if need be, until :meth:`flush` finds room for it."""
+    """The agent of one host. Frames that cannot be written at once are queued until :meth:`flush`."""
 
     def __init__(self, host: Placement, ssh: Ssh, connect_seconds: float) -> None:
-        """Start it. Errors: LostError if there is no such program as ssh."""
+        """Start the agent. ``connect_seconds``: limit for ssh to connect. Errors: LostError if ssh cannot be run."""
         self.host = host
         self.greeted = False
-        self.done = False  # it has said that everything there has ended
+        self.done = False  # whether it has reported that all its processes have ended
         self.heard = time.monotonic()
         self._inbox = bytearray()
         self._outbox = bytearray()
-        self._complaints = bytearray()
-        # Of the outbox: signal handlers and the thread of beats write, too.
+        self._stderr_tail = bytearray()
+        # Guards the outbox: signal handlers and the ping thread write, too.
         self._lock = threading.RLock()
         if host.is_local:
-            # By path and without site: it starts in a few milliseconds, whatever is installed.
+            # By path and without site-packages, so that it starts in a few milliseconds.
             source = str(Path(agent.__file__).resolve())
             command = [sys.executable, "-I", "-S", "-X", "utf8", source]
         else:
@@ -56,7 +56,7 @@ class AgentConnection:
                 stdout=subprocess.PIPE,
                 stderr=None if host.is_local else subprocess.PIPE,
                 bufsize=0,
-                start_new_session=True,  # the terminal's Ctrl-C is the launcher's to handle
+                start_new_session=True,  # the launcher handles the terminal's Ctrl-C
             )
         except OSError as error:
             raise LostError(f"{command[0]} cannot be run: {error.strerror}") from None
@@ -71,44 +71,44 @@ class AgentConnection:
 
     @property
     def stdin(self) -> IO[bytes]:
-        """Where frames go."""
+        """The pipe for frames to the agent."""
         assert self._process.stdin is not None
         return self._process.stdin
 
     @property
     def stdout(self) -> IO[bytes]:
-        """Where they come from."""
+        """The pipe of frames from the agent."""
         assert self._process.stdout is not None
         return self._process.stdout
 
     @property
     def stderr(self) -> IO[bytes] | None:
-        """What ssh says; None on this host."""
+        """The pipe of ssh's messages; None on this host."""
         return self._process.stderr
 
     # ---- to the agent ------------------------------------------------------------------------------------------------
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send a frame, as far as that is possible at once. For any thread, and for signal handlers."""
+        """Send a frame without blocking. Callable from any thread and from signal handlers."""
         with self._lock:
-            # In the middle of another flush, this only adds to what that has to send.
+            # If this interrupts a flush, that one sends the new frame, too.
             self._outbox += agent.COMMAND.pack(kind, len(payload)) + payload
             if len(self._outbox) == agent.COMMAND.size + len(payload):
                 self.flush()
 
-    def beat(self) -> None:
-        """Say that the launcher lives, unless something else that says so is under way."""
+    def ping(self) -> None:
+        """Tell the agent that the launcher is alive, unless queued frames do so already."""
         with self._lock:
             if not self._outbox:
                 self.send(b"B")
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits for room."""
+        """Whether frames are queued."""
         return bool(self._outbox)
 
     def flush(self) -> None:
-        """Write what there is room for. That the agent has gone is noticed when it is read from."""
+        """Write as much as possible. A broken pipe is ignored: :meth:`receive` notices that the agent has ended."""
         with self._lock, contextlib.suppress(BlockingIOError):
             try:
                 while self._outbox:
@@ -119,7 +119,7 @@ class AgentConnection:
     # ---- from the agent ----------------------------------------------------------------------------------------------
 
     def receive(self) -> Iterator[tuple[bytes, int, bytes]]:
-        """(kind, rank, payload) of the frames that have come. Errors: LostError."""
+        """Yield (kind, rank, payload) of the frames that have arrived. Errors: LostError."""
         try:
             data = os.read(self.stdout.fileno(), 1 << 18)
         except BlockingIOError:
@@ -135,7 +135,7 @@ class AgentConnection:
         while len(self._inbox) >= agent.FRAME.size:
             kind, rank, length = agent.FRAME.unpack_from(self._inbox)
             if length > MAX_FRAME or not (rank == agent.CHECK or rank in self.host.ranks):
-                raise LostError("what came from there makes no sense")
+                raise LostError("the agent there sent an invalid frame")
             end = agent.FRAME.size + length
             if len(self._inbox) < end:
                 return
@@ -146,18 +146,18 @@ class AgentConnection:
             yield kind, rank, payload
 
     def _skip_noise(self) -> bool:
-        """Drop what was said before the agent's greeting; whether that has come."""
+        """Drop what was printed before the agent's greeting. Returns whether the greeting has arrived."""
         at = self._inbox.find(agent.GREETING)
         if at < 0:
             if len(self._inbox) > _MAX_NOISE:
-                raise LostError("a login there says too much before anything begins")
+                raise LostError("the login shell there prints too much before the agent starts")
             return False
         del self._inbox[: at + len(agent.GREETING)]
         self.greeted = True
         return True
 
-    def read_complaints(self) -> str:
-        """What ssh has said since the last time. The last of it is kept for :meth:`why_lost`."""
+    def read_stderr(self) -> str:
+        """What ssh has printed since the last call. The end of it is kept for :meth:`why_lost`."""
         if self.stderr is None or self.stderr.closed:
             return ""
         try:
@@ -166,18 +166,18 @@ class AgentConnection:
             return ""
         if not data:
             self.stderr.close()
-        self._complaints += data
-        del self._complaints[:-_MAX_COMPLAINTS]
+        self._stderr_tail += data
+        del self._stderr_tail[:-_MAX_STDERR]
         return data.decode(errors="replace")
 
     def why_lost(self) -> str:
-        """Why the agent has gone, which is now certain: its exit code, or what ssh has said last."""
+        """Why the agent has ended: its exit code, or the last line of ssh. Closes the connection."""
         self._close()
         code = self._wait(2.0)
-        self.read_complaints()
+        self.read_stderr()
         if self.host.is_local:
             return f"the agent on this host {describe(code)}"
-        lines = [line.strip() for line in self._complaints.decode(errors="replace").splitlines()]
+        lines = [line.strip() for line in self._stderr_tail.decode(errors="replace").splitlines()]
         said = [line for line in lines if line]
         if self.greeted:
             return f"the connection was lost: {said[-1] if said else 'ssh ' + describe(code)}"
@@ -188,7 +188,9 @@ class AgentConnection:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def end(self, seconds: float) -> None:
-        """Close the pipes, which makes the agent kill what is left, and wait for it, or kill what leads there."""
+        """Close the pipes, which makes the agent end all its processes, and wait for it.
+
+        ``seconds``: after these, the agent (here) or ssh is killed."""
         self._close()
         self._wait(seconds)
         for pipe in self._pipes:
@@ -216,9 +218,11 @@ def describe_job(
     silence: float | None,
     grace: float,
 ) -> bytes:
-    """The payload of a job or, without ``ranks``, of a check. ``env``: for all ranks; ``ranks``: what is each one's
-    alone; ``inherit``: on top of what the agent has; ``silence``: seconds without a word from the launcher after which
-    it counts as gone."""
+    """The payload that describes a job to an agent or, without ``ranks``, a check.
+
+    ``env``: variables of all ranks; ``ranks``: each rank's own variables; ``inherit``: whether the agent's own
+    variables are added; ``silence``: seconds of silence after which the launcher counts as gone, None: never;
+    ``grace``: seconds between SIGTERM and SIGKILL."""
 
     def packed(variables: Mapping[str, str]) -> dict[str, str]:
         return {pack_text(name): pack_text(value) for name, value in variables.items()}

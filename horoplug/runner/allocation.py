@@ -1,7 +1,6 @@
-"""The hosts that a scheduler has given to the job in which ``horovodrun`` runs.
+"""The hosts that a scheduler has allocated to the job in which ``horovodrun`` runs.
 
-Asked when the command line names none. A slot is what the scheduler calls a task, a core or a slot, whichever it counts
-for each host."""
+Used if the command line names no hosts. A slot is the unit that the scheduler counts per host: a task, core or slot."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ Environment = Mapping[str, str]
 
 
 class Scheduler(NamedTuple):
-    """A scheduler, the variable by which its jobs are known, and what that says."""
+    """A scheduler, and the variable that identifies its jobs and lists their hosts."""
 
     name: str
     variable: str
     hosts: Callable[[Environment, str], list[Host]]
-    """From the environment and the variable's value. Errors: ValueError, OSError."""
+    """Parses the environment and the variable's value. Errors: ValueError, OSError."""
 
 
 def _of_sagemaker(env: Environment, value: str) -> list[Host]:
@@ -43,7 +42,7 @@ def _of_slurm(env: Environment, value: str) -> list[Host]:
 
 
 def _of_words(env: Environment, value: str) -> list[Host]:
-    """``host 4 host 2`` of LSF."""
+    """LSF's ``host 4 host 2``."""
     words = value.split()
     if len(words) % 2:
         raise ValueError("it must be pairs of a host and a number")
@@ -51,7 +50,7 @@ def _of_words(env: Environment, value: str) -> list[Host]:
 
 
 def _of_file(env: Environment, path: str) -> list[Host]:
-    """``host``, ``host slots=4``, ``host:4`` or ``host 4 queue ...`` on every line; a host may come again."""
+    """A file with ``host``, ``host slots=4``, ``host:4`` or ``host 4 queue ...`` on each line; hosts may repeat."""
     hosts: list[Host] = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -65,17 +64,17 @@ def _of_file(env: Environment, path: str) -> list[Host]:
     return hosts
 
 
-# Its launcher's pod tells mpirun, of whichever MPI, where its file of hosts is.
-_KUBEFLOW = "Kubeflow's MPI operator (or whoever else)"
+# The operator's launcher pod has the variable of the MPI in use, which names the hostfile.
+_KUBEFLOW = "Kubeflow's MPI operator (or another program)"
 
 SCHEDULERS: Final = (
-    # These two start a job of one's own inside another scheduler's, if any.
+    # These two may run their jobs inside the job of another scheduler.
     Scheduler("SageMaker", "SM_HOSTS", _of_sagemaker),
     Scheduler(_KUBEFLOW, "OMPI_MCA_orte_default_hostfile", _of_file),
     Scheduler(_KUBEFLOW, "I_MPI_HYDRA_HOST_FILE", _of_file),
     Scheduler(_KUBEFLOW, "HYDRA_HOST_FILE", _of_file),
     Scheduler("Slurm", "SLURM_JOB_NODELIST", _of_slurm),
-    # The file is complete; the variable is left out by LSF when it would be too long.
+    # LSF leaves the variable out if it would be too long; the file is complete.
     Scheduler("LSF", "LSB_DJOB_HOSTFILE", _of_file),
     Scheduler("LSF", "LSB_MCPU_HOSTS", _of_words),
     Scheduler("PBS", "PBS_NODEFILE", _of_file),
@@ -84,16 +83,17 @@ SCHEDULERS: Final = (
 
 
 def allocation(env: Environment) -> list[Host] | None:
-    """The hosts of the scheduler's job that this process runs in, each once; None outside of any.
+    """The hosts of the scheduler's job that this process runs in, each once; None outside of a job.
 
-    Errors: ValueError of one line if what the scheduler says cannot be understood."""
+    Errors: ValueError of one line if the scheduler's variables are invalid."""
     found = scheduler(env)
     return None if found is None else _hosts(found, env)
 
 
 def lsf_hosts(env: Environment) -> list[Host]:
-    """The hosts of an LSF job on which jsrun starts ranks: without the one that the job's script runs on, if there are
-    others. None outside of any. Errors: as :func:`allocation`."""
+    """The hosts of an LSF job on which jsrun starts ranks; empty outside of a job.
+
+    If there are several hosts, the one of the batch script is left out. Errors: those of :func:`allocation`."""
     found = scheduler(env, [each for each in SCHEDULERS if each.name == "LSF"])
     hosts = [] if found is None else _hosts(found, env)
     return hosts[1:] if len(hosts) > 1 and hosts[0].slots == 1 else hosts
@@ -114,11 +114,11 @@ def _hosts(found: Scheduler, env: Environment) -> list[Host]:
 
 
 def scheduler(env: Environment, of: Sequence[Scheduler] = SCHEDULERS) -> Scheduler | None:
-    """The one whose variables are set; None outside of any."""
+    """The scheduler whose variable is set; None outside of a job."""
     return next((each for each in of if env.get(each.variable, "").strip()), None)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{text!r} is no number of processes")
+        raise ValueError(f"{text!r} is not a number of processes")
     return int(text)

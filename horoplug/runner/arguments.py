@@ -1,4 +1,4 @@
-"""Reads the command line of ``horovodrun`` by the table of :mod:`horoplug.runner.flags`."""
+"""Parses the command line of ``horovodrun`` with the table of :mod:`horoplug.runner.flags`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line says."""
+    """The parsed command line."""
 
     command: list[str]
     settings: dict[str, str]
@@ -51,7 +51,7 @@ class Options:
 
     @property
     def remote(self) -> Ssh:
-        """How other hosts are reached. Errors: UsageError for a wrong HOROPLUG_SSH."""
+        """How to reach other hosts. Errors: UsageError for an invalid HOROPLUG_SSH."""
         try:
             program = self.ssh or tuple(shlex.split(os.environ.get("HOROPLUG_SSH", ""))) or ("ssh",)
         except ValueError as error:
@@ -66,7 +66,7 @@ class Options:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables for the ranks that are not Horovod's."""
+        """Further environment variables for the ranks, by full name."""
         found = {"NCCL_IB_DISABLE": "1"} if self.tcp else {}
         if self.interfaces:
             found["NCCL_SOCKET_IFNAME"] = ",".join(self.interfaces)
@@ -74,7 +74,9 @@ class Options:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line, and the file that it names. Errors: UsageError. ``--help`` prints and exits."""
+    """Parse the command line and the configuration file that it names. ``--help`` prints and exits.
+
+    Errors: UsageError."""
     given = vars(_build().parse_args(arguments))
     command = given.pop("command", [])
     if "config_file" in given:
@@ -83,7 +85,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def options(given: dict[str, Any], command: list[str]) -> Options:
-    """The options for values by the flags' attributes. Errors: UsageError for what is not available yet."""
+    """The options for values by the flags' attributes. Errors: UsageError for flags that are not available yet."""
     for flag in all_flags():
         if flag.later and flag.attribute in given:
             raise UsageError(
@@ -109,7 +111,7 @@ def _build() -> argparse.ArgumentParser:
         description="Run a program as N ranks of one job.",
         usage="horovodrun -np N [flags] command [arguments]",
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,  # what is not given does not win over a file
+        argument_default=argparse.SUPPRESS,  # flags that are not given must not override the file
     )
     for heading, flags in FLAGS.items():
         group = parser.add_argument_group(heading) if heading else parser

@@ -1,41 +1,44 @@
-"""Which of several ranks that fail one after the other is the cause. No clock and no processes of its own."""
+"""Finds the rank that failed first when several ranks fail one after the other. No clock and no I/O."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
 
-CAUSE_SECONDS = 2.0  # how long to wait for a rank that left before the one that failed first
-LAST_WORDS_SECONDS = (
-    1.0  # for ranks that learn of a failure by themselves to say what they make of it
+CAUSE_SECONDS = (
+    2.0  # limit to wait for the end of ranks that left the job before the first failed one
 )
+LAST_WORDS_SECONDS = 1.0  # for the other ranks to print the error that they raise about the failure
 
 
 class Blame:
-    """The ends of ranks in, the rank that failed first out."""
+    """Takes the ends of ranks and decides which rank failed first."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.running = set(ranks)
         self.codes: dict[int, int] = {}  # return codes in the order of death
         self.first: int | None = None
-        """The rank that is the cause, as far as is known."""
+        """The rank that failed first, as far as is known; None if none has failed."""
         # Ranks that left the job before that one and have not ended yet, in that order.
         self._suspects: list[int] = []
         self._decide_at: float | None = None
-        self._heard_by = 0.0  # when the others have had time for their last words
+        self._heard_by = 0.0  # when the other ranks have had time to print their errors
 
     def ended(
         self, rank: int, code: int, departures: Sequence[int], now: float, *, present: int = 0
     ) -> None:
-        """A rank has ended. ``departures``: those whose connections to the rendezvous have, in that order; ``present``:
-        how many still have one. Whoever has, or had one until now, learns of a failure in what all do together, and
-        ends with an error that says which tensor it was: it is not ended before it could print that."""
+        """A rank's process has ended.
+
+        ``code``: its return code; ``departures``: ranks whose connections to the rendezvous have ended, in that order;
+        ``now``: ``time.monotonic()``; ``present``: number of ranks that are still connected. These, and ranks that left
+        just now, learn of the failure in a collective operation and print an error that names the tensor. They are
+        given time for that."""
         self.running.discard(rank)
         self.codes[rank] = code
         if self.first is None and code != 0:
             self.first = rank
-            # A process takes a while to end after its last words to the others. A rank that left the job earlier than
-            # the one that ended first is the more likely cause.
+            # A process takes a while to end after it has left the job. A rank that left before this one is therefore
+            # the more likely cause, even if this process ended first.
             if code > 0:
                 earlier = [*departures, rank]
                 self._suspects = [
@@ -55,25 +58,25 @@ class Blame:
                 self._decide_at = self._heard_by if self.running else now
 
     def lost(self, ranks: Iterable[int]) -> None:
-        """Ranks of which nothing more will be heard."""
+        """These ranks' ends will not be reported: their host is lost, or they are being ended."""
         gone = set(ranks)
         self.running -= gone
         self._suspects = [rank for rank in self._suspects if rank not in gone]
 
     @property
     def due(self) -> float | None:
-        """When the first is certain; None if none has failed."""
+        """When :attr:`first` is final; None if no rank has failed."""
         return self._decide_at
 
     @property
     def code(self) -> int:
-        """How it has ended, as a return code."""
+        """The return code of the rank that failed first."""
         assert self.first is not None
         return self.codes[self.first]
 
 
 def describe(code: int) -> str:
-    """How a process has ended, from its return code."""
+    """How a process with this return code has ended, for messages."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -20,7 +20,7 @@ _FRAMEWORKS = (
 
 
 def version() -> str:
-    """The version of this package; of a checkout that is not installed, the core's."""
+    """The version of this package; for a checkout that is not installed, the version of the core."""
     try:
         return importlib.metadata.version("horoplug")
     except importlib.metadata.PackageNotFoundError:
@@ -29,7 +29,7 @@ def version() -> str:
 
 
 def table(gpus: bool = False) -> str:
-    """The whole table; with what there is of CUDA if asked for, which starts it in this process."""
+    """The whole table. ``gpus``: with the parts of CUDA, which initialises CUDA in this process."""
     native = _native()
     lines = [f"Horoplug v{version()}:", "", "Available Frameworks:"]
     lines += [_framework(*framework) for framework in _FRAMEWORKS]
@@ -48,10 +48,10 @@ def table(gpus: bool = False) -> str:
 
 
 def _native() -> ModuleType | str:
-    """The core, or why it cannot be loaded, as one line."""
+    """The core's module, or one line that tells why it cannot be loaded."""
     try:
         return importlib.import_module("horoplug._native")
-    except Exception as error:  # whatever is wrong with it, the rest of the table is of use
+    except Exception as error:  # the rest of the table is useful in any case
         return " ".join(f"{type(error).__name__}: {error}".split())
 
 

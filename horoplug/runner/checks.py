@@ -1,4 +1,4 @@
-"""What can be found wrong before anything is started. Errors are :class:`UsageError`, one line each."""
+"""Finds mistakes in a command before anything is started. Each is a :class:`UsageError` of one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class UsageError(Exception):
 
 
 def check_command(command: Sequence[str], *, here: bool = True) -> None:
-    """Whether the program is there and, for Python, its script. ``here``: unless no rank runs on this host."""
+    """Check that the program exists and, for Python, its script. ``here``: whether ranks run on this host.
+
+    Errors: UsageError."""
     if not command:
         raise UsageError(
             "there is no command to run; for example: horovodrun -np 2 python train.py"
@@ -49,7 +51,7 @@ def python_script(arguments: Sequence[str]) -> str | None:
         if argument == "-" or argument.startswith("--help") or argument == "--version":
             return None
         if argument.startswith("--"):
-            rest = rest[1:]  # --check-hash-based-pycs has a value, and there is no other
+            rest = rest[1:]  # --check-hash-based-pycs, the only long option, has a value
             continue
         for position, letter in enumerate(argument[1:], start=1):
             if letter in "mc":

@@ -7,8 +7,7 @@
       enabled: true
       log_file: tuning.csv
 
-Which key is which flag is in :mod:`horoplug.runner.flags`. Errors are UsageError, one line with the
-file and the key."""
+:mod:`horoplug.runner.flags` has the key of each flag. Errors are UsageErrors of one line with the file and the key."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _TYPES: Final = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What the file sets: values by the flags' attributes. Errors: UsageError."""
+    """The flags that the file sets: values by the flags' attributes. Errors: UsageError."""
     try:
         import yaml
     except ImportError:
@@ -37,7 +36,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text in UTF-8"
+        reason = getattr(error, "strerror", None) or "it is not a UTF-8 text file"
         raise UsageError(f"{path} cannot be read: {reason}") from None
     try:
         content = yaml.safe_load(text)
@@ -53,7 +52,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def settings(content: Any) -> dict[str, Any]:
-    """The same of the file's content. Errors: ValueError of one line that names the key."""
+    """The flags that a parsed file sets, as :func:`read`. Errors: ValueError of one line that names the key."""
     if not isinstance(content, Mapping):
         raise ValueError("sections are wanted, such as params or autotune")
     known = {flag.config: flag for flag in all_flags() if flag.config}

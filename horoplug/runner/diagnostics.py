@@ -1,5 +1,5 @@
-"""What ``horovodrun --check-build -v`` adds: who has started this process, by what that was recognised, which MPI
-mpi4py would take, and what a program that is started in the same way would therefore do."""
+"""The diagnostics of ``horovodrun --check-build -v``: the launcher and the scheduler of this process, and the MPI
+library that mpi4py would load. They tell what a program that is started in the same way would do."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from horoplug.rendezvous.bootstrap.job_key import key_file
 
 from .allocation import allocation, scheduler
 
-# In a process of its own, because an MPI library may do what it likes when it is opened. It is not initialised.
-_ASK_MPI = """
+# Runs in a process of its own, since loading an MPI library may have any side effect. MPI is not initialised.
+_LIBRARY_PROGRAM = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -27,15 +27,15 @@ print(" and ".join(loaded_libraries()) or "a library that is part of mpi4py")
 print(MPI.Get_library_version().splitlines()[0].strip("\\0 "))
 print(mpi4py.rc.thread_level if mpi4py.rc.threads else "single")
 """
-# Initialised as a job of one process, whatever this one is.
-_ASK_INITIALISED = """
+# Initialises MPI as a job of one process.
+_INITIALISED_PROGRAM = """
 from mpi4py import MPI
 from horoplug.mpi.cuda import describe
 from horoplug.mpi.thread import thread_level
 print(thread_level())
 print(describe(MPI))
 """
-_OF_LAUNCHERS = (
+_LAUNCHER_PREFIXES = (
     "OMPI_",
     "PMI_",
     "PMIX_",
@@ -50,7 +50,7 @@ _SECONDS = 30
 
 
 def describe(env: Mapping[str, str]) -> str:
-    """Lines for the terminal."""
+    """The whole report, for the terminal."""
     sections = {"Launcher": _launcher(env), "Scheduler": _scheduler(env), "MPI": _mpi()}
     return "\n\n".join(
         f"{title}:\n" + "\n".join(f"    {line}" for line in lines)
@@ -62,8 +62,8 @@ def _launcher(env: Mapping[str, str]) -> list[str]:
     if launched.has_own_variables(env):
         names = ("RANK", "SIZE", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT")
         own = _shown(env, [f"{p}_{name}" for name in names for p in ("HOROPLUG", "HOROVOD")])
-        lines = [f"horovodrun, or one in its manner: {own}"]
-        return lines + _weaker(env, launched.candidates(env))
+        lines = [f"horovodrun, or a launcher that sets its variables: {own}"]
+        return lines + _overridden(env, launched.candidates(env))
     found = launched.candidates(env)
     if not found:
         lines = ["none: no variable of any launcher is set, so a program would be rank 0 of 1"]
@@ -80,13 +80,14 @@ def _launcher(env: Mapping[str, str]) -> list[str]:
     else:
         lines.append(f"this process is rank {process.rank} of {process.size}")
         lines += [_where(env, process)]
-    # The names of the strongest may be those of another row, too.
-    return lines + _weaker(env, [each for each in found[1:] if each.rank != found[0].rank])
+    # Another row may have the same variables as the first one.
+    return lines + _overridden(env, [each for each in found[1:] if each.rank != found[0].rank])
 
 
-def _weaker(env: Mapping[str, str], launchers: list[launched.Launcher]) -> list[str]:
+def _overridden(env: Mapping[str, str], launchers: list[launched.Launcher]) -> list[str]:
     return [
-        f"not asked, because it is weaker: {x.name}: {_shown(env, x.variables)}" for x in launchers
+        f"ignored, since the one above takes precedence: {x.name}: {_shown(env, x.variables)}"
+        for x in launchers
     ]
 
 
@@ -97,12 +98,12 @@ def _where(env: Mapping[str, str], process: launched.LaunchedProcess) -> str:
         return f"but there is an error: {error}"
     address = tcp_bootstrap_address(config, process)
     if address is None:
-        return "the ranks meet over MPI, by mpi4py"
+        return "the ranks bootstrap over MPI, through mpi4py"
     hosts, ports = over_tcp.candidates(config, address)
     on = " or ".join(hosts)
     at = f"{'port' if len(ports) == 1 else 'one of the ports'} {', '.join(map(str, ports))}"
     key = key_file() if config.secret_key is None else "HOROPLUG_SECRET_KEY"
-    return f"the ranks meet on {on}, at {at}, with a secret made of {key}"
+    return f"the ranks find rank 0 on {on}, at {at}, with a secret derived from {key}"
 
 
 def _scheduler(env: Mapping[str, str]) -> list[str]:
@@ -120,7 +121,7 @@ def _scheduler(env: Mapping[str, str]) -> list[str]:
 
 def _mpi() -> list[str]:
     try:
-        done = _ask(_ASK_MPI, os.environ)
+        done = _ask(_LIBRARY_PROGRAM, os.environ)
     except subprocess.TimeoutExpired:
         return [f"mpi4py has not opened an MPI library within {_SECONDS} s"]
     if done.returncode != 0:
@@ -139,11 +140,11 @@ def _mpi() -> list[str]:
 
 
 def _initialised() -> tuple[str, str]:
-    """The thread level that is granted, and what MPI says of GPUs."""
-    alone = {n: v for n, v in os.environ.items() if not n.startswith(_OF_LAUNCHERS)}
+    """The thread level that MPI grants, and its support of GPU memory."""
+    alone = {n: v for n, v in os.environ.items() if not n.startswith(_LAUNCHER_PREFIXES)}
     alone["OMPI_MCA_btl"] = "self"  # Open MPI would leave a file in /dev/shm
     try:
-        done = _ask(_ASK_INITIALISED, alone)
+        done = _ask(_INITIALISED_PROGRAM, alone)
     except subprocess.TimeoutExpired:
         return f"nothing within {_SECONDS} s", "cannot be asked"
     lines = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""What the ranks are told, as environment variables."""
+"""The environment variables of the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from horoplug.compat import python_path
 
-# The launcher decides these. A HOROPLUG_ variable that was left over from elsewhere would win over what it sets.
+# The launcher sets these. Inherited HOROPLUG_ variables are removed: they would take precedence.
 DECIDED = (
     "RANK",
     "SIZE",
@@ -24,29 +24,29 @@ DECIDED = (
     "CPU_OPERATIONS",
 )
 
-# What belongs to a machine, a login or a desktop session, and means nothing, or something else, on another host.
-_STAYS = (
+# Variables of a machine, a login or a desktop session, which are invalid on another host.
+_NOT_FORWARDED = (
     *("BASH_FUNC_*", "OLDPWD", "_", "SHLVL"),
     *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "PWD"),
     *("SSH_*", "SUDO_*", "XDG_*", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "XAUTHORITY"),
     *("WAYLAND_DISPLAY", "TMUX*", "STY", "WINDOWID", "KRB5CCNAME", "GPG_*"),
     "*CUDA_VISIBLE_DEVICES",
 )
-EXCEPT = "HOROPLUG_FORWARD_EXCEPT"  # patterns of further names, separated by commas
+EXCEPT = "HOROPLUG_FORWARD_EXCEPT"  # a variable with patterns of further names, separated by commas
 
 
 def forwarded(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of the launcher's environment that ranks on other hosts get."""
+    """The launcher's variables that ranks on other hosts get, too."""
     more = [pattern.strip() for pattern in env.get(EXCEPT, "").split(",") if pattern.strip()]
     return {
         name: value
         for name, value in env.items()
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_STAYS, *more))
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NOT_FORWARDED, *more))
     }
 
 
 def set_variable(env: dict[str, str], name: str, value: str) -> None:
-    """Set ``HOROVOD_<name>`` and remove its stronger twin."""
+    """Set ``HOROVOD_<name>``, and remove ``HOROPLUG_<name>``, which would take precedence."""
     env.pop(f"HOROPLUG_{name}", None)
     env[f"HOROVOD_{name}"] = value
 
@@ -54,8 +54,10 @@ def set_variable(env: dict[str, str], name: str, value: str) -> None:
 def common_environment(
     outer: Mapping[str, str], settings: Mapping[str, str], *, compat: bool = False
 ) -> dict[str, str]:
-    """What does not depend on where ranks run. ``outer``: the launcher's environment, or its part for a host;
-    ``settings``: from its flags, without prefix; ``compat``: horovod is to mean horoplug (:mod:`horoplug.compat`)."""
+    """The variables that do not depend on the rank.
+
+    ``outer``: the launcher's environment, or for another host its forwarded part; ``settings``: variables that flags
+    set, without prefix; ``compat``: ``import horovod`` imports horoplug (:mod:`horoplug.compat`)."""
     env = dict(outer)
     for name in DECIDED:
         env.pop(f"HOROPLUG_{name}", None)
@@ -63,7 +65,7 @@ def common_environment(
     for name, value in settings.items():
         set_variable(env, name, value)
     env["HOROVOD_CONTROLLER"] = env["HOROVOD_CPU_OPERATIONS"] = "gloo"
-    env["PYTHONUNBUFFERED"] = "1"  # so that lines arrive when they are printed
+    env["PYTHONUNBUFFERED"] = "1"  # so that output arrives immediately
     if compat:
         env["PYTHONPATH"] = python_path(env)
     return env
@@ -78,7 +80,10 @@ def job_environment(
     host: str | None = None,
     interface: str | None = None,
 ) -> dict[str, str]:
-    """What all ranks of a host share. ``host``: its name, if there are several; ``interface``: where they listen."""
+    """The variables of all ranks on one host.
+
+    ``server``: the rendezvous's address and port; ``host``: the host's name if there are several hosts; ``interface``:
+    the network interface on which the ranks listen, None: any."""
     env = dict(common)
     env["HOROVOD_SIZE"] = str(size)
     env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = server[0]
@@ -93,6 +98,6 @@ def job_environment(
     return env
 
 
-def rank_environment(rank: int, place: Mapping[str, str]) -> dict[str, str]:
-    """What is this rank's alone. ``place``: its local and cross numbers, without prefix."""
-    return {"HOROVOD_RANK": str(rank)} | {f"HOROVOD_{name}": text for name, text in place.items()}
+def rank_environment(rank: int, numbers: Mapping[str, str]) -> dict[str, str]:
+    """The variables of one rank. ``numbers``: its local and cross ranks and sizes, by name without prefix."""
+    return {"HOROVOD_RANK": str(rank)} | {f"HOROVOD_{name}": text for name, text in numbers.items()}

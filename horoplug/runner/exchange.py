@@ -1,17 +1,17 @@
-"""How the ranks of ``horoplug.run`` get the function and give back what became of it.
+"""Sends the function of ``horoplug.run`` to the ranks and receives their results.
 
-Each rank makes one connection, which begins with the mutual proof of the job's secret (rendezvous/auth.py); before
-that nothing is read, and what is read here is only ever stored: unpickling is left to those who asked for the function.
-After the proof:
+Each rank makes one connection, which begins with mutual authentication by the job's secret
+(rendezvous/network/auth.py). Nothing is read before that, and the server only stores what it reads: the process that
+called ``run`` unpickles it. After authentication:
 
     rank                                server
     rank u32                    ->
                                 <-      length u64, function
-    length u32, piece  …        ->      written to the rank's file
+    length u32, chunk  …        ->      written to the rank's file
     0 u32, verdict u8           ->
-                                <-      "." when all is stored
+                                <-      "." once everything is stored
 
-A verdict of ``X`` takes back the pieces so far; others follow. All numbers are big-endian."""
+The verdict ``X`` withdraws the chunks so far; others follow. All numbers are big-endian."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from horoplug.base.errors import AuthenticationError
 from horoplug.rendezvous.network.auth import Role, authenticate
 
 RETURNED, RAISED, WITHDRAWN = b"R", b"F", b"X"
-PIECE = 1 << 20  # bytes
-MAX_WAITING = 256  # connections that have not proved anything yet
+CHUNK_BYTES = 1 << 20
+MAX_UNAUTHENTICATED = 256  # connections that may authenticate at the same time
 _AUTH_SECONDS = 10.0
 _CONTEXT = b"run"
 _STORED = b"."
@@ -35,25 +35,25 @@ _U32, _U64 = struct.Struct("!I"), struct.Struct("!Q")
 
 
 class Exchange:
-    """The server. It has a thread for each rank, since there is one message of any size each way."""
+    """The server. It has one thread per rank, since a rank exchanges one message of any size in each direction."""
 
     def __init__(self, secret: bytes, address: str, function: int, results: Sequence[int]) -> None:
-        """``function``: descriptor of a file with what every rank gets; ``results``: by rank, of a file for what it
-        gives back. Errors: OSError if the address cannot be bound."""
+        """``function``: descriptor of the file with the pickled function; ``results``: by rank, the descriptor of the
+        file for its result. Errors: OSError if the address cannot be bound."""
         self._secret = secret
         self._function = function
         self._results = results
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._waiting = 0
+        self._unauthenticated = 0
         self._taken: set[int] = set()
         self._closed = False
         self.returned: set[int] = set()
-        """Ranks whose function has returned; their result is in their file."""
+        """Ranks whose function has returned; the file has the result."""
         self.raised: list[int] = []
-        """Ranks whose function has raised something, in that order; what it was is in their file."""
+        """Ranks whose function has raised an exception, in that order; the file has the exception."""
         self.problems: dict[int, str] = {}
-        """By rank, why what it sent could not be stored."""
+        """By rank, why its result could not be stored."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=1024)
         self.address = address
@@ -62,10 +62,10 @@ class Exchange:
         self._thread.start()
 
     def close(self) -> None:
-        """End all connections."""
+        """Stop listening and close all connections."""
         self._closed = True
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread up
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._listener.close()
         with self._lock:
@@ -79,13 +79,13 @@ class Exchange:
                 sock, address = self._listener.accept()
             except OSError:
                 if not self._closed:
-                    threading.Event().wait(0.05)  # out of descriptors, most likely
+                    threading.Event().wait(0.05)  # most likely out of descriptors
                 continue
             with self._lock:
-                if self._waiting >= MAX_WAITING:
+                if self._unauthenticated >= MAX_UNAUTHENTICATED:
                     sock.close()
                     continue
-                self._waiting += 1
+                self._unauthenticated += 1
                 self._connections.add(sock)
             threading.Thread(target=self._serve, args=(sock, str(address[0])), daemon=True).start()
 
@@ -96,7 +96,7 @@ class Exchange:
                 authenticate(sock, self._secret, Role.SERVER, _CONTEXT, _AUTH_SECONDS, peer)
             finally:
                 with self._lock:
-                    self._waiting -= 1
+                    self._unauthenticated -= 1
             (rank,) = _U32.unpack(_receive(sock, _U32.size))
             with self._lock:
                 if rank >= len(self._results) or rank in self._taken:
@@ -105,7 +105,7 @@ class Exchange:
             self._send_function(sock)
             self._store(sock, rank)
         except (OSError, AuthenticationError):
-            pass  # whoever it was has gone; what became of a rank is known from its end
+            pass  # the connection has ended; a rank's failure is known from the end of its process
         finally:
             with self._lock:
                 self._connections.discard(sock)
@@ -120,7 +120,7 @@ class Exchange:
 
     def _store(self, sock: socket.socket, rank: int) -> None:
         file = self._results[rank]
-        buffer = memoryview(bytearray(PIECE))
+        buffer = memoryview(bytearray(CHUNK_BYTES))
         while True:
             (length,) = _U32.unpack(_receive(sock, _U32.size))
             if length == 0:
@@ -130,11 +130,11 @@ class Exchange:
                 os.ftruncate(file, 0)
                 os.lseek(file, 0, os.SEEK_SET)
             while length:
-                piece = buffer[: min(length, PIECE)]
-                _receive_into(sock, piece)
-                length -= len(piece)
+                chunk = buffer[: min(length, CHUNK_BYTES)]
+                _receive_into(sock, chunk)
+                length -= len(chunk)
                 try:
-                    _write(file, piece)
+                    _write(file, chunk)
                 except OSError as error:
                     self.problems[rank] = error.strerror or str(error)
                     return
@@ -146,7 +146,7 @@ class Exchange:
 
 
 class Client:
-    """A rank's connection. Everything it does raises OSError if the launcher is not there any more."""
+    """A rank's connection to the launcher. All methods raise OSError if the launcher has ended."""
 
     def __init__(self, address: str, port: int, secret: bytes, rank: int) -> None:
         """Connect. Errors: OSError, AuthenticationError."""
@@ -158,28 +158,28 @@ class Client:
         self._sock.sendall(_U32.pack(rank))
 
     def function(self) -> bytearray:
-        """What every rank gets."""
+        """The pickled function and its arguments."""
         (length,) = _U64.unpack(_receive(self._sock, _U64.size))
         return _receive(self._sock, length)
 
     def write(self, data: bytes) -> int:
-        """Send a part of what became of the function; makes this a file to pickle into."""
+        """Send a part of the result. Makes this object a file that pickle can write to."""
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), PIECE):
-            piece = view[start : start + PIECE]
-            self._sock.sendall(_U32.pack(len(piece)))
-            self._sock.sendall(piece)
+        for start in range(0, len(view), CHUNK_BYTES):
+            chunk = view[start : start + CHUNK_BYTES]
+            self._sock.sendall(_U32.pack(len(chunk)))
+            self._sock.sendall(chunk)
         return len(view)
 
     def finish(self, verdict: bytes) -> None:
-        """Say what the parts so far were; returns when they have been stored."""
+        """Send the verdict on the parts so far; returns when the server has stored them."""
         self._sock.sendall(_U32.pack(0) + verdict)
         if verdict != WITHDRAWN:
             _receive(self._sock, 1)
 
 
 def _receive(sock: socket.socket, length: int) -> bytearray:
-    """Exactly ``length`` bytes. Errors: ConnectionError if the stream ends before."""
+    """Receive exactly ``length`` bytes. Errors: ConnectionError if the stream ends before."""
     data = bytearray(length)
     _receive_into(sock, memoryview(data))
     return data

@@ -1,95 +1,32 @@
-"""The flags of ``horovodrun`` as one table: Horovod's names and meanings, and what each sets.
+"""The table of ``horovodrun``'s flags: Horovod's names and meanings, and the variable that each flag sets.
 
-:mod:`horoplug.runner.arguments` reads command lines by it, :mod:`horoplug.runner.config_file` configuration files."""
+:mod:`horoplug.runner.arguments` parses command lines with it, :mod:`horoplug.runner.config_file` configuration
+files."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import math
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from horoplug.runner.flag_values import (
+    SECONDS,
+    SECONDS_OR_ZERO,
+    SWITCH,
+    Kind,
+    cpu_list,
+    number,
+    program,
+    text,
+    whole_number,
+)
+
 LEVELS: Final = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
-# ---- kinds of values -------------------------------------------------------------------------------------------------
-
-
-class Kind(NamedTuple):
-    """How a value is read. ``parse`` raises argparse.ArgumentTypeError with what is wanted; ``yaml``: the types that
-    the value may have in a configuration file."""
-
-    parse: Callable[[str], Any]
-    metavar: str
-    yaml: tuple[type, ...]
-    choices: tuple[str, ...] | None = None
-
-
-def _whole(low: int, metavar: str = "N") -> Kind:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"a whole number is wanted, not {text!r}") from None
-        if value < low:
-            raise argparse.ArgumentTypeError(f"at least {low} is wanted, not {value}")
-        return value
-
-    return Kind(parse, metavar, (int,))
-
-
-def _number(what: str, metavar: str, zero: bool, high: float = math.inf) -> Kind:
-    """A number, kept as text, because it is only passed on."""
-
-    def parse(text: str) -> str:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value < 0 or (value == 0 and not zero) or value > high:
-            kind = "not negative" if zero else "positive"
-            limit = f" up to {high:g}" if high < math.inf else ""
-            raise argparse.ArgumentTypeError(f"a {kind} {what}{limit} is wanted, not {text!r}")
-        return text
-
-    return Kind(parse, metavar, (int, float))
-
-
-def _cores(text: str) -> str:
-    if not all(part.strip().isdecimal() for part in text.split(",")):
-        raise argparse.ArgumentTypeError(
-            f"CPU numbers separated by commas are wanted, not {text!r}"
-        )
-    return text
-
-
-def _program(text: str) -> tuple[str, ...]:
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-    if not words:
-        raise argparse.ArgumentTypeError("a command is wanted, such as ssh")
-    return tuple(words)
-
-
-def _text(metavar: str) -> Kind:
-    return Kind(str, metavar, (str,))
-
-
-_SECONDS = _number("number of seconds", "S", zero=False)
-_SECONDS_OR_ZERO = _number("number of seconds", "S", zero=True)
-_SWITCH = Kind(str, "", (bool,))
-
-
-# ---- flags -----------------------------------------------------------------------------------------------------------
-
-
 class Form(NamedTuple):
-    """One way to give a flag without a value: its names, the value it stands for, and what it is good for."""
+    """One form of a flag without a value: its names, the value it stands for, and its help."""
 
     names: str
     value: Any
@@ -98,11 +35,11 @@ class Form(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One flag, or several that exclude each other (``forms``).
+    """One flag, or several mutually exclusive ones (``forms``).
 
-    ``names``: all, the canonical one last; ``variable``: the HOROVOD_ variable of the ranks that it sets; ``config``:
-    ``section.key`` in a configuration file; ``text``: the variable's text for a value; ``later``: refused as not
-    available yet."""
+    ``names``: all names, the canonical one last; ``variable``: the HOROVOD_ variable of the ranks that the flag sets;
+    ``config``: ``section.key`` in a configuration file; ``text``: converts a value to the variable's text; ``later``:
+    whether the flag is refused as not available yet."""
 
     names: str
     kind: Kind
@@ -117,7 +54,7 @@ class Flag:
 
     @property
     def attribute(self) -> str:
-        """The name of the value."""
+        """The attribute of the parsed arguments that has the value."""
         return self.names.split()[-1].lstrip("-").replace("-", "_")
 
 
@@ -131,7 +68,7 @@ def _opposite(value: bool) -> str:
 
 def _switch(on: str, on_help: str, off: str = "", off_help: str = "", **more: Any) -> Flag:
     forms = (Form(on, True, on_help), *([Form(off, False, off_help)] if off else []))
-    return Flag(on, _SWITCH, forms=forms, **({"text": _bit} | more))
+    return Flag(on, SWITCH, forms=forms, **({"text": _bit} | more))
 
 
 def _elastic(names: str, kind: Kind, what: str, count: int | None = None) -> Flag:
@@ -143,16 +80,20 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         _switch("-v --version", "print the version"),
         _switch(
             "-cb --check-build",
-            "show what this installation can do; with -v also who has started it, and which MPI there is",
+            "show what this installation supports; with -v also the launcher, the scheduler and MPI",
         ),
-        Flag("-np --num-proc", _whole(1), "number of processes (as many as a scheduler has given)"),
-        _switch("--verbose", "say what the launcher does"),
-        _switch("--no-status", "no line about the job's state at the bottom of the terminal"),
-        _switch("--compat", "let the program import horovod: it gets horoplug"),
+        Flag(
+            "-np --num-proc",
+            whole_number(1),
+            "number of processes (default: the slots of the scheduler's job)",
+        ),
+        _switch("--verbose", "print what the launcher does"),
+        _switch("--no-status", "show no status line at the bottom of the terminal"),
+        _switch("--compat", "make horoplug available to the program under the name horovod"),
         Flag(
             "--config-file",
             Kind(Path, "FILE", ()),
-            "read flags from a YAML file; those given here win",
+            "read flags from a YAML file; the command line takes precedence",
         ),
         Flag(
             "--output-filename",
@@ -164,13 +105,13 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "--start-timeout",
-            _SECONDS,
-            "seconds until all ranks must have found each other (30)",
+            SECONDS,
+            "seconds until all ranks must have connected (30)",
             "START_TIMEOUT",
         ),
         Flag(
             "--gloo-timeout-seconds",
-            _SECONDS,
+            SECONDS,
             "seconds without progress until a transfer fails (30)",
             "GLOO_TIMEOUT_SECONDS",
             "library_options.gloo_timeout_seconds",
@@ -179,53 +120,57 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
     "hosts": (
         Flag(
             "-H --hosts",
-            _text("HOST:SLOTS,..."),
-            "hosts and how many processes each has room for (1)",
+            text("HOST:SLOTS,..."),
+            "hosts, and the number of processes on each (1)",
         ),
         Flag(
             "-hostfile --hostfile",
-            _text("FILE"),
-            "the same as a file with a line for each: HOST slots=N",
+            text("FILE"),
+            "file with a line HOST slots=N for each host",
         ),
-        Flag("-p --ssh-port", _whole(1, "PORT"), "port of ssh on other hosts"),
-        Flag("-i --ssh-identity-file", _text("FILE"), "private key for ssh"),
+        Flag("-p --ssh-port", whole_number(1, "PORT"), "port of ssh on other hosts"),
+        Flag("-i --ssh-identity-file", text("FILE"), "private key for ssh"),
         Flag(
             "--ssh",
-            Kind(_program, "COMMAND", (str,)),
-            "what is called as ssh, also with options (HOROPLUG_SSH)",
+            Kind(program, "COMMAND", (str,)),
+            "command to use as ssh, may have options (HOROPLUG_SSH)",
         ),
         Flag(
             "--remote-python",
-            _text("PATH"),
-            "Python on other hosts (HOROPLUG_REMOTE_PYTHON; as on this one)",
+            text("PATH"),
+            "Python on other hosts (HOROPLUG_REMOTE_PYTHON; default: as on this one)",
         ),
         Flag(
             "--network-interface --network-interfaces",
-            _text("NAME"),
-            "network interface to use; several, if hosts have other names for it (HOROVOD_GLOO_IFACE)",
+            text("NAME"),
+            "network interface to use; several if its name differs between hosts (HOROVOD_GLOO_IFACE)",
             repeated=True,
         ),
-        _switch("--disable-cache", "accepted: hosts are always checked"),
+        _switch("--disable-cache", "accepted without effect: hosts are always checked"),
     ),
-    "who starts the ranks": (
+    "how ranks are started": (
         Flag(
             "--controller",
             Kind(str, "", (str,), ("gloo", "mpi", "jsrun")),
             config="controller",
             forms=(
-                Form("--gloo", "gloo", "horovodrun itself (the default)"),
-                Form("--mpi", "mpi", "mpirun, of whichever MPI comes first on PATH; needs mpi4py"),
-                Form("--jsrun", "jsrun", "jsrun, in a job of LSF; needs mpi4py"),
+                Form("--gloo", "gloo", "start ranks without MPI (the default)"),
+                Form("--mpi", "mpi", "start ranks with the first mpirun on PATH; needs mpi4py"),
+                Form("--jsrun", "jsrun", "start ranks with jsrun, in an LSF job; needs mpi4py"),
             ),
         ),
-        Flag("--mpi-args", _text("ARGS"), "further arguments for mpirun or jsrun, in one string"),
-        Flag("--binding-args", _text("ARGS"), "instead of the arguments that bind ranks to cores"),
-        _switch("--tcp", "MPI and NCCL use TCP even where there is something faster"),
+        Flag("--mpi-args", text("ARGS"), "further arguments for mpirun or jsrun, in one string"),
+        Flag(
+            "--binding-args",
+            text("ARGS"),
+            "arguments for mpirun or jsrun that bind ranks to cores, instead of the default",
+        ),
+        _switch("--tcp", "let MPI and NCCL use only TCP, even on a faster network"),
         _switch(
             "--mpi-threads-disable",
-            "MPI is told that one thread uses it",
+            "tell MPI that only one thread calls it",
             "--no-mpi-threads-disable",
-            "several do (the default)",
+            "tell MPI that several threads may call it (the default)",
             variable="MPI_THREADS_DISABLE",
             config="library_options.mpi_threads_disable",
         ),
@@ -233,7 +178,7 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
     "tuning": (
         Flag(
             "--fusion-threshold-mb",
-            _whole(0, "MB"),
+            whole_number(0, "MB"),
             "size of the fusion buffer in MiB (128); 0: no fusion",
             "FUSION_THRESHOLD",
             "params.fusion_threshold_mb",
@@ -241,23 +186,23 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "--cache-capacity",
-            _whole(0),
-            "tensor names that are remembered; 0: none",
+            whole_number(0),
+            "number of tensor names to cache; 0: none",
             "CACHE_CAPACITY",
             "params.cache_capacity",
         ),
         Flag(
             "--thread-affinity",
-            Kind(_cores, "CPU,...", (int, str)),
+            Kind(cpu_list, "CPU,...", (int, str)),
             "CPU for the progress thread of each local rank",
             "THREAD_AFFINITY",
             "library_options.thread_affinity",
         ),
         _switch(
             "--hierarchical-allreduce",
-            "allreduces of tensors on GPUs work in each host first",
+            "allreduce GPU tensors within each host first",
             "--no-hierarchical-allreduce",
-            "only where that is faster (the default)",
+            "do so only where it is faster (the default)",
             variable="HIERARCHICAL_ALLREDUCE",
             config="params.hierarchical_allreduce",
         ),
@@ -267,43 +212,43 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
             "--autotune",
             "tune all settings",
             "--no-autotune",
-            "tune none, not even those that change no result",
+            "tune no setting, not even those that cannot change a result",
             variable="AUTOTUNE",
             config="autotune.enabled",
         ),
         Flag(
             "--autotune-log-file",
-            _text("FILE"),
-            "what it has found, as comma-separated values",
+            text("FILE"),
+            "CSV file for the results of tuning",
             "AUTOTUNE_LOG",
             "autotune.log_file",
         ),
         *(
             Flag(
                 f"--autotune-{name.replace('_', '-')}",
-                _whole(1),
+                whole_number(1),
                 f"{what} ({default})",
                 f"AUTOTUNE_{name.upper()}",
                 f"autotune.{name}",
             )
             for name, default, what in (
-                ("warmup_samples", 3, "steps of each value of a setting that do not count"),
-                ("steps_per_sample", 10, "and those that do"),
-                ("bayes_opt_max_samples", 20, "values that are tried at most"),
+                ("warmup_samples", 3, "steps to skip after a setting has changed"),
+                ("steps_per_sample", 10, "steps to time for each value of a setting"),
+                ("bayes_opt_max_samples", 20, "largest number of values to try"),
             )
         ),
     ),
     "timeline": (
         Flag(
             "--timeline-filename",
-            _text("FILE"),
-            "file for a timeline of the job, for Perfetto; DYNAMIC: none before start_timeline()",
+            text("FILE"),
+            "file for a timeline of the job, for Perfetto; DYNAMIC: start it with start_timeline()",
             "TIMELINE",
             "timeline.filename",
         ),
         _switch(
             "--timeline-mark-cycles",
-            "mark rounds of negotiation in it",
+            "mark rounds of negotiation in the timeline",
             "--no-timeline-mark-cycles",
             "do not mark them (the default)",
             variable="TIMELINE_MARK_CYCLES",
@@ -322,15 +267,15 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "--stall-check-warning-time-seconds",
-            _SECONDS,
-            "seconds until ranks that are waited for are reported (60)",
+            SECONDS,
+            "seconds until missing ranks are reported (60)",
             "STALL_CHECK_TIME_SECONDS",
             "stall_check.warning_time_seconds",
         ),
         Flag(
             "--stall-check-shutdown-time-seconds",
-            _SECONDS_OR_ZERO,
-            "seconds until that aborts the job (0: never)",
+            SECONDS_OR_ZERO,
+            "seconds until missing ranks abort the job (0: never)",
             "STALL_SHUTDOWN_TIME_SECONDS",
             "stall_check.shutdown_time_seconds",
         ),
@@ -339,16 +284,16 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag(
             "--log-level",
             Kind(str.upper, "LEVEL", (str,), LEVELS),
-            "least level that is logged: " + ", ".join(LEVELS),
+            "lowest level to log: " + ", ".join(LEVELS),
             "LOG_LEVEL",
             "logging.level",
             text=str.lower,
         ),
         _switch(
             "--no-log-hide-timestamp --log-with-timestamp",
-            "times in log lines (the default)",
+            "print the time in log lines (the default)",
             "--log-hide-timestamp --log-without-timestamp",
-            "no times in log lines",
+            "omit the time in log lines",
             variable="LOG_HIDE_TIME",
             config="logging.with_timestamp",
             text=_opposite,
@@ -357,8 +302,8 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
     "accepted, without effect": (
         Flag(
             "--cycle-time-ms",
-            _number("number of milliseconds", "MS", zero=True),
-            "nothing is done in cycles",
+            number("number of milliseconds", "MS", zero=True),
+            "horoplug has no cycles",
             "CYCLE_TIME",
             "params.cycle_time_ms",
         ),
@@ -367,7 +312,7 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
                 f"--{name.replace('_', '-')}",
                 "the algorithm is chosen for each operation; HOROVOD_ALGORITHM forces one",
                 f"--no-{name.replace('_', '-')}",
-                "likewise",
+                "see above",
                 variable=name.upper(),
                 config=f"params.{name}",
             )
@@ -375,30 +320,30 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "--autotune-gaussian-process-noise",
-            _number("number", "X", zero=True, high=1),
-            "times are compared as they are",
+            number("number", "X", zero=True, high=1),
+            "tuning compares times directly",
             "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
             "autotune.gaussian_process_noise",
         ),
         Flag(
             "--num-nccl-streams",
-            _whole(0),
-            "tensors on GPUs have a stream of their own for each process set",
+            whole_number(0),
+            "each process set has a stream of its own for GPU tensors",
             "NUM_NCCL_STREAMS",
             "library_options.num_nccl_streams",
         ),
     ),
     "elastic jobs": (
-        _elastic("--min-np --min-num-proc", _whole(1), "least number of processes"),
-        _elastic("--max-np --max-num-proc", _whole(1), "largest number of processes"),
-        _elastic("--slots-per-host", _whole(1), "slots of a host that does not say"),
+        _elastic("--min-np --min-num-proc", whole_number(1), "smallest number of processes"),
+        _elastic("--max-np --max-num-proc", whole_number(1), "largest number of processes"),
+        _elastic("--slots-per-host", whole_number(1), "slots of hosts that specify none"),
+        _elastic("--host-discovery-script", text("FILE"), "program that lists the available hosts"),
+        _elastic("--elastic-timeout", SECONDS, "seconds to wait for enough hosts"),
         _elastic(
-            "--host-discovery-script", _text("FILE"), "program that lists the hosts there are"
+            "--reset-limit", whole_number(1), "number of host changes after which the job ends"
         ),
-        _elastic("--elastic-timeout", _SECONDS, "seconds to wait for enough hosts"),
-        _elastic("--reset-limit", _whole(1), "changes of hosts until the job ends"),
         _elastic(
-            "--blacklist-cooldown-range", _whole(1, "S"), "seconds that a bad host is left out", 2
+            "--blacklist-cooldown-range", whole_number(1, "S"), "seconds to avoid a failed host", 2
         ),
     ),
 }

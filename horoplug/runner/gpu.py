@@ -1,4 +1,4 @@
-"""What there is of CUDA, for ``--check-build -v``."""
+"""The parts of CUDA that are available, for ``--check-build -v``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from horoplug.common.gpu import files
 
 
 def lines() -> list[str]:
-    """One line for each part of CUDA that horoplug can use: what it is, or why it cannot be used. Starts CUDA."""
+    """One line for each part of CUDA that horoplug can use: its version, or why it is unusable. Initialises CUDA."""
     from horoplug import _native
 
     return [f"    {line}" for line in _native.gpu_facts(files()).splitlines()]

@@ -1,4 +1,4 @@
-"""The hosts of a job, as users write them, and which ranks run on which."""
+"""Parses the hosts that users give, and assigns ranks to hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOST = re.compile(rf"(?:{_ADDRESS.pattern})(?::(?P<slots>\d+))?")
 
 
 class Host(NamedTuple):
-    """A machine and how many processes it has room for."""
+    """A machine and its slots: the number of processes that it may run."""
 
     name: str
     slots: int
@@ -30,18 +30,18 @@ class Host(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A host and the ranks that run there, in the order of their local numbers."""
+    """A host and its ranks, in the order of their local ranks."""
 
     name: str
     is_local: bool
-    """Whether it is the machine that the launcher runs on."""
+    """Whether this is the launcher's machine."""
     ranks: tuple[int, ...]
     addresses: tuple[str, ...] = ()
-    """What is known of it to this machine's resolver; ssh may know more."""
+    """The addresses that this machine's resolver knows; ssh may know others."""
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """``-H``: ``name:slots,name``, one slot where none is given, IPv6 addresses in brackets. Errors: UsageError."""
+    """Parse ``-H``: ``name:slots,name``; one slot by default, IPv6 addresses in brackets. Errors: UsageError."""
     found = []
     for part in text.split(","):
         host = _host(part.strip())
@@ -54,14 +54,15 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_hostfile(path: str) -> list[Host]:
-    """``-hostfile``: a host on each line, with ``slots=N``, with ``:N``, or for one process; ``#`` begins a comment.
-    ``max_slots=N``, which Open MPI knows, is passed over.
+    """Parse a ``-hostfile``: a host on each line, with ``slots=N``, ``:N`` or one slot; ``#`` begins a comment.
+
+    ``max_slots=N`` of Open MPI is ignored.
 
     Errors: UsageError of one line, which names the file and the line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise UsageError(f"the hostfile {path} cannot be read: {reason}") from None
     found = []
     for number, line in enumerate(lines, start=1):
@@ -79,7 +80,7 @@ def parse_hostfile(path: str) -> list[Host]:
                 host = Host(host.name, int(count))
         if host is None:
             raise UsageError(
-                f"{path}, line {number}: wanted is a line like host slots=4, not {line.strip()!r}"
+                f"{path}, line {number}: a line like host slots=4 is wanted, not {line.strip()!r}"
             )
         found.append(host)
     if not found:
@@ -95,15 +96,17 @@ def _host(text: str) -> Host | None:
 
 
 def add_up(hosts: Iterable[Host]) -> list[Host]:
-    """Each name once, where it was first, with all its slots."""
+    """Merge entries of the same name, at the place of the first one, and add up their slots."""
     slots: dict[str, int] = {}
     for host in hosts:
         slots[host.name] = slots.get(host.name, 0) + host.slots
     return [Host(name, count) for name, count in slots.items()]
 
 
-def place(hosts: Sequence[Host], size: int) -> list[Placement]:
-    """Ranks fill one host after the other; hosts that get none are left out. All names of this machine are one host.
+def assign_ranks(hosts: Sequence[Host], size: int) -> list[Placement]:
+    """Assign ranks: they fill one host after the other, and hosts without ranks are left out.
+
+    All names of this machine count as one host.
 
     Errors: UsageError if there are more ranks than slots."""
     merged: dict[str, int] = {}
@@ -129,8 +132,8 @@ def place(hosts: Sequence[Host], size: int) -> list[Placement]:
     return placed
 
 
-def numbers(placements: Sequence[Placement]) -> dict[int, dict[str, str]]:
-    """Each rank's place as Horovod's variables without prefix: LOCAL_RANK, LOCAL_SIZE, CROSS_RANK, CROSS_SIZE."""
+def local_and_cross_ranks(placements: Sequence[Placement]) -> dict[int, dict[str, str]]:
+    """Each rank's LOCAL_RANK, LOCAL_SIZE, CROSS_RANK and CROSS_SIZE: Horovod's variables without prefix."""
     found = {}
     for host in placements:
         for local, rank in enumerate(host.ranks):
@@ -145,8 +148,9 @@ def numbers(placements: Sequence[Placement]) -> dict[int, dict[str, str]]:
 
 
 def is_this_host(name: str, addresses: Collection[str] | None = None) -> bool:
-    """Whether a name or an address means this machine. ``user@host`` never does: it is another user's ssh.
-    ``addresses``: what :func:`lookup` has found for it."""
+    """Whether a name or an address means this machine. ``user@host`` never does: it asks for ssh as that user.
+
+    ``addresses``: the result of :func:`lookup` for the name."""
     own = socket.gethostname()
     known = {"localhost", "localhost.localdomain", "::1", own.lower(), own.lower().split(".")[0]}
     if name.lower() in known or re.fullmatch(r"127(\.\d{1,3}){3}", name):
@@ -159,8 +163,10 @@ def is_this_host(name: str, addresses: Collection[str] | None = None) -> bool:
 
 
 def lookup(names: Iterable[str], seconds: float = _LOOKUP_SECONDS) -> dict[str, list[str]]:
-    """The addresses of hosts, without ``user@``, all at once. None for a name that is not known, which ssh may know all
-    the same, from its configuration, nor for one that takes too long."""
+    """The addresses of hosts, looked up in parallel; a leading ``user@`` is ignored.
+
+    The list is empty for a name that is unknown (ssh may know it from its configuration) or takes longer than
+    ``seconds``."""
     found: dict[str, list[str]] = {}
 
     def ask(name: str) -> None:

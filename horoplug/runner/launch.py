@@ -1,6 +1,6 @@
 """``horovodrun``, also called ``horoplugrun``: the command line.
 
-Exit codes: 0, that of the rank that failed first (128 + n for signal n), 2 for a wrong command line."""
+Exit codes: 0; that of the rank that failed first (128 + n for signal n); 2 for a wrong command line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from .allocation import allocation, lsf_hosts
 from .arguments import Options, parse
 from .checks import UsageError, check_command
-from .hosts import Host, is_this_host, parse_hostfile, parse_hosts, place
+from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
 
 if TYPE_CHECKING:
     from .job import Job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code. ``arguments``: without the program's name."""
+    """Run the command line and return its exit code. ``arguments``: without the program's name."""
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
@@ -32,9 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     if options.version or options.check_build:
-        from . import check_build, diagnostics  # only here: they look at what is installed
+        from . import (  # imported here since they search the installed packages
+            check_build,
+            diagnostics,
+        )
 
-        # -v is Horovod's flag for the version; with this one it can only mean more of it.
+        # -v is Horovod's flag for the version; together with --check-build it means verbose.
         in_full = options.version or options.verbose
         if not options.check_build:
             print(check_build.version())
@@ -64,7 +67,7 @@ def make_job(
 
     began = time.monotonic()
     size = options.num_proc or 1
-    hosts = place(given_hosts(options) or [Host("localhost", size)], size)
+    hosts = assign_ranks(given_hosts(options) or [Host("localhost", size)], size)
     check_command(options.command, here=any(host.is_local for host in hosts))
     try:
         return Job(
@@ -90,15 +93,15 @@ def make_job(
 
 
 def given_hosts(options: Options) -> list[Host] | None:
-    """Where ranks are to run, as far as the flags say it; None: they do not."""
+    """The hosts that the flags name; None if they name none. Errors: UsageError."""
     if options.hosts is not None:
         return parse_hosts(options.hosts)
     return None if options.hostfile is None else parse_hostfile(options.hostfile)
 
 
 def as_scheduled(options: Options) -> Options:
-    """Where no hosts are named: those of the scheduler's job that this is run in, and by default as many processes as
-    it has slots. (An mpirun asks the scheduler itself for hosts.)"""
+    """Fill in the hosts of the scheduler's job, unless the options name hosts, and the number of its slots as the
+    default for -np. (mpirun asks the scheduler for hosts itself.) Errors: UsageError."""
     hosts = None
     if options.hosts is None and options.hostfile is None:
         try:
@@ -122,7 +125,7 @@ def as_scheduled(options: Options) -> Options:
 
 
 def _is_here(hosts: Sequence[Host]) -> bool:
-    """Whether they are this machine alone, on which -np may be anything."""
+    """Whether all hosts are this machine, on which -np may exceed the slots."""
     return all(is_this_host(host.name) for host in hosts)
 
 

@@ -1,8 +1,8 @@
-"""``horovodrun --mpi``: the command line of mpirun that starts a job, for each implementation of MPI.
+"""``horovodrun --mpi``: builds the command line of mpirun for each implementation of MPI.
 
-Here is decided, without looking at anything; :mod:`horoplug.runner.mpirun_launch` does it.
-No value of a variable is ever on the command line, where every user of the machine could read it: Open MPI is told
-names (``-x NAME``), Hydra passes on everything by itself."""
+Pure functions without I/O; :mod:`horoplug.runner.mpirun_launch` runs the command. The command line never contains
+values of variables, since every user of the machine can read it: Open MPI gets names (``-x NAME``), and Hydra forwards
+all variables."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .checks import UsageError
 from .hosts import Host
 from .remote import Ssh
 
-MANY_HOSTS = 64  # from here on, Open MPI starts its daemons one by one and not as a tree
+MANY_HOSTS = 64  # from this number on, Open MPI starts its daemons directly instead of as a tree
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What mpirun is to start."""
+    """The job that mpirun has to start."""
 
     processes: int
     hosts: Sequence[Host] = ()
-    """None: those that the batch system has given, or else this machine."""
+    """Empty: the hosts of the batch system or, without one, this machine."""
     allocated: bool = False
-    """Whether a batch system, which mpirun asks, has given hosts."""
+    """Whether a batch system has allocated hosts; mpirun asks it."""
     forwarded: Sequence[str] = ()
-    """Names of variables for the ranks."""
+    """Names of the variables to forward to the ranks."""
     root: bool = False
     tcp: bool = False
     timestamps: bool = False
@@ -40,13 +40,13 @@ class Request:
     more: str | None = None
     ssh: Ssh = dataclasses.field(default_factory=Ssh)
     ssh_options: Sequence[str] = ()
-    """Further ones, before those of ``ssh``."""
+    """Further options, before those of ``ssh``."""
     interfaces: Sequence[str] = ()
 
 
-class Line(NamedTuple):
-    """Arguments of mpirun before the program; variables of its own, folders to make for it, and remarks for the user,
-    one line each."""
+class CommandLine(NamedTuple):
+    """mpirun's arguments before the program, the variables that it needs, the folders to create for it, and remarks for
+    the user of one line each."""
 
     arguments: list[str]
     variables: dict[str, str]
@@ -55,16 +55,18 @@ class Line(NamedTuple):
 
 
 class Implementation(NamedTuple):
-    """One MPI: a pattern that ``mpirun --version`` matches, the file of its library, and who makes its command line.
-    Errors of ``line``: UsageError for what this MPI cannot do, ValueError for arguments that are not well quoted."""
+    """An implementation of MPI: a pattern of ``mpirun --version``, the file name of its library, and the function that
+    builds its command line.
+
+    Errors of ``line``: UsageError for requests that this MPI cannot fulfil, ValueError for badly quoted arguments."""
 
     name: str
     version: str
     library: str
-    line: Callable[[Request], Line]
+    line: Callable[[Request], CommandLine]
 
 
-# ---- Open MPI and what stems from it ---------------------------------------------------------------------------------
+# ---- Open MPI and its derivatives ------------------------------------------------------------------------------------
 
 
 def _with_slots(hosts: Sequence[Host]) -> str:
@@ -73,11 +75,13 @@ def _with_slots(hosts: Sequence[Host]) -> str:
 
 def _open_mpi(
     request: Request, *, tag: list[str], remote: str, output: Callable[..., list[str]]
-) -> Line:
-    """``remote``: how the settings for starting on other hosts begin."""
+) -> CommandLine:
+    """``remote``: prefix of the MCA parameters for starting daemons on other hosts."""
     hosts = request.hosts
     if not hosts and not request.allocated:
-        hosts = [Host("localhost", request.processes)]  # or it would count the cores
+        hosts = [
+            Host("localhost", request.processes)
+        ]  # else mpirun would limit the ranks to the number of cores
     line = ["-np", str(request.processes)]
     if hosts:
         line += ["-H", _with_slots(hosts)]
@@ -102,11 +106,11 @@ def _open_mpi(
     line += output(tag, request.timestamps, request.output)
     for name in request.forwarded:
         line += ["-x", name]
-    return Line([*line, *_more(request)], {}, [request.output] if request.output else [], [])
+    return CommandLine([*line, *_more(request)], {}, [request.output] if request.output else [], [])
 
 
 def _flags(tag: list[str], timestamps: bool, folder: Path | None) -> list[str]:
-    """The output of Open MPI 4: folder/1/rank.N/stdout."""
+    """The output flags of Open MPI 4, which writes folder/1/rank.N/stdout."""
     return [
         *tag,
         *(["--timestamp-output"] if timestamps else []),
@@ -115,7 +119,9 @@ def _flags(tag: list[str], timestamps: bool, folder: Path | None) -> list[str]:
 
 
 def _directives(tag: list[str], timestamps: bool, folder: Path | None) -> list[str]:
-    """That of Open MPI 5: folder/rank.JOB.N.out. (Its dir= loses a stream of each rank when both begin at once.)"""
+    """The output flags of Open MPI 5, which writes folder/rank.JOB.N.out.
+
+    (Not dir=, which loses one stream of a rank if both begin at the same time.)"""
     words = [
         *tag,
         *(["timestamp"] if timestamps else []),
@@ -124,26 +130,28 @@ def _directives(tag: list[str], timestamps: bool, folder: Path | None) -> list[s
     return ["--output", ",".join(words)]
 
 
-def _open_mpi_4(request: Request) -> Line:
+def _open_mpi_4(request: Request) -> CommandLine:
     return _open_mpi(request, tag=["--tag-output"], remote="plm_rsh", output=_flags)
 
 
-def _open_mpi_5(request: Request) -> Line:
+def _open_mpi_5(request: Request) -> CommandLine:
     return _open_mpi(request, tag=["tag"], remote="plm_ssh", output=_directives)
 
 
-def _spectrum(request: Request) -> Line:
+def _spectrum(request: Request) -> CommandLine:
     binding = request.binding or "-bind-to socket -map-by socket -rank-by core"
     plain = dataclasses.replace(request, binding=binding, tcp=False)
     line = _open_mpi_4(plain)
     return line._replace(arguments=[*(["-tcp"] if request.tcp else []), *line.arguments])
 
 
-# ---- those with Hydra ------------------------------------------------------------------------------------------------
+# ---- implementations with Hydra --------------------------------------------------------------------------------------
 
 
-def _hydra(request: Request, hosts: list[str], binding: list[str], ssh: tuple[str, str]) -> Line:
-    """``ssh``: variables with the program and with its options."""
+def _hydra(
+    request: Request, hosts: list[str], binding: list[str], ssh: tuple[str, str]
+) -> CommandLine:
+    """``ssh``: the variables for the ssh program and for its options."""
     line = ["-prepend-rank", "-np", str(request.processes), *hosts]
     line += shlex.split(request.binding) if request.binding else binding
     folders: list[Path] = []
@@ -159,10 +167,10 @@ def _hydra(request: Request, hosts: list[str], binding: list[str], ssh: tuple[st
         shlex.join([*options, *request.ssh_options, *request.ssh.options]),
     )
     variables = {name: text for name, text in zip(ssh, texts, strict=True) if text}
-    return Line([*line, *_more(request)], variables, folders, _no_times("mpirun", request))
+    return CommandLine([*line, *_more(request)], variables, folders, _no_times("mpirun", request))
 
 
-def _mpich(request: Request) -> Line:
+def _mpich(request: Request) -> CommandLine:
     line = _hydra(
         request,
         ["-hosts", _with_slots(request.hosts)] if request.hosts else [],
@@ -175,11 +183,11 @@ def _mpich(request: Request) -> Line:
     return line
 
 
-def _intel(request: Request) -> Line:
+def _intel(request: Request) -> CommandLine:
     hosts: list[str] = []
     if request.hosts:
         slots = {host.slots for host in request.hosts}
-        if len(slots) == 1:  # as all versions know it
+        if len(slots) == 1:  # all versions accept this form
             names = ",".join(host.name for host in request.hosts)
             hosts = ["-hosts", names, "-ppn", str(slots.pop())]
         else:
@@ -193,8 +201,8 @@ def _intel(request: Request) -> Line:
     return line
 
 
-def _jsrun(request: Request) -> Line:
-    """One resource set for each of the allocation's hosts, with all that it has."""
+def _jsrun(request: Request) -> CommandLine:
+    """One resource set per host of the allocation, with all its cores and GPUs."""
     if not request.hosts:
         raise UsageError(
             "--jsrun needs the hosts of an LSF job (LSB_MCPU_HOSTS); start it there, or with --mpi"
@@ -213,7 +221,9 @@ def _jsrun(request: Request) -> Line:
         line += [
             f"--stdio_{stream}={request.output}/rank.%t.{stream}" for stream in ("stdout", "stderr")
         ]
-    return Line(line, {}, [request.output] if request.output else [], _no_times("jsrun", request))
+    return CommandLine(
+        line, {}, [request.output] if request.output else [], _no_times("jsrun", request)
+    )
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
@@ -225,21 +235,21 @@ IMPLEMENTATIONS: Final = (
     Implementation("Intel MPI", r"Intel\(R\) MPI", "libmpi.so.12", _intel),
     Implementation("MPICH", r"HYDRA|MPICH|MVAPICH", "libmpi.so.12", _mpich),
 )
-"""The first whose pattern is found is it."""
+"""The first one whose pattern matches is used."""
 
 JSRUN: Final = Implementation("jsrun", "", "", _jsrun)
 
-# What is not a shell's name, or is MPI's own.
+# Names that shells accept, without MPI's own variables.
 _FORWARDED: Final = re.compile(r"(?!PMI|PRTE_|OMPI_)[A-Za-z_]\w*", re.ASCII)
 
 
 def recognise(text: str) -> Implementation | None:
-    """Whose ``mpirun --version`` prints this text."""
+    """The implementation whose ``mpirun --version`` prints this text; None if unknown."""
     return next((each for each in IMPLEMENTATIONS if re.search(each.version, text)), None)
 
 
 def forwarded(env: Mapping[str, str]) -> list[str]:
-    """The names of the variables in ``env`` that ranks on other hosts are to have."""
+    """The names of the variables in ``env`` to forward to ranks on other hosts."""
     return sorted(name for name in environment.forwarded(env) if _FORWARDED.fullmatch(name))
 
 

@@ -1,4 +1,4 @@
-"""Becomes mpirun or jsrun, as :mod:`horoplug.runner.mpirun` says."""
+"""Replaces the launcher's process by mpirun or jsrun, with the command line of :mod:`horoplug.runner.mpirun`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .allocation import lsf_hosts, scheduler
 from .arguments import Options
 from .checks import UsageError
 from .environment import DECIDED, set_variable
-from .hosts import Host, place
+from .hosts import Host, assign_ranks
 
 _VERSION_SECONDS = 20.0
-# As without MPI: nobody is there to answer a question, keys of hosts that are seen for the first time are kept, and ssh
-# ends if its host has vanished, by which Open MPI's mpirun notices that.
+# As in remote.py: ssh must not ask questions, it stores the keys of unknown hosts, and it ends if its host has
+# vanished, which is how Open MPI's mpirun notices that.
 _SSH = tuple(
     word
     for option in ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5")
     for word in ("-o", option)
 )
-# Variables that name something else than ssh.
+# Variables that replace ssh.
 _AGENTS = (
     *("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"),
     *("I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC"),
@@ -44,8 +44,9 @@ def launch(options: Options, hosts: Sequence[Host]) -> NoReturn:
 def command(
     options: Options, hosts: Sequence[Host], variables: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The command, beginning with mpirun's or jsrun's path, and its environment, which has ``variables`` for the ranks.
-    Makes the folders for the output. Errors: UsageError."""
+    """The command, beginning with mpirun's or jsrun's path, and its environment.
+
+    ``variables``: further variables for the ranks. Creates the folders for the output. Errors: UsageError."""
     env = environment(options, os.environ) | dict(variables)
     name = "jsrun" if options.controller == "jsrun" else "mpirun"
     program = shutil.which(name)
@@ -59,7 +60,7 @@ def command(
             raise UsageError("--jsrun takes the hosts of the LSF job; leave out -H")
         hosts = lsf_hosts(os.environ)
     elif hosts:
-        place(hosts, size)
+        assign_ranks(hosts, size)
     implementation = mpirun.JSRUN if name == "jsrun" else _implementation(program, env)
     env = _library(program, implementation, env) | env
     request = mpirun.Request(
@@ -96,13 +97,13 @@ def command(
 
 
 def is_allocated(env: Mapping[str, str]) -> bool:
-    """Whether a scheduler, which mpirun asks, has given hosts to this job."""
+    """Whether this runs in the job of a scheduler that mpirun asks for hosts."""
     found = scheduler(env)
-    return found is not None and found.name != "SageMaker"  # which mpirun does not know
+    return found is not None and found.name != "SageMaker"  # mpirun does not know it
 
 
 def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:
-    """Of mpirun, and so of the ranks: without a place in another job, since MPI gives them theirs."""
+    """The environment of mpirun, and so of the ranks, without the rank of another job: MPI assigns ranks."""
     env = dict(outer)
     for name in set(DECIDED) - {"CONTROLLER", "CPU_OPERATIONS"}:
         for prefix in ("HOROPLUG_", "HOROVOD_", "_HOROVOD_"):
@@ -141,8 +142,8 @@ def _implementation(program: str, env: Mapping[str, str]) -> mpirun.Implementati
     if found is None:
         first = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
         raise UsageError(
-            f"{program} is of no MPI that horovodrun knows: --version says {first[:200]!r}; "
-            "give that mpirun's own command line, without horovodrun"
+            f"{program} belongs to no MPI that horovodrun knows: --version says {first[:200]!r}; "
+            "start the job with that mpirun directly, without horovodrun"
         )
     return found
 
@@ -150,7 +151,7 @@ def _implementation(program: str, env: Mapping[str, str]) -> mpirun.Implementati
 def _library(
     program: str, implementation: mpirun.Implementation, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """What has mpi4py take the library of this mpirun, where that is found beside it."""
+    """The variables that make mpi4py load the library of this mpirun, if that is found beside it."""
     if not implementation.library or env.get("MPI4PY_LIBMPI") or env.get("MPI4PY_MPIABI"):
         return {}
     prefix = Path(program).resolve().parent.parent

@@ -1,10 +1,10 @@
-"""Merges what all ranks print into the launcher's own output, line by line, with the rank before every line.
+"""Merges the output of all ranks into the launcher's own output, line by line, with the rank before every line.
 
-``[1]<stdout>:text``. A line is written as a whole, so that ranks never tear each other's; a last line without an end is
-given one. Progress bars redraw a line with a carriage return:
-- on a terminal, the bar of one rank at a time stays where it is, below the other output; others only show their end;
-  where there is none, the launcher's own line about the job may stand there;
-- in a file or pipe, a bar's states become lines, at most one a second of each stream, and always the last one."""
+Example: ``[1]<stdout>:text``. Lines are written as a whole, so that they never mix; a last line without a newline gets
+one. Progress bars redraw a line with a carriage return:
+- on a terminal, the bar of one rank at a time stays below the other output, and other bars only show their final state;
+  without a bar, the launcher's status line may stand there;
+- in a file or pipe, the states of a bar become lines: at most one per second and stream, and always the last one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 STREAMS = ("stdout", "stderr")
-MAX_LINE = 1 << 20  # a longer line is broken, so that a rank cannot fill the launcher's memory
-BAR_SECONDS = 1.0
+MAX_LINE = (
+    1 << 20
+)  # bytes; longer lines are broken, so that a rank cannot fill the launcher's memory
+BAR_SECONDS = 1.0  # between two lines of a progress bar in a file or pipe
 _CLEAR = b"\r\x1b[K"
 
 
 class Writer(Protocol):
-    """Where a stream of the launcher goes."""
+    """The destination of one of the launcher's streams."""
 
     terminal: bool
 
     def write(self, data: bytes) -> None:
-        """Write all of ``data``. Errors: OSError, BrokenPipeError in particular."""
+        """Write all of ``data``. Errors: OSError, in particular BrokenPipeError."""
 
 
 class Descriptor:
@@ -49,7 +51,7 @@ class _Stream:
     writer: Writer
     file: BinaryIO | None
     partial: bytes = b""
-    shown: float = float("-inf")  # when a state of its progress bar was shown last
+    shown: float = float("-inf")  # when a state of its progress bar was last shown
 
 
 class Output:
@@ -65,12 +67,12 @@ class Output:
     ) -> None:
         """``folder``: also write each rank's raw output to ``folder/rank.<zero-padded>/stdout`` and ``stderr``.
 
-        Errors: OSError if those files cannot be made."""
+        ``timestamps``: print the time before every line. Errors: OSError if those files cannot be created."""
         self._timestamps = timestamps
         self._streams: dict[tuple[int, int], _Stream] = {}
-        self._live: tuple[_Stream, bytes] | None = None  # the bar that stands on the terminal
+        self._live: tuple[_Stream, bytes] | None = None  # the progress bar on the terminal
         self._errors = writers[1]
-        self._status = b""  # the launcher's line, which stands there if there is no bar
+        self._status = b""  # the launcher's status line, shown if there is no bar
         width = len(str(size - 1))
         for rank in range(size):
             for number, name in enumerate(STREAMS):
@@ -83,7 +85,7 @@ class Output:
                 self._streams[rank, number] = stream
 
     def feed(self, rank: int, number: int, data: bytes) -> None:
-        """Take what ``rank`` has printed on its stdout (0) or stderr (1)."""
+        """Handle what ``rank`` has printed on its stdout (``number`` 0) or stderr (1)."""
         stream = self._streams[rank, number]
         if stream.file is not None:
             stream.file.write(data)
@@ -100,14 +102,15 @@ class Output:
             self._redraw(stream)
 
     def show_status(self, text: str, draw: bool = True) -> None:
-        """Have a line at the bottom of stderr's terminal, which must be one; an empty text takes it away. Without
-        ``draw`` that is not seen before something else is written."""
+        """Set the status line at the bottom of stderr's terminal; an empty text removes it.
+
+        stderr must be a terminal. Without ``draw``, the change shows with the next output."""
         before, self._status = self._status, text.encode("utf-8", "backslashreplace")
         if draw and self._live is None and (before or self._status):
             self._errors.write(_CLEAR + self._status)
 
     def close(self) -> None:
-        """Write out lines without an end, and close the files."""
+        """Write incomplete lines, and close the files."""
         self.show_status("")
         for stream in self._streams.values():
             if stream.partial.strip(b"\r"):
@@ -118,7 +121,7 @@ class Output:
                 stream.file.close()
 
     def notice(self, text: str) -> None:
-        """A line of the launcher's own, on stderr."""
+        """Write a line of the launcher itself to stderr."""
         for (_, number), stream in self._streams.items():
             if number == 1:
                 self._write(stream, text.encode("utf-8", "backslashreplace") + b"\n")
@@ -127,16 +130,16 @@ class Output:
     # ---- lines and bars ----------------------------------------------------------------------------------------------
 
     def _line(self, stream: _Stream, line: bytes) -> bytes:
-        """One line as it is shown: of a line that was drawn several times over, the last state."""
+        """A line as it is shown: the last state of a line that was redrawn."""
         states = [state for state in line.split(b"\r") if state]
         return self._prefix(stream) + (states[-1] if states else b"") + b"\n"
 
     def _redraw(self, stream: _Stream) -> None:
-        """Show the newest state of the bar that ``stream`` is drawing, if it is its turn."""
+        """Show the newest state of a stream's progress bar, if the terminal is free, or a line is due in a file."""
         states = [state for state in stream.partial.split(b"\r") if state.strip()]
         if not states:
             return
-        # Only the newest state matters any more. What follows the last carriage return may not be complete yet.
+        # Keep only the newest state. The text after the last carriage return may not be complete yet.
         stream.partial = b"\r" + states[-1] + (b"\r" if stream.partial.endswith(b"\r") else b"")
         if stream.writer.terminal:
             if self._live is None or self._live[0] is stream:
@@ -152,7 +155,7 @@ class Output:
             stream.writer.write(_CLEAR)
 
     def _write(self, stream: _Stream, data: bytes) -> None:
-        """Write whole lines; what stands at the bottom of the terminal moves down."""
+        """Write whole lines above the progress bar or status line."""
         if self._live is not None:
             writer, bottom = self._live[0].writer, self._live[1]
         else:

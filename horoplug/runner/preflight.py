@@ -1,7 +1,8 @@
-"""What the launcher finds out about several hosts before ranks start: the same horoplug everywhere, an address of its
-own that all of them reach, and that they reach each other.
+"""Checks several hosts before ranks start: all have the same horoplug, all reach one address of the launcher, and all
+reach each other.
 
-Messages of the hosts' probes (probe.py) in, messages to them and a decision out; no sockets and no clock."""
+A state machine without I/O and clock: it takes the messages of the hosts' probes (probe.py), and returns messages to
+them and the chosen address."""
 
 from __future__ import annotations
 
@@ -10,9 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-PATIENCE = (
-    1.0  # seconds to wait for an address that comes earlier in the list than one that works already
-)
+PATIENCE = 1.0  # seconds to wait for a preferred address once another address works
 _HINT = "let firewalls pass TCP between the hosts, or choose a network with --network-interface"
 
 
@@ -25,12 +24,14 @@ class _Host:
     name: str
     number: int
     greeted: bool = False
-    interface: str | None = None  # prescribed by the user, by its name there
-    address: str | None = None  # where its ranks are going to listen
-    reached: dict[int, str] = dataclasses.field(default_factory=dict)  # by candidate: own address
-    unreached: dict[int, str] = dataclasses.field(default_factory=dict)  # and the reason
+    interface: str | None = None  # prescribed by the user; its name on this host
+    address: str | None = None  # where its ranks will listen
+    reached: dict[int, str] = dataclasses.field(
+        default_factory=dict
+    )  # by candidate: this host's own address
+    unreached: dict[int, str] = dataclasses.field(default_factory=dict)  # by candidate: the reason
     port: int | None = None
-    peers: set[int] = dataclasses.field(default_factory=set)  # that it has reached
+    peers: set[int] = dataclasses.field(default_factory=set)  # hosts that it has reached
 
 
 class Message(NamedTuple):
@@ -41,30 +42,31 @@ class Message(NamedTuple):
 
 
 class Preflight:
-    """One conversation with all hosts. :attr:`server` is the decision, :attr:`done` says that all is well."""
+    """The conversation with all hosts. :attr:`server` is the chosen address; :attr:`done` tells that all checks
+    passed."""
 
     def __init__(
         self, hosts: Sequence[str], candidates: Sequence[tuple[str, int]], version: str
     ) -> None:
-        """``candidates``: where the launcher listens, the best first. ``version``: of its horoplug."""
+        """``candidates``: addresses at which the launcher listens, best first; ``version``: the launcher's horoplug."""
         self._hosts = [_Host(name, number) for number, name in enumerate(hosts)]
         self._candidates = list(candidates)
         self._version = version
         self._common_since: float | None = None
         self.server: int | None = None
-        """The candidate that all hosts reach."""
+        """Index of the chosen candidate, which all hosts reach; None while undecided."""
 
     @property
     def done(self) -> bool:
-        """Whether every host reaches every other one that its ranks connect to."""
+        """Whether every host reaches all hosts that its ranks connect to."""
         return self.server is not None and not any(map(self._is_late, self._hosts))
 
     def interface(self, host: int) -> str | None:
-        """The interface that was prescribed, by the name that it has on a host."""
+        """The name of the prescribed interface on a host; None if any may be used."""
         return self._hosts[host].interface
 
     def waiting_for(self) -> str:
-        """What is missing, for a message when time is up."""
+        """The hosts that have not answered, for the message at the time limit."""
         silent = [host.name for host in self._hosts if not host.greeted]
         if silent:
             return f"no answer from {', '.join(silent)}"
@@ -78,11 +80,11 @@ class Preflight:
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def feed(self, number: int, message: dict[str, Any], now: float) -> list[Message]:
-        """Take what a probe has said; what is to be said to others. Errors: StartError."""
+        """Handle a message of host ``number``'s probe. Returns messages to probes. Errors: StartError."""
         host = self._hosts[number]
         match message:
             case {"hello": hello}:
-                self._greeted(host, hello)
+                self._on_hello(host, hello)
             case {"launcher": {"number": candidate, "own": str(own)}}:
                 host.reached[candidate] = own
             case {"launcher": {"number": candidate, "reason": reason}}:
@@ -99,9 +101,9 @@ class Preflight:
                 )
             case {"failed": reason}:
                 raise StartError(f"{host.name} {reason}")
-        return self.turn(now)
+        return self.advance(now)
 
-    def _greeted(self, host: _Host, hello: dict[str, Any]) -> None:
+    def _on_hello(self, host: _Host, hello: dict[str, Any]) -> None:
         host.greeted = True
         if hello["version"] != self._version:
             raise StartError(
@@ -113,8 +115,9 @@ class Preflight:
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
-    def turn(self, now: float) -> list[Message]:
-        """Decide about the launcher's address, if that is possible by now. Errors: StartError if there is none."""
+    def advance(self, now: float) -> list[Message]:
+        """Choose the launcher's address, if that is possible by now. Errors: StartError if no address works for all
+        hosts."""
         if self.server is not None:
             return []
         everyones = range(len(self._candidates))
@@ -137,13 +140,13 @@ class Preflight:
 
     @property
     def due(self) -> float | None:
-        """When :meth:`turn` is to be called again, by the clock of its caller."""
+        """When :meth:`advance` is to be called again, by the caller's clock."""
         if self.server is None and self._common_since is not None:
             return self._common_since + PATIENCE
         return None
 
     def _introduce(self) -> list[Message]:
-        """Once all listen, have each host connect to those before it, as its ranks will."""
+        """Once all probes listen, tell each host to connect to the hosts before it, as its ranks will."""
         if any(host.port is None for host in self._hosts):
             return []
         listening = [(host.number, host.address, host.port) for host in self._hosts]
@@ -175,7 +178,7 @@ def question(
     interfaces: Sequence[str],
     seconds: float,
 ) -> bytes:
-    """The first line to every probe. ``seconds``: how long a connection may take."""
+    """The first line to every probe. ``seconds``: limit for each connection."""
     return _line(
         {
             "secret": secret.hex(),

@@ -1,15 +1,15 @@
-"""What a host is asked before ranks start there: which horoplug it has, and whom it reaches over the network.
+"""The probe of a host, run before ranks start there: which horoplug it has, and which hosts it reaches.
 
-``python -m horoplug.runner.probe`` is run by the agent, in the environment of the ranks. It talks with the launcher in
-lines of JSON (preflight.py has the other side):
+The agent runs ``python -m horoplug.runner.probe`` in the environment of the ranks. The probe exchanges lines of JSON
+with the launcher (preflight.py is the other side):
 
-1. from the launcher: the job's secret, addresses at which it listens, and names of interfaces, if they are prescribed;
-   to it: version and, one by one, whether each of the addresses was reached, and from which address of this host;
-2. from the launcher: an address of this host; to it: the port on which the probe listens there;
-3. from the launcher: where the other hosts listen; to it: whether each was reached.
+1. launcher: the job's secret, the addresses at which the launcher listens, and the names of the interfaces to use;
+   probe: its version and, one by one, whether it reached each address, and from which address of this host;
+2. launcher: an address of this host; probe: the port on which it listens there;
+3. launcher: where the other hosts' probes listen; probe: whether it reached each of them.
 
-Every connection is authenticated with the job's secret, so that an address that other machines have, too, such as that
-of a container's bridge, is not taken for the launcher's. The probe ends with its standard input."""
+Every connection is authenticated with the job's secret, so that an address that other machines share, such as that of a
+container bridge, is not taken for the launcher's. The probe ends when its standard input ends."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from horoplug.rendezvous.network.interfaces import select_interfaces
 from horoplug.rendezvous.store import protocol
 
 PEER_CONTEXT = b"probe"
-_STRANGERS = 32  # connections that may authenticate at the same time
+_MAX_UNAUTHENTICATED = 32  # connections that may authenticate at the same time
 
 
 class Probe:
-    """One conversation."""
+    """One conversation with the launcher."""
 
     def __init__(
         self, secret: bytes, seconds: float, say: Callable[[dict[str, Any]], None]
     ) -> None:
-        """``seconds``: how long a connection may take."""
+        """``seconds``: limit for each connection; ``say``: sends a message to the launcher, from any thread."""
         self._secret = secret
         self._seconds = seconds
         self._say = say
-        self._room = threading.Semaphore(_STRANGERS)
+        self._room = threading.Semaphore(_MAX_UNAUTHENTICATED)
 
     def hello(self, interfaces: list[str]) -> None:
-        """Say who this is."""
+        """Report the version, and the interface to use."""
         answer: dict[str, Any] = {"version": horoplug.__version__}
         if interfaces:
             try:
@@ -55,7 +55,7 @@ class Probe:
         self._say({"hello": answer})
 
     def reach(self, kind: str, context: bytes, number: int, address: str, port: int) -> None:
-        """Connect, in a thread of its own, and say how it went."""
+        """Try to connect, in a new thread, and report the result. ``kind``: "launcher" or "peer"."""
 
         def run() -> None:
             own, reason = None, None
@@ -72,13 +72,13 @@ class Probe:
         threading.Thread(target=run, daemon=True).start()
 
     def _connect(self, context: bytes, address: str, port: int) -> str:
-        """This host's address on the way to another."""
+        """Connect and authenticate. Returns this host's address of the connection."""
         with socket.create_connection((address, port), timeout=self._seconds) as sock:
             authenticate(sock, self._secret, Role.CLIENT, context, self._seconds, address)
             return str(sock.getsockname()[0])
 
     def listen(self, address: str) -> None:
-        """Let the other hosts' probes connect."""
+        """Listen for the other hosts' probes, and report the port."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             listener = socket.create_server((address, 0), family=family, backlog=128)
@@ -103,7 +103,7 @@ class Probe:
 
 
 def main() -> None:
-    """Talk with the launcher over standard input and output."""
+    """Exchange messages with the launcher over stdin and stdout, until stdin ends."""
     lock = threading.Lock()
 
     def say(message: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""How a host is reached: the command line of ssh, and what Python does at its other end.
+"""The ssh command line that starts an agent on another host.
 
-Nothing of the job is on that command line, where anybody could read it: the agent's source, the environment and the
+It contains nothing of the job, since every user can read command lines: the agent's source, the environment and the
 job's secret go through ssh's standard input."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import dataclasses
 import shlex
 import sys
 
-# Reads the agent's source up to a zero byte. Double quotes only: it goes through a shell at the other end, whatever
-# that is. The source ends with the call that begins everything, so that a part of it does nothing.
+# Reads the agent's source up to a zero byte. It uses double quotes only, since the remote user's shell, whichever that
+# is, parses it within single quotes. The source ends with the call that starts the agent: a truncated one does nothing.
 _BOOTSTRAP = (
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or bytes(1),bytes(1))))'
 )
@@ -19,16 +19,18 @@ END_OF_SOURCE = b"\0"
 
 @dataclasses.dataclass(frozen=True)
 class Ssh:
-    """How to run something on another host. Options of one's own belong into ``~/.ssh/config``, or into ``program``,
-    where they win over those that are given here."""
+    """How to run a command on another host.
+
+    Users put their own options into ``~/.ssh/config``, or into ``program``, where they take precedence over those
+    below."""
 
     program: tuple[str, ...] = ("ssh",)
-    """ssh, or what takes its arguments."""
+    """ssh, or a program that accepts its arguments."""
     port: int | None = None
     identity: str | None = None
-    """File of the private key."""
+    """Path of the private key."""
     python: str = sys.executable
-    """Python at the other end; horoplug is installed for it there, too."""
+    """Python on the other host, where horoplug is installed for it as well."""
 
     @property
     def options(self) -> list[str]:
@@ -37,15 +39,15 @@ class Ssh:
         return port + (["-i", self.identity] if self.identity is not None else [])
 
     def command(self, host: str, connect_seconds: float) -> list[str]:
-        """A command that runs the agent on a host, whose source it reads first."""
+        """The command that runs the agent on a host; it reads the agent's source from its stdin first."""
         options = {
-            "BatchMode": "yes",  # nobody is there to answer a question
+            "BatchMode": "yes",  # no user is there to answer a question
             "ConnectTimeout": str(max(int(connect_seconds), 1)),
-            # A key that is seen for the first time is remembered, and one that has changed is refused.
+            # Keys of unknown hosts are accepted and stored; changed keys are refused.
             "StrictHostKeyChecking": "accept-new",
-            # A connection of its own, so that its end says something about the host.
+            # No shared connection: the end of this one tells something about the host.
             "ControlPath": "none",
-            # What somebody's configuration may have for this host, and what would be in the way.
+            # Options of the user's configuration that would interfere.
             "ClearAllForwardings": "yes",
             "RemoteCommand": "none",
             "ServerAliveInterval": "5",

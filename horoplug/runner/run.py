@@ -1,7 +1,7 @@
 """``horoplug.run``: a function on several processes, from a program or a notebook.
 
-The work is done by a launcher in a process of its own (run_launcher.py), which is ``horovodrun`` with the flags that
-the arguments stand for. Here the function is pickled, the ranks' output is passed on, and results are unpickled."""
+A launcher in a process of its own (run_launcher.py) does the work; it is ``horovodrun`` with the flags that correspond
+to the arguments. This module pickles the function, relays the ranks' output and unpickles the results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from typing import IO, Any
 from .run_task import Failure, pack
 
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
-# Without the current folder on its path, where any module of a user's could be taken for one of Python's.
+# Without the current folder on its path: a user's module there could shadow one of the standard library.
 _LAUNCHER = """import sys
 sys.path[:] = filter(None, sys.path)
 from horoplug.runner.run_launcher import main
 sys.exit(main(sys.argv[1:]))"""
-_END_SECONDS = 30.0  # for the launcher to end after it was told to
-# Arguments of Horovod's that belong to jobs whose size changes.
+_END_SECONDS = 30.0  # limit for the launcher to end after SIGTERM
+# Arguments of Horovod for elastic jobs.
 _ELASTIC = (
     *("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
     *("host_discovery_script", "min_np", "max_np"),
@@ -38,10 +38,10 @@ _ELASTIC = (
 
 
 class RankError(RuntimeError):
-    """A function that :func:`run` has run did not return on every rank.
+    """The function of :func:`run` did not return on every rank.
 
-    ``rank``: the one that failed first, None if it was none; ``traceback``: that of the exception there, as text, if it
-    was one. The exception itself is the ``__cause__``, if it could be pickled."""
+    ``rank``: the rank that failed first, None if no rank failed; ``traceback``: the text of its exception's traceback,
+    empty without an exception. If the exception could be pickled, it is the ``__cause__``."""
 
     def __init__(self, message: str, rank: int | None = None, traceback: str = "") -> None:
         super().__init__(message)
@@ -86,14 +86,14 @@ def run(
 ) -> list[Any]:
     """Call ``func(*args, **kwargs)`` on ``num_proc`` processes at once, and return the results by rank.
 
-    The function may be one of a notebook's cell. What ranks print appears in ``sys.stdout`` and ``sys.stderr`` while
-    they run, each line with the rank before it. ``executable``: Python of the ranks, of this one's version; ``env``:
-    environment variables instead of this process's; the others are flags of ``horovodrun``. ``np`` is an old name of
-    ``num_proc``.
+    The function may be defined in a notebook cell. The output of the ranks appears in ``sys.stdout`` and ``sys.stderr``
+    while they run, with the rank before each line. ``executable``: the ranks' Python, of the same version as this one;
+    ``env``: environment variables to use instead of this process's own. The other arguments are flags of
+    ``horovodrun``. ``np`` is the former name of ``num_proc``.
 
-    Errors: RankError if the function raises something on a rank, if a rank ends in another way, or if a result cannot
-    be pickled; ValueError of one line for arguments that do not fit; NotImplementedError for those of elastic jobs;
-    KeyboardInterrupt after the ranks have been ended."""
+    Errors: RankError if the function raises an exception on a rank, if a rank ends otherwise, or if a result cannot be
+    pickled; ValueError of one line for invalid arguments; NotImplementedError for arguments of elastic jobs;
+    KeyboardInterrupt, after all ranks have ended."""
     given = dict(locals())
     for name in _ELASTIC:
         if given[name] is not None:
@@ -149,7 +149,7 @@ def _flags(values: Mapping[str, Any]) -> list[str]:
 
 
 def _python_path(env: dict[str, str]) -> dict[str, str]:
-    """With this package for Pythons that would not find it by themselves."""
+    """The environment, with this package on PYTHONPATH unless it is installed."""
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     installed = os.path.basename(_PACKAGE_FOLDER) in ("site-packages", "dist-packages")
     if installed or _PACKAGE_FOLDER in paths:
@@ -163,7 +163,7 @@ def _python_path(env: dict[str, str]) -> dict[str, str]:
 def _launch(
     flags: list[str], env: dict[str, str], function: IO[bytes], results: Sequence[IO[bytes]]
 ) -> dict[str, Any]:
-    """Run the launcher, pass on what it prints, and return the job's outcome."""
+    """Run the launcher, relay its output, and return the job's outcome (see run_launcher.main)."""
     pipe_in, pipe_out = os.pipe()
     with open(pipe_in, "rb") as pipe:
         try:
@@ -190,18 +190,18 @@ def _launch(
             os.close(pipe_out)
         with _ending(process):
             interrupted = _relay(process)
-            told = pipe.read()
+            answer = pipe.read()
     if interrupted:
         raise KeyboardInterrupt
-    if not told:
+    if not answer:
         raise RankError(f"the launcher ended with code {process.returncode}; all ranks were ended")
-    outcome: dict[str, Any] = json.loads(told)
+    outcome: dict[str, Any] = json.loads(answer)
     return outcome
 
 
 @contextlib.contextmanager
 def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """See to it that the launcher has ended, and its ranks with it, whatever happens here."""
+    """Ensure that the launcher and its ranks have ended when the ``with`` block ends, however it ends."""
     try:
         yield
     except BaseException:
@@ -214,12 +214,12 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()  # its agents notice that
+            process.kill()  # its agents notice that and end the ranks
             process.wait()
 
 
 def _relay(process: subprocess.Popen[bytes]) -> bool:
-    """Pass on output until the launcher has closed it; whether it was interrupted meanwhile."""
+    """Relay output until the launcher has closed it. Returns whether Ctrl-C was pressed."""
     interrupted = False
     with selectors.DefaultSelector() as selector:
         for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
@@ -234,14 +234,14 @@ def _relay(process: subprocess.Popen[bytes]) -> bool:
                     _print(getattr(sys, name), decode(data, final=not data))
                     if not data:
                         selector.unregister(key.fileobj)
-            except KeyboardInterrupt:  # the second one kills at once
+            except KeyboardInterrupt:  # the launcher kills the ranks on a second one
                 interrupted = True
                 process.send_signal(signal.SIGINT)
     return interrupted
 
 
 def _print(stream: Any, text: str) -> None:
-    """Write to a stream that may be a notebook's."""
+    """Write to a stream, which may be a notebook's."""
     if stream is None or not text:
         return
     try:
@@ -256,7 +256,7 @@ def _print(stream: Any, text: str) -> None:
 
 
 def _results(outcome: dict[str, Any], files: Sequence[IO[bytes]]) -> list[Any]:
-    """What was returned, or the error that says why not."""
+    """The results by rank. Errors: RankError, ValueError."""
     if "usage" in outcome:
         raise ValueError(f"horoplug.run: {outcome['usage']}")
     returned, raised, text = set(outcome["returned"]), outcome["raised"], outcome["text"]
@@ -264,7 +264,7 @@ def _results(outcome: dict[str, Any], files: Sequence[IO[bytes]]) -> list[Any]:
         raise RankError(f"rank {rank}: its result cannot be stored: {problem}", int(rank))
     match = re.match(r"rank (\d+) ", text)
     blamed = int(match[1]) if match else None
-    # Who has told what it raised has told it before others could fail because of it. Who has not has crashed.
+    # A rank reports its exception before other ranks can fail because of it. A rank without a report has crashed.
     if raised and (blamed is None or blamed in raised or blamed in returned):
         raise _raised(raised[0], files[raised[0]])
     if outcome["code"] != 0:
@@ -285,7 +285,7 @@ def _results(outcome: dict[str, Any], files: Sequence[IO[bytes]]) -> list[Any]:
 
 
 def _raised(rank: int, file: IO[bytes]) -> RankError:
-    """The error for what a rank's function has raised."""
+    """The error for an exception that a rank's function has raised."""
     file.seek(0)
     failure = Failure(*pickle.load(file))
     error = RankError(f"rank {rank}: {failure.text}\n\n{failure.trace}", rank, failure.trace)

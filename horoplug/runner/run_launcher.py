@@ -1,8 +1,9 @@
-"""The process between ``horoplug.run`` and its ranks: a launcher like ``horovodrun``, with what they exchange.
+"""The launcher process of ``horoplug.run``: ``horovodrun`` with an exchange for the function and the results.
 
-It is a process of its own because a launcher takes over what a process has only once, signals and all of its children;
-the one that calls ``horoplug.run`` may be a notebook's. Arguments: the pid of that one; descriptors of a pipe for the
-outcome, of the file with the function, and of one for each rank's result, separated by commas; flags of horovodrun."""
+It is a process of its own since a launcher takes over the signal handlers and all children of its process, and
+``horoplug.run`` may be called in a notebook's kernel. Arguments: the caller's pid; the descriptors of a pipe for the
+outcome, of the file with the function, and of a file for each rank's result, separated by commas; horovodrun's
+flags."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from .arguments import Options, parse
 from .blame import describe
 from .checks import UsageError
 from .exchange import Exchange
-from .hosts import Host, place
+from .hosts import Host, assign_ranks
 from .launch import as_scheduled, given_hosts, make_job
 from .preflight import StartError
 from .run_task import ADDRESS, PORT, SECRET
@@ -31,7 +32,9 @@ from .start import candidates
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The job. Writes its outcome as JSON: ``usage``, or ``code``, ``text``, ``returned``, ``raised``, ``problems``."""
+    """Run the job and write its outcome to the pipe as JSON.
+
+    Keys: ``usage`` for a UsageError, else ``code``, ``text``, ``returned``, ``raised`` and ``problems``."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != int(arguments[0]):
         return 1
@@ -67,7 +70,7 @@ def _run(options: Options, function: int, results: Sequence[int]) -> dict[str, A
 
 
 def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> dict[str, Any]:
-    """The same with mpirun, which starts the ranks and ends them."""
+    """As :func:`_run`, but mpirun starts and ends the ranks."""
     secret = secrets.token_bytes(SECRET_BYTES)
     hosts = given_hosts(options) or []
     exchange = Exchange(secret, _address(options, hosts), function, results)
@@ -82,7 +85,7 @@ def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> di
             },
         )
         with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL) as process:
-            for number in (signal.SIGINT, signal.SIGTERM):  # mpirun passes them on to the ranks
+            for number in (signal.SIGINT, signal.SIGTERM):  # mpirun forwards them to the ranks
                 signal.signal(number, lambda number, _: process.send_signal(number))
             code = process.wait()
     finally:
@@ -93,9 +96,9 @@ def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> di
 
 
 def _address(options: Options, hosts: Sequence[Host]) -> str:
-    """Where ranks that mpirun starts reach this process."""
+    """An address at which ranks that mpirun starts reach this process. Errors: UsageError."""
     size = options.num_proc or 1
-    placements = place(hosts or [Host("localhost", size)], size)
+    placements = assign_ranks(hosts or [Host("localhost", size)], size)
     if all(host.is_local for host in placements) and not mpirun_launch.is_allocated(os.environ):
         return "127.0.0.1"
     try:

@@ -1,6 +1,6 @@
-"""A rank of ``horoplug.run``: gets the function, calls it, and gives back what became of it.
+"""A rank of ``horoplug.run``: receives the function, calls it, and sends back the result or the exception.
 
-``python -m horoplug.runner.run_task`` with the variables that :mod:`horoplug.runner.run_launcher` sets."""
+Run as ``python -m horoplug.runner.run_task`` with the variables that :mod:`horoplug.runner.run_launcher` sets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 from .exchange import RAISED, RETURNED, WITHDRAWN, Client
 
 PORT, ADDRESS, SECRET = (f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET"))
-"""Where the launcher is; without address and secret those of the rendezvous."""
-_END_SECONDS = 5.0  # that a rank whose function has failed has for its end
+"""Variables with the exchange's endpoint. Address and secret default to those of the rendezvous."""
+_END_SECONDS = 5.0  # limit for a rank to end after its function has failed
 
 
 class Failure(NamedTuple):
-    """An exception on its way: its text without and with the traceback, and itself if that can be pickled."""
+    """An exception of a rank: its text without and with traceback, and the pickled exception if that is possible."""
 
     text: str
     trace: str
@@ -34,7 +34,7 @@ class Failure(NamedTuple):
 
 
 def pack(function: Any, args: Any, kwargs: Any) -> bytes:
-    """What the ranks get. Errors: whatever pickling raises."""
+    """Pickle the function with its arguments for the ranks. Errors: those of pickling."""
     setup = {"path": [os.path.abspath(p) for p in sys.path], "python": list(sys.version_info[:2])}
     head = json.dumps(setup).encode()
     pickled: bytes = cloudpickle.dumps((function, args, kwargs))
@@ -42,7 +42,7 @@ def pack(function: Any, args: Any, kwargs: Any) -> bytes:
 
 
 def unpack(data: bytes | bytearray) -> Any:
-    """The function and its arguments. Errors: RuntimeError for another Python, whatever unpickling raises."""
+    """The function and its arguments. Errors: RuntimeError for another version of Python; those of unpickling."""
     end = 4 + int.from_bytes(data[:4], "big")
     setup = json.loads(data[4:end])
     if setup["python"] != list(sys.version_info[:2]):
@@ -53,7 +53,7 @@ def unpack(data: bytes | bytearray) -> Any:
 
 
 def main() -> int:
-    """The rank, from start to end."""
+    """Run the rank; returns its exit code."""
     client = Client(
         os.environ.pop(ADDRESS, "") or os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
         int(os.environ.pop(PORT)),
@@ -69,7 +69,7 @@ def main() -> int:
         cloudpickle.dump(result, client, protocol=5)
         client.finish(RETURNED)
     except ConnectionError:
-        return 1  # the job is over, and everybody has been told why
+        return 1  # the job has ended, and the launcher has reported why
     except Exception as error:
         kind = f"{type(result).__module__}.{type(result).__qualname__}"
         problem = TypeError(f"the function's result, a {kind}, cannot be pickled: {error}")
@@ -86,9 +86,9 @@ def _rank() -> int:
 
 
 def _fail(client: Client, error: BaseException) -> int:
-    """Report the exception; it does not hold up the end if a thread of the function goes on."""
+    """Report the exception. The process ends in 5 s even if a thread of the function keeps running."""
     with contextlib.suppress(ConnectionError):  # the job is over
-        client.finish(WITHDRAWN)  # what there is of a result
+        client.finish(WITHDRAWN)  # withdraw a partial result
         client.write(pickle.dumps(tuple(describe(error))))
         client.finish(RAISED)
     timer = threading.Timer(_END_SECONDS, os._exit, (1,))
@@ -98,7 +98,7 @@ def _fail(client: Client, error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> Failure:
-    """An exception as it is sent, without the frames of this module."""
+    """Describe an exception for the caller, without the stack frames of this module."""
     if isinstance(error, SystemExit):
         text = f"the function called sys.exit({'' if error.code is None else repr(error.code)})"
     else:
@@ -110,14 +110,14 @@ def describe(error: BaseException) -> Failure:
     pickled = None
     try:
         pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)  # many that can be pickled cannot be made anew
+        pickle.loads(pickled)  # many exceptions can be pickled but not unpickled
     except Exception:
         pickled = None
     return Failure(text, "".join(lines).rstrip(), pickled)
 
 
 if __name__ == "__main__":
-    # As a module of its own name, so that what is pickled here is known elsewhere.
+    # Imported by name, since objects pickled in __main__ cannot be unpickled elsewhere.
     from horoplug.runner import run_task
 
     sys.exit(run_task.main())

@@ -1,6 +1,6 @@
-"""The start of a job on several hosts: servers on the launcher's addresses, a probe on every host, and the decision.
+"""The start of a job on several hosts: a rendezvous server on each of the launcher's addresses, a probe on every host.
 
-Ends in one server, on an address that all hosts reach; the others are closed."""
+The result is one server, on an address that all hosts reach; the other servers are closed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from .agent_connection import AgentConnection
 from .hosts import Placement
 from .preflight import Message, Preflight, StartError, question
 
-_CONNECT_SECONDS = 5.0  # for a connection of a probe, if there is that much time
+_CONNECT_SECONDS = 5.0  # limit for a probe's connection, unless the start timeout is short
 
 
 def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
-    """Addresses of this host at which others may reach it, the most likely first. ``names``: of the interfaces that are
-    to be used, if any.
+    """Addresses under which other hosts may reach this one, the most likely first.
 
-    Errors: StartError if there are none of that name, unless no rank runs here."""
+    ``names``: the interfaces to use; empty: all. Errors: StartError if this host runs ranks and has none of them."""
     known = interfaces()
     if names:
         try:
@@ -38,12 +37,12 @@ def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
     others = [host for host in hosts if not host.is_local]
     routes = {_route(address) for host in others for address in host.addresses}
     found = sorted(known, key=lambda interface: interface.address not in routes)
-    # Loopback is for a machine without a network, on which all hosts are.
+    # Loopback only serves a machine without a network, which then has all hosts.
     return [one.address for one in found if not one.is_loopback] or [one.address for one in found]
 
 
 def _route(address: str) -> str | None:
-    """This host's address on the way to another one; None if there is no way."""
+    """This host's source address for packets to another one; None without a route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect((address, 9))  # sends nothing
@@ -52,7 +51,7 @@ def _route(address: str) -> str | None:
 
 
 class Start:
-    """What happens before ranks begin."""
+    """Checks the network between the hosts and chooses the rendezvous server before ranks start."""
 
     def __init__(
         self,
@@ -62,7 +61,8 @@ class Start:
         began: float,
         seconds: float,
     ) -> None:
-        """``names``: of network interfaces, if they are prescribed; ``seconds``: from ``began`` until all must be well.
+        """``links``: the agents' connections; ``names``: the network interfaces to use, empty: any; ``seconds``: limit
+        of the checks, counted from ``began`` (``time.monotonic()``).
 
         Errors: StartError."""
         self._links = links
@@ -71,12 +71,10 @@ class Start:
         self._secret = secret
         self._deadline = began + seconds
         self._inboxes = {link: bytearray() for link in links}
-        self._complaints = dict.fromkeys(links, b"")
+        self._stderr = dict.fromkeys(links, b"")
         self._servers: list[StoreServer] = []
         for address in candidates([link.host for link in links], names):
-            with contextlib.suppress(
-                OSError
-            ):  # one that is not there any more, or is not ready yet
+            with contextlib.suppress(OSError):  # the address has just vanished, or is not ready yet
                 self._servers.append(StoreServer(secret, address))
         self._preflight = Preflight(
             [link.host.name for link in links],
@@ -85,34 +83,36 @@ class Start:
         )
 
     def question(self) -> bytes:
-        """What each probe is asked first."""
+        """The first message to each probe."""
         addresses = [server.address for server in self._servers]
         patience = min(_CONNECT_SECONDS, self._seconds / 3)
         return question(self._secret, addresses, self._names, patience)
 
     def feed(self, link: AgentConnection, kind: bytes, payload: bytes) -> None:
-        """Take a frame about a host's probe. Errors: StartError."""
+        """Handle a frame about a host's probe. Errors: StartError."""
         name = link.host.name
         if kind == agent.STDERR:
-            self._complaints[link] += payload
+            self._stderr[link] += payload
         elif kind == b"E":
             raise StartError(f"host {name}: {payload.decode(errors='replace')}")
         elif kind == b"X":
-            raise StartError(f"host {name}: {self._why(link, *struct.unpack('!i', payload))}")
+            raise StartError(f"host {name}: {self._why_ended(link, *struct.unpack('!i', payload))}")
         elif kind == agent.STDOUT:
             inbox = self._inboxes[link]
             inbox += payload
             *lines, rest = bytes(inbox).split(b"\n")
             inbox[:] = rest
             for line in lines:
-                with contextlib.suppress(ValueError):  # something else that was printed there
+                with contextlib.suppress(
+                    ValueError
+                ):  # not from the probe: something else printed there
                     message = json.loads(line)
                     number = self._links.index(link)
-                    self._pass_on(self._preflight.feed(number, message, time.monotonic()))
+                    self._send(self._preflight.feed(number, message, time.monotonic()))
 
-    def _why(self, link: AgentConnection, code: int) -> str:
+    def _why_ended(self, link: AgentConnection, code: int) -> str:
         """Why a probe has ended."""
-        lines = self._complaints[link].decode(errors="replace").strip().splitlines()
+        lines = self._stderr[link].decode(errors="replace").strip().splitlines()
         last = lines[-1] if lines else f"it ended with code {code}"
         if "No module named 'horoplug'" in last:
             return f"horoplug is not installed for the Python there ({last})"
@@ -120,33 +120,33 @@ class Start:
             return f"horoplug is older there than on this host ({last})"
         return f"horoplug does not work there: {last}"
 
-    def turn(self) -> None:
-        """Look at the clock. Errors: StartError."""
+    def advance(self) -> None:
+        """Act on what is due now. Errors: StartError, also when the time limit has passed."""
         now = time.monotonic()
-        self._pass_on(self._preflight.turn(now))
+        self._send(self._preflight.advance(now))
         if now > self._deadline:
             raise StartError(f"{self._preflight.waiting_for()} within {self._seconds:g} s")
 
-    def _pass_on(self, messages: Sequence[Message]) -> None:
+    def _send(self, messages: Sequence[Message]) -> None:
         for message in messages:
             self._links[message.host].send(b"M", message.line)
 
     @property
     def due(self) -> float:
-        """When :meth:`turn` is to be called again."""
+        """When to call :meth:`advance` again (``time.monotonic()``)."""
         return min(self._deadline, self._preflight.due or self._deadline) + 0.01
 
     @property
     def done(self) -> bool:
-        """Whether ranks may begin."""
+        """Whether ranks may start."""
         return self._preflight.done
 
     def interface(self, link: AgentConnection) -> str | None:
-        """The interface that was prescribed, by its name on a host."""
+        """The name of the prescribed interface on a host; None if any may be used."""
         return self._preflight.interface(self._links.index(link))
 
     def server(self) -> StoreServer:
-        """The one that all hosts reach, now the caller's."""
+        """Hand over the server that all hosts reach, and close the others."""
         assert self._preflight.server is not None
         server = self._servers.pop(self._preflight.server)
         self.close()

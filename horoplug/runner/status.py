@@ -1,4 +1,4 @@
-"""What the launcher's line at the bottom of a terminal says: which ranks are up, since when, how much they reduce.
+"""The status line at the bottom of the launcher's terminal: how many ranks are up, since when, and their throughput.
 
 horovodrun: 4 ranks up, 0:02:31, 312.4 MB/s in 845 tensors/s"""
 
@@ -9,18 +9,20 @@ from collections.abc import Mapping, Sequence
 
 from horoplug.rendezvous.store.report import Counters
 
-SECONDS = 1.0  # between two states of the line
+SECONDS = 1.0  # between two updates of the line
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def wanted(env: Mapping[str, str], terminals: Sequence[bool]) -> bool:
-    """Whether there is to be a line. ``terminals``: whether stdout and stderr are terminals: what becomes of the output
-    in a pipe may end up on the same one, as with ``| tee``, and nobody would move the line out of its way."""
+    """Whether to show a status line. ``terminals``: whether stdout and stderr are terminals.
+
+    Both have to be: output in a pipe may reach the same terminal (as with ``| tee``) and would collide with the
+    line."""
     return all(terminals) and env.get("TERM", "dumb") not in ("", "dumb")
 
 
 def in_foreground(fd: int) -> bool:
-    """Whether the terminal is this process's to draw on: not while it runs in the background of a shell."""
+    """Whether this process may draw on the terminal: not while it runs in the background of a shell."""
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
@@ -28,7 +30,7 @@ def in_foreground(fd: int) -> bool:
 
 
 def fit(line: str, fd: int) -> str:
-    """As much of a line as leaves the terminal's last column free: what goes on in a second line stays there."""
+    """The line, cut so that the terminal's last column stays free: a wrapped line could not be erased."""
     try:
         columns = os.get_terminal_size(fd).columns
     except OSError:
@@ -37,27 +39,27 @@ def fit(line: str, fd: int) -> str:
 
 
 class Status:
-    """Makes the line out of what is known from time to time."""
+    """Formats the status line and computes the throughput between updates."""
 
     def __init__(self, size: int, now: float) -> None:
         self._size = size
         self._begin = now
         self._last: tuple[float, Counters] | None = None
-        self._rate: tuple[float, float] | None = None  # tensors and bytes in a second
+        self._rate: tuple[float, float] | None = None  # tensors and bytes per second
         self.due = now + SECONDS
-        """When it is time for the next line."""
+        """Time of the next update (``time.monotonic()``)."""
 
     def line(
         self, now: float, *, started: int, up: int, ended: int, counters: Counters | None
     ) -> str:
-        """The line. ``started``: processes that were; ``up``: those that have called init and not left; ``ended``:
-        those whose process has ended."""
+        """The line. Numbers of ranks: ``started``: their process was started; ``up``: they have called init and not
+        left; ``ended``: their process has ended. ``counters``: the last report of rank 0."""
         self.due = now + SECONDS
         if started == 0:
             state = f"waiting for the hosts of {_ranks(self._size)}"
         elif up:
             state = f"{_ranks(up) if up == self._size else f'{up} of {_ranks(self._size)}'} up"
-        else:  # a program that is none of horoplug's, or is not that far yet
+        else:  # a program that does not use horoplug, or has not called init yet
             running = started - ended
             state = f"{running} process{'' if running == 1 else 'es'}"
         if ended:
@@ -67,13 +69,15 @@ class Status:
 
     def _count(self, now: float, counters: Counters | None) -> None:
         if counters is None or (self._last and counters.bytes < self._last[1].bytes):
-            self._last = self._rate = None  # none yet, or a new beginning
+            self._last = self._rate = (
+                None  # no report yet, or the counters restarted with a new init
+            )
         if counters is None:
             return
         if self._last is not None:
             then, before = self._last
             if counters == before and now - then < 2.5 * SECONDS:
-                return  # it may not have been told anew
+                return  # there may have been no new report
             seconds = now - then
             self._rate = (
                 (counters.tensors - before.tensors) / seconds,

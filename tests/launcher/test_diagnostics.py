@@ -52,7 +52,7 @@ def test_recognised(tmp_path):
     for part in (
         "Slurm's srun: SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_ID=0",
         "rank 1 of 4",
-        "meet on 127.0.0.1, at one of the ports ",
+        "find rank 0 on 127.0.0.1, at one of the ports ",
         f"{tmp_path}/horoplug/key",
         "SLURM_JOB_NODELIST=127.0.0.[1-2]",
         "127.0.0.1:1, 127.0.0.2:1",
@@ -64,10 +64,10 @@ def test_recognised(tmp_path):
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
-        ({"HOROPLUG_GLOO_RENDEZVOUS_PORT": "12345"}, "meet on 127.0.0.1, at port 12345, with"),
-        ({"HOROPLUG_GLOO_RENDEZVOUS_ADDR": "10.1.2.3"}, "meet on 10.1.2.3, at one of the ports "),
-        ({"_HOROVOD_SECRET_KEY": 32 * "5a"}, "with a secret made of HOROPLUG_SECRET_KEY"),
-        ({"HOROVOD_CONTROLLER": "mpi"}, "meet over MPI"),
+        ({"HOROPLUG_GLOO_RENDEZVOUS_PORT": "12345"}, "find rank 0 on 127.0.0.1, at port 12345, with"),
+        ({"HOROPLUG_GLOO_RENDEZVOUS_ADDR": "10.1.2.3"}, "find rank 0 on 10.1.2.3, at one of the ports "),
+        ({"_HOROVOD_SECRET_KEY": 32 * "5a"}, "with a secret derived from HOROPLUG_SECRET_KEY"),
+        ({"HOROVOD_CONTROLLER": "mpi"}, "bootstrap over MPI"),
         ({"HOROVOD_SECRET_KEY": "?"}, "but there is an error: HOROVOD_SECRET_KEY="),
     ],
 )
@@ -81,10 +81,12 @@ def test_several_and_wrong_ones():
     both = srun(4)[0] | distributed(2)[1]
     text = horovodrun("--check-build", "-v", **both)[1]
     assert "rank 0 of 4" in text
-    assert "weaker: a launcher for torch.distributed: RANK=1 WORLD_SIZE=2" in text
+    assert "takes precedence: a launcher for torch.distributed: RANK=1 WORLD_SIZE=2" in text
     text = horovodrun("--check-build", "-v", **both, HOROVOD_SIZE="3", HOROVOD_RANK="2")[1]
-    assert "horovodrun, or one in its manner: HOROVOD_RANK=2 HOROVOD_SIZE=3" in text
-    assert "weaker: Slurm's srun" in text
+    assert (
+        "horovodrun, or a launcher that sets its variables: HOROVOD_RANK=2 HOROVOD_SIZE=3" in text
+    )
+    assert "takes precedence: Slurm's srun" in text
     text = horovodrun("--check-build", "-v", SLURM_JOB_ID="1", SLURM_PROCID="0")[1]
     assert "srun starts ranks, not the batch script" in text
     text = horovodrun("--check-build", "-v", **distributed(2)[0] | {"RANK": "2"})[1]
@@ -96,7 +98,7 @@ def test_mpi(place):
     before = (str(place.mpirun), "-np", "2")
     status, text, errors = horovodrun("-cb", "-v", before=before, **place.environment())
     assert status == 0, errors
-    assert text.count("the ranks meet over MPI") == 2
+    assert text.count("the ranks bootstrap over MPI") == 2
     assert text.count(f"with {place.library.resolve()}: ") == 2
     assert text.count("asks for multiple, the library grants multiple") == 2
     assert (

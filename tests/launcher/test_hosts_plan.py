@@ -12,12 +12,12 @@ from horoplug.runner.checks import UsageError
 from horoplug.runner.environment import forwarded
 from horoplug.runner.hosts import (
     Host,
+    assign_ranks,
     is_this_host,
+    local_and_cross_ranks,
     lookup,
-    numbers,
     parse_hostfile,
     parse_hosts,
-    place,
 )
 from horoplug.runner.preflight import PATIENCE, Preflight, StartError
 from horoplug.runner.remote import Ssh
@@ -64,12 +64,12 @@ def test_hostfile(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a slots=0\n", "line 1: wanted is a line like host slots=4, not 'a slots=0'"),
+        ("a slots=0\n", "line 1: a line like host slots=4 is wanted, not 'a slots=0'"),
         ("a\nb slots\n", "line 2: "),
         ("a:2:3\n", "line 1: "),
         ("a slots=2 b\n", "line 1: "),
         ("# nothing\n", "there are no hosts in"),
-        ("\0\udcff", "it is no text"),
+        ("\0\udcff", "it is not a text file"),
     ],
 )
 def test_wrong_hostfile(tmp_path, text, message):
@@ -105,24 +105,24 @@ def test_names_are_looked_up_at_once_and_not_for_ever(monkeypatch):
 
 
 def test_places():
-    placed = place(parse_hosts("a.invalid:2,localhost:1,b.invalid:3,127.0.0.1:1"), 6)
+    placed = assign_ranks(parse_hosts("a.invalid:2,localhost:1,b.invalid:3,127.0.0.1:1"), 6)
     assert [(one.name, one.is_local, one.ranks) for one in placed] == [
         ("a.invalid", False, (0, 1)),
         ("localhost", True, (2, 3)),
         ("b.invalid", False, (4, 5)),
     ]
-    assert [one.name for one in place([Host("a.invalid", 2), Host("b.invalid", 2)], 2)] == [
+    assert [one.name for one in assign_ranks([Host("a.invalid", 2), Host("b.invalid", 2)], 2)] == [
         "a.invalid"
     ]
     with pytest.raises(
         UsageError, match=r"^-np 4 is more than a.invalid:2,b.invalid:1 has: 3 slots$"
     ):
-        place(parse_hosts("a.invalid:2,b.invalid"), 4)
+        assign_ranks(parse_hosts("a.invalid:2,b.invalid"), 4)
 
 
 def test_numbers():
-    placed = place(parse_hosts("a.invalid:1,b.invalid:3,c.invalid:2"), 6)
-    found = numbers(placed)
+    placed = assign_ranks(parse_hosts("a.invalid:1,b.invalid:3,c.invalid:2"), 6)
+    found = local_and_cross_ranks(placed)
     names = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     assert [tuple(int(found[rank][name]) for name in names) for rank in range(6)] == [
         (0, 1, 0, 3),
@@ -235,7 +235,7 @@ def test_the_first_address_is_waited_for_but_not_for_long():
         talk.tried(host, 1, own=f"10.0.1.{host + 2}", now=5.0)
     assert talk.preflight.server is None
     assert talk.preflight.due == 5.0 + PATIENCE
-    talk.preflight.turn(5.0 + PATIENCE)
+    talk.preflight.advance(5.0 + PATIENCE)
     assert talk.preflight.server == 1
     talk = Talk(hosts="ab")
     talk.tried(0, 0, reason="no answer")

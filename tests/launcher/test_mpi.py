@@ -284,7 +284,7 @@ def test_an_mpirun_that_nobody_knows(path):
     done = launch("--mpi", "-np", 2, "train", env=path.env)
     assert done.returncode == 2
     assert re.fullmatch(
-        r"horovodrun: \S+/mpirun is of no MPI [^\n]+'My MPI 1.0'[^\n]+\n", done.stderr
+        r"horovodrun: \S+/mpirun belongs to no MPI [^\n]+'My MPI 1.0'[^\n]+\n", done.stderr
     )
 
 

@@ -500,11 +500,11 @@ def test_exchange(served):
     assert first.function() == second.function() == b"f" * 3_000_000
     first.write(b"taken back")
     first.finish(exchange.WITHDRAWN)
-    for piece in (b"a", b"", b"b" * (3 * exchange.PIECE + 1)):
+    for piece in (b"a", b"", b"b" * (3 * exchange.CHUNK_BYTES + 1)):
         first.write(piece)
     first.finish(exchange.RAISED)
     assert server.raised == [1]
-    assert files[1].read_bytes() == b"a" + b"b" * (3 * exchange.PIECE + 1)
+    assert files[1].read_bytes() == b"a" + b"b" * (3 * exchange.CHUNK_BYTES + 1)
     second.finish(exchange.RETURNED)
     assert server.returned == {0}
     assert files[0].read_bytes() == b""

@@ -1,0 +1,137 @@
+"""The agents of all hosts of a job: waits for their messages, sends them pings, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from .agent_connection import AgentConnection
+from .hosts import Placement
+from .remote import Ssh
+
+
+class Agents:
+    """The connections to all agents. Those that have not ended are :attr:`open`."""
+
+    def __init__(self, lost_seconds: float, ping_seconds: float, quiet_seconds: float) -> None:
+        """``lost_seconds``: silence after which another host counts as lost; ``ping_seconds``: interval of pings to
+        other hosts; ``quiet_seconds``: silence that is suspicious once the job is ending."""
+        self.lost_seconds = lost_seconds
+        self.quiet_seconds = quiet_seconds
+        self.all: list[AgentConnection] = []
+        self.open: set[AgentConnection] = set()
+        self._ping_seconds = ping_seconds
+
+    def start(self, hosts: Sequence[Placement], ssh: Ssh, connect_seconds: float) -> None:
+        """Start an agent on each host. Errors: LostError; agents that have started stay in :attr:`all`."""
+        for host in hosts:
+            connection = AgentConnection(host, ssh, connect_seconds)
+            self.all.append(connection)
+            self.open.add(connection)
+
+    @property
+    def open_remote(self) -> list[AgentConnection]:
+        """The open connections to other hosts."""
+        return [connection for connection in self.open if not connection.host.is_local]
+
+    # ---- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, command: bytes) -> None:
+        """Send a command to all agents. Callable from signal handlers."""
+        for connection in self.all:
+            connection.send(command)
+
+    def announce_suspension(self) -> None:
+        """Tell the agents on other hosts that this process will send no pings for a while."""
+        for connection in self.all:
+            if not connection.host.is_local:
+                connection.send(b"Z")
+
+    @contextlib.contextmanager
+    def pinged(self) -> Iterator[None]:
+        """Ping other hosts from a thread, even while this process is stuck writing to a stopped terminal."""
+        remote = [connection for connection in self.all if not connection.host.is_local]
+        over = threading.Event()
+
+        def ping() -> None:
+            while not over.wait(self._ping_seconds):
+                for connection in remote:
+                    connection.ping()
+
+        thread = threading.Thread(target=ping, daemon=True)
+        if remote:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if remote:
+                thread.join()
+
+    # ---- receiving ---------------------------------------------------------------------------------------------------
+
+    def wait(
+        self, wakeup: socket.socket, timeout: float | None
+    ) -> Iterator[tuple[AgentConnection, bool]]:
+        """Wait for events, for at most ``timeout`` seconds, and yield (connection, whether stderr is readable).
+
+        For an event of stdout the second value is False. ``wakeup``: also ends the wait; it is emptied."""
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
+        readable: dict[int, tuple[AgentConnection, bool]] = {}
+        writable: dict[int, AgentConnection] = {}
+        for connection in self.open:
+            readable[connection.stdout.fileno()] = connection, False
+            if connection.stderr is not None and not connection.stderr.closed:
+                readable[connection.stderr.fileno()] = connection, True
+            if connection.wants_write:
+                writable[connection.stdin.fileno()] = connection
+        for fd in readable:
+            poll.register(fd, select.POLLIN)
+        for fd in writable:
+            poll.register(fd, select.POLLOUT)
+        asleep = time.monotonic()
+        for fd, _ in poll.poll(None if timeout is None else 1000 * timeout):
+            if fd in readable:
+                yield readable[fd]
+            elif fd in writable:
+                writable[fd].flush()
+            else:
+                _empty(wakeup)
+        if timeout is not None and time.monotonic() > asleep + timeout + 1.0:
+            # This process was suspended, or stuck writing, so that it could not hear the agents.
+            for connection in self.open:
+                connection.heard = time.monotonic()
+
+    def silent_at(self, connection: AgentConnection, *, ending: bool) -> float:
+        """The time at which another host counts as lost unless it sends something (``time.monotonic()``).
+
+        ``ending``: the limit is shorter while the job is ending."""
+        if not ending:
+            return connection.heard + self.lost_seconds
+        return connection.heard + self.quiet_seconds if connection.greeted else 0.0
+
+    def silent(self, now: float, *, ending: bool) -> list[AgentConnection]:
+        """The connections to hosts that count as lost by now."""
+        return [each for each in self.open_remote if now > self.silent_at(each, ending=ending)]
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def drop(self, connection: AgentConnection) -> None:
+        """Stop waiting for an agent. On another host, it ends all its processes itself as soon as it notices."""
+        self.open.discard(connection)
+        connection.end(0.0)
+
+    def close(self, seconds: float) -> None:
+        """Close all connections and wait up to ``seconds`` for each agent to end."""
+        for connection in self.all:
+            connection.end(seconds)
+
+
+def _empty(wakeup: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        wakeup.recv(4096)
