@@ -1,12 +1,13 @@
 """The name ``horovod`` for programs that cannot be edited: ``import horovod.torch`` gives :mod:`horoplug.torch`.
 
-    python -m horoplug.compat train.py --epochs 3       # what follows is as for python itself
+    python -m horoplug.compat train.py --epochs 3       # arguments as for python itself
     horovodrun --compat -np 4 python train.py           # for all ranks, and every Python that they start
     import horoplug.compat; horoplug.compat.install()   # from a program that can be edited
 
-``horovod.torch`` *is* ``horoplug.torch``, the same module; the same holds for its submodules, and for what else
-:mod:`horoplug.compat.names` lists. What is in Horovod but not in horoplug is an ImportError that says so.
-``horovod.__version__`` is that of the Horovod whose interface this is; ``horovod.horoplug_version`` is this package's.
+``horovod.torch`` *is* ``horoplug.torch``, the same module object; so are its submodules and the other modules that
+:mod:`horoplug.compat.names` lists. Importing a part of Horovod that horoplug lacks is an ImportError with its name.
+``horovod.__version__`` is the version of Horovod whose interface is provided; ``horovod.horoplug_version`` is the
+version of this package.
 """
 
 import os
@@ -14,19 +15,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SITE = str(Path(__file__).resolve().parent / "site")
-"""Folder with a sitecustomize.py that gives the name to every Python that has the folder on its PYTHONPATH."""
+"""Folder with a sitecustomize.py, which installs the name in every Python that has the folder on its PYTHONPATH."""
 
 
 def install() -> None:
-    """Have ``horovod`` mean horoplug in this process from now on; do it before anything imports horovod.
+    """Make ``import horovod`` import horoplug in this process. Call it before anything imports horovod.
 
-    Imports nothing of horovod yet. May be called again. An installed Horovod is put aside, with one line in the log."""
+    Idempotent, and imports nothing itself. An installed Horovod is hidden, with one line in the log."""
     from horoplug.compat.finder import install
 
     install()
 
 
 def python_path(env: Mapping[str, str]) -> str:
-    """The PYTHONPATH that gives the name to the Pythons of an environment, and keeps what it had."""
+    """The PYTHONPATH of an environment, with the folder that installs the name put first."""
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.pathsep.join([SITE, *(path for path in paths if path != SITE)])

@@ -1,7 +1,7 @@
-"""``python -m horoplug.compat …``: Python itself, with the same arguments, in which ``horovod`` means horoplug.
+"""``python -m horoplug.compat …``: runs Python with the same arguments, with horoplug under the name ``horovod``.
 
-The process becomes another Python, so that scripts, ``-m``, ``-c``, tracebacks and exit codes are not imitated but
-Python's own. Flags before ``-m`` are handed on."""
+The process replaces itself by another Python, so that scripts, ``-m``, ``-c``, tracebacks and exit codes behave exactly
+as in Python. Flags before ``-m`` are passed on."""
 
 import os
 import sys
@@ -10,7 +10,9 @@ from horoplug.compat import python_path
 
 
 def command(original: list[str], arguments: list[str]) -> list[str]:
-    """Python's arguments, given those it was started with (``sys.orig_argv``) and those that follow the module."""
+    """The arguments for the new Python.
+
+    ``original``: ``sys.orig_argv``; ``arguments``: those that follow ``-m horoplug.compat``."""
     flags = original[1 : len(original) - len(arguments)]  # ends in: -m horoplug.compat
     option = flags.pop()
     # Also -mhoroplug.compat, and -um horoplug.compat.
@@ -21,7 +23,7 @@ def command(original: list[str], arguments: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Become that Python; never returns."""
+    """Replace this process by the new Python; never returns."""
     if sys.flags.no_site or sys.flags.ignore_environment:
         sys.exit(
             "python -m horoplug.compat does not work with -S, -E and -I; call horoplug.compat.install() instead"

@@ -1,4 +1,4 @@
-"""``horovod.common.basics``: the process in the job as methods of an object."""
+"""``horovod.common.basics``: the functions of a process in a job as methods of an object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FUNCTIONS: Final = (
 class HorovodBasics:
     """The functions of :mod:`horoplug.common.api` as methods.
 
-    (The arguments name Horovod's library; none is loaded.)"""
+    (The constructor's arguments name Horovod's C library and are ignored.)"""
 
     Average = reduce_ops.Average
     Sum = reduce_ops.Sum
@@ -42,12 +42,11 @@ class HorovodBasics:
             return function
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # ---- what Horovod's tests look at --------------------------------------------------------------------------------
+    # ---- private methods that Horovod's tests use --------------------------------------------------------------------
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
-        """The ranks of each process set by its number."""
-        own = getattr(process_sets, "_get_process_set_ids_and_ranks", None)
-        return own() if own else {0: list(range(context.mesh().size))}
+        """The ranks of each process set, by the set's id."""
+        return process_sets._get_process_set_ids_and_ranks()
 
     def _ranks_of(self, process_set_id: int) -> list[int]:
         ranks = self._get_process_set_ids_and_ranks().get(process_set_id)
@@ -56,36 +55,29 @@ class HorovodBasics:
         return ranks
 
     def _process_set_size(self, process_set_id: int) -> int:
-        """Number of ranks in a process set. ValueError if there is none of that number."""
+        """Number of ranks in a process set. Errors: ValueError for an unknown id."""
         return len(self._ranks_of(process_set_id))
 
     def _process_set_rank(self, process_set_id: int) -> int:
-        """This process's place in a process set. ValueError if there is no such set, or it is not in it."""
+        """This process's rank within a process set. Errors: ValueError for an unknown id, or if it is not a member."""
         ranks, rank = self._ranks_of(process_set_id), context.mesh().rank
         if rank not in ranks:
             raise ValueError(f"rank {rank} is not in process set {process_set_id}.")
         return ranks.index(rank)
 
     def _add_process_set_impl(self, ranks: Iterable[int]) -> int | None:
-        """Register a process set; its number. Collective."""
-        return self._function("add_process_set")(list(ranks)).process_set_id
+        """Register a process set and return its id. Collective."""
+        return process_sets.add_process_set(list(ranks)).process_set_id
 
     def _remove_process_set_impl(self, process_set_id: int) -> int | None:
-        """Remove a process set; its number, or None if it stays. Collective."""
+        """Remove a process set. Returns its id, or None if it could not be removed. Collective."""
         unwanted = ProcessSet(self._ranks_of(process_set_id))
         unwanted.process_set_id = process_set_id
-        return process_set_id if self._function("remove_process_set")(unwanted) else None
+        return process_set_id if process_sets.remove_process_set(unwanted) else None
 
     def _comm_process_set_id(self, comm: Any) -> int:
-        """The number of an MPI communicator's process set; always ValueError, since there is no MPI."""
+        """Always raises ValueError: process sets cannot be found by an MPI communicator."""
         raise ValueError("horoplug has no MPI; give the ranks of a process set.")
-
-    @staticmethod
-    def _function(name: str) -> Callable[..., Any]:
-        function = getattr(process_sets, name, None)
-        if function is None:
-            raise NotImplementedError(f"horoplug does not provide {name} yet")
-        return function
 
 
 _basics = HorovodBasics()

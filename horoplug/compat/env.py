@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.env``: what launchers tell processes."""
+"""``horovod.runner.common.util.env``: the environment variables that launchers set."""
 
 import os
 import re
@@ -16,14 +16,14 @@ IGNORE_REGEXES: Final = {
 
 
 def is_exportable(v: str) -> bool:
-    """Whether the variable of this name may be passed on to processes on other hosts."""
+    """Whether the variable of this name may be forwarded to processes on other hosts."""
     return not any(re.match(pattern, v) for pattern in IGNORE_REGEXES)
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Rank and number of ranks as horovodrun, Open MPI or MPICH (in this order) have set them; (0, 1) without any.
+    """Rank and size as set by horovodrun, Open MPI or MPICH, in this order; (0, 1) without any.
 
-    Raises RuntimeError if one of them has set only the one or the other."""
+    Errors: RuntimeError if only one of the two variables of a launcher is set."""
     for names in (
         ("HOROVOD_RANK", "HOROVOD_SIZE"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -38,5 +38,5 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def is_kubeflow_mpi() -> bool:
-    """Whether Kubeflow's MPI operator starts the processes."""
+    """Whether Kubeflow's MPI operator has started the processes."""
     return os.environ.get("OMPI_MCA_plm_rsh_agent") == KUBEFLOW_MPI_EXEC  # noqa: SIM112

@@ -1,4 +1,4 @@
-"""The import of ``horovod`` and all below it, as :mod:`horoplug.compat.names` says."""
+"""Imports ``horovod`` and its submodules from horoplug, by the tables of :mod:`horoplug.compat.names`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from horoplug.base.log import logger
 from horoplug.compat import names
 
-# Where `from horovod.torch import x` looks for x, since the module there is called horoplug.torch.
+# `from horovod.torch import x` looks for the submodule horoplug.torch.x, since that is the module's own name.
 _PACKAGES_BY_TARGET = {
     target: name
     for name, target in names.MODULES.items()
@@ -24,7 +24,7 @@ _PACKAGES_BY_TARGET = {
 
 
 class Finder(MetaPathFinder):
-    """The one in ``sys.meta_path``."""
+    """The entry in ``sys.meta_path``."""
 
     def __init__(self) -> None:
         self._named_real = False
@@ -32,7 +32,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Errors: ModuleNotFoundError for what Horovod has and horoplug has not."""
+        """Errors: ModuleNotFoundError for modules of Horovod that horoplug lacks."""
         if fullname.partition(".")[0] != "horovod":
             self._refuse_attribute(fullname, path)
             return None
@@ -49,26 +49,28 @@ class Finder(MetaPathFinder):
         return None
 
     def _refuse_attribute(self, fullname: str, path: Sequence[str] | None) -> None:
-        """``from horovod.torch import x`` asks for a module horoplug.torch.x if there is no x."""
+        """Raise an error that names Horovod's attribute.
+
+        If horoplug.torch has no x, ``from horovod.torch import x`` tries to import a module horoplug.torch.x."""
         package, _, name = fullname.rpartition(".")
         known = _PACKAGES_BY_TARGET.get(package)
         if known and name in names.NAMES[known] and not PathFinder.find_spec(fullname, path):
             raise _missing(f"{known}.{name}", f"{known}.{name}")
 
     def _name_real(self) -> None:
-        """Log, once, that there is another horovod which is not used."""
+        """Log once that an installed Horovod is not used."""
         real = None if self._named_real else PathFinder.find_spec("horovod")
         if real is not None and real.origin is not None:
             self._log_real(f"horovod is horoplug here, not {real.origin}")
 
     def _log_real(self, text: str) -> None:
         self._named_real = True
-        if os.environ.get("HOROVOD_RANK", "0") == "0":  # not as often as there are ranks
+        if os.environ.get("HOROVOD_RANK", "0") == "0":  # one rank is enough
             logger.warning("horoplug.compat: %s", text)
 
 
 class _PackageLoader(Loader):
-    """Makes an empty package."""
+    """Creates a package without contents of its own."""
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
@@ -90,26 +92,26 @@ class _PackageLoader(Loader):
 
 
 class _AliasLoader(Loader):
-    """Gives a name of Horovod's to a module of horoplug."""
+    """Loads a module of horoplug under a name of Horovod."""
 
-    _specs: ClassVar[dict[str, ModuleSpec | None]] = {}  # horoplug's modules' own
+    _specs: ClassVar[dict[str, ModuleSpec | None]] = {}  # the original specs of horoplug's modules
 
     def __init__(self, target: str) -> None:
         self._target = target
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._target)
-        # Another thread may be importing the module by another alias: the first one has seen the right one.
+        # Keep the first spec: another thread may import the module under another alias and replace its spec.
         self._specs.setdefault(self._target, module.__spec__)
         _add_names()
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._specs[self._target]  # the import has put that of the alias there
+        module.__spec__ = self._specs[self._target]  # the import has set the alias's spec
 
 
 def _add_names() -> None:
-    """Add what horoplug's own modules lack, to those that are there: hvd.mpi_ops works without being imported."""
+    """Add Horovod's further attributes to the loaded modules of horoplug. (hvd.mpi_ops works without an import.)"""
     for alias, added in names.ADDED.items():
         module = sys.modules.get(names.MODULES[alias])
         for name, source in added if module else ():
@@ -118,7 +120,7 @@ def _add_names() -> None:
 
 
 def install() -> Finder:
-    """See :func:`horoplug.compat.install`. Returns what was put in ``sys.meta_path``."""
+    """See :func:`horoplug.compat.install`. Returns the finder in ``sys.meta_path``."""
     for finder in sys.meta_path:
         if isinstance(finder, Finder):
             return finder
@@ -133,7 +135,7 @@ def install() -> Finder:
 
 
 def _exists(module: str) -> bool:
-    """Whether horoplug has the module; imports nothing but packages above it."""
+    """Whether horoplug has the module. Imports only its parent packages."""
     return module in sys.modules or importlib.util.find_spec(module) is not None
 
 
@@ -142,8 +144,8 @@ def _text(name: str) -> str:
 
 
 def _missing(name: str, not_found: str | None = None) -> ModuleNotFoundError:
-    # `from x import y` would keep an error about the very module it has asked for, x.y, for itself, and only say that
-    # there is no y. So it is about the module of the other name.
+    # `from x import y` swallows an error about the module x.y and reports only that x has no y. So the error names the
+    # module of horoplug instead.
     return ModuleNotFoundError(
         _text(name), name=not_found or name.replace("horovod", "horoplug", 1)
     )

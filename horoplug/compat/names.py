@@ -1,9 +1,9 @@
-"""What the names of Horovod 0.28.1 mean, in tables: one line for each module."""
+"""The names of Horovod 0.28.1 and their counterparts in horoplug, as tables."""
 
 from typing import Final
 
 VERSION: Final = "0.28.1"
-"""The Horovod whose interface this is, and what ``horovod.__version__`` says."""
+"""The version of Horovod whose interface is provided; the value of ``horovod.__version__``."""
 
 PACKAGES: Final = (
     "horovod",
@@ -14,7 +14,7 @@ PACKAGES: Final = (
     "horovod.runner.elastic",
     "horovod.runner.util",
 )
-"""Packages with nothing of their own but submodules."""
+"""Packages that contain only submodules."""
 
 MODULES: Final = {
     "horovod.common.basics": "horoplug.compat.basics",
@@ -51,13 +51,13 @@ MODULES: Final = {
     "horovod.torch.optimizer": "horoplug.torch.optimizer",
     "horovod.torch.sync_batch_norm": "horoplug.torch.sync_batch_norm",
 }
-"""The module that each of Horovod's is."""
+"""The module of horoplug for each module of Horovod."""
 
 ATTRIBUTES: Final = {
     "horovod.run": ("run", "horoplug.runner.run"),
     "horovod.runner.run": ("run", "horoplug.runner.run"),
 }
-"""What else the packages have: (name, module that it comes from)."""
+"""Attributes of the packages: (name, module that defines it)."""
 
 ADDED: Final = {
     "horovod.common.exceptions": (("get_version_mismatch_message", "horoplug.compat.util"),),
@@ -66,7 +66,7 @@ ADDED: Final = {
     "horovod.torch": (("_check_has_gpu", "horoplug.compat.util"),),
     "horovod.torch.mpi_ops": (("_basics", "horoplug.compat.basics"),),
 }
-"""What a module of Horovod has and horoplug's has not: (name, module that it comes from). Added on import."""
+"""Attributes that horoplug's modules lack, added on import: (name, module that defines it)."""
 
 MISSING: Final = (
     "horovod._keras",

@@ -16,7 +16,7 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Call ``target(*args)`` in a thread, which is returned. ``silent``: drop exceptions instead of printing them."""
+    """Call ``target(*args)`` in a new thread and return the thread. ``silent``: ignore exceptions."""
     if not isinstance(args, tuple):
         raise ValueError(
             f"args must be a tuple, not {type(args)}, for a single argument use (arg,)"
@@ -40,8 +40,9 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Call ``func(*args)`` in a thread once ``event`` is set, unless ``stop`` is set, which is looked at every
-    ``check_stop_interval_s`` seconds. Returns the thread. A thread that is no daemon needs ``stop``."""
+    """Call ``func(*args)`` in a new thread once ``event`` is set, unless ``stop`` is set before. Returns the thread.
+
+    ``stop`` is checked every ``check_stop_interval_s`` seconds; a non-daemon thread requires it."""
     if event is None:
         raise ValueError("Event must not be None")
     if not isinstance(args, tuple):
@@ -70,10 +71,10 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call ``fn(*args)`` for all ``args`` of the list, each in a thread, so many at a time.
+    """Call ``fn(*args)`` for each ``args`` in the list, with up to ``max_concurrent_executions`` threads.
 
-    Returns the results by position in the list, or None at once if not ``block_until_all_done``. Raises RuntimeError
-    if a call has failed; its traceback is printed."""
+    Returns the results by position in the list; without ``block_until_all_done``, returns None at once. Errors:
+    RuntimeError if a call has failed; its traceback is printed."""
     waiting: queue.SimpleQueue[tuple[int, Sequence[Any]]] = queue.SimpleQueue()
     for call in enumerate(args_list):
         waiting.put(call)
@@ -82,10 +83,10 @@ def execute_function_multithreaded(
     def run() -> None:
         while True:
             try:
-                place, args = waiting.get_nowait()
+                position, args = waiting.get_nowait()
             except queue.Empty:
                 return
-            results[place] = fn(*args)
+            results[position] = fn(*args)
 
     threads = [
         in_thread(run, daemon=not block_until_all_done)

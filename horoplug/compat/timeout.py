@@ -1,10 +1,10 @@
-"""``horovod.runner.common.util.timeout``."""
+"""``horovod.runner.common.util.timeout``: deadlines."""
 
 import time
 
 
 class TimeoutException(Exception):
-    """Something took too long."""
+    """A deadline has passed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -12,8 +12,7 @@ class TimeoutException(Exception):
 
 
 class Timeout:
-    """A deadline ``timeout`` seconds from now. ``message``: the text for when it has passed; ``{activity}``
-    in it is replaced."""
+    """A deadline ``timeout`` seconds from now. ``message``: the error text, with a placeholder ``{activity}``."""
 
     def __init__(self, timeout: float, message: str) -> None:
         self._seconds = timeout

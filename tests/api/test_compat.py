@@ -368,7 +368,7 @@ import horovod.torch
     done = python("-c", code, env=env)
     assert (done.returncode, done.stdout) == (1, "before\n")
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ModuleNotFoundError: horovod is to mean horoplug here")
+    assert last.startswith("ModuleNotFoundError: horoplug provides horovod here")
     assert sys.executable in last
 
 
