@@ -7,15 +7,30 @@ message is one line that names the rank or address at fault. Users import both g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+_Class = TypeVar("_Class", bound=type)
 
 
+def _public(module: str) -> Callable[[_Class], _Class]:
+    """Class decorator: tracebacks and pickles name the module from which users import the class."""
+
+    def set_module(cls: _Class) -> _Class:
+        cls.__module__ = module
+        return cls
+
+    return set_module
+
+
+@_public("horoplug.common.errors")
 class HorovodInternalError(RuntimeError):
     """An operation failed because the job is broken: a rank died, a link broke, a deadline passed.
 
     Elastic training catches this, restores the last committed state and starts again."""
 
 
+@_public("horoplug.common.errors")
 class HostsUpdatedInterrupt(RuntimeError):
     """Hosts joined or left the job; raised between steps, so nothing has to be restored.
 
@@ -28,6 +43,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+@_public("horoplug.common.errors")
 class HorovodVersionMismatchError(ImportError):
     """A framework's version is not the one that an extension was built for.
 
@@ -43,6 +59,7 @@ class HorovodVersionMismatchError(ImportError):
         self.installed_version = installed_version
 
 
+@_public("horoplug.common.errors")
 class NotInitializedError(ValueError):
     """A function that needs :func:`init` was called before it, or after :func:`shutdown`."""
 
@@ -53,26 +70,32 @@ class NotInitializedError(ValueError):
 # ---- rendezvous -----------------------------------------------------------------------------------------------------
 
 
+@_public("horoplug.rendezvous.errors")
 class RendezvousError(RuntimeError):
     """The ranks of a job could not be brought together."""
 
 
+@_public("horoplug.rendezvous.errors")
 class AuthenticationError(RendezvousError):
     """The other end of a connection does not know this job's secret, or speaks another protocol."""
 
 
+@_public("horoplug.rendezvous.errors")
 class WrongSecretError(AuthenticationError):
     """The other end speaks the protocol, and has refused this process because it does not know the secret."""
 
 
+@_public("horoplug.rendezvous.errors")
 class ProtocolError(RendezvousError):
     """The other end, although it knows the secret, sent something that makes no sense."""
 
 
+@_public("horoplug.rendezvous.errors")
 class RankTakenError(RendezvousError):
     """Another live process of this job has the same rank."""
 
 
+@_public("horoplug.rendezvous.errors")
 class PeerLostError(RendezvousError, HorovodInternalError):
     """A rank ended, or gave up, before the ranks were connected. ``rank`` is its number."""
 
@@ -81,6 +104,7 @@ class PeerLostError(RendezvousError, HorovodInternalError):
         self.rank = rank
 
 
+@_public("horoplug.rendezvous.errors")
 class StoreTimeoutError(RendezvousError, TimeoutError):
     """Keys were not set in time. ``missing`` are their positions in the call's list."""
 
@@ -89,6 +113,7 @@ class StoreTimeoutError(RendezvousError, TimeoutError):
         self.missing = tuple(missing)
 
 
+@_public("horoplug.rendezvous.errors")
 class MissingRanksError(RendezvousError, TimeoutError):
     """Some ranks did not turn up in time. ``ranks`` are their numbers."""
 

@@ -64,8 +64,14 @@ def test_recognised(tmp_path):
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
-        ({"HOROPLUG_GLOO_RENDEZVOUS_PORT": "12345"}, "find rank 0 on 127.0.0.1, at port 12345, with"),
-        ({"HOROPLUG_GLOO_RENDEZVOUS_ADDR": "10.1.2.3"}, "find rank 0 on 10.1.2.3, at one of the ports "),
+        (
+            {"HOROPLUG_GLOO_RENDEZVOUS_PORT": "12345"},
+            "find rank 0 on 127.0.0.1, at port 12345, with",
+        ),
+        (
+            {"HOROPLUG_GLOO_RENDEZVOUS_ADDR": "10.1.2.3"},
+            "find rank 0 on 10.1.2.3, at one of the ports ",
+        ),
         ({"_HOROVOD_SECRET_KEY": 32 * "5a"}, "with a secret derived from HOROPLUG_SECRET_KEY"),
         ({"HOROVOD_CONTROLLER": "mpi"}, "bootstrap over MPI"),
         ({"HOROVOD_SECRET_KEY": "?"}, "but there is an error: HOROVOD_SECRET_KEY="),
