@@ -1,17 +1,17 @@
-"""What horoplug costs on a GPU: one table, which is also written into docs/gpu-results.md.
+"""Measure the cost of horoplug on a GPU; write one table, also into docs/gpu-results.md.
 
     make bench-gpu                      (or: python benchmarks/gpu.py)
     python benchmarks/gpu.py --dry      (prints only)
 
-Needs PyTorch with CUDA and one card, and nothing else; all parts run on that card. The parts:
+Needs only PyTorch with CUDA and one GPU, on which all parts run. The parts:
 
-kernels   packing and unpacking all gradients of a model in one launch, as a share of the card's own copies, and the CPU
+kernels   packing and unpacking all gradients of a model in one launch, as a share of the GPU's own copies, and the CPU
           time of a launch (build/release/bin/gpu_move_bench)
-enqueue   the host's time for an operation that the card has not begun: submission and wait, one rank
+enqueue   the host's time for an operation that the GPU has not begun: submission and wait, one rank
 step      a step of ResNet-50 on one rank with DistributedOptimizer and its hooks, over the same without
-reduce    all gradients of a model reduced by two ranks on this card, for each way there is
+reduce    all gradients of a model, reduced by two ranks on this GPU, with each algorithm
 
-Times are medians; what is compared alternates in one run. A part that fails says why, and leaves its rows alone.
+Times are medians; compared variants alternate in one run. A part that fails prints the reason and leaves its rows unchanged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def rows() -> list[str]:
         *(f"CPU time of the launch that packs {model}'s gradients" for model in MODELS),
         "Host's time for one allreduce in place, one rank",
         "Step of ResNet-50 with DistributedOptimizer over one without, one rank",
-        *(f"Two ranks on one card, {model}, {way}" for model in MODELS for way in BACKENDS),
+        *(f"Two ranks on one GPU, {model}, {way}" for model in MODELS for way in BACKENDS),
     ]
 
 
@@ -178,7 +178,7 @@ def reduce(way: str) -> Results:
         if not all(bool((tensor == 1).all()) for tensor in tensors):
             raise RuntimeError("wrong results")
         seconds = _median(times[3:])
-        found[f"Two ranks on one card, {model}, {way}"] = (
+        found[f"Two ranks on one GPU, {model}, {way}"] = (
             f"{seconds * 1e3:.2f} ms, {nbytes / seconds / 1e9:.1f} GB/s"
         )
         del tensors
@@ -205,7 +205,7 @@ def in_own_process(part: str, way: str | None = None) -> Results:
     env = dict(os.environ)
     if way is not None:
         command = [sys.executable, "-m", "horoplug.runner", "-np", "2", *command, "--way", way]
-        # NCCL takes two ranks on one card since 2.30, if it is told to.
+        # NCCL 2.30 and newer accepts two ranks on one GPU with this variable.
         env |= {"HOROPLUG_ALGORITHM": way, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     for line in done.stdout.splitlines():

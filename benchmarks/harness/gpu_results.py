@@ -1,4 +1,4 @@
-"""The table of docs/gpu-results.md: what has been seen and measured on cards, and by which command."""
+"""The table of docs/gpu-results.md: what was tested and measured on GPUs, and by which command."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def updated(
     where: str = "",
     found: Mapping[str, str] | None = None,
 ) -> str:
-    """The page ``text`` with what the command ``how`` has ``found``, by row, ``where`` it has run.
+    """The page ``text`` with the results ``found`` by the command ``how``, by row, and ``where`` it ran.
 
-    Other commands' rows stay as they are; those of this one that have no result stay, too, or say that they were not
-    run. ``rows``: all of this command's, in their order."""
+    Rows of other commands stay. Rows of this command without a result stay, too, or say that they were not run.
+    ``rows``: all rows of this command, in their order."""
     found = found or {}
     lines = text.rstrip("\n").split("\n")
     mine = [at for at, line in enumerate(lines) if f"| {how} |" in line]
@@ -39,7 +39,7 @@ def updated(
 
 
 def describe() -> str:
-    """Date, cards, driver and versions."""
+    """Date, GPUs, driver and versions."""
     from horoplug import _native
     from horoplug.common.gpu import files
 

@@ -1,4 +1,4 @@
-"""CuPy's arrays through ``import horoplug``, against NumPy's."""
+"""CuPy arrays give the same results as NumPy arrays through ``import horoplug``."""
 
 import pytest
 

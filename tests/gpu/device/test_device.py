@@ -1,4 +1,4 @@
-"""Every kernel gives the bits that the CPU's kernels give, also under compute-sanitizer.
+"""Every kernel gives the same bits on the GPU as on the CPU, also under compute-sanitizer.
 
 Like all tests here, it says what is missing and is skipped where there is no GPU."""
 

@@ -1,4 +1,4 @@
-"""Arrays that have DLPack's interface alone, made of PyTorch's CUDA tensors, through ``import horoplug``."""
+"""Arrays with only DLPack's interface, made of PyTorch's CUDA tensors, work through ``import horoplug``."""
 
 import numpy as np
 import pytest

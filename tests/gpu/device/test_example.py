@@ -1,4 +1,4 @@
-"""The training example on the GPU: alone and on two processes it learns what it learns on the CPU."""
+"""The training example learns the same on the GPU as on the CPU, alone and on two processes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""JAX's arrays on a GPU, inside and outside of programs: what JAX's arrays on the CPU give is what they must give."""
+"""JAX arrays on a GPU give the same results as on the CPU, inside and outside of programs."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""CuPy's arrays by MPI's own collectives on the GPU's memory, with each MPI that says that it takes that."""
+"""CuPy arrays are reduced and moved by MPI's collectives on GPU memory, with each MPI that supports it."""
 
 import json
 

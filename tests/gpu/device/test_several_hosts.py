@@ -1,4 +1,4 @@
-"""Four ranks that share the GPU, as if on two hosts: PyTorch's tensors are reduced in each host first, by CUDA IPC."""
+"""Four ranks that share the GPU, as if on two hosts, reduce PyTorch tensors within each host first, by CUDA IPC."""
 
 import pytest
 

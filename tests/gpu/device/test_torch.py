@@ -1,4 +1,4 @@
-"""PyTorch's CUDA tensors through the whole API: what it gives for tensors in the host's memory is what it must give."""
+"""PyTorch's CUDA tensors give the same results as CPU tensors in the whole API."""
 
 import copy
 
