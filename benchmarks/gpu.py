@@ -11,7 +11,8 @@ enqueue   the host's time for an operation that the GPU has not begun: submissio
 step      a step of ResNet-50 on one rank with DistributedOptimizer and its hooks, over the same without
 reduce    all gradients of a model, reduced by two ranks on this GPU, with each algorithm
 
-Times are medians; compared variants alternate in one run. A part that fails prints the reason and leaves its rows unchanged.
+Times are medians; compared variants alternate in one run. A part that fails prints the reason and leaves its rows
+unchanged.
 """
 
 from __future__ import annotations
