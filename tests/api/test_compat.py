@@ -41,7 +41,7 @@ def compat(code, **options):
 # ---- what the name gives ---------------------------------------------------------------------------------------------
 
 
-def test_modules_are_the_same():
+def test_horovod_modules_are_horoplug_modules():
     compat("""
 import importlib, sys
 import horovod.torch as a
@@ -74,13 +74,13 @@ assert list(sampler) == [3, 7]
 """)
 
 
-def test_versions():
+def test_horovod_version_attributes():
     text = "import horovod, horoplug; print(horovod.__version__, horovod.horoplug_version)"
     installed = python("-c", "import horoplug; print(horoplug.__version__)").stdout.strip()
     assert compat(text).split() == ["0.28.1", installed]
 
 
-def test_nothing_is_imported_before_it_is_used():
+def test_modules_are_imported_on_use():
     code = "import sys; print(sorted({m.partition('.')[0] for m in sys.modules}))"
     seen = compat(code)
     assert all(f"'{name}'" not in seen for name in ("torch", "numpy", "horoplug", "horovod"))
@@ -103,7 +103,7 @@ def test_nothing_is_imported_before_it_is_used():
         ("import horovod.ray", "horovod.ray"),
     ],
 )
-def test_what_is_missing_says_so(statement, missing):
+def test_missing_modules_are_named(statement, missing):
     done = python(*COMPAT, "-c", statement)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -111,7 +111,7 @@ def test_what_is_missing_says_so(statement, missing):
     assert last == f"{kind}: horoplug does not provide {missing} yet"
 
 
-def test_what_horovod_has_not_either():
+def test_names_that_horovod_lacks_stay_missing():
     compat("""
 import importlib.util
 for statement in "import horovod.nonsense", "from horovod.torch import nonsense", "import horovod.torch.nonsense":
@@ -128,7 +128,7 @@ assert importlib.util.find_spec("horovod.torch") is not None
 """)
 
 
-def test_run():
+def test_compat_runs_programs():
     compat("""
 import horoplug, horovod, horovod.runner
 from horovod import run
@@ -140,7 +140,7 @@ assert horovod.run is horovod.runner.run is run is of_runner is horoplug.run
 # ---- install() -------------------------------------------------------------------------------------------------------
 
 
-def test_install_in_a_program():
+def test_install_in_a_running_program():
     done = python(
         "-c",
         """
@@ -171,7 +171,7 @@ def real(tmp_path):
 @pytest.mark.parametrize(
     ("how", "imported"), [("install", False), ("install", True), ("run", False)]
 )
-def test_an_installed_horovod_is_put_aside(real, how, imported):
+def test_installed_horovod_is_replaced(real, how, imported):
     code = """
 import horovod.common.util
 assert horovod.__version__ == "0.28.1" and not hasattr(horovod.common, "real")
@@ -277,7 +277,7 @@ def programs(tmp_path_factory):
         "--no-such-flag",
     ],
 )
-def test_as_python(programs, arguments):
+def test_compat_acts_as_the_python_interpreter(programs, arguments):
     plain = python(*arguments.split(), cwd=programs)
     ours = python(*COMPAT, *arguments.split(), cwd=programs)
     assert (ours.returncode, ours.stdout, ours.stderr) == (
@@ -290,7 +290,7 @@ def test_as_python(programs, arguments):
 
 
 @pytest.mark.parametrize("arguments", [["-c", SHOW, "a b", "", "-c"], ["-", "a"], []])
-def test_as_python_without_a_script(programs, arguments):
+def test_compat_without_a_script(programs, arguments):
     plain = python(*arguments, cwd=programs, stdin=SHOW)
     ours = python(*COMPAT, *arguments, cwd=programs, stdin=SHOW)
     assert plain.stdout
@@ -309,18 +309,18 @@ def test_as_python_without_a_script(programs, arguments):
     ],
 )
 @pytest.mark.parametrize("rest", ["", "x.py -m horoplug.compat", "-mhoroplug.compat"])
-def test_flags_of_python_are_handed_on(original, flags, rest):
+def test_python_flags_are_forwarded(original, flags, rest):
     assert command(original.split() + rest.split(), rest.split()) == flags.split() + rest.split()
 
 
-def test_flags_of_python_arrive(programs):
+def test_python_flags_take_effect(programs):
     plain = python("-W", "error", "-u", "show.py", cwd=programs)
     ours = python("-W", "error", "-um", "horoplug.compat", "show.py", cwd=programs)
     assert ours.stdout == plain.stdout
 
 
 @pytest.mark.parametrize("flag", ["-S", "-E"])
-def test_flags_that_it_cannot_work_with(flag):
+def test_unsupported_python_flags_are_refused(flag):
     # -S and -E also hide where horoplug is.
     root = Path(SITE).parents[2]
     done = python(flag, "-m", "horoplug.compat", "-c", "print('ran')", cwd=root)
@@ -332,7 +332,7 @@ def test_flags_that_it_cannot_work_with(flag):
 
 
 @pytest.mark.parametrize("text", ["print('custom', __file__)", "1 / 0", "import no_such", "x = 3"])
-def test_another_sitecustomize_runs_all_the_same(tmp_path, text):
+def test_other_sitecustomize_still_runs(tmp_path, text):
     (tmp_path / "sitecustomize.py").write_text(text)
     env = environment()
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
@@ -351,13 +351,13 @@ def test_python_path():
     assert python_path({"PYTHONPATH": python_path({"PYTHONPATH": "a"})}) == f"{SITE}:a"
 
 
-def test_old_pythons_are_left_in_peace():
+def test_old_pythons_are_unaffected():
     text = (Path(SITE) / "sitecustomize.py").read_text()
     ast.parse(text, feature_version=(3, 5))
     assert not re.search(r"\bf[\"']", text)
 
 
-def test_a_python_without_horoplug_says_so():
+def test_python_without_horoplug_is_reported():
     env = environment() | {"PYTHONPATH": SITE}
     code = """
 import sys
@@ -396,14 +396,14 @@ def horovodrun(*arguments, cwd):
     return done, texts
 
 
-def test_horovodrun_python(tmp_path):
+def test_horovodrun_compat_with_python(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN + "print('sum', train(), flush=True)")
     done, texts = horovodrun("--compat", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert texts == {0: ["sum 2"], 1: ["sum 2"]}
 
 
-def test_horovodrun_shell_and_child_processes(tmp_path):
+def test_horovodrun_compat_with_shells_and_child_processes(tmp_path):
     (tmp_path / "train.py").write_text("import horovod\nprint(horovod.__version__, flush=True)")
     command = f"{sys.executable} train.py && exec {sys.executable} -c 'import horovod.common.util'"
     done, texts = horovodrun("--compat", shutil.which("sh"), "-c", command, cwd=tmp_path)
@@ -411,7 +411,7 @@ def test_horovodrun_shell_and_child_processes(tmp_path):
     assert texts == {0: ["0.28.1"], 1: ["0.28.1"]}
 
 
-def test_horovodrun_pytest(tmp_path):
+def test_horovodrun_compat_with_pytest(tmp_path):
     (tmp_path / "test_train.py").write_text(TRAIN + "def test_sum():\n    assert train() == 2\n")
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_train.py"]
     done, texts = horovodrun("--compat", sys.executable, *arguments, cwd=tmp_path)
@@ -420,7 +420,7 @@ def test_horovodrun_pytest(tmp_path):
         assert re.match(r"1 passed", texts[rank][-1])
 
 
-def test_horovodrun_without_it(tmp_path):
+def test_horovodrun_without_compat(tmp_path):
     done, _ = horovodrun(sys.executable, "-c", "import horovod", cwd=tmp_path)
     assert done.returncode == 1
     assert "No module named 'horovod'" in done.stderr

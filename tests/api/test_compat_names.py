@@ -18,7 +18,7 @@ from tests.harness.support import environment
 pytest_plugins = ["tests.harness.jobs"]
 
 
-def test_names():
+def test_every_horovod_name_exists():
     code = """
 import horoplug.compat
 horoplug.compat.install()
@@ -45,7 +45,7 @@ for module, listed in NAMES.items():
 # ---- horovod.common.basics -------------------------------------------------------------------------------------------
 
 
-def test_basics(pool):
+def test_horovod_basics(pool):
     def check():
         import horoplug as hvd
         from horoplug.compat.basics import _basics as basics
@@ -71,7 +71,7 @@ def test_basics(pool):
         ranks.run(check)
 
 
-def test_basics_without_a_job():
+def test_horovod_basics_without_a_job():
     basics = HorovodBasics(__file__, "mpi_lib_v2")
     assert [basics.Average, basics.Sum, basics.Adasum, basics.Min, basics.Max, basics.Product] == [
         *range(6)
@@ -84,7 +84,7 @@ def test_basics_without_a_job():
 # ---- horovod.common.util ---------------------------------------------------------------------------------------------
 
 
-def test_env(monkeypatch):
+def test_env_functions(monkeypatch):
     monkeypatch.setenv("HOROVOD_A", "old")
     monkeypatch.delenv("HOROVOD_B", raising=False)
     with contextlib.suppress(KeyError), util.env(HOROVOD_A="new", HOROVOD_B="1", HOROVOD_C=None):
@@ -112,7 +112,7 @@ def test_is_iterable():
     assert not util.is_iterable(None)
 
 
-def test_cache():
+def test_cached_functions():
     calls = []
 
     @util._cache
@@ -137,17 +137,17 @@ def test_cache():
         ("2.1.0.post1", "2.1.0", True),
     ],
 )
-def test_versions(version, target, newer):
+def test_version_checks(version, target, newer):
     assert util.is_version_greater_equal_than(version, target) is newer
 
 
-def test_wrong_versions():
+def test_unsupported_versions_are_refused():
     for wrong in ((1, "1.0.0"), ("1.0.0", 1), ("1.0.0", "1.0"), ("x", "1.0.0")):
         with pytest.raises(ValueError, match="version"):
             util.is_version_greater_equal_than(*wrong)
 
 
-def test_average():
+def test_average_backwards_compatibility():
     resolve = util.get_average_backwards_compatibility_fun(reduce_ops)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -162,7 +162,7 @@ def test_average():
         assert resolve(None, True) == reduce_ops.Average
 
 
-def test_what_is_built(capsys):
+def test_build_queries_of_horovod_util(capsys):
     assert util.gloo_built(verbose=True) is True
     assert capsys.readouterr().out == "Gloo is built in: yes\n"
     assert util.mpi_built() == (importlib.util.find_spec("mpi4py") is not None)
@@ -218,7 +218,7 @@ def test_env_exportable(monkeypatch):
     assert env.is_kubeflow_mpi()
 
 
-def test_timeout():
+def test_timeout_errors():
     later = timeout.Timeout(1000, "Waited for {activity}.")
     later.check_time_out_for("nothing")
     assert not later.timed_out()

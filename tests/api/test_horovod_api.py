@@ -62,7 +62,7 @@ def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> l
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", [2, 3])
-def test_conforms(size):
+def test_torch_api_conforms(size):
     lines = run(FILES, size, timeout=350)
     assert len(lines) == size
     assert re.fullmatch(r"\d+ passed(, \d+ warnings?)?", lines[0])
@@ -89,5 +89,5 @@ def test_adasum_conforms(size):
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_hundreds_of_jobs_in_one_process():
+def test_hundreds_of_init_cycles_in_one_process():
     assert run(["test_cycles.py"], 3, timeout=150) == ["301 passed"] * 3

@@ -158,7 +158,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_adasum(ranks, check):
+def test_adasum_matches_the_reference(ranks, check):
     ranks.run(check, seed())
 
 
@@ -177,6 +177,6 @@ def check_three():
     assert (hvd.allreduce(x) == 1).all()
 
 
-def test_no_power_of_two(pool):
+def test_adasum_refuses_rank_counts_that_are_no_power_of_two(pool):
     with pool.ranks(3) as ranks:
         ranks.run(check_three)

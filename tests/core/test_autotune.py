@@ -50,7 +50,7 @@ def run(pool, hosts, steps, env):
     return results[0]
 
 
-def test_a_job_on_one_host_is_tuned_without_being_asked(pool, tmp_path):
+def test_one_host_job_is_tuned_by_default(pool, tmp_path):
     log = tmp_path / "log.csv"
     tuned, counts = run(pool, "aa", 80, {"HOROVOD_AUTOTUNE_LOG": str(log)})
     assert counts["broken_plans"] >= 2
@@ -62,7 +62,7 @@ def test_a_job_on_one_host_is_tuned_without_being_asked(pool, tmp_path):
     assert tuned == untuned
 
 
-def test_between_hosts_only_what_cannot_change_a_result(pool, tmp_path):
+def test_job_across_hosts_tunes_only_settings_that_keep_results(pool, tmp_path):
     log = tmp_path / "log.csv"
     tuned, _ = run(pool, "aab", 40, {"HOROVOD_AUTOTUNE_LOG": str(log)})
     assert set(trials(log)) == {"chunk_bytes"}
@@ -70,7 +70,7 @@ def test_between_hosts_only_what_cannot_change_a_result(pool, tmp_path):
     assert tuned == untuned
 
 
-def test_everything_is_tuned_if_asked_except_what_is_set(pool, tmp_path):
+def test_autotune_tunes_all_settings_not_set_by_the_user(pool, tmp_path):
     log = tmp_path / "log.csv"
     wanted = {
         "HOROVOD_AUTOTUNE": "1",
@@ -94,7 +94,7 @@ def failed_init():
     return str(caught.value)
 
 
-def test_a_log_that_cannot_be_written_is_an_error_of_one_line(pool, tmp_path):
+def test_unwritable_log_is_a_one_line_error(pool, tmp_path):
     path = tmp_path / "missing" / "log.csv"
     with pool.ranks(1, env={"HOROVOD_AUTOTUNE_LOG": str(path)}, init=False) as job:
         (message,) = job.run(failed_init)

@@ -139,10 +139,10 @@ def check_old_job():
 @pytest.mark.parametrize(
     "check", [check_results, check_one_by_one, check_failure, check_refused, check_interrupt]
 )
-def test_batch(ranks, check):
+def test_batch_operations(ranks, check):
     ranks.run(check)
 
 
-def test_old_job(pool):
+def test_batch_of_an_ended_job_is_refused(pool):
     with pool.ranks(2) as ranks:
         ranks.run(check_old_job)

@@ -15,7 +15,7 @@ pytest_plugins = ["tests.harness.jobs"]
 ranks = ranks_fixture("aa", "aaa", "aab", "abcd")
 
 
-def test_reductions_see_only_those_who_have_data(ranks):
+def test_reductions_ignore_joined_ranks(ranks):
     def run(first):
         me, size = hvd.rank(), hvd.size()
         present = [r for r in range(size) if r != first]
@@ -57,7 +57,7 @@ def test_reductions_see_only_those_who_have_data(ranks):
         assert last[0] != first
 
 
-def test_other_operations(ranks):
+def test_other_operations_after_a_rank_has_joined(ranks):
     def run():
         me, size = hvd.rank(), hvd.size()
         if me == 0:
@@ -109,7 +109,7 @@ def test_uneven_data_step_by_step(ranks):
         assert epoch[last] == max(epoch) or max(epoch) == 0
 
 
-def test_a_distributed_optimizer_with_uneven_data(ranks):
+def test_distributed_optimizer_with_uneven_data(ranks):
     def run():
         torch.manual_seed(1)
         model = torch.nn.Linear(3, 1, dtype=torch.float64)

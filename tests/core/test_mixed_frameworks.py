@@ -62,7 +62,7 @@ def check_operations(number):
     return int(last)
 
 
-def test_operations(ranks):
+def test_operations_between_torch_and_tensorflow_ranks(ranks):
     assert len(set(ranks.run(check_operations, seed()))) == 1
 
 
@@ -104,7 +104,7 @@ def check_training():
     return weight.numpy()
 
 
-def test_training(ranks):
+def test_training_on_torch_and_tensorflow_ranks(ranks):
     weights = ranks.run(check_training)
     for weight in weights[1:]:
         assert np.allclose(weight, weights[0], rtol=1e-5)
@@ -123,6 +123,6 @@ def check_disagreement():
     return type(error.value).__name__
 
 
-def test_disagreement(ranks):
+def test_mismatch_between_frameworks_is_named(ranks):
     """Each rank hears of it as its framework's users expect it."""
     assert ranks.run(check_disagreement) == ["HorovodInternalError", "FailedPreconditionError"] * 2

@@ -83,7 +83,7 @@ def test_stub_and_module_have_the_same_names():
             assert [a for a in arguments if f"{a}:" not in text] == []
 
 
-def test_constants():
+def test_module_constants():
     assert _native.ABI_VERSION == 1
     assert _native.cpu_kernels() in ("baseline", "avx2", "avx512")
     assert _native.dtype_size(FLOAT32) == 4
@@ -107,7 +107,7 @@ def test_engine_config_rejects_unknown_settings_and_wrong_types():
         EngineConfig(rank="1")
 
 
-def test_one_rank(engine):
+def test_allreduce_on_one_rank(engine):
     source, target = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 3), np.float32)
     handle = engine.submit(ALLREDUCE, FLOAT32, [tensor(source, target)], "sum", SUM, prescale=2.0)
     engine.wait(handle)
@@ -117,7 +117,7 @@ def test_one_rank(engine):
     engine.release(handle)
 
 
-def test_perform_waits_and_forgets(engine):
+def test_perform_waits_and_releases_the_handle(engine):
     array = np.ones(3, np.float32)
     arguments = ALLREDUCE, FLOAT32, [tensor(array, array)], "x", SUM
     assert engine.perform(*arguments, prescale=2.0, keep=False) == 0
@@ -129,7 +129,7 @@ def test_perform_waits_and_forgets(engine):
         engine.perform(99, FLOAT32, [])
 
 
-def test_perform_gives_the_handle_of_what_takes_longer():
+def test_perform_returns_the_handle_of_a_slow_operation():
     arrays = [np.full(10, rank + 1, np.float32) for rank in range(2)]
     with two_engines() as engines:
         arguments = [(ALLREDUCE, FLOAT32, [tensor(a, a)], "x", SUM) for a in arrays]
@@ -141,7 +141,7 @@ def test_perform_gives_the_handle_of_what_takes_longer():
         assert all((array == 3).all() for array in arrays)
 
 
-def test_memory_of_a_result(engine):
+def test_result_memory_is_handed_over_once(engine):
     source = np.arange(6, dtype=np.float32).reshape(3, 2)
     handle = engine.submit(ALLGATHER, FLOAT32, ((tensor(source)),), name="gather")
     engine.wait(handle)
@@ -159,7 +159,7 @@ def test_memory_of_a_result(engine):
     assert array.tolist() == [0, 1, 2, 3, 4, 5]  # the array keeps the memory
 
 
-def test_errors(engine):
+def test_error_has_status_and_text_and_can_be_pickled(engine):
     with pytest.raises(Error) as caught:
         engine.submit(99, FLOAT32, [])
     assert caught.value.status == Status.INVALID_ARGUMENT
@@ -173,7 +173,7 @@ def test_errors(engine):
 @pytest.mark.parametrize(
     "tensors", [5, [(1, 2)], [(1, 2, 3)], [("address", 0, [1])], [(0, 0, ["1"])]]
 )
-def test_wrong_types_are_no_crash(engine, tensors):
+def test_wrong_argument_types_raise_type_errors(engine, tensors):
     with pytest.raises((TypeError, ValueError)):
         engine.submit(ALLREDUCE, FLOAT32, tensors)
 
@@ -184,7 +184,7 @@ def test_peers_must_match_size():
     assert caught.value.status == Status.INVALID_ARGUMENT
 
 
-def test_after_shutdown(engine):
+def test_submission_after_shutdown_is_an_error(engine):
     engine.shutdown()
     engine.shutdown()
     array = np.ones(1, np.float32)
@@ -219,7 +219,7 @@ def test_two_ranks_and_stats():
     assert (stats["tensors"], stats["bytes"]) == (1, 4000)
 
 
-def test_a_name_in_flight_is_refused():
+def test_name_in_flight_is_refused():
     arrays = [np.ones(4, np.float32) for _ in range(2)]
     with two_engines() as engines:
         handle = engines[0].submit(ALLREDUCE, FLOAT32, [tensor(arrays[0], arrays[0])], "x", SUM)
@@ -254,7 +254,7 @@ def test_keyboard_interrupt_ends_a_wait():
             engines[0].wait(handle)
 
 
-def test_log_callback():
+def test_log_callback_receives_messages():
     seen = []
     logged = threading.Event()
 
@@ -270,7 +270,7 @@ def test_log_callback():
         assert isinstance(text, str)
 
 
-def test_a_log_callback_that_fails_is_reported(monkeypatch):
+def test_failing_log_callback_is_reported(monkeypatch):
     reported = []
     monkeypatch.setattr(
         sys, "unraisablehook", lambda report: reported.append(str(report.exc_value))
@@ -294,7 +294,7 @@ def run_script(code):
     return done.stdout
 
 
-def test_exit_with_an_engine_that_logs_and_a_thread_that_waits():
+def test_process_exits_with_a_logging_engine_and_a_waiting_thread():
     """Interpreter exit neither hangs nor crashes, whatever was left running."""
     run_script(
         """
@@ -323,7 +323,7 @@ def test_exit_with_an_engine_that_logs_and_a_thread_that_waits():
     )
 
 
-def test_a_forked_child_cannot_use_the_engine_and_ends():
+def test_forked_child_cannot_use_the_engine_and_exits():
     text = run_script(
         """
         import os, sys

@@ -94,7 +94,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 @pytest.mark.parametrize("what", MISMATCHES)
-def test_mismatch(ranks, what, named):
+def test_mismatch_names_operation_and_ranks(ranks, what, named):
     name = f"x {what}" if named else None
     outcomes = ranks.outcomes(lambda: MISMATCHES[what](name))
     internal(outcomes, f".{name}" if named else ".noname.", "rank")
@@ -118,7 +118,7 @@ def check_mismatch_among_good(key):
                 assert (hvd.synchronize(handle) == hvd.size()).all()
 
 
-def test_mismatch_among_good_ones(ranks):
+def test_mismatch_leaves_other_operations_intact(ranks):
     ranks.run(check_mismatch_among_good, seed())
     ranks.run(healthy)
 
@@ -133,7 +133,7 @@ DEADLOCKS = {
 
 
 @pytest.mark.parametrize("what", DEADLOCKS)
-def test_deadlock(ranks, what):
+def test_deadlock_names_what_each_rank_waits_for(ranks, what):
     for _ in range(2):
         outcomes = ranks.outcomes(lambda: DEADLOCKS[what](None))
         internal(outcomes, "rank")
@@ -143,7 +143,7 @@ def test_deadlock(ranks, what):
         ranks.run(healthy)
 
 
-def test_deadlock_in_time_by_default(pool):
+def test_deadlock_is_noticed_with_default_settings(pool):
     with pool.ranks(2) as job:
         outcomes = job.outcomes(lambda: DEADLOCKS["different operations"](None))
         internal(outcomes, "allreduce", "allgather")
@@ -160,11 +160,11 @@ def check_slow_is_no_deadlock():
     return hvd.allreduce(np.ones(3), op=hvd.Sum, name="slow")[0]
 
 
-def test_a_slow_rank_is_no_deadlock(ranks):
+def test_slow_rank_is_not_a_deadlock(ranks):
     assert ranks.run(check_slow_is_no_deadlock) == [ranks.size] * ranks.size
 
 
-def test_stopped_rank(pool):
+def test_stopped_rank_is_waited_for(pool):
     """SIGSTOP is not death, nor a deadlock: the others wait until it goes on."""
     with pool.ranks(2, env=QUICK) as job:
         os.kill(job.workers[1].process.pid, signal.SIGSTOP)
@@ -181,7 +181,7 @@ def leave_early():
     hvd.allreduce(np.ones(3), name="waiting")
 
 
-def test_a_rank_that_leaves(ranks):
+def test_rank_that_shuts_down_is_named(ranks):
     """shutdown() in good order on one rank ends what the others wait for, and says so."""
     outcomes = ranks.outcomes(leave_early)
     assert not outcomes[0].failed
@@ -199,7 +199,7 @@ def go_round(path):
             path.touch()
 
 
-def test_a_rank_that_stops_in_a_transfer_is_named(pool, tmp_path):
+def test_rank_stopped_during_a_transfer_is_named(pool, tmp_path):
     """By all, though most of them wait for one that waits itself."""
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2", "HOROPLUG_ALGORITHM": "ring"}
     with pool.ranks(4, hosts="abcd", env=env) as job:
@@ -220,7 +220,7 @@ def test_a_rank_that_stops_in_a_transfer_is_named(pool, tmp_path):
         stopped.receive()
 
 
-def test_a_rank_that_stops_before_an_operation_is_named(pool):
+def test_rank_stopped_before_an_operation_is_named(pool):
     """And not the one whose answer would have come by it."""
     env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
     with pool.ranks(4, hosts="aabb", env=env) as job:

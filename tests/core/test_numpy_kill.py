@@ -138,7 +138,7 @@ PHASES = [
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aaa", "aab", "abc"])
 @pytest.mark.parametrize("phase", PHASES)
-def test_kill(pool, phase, hosts):
+def test_killed_rank_is_named_by_the_survivors(pool, phase, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=environment(key)) as job:
@@ -160,7 +160,7 @@ def die_while_joining(victim, key):
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
 @pytest.mark.parametrize("number", range(4))
-def test_kill_during_init(pool, hosts, number):
+def test_rank_killed_during_init_is_named(pool, hosts, number):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=environment(key)) as job:
@@ -173,7 +173,7 @@ def die_before_init(victim):
     hvd.init()
 
 
-def test_kill_before_init(pool):
+def test_rank_killed_before_init_is_named_after_the_start_timeout(pool):
     """Nobody knows of a rank that never came, but for its number: this takes the start timeout, and no other one."""
     env = NO_LIMITS | {"HOROVOD_START_TIMEOUT": "1"}
     with pool.ranks(3, env=env, init=False) as job:
@@ -196,7 +196,7 @@ def linger(victim, over):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
-def test_kill_with_a_child_left(pool, hosts, tmp_path):
+def test_killed_rank_is_noticed_while_its_child_lives(pool, hosts, tmp_path):
     os.mkfifo(tmp_path / "over")
     over = os.open(tmp_path / "over", os.O_RDWR)
     try:

@@ -76,7 +76,7 @@ def hvd_size():
 
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab"])
-def test_life(pool, hosts):
+def test_init_and_shutdown_repeatedly(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
         job.run(check_life)
 
@@ -117,7 +117,7 @@ def check_cycles(count):
 
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aab"])
-def test_cycles_leak_nothing(pool, hosts):
+def test_init_cycles_leak_no_resources(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
         job.run(check_cycles, 300, timeout=100)
 
@@ -130,7 +130,7 @@ def check_idle_cycles(count):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aaa", "aab", "abc"])
-def test_cycles_without_operations(pool, hosts):
+def test_init_cycles_without_operations(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
         job.run(check_idle_cycles, 200)
 
@@ -152,7 +152,7 @@ def python(code, **variables):
     return done.stdout
 
 
-def test_without_a_launcher():
+def test_single_process_without_a_launcher():
     out = python(
         "import horoplug as hvd, numpy as np; hvd.init();"
         "print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),"
@@ -166,7 +166,7 @@ def test_exit_without_shutdown():
     python("import horoplug as hvd, numpy as np; hvd.init(); hvd.allreduce_async(np.ones(9))")
 
 
-def test_exit_of_many(tmp_path):
+def test_all_ranks_exit_with_operations_in_flight(tmp_path):
     """All ranks end with operations in flight, in good order: nobody complains, nobody waits."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -179,7 +179,7 @@ def test_exit_of_many(tmp_path):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_an_exception_on_one_rank_ends_the_others(tmp_path):
+def test_exception_on_one_rank_fails_the_others(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import horoplug as hvd, numpy as np\n"
@@ -195,7 +195,7 @@ def test_an_exception_on_one_rank_ends_the_others(tmp_path):
         assert "rank 1" in process.stderr
 
 
-def test_no_framework_is_loaded():
+def test_import_loads_no_framework():
     python(
         "import sys; sys.modules.update(torch=None, tensorflow=None, jax=None)\n"
         "import horoplug as hvd\n"
@@ -220,7 +220,7 @@ def test_no_framework_is_loaded():
         ({"HOROVOD_SIZE": "two"}, "HOROVOD_SIZE='two'"),
     ],
 )
-def test_wrong_environment(variables, text):
+def test_invalid_environment_is_refused_by_init(variables, text):
     code = (
         "import horoplug as hvd\n"
         "try: hvd.init()\n"
@@ -288,12 +288,12 @@ def check_fork():
 
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab"])
-def test_fork(pool, hosts):
+def test_forked_child_leaves_the_parent_job_intact(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as job:
         job.run(check_fork)
 
 
-def test_fork_and_exit():
+def test_forked_child_exits_without_ending_the_parent_job():
     """A child that ends like any program (exit handlers, destructors) does not end the parent's job."""
     out = python(
         "import os, horoplug as hvd, numpy as np\n"
@@ -332,7 +332,7 @@ def check_interrupt():
     hvd.barrier()
 
 
-def test_interrupt(pool):
+def test_keyboard_interrupt_ends_a_blocking_operation(pool):
     with pool.ranks(2) as job:
         job.run(check_interrupt)
 
@@ -359,6 +359,6 @@ def check_threads():
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
-def test_threads(pool, hosts):
+def test_operations_from_several_threads(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as job:
         job.run(check_threads)

@@ -89,7 +89,7 @@ def check_mixed_group():
     assert [g.dtype for g in gathered] == [b.dtype for b in group]
 
 
-def test_mixed_group(ranks):
+def test_grouped_allreduce_of_several_dtypes(ranks):
     ranks.run(check_mixed_group)
 
 
@@ -213,7 +213,7 @@ def check_nan():
         assert y[2] == math.inf
 
 
-def test_nan_and_infinity(ranks):
+def test_reductions_propagate_nan_and_infinity(ranks):
     ranks.run(check_nan)
 
 
@@ -245,7 +245,7 @@ def check_layouts():
     assert hvd.allreduce(np.float32(3)).dtype == np.float32
 
 
-def test_layouts(ranks):
+def test_noncontiguous_arrays_of_any_layout(ranks):
     ranks.run(check_layouts)
 
 
@@ -260,7 +260,7 @@ def check_objects():
     assert hvd.broadcast_object({1, 2}, name="set") == {1, 2}
 
 
-def test_objects(ranks):
+def test_broadcast_and_allgather_of_objects(ranks):
     ranks.run(check_objects)
 
 
@@ -293,7 +293,7 @@ def check_place(hosts):
 
 
 @pytest.mark.parametrize("hosts", PLACES)
-def test_ranks_and_sizes(pool, hosts):
+def test_rank_and_size_functions(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as job:
         assert job.run(check_place, hosts) == list(range(len(hosts)))
 
@@ -309,7 +309,7 @@ TENSOR_ARGUMENTS = {
 }
 
 
-def test_signatures():
+def test_variants_of_an_operation_share_one_signature():
     """One signature per operation, shared by its variants; names, documentation and module are the function's own."""
     variants = {
         "allreduce": "{} {}_async {}_ {}_async_ grouped_{} grouped_{}_async grouped_{}_ grouped_{}_async_",
@@ -329,7 +329,7 @@ def test_signatures():
             assert name in dir(hvd)
 
 
-def test_what_is_built():
+def test_built_functions_and_reduction_constants():
     assert hvd.gloo_built() is True
     assert isinstance(hvd.nccl_built(), int)
     assert hvd.mpi_built() == (importlib.util.find_spec("mpi4py") is not None)

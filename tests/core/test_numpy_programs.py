@@ -51,7 +51,7 @@ def check_async(key):
     assert hvd.synchronize(10**9) is None
 
 
-def test_many_in_flight(ranks):
+def test_many_operations_in_flight(ranks):
     ranks.run(check_async, seed())
 
 
@@ -136,7 +136,7 @@ def test_random_programs(ranks):
     ids=lambda knob: "-".join(*knob.items()),
 )
 @pytest.mark.parametrize("hosts", ["aaa", "aab"])
-def test_random_programs_with_knobs(pool, hosts, knob):
+def test_random_programs_with_random_settings(pool, hosts, knob):
     with pool.ranks(3, hosts=hosts, env=knob) as job:
         job.run(check_program, seed())
 
@@ -157,7 +157,7 @@ def check_large():
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
-def test_large(pool, hosts):
+def test_arrays_larger_than_the_fusion_buffer(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as job:
         job.run(check_large)
 
@@ -169,5 +169,5 @@ def check_poll():
     return hvd.synchronize(handle)[0]
 
 
-def test_poll(ranks):
+def test_poll_reports_completion(ranks):
     assert ranks.run(check_poll) == [1.0] * ranks.size

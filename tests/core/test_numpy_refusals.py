@@ -55,7 +55,7 @@ def check_refusals():
     assert (hvd.allreduce(x) == 1).all()
 
 
-def test_refusals(ranks):
+def test_invalid_arguments_are_refused(ranks):
     ranks.run(check_refusals)
 
 
@@ -74,7 +74,7 @@ def check_duplicate_name():
     hvd.allreduce(x, name="twice")
 
 
-def test_duplicate_name(pool):
+def test_duplicate_name_in_flight_is_refused(pool):
     with pool.ranks(2) as job:
         job.run(check_duplicate_name)
 
@@ -88,5 +88,5 @@ def check_average_argument():
     assert (mean * hvd.size() == total).all()
 
 
-def test_average_argument(ranks):
+def test_average_argument_is_deprecated(ranks):
     ranks.run(check_average_argument)

@@ -90,7 +90,7 @@ def changing_order(_):
     return locked
 
 
-def test_the_order_may_change(pool):
+def test_plan_follows_a_changed_order(pool):
     with pool.ranks(3) as job:
         assert all(locked > 20 for locked in job.run(changing_order, None))
 
@@ -103,7 +103,7 @@ def disagree(_):
     hvd.allreduce(np.ones(4 if hvd.rank() == 0 else 5), name="x")
 
 
-def test_a_mismatch_in_a_plan_is_named(pool):
+def test_mismatch_inside_a_plan_names_ranks_and_tensor(pool):
     with pool.ranks(2) as job:
         internal(job.outcomes(disagree, None), "x", "rank 0", "rank 1", "[4]", "[5]")
         job.run(lambda: hvd.allreduce(np.ones(4), name="x"))
@@ -119,6 +119,6 @@ def deadlock(_):
         hvd.allreduce(x, name=name)
 
 
-def test_a_deadlock_in_a_plan_is_named(pool):
+def test_deadlock_inside_a_plan_names_ranks_and_tensors(pool):
     with pool.ranks(2, env={"HOROPLUG_DEADLOCK_TIME_SECONDS": "0.5"}) as job:
         internal(job.outcomes(deadlock, None), "'allreduce.a'", "'allreduce.b'")

@@ -14,7 +14,7 @@ pytest_plugins = ["tests.harness.jobs"]
 ranks = ranks_fixture("aaa", "aab", "abc")
 
 
-def test_sets_that_are_given_at_the_start(pool):
+def test_process_sets_passed_to_init(pool):
     def run():
         even, first = hvd.ProcessSet([2, 0]), hvd.ProcessSet([0])
         unregistered = even.size(), even.rank(), even.included()
@@ -35,7 +35,7 @@ def test_sets_that_are_given_at_the_start(pool):
             assert after == (None, None)
 
 
-def test_the_ranks_must_give_the_same_sets_at_the_start(pool):
+def test_process_sets_passed_to_init_must_agree_on_all_ranks(pool):
     def run(rank):
         sets = [[0, 1]] if rank < 2 else [[0, 1], [1, 2]]
         try:
@@ -54,7 +54,7 @@ def test_the_ranks_must_give_the_same_sets_at_the_start(pool):
             assert "[0, 1], [1, 2] on rank 2" in outcome.value
 
 
-def test_arguments_that_make_no_sense(pool):
+def test_invalid_process_set_arguments_are_refused(pool):
     def run():
         for arguments, words in (
             ({"process_sets": [[0], [1], [0]]}, "entry number 2 is a duplicate"),
@@ -74,7 +74,7 @@ def test_arguments_that_make_no_sense(pool):
         job.run(run)
 
 
-def test_add_and_remove_many_times(ranks):
+def test_process_sets_are_added_and_removed_repeatedly(ranks):
     def run():
         me = hvd.rank()
         for _ in range(30):
@@ -156,7 +156,7 @@ def test_every_operation_in_a_set(ranks):
     ranks.run(run)
 
 
-def test_operations_of_overlapping_sets_in_any_order(ranks):
+def test_overlapping_sets_operate_in_any_order(ranks):
     number = seed()
 
     def run():
@@ -183,7 +183,7 @@ def test_operations_of_overlapping_sets_in_any_order(ranks):
     ranks.run(run)
 
 
-def test_a_mismatch_is_an_error_everywhere(ranks):
+def test_mismatched_sets_are_an_error_on_every_rank(ranks):
     def run():
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.add_process_set([0, 1] if hvd.rank() < 2 else [0, 2])
@@ -196,7 +196,7 @@ def test_a_mismatch_is_an_error_everywhere(ranks):
         assert known == 3
 
 
-def test_a_part_of_the_processes_can_be_a_job_of_its_own(pool):
+def test_subset_of_processes_can_be_a_separate_job(pool):
     def run(rank):
         for _ in range(3):
             hvd.init(comm=[2, 0] if rank != 1 else [1])
@@ -215,7 +215,7 @@ def test_a_part_of_the_processes_can_be_a_job_of_its_own(pool):
         job.run(lambda: run(int(__import__("os").environ["HOROVOD_RANK"])))
 
 
-def test_a_set_alone_and_in_numpy(pool: Pool):
+def test_process_set_of_one_rank_in_numpy(pool: Pool):
     def run():
         import horoplug as numpy_hvd
 

@@ -15,7 +15,7 @@ pytest_plugins = ["tests.harness.jobs"]
 ranks = ranks_fixture("aaa", "aab")  # with shared memory, and without
 
 
-def test_tensors_in_a_buffer_are_reduced(ranks):
+def test_tensors_in_a_shared_buffer_are_reduced(ranks):
     def run():
         buffer = SharedBuffer(4_000_000)
         whole = torch.frombuffer(buffer.view(), dtype=torch.float32)
@@ -59,7 +59,7 @@ def test_views_outlive_the_buffer_and_the_job(pool):
         assert job.run(run) == [[1], [2]]
 
 
-def test_sizes_must_agree(ranks):
+def test_shared_buffer_sizes_must_agree_on_all_ranks(ranks):
     def run():
         with pytest.raises(ValueError, match="positive"):
             SharedBuffer(0)

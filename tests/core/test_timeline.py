@@ -113,7 +113,7 @@ def train(steps):
 
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "aab"])
-def test_what_is_in_it(pool, tmp_path, hosts):
+def test_timeline_events_of_every_operation(pool, tmp_path, hosts):
     path = tmp_path / "timeline.json"
     env = {"HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
     env["HOROPLUG_PLAN_AFTER_STEPS"] = "0"
@@ -149,7 +149,7 @@ def test_what_is_in_it(pool, tmp_path, hosts):
     assert {e["name"] for e in by_row["cycles"]} == {"CYCLE_START"}
 
 
-def test_plans(pool, tmp_path):
+def test_timeline_of_planned_batches_has_the_plan_number(pool, tmp_path):
     """When the order is locked, batches carry the plan's number, and nobody says READY any more."""
     path = tmp_path / "timeline.json"
     with pool.ranks(2, env={"HOROVOD_TIMELINE": str(path)}) as ranks:
@@ -162,7 +162,7 @@ def test_plans(pool, tmp_path):
     assert len([e for e in row if e["name"] == "READY"]) < 10
 
 
-def test_what_horovods_users_look_for(pool, tmp_path):
+def test_timeline_has_the_events_of_horovod(pool, tmp_path):
     """Within moments, while the job goes on."""
     path = tmp_path / "timeline.json"
     env = {"HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
@@ -181,7 +181,7 @@ def test_what_horovods_users_look_for(pool, tmp_path):
         assert abs(start / 1e6 - time.time()) < 120
 
 
-def test_it_is_json_at_every_moment(pool, tmp_path):
+def test_timeline_file_is_valid_json_at_any_time(pool, tmp_path):
     path = tmp_path / "timeline.json"
     with pool.ranks(2, env={"HOROVOD_TIMELINE": str(path)}) as ranks:
         ranks.start(train, 300)
@@ -194,7 +194,7 @@ def test_it_is_json_at_every_moment(pool, tmp_path):
         check_nesting(events)
 
 
-def test_killed(pool, tmp_path):
+def test_timeline_of_a_killed_job_shows_operations_in_flight(pool, tmp_path):
     """What was under way can be seen."""
     rng = np.random.default_rng(seed())
     for attempt in range(5):
@@ -221,7 +221,7 @@ def test_killed(pool, tmp_path):
         assert len(check_tensor(by_row["allreduce.grad.0"], "ALLREDUCE")) == 3
 
 
-def test_killed_under_load(pool, tmp_path):
+def test_timeline_of_a_job_killed_under_load_is_readable(pool, tmp_path):
     """At any moment of a stream of operations."""
     rng = np.random.default_rng(seed())
     for attempt in range(8):
@@ -236,7 +236,7 @@ def test_killed_under_load(pool, tmp_path):
             check_nesting(events)
 
 
-def test_start_and_stop(pool, tmp_path):
+def test_start_and_stop_timeline(pool, tmp_path):
     def part(name, marks):
         # Everybody calls; rank 0 writes.
         hvd.start_timeline(f"{name}.{hvd.rank()}.json", mark_cycles=marks)
@@ -263,7 +263,7 @@ def test_start_and_stop(pool, tmp_path):
         assert len(check_tensor(by_row["allreduce.grad.1"], "ALLREDUCE")) == times
 
 
-def test_refused(pool, tmp_path):
+def test_invalid_start_and_stop_calls_are_refused(pool, tmp_path):
     with pytest.raises(ValueError, match="has not been initialized"):
         hvd.start_timeline("x")
     with pytest.raises(ValueError, match="has not been initialized"):
@@ -294,7 +294,7 @@ def test_refused(pool, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_every_init_begins_anew(pool, tmp_path):
+def test_every_init_starts_a_new_timeline(pool, tmp_path):
     path = tmp_path / "timeline.json"
     with pool.ranks(2, env={"HOROVOD_TIMELINE": str(path)}) as ranks:
         for steps in (3, 1):
@@ -313,7 +313,7 @@ print(hvd.allreduce(np.ones(2), op=hvd.Sum))
 """
 
 
-def test_a_timeline_that_cannot_be_written_costs_a_line(tmp_path):
+def test_unwritable_timeline_is_a_one_line_warning(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     path = tmp_path / "missing" / "timeline.json"
@@ -325,7 +325,7 @@ def test_a_timeline_that_cannot_be_written_costs_a_line(tmp_path):
     assert second.stderr == ""
 
 
-def test_more_names_than_rows(tmp_path):
+def test_more_tensor_names_than_timeline_rows(tmp_path):
     """Endless new names must not make endless rows: late ones share some, without overlap."""
     script = tmp_path / "script.py"
     script.write_text(

@@ -53,7 +53,7 @@ def wheels(tmp_path):
     return install
 
 
-def test_found(wheels):
+def test_libraries_of_wheels_are_found(wheels):
     env = wheels(
         cuda_nvrtc=("good", "libnvrtc.so.12"),
         nccl=("good", "libnccl.so.2"),
@@ -82,7 +82,7 @@ def test_wheels_are_found_in_every_folder_of_the_namespace(wheels, tmp_path, mon
     ]
 
 
-def test_too_old(wheels, tmp_path):
+def test_too_old_libraries_are_refused(wheels, tmp_path):
     (tmp_path / "nvidia").mkdir()
     (tmp_path / "nvidia" / "__init__.py").touch()  # a package hides the wheels that are installed
     env = wheels(cuda_nvrtc=("old", "libnvrtc.so.12"), nccl=("old", "libnccl.so.2"))
@@ -94,7 +94,7 @@ def test_too_old(wheels, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text"])
-def test_damaged(wheels, tmp_path, damage):
+def test_damaged_libraries_are_reported(wheels, tmp_path, damage):
     env = wheels(nccl=("good", "libnccl.so.2"))
     library = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     content = library.read_bytes()
@@ -103,6 +103,6 @@ def test_damaged(wheels, tmp_path, damage):
     assert ("is truncated" if damage == "truncated" else "is no 64-bit library") in nccl
 
 
-def test_nothing_is_asked_without_need(wheels):
+def test_check_build_without_verbose_omits_gpus(wheels):
     env = wheels(nccl=("good", "libnccl.so.2"))
     assert "GPUs:" not in check_build(env=env)

@@ -78,7 +78,7 @@ def check_operations(versioned):
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-def test_operations(ranks, versioned):
+def test_operations_on_dlpack_arrays(ranks, versioned):
     ranks.run(check_operations, versioned)
 
 
@@ -105,7 +105,7 @@ def check_layouts():
     assert ended(array, empty, kept)
 
 
-def test_layouts(ranks):
+def test_layouts_of_dlpack_arrays(ranks):
     ranks.run(check_layouts)
 
 
@@ -155,7 +155,7 @@ def check_refusals():
     assert ended(good, bad)
 
 
-def test_refusals(ranks):
+def test_unsupported_dlpack_arrays_are_refused(ranks):
     ranks.run(check_refusals)
 
 
@@ -190,7 +190,7 @@ def check_lifetimes():
     assert ended(array)
 
 
-def test_lifetimes(ranks):
+def test_dlpack_arrays_live_as_long_as_needed(ranks):
     ranks.run(check_lifetimes)
 
 
@@ -276,7 +276,7 @@ def check_given_streams():
     consume(doubled.__dlpack__(stream=-1, dl_device=(ON_CUDA, card().ordinal)), Unversioned)
 
 
-def test_given(ranks):
+def test_results_are_exported_by_dlpack(ranks):
     ranks.run(check_given)
     ranks.run(check_given_streams)
 
@@ -296,7 +296,7 @@ class OnHost:
         return give_dlpack(self, address, (1, 0), (2, 32), shape, self.versioned)
 
 
-def test_numpy_understands_it():
+def test_numpy_imports_exported_arrays():
     """The layout, by a library that has nothing to do with this one."""
     values = np.array([[0, 1, 2], [3, 4, 5]], np.float32)
     for how in ({}, {"max_version": (1, 0)}):

@@ -104,7 +104,7 @@ printf "simulated kernel: \\0" > "$2"
     (folder / "nvcc").chmod(0o755)
 
 
-def test_what_is_compiled(simulated):
+def test_nvcc_options_and_architectures(simulated):
     asked = (simulated.parent / "asked").read_text()
     for option in ("-fatbin --std=c++17 --fmad=false ", "code=[sm_70,compute_70]", "code=sm_90 "):
         assert option in asked
@@ -119,7 +119,7 @@ def test_what_is_compiled(simulated):
         ("12.4", (50, 52), [], "compiles for none of (70, 75"),
     ],
 )
-def test_compilers_that_cannot(tmp_path, release, archs, options, message):
+def test_unsuitable_compilers_are_refused(tmp_path, release, archs, options, message):
     write_nvcc(tmp_path, release, archs)
     done = compile_kernels(tmp_path / "out", *options, path=tmp_path)
     assert done.returncode == 1
@@ -128,12 +128,12 @@ def test_compilers_that_cannot(tmp_path, release, archs, options, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_no_compiler(tmp_path):
+def test_missing_compiler_is_an_error(tmp_path):
     done = compile_kernels(tmp_path / "out", path=tmp_path, CUDA_HOME=str(tmp_path))
     assert done.stderr == "nvcc not found: put it into PATH, or set CUDA_HOME to CUDA's folder\n"
 
 
-def test_a_compiler_that_fails(tmp_path):
+def test_failing_compiler_is_an_error(tmp_path):
     write_nvcc(tmp_path)
     with (tmp_path / "nvcc").open("a") as script:
         script.write("echo no >&2; exit 2\n")
@@ -168,7 +168,7 @@ def check_operations():
     return card.count("scale_float32") - before
 
 
-def test_a_job_without_nvrtc(job, simulated):
+def test_job_without_nvrtc_uses_compiled_kernels(job, simulated):
     with job(simulated) as ranks:
         assert min(ranks.run(check_operations)) > 0
 
@@ -222,7 +222,7 @@ def damage(content, how):
         "cannot be read",
     ],
 )
-def test_files_that_are_refused(job, simulated, tmp_path, how):
+def test_invalid_kernel_files_are_refused(job, simulated, tmp_path, how):
     kernels = tmp_path / "kernels.fatbin"
     if how != "cannot be read":
         kernels.write_bytes(damage(simulated.read_bytes(), how))
@@ -235,7 +235,7 @@ def test_files_that_are_refused(job, simulated, tmp_path, how):
             assert "install nvidia-cuda-nvrtc of the driver's CUDA version, or " in message
 
 
-def test_what_check_build_says(simulated, tmp_path):
+def test_check_build_reports_the_kernel_file(simulated, tmp_path):
     cards = simulated_gpu.environment(tmp_path)
     named = {"HOROPLUG_KERNELS": str(simulated)}
     assert kernels_line(cards | named) == "[X] Kernels of NVRTC (compiled when first used)"

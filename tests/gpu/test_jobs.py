@@ -43,7 +43,7 @@ ranks = card_ranks_fixture(JOBS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
-def test_operations(ranks, dtype):
+def test_operations_on_gpu_arrays_match_numpy(ranks, dtype):
     ranks.run(check_operations, dtype)
 
 
@@ -57,7 +57,7 @@ def check_forgotten():
     assert all(hvd.common.context.context.operations[handle] for handle in handles)
 
 
-def test_many_groups_streams_and_refusals(ranks):
+def test_batches_groups_streams_and_refusals(ranks):
     for check in (
         check_many,
         check_batches,
@@ -97,7 +97,7 @@ def check_ahead():
     equal(gathered, np.concatenate([expected] * hvd.size()))
 
 
-def test_what_carries_the_data(ranks, request):
+def test_transport_of_gpu_data(ranks, request):
     hosts, cards, algorithm = JOBS[request.node.callspec.params["ranks"]]
     nccl = algorithm is None and cards >= len(hosts)
     assert ranks.run(check_way) == [int(nccl)] * len(hosts)
@@ -127,7 +127,7 @@ def check_process_sets():
 
 
 @pytest.mark.parametrize("algorithm", [None, "staged"])
-def test_process_sets(job, algorithm):
+def test_overlapping_process_sets_on_one_gpu(job, algorithm):
     with job("aaaa", 4, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1") as ranks:
         ranks.run(check_process_sets)
 
@@ -152,7 +152,7 @@ HIERARCHICAL = [
 
 
 @pytest.mark.parametrize(("cards", "env"), HIERARCHICAL)
-def test_in_each_host_first(job, tmp_path, cards, env):
+def test_hierarchical_allreduce_on_gpus(job, tmp_path, cards, env):
     with job("aabb", cards, HOROVOD_TIMELINE="DYNAMIC", **env) as ranks:
         for dtype in ("float32", "int16"):
             ranks.run(check_operations, dtype)
@@ -214,7 +214,7 @@ def check_gone(started, op):
         ("aa", 2, "ipc", hvd.Adasum),
     ],
 )
-def test_a_rank_that_is_gone(job, tmp_path, hosts, cards, algorithm, op, how):
+def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, cards, algorithm, op, how):
     with job(hosts, cards, algorithm, **QUICK) as ranks:
         check_told_who_is_gone(ranks, how, check_gone, tmp_path / "started", op)
 
@@ -245,7 +245,7 @@ def check_crossing_sets(started):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(("cards", "algorithm"), [(6, "nccl"), (6, "ipc"), (6, "staged")])
-def test_a_rank_of_crossing_sets_that_is_gone(job, tmp_path, cards, algorithm, how):
+def test_killed_or_stopped_rank_of_overlapping_sets_is_named(job, tmp_path, cards, algorithm, how):
     """All others are told so: those who share a set with it, and the one that does not."""
     with job("aaaa", cards, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **QUICK) as ranks:
         check_told_who_is_gone(ranks, how, check_crossing_sets, tmp_path / "started")
@@ -276,7 +276,7 @@ def check_standing_still(started, go_on):
     equal(result, expected)
 
 
-def test_time_in_which_a_rank_stood_still_itself_does_not_count(job, tmp_path):
+def test_own_suspension_does_not_count_towards_the_timeout(job, tmp_path):
     started, go_on = tmp_path / "started", tmp_path / "go on"
     with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS="4") as ranks:
         ranks.start(check_standing_still, started, go_on)
@@ -309,7 +309,7 @@ def check_held_up(started):
         card().let_go()
 
 
-def test_what_waits_on_the_card_names_who_is_stopped(job, tmp_path):
+def test_operation_waiting_on_the_gpu_names_the_stopped_rank(job, tmp_path):
     with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS="2") as ranks:
         messages = check_told_who_is_gone(
             ranks, signal.SIGSTOP, check_held_up, tmp_path / "started"
@@ -327,7 +327,7 @@ def check_again():
         hvd.init()
 
 
-def test_again(job):
+def test_init_after_shutdown_on_the_same_gpu(job):
     with job("aa", 2) as ranks:
         ranks.run(check_again)
 
@@ -337,7 +337,7 @@ def check_two_cards():
         hvd.allreduce(simulated_gpu.Card(1).array(np.ones(3)), name="x")
 
 
-def test_a_second_card_is_refused(job):
+def test_second_gpu_is_refused(job):
     with job("a", 2) as ranks:
         ranks.run(lambda: card() and hvd.allreduce(card().array(np.ones(3)), name="first") and None)
         ranks.run(check_two_cards)

@@ -50,7 +50,7 @@ def compile_quietly(nvrtc, *options):
 
 
 @pytest.mark.timeout(300)
-def test_all_kernels(nvrtc):
+def test_every_kernel_compiles_with_nvrtc(nvrtc):
     names = re.findall(
         r"^ +(?:MOVE|DOTS|SUM|BLEND)\((\w+)",
         (ROOT / "csrc/device/cuda/kernels/list.h").read_text(),
@@ -67,7 +67,7 @@ def test_all_kernels(nvrtc):
 
 
 @pytest.mark.timeout(300)
-def test_every_architecture(nvrtc):
+def test_kernels_compile_for_every_architecture(nvrtc):
     major, minor = nvrtc.version()
     archs = nvrtc.archs()
     assert {75, 80, 90, 100, 120} <= set(archs), f"NVRTC {major}.{minor} is too old for this test"
@@ -96,13 +96,13 @@ def test_memory_is_accessed_in_vectors(nvrtc, name):
     assert len(re.findall(r"\bst(?:\.global)?\.v4\.[uf]32", text)) >= 4
 
 
-def test_no_contraction(nvrtc):
+def test_kernels_have_no_fused_multiply_add(nvrtc):
     """Products are rounded before they are added, as on the CPU."""
     assert not re.findall(r"\bfma\.rn\.f\d+", ptx(nvrtc, "dots_float32"))
 
 
 @pytest.mark.timeout(120)
-def test_the_core_compiles_kernels_itself(library):
+def test_core_compiles_kernels_itself(library):
     binary = ROOT / "build" / "release" / "bin" / "gpu_compile_test"
     if not binary.exists():
         pytest.fail(f"{binary} is not built: run make cpp", pytrace=False)

@@ -126,7 +126,7 @@ sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 
 
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
-def test_operations(place, tmp_path, level):
+def test_mpi_operations_on_gpu_arrays(place, tmp_path, level):
     """The results are those of the host; with less than ``multiple``, another thread calls MPI."""
     if (place.name, level) == ("openmpi", "serialized"):
         pytest.skip("what is between the threads is the same for all")
@@ -174,7 +174,7 @@ sys.stdout.write(f"rank {rank} is done\\n")
 """
 
 
-def test_mpi_is_asked_on_every_rank(place, tmp_path):
+def test_every_rank_checks_whether_mpi_is_cuda_aware(place, tmp_path):
     """The libraries here say that they are not CUDA-aware. One line says why MPI does not get GPU tensors."""
     job = start(place, tmp_path, SAYING, str(tmp_path), HOROVOD_LOG_LEVEL="info")
     status, output = finish(job)
@@ -193,7 +193,7 @@ def test_mpi_is_asked_on_every_rank(place, tmp_path):
     assert ("not reduced by it" in output) == (place.name == "openmpi"), output
 
 
-def test_the_variable_goes_before_what_mpi_says(tmp_path):
+def test_variable_overrides_the_report_of_mpi(tmp_path):
     job = start(find("mpich"), tmp_path, SAYING, str(tmp_path), "differ", HOROPLUG_ALGORITHM="mpi")
     status, output = finish(job)
     assert status == 0, output
@@ -223,7 +223,7 @@ except hvd.HorovodInternalError as error:
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "alltoall"])
-def test_a_rank_that_dies(place, tmp_path, operation):
+def test_rank_that_dies_is_named(place, tmp_path, operation):
     """Everybody else hears which one it was, and all processes end, while MPI still has memory of the GPUs. MPICH's
     mpirun may end them before they say so."""
     kept = place.name == "openmpi"
@@ -303,7 +303,7 @@ DIES = object()
         ("Intel(R) MPI Library 2021.19", (4, 1), "mpi,system", 1, True, GpuSupport.NOTHING),
     ],
 )
-def test_what_an_mpi_says(monkeypatch, library, version, kinds, function, says, takes):
+def test_gpu_support_of_each_mpi(monkeypatch, library, version, kinds, function, says, takes):
     def query():
         assert function is not DIES
         return function

@@ -129,21 +129,21 @@ def test_wait_orders_the_stream_before_the_handle_is_released(core):
     }
 
 
-def test_results_of_the_core_are_given_back_in_the_order_of_the_stream(core):
+def test_results_are_returned_in_stream_order(core):
     output, counts = hvd.alltoall(Array([1, 2], stream=7), splits=[1, 1])
     assert ("result", 1, 7) in core.calls
     assert (output.address, output.device, output.stream) == (8192, 3, 7)
     assert counts.tolist() == [1, 1]
 
 
-def test_in_place_gives_the_array_itself(core):
+def test_in_place_operations_return_the_same_array(core):
     array = Array([1, 2])
     assert hvd.allreduce_(array, name="x") is array
     assert core.take()[0] == ("submit", "allreduce.x", 3, 0)
     assert core.tensors == [(array.address, array.address, (2,))]
 
 
-def test_streams_of_the_interface(core):
+def test_streams_of_the_cuda_array_interface(core):
     for given, used in (None, 0), (1, 0), (2, 2), (99, 99):
         hvd.allreduce_(Array([1], given), name="x")
         assert core.take()[0][3] == used
@@ -152,7 +152,7 @@ def test_streams_of_the_interface(core):
     assert DeviceArray(None, 1, (), np.dtype("f4"), 0, 0).__cuda_array_interface__["stream"] == 1
 
 
-def test_poll_orders_nothing(core):
+def test_poll_does_not_order_streams(core):
     core.poll = lambda handle: True
     handle = hvd.allreduce_async_(Array([1, 2], 7), name="x")
     assert hvd.poll(handle)
@@ -161,7 +161,7 @@ def test_poll_orders_nothing(core):
     assert core.take() == [("wait", 1), ("stream_wait", 1, 7), ("release", 1)]
 
 
-def test_a_failed_operation_is_let_go_in_order(core):
+def test_failed_operation_is_released_in_stream_order(core):
     handle = hvd.allreduce_async_(Array([1, 2], 7), name="x")
     core.failing = Error(8, "rank 1 has died")
     with pytest.raises(hvd.HorovodInternalError, match="rank 1 has died"):
@@ -169,7 +169,7 @@ def test_a_failed_operation_is_let_go_in_order(core):
     assert core.take()[1:] == [("wait", 1), ("stream_wait", 1, 7), ("release", 1)]
 
 
-def test_what_is_never_waited_for_is_let_go_in_order(core):
+def test_unwaited_operation_is_released_in_stream_order(core):
     array = Array([1, 2], 7)
     hvd.allreduce_async_(array, name="x")
     alive = weakref.ref(array)
@@ -182,7 +182,7 @@ def test_what_is_never_waited_for_is_let_go_in_order(core):
     assert not alive()
 
 
-def test_a_group_on_the_host_and_on_a_card(core):
+def test_group_of_host_and_gpu_arrays(core):
     mine, theirs = np.ones(2, np.float32), Array([1, 2], 7)
     assert hvd.grouped_allreduce_([mine, theirs, mine.copy()], name="g")[:2] == [mine, theirs]
     assert [call for call in core.take() if call[0] != "release"] == [
@@ -194,7 +194,7 @@ def test_a_group_on_the_host_and_on_a_card(core):
     ]
 
 
-def test_refusals(core):
+def test_unsupported_gpu_arrays_are_refused(core):
     with pytest.raises(TypeError, match="expected a NumPy array, got object"):
         hvd.allreduce(object())
     with pytest.raises(TypeError, match=r"got Tensor; import horoplug\.torch as hvd"):
@@ -210,7 +210,7 @@ def test_refusals(core):
     assert core.take() == []
 
 
-def test_half_of_dlpack_is_none(core):
+def test_incomplete_dlpack_interface_is_refused(core):
     class OnCard:
         def __dlpack_device__(self):
             return 2, 0
@@ -242,7 +242,7 @@ def on_card(*shape):
     return torch.ones(*shape).as_subclass(OnCard)
 
 
-def test_torch_tensor(core, current):
+def test_torch_tensor_is_ordered_by_its_stream(core, current):
     """Submitted in one stream, waited for in another: both come after it."""
     handle = horoplug.torch.allreduce_async_(on_card(2), name="x")
     current[0] = 6
@@ -269,7 +269,7 @@ def linear():
     return model
 
 
-def test_optimizer(core, current):
+def test_optimizer_orders_gradients_by_stream(core, current):
     """Gradients are submitted in the stream of backward, and ``step`` comes after them."""
     model = linear()
     wrapped = optimizer(model)
@@ -286,7 +286,7 @@ def test_optimizer(core, current):
     assert calls[3:] == [("release_many", (1, 2))]
 
 
-def test_optimizer_with_parameters_on_both(core, current):
+def test_optimizer_with_parameters_on_host_and_gpu(core, current):
     model = linear()
     model.other = torch.nn.Parameter(torch.ones(3))
     wrapped = optimizer(model)
@@ -297,7 +297,7 @@ def test_optimizer_with_parameters_on_both(core, current):
     assert [len(call[1]) for call in waits] == [2]
 
 
-def test_optimizer_that_forgets(core, current):
+def test_optimizer_without_synchronize_releases_in_order(core, current):
     """What was submitted and is given up is let go in order at the latest by the next ``init``."""
     model = linear()
     wrapped = optimizer(model)
@@ -308,7 +308,7 @@ def test_optimizer_that_forgets(core, current):
     assert core.take() == [("stream_wait", 1, 5), ("stream_wait", 2, 5)]
 
 
-def test_failed_gradients_are_let_go_in_order(core, current):
+def test_failed_gradients_are_released_in_stream_order(core, current):
     model = linear()
     wrapped = optimizer(model)
     (model.weight.sum() + model.bias.sum()).backward()
@@ -324,7 +324,7 @@ def test_failed_gradients_are_let_go_in_order(core, current):
 
 
 @pytest.mark.parametrize("where", ["one stream", "two streams"])
-def test_groups_over_streams(core, monkeypatch, where):
+def test_groups_across_streams(core, monkeypatch, where):
     """A group is submitted by the last of its hooks if all ran in one stream, and else at the end of backward."""
     model = linear()
     stream = itertools.count(5) if where == "two streams" else itertools.repeat(5)
@@ -367,6 +367,6 @@ def test_groups_over_streams(core, monkeypatch, where):
     wrapped.step()
 
 
-def test_a_device_that_is_no_card():
+def test_unknown_device_is_refused():
     with pytest.raises(ValueError, match="is on meta; horoplug takes tensors in the memory of"):
         streams.device_of(torch.ones(2, device="meta"))

@@ -20,7 +20,7 @@ def pool(tmp_path):
     made.close()
 
 
-def test_horoplug_finds_the_libraries(tmp_path):
+def test_simulated_libraries_are_found(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "horoplug.runner", "--check-build", "--verbose"],
         env=environment() | simulated_gpu.environment(tmp_path, gpu_count=2),

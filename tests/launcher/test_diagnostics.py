@@ -30,7 +30,7 @@ def horovodrun(*flags, before=(), **variables):
 
 
 @pytest.mark.parametrize("flags", ["--check-build -v", "-v -cb", "--check-build --verbose"])
-def test_in_full(flags):
+def test_verbose_check_build_adds_launcher_scheduler_and_mpi(flags):
     short = horovodrun("--check-build")[1]
     status, text, _ = horovodrun(*flags.split())
     assert status == 0
@@ -42,11 +42,11 @@ def test_in_full(flags):
     assert "rank 0 of 1" in added
 
 
-def test_v_alone_is_the_version():
+def test_v_flag_alone_prints_the_version():
     assert len(horovodrun("-v")[1].splitlines()) == 1
 
 
-def test_recognised(tmp_path):
+def test_verbose_check_build_shows_the_recognised_launcher(tmp_path):
     variables = srun(4, nodes=2)[1] | {"XDG_CONFIG_HOME": str(tmp_path)}
     text = horovodrun("--check-build", "-v", **variables)[1]
     for part in (
@@ -77,13 +77,13 @@ def test_recognised(tmp_path):
         ({"HOROVOD_SECRET_KEY": "?"}, "but there is an error: HOROVOD_SECRET_KEY="),
     ],
 )
-def test_what_the_user_says_of_the_place(monkeypatch, variables, line):
+def test_user_settings_override_the_launcher_environment(monkeypatch, variables, line):
     """It is what a program would go by."""
     monkeypatch.setattr(diagnostics, "_mpi", list)
     assert line in diagnostics.describe(srun(4, nodes=2)[1] | variables)
 
 
-def test_several_and_wrong_ones():
+def test_several_launchers_and_invalid_variables():
     both = srun(4)[0] | distributed(2)[1]
     text = horovodrun("--check-build", "-v", **both)[1]
     assert "rank 0 of 4" in text
@@ -99,7 +99,7 @@ def test_several_and_wrong_ones():
     assert "that is an error: a launcher for torch.distributed has set RANK=2" in text
 
 
-def test_mpi(place):
+def test_verbose_check_build_under_mpirun(place):
     pytest.importorskip("mpi4py")
     before = (str(place.mpirun), "-np", "2")
     status, text, errors = horovodrun("-cb", "-v", before=before, **place.environment())
@@ -121,7 +121,7 @@ sys.stdout.write(f"{hvd.allreduce(np.ones(1), op=hvd.Sum)[0]:g} ranks\\n")
 """
 
 
-def test_as_many_as_the_scheduler_says(tmp_path):
+def test_rank_count_defaults_to_the_allocation(tmp_path):
     script = tmp_path / "sum.py"
     script.write_text(SUM)
     slurm = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "3"}
@@ -158,7 +158,7 @@ ONE_NODE = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
         ("", {"SM_HOSTS": '["fe80::1", "b"]'}, (2, "[fe80::1]:1,b:1")),
     ],
 )
-def test_hosts_of_a_scheduler(monkeypatch, flags, variables, expected):
+def test_hosts_default_to_the_allocation(monkeypatch, flags, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     options = as_scheduled(parse([*flags.split(), "python"]))

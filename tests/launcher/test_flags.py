@@ -28,13 +28,13 @@ HOROVOD = """
 """
 
 
-def test_every_flag_of_horovodrun_is_there():
+def test_every_horovodrun_flag_exists():
     ours = {name for flag in all_flags() for name in flag.names.split()}
     ours |= {name for flag in all_flags() for form in flag.forms for name in form.names.split()}
     assert not set(HOROVOD.split()) - ours
 
 
-def test_the_page_has_every_flag_and_every_key():
+def test_guide_documents_every_flag_and_config_key():
     page = (ROOT / "docs" / "horovodrun.md").read_text()
     forms = [form.names for flag in all_flags() for form in flag.forms]
     names = {name for text in [flag.names for flag in all_flags()] + forms for name in text.split()}
@@ -45,7 +45,7 @@ def test_the_page_has_every_flag_and_every_key():
     assert set(found) == {flag.attribute for flag in all_flags() if flag.config}
 
 
-def test_the_table_sets_variables_that_are_read():
+def test_flags_set_variables_that_are_read():
     known = {variable.name for variable in VARIABLES} | {*IGNORED, "STALL_CHECK_DISABLE"}
     assert {flag.variable for flag in all_flags() if flag.variable} <= known
     attributes = [flag.attribute for flag in all_flags()]
@@ -71,11 +71,11 @@ def test_the_table_sets_variables_that_are_read():
         ("", {}),
     ],
 )
-def test_settings(flags, settings):
+def test_flags_become_settings(flags, settings):
     assert parse(["-np", "1", *flags.split(), "prog"]).settings == settings
 
 
-def test_variables_that_are_not_horovods():
+def test_flags_set_variables_outside_of_horovod():
     assert parse(["-np", "1", "prog"]).variables == {}
     flags = ["--tcp", "--network-interface", "eth0", "--network-interfaces", "ib0,ib1"]
     options = parse(["-np", "1", *flags, "prog"])
@@ -100,7 +100,7 @@ def test_variables_that_are_not_horovods():
         ("--config-file nonesuch.yaml", "nonesuch.yaml cannot be read: No such file"),
     ],
 )
-def test_refused_in_one_line(arguments, message, capsys):
+def test_invalid_flags_are_refused_in_one_line(arguments, message, capsys):
     if "--config-file" in arguments:
         pytest.importorskip("yaml")
     assert launch.main(["-np", "2", *arguments.split(), "true"]) == 2
@@ -156,7 +156,7 @@ def file(tmp_path):
     return write
 
 
-def test_a_file_with_everything(file):
+def test_config_file_with_every_key(file):
     options = parse(["-np", "2", "--config-file", str(file(EVERYTHING)), "prog"])
     assert options.controller == "mpi"
     assert options.settings == {
@@ -188,7 +188,7 @@ def test_a_file_with_everything(file):
     assert len(options.settings) + 1 == len(configurable), "the file above has everything"
 
 
-def test_the_command_line_wins(file):
+def test_command_line_overrides_config_file(file):
     path = file("params: {cache_capacity: 1}\nautotune: {enabled: true}\ncontroller: mpi\n")
     flags = ["--no-autotune", "--config-file", str(path), "--cache-capacity", "2", "--gloo"]
     options = parse(["-np", "2", *flags, "prog"])
@@ -215,12 +215,12 @@ def test_the_command_line_wins(file):
         ("\x01", "is not YAML: "),
     ],
 )  # fmt: skip
-def test_a_file_that_is_wrong(file, text, message, capsys):
+def test_invalid_config_file_is_refused(file, text, message, capsys):
     assert launch.main(["-np", "2", "--config-file", str(file(text)), "true"]) == 2
     assert re.fullmatch(r"horovodrun: [^\n]*job\.yaml[^\n]+\n", error := capsys.readouterr().err)
     assert message in error
 
 
-def test_what_a_file_leaves_open():
+def test_empty_config_file_sections_set_nothing():
     assert config_file.settings({}) == {}
     assert config_file.settings({"params": None, "autotune": {"log_file": None}}) == {}

@@ -76,7 +76,7 @@ def python(*lines):
         ("-np 2 --output-filename /dev/null/x true", "--output-filename: Not a directory"),
     ],
 )
-def test_refused_in_one_line(arguments, message):
+def test_invalid_command_lines_are_refused_in_one_line(arguments, message):
     done = launch(*arguments.split())
     assert done.returncode == 2
     assert done.stdout == ""
@@ -84,7 +84,7 @@ def test_refused_in_one_line(arguments, message):
     assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr)
 
 
-def test_not_executable(tmp_path):
+def test_program_that_is_not_executable_is_refused(tmp_path):
     (tmp_path / "train.py").write_text("")
     done = launch("-np", 1, "./train.py", cwd=tmp_path)
     assert done.stderr == (
@@ -99,7 +99,7 @@ def test_not_executable(tmp_path):
     assert done.stderr.startswith("horovodrun: rank 0 could not be started: Exec format error")
 
 
-def test_python_script():
+def test_python_script_is_run_with_python():
     def script(text):
         return checks.python_script(text.split())
 
@@ -139,7 +139,7 @@ def test_check_build_imports_no_framework(tmp_path):
 # ---- what the ranks are told -----------------------------------------------------------------------------------------
 
 
-def test_environment():
+def test_environment_of_the_ranks():
     show = python(
         "for name in sorted(os.environ):",
         "    if 'HOROVOD' in name or 'HOROPLUG' in name or name == 'PYTHONUNBUFFERED':",
@@ -208,7 +208,7 @@ def test_environment():
     assert ranks[0]["_HOROVOD_SECRET_KEY"] == ranks[1]["_HOROVOD_SECRET_KEY"]
 
 
-def test_the_secret_is_shown_nowhere():
+def test_secret_is_not_printed():
     show = python(
         "secret = os.environ['_HOROVOD_SECRET_KEY']",
         "for name in os.listdir('/proc'):",
@@ -225,7 +225,7 @@ def test_the_secret_is_shown_nowhere():
     assert secret not in done.stderr
 
 
-def test_arguments_and_environment_survive():
+def test_arguments_and_environment_are_passed_unchanged():
     odd = ["a b", "", "ü\n$x'\"", os.fsdecode(b"\xff\xfe"), "-np", "--verbose"]
     show = python("print([os.fsencode(a) for a in sys.argv[1:]], os.environb[b'ODD'])")
     done = launch("-np", 1, *show, *odd, env={"ODD": os.fsdecode(b"\xf0\x28")})
@@ -233,7 +233,7 @@ def test_arguments_and_environment_survive():
     assert done.stdout == f"[0]<stdout>:{arguments} {value}\n"
 
 
-def test_the_ranks_run_where_the_launcher_does(tmp_path):
+def test_ranks_run_in_the_working_directory_of_the_launcher(tmp_path):
     done = launch("-np", 1, *python("print(os.getcwd(), sys.stdin.read() == '')"), cwd=tmp_path)
     assert done.stdout == f"[0]<stdout>:{tmp_path} True\n"
     # Ctrl-C and a hangup work in the ranks as anywhere else.
@@ -243,7 +243,7 @@ def test_the_ranks_run_where_the_launcher_does(tmp_path):
     assert "SIG_IGN" not in done.stdout.replace("Handlers.SIG_IGN", "", 1)  # Python's own SIGPIPE
 
 
-def test_a_double_dash_ends_the_flags():
+def test_double_dash_ends_the_flags():
     assert parse(["-np", "2", "--", "prog", "--", "-np"]).command == ["prog", "--", "-np"]
     assert parse(["-np", "2", "prog", "--", "-np", "3"]).num_proc == 2
 
@@ -251,7 +251,7 @@ def test_a_double_dash_ends_the_flags():
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def test_lines_are_not_torn():
+def test_output_lines_of_ranks_are_not_mixed():
     done = launch(
         "-np",
         4,
@@ -277,7 +277,7 @@ def test_lines_are_not_torn():
     )
 
 
-def test_a_last_line_without_an_end_and_an_empty_one():
+def test_last_line_without_newline_and_empty_line():
     done = launch("-np", 2, *python("print()", "print('no end', end='')"))
     assert sorted(done.stdout.splitlines()) == sorted(
         f"[{rank}]<stdout>:{text}" for rank in (0, 1) for text in ("", "no end")
@@ -285,7 +285,7 @@ def test_a_last_line_without_an_end_and_an_empty_one():
     assert done.stdout.endswith("\n")
 
 
-def test_bytes_that_are_no_text_pass_through():
+def test_invalid_utf8_passes_through():
     done = subprocess.run(
         [sys.executable, "-m", "horoplug.runner", "-np", "1", "printf", r"\377\000x\r\n"],
         env=ENV,
@@ -295,7 +295,7 @@ def test_bytes_that_are_no_text_pass_through():
     assert done.stdout == b"[0]<stdout>:\xff\0x\n"
 
 
-def test_output_arrives_while_the_job_runs():
+def test_output_is_forwarded_while_the_job_runs():
     """A line is passed on when it is written, not when the job ends."""
     command = python("import signal", "print('first')", "signal.pause()")
     with subprocess.Popen(
@@ -313,7 +313,7 @@ def test_output_arrives_while_the_job_runs():
 
 
 @pytest.mark.parametrize(("size", "width"), [(1, 1), (2, 1), (11, 2)])
-def test_output_files(tmp_path, size, width):
+def test_output_files_per_rank(tmp_path, size, width):
     folder = tmp_path / "deep" / "logs"
     command = ["sh", "-c", "echo out $HOROVOD_RANK; printf 'err\\rX' >&2"]
     done = launch("-np", size, "--output-filename", folder, *command)
@@ -327,14 +327,14 @@ def test_output_files(tmp_path, size, width):
 
 
 @pytest.mark.parametrize("flag", ["-prefix-timestamp", "--prefix-output-with-timestamp"])
-def test_timestamps(flag):
+def test_output_timestamps(flag):
     done = launch("-np", 1, flag, "echo", "hello")
     assert re.fullmatch(
         r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:hello\n", done.stdout
     )
 
 
-def test_a_reader_that_has_had_enough():
+def test_closed_output_pipe_ends_the_job():
     command = [sys.executable, "-m", "horoplug.runner", "-np", "2", "yes"]
     with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout.readline().endswith(b"<stdout>:y\n")
@@ -343,7 +343,7 @@ def test_a_reader_that_has_had_enough():
         assert run.stderr.read() == b""
 
 
-def test_a_progress_bar_in_a_file(monkeypatch):
+def test_progress_bar_in_a_file(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
     out, err = Screen(False), Screen(False)
@@ -361,7 +361,7 @@ def test_a_progress_bar_in_a_file(monkeypatch):
     assert out.data == b""
 
 
-def test_a_progress_bar_on_a_terminal():
+def test_progress_bar_on_a_terminal():
     screen = Screen(True)
     merged = output.Output(2, (screen, screen))
     merged.feed(0, 1, b"\r10%")
@@ -381,7 +381,7 @@ def test_a_progress_bar_on_a_terminal():
     assert screen.data.endswith(b"\r\x1b[K[1]<stderr>:20%\n")
 
 
-def test_an_endless_line_does_not_fill_the_memory():
+def test_endless_line_uses_bounded_memory():
     out = Screen(False)
     merged = output.Output(1, (out, Screen(False)))
     for _ in range(5):

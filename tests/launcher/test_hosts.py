@@ -115,7 +115,7 @@ hvd.shutdown()
     ],
     ids=["2x1", "2x2", "mixed", "4x1"],
 )
-def test_collectives(cluster, hosts, expected):
+def test_collectives_across_hosts(cluster, hosts, expected):
     done = cluster.launch(0, "-np", len(expected), "-H", hosts, sys.executable, "-c", COLLECTIVES)
     assert (done.returncode, done.stderr) == (0, "")
     rows = sorted(json.loads(line.partition(":")[2]) for line in done.stdout.splitlines())
@@ -124,7 +124,7 @@ def test_collectives(cluster, hosts, expected):
     assert len({row[-1] for row in rows}) == len({row[-2] for row in rows})
 
 
-def test_training(cluster, tmp_path):
+def test_training_across_hosts(cluster, tmp_path):
     """As in one process with the gradients of all; from a hostfile."""
     pytest.importorskip("torch")
     hostfile = tmp_path / "hosts"
@@ -146,7 +146,7 @@ def test_training(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("hosts", ["h0,h1", "[fd00:0::1]:1,[fd00:0::2]:1"])
-def test_ipv6(hosts):
+def test_job_over_ipv6(hosts):
     with Cluster(2, ipv6=True) as cluster:
         command = [sys.executable, "-c", COLLECTIVES]
         done = cluster.launch(0, "-np", 2, "-H", hosts, *command)
@@ -168,7 +168,7 @@ MPIRUN = {
 
 
 @pytest.mark.parametrize("way", ["mpi", "gloo"])
-def test_mpirun(cluster, place, way):
+def test_mpirun_across_hosts(cluster, place, way):
     """Ranks find each other over MPI, and talk over MPI or TCP."""
     pytest.importorskip("mpi4py")
     program = """
@@ -194,7 +194,7 @@ print(f"{place} on {MPI.Get_processor_name()} {way}\\n", end="", flush=True)
     assert set(out.splitlines()) == expected
 
 
-def test_environment(cluster):
+def test_environment_of_remote_ranks(cluster):
     show = python(
         "wanted = 'PLAIN', 'HOME', 'KEPT_HERE', 'CUDA_VISIBLE_DEVICES', 'SSH_AUTH_SOCK', 'ODD', 'BASH_FUNC_x%%'",
         "print(os.getcwd(), [os.environ.get(name) for name in wanted])",
@@ -217,7 +217,7 @@ def test_environment(cluster):
     assert done.stdout == f"[0]<stdout>:{os.getcwd()} {told}\n"
 
 
-def test_the_secret_is_on_no_command_line(cluster):
+def test_secret_appears_on_no_command_line(cluster):
     show = python(
         "secret = os.environ['_HOROVOD_SECRET_KEY']",
         "import base64",
@@ -237,14 +237,14 @@ def test_the_secret_is_on_no_command_line(cluster):
     assert re.search("SECRET (.*)", done.stdout)[1] not in done.stderr
 
 
-def test_a_login_shell_that_talks(cluster, tmp_path):
+def test_login_shell_output_is_ignored(cluster, tmp_path):
     noisy = wrapper(tmp_path, "echo 'Welcome to this machine!'; echo 'mind the gap' >&2")
     command = python("print(rank)")
     done = cluster.launch(0, "-np", 1, "-H", "h1", "--remote-python", noisy, *command)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0]<stdout>:0\n", "")
 
 
-def test_much_output(cluster):
+def test_large_output_of_remote_ranks_is_complete(cluster):
     count = 30000
     command = python(f"for i in range({count}): print(i)")
     done = cluster.launch(0, "-np", 1, "-H", "h1", *command)
@@ -285,7 +285,7 @@ def test_interfaces_with_different_names(two_networks, flags, env, network):
     assert set(done.stdout.splitlines()) == shown
 
 
-def test_the_network_that_all_have(two_networks):
+def test_common_network_is_used(two_networks):
     done = two_networks.launch(0, "-np", 3, "-H", "h0,h1,h2", sys.executable, "-c", ADDRESSES)
     assert done.returncode == 0, done.stderr
     assert {line.partition(":")[2] for line in done.stdout.splitlines()} == {
@@ -301,7 +301,7 @@ def test_no_common_network():
         cluster.wait_gone()
 
 
-def test_a_name_that_only_ssh_knows_here(cluster, tmp_path):
+def test_host_name_known_only_to_ssh(cluster, tmp_path):
     """An alias of the launching user's, which is no name to the resolver, here or there."""
     config = tmp_path / "config"
     own = (cluster.folder / "ssh_config").read_text()
@@ -363,11 +363,11 @@ def refused(cluster, *arguments, hosts="h0,h1", cwd=None, env=None):
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-def test_hosts_that_cannot_be_used(cluster, hosts, flags, message):
+def test_unusable_hosts_are_named(cluster, hosts, flags, message):
     assert re.search(message, refused(cluster, *flags, "sleep", 600, hosts=hosts))
 
 
-def test_the_key_of_a_host_has_changed(cluster, tmp_path):
+def test_changed_host_key_is_refused(cluster, tmp_path):
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True
     )
@@ -378,7 +378,7 @@ def test_the_key_of_a_host_has_changed(cluster, tmp_path):
     assert text.startswith("host h1: Host key verification failed.")
 
 
-def test_no_horoplug_there(cluster, tmp_path):
+def test_remote_host_without_horoplug(cluster, tmp_path):
     bare = wrapper(tmp_path, "unset PYTHONPATH; cd /", last='exec "$python" -S "$@"')
     text = refused(cluster, "--remote-python", bare, "true")
     assert re.match(
@@ -386,7 +386,7 @@ def test_no_horoplug_there(cluster, tmp_path):
     )
 
 
-def test_a_horoplug_there_from_before_there_were_several_hosts(cluster, tmp_path):
+def test_remote_horoplug_without_multi_host_support(cluster, tmp_path):
     package = tmp_path / "horoplug"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -397,7 +397,7 @@ def test_a_horoplug_there_from_before_there_were_several_hosts(cluster, tmp_path
     assert re.match("host h1: horoplug is older there than on this host .*No module named", text)
 
 
-def test_another_horoplug_there(cluster, tmp_path):
+def test_remote_horoplug_of_another_version(cluster, tmp_path):
     info = tmp_path / "horoplug-9.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: horoplug\nVersion: 9.9\n")
@@ -407,7 +407,7 @@ def test_another_horoplug_there(cluster, tmp_path):
     assert re.match(r"h1 has horoplug 9\.9, and this host [\d.]+: all hosts need the same", text)
 
 
-def test_no_such_folder_or_program_there(cluster, tmp_path):
+def test_missing_remote_folder_or_program_is_named(cluster, tmp_path):
     """The file system is everybody's here: what is missing on a host has to go away in time."""
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -444,7 +444,7 @@ def filtered(cluster):
         subprocess.run([*cluster.inside(host), "iptables", "-D", *rule], check=True)
 
 
-def test_a_firewall_at_the_launcher(cluster, filtered):
+def test_firewall_at_the_launcher_is_reported(cluster, filtered):
     filtered(0)
     text = refused(cluster, "true")
     assert re.match(
@@ -453,13 +453,13 @@ def test_a_firewall_at_the_launcher(cluster, filtered):
     assert "firewalls" in text
 
 
-def test_a_firewall_between_hosts(cluster, filtered):
+def test_firewall_between_hosts_is_reported(cluster, filtered):
     filtered(1)
     text = refused(cluster, "true", hosts="h1,h2")
     assert re.match("h2 does not reach h1 at 10.214.0.2: no answer within .*firewalls", text)
 
 
-def test_a_host_that_hangs_at_the_start(cluster, tmp_path):
+def test_host_that_hangs_during_the_start_is_named(cluster, tmp_path):
     stuck = wrapper(tmp_path, "exec cat >/dev/null")
     flags = ["--start-timeout", 3, "--remote-python", stuck]
     text = refused(cluster, *flags, "true", hosts="h0,h1,h2")
@@ -480,7 +480,7 @@ sys.exit(launch.main(sys.argv[2:]))
 """
 
 
-def test_a_resolver_that_does_not_answer(cluster, tmp_path):
+def test_unresponsive_resolver_is_reported(cluster, tmp_path):
     """It is asked once, ssh waits for it, too, and all that counts as a part of the start."""
     flags = ["--start-timeout", 4, "--ssh", "sh -c 'sleep 60'"]
     asked = tmp_path / "asked"
@@ -490,7 +490,7 @@ def test_a_resolver_that_does_not_answer(cluster, tmp_path):
     assert asked.read_text() == "x"
 
 
-def test_a_host_that_vanishes_at_the_start(cluster, tmp_path):
+def test_host_lost_during_the_start_is_named(cluster, tmp_path):
     """Its link goes down when the agent has begun there."""
     began = tmp_path / "began"
     slow = wrapper(tmp_path, f'case "$*" in *probe*) touch {began}; sleep 3;; esac')
@@ -509,7 +509,7 @@ def test_a_host_that_vanishes_at_the_start(cluster, tmp_path):
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_failure_ends_all(cluster):
+def test_first_failure_ends_all_hosts(cluster):
     command = python("if rank == 2: sys.exit(7)", SPIN)
     done = cluster.launch(0, "-np", 4, "-H", "h0:2,h1,h2", *command)
     assert done.returncode == 7
@@ -517,7 +517,7 @@ def test_the_first_failure_ends_all(cluster):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all(cluster, number):
+def test_signal_ends_all_hosts(cluster, number):
     process = cluster.start(0, "-np", 3, "-H", "h0,h1,h2", *python(READY, SPIN))
     wait_for(process, "ready", 3)
     process.send_signal(number)
@@ -526,7 +526,7 @@ def test_a_signal_ends_all(cluster, number):
     assert re.fullmatch("horovodrun: (interrupted|terminated); all ranks were ended\n", err)
 
 
-def test_interrupted_while_a_host_hangs(cluster, tmp_path):
+def test_interrupt_while_a_host_hangs(cluster, tmp_path):
     began = tmp_path / "began"
     stuck = wrapper(tmp_path, f"touch {began}; exec cat >/dev/null")
     process = cluster.start(0, "-np", 2, "-H", "h0,h1", "--remote-python", stuck, "true")
@@ -552,7 +552,7 @@ def ssh_to(process, host):
     raise AssertionError("no ssh")
 
 
-def test_the_launcher_is_killed(cluster):
+def test_remote_ranks_end_when_the_launcher_is_killed(cluster):
     process = cluster.start(0, "-np", 3, "-H", "h0,h1,h2", *TREE)
     wait_for(process, "ready", 3)
     process.kill()
@@ -560,7 +560,7 @@ def test_the_launcher_is_killed(cluster):
     cluster.wait_gone()
 
 
-def test_ssh_is_killed(cluster):
+def test_remote_ranks_end_when_ssh_is_killed(cluster):
     process = cluster.start(0, "-np", 3, "-H", "h0,h1,h2", *TREE)
     wait_for(process, "ready", 3)
     ssh_to(process, "h2").kill()
@@ -573,7 +573,7 @@ def test_ssh_is_killed(cluster):
     cluster.wait_gone()
 
 
-def test_the_agent_of_a_host_is_killed(cluster):
+def test_job_ends_when_an_agent_is_killed(cluster):
     process = cluster.start(0, "-np", 2, "-H", "h0,h1", *TREE)
     wait_for(process, "ready", 2)
     # The agent's parent, which is the same program, stays.
@@ -603,7 +603,7 @@ except hvd.HorovodInternalError as error:
 """
 
 
-def test_a_host_vanishes(cluster, tmp_path):
+def test_lost_host_is_named(cluster, tmp_path):
     """Its link goes down: every rank gets an error that names one on the other side, in time, and nothing is left."""
     deadline = 4
     flags = ["-np", 4, "-H", "h0,h1,h2:2", "--gloo-timeout-seconds", deadline]
@@ -630,7 +630,7 @@ def test_a_host_vanishes(cluster, tmp_path):
         assert re.search(rf"rank(s \[?|\s)[{others}]", text), text
 
 
-def test_a_host_vanishes_while_nobody_talks(cluster):
+def test_lost_host_is_named_while_the_job_is_idle(cluster):
     """The launcher notices it by itself, and so does the host."""
     flags = ["-np", 2, "-H", "h0,h2", "--gloo-timeout-seconds", 1]
     process = cluster.start(0, *flags, *python(READY, SPIN), later=2)
@@ -647,7 +647,7 @@ def test_a_host_vanishes_while_nobody_talks(cluster):
         cluster.link(2, "up")
 
 
-def test_a_suspended_launcher_is_no_lost_one(cluster):
+def test_suspended_launcher_is_not_lost(cluster):
     """Ctrl-Z, for longer than a host or the launcher would be silent."""
     flags = ["-np", 2, "-H", "h0,h1", "--gloo-timeout-seconds", 1]
     command = python(READY, "sys.stdout.flush()", "import time", "time.sleep(8)", "print('end')")
@@ -663,7 +663,7 @@ def test_a_suspended_launcher_is_no_lost_one(cluster):
     assert out.count("end") == 2
 
 
-def test_a_launcher_whose_output_nobody_reads_is_no_lost_one(cluster):
+def test_launcher_with_blocked_output_is_not_lost(cluster):
     """As in a pager: it is stuck in a write, and the host must not take that for its end, nor it for the host's."""
     flags = ["-np", 1, "-H", "h1", "--gloo-timeout-seconds", 1]
     process = cluster.start(0, *flags, "yes", later=3)
@@ -678,7 +678,7 @@ def test_a_launcher_whose_output_nobody_reads_is_no_lost_one(cluster):
 
 
 @pytest.mark.parametrize("algorithm", ["hierarchical", "ring"])
-def test_algorithms(cluster, algorithm):
+def test_algorithms_between_hosts(cluster, algorithm):
     command = [sys.executable, "-c", COLLECTIVES]
     env = {"HOROPLUG_ALGORITHM": algorithm, "HOROPLUG_NUM_STREAMS": "2"}
     done = cluster.launch(0, "-np", 3, "-H", "h0:1,h1:2", *command, env=env)

@@ -36,19 +36,19 @@ from horoplug.runner.remote import Ssh
         ("10.0.0.1:2,[fd00::1]:3,[::1]", [("10.0.0.1", 2), ("fd00::1", 3), ("::1", 1)]),
     ],
 )
-def test_hosts(text, expected):
+def test_host_argument_is_parsed(text, expected):
     assert parse_hosts(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", ",", "a,,b", "a:", ":2", "a:0", "a:-1", "a:two", "fd00::1", "-oX=y:1", "a b", "[a"]
 )
-def test_wrong_hosts(text):
+def test_invalid_host_arguments_are_refused(text):
     with pytest.raises(UsageError, match=r"^-H wants host:slots,host:slots, for example"):
         parse_hosts(text)
 
 
-def test_hostfile(tmp_path):
+def test_hostfile_is_parsed(tmp_path):
     file = tmp_path / "hosts"
     file.write_text(
         "# a comment\n\nnode1 slots=4 max_slots=8  # another\n  node2:2\nnode3\nnode1 slots=1\n[fd00::1] slots=2\n"
@@ -72,14 +72,14 @@ def test_hostfile(tmp_path):
         ("\0\udcff", "it is not a text file"),
     ],
 )
-def test_wrong_hostfile(tmp_path, text, message):
+def test_invalid_hostfiles_are_refused(tmp_path, text, message):
     file = tmp_path / "hosts"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UsageError, match=message):
         parse_hostfile(str(file))
 
 
-def test_this_host():
+def test_names_of_this_host_are_recognised():
     own = socket.gethostname()
     for name in ("localhost", "127.0.0.1", "127.9.9.9", "::1", own, own.upper()):
         assert is_this_host(name), name
@@ -89,7 +89,7 @@ def test_this_host():
         assert not is_this_host(name), name
 
 
-def test_names_are_looked_up_at_once_and_not_for_ever(monkeypatch):
+def test_host_names_are_resolved_in_parallel_with_a_limit(monkeypatch):
     def answer(name, *_, **__):
         if name == "slow":
             over.wait(60)
@@ -104,7 +104,7 @@ def test_names_are_looked_up_at_once_and_not_for_ever(monkeypatch):
     assert found == {"slow": [], "unknown": [], "user@a": ["192.0.2.1"], "a": ["192.0.2.1"]}
 
 
-def test_places():
+def test_ranks_are_placed_on_hosts_in_order():
     placed = assign_ranks(parse_hosts("a.invalid:2,localhost:1,b.invalid:3,127.0.0.1:1"), 6)
     assert [(one.name, one.is_local, one.ranks) for one in placed] == [
         ("a.invalid", False, (0, 1)),
@@ -120,7 +120,7 @@ def test_places():
         assign_ranks(parse_hosts("a.invalid:2,b.invalid"), 4)
 
 
-def test_numbers():
+def test_rank_numbers_of_each_host():
     placed = assign_ranks(parse_hosts("a.invalid:1,b.invalid:3,c.invalid:2"), 6)
     found = local_and_cross_ranks(placed)
     names = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
@@ -134,7 +134,7 @@ def test_numbers():
 # ---- interfaces, environment, ssh ------------------------------------------------------------------------------------
 
 
-def test_interfaces():
+def test_common_network_interfaces_are_chosen():
     known = interfaces()
     assert ("lo", "127.0.0.1", True) in known
     assert {one.name for one in known} <= {name for _, name in socket.if_nameindex()}
@@ -146,7 +146,7 @@ def test_interfaces():
         select_interfaces(["x", "y"])
 
 
-def test_what_is_forwarded():
+def test_forwarded_environment_variables():
     stays = ["HOME", "USER", "SSH_AUTH_SOCK", "BASH_FUNC_f%%", "OLDPWD", "CUDA_VISIBLE_DEVICES"]
     goes = [
         "PATH",
@@ -174,7 +174,7 @@ def test_ssh_command():
     assert command[-1].startswith("exec '/a python' -I -S ")
 
 
-def test_the_agent_can_be_sent():
+def test_agent_source_can_be_sent_to_a_host():
     """It ends with the call that starts it, and has no zero byte, which marks its end."""
     with open(agent.__file__, "rb") as file:
         source = file.read()
@@ -207,7 +207,7 @@ class Talk:
         self.say(host, peer={"number": number, "own": own, "reason": reason})
 
 
-def test_a_good_start():
+def test_agents_start_and_report_their_addresses():
     talk = Talk()
     for host in range(3):
         talk.hello(host)
@@ -228,7 +228,7 @@ def test_a_good_start():
     assert talk.preflight.done
 
 
-def test_the_first_address_is_waited_for_but_not_for_long():
+def test_first_address_is_preferred_for_a_short_time():
     talk = Talk(hosts="ab")
     for host in range(2):
         talk.hello(host)
@@ -276,13 +276,13 @@ def test_prescribed_interfaces():
     ],
     ids=["version", "interface", "listen", "none", "no common", "peer"],
 )
-def test_a_start_that_is_not_possible(play, message):
+def test_impossible_starts_are_refused(play, message):
     talk = Talk()
     with pytest.raises(StartError, match=message):
         play(talk)
 
 
-def test_who_is_late():
+def test_late_hosts_are_named():
     talk = Talk()
     talk.hello(1)
     assert talk.preflight.waiting_for() == "no answer from a, c"

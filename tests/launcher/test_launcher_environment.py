@@ -34,7 +34,7 @@ def variables(launcher, rank, size):
 
 
 @pytest.mark.parametrize("launcher", NUMBERS, ids=lambda launcher: launcher.name)
-def test_recognised(launcher):
+def test_launchers_are_recognised_by_their_variables(launcher):
     found = recognise(variables(launcher, "1", "3"))
     assert found is not None
     assert (found.launcher, found.rank, found.size) == (launcher, 1, 3)
@@ -49,14 +49,14 @@ def test_recognised(launcher):
 @pytest.mark.parametrize(
     ("rank", "size"), [("3", "3"), ("-1", "3"), ("one", "3"), ("0", "0"), ("0", "?")]
 )
-def test_numbers_that_make_no_sense(launcher, rank, size):
+def test_invalid_ranks_and_sizes_are_refused(launcher, rank, size):
     text = complaint(recognise, variables(launcher, rank, size))
     for part in (launcher.name, f"{launcher.rank}={rank}", f"{launcher.size}={size}", "horovodrun"):
         assert part in text
 
 
 @pytest.mark.parametrize("starter", STARTERS.values())
-def test_starters(starter):
+def test_every_starter_gives_consistent_ranks(starter):
     found = [recognise(each) for each in starter(3)]
     assert [(each.rank, each.size) for each in found] == [(0, 3), (1, 3), (2, 3)]
     assert len({each.launcher.name for each in found}) == 1
@@ -69,7 +69,7 @@ def address(variables):
     return recognise(variables).bootstrap_address
 
 
-def test_where_they_meet(tmp_path):
+def test_bootstrap_address_of_each_launcher(tmp_path):
     assert address(srun(4, nodes=2)[1]).hosts == ("127.0.0.1",)
     assert not address(srun(4, nodes=2)[1]).on_one_host
     assert address(srun(4)[1]).on_one_host
@@ -90,7 +90,7 @@ def test_where_they_meet(tmp_path):
     assert recognise(many | {"SM_CURRENT_HOST": "algo-10"}).rank == 3
 
 
-def test_another_attempt_is_another_job():
+def test_restart_is_a_different_job():
     jobs = [
         address(each).job
         for each in (
@@ -118,7 +118,7 @@ def name_of(*parts):
     return found.launcher.name if found else None
 
 
-def test_the_innermost_wins():
+def test_innermost_launcher_wins():
     step = srun(4, nodes=4)[0]
     assert name_of(step, OPEN_MPI) == "Open MPI's mpirun"  # its daemons are a step of srun
     assert name_of(step, HYDRA) == "mpirun of MPICH or Intel MPI"
@@ -136,7 +136,7 @@ def test_the_innermost_wins():
     )
 
 
-def test_what_is_no_rank():
+def test_processes_outside_a_job_are_no_ranks():
     batch_script = {key: value for key, value in srun(2)[0].items() if "STEP" not in key}
     assert recognise(batch_script) is None
     assert recognise({"RANK": "1", "WORLD_SIZE": "2"}) is None  # may be anything
@@ -159,7 +159,7 @@ def test_what_is_no_rank():
         (sagemaker(2)[0] | {"SM_HOSTS": '{"a": 1}'}, "SM_HOSTS"),
     ],
 )
-def test_what_is_missing(variables, missing):
+def test_missing_variables_are_named(variables, missing):
     assert missing in complaint(recognise, variables)
 
 
@@ -178,7 +178,7 @@ def test_what_is_missing(variables, missing):
         ("[1-2].example.org", "1.example.org 2.example.org"),
     ],
 )
-def test_hosts(text, hosts):
+def test_slurm_host_lists_are_expanded(text, hosts):
     assert slurm.hosts(text) == hosts.split()
 
 
@@ -199,11 +199,11 @@ def test_hosts(text, hosts):
         ",",
     ],
 )
-def test_wrong_hosts(text):
+def test_invalid_slurm_host_lists_are_refused(text):
     complaint(slurm.hosts, text)
 
 
-def test_any_text_is_hosts_or_an_error():
+def test_any_text_is_a_host_list_or_an_error():
     generator = random.Random(seed())
     for _ in range(2000):
         text = "".join(generator.choices("ab01-,[]", k=generator.randrange(16)))
@@ -213,12 +213,12 @@ def test_any_text_is_hosts_or_an_error():
             continue
 
 
-def test_too_many_hosts():
+def test_oversized_host_lists_are_refused():
     with pytest.raises(ValueError, match="more than"):
         slurm.hosts("a[1-1000][1-1000][1-1000]")
 
 
-def test_counts():
+def test_task_counts_are_expanded():
     assert slurm.counts("2(x3),1") == [2, 2, 2, 1]
     assert slurm.counts("40") == [40]
     for text in ("", "2(x", "x3", "1,,2", "-1", "1(x99999999999)"):
@@ -228,7 +228,7 @@ def test_counts():
 # ---- what schedulers have given to a job -----------------------------------------------------------------------------
 
 
-def test_allocations(tmp_path):
+def test_hosts_and_slots_of_scheduler_allocations(tmp_path):
     def file(text):
         path = tmp_path / "hosts"
         path.write_text(text)
@@ -266,7 +266,7 @@ def test_allocations(tmp_path):
         {"SM_HOSTS": "[]"},
     ],
 )
-def test_wrong_allocations(variables):
+def test_invalid_allocations_are_refused(variables):
     text = complaint(allocation, variables)
     assert next(iter(variables)) in text
     assert "-H" in text

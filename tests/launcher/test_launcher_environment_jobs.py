@@ -62,11 +62,11 @@ def refusal(result):
 
 
 @pytest.mark.parametrize("starter", STARTERS.values())
-def test_a_job(starter, home):
+def test_job_started_by_each_launcher(starter, home):
     check(run(every(starter(2), home), JOB))
 
 
-def test_hosts_that_share_no_memory(home):
+def test_job_on_hosts_without_shared_memory(home):
     environments = every(srun(4, nodes=2), home)
     script = """
 import sys
@@ -82,7 +82,7 @@ sys.stdout.write(f"rank {hvd.rank()} of 4 is done\\n")
     check(run([a | b for a, b in zip(environments, hosts, strict=True)], script))
 
 
-def test_over_mpi_if_the_user_wants_it(home):
+def test_bootstrap_over_mpi_on_request(home):
     """Who has been told of no other process by MPI does not go on alone."""
     pytest.importorskip("mpi4py")
     variables = find("mpich").environment() | {"HOROVOD_CONTROLLER": "mpi"}
@@ -114,7 +114,7 @@ sys.stdout.write(f"rank {rank} of 3 is done\\n")
 """
 
 
-def test_rank_0_ends_before_others_begin_again(home, tmp_path):
+def test_rank_0_ends_before_others_init_again(home, tmp_path):
     """It serves the store: as long as others are there, it waits for them with its end, for a while."""
     check(run(every(srun(3), home), PARTED, str(tmp_path)))
 
@@ -122,7 +122,7 @@ def test_rank_0_ends_before_others_begin_again(home, tmp_path):
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
 )
-def test_two_hosts(home):
+def test_job_across_two_hosts(home):
     """Rank 0's launcher gives it another name for its host than it gives to the other rank, and no route leads out."""
     environments = every(distributed(2), home)
     with Network(2, rate=0, congestion="reno") as network:
@@ -147,7 +147,7 @@ def torchrun(*arguments, home, timeout=60):
     return done.returncode, done.stdout
 
 
-def test_torchrun(home, tmp_path):
+def test_job_under_torchrun(home, tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "job.py"
     script.write_text(JOB)
@@ -156,7 +156,7 @@ def test_torchrun(home, tmp_path):
     assert sorted(re.findall(r"rank (\d) of 2 is done", output)) == ["0", "1"]
 
 
-def test_torchrun_starts_again(home, tmp_path):
+def test_job_restarted_by_torchrun(home, tmp_path):
     """The second attempt's ranks find each other, not those of the first."""
     pytest.importorskip("torch")
     script = tmp_path / "job.py"
@@ -177,19 +177,19 @@ def first_port(variables):
     return ports(recognise(variables).bootstrap_address.job)[0]
 
 
-def test_another_jobs_server_is_on_the_first_port(home):
+def test_first_port_used_by_another_job(home):
     environments = every(srun(2), home)
     with StoreServer(bytes(32), "127.0.0.1", first_port(environments[0])):
         check(run(environments, JOB))
 
 
-def test_somebody_silent_is_on_the_first_port(home):
+def test_first_port_used_by_a_silent_server(home):
     environments = every(srun(2), home)
     with socket.create_server(("127.0.0.1", first_port(environments[0]))):
         check(run(environments, JOB))
 
 
-def test_all_ports_are_taken(home):
+def test_all_ports_in_use_is_an_error(home):
     variables = srun(2)[0] | home
     listeners = []
     try:
@@ -202,7 +202,7 @@ def test_all_ports_are_taken(home):
     assert "HOROPLUG_GLOO_RENDEZVOUS_PORT" in text
 
 
-def test_a_port_of_ones_own(home):
+def test_port_set_by_the_user(home):
     with socket.create_server(("127.0.0.1", 0)) as sock:
         free = str(sock.getsockname()[1])
     check(run(every(srun(2), home, {"HOROPLUG_GLOO_RENDEZVOUS_PORT": free}), JOB))
@@ -211,13 +211,13 @@ def test_a_port_of_ones_own(home):
 # ---- secrets ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_for_all(home):
+def test_shared_key_set_by_the_user(home):
     """With HOROPLUG_SECRET_KEY nothing is looked for in the home, which may not be there."""
     key = {"HOROPLUG_SECRET_KEY": os.urandom(32).hex(), "XDG_CONFIG_HOME": "/proc/nowhere"}
     check(run(every(srun(2), home, key), JOB))
 
 
-def test_homes_that_are_not_shared(home, tmp_path):
+def test_unshared_home_directories_are_an_error(home, tmp_path):
     environments = every(srun(2), home, {"HOROPLUG_START_TIMEOUT": "4"})
     environments[1]["XDG_CONFIG_HOME"] = str(tmp_path / "elsewhere")
     results = run(environments, REFUSED)
@@ -228,7 +228,7 @@ def test_homes_that_are_not_shared(home, tmp_path):
     assert "rank 1" in results[0][1]
 
 
-def test_no_home(home):
+def test_missing_home_directory(home):
     variables = srun(2)[0] | home | {"XDG_CONFIG_HOME": "/proc/nowhere"}
     text = refusal(run([variables], REFUSED)[0])
     assert "/proc/nowhere/horoplug/key" in text
@@ -244,7 +244,7 @@ print(user_key().hex())
 """
 
 
-def test_the_key_is_made_once(home):
+def test_key_file_is_created_once(home):
     """By processes that all begin at the same moment."""
     gate, opener = os.pipe()
     processes = [
@@ -268,7 +268,7 @@ def test_the_key_is_made_once(home):
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
 
 
-def test_a_key_that_somebody_else_makes_meanwhile(home, monkeypatch):
+def test_key_file_created_concurrently(home, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", home["XDG_CONFIG_HOME"])
     other, link = os.urandom(32), os.link
 
@@ -296,20 +296,20 @@ def test_secrets_differ(key):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
-def test_a_key_that_others_can_read(key, mode):
+def test_key_file_readable_by_others_is_refused(key, mode):
     key.chmod(mode)
     with pytest.raises(ValueError, match=r"\A[^\n]*remove it[^\n]*\Z"):
         job_secret(None, "job")
 
 
 @pytest.mark.parametrize("content", ["", "00", "x" * 64, "\0" * 1000])
-def test_a_key_that_is_none(key, content):
+def test_invalid_key_file_is_refused(key, content):
     key.write_text(content)
     with pytest.raises(ValueError, match=r"\A[^\n]*holds no key[^\n]*\Z"):
         job_secret(None, "job")
 
 
-def test_a_key_of_somebody_else(key, monkeypatch):
+def test_key_file_of_another_user_is_refused(key, monkeypatch):
     owner = key.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(ValueError, match=r"\A[^\n]*not a file of this user's[^\n]*\Z"):
@@ -320,14 +320,14 @@ def test_a_key_of_somebody_else(key, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "localhost"])
-def test_no_rank_0(home, host):
+def test_missing_rank_0_is_named(home, host):
     variables = distributed(2)[1] | home | {"MASTER_ADDR": host, "HOROPLUG_START_TIMEOUT": "2"}
     text = refusal(run([variables], REFUSED)[0])
     for part in ("rank 0 of 2", host, "within 2 s", "HOROPLUG_GLOO_RENDEZVOUS_ADDR"):
         assert part in text
 
 
-def test_different_sizes(home):
+def test_different_job_sizes_are_refused(home):
     environments = every(distributed(2), home, {"HOROPLUG_START_TIMEOUT": "4"})
     environments[1]["WORLD_SIZE"] = "3"
     texts = [refusal(result) for result in run(environments, REFUSED)]

@@ -33,11 +33,11 @@ TWO = (Host("a", 2), Host("b", 2))
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_recognised(name):
+def test_mpi_is_recognised_by_its_version(name):
     assert mpirun.recognise(VERSIONS[name]).name == name
 
 
-def test_not_recognised():
+def test_unknown_mpi_is_not_recognised():
     assert mpirun.recognise("slurm 23.1") is None
 
 
@@ -96,12 +96,12 @@ def test_not_recognised():
         ),
     ],
 )  # fmt: skip
-def test_lines(name, options, line):
+def test_mpirun_command_line(name, options, line):
     made = mpirun.recognise(VERSIONS[name]).line(mpirun.Request(4, **options))
     assert made.arguments == shlex.split(line)
 
 
-def test_many_hosts():
+def test_mpirun_command_line_for_many_hosts():
     hosts = [Host(f"h{i}", 1) for i in range(mpirun.MANY_HOSTS)]
     line = shlex.join(
         mpirun.recognise(VERSIONS["Open MPI"]).line(mpirun.Request(64, hosts=hosts)).arguments
@@ -109,7 +109,7 @@ def test_many_hosts():
     assert "--mca plm_rsh_no_tree_spawn true --mca plm_rsh_num_concurrent 64" in line
 
 
-def test_what_is_not_on_the_line():
+def test_options_that_are_passed_as_variables_or_left_out():
     line = mpirun.recognise(VERSIONS["MPICH"]).line(
         mpirun.Request(
             2,
@@ -146,7 +146,7 @@ def test_jsrun_line():
         mpirun.JSRUN.line(mpirun.Request(5))
 
 
-def test_hosts_of_lsf(tmp_path):
+def test_hosts_of_an_lsf_allocation(tmp_path):
     assert lsf_hosts({"LSB_MCPU_HOSTS": "batch1 1 h1 42 h2 42"}) == [
         Host("h1", 42),
         Host("h2", 42),
@@ -182,7 +182,7 @@ def launch(*arguments, env, timeout=60):
     )
 
 
-def test_a_job(place):
+def test_job_under_horovodrun_mpi(place):
     secret = "do-not-show-this-anywhere"
     stale = {
         "HOROVOD_SIZE": "7",
@@ -199,7 +199,7 @@ def test_a_job(place):
     assert secret not in done.stderr
 
 
-def test_output_files(place, tmp_path):
+def test_output_files_of_an_mpirun_job(place, tmp_path):
     folder = tmp_path / "logs"
     done = launch(
         *("--mpi", "-np", 2, "--output-filename", folder, "-prefix-timestamp"),
@@ -211,12 +211,12 @@ def test_output_files(place, tmp_path):
     assert written.count("out\n") == written.count("err\n") == 2
 
 
-def test_a_job_that_fails(place):
+def test_exit_code_of_a_failing_mpirun_job(place):
     done = launch("--mpi", "-np", 2, "sh", "-c", "exit 7", env=place)
     assert done.returncode == 7
 
 
-def test_functions(place):
+def test_run_function_with_mpirun(place):
     def work(factor):
         import horoplug as hvd
 
@@ -263,7 +263,7 @@ def path(tmp_path):
         ("--mpi -H a:1", "-np 2 is more than a:1 has: 1 slot"),
     ],
 )
-def test_no_mpirun(path, flags, message):
+def test_missing_mpirun_is_an_error(path, flags, message):
     if "-H" in flags:
         path("mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
     done = launch(*flags.split(), "-np", 2, "train", env=path.env)
@@ -272,14 +272,14 @@ def test_no_mpirun(path, flags, message):
     assert message in done.stderr
 
 
-def test_ssh_that_asks_nothing_and_notices_the_end_of_a_host(path):
+def test_ssh_options_for_batch_mode_and_keepalive(path):
     path("mpirun", 'case $1 in --version) echo "mpirun (Open MPI) 5.0.1";; *) echo "$@";; esac')
     done = launch("--mpi", "-np", 2, "-H", "a:2", "train", env=path.env)
     wanted = "-o BatchMode=yes -o StrictHostKeyChecking=accept-new -o ServerAliveInterval=5"
     assert f"--mca plm_ssh_args {wanted} " in done.stdout, done
 
 
-def test_an_mpirun_that_nobody_knows(path):
+def test_unknown_mpirun_is_an_error(path):
     path("mpirun", "echo; echo My MPI 1.0")
     done = launch("--mpi", "-np", 2, "train", env=path.env)
     assert done.returncode == 2
@@ -288,13 +288,13 @@ def test_an_mpirun_that_nobody_knows(path):
     )
 
 
-def test_arguments_that_are_not_well_quoted(path):
+def test_badly_quoted_mpi_arguments_are_refused(path):
     path("mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
     done = launch("--mpi", "-np", 2, "--mpi-args", "'one", "train", env=path.env)
     assert done.stderr == "horovodrun: --mpi-args and --binding-args: no closing quotation\n"
 
 
-def test_jsrun(path):
+def test_job_under_jsrun(path):
     path("jsrun", 'echo "$@"; echo $LSB_JOBID')
     env = path.env | {"LSB_JOBID": "12", "LSB_MCPU_HOSTS": "batch 1 h1 4 h2 4"}
     done = launch("--jsrun", "-np", 8, "train", env=env)
@@ -310,7 +310,7 @@ def test_jsrun(path):
     assert done.stderr == "horovodrun: --jsrun takes the hosts of the LSF job; leave out -H\n"
 
 
-def test_arguments_for_mpi_without_mpi():
+def test_mpi_arguments_without_mpi_are_refused():
     done = launch("-np", 1, "--mpi-args", "-x y", "true", env={})
     assert done.returncode == 0
     assert done.stderr == "horovodrun: --mpi-args has no effect without --mpi or --jsrun\n"

@@ -37,7 +37,7 @@ def start(*options):
     [("--rate", "0"), ("--rate", "1000", "--streams", "3"), ("--algorithm", "ring")],
     ids=["unshaped", "streams", "ring"],
 )
-def test_results_between_hosts(tmp_path, options):
+def test_benchmark_results_between_namespaces(tmp_path, options):
     table = tmp_path / "rows.json"
     process = start("--hosts", "2,3", "-e", "1M", "--json", str(table), *options)
     text, _ = process.communicate(timeout=120)
@@ -51,7 +51,7 @@ def test_results_between_hosts(tmp_path, options):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_when_it_is_ended(number):
+def test_interrupted_benchmark_removes_its_namespaces(number):
     process = start("--hosts", "2", "-e", "64M", "-n", "100000")
     until = time.monotonic() + 60
     while len(namespaces(process.pid)) < 3 and time.monotonic() < until:

@@ -67,7 +67,7 @@ def rank():
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-def test_results_by_rank():
+def test_run_returns_results_by_rank():
     def work(base, *, factor):
         import numpy as np
 
@@ -80,7 +80,7 @@ def test_results_by_rank():
     assert run(work, (10,), {"factor": 2}, num_proc=3) == [(r, 3, 66) for r in range(3)]
 
 
-def test_one_process_and_the_old_name_of_their_number():
+def test_one_process_and_the_deprecated_np_argument():
     assert run(os.getpid) != [os.getpid()]
     with pytest.warns(DeprecationWarning, match="num_proc"):
         assert run(rank, np=2) == [0, 1]
@@ -98,17 +98,17 @@ def test_large_results():
         assert (array == number).all()
 
 
-def test_a_large_function():
+def test_large_functions_are_sent():
     data = np.arange(6_000_000)
     assert run(lambda: int(data.sum()), num_proc=2) == [int(data.sum())] * 2
 
 
-def test_objects_of_the_programs_own_classes():
+def test_objects_of_classes_defined_in_main():
     (found,) = run(lambda: MyError(3, "as a result"))
     assert type(found) is MyError
 
 
-def test_settings_are_those_that_were_given(tmp_path):
+def test_settings_are_passed_to_the_ranks(tmp_path):
     outer = {k: v for k, v in os.environ.items() if "HOROVOD" not in k} | {"MINE": "1"}
     env, _ = run(
         lambda: dict(os.environ),
@@ -130,7 +130,7 @@ def test_settings_are_those_that_were_given(tmp_path):
     assert (tmp_path / "logs" / "rank.1" / "stdout").exists()
 
 
-def test_a_program(tmp_path):
+def test_functions_and_classes_of_main_and_a_sibling_module(tmp_path):
     """Functions and classes of __main__, and a module beside it."""
     (tmp_path / "beside.py").write_text("def double(x): return 2 * x\n")
     program = tmp_path / "program.py"
@@ -171,7 +171,7 @@ exec sh -c "$*"
 """
 
 
-def test_several_hosts(tmp_path, monkeypatch):
+def test_run_on_several_hosts_of_one_machine(tmp_path, monkeypatch):
     """One of them by what is called as ssh."""
     ssh = tmp_path / "ssh"
     ssh.write_text(FAKE_SSH)
@@ -198,7 +198,7 @@ def test_several_hosts(tmp_path, monkeypatch):
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_an_exception():
+def test_exception_of_a_rank_is_raised():
     def work():
         import horoplug as hvd
 
@@ -220,7 +220,7 @@ def test_an_exception():
     assert (str(again), again.rank, again.traceback) == (str(error), 1, error.traceback)
 
 
-def test_an_exception_that_cannot_be_pickled():
+def test_unpicklable_exception_is_described():
     def work():
         error = ValueError("odd")
         error.lock = threading.Lock()
@@ -253,18 +253,18 @@ def fail_on_1(how):
         ),
     ],
 )
-def test_a_rank_that_ends(how, message):
+def test_rank_that_exits_is_an_error(how, message):
     with pytest.raises(RankError, match=message) as caught:
         run(fail_on_1(how), num_proc=2)
     assert caught.value.rank == 1
 
 
-def test_a_rank_that_ends_well_before_its_function_returns():
+def test_rank_that_exits_with_0_before_returning_is_an_error():
     with pytest.raises(RankError, match="rank 0 ended before its function returned"):
         run(lambda: os._exit(0))
 
 
-def test_a_failing_function_whose_thread_goes_on():
+def test_failing_function_with_a_running_thread():
     def work():
         threading.Thread(target=threading.Event().wait).start()
         raise ValueError("the end")
@@ -273,7 +273,7 @@ def test_a_failing_function_whose_thread_goes_on():
         run(work)
 
 
-def test_a_result_that_cannot_be_pickled():
+def test_unpicklable_result_is_an_error():
     with pytest.raises(RankError, match=r"result, a _thread.lock, cannot be pickled: ") as caught:
         run(lambda: (b"x" * 3_000_000, threading.Lock())[1] if rank() else 1, num_proc=2)
     assert caught.value.rank == 1
@@ -282,7 +282,7 @@ def test_a_result_that_cannot_be_pickled():
         run(lambda: [b"x" * 3_000_000, threading.Lock()])
 
 
-def test_a_function_that_cannot_be_unpickled(tmp_path, monkeypatch):
+def test_function_that_cannot_be_unpickled_is_an_error(tmp_path, monkeypatch):
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "soon_gone.py").write_text("def work(): pass\n")
@@ -311,12 +311,12 @@ def test_a_function_that_cannot_be_unpickled(tmp_path, monkeypatch):
         ({"output_filename": "/dev/null/x"}, ValueError, "--output-filename: Not a directory"),
     ],
 )
-def test_arguments_that_are_refused(arguments, kind, message):
+def test_invalid_arguments_are_refused(arguments, kind, message):
     with pytest.raises(kind, match=message):
         run(rank, **arguments)
 
 
-def test_what_is_no_function_and_what_cannot_be_sent():
+def test_non_functions_and_unpicklable_arguments_are_refused():
     with pytest.raises(TypeError, match="wants a function, not 3"):
         run(3)
     lock = threading.Lock()
@@ -342,7 +342,7 @@ class Stream(io.StringIO):
         return count
 
 
-def test_output_comes_while_the_function_runs(tmp_path, monkeypatch):
+def test_output_is_forwarded_while_the_function_runs(tmp_path, monkeypatch):
     """It does not return before its first line has been seen."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -361,7 +361,7 @@ def test_output_comes_while_the_function_runs(tmp_path, monkeypatch):
     assert errors.getvalue() == "[0]<stderr>:second\n"
 
 
-def test_long_lines_of_letters_of_several_bytes(monkeypatch):
+def test_long_lines_of_multibyte_characters(monkeypatch):
     """They come in pieces of even lengths, of which most begin and end in the middle of a letter."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
@@ -370,7 +370,7 @@ def test_long_lines_of_letters_of_several_bytes(monkeypatch):
     assert stream.getvalue() == f"[0]<stdout>:{line}\n"
 
 
-def test_in_a_thread_and_in_a_loop():
+def test_run_in_a_thread_and_in_an_event_loop():
     async def main():
         direct = run(rank, num_proc=2)
         return direct, await asyncio.to_thread(run, rank, num_proc=2)
@@ -380,7 +380,7 @@ def test_in_a_thread_and_in_a_loop():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_job_in_a_job():
+def test_run_inside_of_a_job():
     assert run(lambda: horoplug.run(rank, num_proc=2), num_proc=2) == [[0, 1], [0, 1]]
 
 
@@ -415,7 +415,7 @@ def program(monkeypatch):
             process.kill()
 
 
-def test_an_interrupt(program):
+def test_keyboard_interrupt_ends_the_job(program):
     process, mark = program
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
@@ -423,7 +423,7 @@ def test_an_interrupt(program):
     assert not processes(mark)
 
 
-def test_the_terminals_interrupt():
+def test_terminal_interrupt_ends_the_job():
     """Goes to every process of the terminal, and counts once: a second one would not let ranks clean up."""
     work = """
     import time
@@ -454,13 +454,13 @@ def test_the_terminals_interrupt():
     assert last == "interrupted"
 
 
-def test_the_program_is_killed(program):
+def test_ranks_end_when_the_program_is_killed(program):
     process, mark = program
     process.kill()
     until(lambda: not processes(mark))
 
 
-def test_the_launcher_is_killed(tmp_path):
+def test_job_fails_when_the_launcher_is_killed(tmp_path):
     def work():
         if rank() == 0:
             import psutil
@@ -494,7 +494,7 @@ def client(server, number, secret=SECRET):
     return exchange.Client("127.0.0.1", server.port, secret, number)
 
 
-def test_exchange(served):
+def test_functions_and_results_are_exchanged_in_chunks(served):
     server, files = served
     first, second = client(server, 1), client(server, 0)
     assert first.function() == second.function() == b"f" * 3_000_000
@@ -512,7 +512,7 @@ def test_exchange(served):
         one._sock.close()
 
 
-def test_who_does_not_know_the_secret_gets_nothing(served):
+def test_client_without_the_secret_gets_nothing(served):
     server, files = served
     with pytest.raises(AuthenticationError):
         client(server, 0, bytes(32))
@@ -529,7 +529,7 @@ def test_who_does_not_know_the_secret_gets_nothing(served):
     one._sock.close()
 
 
-def test_a_rank_that_is_taken_or_none(served):
+def test_taken_and_invalid_ranks_are_refused(served):
     server, _ = served
     first = client(server, 1)
     first.function()
@@ -541,7 +541,7 @@ def test_a_rank_that_is_taken_or_none(served):
     first._sock.close()
 
 
-def test_a_result_that_cannot_be_stored(served, tmp_path):
+def test_result_that_cannot_be_stored_is_an_error(served, tmp_path):
     server, _ = served
     with open("/dev/full", "wb", buffering=0) as full:
         server._results = [full.fileno(), full.fileno()]

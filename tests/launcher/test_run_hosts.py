@@ -48,7 +48,7 @@ if __name__ == "__main__":
 """
 
 
-def test_functions(cluster, tmp_path):
+def test_run_function_on_several_hosts(cluster, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(FUNCTIONS)
     code, out, err = finish(cluster.popen(0, sys.executable, program), 60)
@@ -60,7 +60,7 @@ def test_functions(cluster, tmp_path):
     assert re.match("(host )?nonesuch", nobody), nobody
 
 
-def test_mpirun(cluster, place):
+def test_mpirun_on_several_hosts(cluster, place):
     """With this cluster's ssh, which is a command with options."""
     env = between_hosts(place) | {"HOROVOD_CACHE_CAPACITY": "77"}
     arguments = ["--mpi", "--tcp", "-np", 3, "-H", "h0:2,h1:1"]
@@ -70,7 +70,7 @@ def test_mpirun(cluster, place):
     assert sorted(re.findall(r"rank (\d) of 3: 6", out)) == ["0", "1", "2"], out + err
 
 
-def test_functions_with_mpirun(cluster, place, tmp_path):
+def test_run_function_with_mpirun_on_several_hosts(cluster, place, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import horoplug, os, socket\n"

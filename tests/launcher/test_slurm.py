@@ -17,26 +17,26 @@ def done(output):
     return sorted(re.findall(r"rank (\d of \d) is done", output))
 
 
-def test_srun(slurm):
+def test_job_under_srun(slurm):
     status, output = slurm("srun", "-n", "2", sys.executable, "-c", JOB)
     assert status == 0, output
     assert done(output) == ["0 of 2", "1 of 2"]
 
 
-def test_two_nodes(slurm):
+def test_job_under_srun_on_two_nodes(slurm):
     status, output = slurm("srun", "-N", "2", "-n", "4", sys.executable, "-c", JOB)
     assert status == 0, output
     assert done(output) == [f"{rank} of 4" for rank in range(4)]
 
 
-def test_the_benchmark(slurm):
+def test_benchmark_under_srun(slurm):
     command = ("srun", "-N", "2", "-n", "4", sys.executable, ROOT / "benchmarks/allreduce.py")
     status, output = slurm(*command, "-b", "8", "-e", "4K", "-f", "16", "-n", "5")
     assert status == 0, output
     assert "# wrong results: 0" in output
 
 
-def test_a_batch_script(slurm, tmp_path):
+def test_batch_script_with_srun(slurm, tmp_path):
     """The script itself is no rank; it can start several jobs, one after the other and side by side."""
     job, script = tmp_path / "job.py", tmp_path / "script.sh"
     job.write_text(JOB)
@@ -71,7 +71,7 @@ sys.stdout.write(f"rank {world.rank} of 2 is done\\n")
 
 
 @pytest.mark.parametrize(("name", "how"), [("mpich", "pmi2"), ("openmpi", "pmix")])
-def test_with_mpi(slurm, name, how):
+def test_job_under_srun_with_mpi(slurm, name, how):
     """With an MPI that Slurm has told who is who, communicators may be given to init(), and MPI may carry the data."""
     pytest.importorskip("mpi4py")
     found = find(name)

@@ -23,7 +23,7 @@ from tests.harness.support import environment, until
 # ---- what it says ----------------------------------------------------------------------------------------------------
 
 
-def test_the_line():
+def test_status_line_text():
     line = Status(4, now=100.0)
     assert line.due == 101.0
 
@@ -49,7 +49,7 @@ def test_the_line():
     assert at(3761, up=0, ended=3) == "1 process, 3 ended, 1:01:01"
 
 
-def test_where_it_is_wanted():
+def test_status_line_needs_terminals():
     assert status.wanted({"TERM": "xterm"}, [True, True])
     for terminals in ([False, True], [True, False]):
         assert not status.wanted({"TERM": "xterm"}, terminals)
@@ -58,15 +58,15 @@ def test_where_it_is_wanted():
 
 
 @pytest.mark.parametrize("value", [None, b"", b"{", b"[]", b"3", b'{"tensors": 1}', b"\xff"])
-def test_what_is_no_counters(value):
+def test_invalid_counter_reports_are_ignored(value):
     assert unpack(value) is None
 
 
-def test_counters():
+def test_counter_reports_are_packed_and_unpacked():
     assert unpack(pack({"tensors": 3, "bytes": 4, "batches": 5})) == Counters(3, 4)
 
 
-def test_reports_reach_the_server():
+def test_counter_reports_reach_the_server():
     secret = secrets.token_bytes(32)
     stats = {"tensors": 0, "bytes": 7}
     with StoreServer(secret) as server:
@@ -92,7 +92,7 @@ def test_reports_reach_the_server():
 CLEAR = b"\r\x1b[K"
 
 
-def test_it_moves_down_and_makes_way_for_bars():
+def test_status_line_stays_below_output_and_progress_bars():
     screen = Screen(True)
     merged = output.Output(2, (screen, screen))
     merged.feed(0, 0, b"text\n")
@@ -119,7 +119,7 @@ def test_it_moves_down_and_makes_way_for_bars():
     assert screen.data == CLEAR + b"[1]<stdout>:and\n"
 
 
-def test_output_in_a_file_does_not_move_it():
+def test_status_line_stays_while_output_goes_to_a_file():
     out, err = Screen(False), Screen(True)
     merged = output.Output(1, (out, err))
     merged.show_status("up")
@@ -130,7 +130,7 @@ def test_output_in_a_file_does_not_move_it():
     assert err.data == CLEAR + b"up" + CLEAR + b"horovodrun: something\nup"
 
 
-def test_in_the_background_nothing_is_drawn():
+def test_status_line_is_not_drawn_in_the_background():
     screen = Screen(True)
     merged = output.Output(1, (screen, screen))
     merged.show_status("up")
@@ -247,7 +247,7 @@ def terminal():
         one.close()
 
 
-def test_on_a_terminal(terminal, tmp_path):
+def test_job_on_a_terminal_shows_the_status_line(terminal, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
     job = terminal("-np", 2, sys.executable, "-c", WORK, gate)
@@ -267,14 +267,14 @@ def test_on_a_terminal(terminal, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "variables"), [(["--no-status"], {}), ([], {"TERM": "dumb"}), ([], {"TERM": ""})]
 )
-def test_a_terminal_without_it(terminal, flags, variables):
+def test_job_on_a_terminal_without_the_status_line(terminal, flags, variables):
     job = terminal("-np", 1, *flags, "sh", "-c", "echo hello; sleep 0.2", **variables)
     job.read()
     assert job.data == b"[0]<stdout>:hello\r\n"
     assert job.process.wait(20) == 0
 
 
-def test_in_the_background_of_a_shell(terminal):
+def test_background_job_of_a_shell_shows_no_status_line(terminal):
     """Which has the terminal for itself then, but for what jobs print."""
     job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.5", program=IN_BACKGROUND)
     job.read()
@@ -284,7 +284,7 @@ def test_in_the_background_of_a_shell(terminal):
     job.read(rb"horovodrun: 1 process, 0:00:00")
 
 
-def test_output_in_a_pipe(terminal):
+def test_piped_output_has_no_status_line(terminal):
     """Which may lead to the same terminal."""
     job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.2", stdout=subprocess.PIPE)
     assert job.process.stdout.read() == b"[0]<stdout>:hello\n"
@@ -292,7 +292,7 @@ def test_output_in_a_pipe(terminal):
     assert job.data == b""
 
 
-def test_a_failure_stays_on_the_terminal(terminal):
+def test_failure_message_stays_on_the_terminal(terminal):
     job = terminal("-np", 2, "sh", "-c", "sleep 0.3; exit 3")
     job.read()
     assert b"horovodrun: 2 processes, 0:00:00" in job.data

@@ -163,13 +163,13 @@ ASKED, KILLED = describe(-signal.SIGTERM), describe(-signal.SIGKILL)
 # ---- exit codes and causes -------------------------------------------------------------------------------------------
 
 
-def test_all_good(run):
+def test_successful_job_exits_with_0(run):
     code, out, err = run("-np", 3, *python("print(rank)")).finish()
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == [f"[{r}]<stdout>:{r}" for r in range(3)]
 
 
-def test_the_first_exit_code(run):
+def test_job_exits_with_the_first_exit_code(run):
     command = python("if rank == 1: sys.exit(7)", SPIN)
     code, _, err = run("-np", 3, "--verbose", *command).finish()
     assert code == 7
@@ -178,13 +178,13 @@ def test_the_first_exit_code(run):
     assert next(iter(ends(err))) == 1
 
 
-def test_a_single_rank_that_fails(run):
+def test_single_failing_rank(run):
     code, _, err = run("-np", 1, "sh", "-c", "exit 3").finish()
     assert (code, err) == (3, "horovodrun: rank 0 exited with code 3\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
-def test_the_first_signal(run, number):
+def test_job_reports_the_first_signal(run, number):
     command = python(f"if rank == 1: os.kill(os.getpid(), {int(number)})", SPIN)
     code, _, err = run("-np", 3, *command).finish()
     assert code == 128 + number
@@ -194,7 +194,7 @@ def test_the_first_signal(run, number):
     )
 
 
-def test_the_killed_rank_is_the_cause_not_those_that_follow(run, tmp_path):
+def test_killed_rank_is_the_cause_not_ranks_that_fail_after_it(run, tmp_path):
     """Ranks 0 and 2 exit with 1 because rank 1 has gone, as soon as they can."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -215,7 +215,7 @@ def test_the_killed_rank_is_the_cause_not_those_that_follow(run, tmp_path):
     assert "rank 1 was killed by signal 9 (SIGKILL)" in last_line(err)
 
 
-def test_the_rank_that_left_first_is_the_cause(run, gate):
+def test_rank_that_exited_first_is_the_cause(run, gate):
     """Rank 1 fails and tells the others, who are faster to end than its interpreter is."""
     command = python(
         "from horoplug.base.config import Config",
@@ -241,7 +241,7 @@ def test_the_rank_that_left_first_is_the_cause(run, gate):
     assert "rank 1 exited with code 9" in last_line(err)
 
 
-def test_the_others_are_not_ended_before_they_have_said_what_they_wait_for(run, gate):
+def test_surviving_ranks_print_their_errors_before_they_are_ended(run, gate):
     """However long they take for it, here."""
     command = python(
         "import numpy as np",
@@ -270,7 +270,7 @@ def test_the_others_are_not_ended_before_they_have_said_what_they_wait_for(run, 
     assert sorted(said) == ["0", "2"], out
 
 
-def test_how_long_the_others_are_waited_for():
+def test_grace_period_for_surviving_ranks():
     def due(others, **now):
         blame = Blame(range(3))
         blame.ended(1, -signal.SIGKILL, now=10.0, **now)
@@ -286,20 +286,20 @@ def test_how_long_the_others_are_waited_for():
     assert due([0, 2], departures=[1], present=2) == 10.5  # all have ended by themselves
 
 
-def test_of_ends_at_the_same_moment_a_crash_is_the_cause():
+def test_crash_is_the_cause_among_simultaneous_exits():
     codes = [0, 1, 1, -signal.SIGTERM, 128 + signal.SIGKILL, -signal.SIGSEGV]
     order = sorted(codes, key=agent_module.severity)
     assert order[:2] == [-signal.SIGSEGV, 128 + signal.SIGKILL]
     assert order[-1] == 0
 
 
-def test_describe():
+def test_description_of_exit_statuses():
     assert describe(0) == "exited with code 0"
     assert describe(-9) == "was killed by signal 9 (SIGKILL)"
     assert describe(-40) == "was killed by signal 40"
 
 
-def test_who_ignores_sigterm_is_killed(run, gate):
+def test_rank_that_ignores_sigterm_is_killed(run, gate):
     command = python(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
         "print('deaf')",
@@ -320,7 +320,7 @@ def test_who_ignores_sigterm_is_killed(run, gate):
     assert time.monotonic() - start >= GRACE_PROMISE
 
 
-def test_ranks_may_clean_up_and_are_still_heard(run, gate):
+def test_output_of_ranks_that_clean_up_is_forwarded(run, gate):
     command = python(
         "def tidy(*_):",
         "    print('tidied up', end='')",
@@ -340,7 +340,7 @@ def test_ranks_may_clean_up_and_are_still_heard(run, gate):
     assert "[0]<stdout>:tidied up\n" in out
 
 
-def test_a_rank_that_never_initialises_fails_the_others_at_once(run):
+def test_rank_that_exits_without_init_fails_the_others_at_once(run):
     """Rank 1 ends with 0 before it has met the others: they do not wait for the start timeout."""
     command = python(
         "if rank == 1: sys.exit(0)",
@@ -364,7 +364,7 @@ def test_a_rank_that_never_initialises_fails_the_others_at_once(run):
         (signal.SIGHUP, "ended by SIGHUP"),
     ],
 )
-def test_a_signal_ends_all(run, number, word):
+def test_signal_to_the_launcher_ends_all_ranks(run, number, word):
     job = run("-np", 3, "--verbose", *python("print('ready')", SPIN))
     job.lines(3)
     job.process.send_signal(number)
@@ -376,7 +376,7 @@ def test_a_signal_ends_all(run, number, word):
     assert len(err.splitlines()) == 1 + 3 + 3 + 1
 
 
-def test_a_second_interrupt_kills(run):
+def test_second_interrupt_kills_the_ranks(run):
     command = python(
         "signal.signal(signal.SIGTERM, lambda *_: print('no'))", "print('ready')", SPIN
     )
@@ -401,7 +401,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_during_the_start(run, moment):
+def test_signal_during_the_start(run, moment):
     job = run("-np", 4, "--verbose", *python(SPIN))
     wait, listens = MOMENTS[moment]
     wait(job)
@@ -428,13 +428,13 @@ def start_tree(run, size=2):
     return job
 
 
-def test_the_launcher_is_killed(run):
+def test_ranks_end_when_the_launcher_is_killed(run):
     job = start_tree(run)
     job.process.kill()
     job.wait_gone()
 
 
-def test_the_agent_is_killed(run):
+def test_ranks_end_when_the_agent_is_killed(run):
     job = start_tree(run)
     job.agent().kill()
     code, _, err = job.finish()
@@ -445,7 +445,7 @@ def test_the_agent_is_killed(run):
     assert not job.processes()
 
 
-def test_the_agent_is_terminated(run):
+def test_ranks_end_when_the_agent_is_terminated(run):
     job = start_tree(run)
     job.agent().terminate()
     code, _, err = job.finish()
@@ -454,7 +454,7 @@ def test_the_agent_is_terminated(run):
     assert not job.processes()
 
 
-def test_a_rank_is_killed_whose_children_live_on(run):
+def test_children_of_a_killed_rank_are_ended(run):
     job = start_tree(run)
     shells = [p for p in job.processes() if p.cmdline()[:2] == ["sh", "-c"]]
     shells[0].kill()
@@ -464,14 +464,14 @@ def test_a_rank_is_killed_whose_children_live_on(run):
     assert not job.processes()
 
 
-def test_interrupting_ends_grandchildren(run):
+def test_interrupt_ends_grandchildren(run):
     job = start_tree(run)
     job.process.send_signal(signal.SIGINT)
     assert job.finish()[0] == 130
     assert not job.processes()
 
 
-def test_what_a_good_job_leaves_behind_is_ended(run):
+def test_processes_left_by_a_successful_job_are_ended(run):
     """A daemon with its own session, its output still open, does not keep the launcher, nor outlive it."""
     job = run("-np", 2, "sh", "-c", f"setsid sleep {NEVER} & echo ready")
     code, out, err = job.finish()
@@ -490,7 +490,7 @@ def is_stuck(process):
     return full and process.status() == psutil.STATUS_SLEEPING
 
 
-def test_the_launcher_is_killed_while_nobody_reads_its_output(run):
+def test_ranks_end_when_a_launcher_with_blocked_output_is_killed(run):
     """The ranks, the agent and the launcher are all stuck on full pipes."""
     job = run("-np", 2, "yes")
     until(lambda: len(job.processes()) == 4 and all(map(is_stuck, job.processes())), 40)
@@ -498,7 +498,7 @@ def test_the_launcher_is_killed_while_nobody_reads_its_output(run):
     job.wait_gone()
 
 
-def test_output_is_complete(run):
+def test_output_of_ending_ranks_is_complete(run):
     """Also when a rank has ended before the agent has had time to read any of it."""
     count = 30000
     command = python(
@@ -520,7 +520,7 @@ def test_output_is_complete(run):
 # ---- on another host -------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_that_never_hears_from_a_launcher_ends():
+def test_agent_without_a_launcher_ends():
     """As when a host vanishes between the login and the first command: its ssh may keep the connection for hours."""
     source = Path(agent_module.__file__).read_text()
     first = "_FIRST_SILENCE_SECONDS = 60.0\n"
@@ -550,7 +550,7 @@ def test_an_agent_that_never_hears_from_a_launcher_ends():
     ],
     ids=["rank of another host", "length", "noise"],
 )
-def test_what_no_agent_would_say(tmp_path, said, why):
+def test_invalid_agent_messages_are_refused(tmp_path, said, why):
     (tmp_path / "said").write_bytes(said)
     ssh = Ssh(("sh", "-c", f"cat {tmp_path}/said; exec cat >/dev/null"))
     link = AgentConnection(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
@@ -569,7 +569,7 @@ def test_what_no_agent_would_say(tmp_path, said, why):
 # ---- who is to blame -------------------------------------------------------------------------------------------------
 
 
-def test_who_left_after_the_cause_is_not_blamed_for_ending_before_it():
+def test_rank_that_left_after_the_cause_is_not_blamed():
     """Rank 0 leaves, which is why 1, 2 and 3 do; of them, 3 is the first to have ended."""
     blame = Blame(range(4))
     departures = [0, 1, 2, 3]

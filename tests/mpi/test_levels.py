@@ -89,7 +89,7 @@ def test_collectives_through_one_thread(mpi, name, algorithms):
 
 
 @pytest.mark.parametrize("name", ["multiple", "serialized", "funneled", "single"])
-def test_the_level_that_is_asked_for(mpich, name):
+def test_requested_thread_level_is_granted(mpich, name):
     """A process with horoplug in it has several threads: it asks for no less than "funneled"."""
     script = level(name) + LEFT_TO_HOROPLUG + WAY + FORKS
     script += "sys.stdout.write(f'main {real.Is_thread_main()}\\n')"
@@ -106,7 +106,7 @@ def test_the_level_that_is_asked_for(mpich, name):
     assert said == (0 if name == "multiple" else 1), output
 
 
-def test_no_threads(mpich):
+def test_mpi4py_without_threads_gets_thread_level_funneled(mpich):
     """And a communicator for the job, of MPI that is not there yet."""
     script = "import mpi4py; mpi4py.rc.threads = False\n" + LEFT_TO_HOROPLUG
     script += WAY.replace("init()", "init(comm=real.COMM_WORLD)")
@@ -116,7 +116,7 @@ def test_no_threads(mpich):
     assert (ways(output), finalized(output)) == (["MPI"] * 2, 2), output
 
 
-def test_a_program_that_does_not_know_mpi4py(one_of_two):
+def test_program_that_initialises_mpi_without_mpi4py(one_of_two):
     script = """
 import atexit
 import os
@@ -135,7 +135,7 @@ atexit.register(lambda: sys.stdout.write(f"finalized {sys.modules['mpi4py.MPI'].
 # ---- MPI that the program has initialised ----------------------------------------------------------------------------
 
 
-def test_serialized_by_the_program(one_of_two):
+def test_thread_level_serialized_set_by_the_program(one_of_two):
     script = level("serialized") + on_hosts(WAY)
     script += "assert hvd.common.context.context.mesh().mpi.description()['worker'] is not None"
     status, output = finish(mpirun(one_of_two, script, HOROVOD_CPU_OPERATIONS="mpi"))
@@ -146,7 +146,7 @@ def test_serialized_by_the_program(one_of_two):
 
 
 @pytest.mark.parametrize("name", ["single", "funneled", "serialized"])
-def test_without_being_asked(mpich, name):
+def test_low_thread_level_falls_back_to_tcp_with_advice(mpich, name):
     """The program may call MPI at any time, or is the only one who may."""
     status, output = finish(mpirun(mpich, level(name) + on_hosts(WAY)))
     assert status == 0, output
@@ -159,7 +159,7 @@ def test_without_being_asked(mpich, name):
 
 
 @pytest.mark.parametrize("name", ["single", "funneled"])
-def test_a_level_that_is_too_low(mpich, name):
+def test_too_low_thread_level_is_refused(mpich, name):
     script = level(name) + on_hosts(WAY)
     status, output = finish(mpirun(mpich, script, HOROVOD_CPU_OPERATIONS="mpi"))
     assert status == 0, output
@@ -187,7 +187,7 @@ def start(place, folder, algorithm, seconds, options=(), way="mpi"):
 
 
 @pytest.mark.parametrize(("mpi", "algorithm"), [("openmpi", "pairwise"), ("mpich", "mpi")])
-def test_a_rank_that_dies(mpi, tmp_path, algorithm):
+def test_rank_that_dies_is_named(mpi, tmp_path, algorithm):
     """Everybody else hears which one it was. (MPICH's mpirun may end them before they say so.)"""
     kept = mpi == "openmpi"
     options = ["--continuous" if kept else "-disable-auto-cleanup"]
@@ -200,7 +200,7 @@ def test_a_rank_that_dies(mpi, tmp_path, algorithm):
 
 
 @pytest.mark.parametrize("way", ["mpi", "gloo"])
-def test_a_rank_that_stops(mpich, tmp_path, way):
+def test_rank_that_stops_is_named(mpich, tmp_path, way):
     """The others fail, and MPI_Finalize, on its own thread, holds them up no longer than it may: wherever the data
     went, if the ranks have met over MPI."""
     job = start(mpich, tmp_path, "pairwise", "2", way=way)

@@ -45,14 +45,14 @@ sys.stdout.write(f"rank {rank} of {size} is done\\n")
 """
 
 
-def test_a_job(place):
+def test_job_under_mpirun(place):
     pytest.importorskip("mpi4py")
     status, output = finish(mpirun(place, JOB, np=4))
     assert status == 0, output
     assert sorted(re.findall(r"rank (\d) of 4 is done", output)) == ["0", "1", "2", "3"]
 
 
-def test_hosts_that_share_no_memory(place):
+def test_job_on_hosts_without_shared_memory(place):
     """They find rank 0 by its address on the network."""
     pytest.importorskip("mpi4py")
     script = """
@@ -83,7 +83,7 @@ except hvd.HorovodInternalError as error:
 """
 
 
-def test_a_rank_that_ends_early(place):
+def test_rank_that_exits_early_is_named(place):
     """The others hear of it, and nobody waits for anybody when MPI ends."""
     pytest.importorskip("mpi4py")
     status, output = finish(mpirun(place, FAILING))
@@ -91,7 +91,7 @@ def test_a_rank_that_ends_early(place):
     assert re.search(r"failed: .*after.*rank 1", output), output
 
 
-def test_a_rank_that_is_killed(place, tmp_path):
+def test_killed_rank_is_named(place, tmp_path):
     pytest.importorskip("mpi4py")
     script = """
 import os, sys
@@ -138,7 +138,7 @@ def test_without_mpi4py(place):
     assert all("pip install mpi4py" in text for text in refusals(output))
 
 
-def test_without_a_library(place):
+def test_missing_mpi_library_is_an_error(place):
     pytest.importorskip("mpi4py")
     variables = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "MPI4PY_MPIABI": ""}
     _, output = finish(mpirun(place, REFUSED, **variables))
@@ -146,7 +146,7 @@ def test_without_a_library(place):
     assert all("MPI4PY_LIBMPI" in text for text in refusals(output))
 
 
-def test_the_mpirun_of_another_mpi():
+def test_mpirun_of_another_mpi_is_an_error():
     """Open MPI's library makes jobs of one process under another mpirun, which must not go unnoticed."""
     pytest.importorskip("mpi4py")
     theirs, ours = find("mpich"), find("openmpi")
@@ -194,14 +194,14 @@ libraries.check_single_library()
         (["libmpi.so.12.0.0", "libmpi_ilp64.so.4.1"], False),
     ],
 )
-def test_files_of_one_mpi_and_of_two(tmp_path, names, are_two):
+def test_loaded_libraries_of_one_and_two_mpis(tmp_path, names, are_two):
     command = [sys.executable, "-c", FILES, tmp_path, *names]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert ("two MPI libraries are loaded" in done.stderr) == are_two, done.stderr
     assert (done.returncode == 0) != are_two, done.stderr
 
 
-def test_communicators_elsewhere():
+def test_communicators_without_mpi_are_refused():
     import horoplug as hvd
 
     class Communicator:

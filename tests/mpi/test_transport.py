@@ -30,7 +30,7 @@ def one_of_two(request):
 @pytest.mark.parametrize(
     "algorithms", [",mpi", "ring,pairwise,doubling,hierarchical"], ids=["default", "forced"]
 )
-def test_collectives(place, algorithms):
+def test_collectives_over_mpi_point_to_point(place, algorithms):
     if algorithms.startswith("ring") and place.name == "impi":
         pytest.skip("what is between the algorithm and MPI is the same for all")
     job = mpirun(place, on_hosts(COLLECTIVES), algorithms, np=4, HOROVOD_CPU_OPERATIONS="mpi")
@@ -47,7 +47,7 @@ assert "libmpi_abi" in library, library
 
 
 @pytest.mark.parametrize("name", ["mpich", "impi"])
-def test_the_standard_abi(name):
+def test_mpi_of_the_standard_abi(name):
     """With an mpi4py that knows no other one."""
     found, abi = find(name), ROOT / "build/mpi/abi"
     if not (abi / ".installed").exists():
@@ -81,7 +81,7 @@ def mpich():
         ({"HOROVOD_CONTROLLER": "gloo", "HOROPLUG_CPU_OPERATIONS": "mpi"}, "MPI"),
     ],
 )
-def test_the_way_is_chosen(mpich, variables, way):
+def test_transport_is_chosen_by_variables(mpich, variables, way):
     status, output = finish(mpirun(mpich, on_hosts(WAY), HOROVOD_LOG_LEVEL="info", **variables))
     assert status == 0, output
     assert ways(output) in (["MPI"] * 2, ["TCP"] * 2), output
@@ -91,7 +91,7 @@ def test_the_way_is_chosen(mpich, variables, way):
         assert ways(output)[0] == way, output
 
 
-def test_ranks_that_want_different_ways(mpich):
+def test_different_transport_settings_are_refused(mpich):
     script = on_hosts(
         'os.environ["HOROVOD_CPU_OPERATIONS"] = ["mpi", "gloo"][MPI.COMM_WORLD.rank]\n' + WAY
     )
@@ -203,7 +203,7 @@ def start(
         *((operation, "mpi") for operation in ("allreduce", "broadcast", "allgather", "alltoall")),
     ],
 )
-def test_a_rank_that_dies(one_of_two, tmp_path, operation, algorithm):
+def test_rank_that_dies_is_named(one_of_two, tmp_path, operation, algorithm):
     """Everybody else hears which one it was, and all processes end. MPICH's mpirun may end them before they say so."""
     kept = one_of_two.name == "openmpi"
     options = ["--continuous" if kept else "-disable-auto-cleanup"]
@@ -218,7 +218,7 @@ def test_a_rank_that_dies(one_of_two, tmp_path, operation, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["pairwise", "mpi"])
-def test_a_rank_that_stops(mpich, tmp_path, algorithm):
+def test_rank_that_stops_is_named(mpich, tmp_path, algorithm):
     """The others fail, and do not wait for it in MPI_Finalize."""
     job = start(mpich, tmp_path, "stops", algorithm, HOROVOD_GLOO_TIMEOUT_SECONDS="2")
     pid = kill(job, tmp_path, signal.SIGSTOP)
@@ -235,7 +235,7 @@ def test_a_rank_that_stops(mpich, tmp_path, algorithm):
     )
 
 
-def test_a_rank_that_leaves(one_of_two, tmp_path):
+def test_rank_that_shuts_down_is_named(one_of_two, tmp_path):
     status, output = finish(start(one_of_two, tmp_path, "leaves"))
     assert status == 0, output
     assert len(failures(output)) == 2, output
@@ -243,7 +243,7 @@ def test_a_rank_that_leaves(one_of_two, tmp_path):
 
 
 @pytest.mark.parametrize(("mpi", "level"), [("openmpi", "multiple"), ("mpich", "serialized")])
-def test_nothing_is_done_while_nothing_is_to_be_done(mpi, level):
+def test_idle_mpi_transport_uses_no_cpu_time(mpi, level):
     script = """
 import resource
 import time

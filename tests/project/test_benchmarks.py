@@ -71,7 +71,7 @@ def sweep(tmp_path, *options):
         ("reducescatter", 0.5),
     ],
 )
-def test_sweep(tmp_path, collective, bus_factor):
+def test_sweep_of_collectives(tmp_path, collective, bus_factor):
     pytest.importorskip("torch")
     rows, text = sweep(tmp_path, "--collective", collective, "--peer", "torch-gloo")
     assert [row["size"] for row in rows] == [8, 8, 64, 64, 512, 512, 4096, 4096]
@@ -87,7 +87,7 @@ def test_sweep(tmp_path, collective, bus_factor):
 
 @pytest.mark.parametrize("op", ["avg", "min", "max", "prod"])
 @pytest.mark.parametrize("dtype", ["float16", "int32"])
-def test_ops_and_dtypes(tmp_path, op, dtype):
+def test_sweep_of_ops_and_dtypes(tmp_path, op, dtype):
     rows, _ = sweep(tmp_path, "--op", op, "--dtype", dtype)
     assert len(rows) == 4
 
@@ -107,7 +107,7 @@ sys.exit({program}.main())
 """
 
 
-def test_a_wrong_result_is_counted_and_ends_in_failure(tmp_path):
+def test_wrong_results_are_counted_and_fail_the_benchmark(tmp_path):
     script = tmp_path / "wrong.py"
     script.write_text(WRONG.format(program="allreduce"))
     options = ["-b", "64", "-e", "64", "-n", "5", "--json", tmp_path / "table.json"]
@@ -123,7 +123,7 @@ def test_a_wrong_result_is_counted_and_ends_in_failure(tmp_path):
 
 
 @pytest.mark.parametrize("name", mpi.KINDS)
-def test_mpi(tmp_path, name):
+def test_sweep_with_mpi_peers(tmp_path, name):
     pytest.importorskip("mpi4py")
     if mpi.find(name) is None:
         pytest.skip(f"{name} is not installed: make mpi")
@@ -134,7 +134,7 @@ def test_mpi(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", mpi.KINDS)
-def test_an_mpi_is_known_by_its_files(tmp_path, monkeypatch, name):
+def test_mpi_is_found_by_its_files(tmp_path, monkeypatch, name):
     kind = mpi.KINDS[name]
     for file in (f"bin/{kind.marker}", "bin/mpirun", f"lib/{kind.library}"):
         (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def test_an_mpi_is_known_by_its_files(tmp_path, monkeypatch, name):
         ("train", "--model cnn --steps 2 --blocks 1"),
     ],
 )
-def test_what_is_named_horovod(tmp_path, program, options):
+def test_benchmark_with_peer_horovod(tmp_path, program, options):
     """Horovod's place is taken by horoplug under that name, which has the same API."""
     pytest.importorskip("torch")
     table = tmp_path / "table.json"
@@ -169,7 +169,7 @@ def test_what_is_named_horovod(tmp_path, program, options):
     assert {"horoplug", "horovod"} <= set(names)
 
 
-def test_peers_that_cannot_be(tmp_path):
+def test_unavailable_peers_are_refused(tmp_path):
     for peer in ("nothing", "torch-gloo:mpich", "mpi4py:nothing"):
         run("allreduce", "-np", 2, "--peer", peer, status=2)
     run("gradients", "-np", 2, "--peer", "mpi4py:mpich", "--peer", "mpi4py:openmpi", status=2)
@@ -187,7 +187,7 @@ def test_peers_that_cannot_be(tmp_path):
         ("3x2M", 3, 3 * 2**19, (2**19,), (2**19,)),
     ],
 )
-def test_models(model, tensors, elements, first, last):
+def test_model_sizes(model, tensors, elements, first, last):
     """The numbers of parameters are those that the papers' reference implementations have."""
     shapes = models.gradients(model)
     assert len(shapes) == tensors
@@ -195,7 +195,7 @@ def test_models(model, tensors, elements, first, last):
     assert (shapes[0], shapes[-1]) == (first, last)
 
 
-def test_unknown_model():
+def test_unknown_model_is_refused():
     with pytest.raises(ValueError, match="vgg: not resnet50"):
         models.gradients("vgg")
 
@@ -219,7 +219,7 @@ def test_ranks_with_equal_subtrees_can_share_a_negotiator(ranks, tensors, bursts
     assert full["steps"] == symmetric["steps"]
 
 
-def test_horovods_protocol():
+def test_horovod_protocol_costs():
     """Two ranks, one cycle, 60 cached tensors and four bits of status: a word each way."""
     later = control_plane.horovod(2, 60, 600, 1, first=False)
     assert later == control_plane.Traffic(1, 8, 2, 16)
@@ -266,7 +266,7 @@ PARTS = {part.name: part for part in suite.TINY}
         "keras-fit",
     ],
 )
-def test_tiny(measured, name):
+def test_tiny_form_of_every_benchmark(measured, name):
     pytest.importorskip("torch")
     if name == "keras-fit":
         pytest.importorskip("tensorflow")
@@ -301,7 +301,7 @@ def test_suites_name_their_parts_once_and_options_that_exist():
             suite.missing(part)
 
 
-def test_report(measured, tmp_path):
+def test_report_has_every_plot_and_table(measured, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     names = ["torch-hooks", "allreduce"] + (["control-plane"] if BINARY.exists() else [])
@@ -342,7 +342,7 @@ def test_report_from_its_figures(measured, tmp_path):
         assert (tmp_path / "first" / name).read_text() == (tmp_path / "second" / name).read_text()
 
 
-def test_report_of_nothing(tmp_path):
+def test_report_without_figures(tmp_path):
     pytest.importorskip("matplotlib")
     run("report", tmp_path, "-o", tmp_path / "page.md", status=1)
 

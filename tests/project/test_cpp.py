@@ -56,7 +56,7 @@ def run(command: list[str], limit: float) -> tuple[int, str]:
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("config", LIMITS)
 @pytest.mark.parametrize("name", TESTS)
-def test_binary(name, config):
+def test_cpp_test(name, config):
     command = [str(binary(config, name)), "--no-colors"]
     status, output = run(command, LIMITS[config])
     if status != 0 and "unexpected memory mapping" in output:
@@ -67,7 +67,7 @@ def test_binary(name, config):
 
 @pytest.mark.timeout(FUZZ_SECONDS + 120)
 @pytest.mark.parametrize("name", FUZZERS)
-def test_fuzz(name, tmp_path):
+def test_fuzz_target(name, tmp_path):
     """The seeds in corpus/<target>, then mutations of them for HOROPLUG_FUZZ_SECONDS."""
     corpus, artifacts = tmp_path / "corpus", tmp_path / "artifacts"
     corpus.mkdir()

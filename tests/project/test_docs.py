@@ -80,7 +80,7 @@ BLOCKS = blocks()
 TO_RUN = [block for block in BLOCKS if block.words]
 
 
-def test_there_are_some():
+def test_documentation_has_commands_to_run():
     assert len(TO_RUN) > 10
     assert all(block.language == "sh" and block.words[0] == "run" for block in TO_RUN)
     assert {word for block in TO_RUN for word in block.words} <= KNOWN
@@ -138,7 +138,7 @@ def run_on_hosts(cluster, block, variables):
 
 
 @pytest.mark.parametrize("block", TO_RUN, ids=str)
-def test_run(block, tmp_path, request, monkeypatch):
+def test_command_of_the_documentation(block, tmp_path, request, monkeypatch):
     variables = variables_of(block, tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)
     if "slurm" in block.words:
@@ -173,7 +173,7 @@ def test_run(block, tmp_path, request, monkeypatch):
     check(block, output)
 
 
-def test_what_is_not_run():
+def test_other_code_blocks_parse():
     """YAML and Python parse, and shells find no mistake."""
     yaml = pytest.importorskip("yaml")
     for block in BLOCKS:
@@ -187,7 +187,7 @@ def test_what_is_not_run():
             subprocess.run(["bash", "-n", "-c", block.text], check=True)
 
 
-def test_manifests_hold_together():
+def test_kubernetes_manifests_are_consistent():
     """Every secret that a manifest takes is made as the page says, under the name that horoplug reads."""
     yaml = pytest.importorskip("yaml")
     text = (ROOT / "docs" / "launch-kubernetes.md").read_text()
@@ -212,7 +212,7 @@ def test_manifests_hold_together():
     )
 
 
-def test_the_table_of_launchers():
+def test_guide_lists_every_launcher():
     """The page's is that of the code, in its order."""
     rows = re.findall(
         r"^\| ([^|]+) \| `(\w+)` \| `(\w+)` \|([^|]*)\|",

@@ -73,7 +73,7 @@ def check_benchmark(texts, size):
 
 
 @pytest.mark.parametrize("option", ["", "--bf16-allreduce"])
-def test_benchmark(option):
+def test_benchmark_example(option):
     check_benchmark(launch(BENCHMARK, *TINY, *option.split()), 2)
 
 
@@ -144,7 +144,7 @@ def test_language_model_learns(language_model, compression):
     assert len(sample) == 4 + 40
 
 
-def test_language_model_goes_on_from_a_checkpoint(language_model, tmp_path):
+def test_language_model_continues_from_a_checkpoint(language_model, tmp_path):
     """Training from the checkpoint of the first epoch ends with the bits of a training in one go."""
     file = tmp_path / "checkpoint"
     text, digests = language_model("--checkpoint", file)
@@ -174,7 +174,7 @@ def test_language_model_refuses_too_short_a_text(tmp_path):
 # ---- tensorflow/train.py --------------------------------------------------------------------------------------------
 
 
-def test_tensorflow():
+def test_tensorflow_examples():
     pytest.importorskip("tensorflow")
     if not Path("/usr/share/datasets/fashion-mnist").is_dir():
         pytest.skip("Fashion-MNIST is not installed")
@@ -192,7 +192,7 @@ def test_tensorflow():
 # ---- jax/train_fashion.py -------------------------------------------------------------------------------------------
 
 
-def test_jax():
+def test_jax_examples():
     pytest.importorskip("optax")
     text, other = launch(JAX, "--epochs", 2, "--max-samples", 4000)
     assert other == "", "only rank 0 prints"

@@ -12,7 +12,7 @@ def stand_still(mark):
     signal.pause()
 
 
-def test_the_stacks_of_a_rank_that_hangs_are_printed(tmp_path, capfd):
+def test_stacks_of_a_hanging_rank_are_printed(tmp_path, capfd):
     pool = Pool()
     try:
         with pool.ranks(1) as ranks:
@@ -26,7 +26,7 @@ def test_the_stacks_of_a_rank_that_hangs_are_printed(tmp_path, capfd):
     assert "stand_still" in capfd.readouterr().err
 
 
-def test_something_happens_once_a_thread_waits():
+def test_action_happens_once_a_thread_waits():
     """It does not happen while the thread computes, however long, and it ends the wait."""
     happened = []
     with once_this_thread_waits(lambda: happened.append(1)):

@@ -39,7 +39,7 @@ def streams(cell, name):
     return "".join(output.text for output in cell.outputs if output.get("name") == name)
 
 
-def test_the_example(variables, tmp_path):
+def test_example_notebook_runs(variables, tmp_path):
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
     client = nbclient.NotebookClient(
@@ -72,7 +72,7 @@ horoplug.run(work, num_proc=2)
 """
 
 
-def test_an_interrupt(variables, tmp_path):
+def test_interrupted_cell_ends_the_job(variables, tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(FOREVER)])
 
     class Client(nbclient.NotebookClient):

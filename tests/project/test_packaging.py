@@ -76,12 +76,12 @@ def libraries(folder):
     return found
 
 
-def test_one_version():
+def test_version_is_the_same_everywhere():
     assert VERSION == _native.version() == metadata.version("horoplug")
 
 
 @pytest.mark.timeout(600)
-def test_contents(unpacked):
+def test_wheel_contents(unpacked):
     packed = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     modules = {
         path.relative_to(ROOT)
@@ -147,14 +147,14 @@ def installed(wheel, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 class TestInstalled:
-    def test_what_it_brings(self, installed):
+    def test_wheel_installs_only_its_dependencies(self, installed):
         bin_folder, env = installed
         listed = run([bin_folder / "pip", "list", "--format=freeze"], env=env)
         names = {line.split("==")[0].lower() for line in listed.split()}
         ours = {"horoplug", "cloudpickle", "numpy", "pyyaml"}
         assert names - {"pip", "setuptools", "wheel"} == ours
 
-    def test_one_rank(self, installed, tmp_path):
+    def test_installed_wheel_runs_on_one_rank(self, installed, tmp_path):
         bin_folder, env = installed
         code = (
             "import numpy as np, horoplug as hvd; hvd.init(); "
@@ -167,7 +167,7 @@ class TestInstalled:
         assert Path(path).is_relative_to(bin_folder.parent)
 
     @pytest.mark.parametrize("script", ["horovodrun", "horoplugrun"])
-    def test_launcher(self, installed, tmp_path, script):
+    def test_installed_wheel_has_the_launcher(self, installed, tmp_path, script):
         bin_folder, env = installed
         assert VERSION in run([bin_folder / script, "--version"], env=env, cwd=tmp_path)
         assert "numpy" in run([bin_folder / script, "--check-build"], env=env, cwd=tmp_path).lower()

@@ -47,7 +47,7 @@ def arguments(role, secret=SECRET, context=b"x", timeout=5.0):
     return secret, role, context, timeout, "the other side"
 
 
-def test_same_secret():
+def test_same_secret_authenticates():
     assert both_sides(arguments(Role.CLIENT), arguments(Role.SERVER)) == (None, None)
 
 
@@ -62,13 +62,13 @@ def test_one_bit_off_fails_on_both_sides(wrong):
         assert all("\n" not in str(error) for error in errors)
 
 
-def test_secret_of_wrong_length():
+def test_secret_of_wrong_length_is_refused():
     with pytest.raises(ValueError, match="32 bytes, not 31"):
         Handshake(SECRET[:31], Role.CLIENT, b"", "x")
 
 
 @pytest.mark.parametrize("role", Role)
-def test_reflection(role):
+def test_reflected_handshake_fails(role):
     """An attacker who sends back whatever it is sent does not get through."""
     mine, attacker = socket.socketpair()
 
@@ -89,7 +89,7 @@ def test_reflection(role):
     attacker.close()
 
 
-def test_reflection_over_two_connections():
+def test_reflected_handshake_over_two_connections_fails():
     """Nor does one that has a second connection to the same server answer the first one's challenge."""
     victim, oracle = (Handshake(SECRET, Role.SERVER, b"x", "x") for _ in range(2))
     hello = Handshake(SECRET, Role.CLIENT, b"x", "x").start()
@@ -100,7 +100,7 @@ def test_reflection_over_two_connections():
         victim.feed(oracle_challenge)
 
 
-def test_a_proof_is_no_answer_to_itself():
+def test_proof_is_not_accepted_as_its_own_answer():
     """A false server, with a nonce of its own, sends the client's proof back as the server's."""
     client = Handshake(SECRET, Role.CLIENT, b"x", "x")
     client.start()
@@ -113,7 +113,7 @@ def test_a_proof_is_no_answer_to_itself():
     assert not client.done
 
 
-def test_replay():
+def test_replayed_handshake_fails():
     """A recorded client cannot be played back: the server's nonce is fresh."""
     client, server = (
         Handshake(SECRET, Role.CLIENT, b"x", "x"),
@@ -150,7 +150,7 @@ def test_server_proves_nothing_to_a_stranger():
         (b"HPau\x01\x01\0\1" + bytes(32), "does not speak"),
     ],
 )
-def test_garbage(role, data, message):
+def test_garbage_fails_authentication(role, data, message):
     mine, stranger = socket.socketpair()
     with mine, stranger:
         stranger.sendall(data)
@@ -159,7 +159,7 @@ def test_garbage(role, data, message):
 
 
 @pytest.mark.parametrize("role", Role)
-def test_silence_slowness_and_hanging_up(role):
+def test_silent_slow_and_closing_peers_fail_in_time(role):
     mine, stranger = socket.socketpair()
     with mine, stranger:
         with pytest.raises(AuthenticationError, match=r"within 0\.1 s"):
@@ -185,7 +185,7 @@ def test_silence_slowness_and_hanging_up(role):
         authenticate(mine, *arguments(role))
 
 
-def test_random_frames_never_do_anything_else():
+def test_random_frames_only_raise_authentication_errors():
     for i in range(2000):
         shake = Handshake(SECRET, Role.SERVER if i % 2 else Role.CLIENT, b"x", "x")
         header = struct.pack("!4sBBH", b"HPau", 1, i % 6, 0) if i % 3 else secrets.token_bytes(8)

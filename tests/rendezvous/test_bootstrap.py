@@ -28,14 +28,14 @@ def meet(rank, *hosts, port=None):
     return bootstrap_over_tcp(config, launched, address)
 
 
-def test_rank_0_passes_over_other_hosts():
+def test_rank_0_skips_addresses_of_other_hosts():
     """The first host of an allocation can be one on which no rank runs."""
     (address, _), _, server = meet(0, "192.0.2.1", "nowhere.invalid")
     server.close()
     assert address != "192.0.2.1"
 
 
-def test_another_secret_is_refused_for_a_while_only(monkeypatch):
+def test_different_secret_is_retried_for_a_limited_time(monkeypatch):
     """A job that ended may serve there for a moment; but who has another key need not wait for ever."""
     monkeypatch.setattr(over_tcp, "_REFUSED_SECONDS", 0.5)
     began = time.monotonic()
@@ -47,7 +47,7 @@ def test_another_secret_is_refused_for_a_while_only(monkeypatch):
     assert 0.5 < time.monotonic() - began < LONG / 2
 
 
-def test_a_slow_server_is_given_more_time(monkeypatch):
+def test_slow_server_is_given_more_time(monkeypatch):
     """In every round twice as much."""
     given = []
 

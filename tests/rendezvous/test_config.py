@@ -23,7 +23,7 @@ def test_defaults_and_empty_values():
     assert Config.from_env({name: " " for v in VARIABLES for name in v.names}) == Config()
 
 
-def test_precedence():
+def test_horoplug_variables_override_horovod_variables():
     env = {"HOROVOD_FUSION_THRESHOLD": "1", "HOROPLUG_FUSION_THRESHOLD": "2"}
     assert Config.from_env(env).fusion_threshold == 2
     assert Config.from_env({"HOROVOD_FUSION_THRESHOLD": "1"}).fusion_threshold == 1
@@ -53,11 +53,11 @@ def test_precedence():
         ("TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles", True),
     ],
 )
-def test_values(variable, value, field, expected):
+def test_variables_are_parsed(variable, value, field, expected):
     assert getattr(Config.from_env({f"HOROVOD_{variable}": value}), field) == expected
 
 
-def test_one_value(monkeypatch):
+def test_single_variable_is_read_alone(monkeypatch):
     monkeypatch.delenv("HOROPLUG_ELASTIC", raising=False)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     assert config.value("ELASTIC") is True
@@ -88,7 +88,7 @@ def test_every_variable_of_horovod_is_known():
     assert not read & ignored
 
 
-def test_autotune():
+def test_autotune_variables():
     assert Config.from_env({}).core_autotune == (0, 0, 3, 10, 20, "")
     samples = {
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "5",
@@ -112,7 +112,7 @@ def test_autotune():
     assert Config.from_env(fixed).core_autotune[:2] == (1, 1 + 4)
 
 
-def test_secret():
+def test_secret_key_variables():
     secret = bytes(range(32))
     for text in (secret.hex(), base64.b64encode(secret).decode()):
         for name in ("_HOROVOD_SECRET_KEY", "HOROPLUG_SECRET_KEY"):
@@ -146,13 +146,13 @@ def test_secret():
         ({"HOROVOD_THREAD_AFFINITY": "1;2"}, "CPU numbers separated by commas"),
     ],
 )
-def test_wrong_values(env, message):
+def test_invalid_values_are_refused(env, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Config.from_env(env)
     assert "\n" not in str(caught.value)
 
 
-def test_what_means_nothing_here_is_one_line(caplog):
+def test_unsupported_variables_are_reported_in_one_line(caplog):
     env = {f"HOROVOD_{name}": "1" for name in IGNORED}
     config = Config.from_env(env)
     logger = logging.getLogger("test")
@@ -171,7 +171,7 @@ def test_stall_shutdown_before_the_warning_is_ignored():
     assert config.notes[0][0] == logging.WARNING
 
 
-def test_log(capsys):
+def test_log_configuration(capsys):
     logger = logging.getLogger("horoplug")
     before = logger.handlers, logger.level, logger.propagate
     try:
@@ -194,7 +194,7 @@ def test_log(capsys):
         logger.setLevel(before[1])
 
 
-def test_errors():
+def test_error_classes_and_texts():
     assert issubclass(HorovodInternalError, RuntimeError)
     assert HostsUpdatedInterrupt(True).skip_sync
     assert not HostsUpdatedInterrupt().skip_sync
@@ -213,12 +213,12 @@ def test_errors():
         ),
     ],
 )
-def test_a_job_without_a_launcher_is_told_what_is_missing(env, message):
+def test_job_without_a_launcher_names_missing_variables(env, message):
     with pytest.raises(ValueError, match=message) as caught:
         Rendezvous(Config.from_env({"HOROVOD_SIZE": "2", **env}))
     assert "\n" not in str(caught.value)
 
 
-def test_a_single_process_needs_no_launcher():
+def test_single_process_needs_no_launcher():
     with Rendezvous(Config.from_env({})) as rendezvous:
         assert rendezvous.connect(0).size == 1

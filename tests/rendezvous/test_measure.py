@@ -64,14 +64,14 @@ def test_two_ranks_share_a_connection():
 
 
 @pytest.mark.parametrize("ranks", [3, 5])
-def test_a_ring(ranks):
+def test_measurement_around_a_ring(ranks):
     ends = pairs(ranks)  # rank r has the first end of pair r, the next rank the second one
     results = run_all([(ends[r][0], ends[r - 1][1]) for r in range(ranks)])
     assert all(map(plausible, results))
     nothing_left(ends)
 
 
-def test_a_chain():
+def test_measurement_along_a_chain():
     """Neighbours on one host have nothing to measure."""
     ends = pairs(1)
     results = run_all([(ends[0][0], None), (None, ends[0][1]), (None, None)])
@@ -80,21 +80,21 @@ def test_a_chain():
     nothing_left(ends)
 
 
-def test_a_rank_that_goes_is_noticed():
+def test_lost_rank_ends_the_measurement():
     ends = pairs(1)
     ends[0][1].close()
     assert isinstance(run_all([(ends[0][0], ends[0][0])])[0], OSError)
     ends[0][0].close()
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever():
+def test_unresponsive_rank_ends_the_measurement_in_time():
     ends = pairs(1)
     assert isinstance(run_all([(ends[0][0], ends[0][0])], deadline=0.05)[0], TimeoutError)
     for sock in ends[0]:
         sock.close()
 
 
-def test_agreement():
+def test_ranks_agree_on_the_median_link():
     assert agree([None, None]) is None
     assert agree([None, (2e-5, 1e8)]) == (2e-5, 1e8)
     assert agree([(1e-5, 3e8), (9e-5, 1e8), (2e-5, 2e8), None]) == (2e-5, 2e8)
@@ -105,7 +105,7 @@ def test_agreement():
 # ---- MPI beside TCP --------------------------------------------------------------------------------------------------
 
 
-def test_agreement_on_mpi():
+def test_ranks_agree_on_mpi():
     assert mpi_measure.agree([None, None]) is None
     reports = [
         [[1e-5, 3e8], [[4e-5, 1e-9], [7e-5, 0.0]]],  # as JSON has them
@@ -118,7 +118,7 @@ def test_agreement_on_mpi():
     assert mpi_measure.costs_from_json(json.loads(json.dumps(agreed))) == agreed
 
 
-def test_the_faster_way():
+def test_faster_transport_is_chosen_for_data():
     """For pieces of data, not for the shortest message."""
     tcp = LinkSpeed(2e-5, 1e9)
     assert mpi_measure.is_faster(tcp, None)

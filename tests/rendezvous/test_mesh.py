@@ -153,7 +153,7 @@ def check(meshes):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("hosts", [1, 2, 3, 8])
-def test_all_pairs(stores, size, hosts):
+def test_every_pair_is_connected(stores, size, hosts):
     before = descriptors()
     clients = stores(size)
     opened = descriptors()
@@ -168,7 +168,7 @@ def test_all_pairs(stores, size, hosts):
     assert descriptors() == opened > before
 
 
-def test_one_rank_needs_nothing():
+def test_one_rank_opens_no_connections():
     before = descriptors()
     mesh = connect_peers(rank=0, size=1, store=None, secret=None)
     assert descriptors() == before
@@ -178,7 +178,7 @@ def test_one_rank_needs_nothing():
     assert mesh.is_homogeneous
 
 
-def test_topology():
+def test_topology_of_ranks_and_hosts():
     keys = ["b", "a", "b", "c", "a", "b"]
     views = [topology(rank, keys) for rank in range(6)]
     assert all(view.hosts == [0, 1, 0, 2, 1, 0] for view in views)
@@ -195,7 +195,7 @@ def test_host_key():
     assert host_key("a") != host_key("b")
 
 
-def test_interface():
+def test_interface_address_is_chosen():
     assert interface_address("lo") == "127.0.0.1"
     with pytest.raises(ValueError, match=r"HOROVOD_GLOO_IFACE='nonesuch0' .*there are .*lo"):
         interface_address("nonesuch0")
@@ -211,7 +211,7 @@ def test_no_tcp_listener_on_one_host(stores, monkeypatch):
     close_all(meshes)
 
 
-def test_tcp_listeners_and_options(stores, monkeypatch):
+def test_tcp_listeners_and_socket_options(stores, monkeypatch):
     addresses = []
     original = connect_module.tcp_listener
 
@@ -246,13 +246,13 @@ def test_several_connections_between_hosts(stores, streams):
     assert descriptors() == before
 
 
-def test_different_numbers_of_connections(stores):
+def test_different_connection_counts_are_refused(stores):
     outcome = build_all(stores(2), key={0: "a", 1: "b"}, streams={0: 2, 1: 3})
     assert all(isinstance(error, RendezvousError) for error in outcome.values())
     assert "rank 1 wants 3 connections between hosts, rank 0 2" in str(outcome[0])
 
 
-def test_a_wrong_secret_on_a_further_connection_connects_nothing(stores, monkeypatch):
+def test_wrong_secret_on_an_additional_connection_is_refused(stores, monkeypatch):
     """Every connection is authenticated for itself."""
     original = connect_module.Connector._dial
 
@@ -297,7 +297,7 @@ def test_released_descriptors_are_not_closed(stores):
     meshes[1].close()
 
 
-def test_many_generations_leak_nothing(server, stores):
+def test_repeated_meshes_leak_nothing(server, stores):
     clients = stores(3)
     before, threads = descriptors(), threading.active_count()
     for generation in range(100):
@@ -375,7 +375,7 @@ def finish(process):
 
 @pytest.mark.parametrize("mode", ["launcher", "rank0"])
 @pytest.mark.parametrize(("size", "hosts"), [(1, 1), (2, 1), (4, 2), (8, 1)])
-def test_processes(server, mode, size, hosts):
+def test_mesh_of_processes(server, mode, size, hosts):
     address = server.address
     env = {}
     if mode == "rank0":
@@ -409,7 +409,7 @@ def test_missing_ranks_are_named(stores):
     assert descriptors() == opened > before
 
 
-def test_missing_rank_singular(stores):
+def test_single_missing_rank_is_named(stores):
     (error,) = build_all(stores(1), [1], size=2, timeout=0.05).values()
     assert isinstance(error, MissingRanksError)
     assert isinstance(error, TimeoutError)
@@ -417,7 +417,7 @@ def test_missing_rank_singular(stores):
     assert error.ranks == (0,)
 
 
-def test_a_rank_that_dies_before_it_connects_is_named_at_once(server):
+def test_rank_that_dies_before_connecting_is_named_at_once(server):
     env = {"HOROVOD_START_TIMEOUT": str(NEVER)}
     started = [start_worker(server.address, rank, 3, **env) for rank in (0, 1)]
     with workers(started) as (first, second):
@@ -427,7 +427,7 @@ def test_a_rank_that_dies_before_it_connects_is_named_at_once(server):
     assert "PeerLostError: rank 1 (pid" in err
 
 
-def test_a_rank_that_dies_while_it_connects_is_named_at_once(stores, monkeypatch):
+def test_rank_that_dies_while_connecting_is_named_at_once(stores, monkeypatch):
     """Rank 1 publishes its record, is then waited for on rank 0's listener, and never comes."""
     zero, one = stores(2)
     before = descriptors()
@@ -449,7 +449,7 @@ def test_a_rank_that_dies_while_it_connects_is_named_at_once(stores, monkeypatch
     assert descriptors() == before - 2  # rank 1's socket, and the server's end of it
 
 
-def test_a_rank_that_hears_of_a_loss_tells_those_who_do_not_wait_for_the_lost_one(stores):
+def test_loss_of_a_rank_reaches_ranks_that_do_not_wait_for_it(stores):
     """Rank 2 gives up because rank 0 died; rank 1 has all that it needs of rank 0, and waits for rank 2's address."""
     zero, one, two = stores(3)
     keys = {1: "a", 2: "b"}
@@ -464,7 +464,7 @@ def test_a_rank_that_hears_of_a_loss_tells_those_who_do_not_wait_for_the_lost_on
         assert "rank 0 (pid" in str(error)
 
 
-def test_a_rank_that_cannot_be_connected_to_is_named(stores):
+def test_unreachable_rank_is_named(stores):
     zero, one = stores(2)
     zero.register(0)
     record = RECORD | {"size": 2, "host": "h", "unix": "nobody-listens-here"}
@@ -474,7 +474,7 @@ def test_a_rank_that_cannot_be_connected_to_is_named(stores):
     assert "rank 0 cannot be connected to: Connection refused" in str(error)
 
 
-def test_a_failure_is_everyones(stores):
+def test_failure_of_one_rank_fails_all(stores):
     """One rank has a wrong interface: the others do not wait for it."""
     keys = {0: "a", 1: "b", 2: "b"}
     outcome = build_all(stores(3), key=keys, interface={2: "nonesuch0"})
@@ -484,7 +484,7 @@ def test_a_failure_is_everyones(stores):
         assert "rank 2 gave up: ValueError" in str(outcome[rank])
 
 
-def test_the_same_rank_twice(stores):
+def test_duplicate_rank_is_refused(stores):
     first, second, third = stores(3)
     first.register(1)
     (error,) = build_all([second], [1], size=3).values()
@@ -498,7 +498,7 @@ def test_the_same_rank_twice(stores):
     close_all(outcome)
 
 
-def test_different_sizes(stores):
+def test_different_job_sizes_are_refused(stores):
     outcome = build_all(stores(3), size={0: 2, 1: 3, 2: 3})
     assert all(isinstance(error, RendezvousError) for error in outcome.values())
     assert "rank 1 was started with a size of 3, rank 0 with 2" in str(outcome[0])
@@ -506,7 +506,7 @@ def test_different_sizes(stores):
 
 
 @pytest.mark.parametrize("theirs", [{"version": "9.9"}, {}])
-def test_another_version(stores, theirs):
+def test_different_version_is_refused(stores, theirs):
     """Whatever has started it, a rank of another horoplug ends the job in a line that says so."""
     one, other = stores(2)
     other.register(1)
@@ -517,7 +517,7 @@ def test_another_version(stores, theirs):
     assert f"rank 1 has horoplug {which}, rank 0 {version()}; install the same one" in str(error)
 
 
-def test_wrong_secret_connects_nothing(stores):
+def test_wrong_secret_is_refused(stores):
     """Even with the store's help, a rank with one bit wrong is connected with nobody."""
     before = descriptors()
     clients = stores(3)
@@ -532,7 +532,7 @@ def test_wrong_secret_connects_nothing(stores):
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
+def test_strangers_on_the_listeners_are_dropped(stores, tcp, monkeypatch, caplog):
     """Garbage, silence, half a frame, unasked-for descriptors: the good ones' mesh comes about all the same."""
     strangers = []
     original = connect_module.Connector.connect_to
@@ -569,7 +569,7 @@ def test_strangers_on_the_listeners(stores, tcp, monkeypatch, caplog):
     assert "does not speak horoplug's protocol" in caplog.text
 
 
-def test_a_silent_stranger_is_dropped_while_the_others_are_waited_for(stores, monkeypatch, caplog):
+def test_silent_stranger_is_dropped_while_ranks_connect(stores, monkeypatch, caplog):
     monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", 0.1)
     zero, one = stores(2)
     one.register(1)
@@ -593,9 +593,7 @@ def test_a_silent_stranger_is_dropped_while_the_others_are_waited_for(stores, mo
 
 
 @pytest.mark.parametrize("what", ["generation", "size", "rank", "lane", "duplicate"])
-def test_a_peer_that_knows_the_secret_but_does_not_fit_is_refused(
-    stores, what, monkeypatch, caplog
-):
+def test_authenticated_peer_with_wrong_identity_is_refused(stores, what, monkeypatch, caplog):
     original = connect_module.Connector.run_once
     errors = []
 

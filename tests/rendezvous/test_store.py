@@ -126,7 +126,7 @@ def test_get_waits_for_all(connect):
     assert waiting.result() == [b"1", b"2"]
 
 
-def test_get_times_out_and_says_what_is_missing(connect):
+def test_get_times_out_and_names_missing_keys(connect):
     a = connect()
     a.set("b", b"")
     with pytest.raises(StoreTimeoutError, match=r"0.05 s: a, c") as caught:
@@ -135,7 +135,7 @@ def test_get_times_out_and_says_what_is_missing(connect):
     assert isinstance(caught.value, TimeoutError)
 
 
-def test_requests_while_a_get_waits(connect):
+def test_requests_are_served_while_a_get_waits(connect):
     a, b = connect(), connect()
     pending = a.begin_get(["later"], 10)
     a.set("now", b"1")
@@ -173,7 +173,7 @@ def test_large_values_and_many_keys(connect):
 # ---- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_rank_ends_the_waiting(connect):
+def test_lost_rank_ends_a_waiting_get(connect):
     a, b, c = connect(), connect(), connect()
     b.register(1)
     waiting = Background(a.get, ["from 1"], NEVER, [1])
@@ -196,7 +196,7 @@ def test_a_lost_rank_ends_the_waiting(connect):
         a.get(["from 1"], 0.01, [1])
 
 
-def test_goodbye_is_no_loss(server, connect):
+def test_rank_that_says_goodbye_is_not_lost(server, connect):
     a, b = connect(), connect()
     b.register(1)
     b.close()
@@ -224,7 +224,7 @@ def test_a_rank_has_one_owner(connect):
     b.register(0)
 
 
-def test_abort(connect):
+def test_abort_ends_a_waiting_get(connect):
     a, b = connect(), connect()
     waiting = Background(a.get, ["7/x"], 30)
     other = Background(connect().get, ["8/x"], 30)
@@ -241,7 +241,7 @@ def test_abort(connect):
         b.get(["7/y"], 0)
 
 
-def test_a_fork_does_not_hide_a_death(connect, server):
+def test_forked_child_does_not_hide_a_death(connect, server):
     """A child forked by a rank (a data loader's worker) must not keep the rank's connection open."""
     a, b = connect(), connect()
     b.register(1)
@@ -266,7 +266,7 @@ def test_a_fork_does_not_hide_a_death(connect, server):
 # ---- connecting ------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_secret(server, connect, caplog):
+def test_wrong_secret_is_refused(server, connect, caplog):
     wrong = bytes([SECRET[0]]) + bytes([SECRET[1] ^ 128]) + SECRET[2:]
     with pytest.raises(AuthenticationError, match="does not know this job's secret") as caught:
         Background(StoreClient.connect, *server.address, wrong, NEVER).result()
@@ -274,7 +274,7 @@ def test_wrong_secret(server, connect, caplog):
     connect().set("still", b"works")
 
 
-def test_nobody_there():
+def test_connection_to_no_server_fails_in_time():
     with socket.create_server(("127.0.0.1", 0)) as placeholder:
         port = placeholder.getsockname()[1]
     with pytest.raises(RendezvousError, match=rf"127.0.0.1:{port} cannot be reached within 0.3 s"):
@@ -289,7 +289,7 @@ def test_client_waits_for_the_server_to_start():
         connected.set("k", b"")
 
 
-def test_the_server_goes_away():
+def test_lost_server_ends_a_waiting_get():
     server = StoreServer(SECRET)
     client = StoreClient.connect(*server.address, SECRET, 5.0)
     waiting = Background(client.get, ["k"], NEVER)
@@ -303,7 +303,7 @@ def test_the_server_goes_away():
     client.close()
 
 
-def test_it_listens_on_one_interface_only(server):
+def test_server_listens_on_one_interface_only(server):
     assert server.address[0] == "127.0.0.1"
 
 
@@ -346,7 +346,7 @@ def test_a_malformed_message_ends_only_its_connection(server, connect, data):
     assert waiting.result() == [b"fine"]
 
 
-def test_strangers(caplog):
+def test_strangers_are_dropped(caplog):
     """Garbage, oversized, slow and silent connections; the good client's requests do not wait until they are gone."""
     with (
         StoreServer(SECRET, auth_seconds=NEVER) as server,
@@ -380,7 +380,7 @@ def test_slow_strangers_are_dropped():
             good.set("k", b"")
 
 
-def test_a_flood_of_connections_makes_way(server, connect, monkeypatch):
+def test_flood_of_connections_leaves_room_for_ranks(server, connect, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_UNAUTHENTICATED", 8)
     good = connect()
     strangers = [socket.create_connection(server.address, timeout=10) for _ in range(40)]
@@ -391,7 +391,7 @@ def test_a_flood_of_connections_makes_way(server, connect, monkeypatch):
         stranger.close()
 
 
-def test_a_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
+def test_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_OUTPUT", 4 << 20)
     good = connect()
     good.set("big", bytes(protocol.MAX_VALUE))
@@ -410,7 +410,7 @@ def test_a_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
     assert good.get(["after"], 5) == [b""]
 
 
-def test_nothing_is_left_open():
+def test_server_and_clients_close_all_descriptors():
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
