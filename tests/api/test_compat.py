@@ -1,4 +1,4 @@
-"""The name horovod: in which Pythons it means horoplug, what it gives there, and that nothing else changes."""
+"""``--compat``: in which Python processes the name horovod means horoplug, and that nothing else changes there."""
 
 import ast
 import os

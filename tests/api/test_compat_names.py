@@ -1,4 +1,4 @@
-"""The names in Horovod's modules that programs use, and what the ones do that only horoplug.compat has."""
+"""The names in Horovod's modules that programs use, and the functions that only horoplug.compat has."""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Horovod's API, as its users test it: every rank runs the same pytest (see tests/api/horovod_api/conftest.py and
+"""Horovod's API, tested as its users do: every rank runs the same pytest (see tests/api/horovod_api/conftest.py and
 tests/api/horovod_tensorflow_api/conftest.py)."""
 
 import re

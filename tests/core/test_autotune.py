@@ -1,5 +1,5 @@
-"""Settings are tuned from the times of a job's steps: agreed by all ranks, told in a log, and without any effect on
-results unless the user wants all of it."""
+"""Autotuning: all ranks agree on the tuned settings, the log lists them, and results keep their bits unless the user
+requests the tuning of every setting."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""Batches of operations: submitted with one call, waited for with one."""
+"""Batches of operations: one call submits a batch, and one call waits for it."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""One job whose ranks use different frameworks: what has the same name belongs together."""
+"""One job whose ranks use different frameworks: operations match by name."""
 
 import numpy as np
 import pytest

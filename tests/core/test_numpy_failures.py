@@ -1,4 +1,4 @@
-"""When ranks disagree, wait for different things, or die: every rank gets an error with names in it, in time."""
+"""Ranks that disagree, deadlock, stop or leave: every rank gets an error in time that names tensor and ranks."""
 
 import os
 import random

@@ -1,6 +1,6 @@
-"""kill -9 of one rank at every phase: the others get an error that names it, because they notice its death.
+"""kill -9 of one rank in every phase: the other ranks notice its death and raise an error that names it.
 
-No limit of the product is short enough to help them (NO_LIMITS)."""
+All timeouts of the product are longer than a test (NO_LIMITS), so that no timeout can be the cause of the error."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""init and shutdown, again and again; processes without a launcher; forked children; interrupted waits."""
+"""Repeated init and shutdown, processes without a launcher, forked children, and interrupted waits."""
 
 import os
 import re

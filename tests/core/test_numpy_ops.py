@@ -1,4 +1,4 @@
-"""Every operation on NumPy arrays: the grid of dtypes and ranks, names and handles, and what is refused."""
+"""Every operation on NumPy arrays, for all dtypes and numbers of ranks; layouts, objects and signatures."""
 
 import importlib.util
 import inspect

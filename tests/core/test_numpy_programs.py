@@ -1,4 +1,4 @@
-"""Many operations in flight: random programs in other orders on every rank, small and large buffers."""
+"""Many operations in flight: random programs with a different order on every rank, and small and large arrays."""
 
 import random
 

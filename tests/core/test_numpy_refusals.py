@@ -1,4 +1,4 @@
-"""What is refused before anything is sent: wrong arguments, dtypes, layouts, names in flight."""
+"""Invalid calls are refused before anything is sent: arguments, dtypes, layouts, and names in flight."""
 
 import numpy as np
 import pytest

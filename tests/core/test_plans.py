@@ -1,4 +1,4 @@
-"""Steps that repeat are locked as a plan, and send no control messages any more."""
+"""Plans: repeated steps are installed as a plan and need no control messages from then on."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Process sets: at the start and later, in every operation, and what is refused."""
+"""Process sets: created by init and later, used in every operation, and invalid ones refused."""
 
 import random
 

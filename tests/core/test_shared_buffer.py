@@ -1,4 +1,4 @@
-"""Shared buffers from Python: reduced in place, and memory that outlives the job."""
+"""Shared buffers from Python: tensors are reduced in place, and the memory outlives the job."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""HOROVOD_TIMELINE on real ranks: what is in the file, when, and that it is JSON whatever happens to the job."""
+"""HOROVOD_TIMELINE on real ranks: events and times, and a file that stays valid JSON when the job is killed."""
 
 import collections
 import json

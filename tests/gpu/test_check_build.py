@@ -1,4 +1,4 @@
-"""What ``horovodrun --check-build --verbose`` says of CUDA, with libraries that are there, too old, broken or missing.
+"""The report of ``horovodrun --check-build --verbose`` on CUDA libraries that are present, too old, broken or missing.
 
 The libraries are those of ``csrc/tests/stubs``, which ``make cpp`` builds."""
 

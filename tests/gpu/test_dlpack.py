@@ -1,5 +1,5 @@
-"""Arrays on GPUs that have DLPack's interface alone, and horoplug's own, given away through it. The cards are
-simulated (simulated_gpu.py), and so are the arrays (dlpack.py)."""
+"""GPU arrays whose only interface is DLPack, as inputs; and results of horoplug exported by DLPack. The GPUs are
+simulated (harness/simulated_gpu.py), and so are the arrays (harness/dlpack.py)."""
 
 import ctypes
 import gc
@@ -24,7 +24,7 @@ from tests.harness.dlpack import (
     Versioned,
     consume,
 )
-from tests.harness.simulated_jobs import card, starter
+from tests.harness.simulated_jobs import device, starter
 
 DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in NAMES]
 
@@ -41,7 +41,7 @@ def values(dtype, shape=(6, 5)):
 
 
 def on_host(array):
-    found = simulated_gpu.Array(card(), (0,), np.dtype(array.dtype))
+    found = simulated_gpu.Array(device(), (0,), np.dtype(array.dtype))
     found.address, found.shape, found.stream = array.address, array.shape, array.stream
     found.nbytes = int(np.prod(array.shape)) * array.dtype.itemsize
     return found.numpy() if found.nbytes else np.empty(array.shape, array.dtype)
@@ -66,9 +66,9 @@ def check_operations(versioned):
         mine, op = values(dtype), hvd.Max if dtype == "bool" else hvd.Sum
         expected = hvd.allreduce(mine, op=op)
         # Far behind: what does not wait for it finds other numbers.
-        stream = card().new_stream()
-        card().delay(0.005, stream)
-        array = Producer(card().array(mine, stream=stream), versioned)
+        stream = device().new_stream()
+        device().delay(0.005, stream)
+        array = Producer(device().array(mine, stream=stream), versioned)
         equal(hvd.allreduce(array, op=op), expected)
         equal(hvd.allgather(array), hvd.allgather(mine))
         assert hvd.allreduce_(array, op=op) is array
@@ -86,20 +86,20 @@ def check_layouts():
     mine = values("float32")
     expected = hvd.allreduce(mine, op=hvd.Sum)
     for strides in (None, (5, 1)):
-        array = Producer(card().array(mine))
+        array = Producer(device().array(mine))
         array.strides = strides
         equal(hvd.allreduce(array, op=hvd.Sum), expected)
         assert ended(array)
-    array = Producer(card().array(mine))
+    array = Producer(device().array(mine))
     array.shape, array.offset = (4, 5), 2 * 5 * 4
     equal(hvd.allreduce(array, op=hvd.Sum), expected[2:])
     array.shape, array.strides = (1, 1, 5), (77, 0, 1)  # of one: no stride is used
     equal(hvd.allreduce(array, op=hvd.Sum), expected[None, 2:3])
     array.shape, array.strides, array.offset = (), None, 0
     equal(hvd.allreduce(array, op=hvd.Sum), expected[0, 0])
-    empty = Producer(card().empty((0, 3)))
+    empty = Producer(device().empty((0, 3)))
     equal(hvd.allreduce(empty, op=hvd.Sum), np.empty((0, 3), np.float32))
-    kept = Producer(card().array(mine))
+    kept = Producer(device().array(mine))
     kept.flags = READ_ONLY
     equal(hvd.allreduce(kept, op=hvd.Sum), expected)
     assert ended(array, empty, kept)
@@ -110,7 +110,7 @@ def test_layouts_of_dlpack_arrays(ranks):
 
 
 def refused(message, in_place=False, error=ValueError, versioned=True, **attributes):
-    array = Producer(card().array(values("float32")), versioned)
+    array = Producer(device().array(values("float32")), versioned)
     vars(array).update(attributes)
     with pytest.raises(error, match=message) as caught:
         (hvd.allreduce_ if in_place else hvd.allreduce)(array)
@@ -141,14 +141,14 @@ def check_refusals():
     refused("expected a NumPy array, got Producer", error=TypeError, device_type=1)
     refused("required to be contiguous", versioned=False, strides=(1, 6))
     with pytest.raises(ValueError, match=r"of Refusing cannot be read .*: it needs a gradient"):
-        hvd.allreduce(Refusing(card().empty(3)))
-    twice = Repeating(card().array(np.ones(3)))
+        hvd.allreduce(Refusing(device().empty(3)))
+    twice = Repeating(device().array(np.ones(3)))
     hvd.allreduce(twice)
     with pytest.raises(ValueError, match="no capsule of DLPack, or one that is used"):
         hvd.allreduce(twice)
     assert ended(twice)
     # One of a group, of which the others were taken already.
-    good, bad = (Producer(card().array(np.ones(4))) for _ in range(2))
+    good, bad = (Producer(device().array(np.ones(4))) for _ in range(2))
     bad.strides = (2,)
     with pytest.raises(ValueError, match="contiguous"):
         hvd.grouped_allreduce([good, bad])
@@ -160,7 +160,7 @@ def test_unsupported_dlpack_arrays_are_refused(ranks):
 
 
 def check_bfloat16_without_ml_dtypes():
-    array = Producer(card().array(np.zeros(3, np.uint16)))
+    array = Producer(device().array(np.zeros(3, np.uint16)))
     array.dtype = (4, 16, 1)
     known, sys.modules["ml_dtypes"] = sys.modules.get("ml_dtypes"), None
     try:
@@ -177,15 +177,15 @@ def test_bfloat16_without_ml_dtypes(ranks):
 
 def check_lifetimes():
     """The memory is the operation's until it has ended, also if nobody else has it."""
-    array = Producer(card().array(values("float32")))
+    array = Producer(device().array(values("float32")))
     hvd.barrier()
-    card().hold()
+    device().hold()
     try:
         handle = hvd.allreduce_async(array, op=hvd.Sum, name="held")
         gc.collect()
         assert not array.ended
     finally:
-        card().let_go()
+        device().let_go()
     equal(hvd.synchronize(handle), hvd.allreduce(values("float32"), op=hvd.Sum))
     assert ended(array)
 
@@ -199,8 +199,8 @@ def check_given():
     for dtype in DTYPES:
         mine = values(dtype)
         expected = hvd.allgather(mine)
-        result = hvd.allgather(Producer(card().array(mine)))
-        assert result.__dlpack_device__() == (ON_CUDA, card().ordinal)
+        result = hvd.allgather(Producer(device().array(mine)))
+        assert result.__dlpack_device__() == (ON_CUDA, device().ordinal)
         for kind, how in ((Unversioned, {}), (Versioned, {"max_version": (1, 1)})):
             there = weakref.ref(result)
             managed = consume(result.__dlpack__(stream=1, **how), kind)
@@ -209,7 +209,7 @@ def check_given():
                 assert (managed.major, managed.minor, managed.flags) == (1, 0, 0)
             assert (tensor.data, tensor.byte_offset) == (result.address, 0)
             assert (tensor.device_type, tensor.device_id) == result.__dlpack_device__()
-            given = Producer(simulated_gpu.Array(card(), (0,), dtype))
+            given = Producer(simulated_gpu.Array(device(), (0,), dtype))
             assert (tensor.code, tensor.bits, tensor.lanes) == given.dtype
             assert tensor.shape[: tensor.ndim] == list(expected.shape)
             assert tensor.strides[: tensor.ndim] == [5, 1]
@@ -243,28 +243,28 @@ class Only:
 
 def check_given_streams():
     mine = values("float32", (5000,))
-    stream = card().new_stream()
-    array = card().array(mine, stream=stream)
+    stream = device().new_stream()
+    array = device().array(mine, stream=stream)
     result = hvd.allreduce(array, op=hvd.Sum)
     assert result.stream == stream
     expected = hvd.allreduce(mine, op=hvd.Sum)
     hvd.allreduce(Only(result), op=hvd.Max)  # the first of its kind may wait
-    card().synchronize()
-    waits = card().host_waits()
-    card().hold()
+    device().synchronize()
+    waits = device().host_waits()
+    device().hold()
     try:
         again = hvd.allreduce(Only(result), op=hvd.Max)  # in the default stream, which has to wait
-        assert card().host_waits() == waits
+        assert device().host_waits() == waits
     finally:
-        card().let_go()
+        device().let_go()
     assert again.stream == 0
     equal(again, expected)
-    other = card().new_stream()
-    card().delay(0.02, stream)
+    other = device().new_stream()
+    device().delay(0.02, stream)
     doubled = hvd.allreduce(array, op=hvd.Sum)
     for consumer in (other, None, 1, stream):
         managed = consume(doubled.__dlpack__(stream=consumer), Unversioned)
-        found = simulated_gpu.Array(card(), (0,), np.dtype("float32"))
+        found = simulated_gpu.Array(device(), (0,), np.dtype("float32"))
         found.address, found.shape, found.nbytes = managed.tensor.data, mine.shape, mine.nbytes
         assert found.numpy(stream=0 if consumer in (None, 1) else consumer).tobytes() == (
             expected.tobytes()
@@ -273,7 +273,7 @@ def check_given_streams():
     for how in ({"copy": True}, {"dl_device": (1, 0)}, {"dl_device": (ON_CUDA, 99)}):
         with pytest.raises(BufferError, match="given as it is"):
             doubled.__dlpack__(**how)
-    consume(doubled.__dlpack__(stream=-1, dl_device=(ON_CUDA, card().ordinal)), Unversioned)
+    consume(doubled.__dlpack__(stream=-1, dl_device=(ON_CUDA, device().ordinal)), Unversioned)
 
 
 def test_results_are_exported_by_dlpack(ranks):

@@ -1,6 +1,6 @@
-"""Kernels that nvcc has compiled (``make kernels``), which are used where there is no NVRTC.
+"""Kernels compiled by nvcc (``make kernels``), which are used where NVRTC is missing.
 
-nvcc comes from PyPI (``requirements/cuda.txt``) and needs no GPU. That of the simulated GPUs is a script."""
+nvcc comes from PyPI (``requirements/cuda.txt``) and needs no GPU. The nvcc of the simulated GPUs is a script."""
 
 import importlib.util
 import re
@@ -147,25 +147,25 @@ def test_failing_compiler_is_an_error(tmp_path):
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """Starts jobs of two ranks with simulated GPUs and no NVRTC that they could use."""
-    folder = tmp_path_factory.mktemp("cards")
+    folder = tmp_path_factory.mktemp("gpus")
     pool = Pool(variables=simulated_gpu.environment(folder, gpu_count=2, nvrtc_version=11080))
     yield lambda kernels: pool.ranks(2, env={"HOROPLUG_KERNELS": str(kernels)})
     pool.close()
 
 
 def check_operations():
-    card = simulated_gpu.Card(hvd.local_rank())
-    before = card.count("scale_float32")
+    device = simulated_gpu.Device(hvd.local_rank())
+    before = device.count("scale_float32")
     mine = [np.arange(n, dtype=np.float32) + hvd.rank() for n in (5, 300)]
     for op in hvd.Average, hvd.Adasum:
         expected = hvd.grouped_allreduce(mine, op=op)
-        found = hvd.grouped_allreduce([card.array(each) for each in mine], op=op)
+        found = hvd.grouped_allreduce([device.array(each) for each in mine], op=op)
         for array, wanted in zip(found, expected, strict=True):
-            result = simulated_gpu.Array(card, (0,), array.dtype)
+            result = simulated_gpu.Array(device, (0,), array.dtype)
             result.address, result.shape = array.address, array.shape
             result.nbytes, result.stream = wanted.nbytes, array.stream
             np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-6)
-    return card.count("scale_float32") - before
+    return device.count("scale_float32") - before
 
 
 def test_job_without_nvrtc_uses_compiled_kernels(job, simulated):
@@ -189,9 +189,9 @@ def test_all_kernels_of_one_module(simulated, tmp_path):
 
 
 def check_refused():
-    card = simulated_gpu.Card(hvd.local_rank())
+    device = simulated_gpu.Device(hvd.local_rank())
     try:
-        hvd.allreduce(card.array(np.ones(3, np.float32)), op=hvd.Average)
+        hvd.allreduce(device.array(np.ones(3, np.float32)), op=hvd.Average)
     except (hvd.HorovodInternalError, ValueError) as error:
         return str(error)
 
@@ -236,10 +236,10 @@ def test_invalid_kernel_files_are_refused(job, simulated, tmp_path, how):
 
 
 def test_check_build_reports_the_kernel_file(simulated, tmp_path):
-    cards = simulated_gpu.environment(tmp_path)
+    devices = simulated_gpu.environment(tmp_path)
     named = {"HOROPLUG_KERNELS": str(simulated)}
-    assert kernels_line(cards | named) == "[X] Kernels of NVRTC (compiled when first used)"
-    missing = cards | {"SIMULATED_NVRTC_VERSION": "11080"}
+    assert kernels_line(devices | named) == "[X] Kernels of NVRTC (compiled when first used)"
+    missing = devices | {"SIMULATED_NVRTC_VERSION": "11080"}
     line = kernels_line(missing | named)
     archs = "sm_70, sm_75, sm_80, sm_86, sm_89, sm_90"
     assert line == f"[X] Kernels of nvcc 12.4: {archs}, PTX ({simulated})"

@@ -1,5 +1,5 @@
-"""Arrays on GPUs through ``import horoplug``, in jobs of several processes: what NumPy's arrays give is what they must
-give. The cards are simulated (simulated_gpu.py): what is used too early has wrong numbers in it."""
+"""Arrays on GPUs through ``import horoplug``, in jobs of several processes: results equal those of NumPy arrays. The
+GPUs are simulated (harness/simulated_gpu.py): memory that is read too early has wrong values."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ from tests.harness.checks.gpu import (
     on_host,
     values,
 )
-from tests.harness.simulated_jobs import card, card_ranks_fixture, job_fixture
+from tests.harness.simulated_jobs import device, device_ranks_fixture, job_fixture
 from tests.harness.support import until
 
 JOBS = {
@@ -39,7 +39,7 @@ JOBS = {
 
 
 job = job_fixture()
-ranks = card_ranks_fixture(JOBS)
+ranks = device_ranks_fixture(JOBS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
@@ -49,7 +49,7 @@ def test_operations_on_gpu_arrays_match_numpy(ranks, dtype):
 
 def check_forgotten():
     """Handles that nobody waits for: their arrays stay until the next init, and the GPU has done with them then."""
-    array = card().array(values("float32", (100,)))
+    array = device().array(values("float32", (100,)))
     handles = [hvd.allreduce_async_(array, op=hvd.Sum, name=f"f{n}") for n in range(3)]
     hvd.barrier()
     while not all(hvd.poll(handle) for handle in handles):
@@ -72,9 +72,9 @@ def test_batches_groups_streams_and_refusals(ranks):
 
 def check_way():
     """How often NCCL was used for one more allreduce."""
-    before = card().count("AllReduce")
-    hvd.allreduce(card().array(values("float32", (100,))), op=hvd.Sum)
-    return card().count("AllReduce") - before
+    before = device().count("AllReduce")
+    hvd.allreduce(device().array(values("float32", (100,))), op=hvd.Sum)
+    return device().count("AllReduce") - before
 
 
 def check_ahead():
@@ -82,31 +82,31 @@ def check_ahead():
     wait for those before it."""
     mine = values("float32", (1000,))
     expected = hvd.allreduce(mine, op=hvd.Sum)
-    array = card().array(mine)
+    array = device().array(mine)
     hvd.allgather(hvd.allreduce(array, op=hvd.Sum))
-    card().synchronize()
-    waits = card().host_waits()
-    card().hold()
+    device().synchronize()
+    waits = device().host_waits()
+    device().hold()
     try:
         assert hvd.allreduce_(array, op=hvd.Sum, name="ahead") is array
         gathered = hvd.allgather(array, name="behind")
-        assert card().host_waits() == waits
+        assert device().host_waits() == waits
     finally:
-        card().let_go()
+        device().let_go()
     equal(array, expected)
     equal(gathered, np.concatenate([expected] * hvd.size()))
 
 
 def test_transport_of_gpu_data(ranks, request):
-    hosts, cards, algorithm = JOBS[request.node.callspec.params["ranks"]]
-    nccl = algorithm is None and cards >= len(hosts)
+    hosts, devices, algorithm = JOBS[request.node.callspec.params["ranks"]]
+    nccl = algorithm is None and devices >= len(hosts)
     assert ranks.run(check_way) == [int(nccl)] * len(hosts)
     if nccl:
         ranks.run(check_ahead)
 
 
 def check_process_sets():
-    """Sets that overlap work on the same card, each by itself."""
+    """Sets that overlap work on the same GPU, each by itself."""
     size, rank = hvd.size(), hvd.rank()
     sets = [
         hvd.add_process_set(members)
@@ -117,7 +117,9 @@ def check_process_sets():
         hvd.allreduce(mine, op=hvd.Sum, process_set=s) if s.included() else None for s in sets
     ]
     handles = [
-        hvd.allreduce_async(card().array(mine), op=hvd.Sum, process_set=s) if s.included() else None
+        hvd.allreduce_async(device().array(mine), op=hvd.Sum, process_set=s)
+        if s.included()
+        else None
         for s in sets
     ]
     for handle, wanted in zip(handles, expected, strict=True):
@@ -136,14 +138,14 @@ def check_large(timeline):
     """An allreduce of several windows, of which rank 0 writes a timeline. Returns how often NCCL was used here."""
     mine = values("float32", (5_000_001,))
     expected = hvd.allreduce(mine, op=hvd.Sum)
-    before = card().count("ReduceScatter")
+    before = device().count("ReduceScatter")
     hvd.start_timeline(str(timeline))
-    equal(hvd.allreduce(card().array(mine), op=hvd.Sum), expected)
+    equal(hvd.allreduce(device().array(mine), op=hvd.Sum), expected)
     hvd.stop_timeline()
-    return card().count("ReduceScatter") - before
+    return device().count("ReduceScatter") - before
 
 
-# Cards; variables. With one GPU for all ranks, NCCL refuses to work within a host.
+# GPUs; variables. With one GPU for all ranks, NCCL refuses to work within a host.
 HIERARCHICAL = [
     (4, {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}),
     (1, {"HOROPLUG_ALGORITHM": "hierarchical"}),
@@ -151,15 +153,15 @@ HIERARCHICAL = [
 ]
 
 
-@pytest.mark.parametrize(("cards", "env"), HIERARCHICAL)
-def test_hierarchical_allreduce_on_gpus(job, tmp_path, cards, env):
-    with job("aabb", cards, HOROVOD_TIMELINE="DYNAMIC", **env) as ranks:
+@pytest.mark.parametrize(("devices", "env"), HIERARCHICAL)
+def test_hierarchical_allreduce_on_gpus(job, tmp_path, devices, env):
+    with job("aabb", devices, HOROVOD_TIMELINE="DYNAMIC", **env) as ranks:
         for dtype in ("float32", "int16"):
             ranks.run(check_operations, dtype)
         ranks.run(check_many)
         used = ranks.run(check_large, tmp_path / "timeline.json")
     assert '"hierarchical"' in (tmp_path / "timeline.json").read_text()
-    assert [times > 0 for times in used] == [cards > 1] * 4
+    assert [times > 0 for times in used] == [devices > 1] * 4
 
 
 # Whoever is stopped may be in a transfer, or before an operation that the others have begun.
@@ -191,7 +193,7 @@ def check_told_who_is_gone(ranks, how, function, *args):
 
 def check_gone(started, op):
     """Until somebody is gone: an error then, and no hang."""
-    array = card().array(values("float32", (10_000,)))
+    array = device().array(values("float32", (10_000,)))
     try:
         for step in itertools.count():
             hvd.allreduce(array, op=op)
@@ -201,10 +203,10 @@ def check_gone(started, op):
         return str(error)
 
 
-# Processes keep their GPUs, so that others would share one afterwards: no other test has five cards.
+# Processes keep their GPUs, so that others would share one afterwards: no other test has five GPUs.
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
-    ("hosts", "cards", "algorithm", "op"),
+    ("hosts", "devices", "algorithm", "op"),
     [
         ("aa", 2, None, hvd.Sum),
         ("aa", 2, "staged", hvd.Sum),
@@ -214,8 +216,8 @@ def check_gone(started, op):
         ("aa", 2, "ipc", hvd.Adasum),
     ],
 )
-def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, cards, algorithm, op, how):
-    with job(hosts, cards, algorithm, **QUICK) as ranks:
+def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, devices, algorithm, op, how):
+    with job(hosts, devices, algorithm, **QUICK) as ranks:
         check_told_who_is_gone(ranks, how, check_gone, tmp_path / "started", op)
 
 
@@ -228,7 +230,7 @@ def check_crossing_sets(started):
     mine = [pair for pair in pairs if pair.included()]
     if rank % 2:
         mine.reverse()
-    array = card().array(values("float32", (10_000,)))
+    array = device().array(values("float32", (10_000,)))
     try:
         for step in itertools.count():
             handles = [
@@ -244,14 +246,16 @@ def check_crossing_sets(started):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize(("cards", "algorithm"), [(6, "nccl"), (6, "ipc"), (6, "staged")])
-def test_killed_or_stopped_rank_of_overlapping_sets_is_named(job, tmp_path, cards, algorithm, how):
+@pytest.mark.parametrize(("devices", "algorithm"), [(6, "nccl"), (6, "ipc"), (6, "staged")])
+def test_killed_or_stopped_rank_of_overlapping_sets_is_named(
+    job, tmp_path, devices, algorithm, how
+):
     """All others are told so: those who share a set with it, and the one that does not."""
-    with job("aaaa", cards, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **QUICK) as ranks:
+    with job("aaaa", devices, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **QUICK) as ranks:
         check_told_who_is_gone(ranks, how, check_crossing_sets, tmp_path / "started")
 
 
-def look_after_the_card():
+def let_the_engine_poll_the_device():
     """The engine does so whenever it has nothing else to do, and so in between of these."""
     for _ in range(200):
         hvd.allreduce(np.ones(3), op=hvd.Sum, name="host")
@@ -260,19 +264,19 @@ def look_after_the_card():
 def check_standing_still(started, go_on):
     """An allreduce is under way on the GPUs when the ranks are stopped, and then goes on."""
     mine = values("float32", (300,))
-    array = card().array(mine)
+    array = device().array(mine)
     expected = hvd.allreduce(mine, op=hvd.Sum)
     equal(hvd.allreduce(array, op=hvd.Sum), expected)
     if hvd.rank() == 1:
-        card().hold()
+        device().hold()
     result = hvd.allreduce(array, op=hvd.Sum)
-    look_after_the_card()
+    let_the_engine_poll_the_device()
     if hvd.rank() == 0:
         started.touch()
     until(go_on.exists, 60)
-    look_after_the_card()
+    let_the_engine_poll_the_device()
     if hvd.rank() == 1:
-        card().let_go()
+        device().let_go()
     equal(result, expected)
 
 
@@ -292,21 +296,21 @@ def test_own_suspension_does_not_count_towards_the_timeout(job, tmp_path):
 
 
 def check_held_up(started):
-    """Rank 0's card waits for rank 1's, which has begun nothing when that rank is stopped."""
-    array = card().array(values("float32", (300,)))
+    """Rank 0's GPU waits for rank 1's, which has begun nothing when that rank is stopped."""
+    array = device().array(values("float32", (300,)))
     on_host(hvd.allreduce(array))
     if hvd.rank() == 1:
-        card().hold()
+        device().hold()
     try:
         hvd.allreduce(array, name="held up")
-        look_after_the_card()
+        let_the_engine_poll_the_device()
         if hvd.rank() == 1:
             started.touch()
         hvd.allreduce(np.ones(3), name=f"of rank {hvd.rank()} alone")
     except hvd.HorovodInternalError as error:
         return str(error)
     finally:
-        card().let_go()
+        device().let_go()
 
 
 def test_operation_waiting_on_the_gpu_names_the_stopped_rank(job, tmp_path):
@@ -319,10 +323,10 @@ def test_operation_waiting_on_the_gpu_names_the_stopped_rank(job, tmp_path):
 
 
 def check_again():
-    """After a shutdown everything begins anew, on the same card."""
+    """After a shutdown everything begins anew, on the same GPU."""
     mine = values("float32", (50,))
     for _ in range(3):
-        equal(hvd.allreduce(card().array(mine), op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum))
+        equal(hvd.allreduce(device().array(mine), op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum))
         hvd.shutdown()
         hvd.init()
 
@@ -332,12 +336,14 @@ def test_init_after_shutdown_on_the_same_gpu(job):
         ranks.run(check_again)
 
 
-def check_two_cards():
+def check_two_devices():
     with pytest.raises(ValueError, match=r"cuda:1.*cuda:0"):
-        hvd.allreduce(simulated_gpu.Card(1).array(np.ones(3)), name="x")
+        hvd.allreduce(simulated_gpu.Device(1).array(np.ones(3)), name="x")
 
 
 def test_second_gpu_is_refused(job):
     with job("a", 2) as ranks:
-        ranks.run(lambda: card() and hvd.allreduce(card().array(np.ones(3)), name="first") and None)
-        ranks.run(check_two_cards)
+        ranks.run(
+            lambda: device() and hvd.allreduce(device().array(np.ones(3)), name="first") and None
+        )
+        ranks.run(check_two_devices)

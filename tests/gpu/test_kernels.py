@@ -1,4 +1,4 @@
-"""The GPU kernels compile, without a warning and without spilling registers, for every architecture that there is.
+"""The GPU kernels compile, without a warning and without spilling registers, for every architecture.
 
 NVRTC comes from PyPI (``requirements/cuda.txt``) and needs no GPU. What the kernels compute is tested on the host
 (``csrc/tests/device/gpu_kernels_test.cc``) and, where there is a GPU, by ``tests/gpu/device``."""

@@ -1,6 +1,6 @@
-"""Arrays on GPUs by MPI's own collectives, under mpirun. Cards are simulated, and their memory is the host's, so that
-an MPI can be told to take it that knows nothing of GPUs (HOROPLUG_MPI_CUDA). What MPI gets too early has wrong numbers
-in it."""
+"""GPU arrays moved by the collectives of MPI, under mpirun. The GPUs are simulated and their memory is host memory, so
+that an MPI without CUDA support can be told to take it (HOROPLUG_MPI_CUDA). Memory that MPI reads too early has wrong
+values."""
 
 import json
 import os
@@ -30,9 +30,9 @@ def place(request):
 
 def start(place, folder: Path, script: str, *args: str, np: int = 2, options=(), **variables: str):
     """Ranks by turns on two hosts, which are this machine, and with it share a GPU: NCCL refuses that."""
-    cards = folder / "cards"
-    cards.mkdir()
-    simulated = simulated_gpu.environment(cards, gpu_delay=300)
+    devices = folder / "gpus"
+    devices.mkdir()
+    simulated = simulated_gpu.environment(devices, gpu_delay=300)
     library_path = simulated["LD_LIBRARY_PATH"], place.environment()["LD_LIBRARY_PATH"]
     simulated["LD_LIBRARY_PATH"] = os.pathsep.join(library_path)
     variables = {"HOROVOD_CPU_OPERATIONS": "mpi", **simulated, **variables}
@@ -61,7 +61,7 @@ OPERATIONS = """
 import numpy as np
 import horoplug as hvd
 from tests.harness.checks import gpu as checks
-from tests.harness.simulated_jobs import card
+from tests.harness.simulated_jobs import device
 
 def check_numbers_that_are_none():
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1.0, np.nan], np.float32)
@@ -69,9 +69,9 @@ def check_numbers_that_are_none():
     for op in hvd.Sum, hvd.Product, hvd.Max:
         expected = hvd.allreduce(odd, op=op, name="host")
         assert set(expected.view(np.uint32)[[0, 5]]) == {0x7FC00000}
-        checks.equal(hvd.allreduce(card().array(odd), op=op), expected)
+        checks.equal(hvd.allreduce(device().array(odd), op=op), expected)
     expected = hvd.reducescatter(odd, op=hvd.Sum, name="host")
-    checks.equal(hvd.reducescatter(card().array(odd), op=hvd.Sum), expected)
+    checks.equal(hvd.reducescatter(device().array(odd), op=hvd.Sum), expected)
 
 def check_factors():
     for dtype in "float32", "float64", "int32", "uint8":
@@ -79,10 +79,10 @@ def check_factors():
         factors = {"prescale_factor": 0.5, "postscale_factor": 3.0} if dtype[0] == "f" else {}
         for op in hvd.Sum, hvd.Average, hvd.Product:
             expected = hvd.allreduce(mine, op=op, name="host", **factors)
-            checks.equal(hvd.allreduce(card().array(mine), op=op, **factors), expected)
+            checks.equal(hvd.allreduce(device().array(mine), op=op, **factors), expected)
     # Most of it is not aligned to anything, and one is not even to the others.
     mine = [checks.values("float32", (n * 7919 % 1000,), n) for n in range(9)]
-    arrays = [card().array(each) for each in mine]
+    arrays = [device().array(each) for each in mine]
     expected = hvd.grouped_allreduce(mine, op=hvd.Sum, name="host")
     for found, wanted in zip(hvd.grouped_allreduce(arrays, op=hvd.Sum), expected):
         checks.equal(found, wanted)
@@ -92,7 +92,7 @@ def check_side_by_side():
     other = hvd.add_process_set([0, 1])
     for turn in range(6):
         mine = checks.values("float32", (20_011,), turn)
-        array = card().array(mine)
+        array = device().array(mine)
         handles = [
             hvd.allreduce_async(array, op=hvd.Sum, name="on GPU"),
             hvd.allreduce_async(mine, op=hvd.Sum, name="on host"),
@@ -151,7 +151,7 @@ def test_mpi_operations_on_gpu_arrays(place, tmp_path, level):
 SAYING = """
 import horoplug as hvd
 from tests.harness.checks import gpu as checks
-from tests.harness.simulated_jobs import card
+from tests.harness.simulated_jobs import device
 from horoplug.mpi import cuda as mpi_cuda
 
 folder, rank = sys.argv[1], MPI.COMM_WORLD.rank
@@ -206,10 +206,10 @@ ENDING = """
 import numpy as np
 import horoplug as hvd
 from tests.harness.checks import gpu as checks
-from tests.harness.simulated_jobs import card
+from tests.harness.simulated_jobs import device
 hvd.init()
 folder, operation = sys.argv[1], getattr(hvd, sys.argv[2])
-x = card().array(np.ones(399_999, np.float32))
+x = device().array(np.ones(399_999, np.float32))
 try:
     for step in range(10**9):
         operation(x, name="step")

@@ -1,5 +1,5 @@
-"""Order on a GPU, as the Python side makes it: which calls of the core it makes for tensors there, and when it lets go
-of them. The core is a recorder, the GPU the host's memory."""
+"""Stream order of GPU tensors in Python: the calls of the core for them, and when they are released. A recorder takes
+the place of the core, and host memory that of the GPU."""
 
 import itertools
 import weakref
@@ -83,7 +83,7 @@ def core(monkeypatch):
 
 
 class Array:
-    """On card 3, ready in a stream."""
+    """On GPU 3, ready in a stream."""
 
     def __init__(self, values, stream=None, **fields):
         self.values = np.array(values, np.float32)
@@ -211,16 +211,16 @@ def test_unsupported_gpu_arrays_are_refused(core):
 
 
 def test_incomplete_dlpack_interface_is_refused(core):
-    class OnCard:
+    class OnDevice:
         def __dlpack_device__(self):
             return 2, 0
 
-    with pytest.raises(TypeError, match="expected a NumPy array, got OnCard"):
-        hvd.allreduce(OnCard())
+    with pytest.raises(TypeError, match="expected a NumPy array, got OnDevice"):
+        hvd.allreduce(OnDevice())
     assert core.take() == []
 
 
-class OnCard(torch.Tensor):
+class OnDevice(torch.Tensor):
     """A tensor in the host's memory that says it is on GPU 1."""
 
     is_cpu = False
@@ -238,13 +238,13 @@ def current(monkeypatch):
     return now
 
 
-def on_card(*shape):
-    return torch.ones(*shape).as_subclass(OnCard)
+def on_device(*shape):
+    return torch.ones(*shape).as_subclass(OnDevice)
 
 
 def test_torch_tensor_is_ordered_by_its_stream(core, current):
     """Submitted in one stream, waited for in another: both come after it."""
-    handle = horoplug.torch.allreduce_async_(on_card(2), name="x")
+    handle = horoplug.torch.allreduce_async_(on_device(2), name="x")
     current[0] = 6
     horoplug.torch.synchronize(handle)
     calls = core.take()
@@ -262,10 +262,10 @@ def optimizer(model, **options):
 
 def linear():
     model = torch.nn.Module()
-    model.weight = torch.nn.Parameter(on_card(2, 2))
-    model.bias = torch.nn.Parameter(on_card(2))
+    model.weight = torch.nn.Parameter(on_device(2, 2))
+    model.bias = torch.nn.Parameter(on_device(2))
     for parameter in model.parameters():
-        parameter.grad = on_card(*parameter.shape)
+        parameter.grad = on_device(*parameter.shape)
     return model
 
 

@@ -1,4 +1,4 @@
-"""The simulation of GPUs that tests of several processes rely on: libraries, and memory that processes share."""
+"""The simulated GPUs themselves: their libraries are found, and processes share memory, events and communicators."""
 
 import ctypes
 import subprocess
@@ -45,22 +45,22 @@ def give():
     """Fill memory of this process, and record an event after that, which others can wait for."""
     import horoplug as hvd
 
-    card = simulated_gpu.Card()
-    array = card.array(np.zeros(COUNT))
-    card.synchronize()
-    card.hold()
+    device = simulated_gpu.Device()
+    array = device.array(np.zeros(COUNT))
+    device.synchronize()
+    device.hold()
     event, of_memory, of_event = ctypes.c_void_p(), Handle(), Handle()
-    card.call("cuEventCreate", ctypes.byref(event), 2 | 4)
-    card.call("cuIpcGetMemHandle", ctypes.byref(of_memory), ctypes.c_uint64(array.address))
-    card.call("cuIpcGetEventHandle", ctypes.byref(of_event), event)
-    stream = ctypes.c_void_p(card.stream)
-    card.call(
+    device.call("cuEventCreate", ctypes.byref(event), 2 | 4)
+    device.call("cuIpcGetMemHandle", ctypes.byref(of_memory), ctypes.c_uint64(array.address))
+    device.call("cuIpcGetEventHandle", ctypes.byref(of_event), event)
+    stream = ctypes.c_void_p(device.stream)
+    device.call(
         "cuMemsetD8Async", ctypes.c_uint64(array.address), 1, ctypes.c_size_t(8 * COUNT), stream
     )
-    card.call("cuEventRecord", event, stream)
+    device.call("cuEventRecord", event, stream)
     hvd.broadcast_object((bytes(of_memory), bytes(of_event)), root_rank=0)
     hvd.barrier()
-    card.let_go()
+    device.let_go()
     hvd.barrier()  # the memory is still in use
     array.free()
 
@@ -69,18 +69,18 @@ def take():
     """Read it before the event has come to pass, and after."""
     import horoplug as hvd
 
-    card = simulated_gpu.Card()
+    device = simulated_gpu.Device()
     of_memory, of_event = map(Handle.from_buffer_copy, hvd.broadcast_object(None, root_rank=0))
     address, event = ctypes.c_uint64(), ctypes.c_void_p()
-    card.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), of_memory, 1)
-    card.call("cuIpcOpenEventHandle", ctypes.byref(event), of_event)
-    array = card.empty(0, np.uint8)
+    device.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), of_memory, 1)
+    device.call("cuIpcOpenEventHandle", ctypes.byref(event), of_event)
+    array = device.empty(0, np.uint8)
     array.address, array.shape, array.nbytes = address.value, (8 * COUNT,), 8 * COUNT
     before = array.numpy()
-    card.call("cuStreamWaitEvent", ctypes.c_void_p(card.stream), event, 0)
+    device.call("cuStreamWaitEvent", ctypes.c_void_p(device.stream), event, 0)
     hvd.barrier()
     after = array.numpy()
-    card.call("cuIpcCloseMemHandle", address)
+    device.call("cuIpcCloseMemHandle", address)
     hvd.barrier()
     return before.max(), after.min()
 
@@ -99,7 +99,7 @@ def sum_by_nccl():
     """An allreduce of NCCL, called directly."""
     import horoplug as hvd
 
-    card = simulated_gpu.Card(hvd.rank())
+    device = simulated_gpu.Device(hvd.rank())
     nccl = ctypes.CDLL(str(simulated_gpu.LIBRARIES / "libnccl.so.2"))
 
     class UniqueId(ctypes.Structure):
@@ -111,14 +111,14 @@ def sum_by_nccl():
     unique = UniqueId.from_buffer_copy(hvd.broadcast_object(bytes(unique), root_rank=0))
     communicator = ctypes.c_void_p()
     place = ctypes.byref(communicator)
-    with card.current():
+    with device.current():
         assert nccl.ncclCommInitRankConfig(place, hvd.size(), unique, hvd.rank(), None) == 0
-    array = card.array(np.full(COUNT, hvd.rank() + 1, np.float32))
+    array = device.array(np.full(COUNT, hvd.rank() + 1, np.float32))
     data, size = ctypes.c_void_p(array.address), ctypes.c_size_t(COUNT)
-    stream = ctypes.c_void_p(card.stream)
+    stream = ctypes.c_void_p(device.stream)
     for _ in range(10):
         assert nccl.ncclAllReduce(data, data, size, 7, 0, communicator, stream) == 0
-    assert card.count("AllReduce") == 10
+    assert device.count("AllReduce") == 10
     total = array.numpy()
     assert nccl.ncclCommDestroy(communicator) == 0
     return float(total[0]), float(total[-1])

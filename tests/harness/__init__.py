@@ -1,4 +1,4 @@
-"""What the tests share: jobs of real ranks, simulated GPUs, hosts in network namespaces, launchers and MPIs."""
+"""Code that tests share: jobs of real ranks, simulated GPUs, hosts in network namespaces, launchers and MPIs."""
 
 from pathlib import Path
 

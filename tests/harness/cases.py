@@ -1,5 +1,5 @@
-"""Tests that are the same for the arrays or tensors of every framework, but for the functions that run on the ranks.
-They need the module's fixture ``ranks``."""
+"""Tests that every framework has; a framework supplies the check functions that run on the ranks. The tests need the
+module's fixture ``ranks``."""
 
 import pytest
 

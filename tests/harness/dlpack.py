@@ -1,4 +1,4 @@
-"""Arrays on simulated GPUs that have DLPack's interface alone, written down from its specification."""
+"""Arrays on simulated GPUs whose only interface is DLPack, written from its specification."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ class Producer:
         self._kept: dict[int, Any] = {}
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.device_type, self.array.card.ordinal
+        return self.device_type, self.array.device.ordinal
 
     def __dlpack__(self, *, stream: object, **how: object) -> object:
         if not self.versioned and how:
             raise TypeError("unexpected keyword argument")
         self.streams.append(stream)
-        self.array.card.order(stream, self.array.stream)
+        self.array.device.order(stream, self.array.stream)
         managed = Versioned() if self.versioned else Unversioned()
         if isinstance(managed, Versioned):
             managed.major, managed.flags = self.major, self.flags

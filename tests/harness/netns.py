@@ -1,4 +1,4 @@
-"""Hosts for tests: network namespaces of this machine, joined by bridges, each with an sshd of its own.
+"""Hosts for tests: network namespaces of this machine, joined by bridges, each with its own sshd.
 
     with Cluster(3) as cluster:
         cluster.launch(0, "-np", 3, "-H", "h0,h1,h2", "python", "train.py")

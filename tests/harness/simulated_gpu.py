@@ -1,7 +1,7 @@
-"""Simulated GPUs for jobs of several processes: libcuda, NVRTC and NCCL that need none, and arrays on these cards.
+"""Simulated GPUs for jobs of several processes: replacements for libcuda, NVRTC and NCCL, and arrays on these GPUs.
 
     with Pool(variables=simulated_gpu.environment(folder)) as pool: ...   # in the test
-    card = simulated_gpu.Card(0); array = card.array(numpy_array)         # in a process of the job
+    device = simulated_gpu.Device(0); array = device.array(numpy_array)         # in a process of the job
 
 The libraries are those of ``csrc/tests/stubs/simulated_*.cc``, which ``make cpp`` builds and which say more. Streams
 run apart from each other and late, operations of NCCL wait for all ranks, and misuse of CUDA ends the process with a
@@ -46,12 +46,12 @@ def environment(folder: Path, **settings: int | str) -> dict[str, str]:
 
 
 def load() -> ctypes.CDLL:
-    """Load the libraries, as a framework would that runs on these cards; gives the driver's."""
+    """Load the libraries, as a framework would that runs on these GPUs; gives the driver's."""
     driver, *_ = [ctypes.CDLL(str(LIBRARIES / name)) for name in _NAMES]
     return driver
 
 
-class Card:
+class Device:
     """A GPU, used by its own stream, apart from the default one. Failures raise ``RuntimeError``."""
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -69,7 +69,7 @@ class Card:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Make the context of this card that of the thread."""
+        """Make the context of this GPU that of the thread."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -77,7 +77,7 @@ class Card:
             self._call("cuCtxPopCurrent_v2", None)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function of the driver's, by its symbol, in the context of this card."""
+        """A function of the driver's, by its symbol, in the context of this GPU."""
         with self.current():
             self._call(name, *arguments)
 
@@ -158,15 +158,15 @@ class Card:
 class Array:
     """Memory of a GPU as an array: contiguous, and what other libraries take for one of CUDA's."""
 
-    def __init__(self, card: Card, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.card, self.shape, self.dtype = card, shape, dtype
+    def __init__(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.device, self.shape, self.dtype = device, shape, dtype
         self.size = int(np.prod(shape, dtype=np.int64))
         self.nbytes = self.size * dtype.itemsize
-        self.stream = card.stream
+        self.stream = device.stream
         address = _ADDRESS()
         if self.nbytes > 0:
             size = ctypes.c_size_t(self.nbytes)
-            card.call("cuMemAlloc_v2", ctypes.byref(address), size)
+            device.call("cuMemAlloc_v2", ctypes.byref(address), size)
         self.address = address.value
 
     @property
@@ -185,11 +185,11 @@ class Array:
         data = values.ctypes.data_as(_POINTER)
         size = ctypes.c_size_t(self.nbytes)
         handle = _POINTER(self.stream if stream is None else stream)
-        self.card.call("cuMemcpyDtoHAsync_v2", data, _ADDRESS(self.address), size, handle)
+        self.device.call("cuMemcpyDtoHAsync_v2", data, _ADDRESS(self.address), size, handle)
         return values
 
     def free(self) -> None:
         """Give the memory back when the GPU is done."""
         if self.address:
-            self.card.call("cuMemFree_v2", _ADDRESS(self.address))
+            self.device.call("cuMemFree_v2", _ADDRESS(self.address))
             self.address = 0

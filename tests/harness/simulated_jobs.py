@@ -15,29 +15,29 @@ from tests.harness.support import Pool
 
 
 @functools.lru_cache(maxsize=1)
-def card() -> simulated_gpu.Card:
+def device() -> simulated_gpu.Device:
     """This rank's; each process has it once."""
     count = ctypes.c_int()
     driver = simulated_gpu.load()
     driver.cuInit(0)
     driver.cuDeviceGetCount(ctypes.byref(count))
-    return simulated_gpu.Card(hvd.local_rank() % count.value)
+    return simulated_gpu.Device(hvd.local_rank() % count.value)
 
 
 @contextlib.contextmanager
 def starter(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
-    """``start(hosts, cards, algorithm=None, **env)`` starts a job (see :meth:`support.Pool.ranks`), for each number of
-    cards with the same processes. ``make_folder``: ``tmp_path_factory.mktemp``."""
+    """``start(hosts, devices, algorithm=None, **env)`` starts a job (see :meth:`support.Pool.ranks`), for each number
+    of GPUs with the same processes. ``make_folder``: ``tmp_path_factory.mktemp``."""
     pools: dict[int, Pool] = {}
     with contextlib.ExitStack() as stack:
 
-        def start(hosts: str, cards: int, algorithm: str | None = None, **env: str) -> Any:
-            if cards not in pools:
-                variables = simulated_gpu.environment(make_folder("cards"), gpu_count=cards)
-                pools[cards] = Pool(variables=variables)
-                stack.callback(pools[cards].close)
+        def start(hosts: str, devices: int, algorithm: str | None = None, **env: str) -> Any:
+            if devices not in pools:
+                variables = simulated_gpu.environment(make_folder("gpus"), gpu_count=devices)
+                pools[devices] = Pool(variables=variables)
+                stack.callback(pools[devices].close)
             env |= {"HOROPLUG_ALGORITHM": algorithm} if algorithm else {}
-            return pools[cards].ranks(len(hosts), hosts=hosts, env=env)
+            return pools[devices].ranks(len(hosts), hosts=hosts, env=env)
 
         yield start
 
@@ -53,7 +53,7 @@ def job_fixture() -> Any:
     return job
 
 
-def card_ranks_fixture(jobs: dict[str, tuple[str, int, str | None]]) -> Any:
+def device_ranks_fixture(jobs: dict[str, tuple[str, int, str | None]]) -> Any:
     """A fixture that gives a job of each kind in turn, started by the module's ``job``. ``jobs``: by name, ranks by
     host, the number of GPUs, and what carries the data; None: what horoplug chooses."""
 

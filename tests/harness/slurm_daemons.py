@@ -1,4 +1,4 @@
-"""A Slurm of one's own: its daemons run on this machine, with two nodes, for the tests of a module."""
+"""Slurm daemons on this machine, with two nodes, for the tests of a module."""
 
 import re
 import shutil

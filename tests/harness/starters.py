@@ -1,7 +1,7 @@
-"""The environments that launchers which are not installed here give to the processes they start, and starting these.
+"""Environments that launchers which are not installed here give to their processes, and jobs with these environments.
 
-A launcher's variables are all that horoplug knows of it, so that processes with exactly these are its processes. The
-names of hosts mean this machine."""
+horoplug recognises a launcher by its variables alone, so that processes with exactly these variables stand for its
+processes. All host names mean this machine."""
 
 import contextlib
 import os

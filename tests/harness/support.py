@@ -1,4 +1,4 @@
-"""Real ranks for tests: a pool of processes that jobs of any size are started in, again and again.
+"""Real ranks for tests: a pool of processes in which tests start one job after the other, of any size.
 
     def test_sum(pool):
         with pool.ranks(3) as ranks:

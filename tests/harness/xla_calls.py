@@ -1,6 +1,6 @@
 """A stand-in for XLA that calls its handlers: the structs of its C API in ctypes, its functions in Python.
 
-    xla = Xla(stream=card.stream, device=0)
+    xla = Xla(stream=device.stream, device=0)
     failure = xla.call(library.horoplug_jax_run, [array], [result], operation=0, name="allreduce.x", ...)
 
 ``failure`` is None or the message. The structs are those of ``xla/ffi/api/c_api.h``.

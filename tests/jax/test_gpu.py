@@ -19,7 +19,7 @@ from tests.harness.checks import (
     jax_ops,
     jax_programs,
 )
-from tests.harness.simulated_jobs import card, card_ranks_fixture, job_fixture
+from tests.harness.simulated_jobs import device, device_ranks_fixture, job_fixture
 from tests.harness.support import ranks_fixture, seed
 from tests.harness.xla_calls import OPERATION, Xla
 
@@ -51,13 +51,13 @@ JOBS = {
 
 
 job = job_fixture()
-card_ranks = card_ranks_fixture(JOBS)
+device_ranks = device_ranks_fixture(JOBS)
 
 
 def call(xla, kind, arrays, outputs, handler=None, **attributes):
     """Calls the handler like XLA, with the GPU's context current."""
     operation = {"operation": BY_NAME[kind].code, **attributes}
-    with card().current():
+    with device().current():
         handler = handler or LIBRARY.horoplug_jax_run
         return xla.call(handler, arrays, outputs, **{**OPERATION, **operation})
 
@@ -73,7 +73,7 @@ def check_results(dtype):
     rank, size = hvd.rank(), hvd.size()
     position = {"size": size, "rank": rank}
     for old in False, True:
-        xla = Xla(card().stream, card().ordinal, old)
+        xla = Xla(device().stream, device().ordinal, old)
         for n, shape in enumerate([(2 * size, 3), (size + 1,), (1000 * size, 7), (0, 2)]):
             mine = values(dtype, shape, n)
             even = mine[: shape[0] // size * size]
@@ -85,8 +85,8 @@ def check_results(dtype):
                 "reducescatter": (mine, on_host.reducescatter(mine, op=hvd.Sum), position),
             }
             for kind, (given, expected, attributes) in cases.items():
-                array = card().array(given)
-                output = card().empty(expected.shape, expected.dtype)
+                array = device().array(given)
+                output = device().empty(expected.shape, expected.dtype)
                 assert call(xla, kind, [array], [output], **attributes) is None
                 # XLA may reuse the input's memory in its next work in the stream.
                 write(array, 99)
@@ -101,41 +101,41 @@ def write(array, values):
     values = np.broadcast_to(np.asarray(values, array.dtype), array.shape).copy()
     if array.nbytes:
         address, size = ctypes.c_uint64(array.address), ctypes.c_size_t(array.nbytes)
-        stream = ctypes.c_void_p(card().stream)
+        stream = ctypes.c_void_p(device().stream)
         data = values.ctypes.data_as(ctypes.c_void_p)
-        card().call("cuMemcpyHtoDAsync_v2", address, data, size, stream)
+        device().call("cuMemcpyHtoDAsync_v2", address, data, size, stream)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_results_match_numpy(card_ranks, dtype):
-    card_ranks.run(check_results, dtype)
+def test_results_match_numpy(device_ranks, dtype):
+    device_ranks.run(check_results, dtype)
 
 
 def check_groups_in_place():
     """The arrays of a pytree with the inputs as outputs, as XLA passes them to allreduce and broadcast."""
     mine = [values("float32", (n, 3), n) for n in range(1, 9)]
-    xla = Xla(card().stream, card().ordinal)
-    arrays = [card().array(each) for each in mine]
+    xla = Xla(device().stream, device().ordinal)
+    arrays = [device().array(each) for each in mine]
     assert call(xla, "allreduce", arrays, arrays, reduce_op=hvd.Average, name="allreduce.x") is None
     expected = on_host.grouped_allreduce(mine, name="y")
     for array, wanted in zip(arrays, expected, strict=True):
         assert array.numpy().tobytes() == wanted.tobytes()
 
 
-def test_in_place_groups(card_ranks):
-    card_ranks.run(check_groups_in_place)
+def test_in_place_groups(device_ranks):
+    device_ranks.run(check_groups_in_place)
 
 
 def check_order():
     """Calls return while the GPU runs nothing: the host waits for the other ranks only. The work in the stream before
     and after the calls then runs in order."""
-    xla = Xla(card().stream, card().ordinal)
+    xla = Xla(device().stream, device().ordinal)
     size, mine = hvd.size(), values("float32", (1000,))
     expected = {
         "allreduce": on_host.allreduce(mine, op=hvd.Sum),
         "allgather": on_host.allgather(mine),
     }
-    arrays = {kind: (card().array(mine), card().empty(e.shape)) for kind, e in expected.items()}
+    arrays = {kind: (device().array(mine), device().empty(e.shape)) for kind, e in expected.items()}
 
     def begin(kind):
         array, output = arrays[kind]
@@ -145,14 +145,14 @@ def check_order():
 
     for kind in expected:  # connects the ranks and loads the kernels
         begin(kind)
-    card().synchronize()
-    waits = card().host_waits()
-    card().hold()
-    card().delay(0.1)
+    device().synchronize()
+    waits = device().host_waits()
+    device().hold()
+    device().delay(0.1)
     for kind in expected:
         begin(kind)
-    assert card().host_waits() == waits
-    card().let_go()
+    assert device().host_waits() == waits
+    device().let_go()
     for kind, wanted in expected.items():
         assert arrays[kind][1].numpy().tobytes() == wanted.tobytes()
 
@@ -165,7 +165,7 @@ def test_calls_do_not_wait_for_the_gpu(job, ranks):
 
 def check_rows_known_after_the_call():
     """Outside of programs, ranks may have different numbers of rows: a second call copies the results."""
-    xla = Xla(card().stream, card().ordinal)
+    xla = Xla(device().stream, device().ordinal)
     rank, size = hvd.rank(), hvd.size()
     mine = values("float32", (rank + size + 1, 3))
     splits = [rank + 1] + [1] * (size - 1)  # one row is left over
@@ -175,7 +175,7 @@ def check_rows_known_after_the_call():
     }
     before = used()
     for (kind, counts), (wanted, rows) in expected.items():
-        array, empty = card().array(mine), card().empty((0, 3))
+        array, empty = device().array(mine), device().empty((0, 3))
         with gpu._eager_call(f"{kind}.x", counts) as eager_call:
             assert (
                 eager_call.run(call, xla, kind, [array], [empty], eager_call=eager_call.number)
@@ -183,7 +183,7 @@ def check_rows_known_after_the_call():
             )
             write(array, 1)
             assert eager_call.row_counts(0, size) == list(rows)
-            output = card().empty(wanted.shape)
+            output = device().empty(wanted.shape)
             copy = LIBRARY.horoplug_jax_copy_results
             arrays = [empty], [output]
             assert (
@@ -194,7 +194,7 @@ def check_rows_known_after_the_call():
         output.free()
     assert used() == before
     with gpu._eager_call("allreduce.refused", ()) as eager_call:
-        array = card().array(mine)
+        array = device().array(mine)
 
         def refused():
             failure = call(
@@ -208,19 +208,19 @@ def check_rows_known_after_the_call():
 
 def used():
     """Bytes of GPU memory in use after all work is complete, without the core's own memory."""
-    card().synchronize()
-    return card()._driver.simulated_gpu_bytes_used(card().ordinal)
+    device().synchronize()
+    return device()._driver.simulated_gpu_bytes_used(device().ordinal)
 
 
-def test_rows_known_after_the_call(card_ranks):
-    card_ranks.run(check_rows_known_after_the_call)
+def test_rows_known_after_the_call(device_ranks):
+    device_ranks.run(check_rows_known_after_the_call)
 
 
 def check_failures():
     """Failures become XLA errors that name the operation, and the next call works."""
-    xla = Xla(card().stream, card().ordinal)
+    xla = Xla(device().stream, device().ordinal)
     rank, size = hvd.rank(), hvd.size()
-    array = card().array(np.ones((2, 3), np.float32))
+    array = device().array(np.ones((2, 3), np.float32))
 
     def failure(kind="allreduce", outputs=None, **attributes):
         named = {"name": f"{kind}.x", **attributes}
@@ -230,33 +230,33 @@ def check_failures():
         with xla.without(function):
             reason = f"no {what.split()[-1]} today"
             assert failure() == f"'allreduce.x': XLA does not provide {what}: {reason}"
-    with card().capturing():
+    with device().capturing():
         refused = failure()
         assert "'allreduce.x': a CUDA graph is being captured" in refused
     assert "'broadcast.x': root rank 9 does not exist" in failure("broadcast", root=9)
     assert "compiled for rank 3 of 4" in failure(size=4, rank=3)
-    wrong = card().empty((5, 3))
+    wrong = device().empty((5, 3))
     assert "another shape" in failure(outputs=[wrong])
     assert "another shape" in failure("reducescatter", [wrong], size=size, rank=rank)
     assert "'allgather.x' inside of jax.jit needs the same number of rows" in failure(
         "allgather", [wrong]
     )
     if size > 1:
-        elsewhere = Xla(card().stream, 1 - card().ordinal)
+        elsewhere = Xla(device().stream, 1 - device().ordinal)
         text = call(elsewhere, "allreduce", [array], [array], name="allreduce.x")
         assert f"on cuda:{1 - rank}, and this rank's others are on cuda:{rank}" in text
-        other = card().array(np.ones(3 + rank, np.float32))
+        other = device().array(np.ones(3 + rank, np.float32))
         text = call(xla, "allreduce", [other], [other], name="allreduce.y")
         assert "a Horovod operation has failed" in text
         assert "allreduce.y" in text
-        rows = call(xla, "allgather", [other], [card().empty((7,))], name="allgather.y")
+        rows = call(xla, "allgather", [other], [device().empty((7,))], name="allgather.y")
         assert "by rank [3, 4]" in rows
     assert failure() is None
-    card().fail("cuMemcpyDtoDAsync", 700)
+    device().fail("cuMemcpyDtoDAsync", 700)
     try:
-        text = failure("allgather", [card().empty((2 * size, 3))])
+        text = failure("allgather", [device().empty((2 * size, 3))])
     finally:
-        card().fail("cuMemcpyDtoDAsync", 0)
+        device().fail("cuMemcpyDtoDAsync", 0)
     assert "cuMemcpyDtoDAsync" in text
     # The handler does nothing in other stages than execution.
     assert xla.call(LIBRARY.horoplug_jax_run, [array], [array], stage=1) is None
@@ -271,8 +271,8 @@ def test_failures_name_the_operation(job, ranks):
 
 def check_call_after_shutdown():
     """A call after a shutdown is an error, and the next job can use the GPU again."""
-    xla = Xla(card().stream, card().ordinal)
-    array = card().array(np.ones(3, np.float32))
+    xla = Xla(device().stream, device().ordinal)
+    array = device().array(np.ones(3, np.float32))
     assert call(xla, "allreduce", [array], [array]) is None
     hvd.shutdown()
     assert "use hvd.init()" in call(xla, "allreduce", [array], [array])

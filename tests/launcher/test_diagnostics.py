@@ -1,4 +1,4 @@
-"""``horovodrun --check-build -v``, and what it takes from a scheduler."""
+"""``horovodrun --check-build -v``, and the defaults that horovodrun takes from a scheduler's allocation."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The table of flags, and the configuration file that says the same."""
+"""The command-line flags, and the configuration file that sets the same options."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The command line: what it accepts and refuses, what the ranks are told, and what becomes of their output."""
+"""horovodrun on one host: valid and invalid command lines, the environment of the ranks, and their output."""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""Jobs on several hosts: network namespaces, each with an sshd, which horovodrun reaches as any other host."""
+"""Jobs on several hosts. Each host is a network namespace with an sshd, which horovodrun reaches by ssh."""
 
 import json
 import os

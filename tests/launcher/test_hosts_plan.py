@@ -1,4 +1,4 @@
-"""Hosts as users write them, which ranks run where, and what is decided before they begin: no process is started."""
+"""Parsing of hosts, placement of ranks, and the start protocol between launcher and agents, without a process."""
 
 import json
 import socket

@@ -1,4 +1,6 @@
-"""Who has started a process, by its variables alone; and lists of hosts. (Jobs: test_launcher_environment_jobs.py.)"""
+"""Launchers are recognised by the variables of a process; host lists and allocations of schedulers are parsed.
+
+test_launcher_environment_jobs.py starts jobs with these variables."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Jobs of real processes that other launchers than horovodrun and mpirun have started (starters.py), and torchrun."""
+"""Jobs of real processes started as by Slurm, LSF, SageMaker and torch.distributed launchers (harness/starters.py)."""
 
 import os
 import re

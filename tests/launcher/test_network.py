@@ -1,4 +1,4 @@
-"""Jobs between network namespaces: every rank on a network of its own, as on hosts of their own."""
+"""Jobs between network namespaces: each rank has its own network, like a host."""
 
 import json
 import os

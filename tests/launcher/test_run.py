@@ -1,4 +1,4 @@
-"""``horoplug.run``: results by rank, what becomes of everything that can go wrong, and that nothing is left."""
+"""``horoplug.run``: results by rank, errors and interrupts, and no process, file or descriptor left behind."""
 
 import asyncio
 import contextlib

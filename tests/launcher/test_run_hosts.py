@@ -1,4 +1,4 @@
-"""Functions, and jobs that mpirun starts, on several hosts: network namespaces with an sshd each."""
+"""``horoplug.run`` and mpirun on several hosts, which are network namespaces with an sshd each."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm, if it is installed (slurm_daemons.py)."""
+"""Jobs under real Slurm daemons, where Slurm is installed (harness/slurm_daemons.py)."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The launcher's line at the bottom of a terminal: what it says, and that it is only there."""
+"""The status line of the launcher: its text, and that it appears on terminals only."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""How a job ends: which failure is reported, with which exit code, and that no process is left, whoever is killed."""
+"""The end of a job: the reported failure, the exit code, and no process left, whichever process is killed."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""MPI's own collectives, each as one algorithm among others: the same results as horoplug's own."""
+"""The collectives of MPI as algorithms of horoplug: they give the same results as its own algorithms."""
 
 import json
 import random

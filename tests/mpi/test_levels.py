@@ -1,4 +1,4 @@
-"""MPI below the thread level "multiple": one thread of each process makes all calls, or nobody does."""
+"""MPI below the thread level "multiple": one thread of each process makes all MPI calls, or MPI is not used."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Data between hosts over MPI: ranks of one machine that are on different hosts by their names."""
+"""Data between hosts over MPI point-to-point. The hosts are host names of ranks on one machine."""
 
 import contextlib
 import os

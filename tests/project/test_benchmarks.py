@@ -1,4 +1,4 @@
-"""The benchmarks run, their own checks find the results right, and what they write is complete."""
+"""The benchmarks run, verify their results, and write complete records and reports."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What the pages about starting a job say: their commands run, and what cannot run here at least parses.
+"""The commands in the guides about starting a job run; code that cannot run here at least parses.
 
 A block that is marked ``sh run`` is run as it stands, in a folder with a small train.py. Further words say what it
 needs: ``checkout`` is run in the checkout, ``mpi`` with an MPI's mpirun, ``openmpi`` and ``mpich`` with that one's,

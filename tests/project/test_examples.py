@@ -1,4 +1,4 @@
-"""The examples do what they say, on one process and under the launcher. (train.py: tests/torch/test_training.py.)"""
+"""The examples run on one process and under the launcher. (tests/torch/test_training.py covers train.py.)"""
 
 import importlib.util
 import json

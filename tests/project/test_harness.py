@@ -1,4 +1,4 @@
-"""The tests' own tools, where a defect in them would go unnoticed."""
+"""The test harness itself, where a defect in it would go unnoticed."""
 
 import signal
 

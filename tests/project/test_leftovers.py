@@ -1,4 +1,4 @@
-"""Runs after all other tests: they, and what they tested, must have cleaned up."""
+"""Runs after all other tests: no process and no file of the session is left."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""horoplug.run in a notebook: examples/notebook.ipynb as it is, and the button that interrupts."""
+"""horoplug.run in a notebook: examples/notebook.ipynb runs unchanged, and an interrupted cell ends its job."""
 
 import contextlib
 import os

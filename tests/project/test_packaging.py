@@ -1,4 +1,4 @@
-"""The wheel: what is in it, what its libraries need and show, and that it works where nothing can be compiled."""
+"""The wheel: its contents, the dependencies and exports of its libraries, and its use without a compiler."""
 
 import os
 import re

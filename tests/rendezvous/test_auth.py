@@ -1,4 +1,4 @@
-"""The handshake: who knows the secret gets through, everyone else gets one clear line, and so does the other side."""
+"""The handshake: peers with the secret authenticate; otherwise both sides raise a one-line error."""
 
 import contextlib
 import secrets

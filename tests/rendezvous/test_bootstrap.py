@@ -1,6 +1,6 @@
-"""Meeting at an address, in this process: what rank 0 makes of hosts that are others, and how the others look for it.
+"""Bootstrap at an address within this process: how rank 0 chooses its host and the other ranks find rank 0.
 
-(Jobs: launcher/test_launcher_environment_jobs.py.)"""
+launcher/test_launcher_environment_jobs.py starts whole jobs."""
 
 import os
 import time

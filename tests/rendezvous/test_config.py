@@ -1,4 +1,4 @@
-"""The environment: defaults, precedence, errors of one line, and a job set up from nothing but variables."""
+"""Environment variables: defaults, precedence, one-line errors, and jobs that only variables describe."""
 
 import base64
 import logging

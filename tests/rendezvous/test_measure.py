@@ -1,4 +1,4 @@
-"""Measuring what a message and a byte cost between hosts."""
+"""Measurement of latency and bandwidth between hosts."""
 
 import json
 import socket

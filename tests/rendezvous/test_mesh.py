@@ -1,4 +1,4 @@
-"""The mesh: everyone is connected with everyone, or everyone gets an error that says who is to blame."""
+"""The mesh: either all ranks are connected with each other, or every rank gets an error that names the cause."""
 
 import contextlib
 import json

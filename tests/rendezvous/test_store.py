@@ -1,4 +1,4 @@
-"""The key-value store: what it promises to clients, and that no client can harm another."""
+"""The key-value store: its guarantees for clients, and protection of each client from all others."""
 
 import logging
 import os

@@ -9,7 +9,7 @@ import horoplug as hvd
 from horoplug.common.batch import Batch, prepare
 from horoplug.common.opspec import BY_NAME, Call
 from tests.harness import simulated_gpu
-from tests.harness.simulated_jobs import card
+from tests.harness.simulated_jobs import device
 
 FLOAT32 = 7
 
@@ -22,7 +22,7 @@ def values(dtype, shape, key=0):
 
 def on_host(array):
     """A copy of a result, made after what is in its stream."""
-    found = simulated_gpu.Array(card(), (0,), array.dtype)
+    found = simulated_gpu.Array(device(), (0,), array.dtype)
     found.address, found.shape, found.stream = array.address, array.shape, array.stream
     found.nbytes = int(np.prod(array.shape)) * array.dtype.itemsize
     return found.numpy() if found.nbytes else np.empty(array.shape, array.dtype)
@@ -40,24 +40,24 @@ def check_operations(dtype):
     for shape, op in itertools.product([(1,), (5, 3), (3000, 7), (0, 2)], ops):
         mine = values(dtype, shape, next(number))
         expected = hvd.allreduce(mine, op=op)
-        array = card().array(mine)
+        array = device().array(mine)
         equal(hvd.allreduce(array, op=op), expected)
         equal(array, mine)
         assert hvd.allreduce_(array, op=op) is array
         equal(array, expected)
     mine = values(dtype, (2 * size, 3), next(number))
     for root in range(size):
-        equal(hvd.broadcast(card().array(mine), root), hvd.broadcast(mine, root))
-    equal(hvd.allgather(card().array(mine[:rank])), hvd.allgather(mine[:rank]))
-    equal(hvd.alltoall(card().array(mine)), hvd.alltoall(mine))
+        equal(hvd.broadcast(device().array(mine), root), hvd.broadcast(mine, root))
+    equal(hvd.allgather(device().array(mine[:rank])), hvd.allgather(mine[:rank]))
+    equal(hvd.alltoall(device().array(mine)), hvd.alltoall(mine))
     splits = [rank + 1] + [1] * (size - 1)
     rows = values(dtype, (sum(splits), 2), next(number))
-    found, counts = hvd.alltoall(card().array(rows), splits=splits)
+    found, counts = hvd.alltoall(device().array(rows), splits=splits)
     expected, expected_counts = hvd.alltoall(rows, splits=splits)
     equal(found, expected)
     assert counts.tolist() == expected_counts.tolist()
     if dtype != "bool":
-        scattered = hvd.reducescatter(card().array(mine), op=hvd.Sum)
+        scattered = hvd.reducescatter(device().array(mine), op=hvd.Sum)
         equal(scattered, hvd.reducescatter(mine, op=hvd.Sum))
 
 
@@ -65,7 +65,7 @@ def check_many():
     """Operations that are in flight together, of which a plan is made."""
     for _ in range(8):
         mine = [values("float32", (n * 37,), n) for n in range(20)]
-        arrays = [card().array(each) for each in mine]
+        arrays = [device().array(each) for each in mine]
         handles = [hvd.allreduce_async_(a, op=hvd.Sum, name=f"n{n}") for n, a in enumerate(arrays)]
         for handle, array, each in zip(handles, arrays, mine, strict=True):
             assert hvd.synchronize(handle) is array
@@ -75,20 +75,20 @@ def check_many():
 
 def check_batches():
     """The way of gradients: submitted together from one stream, used in another one."""
-    side = card().new_stream()
+    side = device().new_stream()
     prepared = [
-        prepare(BY_NAME["allreduce"], Call(f"b{n}", hvd.Sum), FLOAT32, (n * 50,), card().ordinal)
+        prepare(BY_NAME["allreduce"], Call(f"b{n}", hvd.Sum), FLOAT32, (n * 50,), device().ordinal)
         for n in range(10)
     ]
     for _ in range(8):
         mine = [values("float32", (n * 50,), n) for n in range(10)]
-        arrays = [card().array(each, stream=side) for each in mine]
-        streams = iter([side, card().stream]).__next__
+        arrays = [device().array(each, stream=side) for each in mine]
+        streams = iter([side, device().stream]).__next__
         batch = Batch(prepared, [a.address for a in arrays], arrays, streams)
         assert batch.refused is None
         assert batch.wait() is None
         for array, each in zip(arrays, mine, strict=True):
-            array.stream = card().stream
+            array.stream = device().stream
             equal(array, hvd.allreduce(each, op=hvd.Sum, name="host"))
             array.free()
 
@@ -100,7 +100,7 @@ def check_groups():
         for shape in [(7,), (100, 3), (0,)]
     ]
     expected = hvd.grouped_allreduce(mine, op=hvd.Sum, name="host")
-    arrays = [card().array(each) for each in mine]
+    arrays = [device().array(each) for each in mine]
     for found, wanted in zip(hvd.grouped_allreduce(arrays, op=hvd.Sum), expected, strict=True):
         equal(found, wanted)
     # Some on the GPU, some on the host.
@@ -116,11 +116,11 @@ def check_groups():
 
 def check_streams():
     """Results are used in the stream that the array says, while the GPU is far behind."""
-    stream = card().new_stream()
+    stream = device().new_stream()
     for turn in range(3):
         mine = values("float32", (5000,), turn)
-        card().delay(0.05, stream)
-        array = card().array(mine, stream=stream)
+        device().delay(0.05, stream)
+        array = device().array(mine, stream=stream)
         equal(hvd.allreduce(array, op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum, name="host"))
 
 
@@ -130,15 +130,15 @@ def check_join():
     if hvd.rank() == last:
         for n in range(3):
             mine = values("float32", (100,), n)
-            equal(hvd.allreduce(card().array(mine), op=hvd.Sum), mine)
-            equal(hvd.allgather(card().array(mine)), mine)
+            equal(hvd.allreduce(device().array(mine), op=hvd.Sum), mine)
+            equal(hvd.allgather(device().array(mine)), mine)
     assert hvd.join() == last
 
 
 def check_mismatch():
     """The host's memory on one rank, a GPU's on another: every rank hears so, and the job goes on."""
     mine = values("float32", (4,))
-    given = mine if hvd.rank() == 0 else card().array(mine)
+    given = mine if hvd.rank() == 0 else device().array(mine)
     with pytest.raises(hvd.HorovodInternalError, match=r"(?is)device.*[cg]pu.*rank"):
         hvd.allreduce(given, name="where")
-    equal(hvd.allreduce(card().array(mine), op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum))
+    equal(hvd.allreduce(device().array(mine), op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum))
