@@ -41,7 +41,7 @@ sys.path[0] = {str(ROOT)!r}
 from tests.harness.support import _serve
 _serve()
 """
-TIMEOUT = 60.0  # seconds for a function on all ranks, unless the test says otherwise
+TIMEOUT = 100.0  # seconds for a function on all ranks, unless the test says otherwise
 
 # The limits of the product, all longer than a test may take: with these, an error within TIMEOUT has come because its
 # cause was noticed, and not because somebody had waited long enough.
