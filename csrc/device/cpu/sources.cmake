@@ -2,7 +2,8 @@
 # the target that compiles them.
 #   -ffp-contract=off   no fused multiply-add: all tables must give the same bits
 #   -O3                 also in builds that otherwise optimise less: the loops rely on unrolling
-# They may not join a unity build, which would give one file's flags to another.
+# They may not join a unity build, which would give one file's flags to another, nor use precompiled headers, which were
+# compiled for another instruction set.
 set(_hp_kernels ${CMAKE_CURRENT_LIST_DIR}/kernels)
 set(_hp_kernel_flags -O3 -ffp-contract=off)
 
@@ -17,4 +18,4 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
 endif()
 set_source_files_properties(
   ${_hp_kernels}_baseline.cc ${_hp_kernels}_avx2.cc ${_hp_kernels}_avx512.cc
-  PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
