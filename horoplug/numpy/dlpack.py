@@ -50,7 +50,8 @@ def dtype_of(taken: DlpackTensor) -> np.dtype[Any]:
             import ml_dtypes
         except ImportError:
             raise ValueError("NumPy has bfloat16 from ml_dtypes; install it.") from None
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     return np.dtype(name)
 
 
@@ -84,7 +85,7 @@ def _put_behind(device: int, stream: int, other: int) -> None:
     def call(function: Callable[..., int], *arguments: object) -> None:
         status = function(*arguments)
         if status != 0:
-            raise BufferError(f"{function.__name__} fails with {status}")  # type: ignore[attr-defined]
+            raise BufferError(f"{function.__name__} fails with {status}")
 
     call(driver.cuDevicePrimaryCtxRetain, ctypes.byref(context), device)
     try:

@@ -38,7 +38,8 @@ class Forward:
         return process_set_by_id(self.call.process_set)
 
     def average(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return self.again("allreduce", grads, reduce_op=Average, root=0)
+        averages: list[torch.Tensor] = self.again("allreduce", grads, reduce_op=Average, root=0)
+        return averages
 
 
 class Collective(torch.autograd.Function):
@@ -77,7 +78,7 @@ class Collective(torch.autograd.Function):
         grouped: bool,
     ) -> Any:
         """Apply it; the result is that of ``Operation.wait``."""
-        results = cls.apply(adapter, spec, call, grouped, *tensors)
+        results = cls.apply(adapter, spec, call, grouped, *tensors)  # type: ignore[no-untyped-call]
         if grouped:
             return list(results)
         return results if spec.received_splits else results[0]
@@ -88,7 +89,8 @@ def _allreduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
         raise RuntimeError(
             f"allreduce with op={NAMES[past.call.reduce_op]} has no gradient; detach its input."
         )
-    return past.again("allreduce", grads)
+    reduced: Sequence[torch.Tensor] = past.again("allreduce", grads)
+    return reduced
 
 
 def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -96,10 +96,11 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         return self._synchronized(input)
 
-    @torch._disable_dynamo
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def _synchronized(self, input: torch.Tensor) -> torch.Tensor:
         exchange = _Exchange(self, self.process_set)
-        output, mean, variance, count = _Normalization.apply(
+        output: torch.Tensor
+        output, mean, variance, count = _Normalization.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, self.eps, exchange
         )
         if self.track_running_stats:

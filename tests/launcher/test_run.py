@@ -211,7 +211,9 @@ def test_exception_of_a_rank_is_raised():
         run(work, num_proc=3)
     error = caught.value
     assert error.rank == 1
-    assert str(error).startswith("rank 1: test_run.MyError: something is wrong (7)\n\nTraceback ")
+    assert str(error).startswith(
+        "rank 1: tests.launcher.test_run.MyError: something is wrong (7)\n\nTraceback "
+    )
     assert 'raise MyError(7, "something is wrong")' in error.traceback
     assert "run_task.py" not in error.traceback
     assert type(error.__cause__) is MyError

@@ -12,7 +12,7 @@ import torch.utils.data
 from horoplug.torch.mpi_ops import rank, size
 
 
-class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg,misc]
+class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
     """Deals the samples of a dataset out to the ranks, and after a restart only those that are not done.
 
     Put it into the :class:`TorchState`, call :meth:`record_batch` after each batch, and :meth:`set_epoch` at the *end*
