@@ -57,8 +57,8 @@ class Attributes {
   CallStatus status_;
 };
 
-// The name of the operation in the core. In a graph this is the node's name, which is unique there.
-std::string name_of(const OpRow& row, const Attributes& attributes, bool blocking,
+// The name that the user has given or, in a graph, the node's name, which is unique there.
+std::string name_of(const Attributes& attributes, bool blocking,
                     TF_OpKernelConstruction* construction) {
   std::string name = attributes.text("tensor_name");
   if (name.empty() && !blocking) {
@@ -67,15 +67,21 @@ std::string name_of(const OpRow& row, const Attributes& attributes, bool blockin
     if (attributes.boolean("ignore_name_scope")) given = given.substr(given.rfind('/') + 1);
     name = given;
   }
-  return name.empty() ? name : std::string(row.prefix) + "." + name;
+  return name;
 }
 
 }  // namespace
 
+std::string wire_name(const OpRow& row, std::string_view name) {
+  return name.empty() ? "" : std::string(row.prefix) + "." + std::string(name);
+}
+
 Kernel::Kernel(const OpRow& op, TF_OpKernelConstruction* construction) : row(op) {
   const Attributes attributes(construction);
   if (row.query == Query::kNone) blocking = attributes.boolean("blocking");
-  if (row.takes_any(kTakesName)) name = name_of(row, attributes, blocking, construction);
+  if (row.takes_any(kTakesName)) {
+    name = wire_name(row, name_of(attributes, blocking, construction));
+  }
   if (row.takes_any(kTakesSet)) process_set = attributes.integer("process_set_id");
   if (row.takes_any(kTakesRoot)) root = attributes.integer("root_rank");
   if (row.takes_any(kTakesReduction)) {

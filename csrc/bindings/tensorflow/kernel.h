@@ -2,10 +2,15 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "ops.h"
 
 namespace horoplug::tensorflow {
+
+// The name by which the ranks match an operation, the same in every framework. Empty if `name` is:
+// the core then chooses one.
+std::string wire_name(const OpRow& row, std::string_view name);
 
 struct Kernel {
   explicit Kernel(const OpRow& op) : row(op) {}

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,8 +35,8 @@ class Fields {
   Number number() {
     const std::string_view field = next();
     Number value{};
-    const char* const end = field.data() + field.size();
-    const auto [parsed, error] = std::from_chars(field.data(), end, value);
+    const char* const end = std::to_address(field.end());
+    const auto [parsed, error] = std::from_chars(std::to_address(field.begin()), end, value);
     if (error != std::errc() || parsed != end || field.empty()) {
       throw Failure(kInternal, "'" + std::string(field) + "' is not a number");
     }
@@ -79,9 +81,7 @@ CustomCall::CustomCall(Fields fields) : kernel(row_of(fields.next())) {
     for (std::int64_t& dim : shape) dim = fields.number<std::int64_t>();
     rows.push_back(fields.number<std::int64_t>());
   }
-  if (!fields.rest().empty()) {
-    kernel.name = std::string(kernel.row.prefix) + "." + std::string(fields.rest());
-  }
+  kernel.name = wire_name(kernel.row, fields.rest());
 }
 
 // ---- execution
@@ -106,7 +106,7 @@ void copy_rows(const CustomCall& call, hp_engine* engine, hp_handle handle, int 
 }
 
 void perform(const CustomCall& call, const EngineSlot::Lease& lease, const void** operands,
-             void** results) {
+             std::span<void* const> results) {
   const OpRow& row = call.kernel.row;
   std::vector<hp_tensor> tensors;
   for (std::size_t i = 0; i < call.shapes.size(); ++i) {
@@ -138,9 +138,10 @@ void run(std::string_view text, const void** operands, void* output) {
   }
   // XLA passes several results as a tuple, and a single one directly.
   const std::size_t count = call.shapes.size();
-  void** const results = count > 0 ? static_cast<void**>(output) : &output;
+  const auto results = count > 0 ? std::span<void* const>(static_cast<void**>(output), count + 1)
+                                 : std::span<void* const>(&output, 1);
   perform(call, lease, operands, results);
-  std::memcpy(results[count], operands[count], sizeof(std::int32_t));
+  std::memcpy(results.back(), operands[count], sizeof(std::int32_t));
 }
 
 // ---- XLA's interface
