@@ -180,7 +180,7 @@ lint: .venv/.dev lint-types
 	$(BIN)/python scripts/check_tests.py
 
 lint-types: .venv/.dev
-	$(BIN)/mypy --strict --follow-imports=silent horoplug/{_keras,base,common,jax,keras,mpi,rendezvous,runner,tensorflow}
+	$(BIN)/mypy --strict --follow-imports=silent horoplug
 	$(BIN)/mypy
 
 # Fuzz targets are compiled by clang only and are not in the list of compile commands.
