@@ -16,9 +16,6 @@ constexpr DTypeInfo kDTypes[] = {
     {2, "bfloat16"}, {4, "uint32"},  {8, "uint64"},
 };
 constexpr const char* kReduceOps[] = {"average", "sum", "adasum", "min", "max", "product"};
-constexpr const char* kOpKinds[] = {
-    "allreduce", "allgather", "broadcast",       "alltoall",           "reducescatter",
-    "barrier",   "join",      "add_process_set", "remove_process_set", "create_buffer"};
 
 // The value may come from the network: a value outside the enumeration must not crash the error
 // message about it.
@@ -44,11 +41,6 @@ const char* dtype_name(DType dtype) {
 const char* reduce_op_name(ReduceOp op) {
   const char* const* name = lookup<const char*, kReduceOpCount>(kReduceOps, op);
   return name ? *name : "unknown reduction";
-}
-
-const char* op_kind_name(OpKind kind) {
-  const char* const* name = lookup<const char*, kOpKindCount>(kOpKinds, kind);
-  return name ? *name : "unknown operation";
 }
 
 }  // namespace horoplug

@@ -52,14 +52,6 @@ inline constexpr int kOpKindCount = HP_OP_COUNT;
 std::size_t dtype_size(DType dtype);
 const char* dtype_name(DType dtype);
 const char* reduce_op_name(ReduceOp op);
-const char* op_kind_name(OpKind kind);
-
-inline bool reduces(OpKind kind) {
-  return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter;
-}
-
-// Operations that change a process set or the job and move no data.
-inline bool is_administrative(OpKind kind) { return kind >= OpKind::kJoin; }
 
 inline bool is_floating(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64 ||

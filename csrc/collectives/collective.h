@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/operations.h"
 #include "base/task.h"
 #include "base/types.h"
 #include "collectives/comm.h"

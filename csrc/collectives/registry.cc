@@ -69,8 +69,7 @@ bool reduced_by_nccl(const Call& call) {
 }
 bool by_nccl(const Comm& comm, const Call& call) {
   if (comm.gpu() == nullptr || comm.gpu()->nccl() == nullptr) return false;
-  const bool reduces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kReducescatter;
-  return !reduces || reduced_by_nccl(call);
+  return !reduces(call.kind) || reduced_by_nccl(call);
 }
 
 bool by_ipc(const Comm& comm, const Call& call) {
@@ -87,9 +86,8 @@ bool adasum_by_ipc(const Comm& comm, const Call& call) {
 // The same as on the host, if MPI takes the memory of all ranks' GPUs.
 template <bool (*can)(const Comm&, const Call&)>
 bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
-  const bool reduces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kReducescatter;
   return comm.gpu() != nullptr &&
-         comm.gpu()->mpi() >= (reduces ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves) && can(comm, call);
+         comm.gpu()->mpi() >= (reduces(call.kind) ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves) && can(comm, call);
 }
 
 // Reduced in each host first, on its GPUs.

@@ -287,7 +287,7 @@ std::string Negotiator::objection_to(const Signature& signature,
                              " joined and " + (absent.size() == 1 ? "takes" : "take") +
                              " part in nothing of the kind any more";
   if (is_administrative(signature.op)) return joined;
-  const bool is_lost = signature.op == OpKind::kBroadcast &&
+  const bool is_lost = operation_info(signature.op).has_root &&
                        std::find(absent.begin(), absent.end(), signature.root) != absent.end();
   return is_lost ? "its root, rank " + std::to_string(signature.root) + ", has joined" : "";
 }

@@ -9,9 +9,7 @@
 namespace horoplug {
 namespace {
 
-bool first_dimension_counts(OpKind op) {
-  return op != OpKind::kAllgather && op != OpKind::kAlltoall;
-}
+bool first_dimension_counts(OpKind op) { return !operation_info(op).rows_differ; }
 
 std::string describe_number(double value) {
   std::ostringstream text;
@@ -87,7 +85,7 @@ const std::vector<Field>& fields() {
        },
        [](auto& s) { return describe_shapes(s); }},
       {"root rank", "name the same root",
-       [](auto& a, auto& b) { return a.op != OpKind::kBroadcast || a.root == b.root; },
+       [](auto& a, auto& b) { return !operation_info(a.op).has_root || a.root == b.root; },
        [](auto& s) { return std::to_string(s.root); }},
       {"prescale factor", "use the same factors",
        [](auto& a, auto& b) { return a.prescale == b.prescale; },
@@ -157,10 +155,10 @@ bool compatible(const Signature& a, const Signature& b) {
 }
 
 bool fusable(const Signature& a, const Signature& b) {
-  const bool kind = a.op == OpKind::kAllreduce || a.op == OpKind::kBroadcast;
-  return kind && a.op == b.op && a.dtype == b.dtype && a.compressed == b.compressed &&
-         a.device == b.device && (a.op != OpKind::kBroadcast || a.root == b.root) &&
-         (a.op != OpKind::kAllreduce || a.reduce == b.reduce) && a.prescale == b.prescale &&
+  const OperationInfo& info = operation_info(a.op);
+  return info.fuses && a.op == b.op && a.dtype == b.dtype && a.compressed == b.compressed &&
+         a.device == b.device && (!info.has_root || a.root == b.root) &&
+         (!info.reduces || a.reduce == b.reduce) && a.prescale == b.prescale &&
          a.postscale == b.postscale;
 }
 

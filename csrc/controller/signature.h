@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/operations.h"
 #include "base/types.h"
 
 namespace horoplug {

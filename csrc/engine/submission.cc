@@ -48,10 +48,8 @@ void check_adasum(const Signature& s, int size) {
 }
 
 void check_reduction(const Signature& s, int size) {
-  if (s.op == OpKind::kReducescatter && s.reduce != ReduceOp::kSum &&
-      s.reduce != ReduceOp::kAverage && s.reduce != ReduceOp::kMin && s.reduce != ReduceOp::kMax &&
-      s.reduce != ReduceOp::kProduct) {
-    throw Error(HP_UNSUPPORTED, "reducescatter cannot do " + std::string(reduce_op_name(s.reduce)));
+  if (s.reduce == ReduceOp::kAdasum && s.op != OpKind::kAllreduce) {
+    throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do adasum");
   }
   if (s.reduce == ReduceOp::kAverage && s.dtype == DType::kBool) {
     throw Error(HP_UNSUPPORTED,
@@ -117,15 +115,16 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   const int size = members->size();
   Signature& signature = operation->signature;
   signature.op = checked<OpKind>(submission.op, kOpKindCount, "operation");
+  const OperationInfo& info = operation_info(signature.op);
   if (is_administrative(signature.op)) {
     reject(std::string(op_kind_name(signature.op)) + " is not submitted, but has its own function");
   }
   signature.dtype = checked<DType>(submission.dtype, kDTypeCount, "data type");
   signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
   signature.compressed = compressed(submission, signature);
-  if (!reduces(signature.op)) signature.reduce = ReduceOp::kSum;
+  if (!info.reduces) signature.reduce = ReduceOp::kSum;
   // Which GPU a rank has is its own affair.
-  signature.device = submission.device < 0 || signature.op == OpKind::kBarrier ? -1 : 0;
+  signature.device = submission.device < 0 || !info.has_tensors ? -1 : 0;
   if (signature.device == 0) {
     operation->gpu.ordinal = submission.device;
     operation->gpu.stream = static_cast<CUstream>(submission.stream);
@@ -146,7 +145,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   }
   signature.recurring = submission.name != nullptr;
 
-  if (signature.op == OpKind::kBroadcast) {
+  if (info.has_root) {
     signature.root = submission.root;
     if (members->index_of(signature.root) < 0) {
       const std::string root = "root rank " + std::to_string(signature.root);
@@ -157,31 +156,29 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
       reject(root + " does not exist; there are ranks 0 to " + std::to_string(size - 1));
     }
   }
-  if (signature.op == OpKind::kBarrier) return operation;
+  if (!info.has_tensors) return operation;
 
   if (submission.tensor_count < 1 || submission.tensors == nullptr) reject("no tensor given");
-  const bool allocates = signature.op == OpKind::kAllgather || signature.op == OpKind::kAlltoall;
   for (int i = 0; i < submission.tensor_count; ++i) {
     const hp_tensor& tensor = submission.tensors[i];
     Shape shape = checked_shape(tensor, dtype_size(signature.dtype));
     const bool has_data = elements_of(shape) > 0;
     if (has_data && tensor.input == nullptr) reject("a tensor without memory");
-    if (allocates && tensor.output != nullptr) {
+    if (info.output == OpOutput::kAllocated && tensor.output != nullptr) {
       reject("the output of this operation is allocated by the engine");
     }
-    const bool needs_output =
-        signature.op == OpKind::kAllreduce || signature.op == OpKind::kBroadcast;
+    const bool needs_output = info.output == OpOutput::kSubmitted;
     if (has_data && needs_output && tensor.output == nullptr) reject("a tensor without an output");
-    if (signature.op == OpKind::kReducescatter && shape.empty()) {
-      reject("reducescatter needs a tensor with at least one dimension");
+    if (info.needs_rows && shape.empty()) {
+      reject(std::string(info.name) + " needs a tensor with at least one dimension");
     }
     operation->tensors.push_back(
         {static_cast<const std::byte*>(tensor.input), static_cast<std::byte*>(tensor.output)});
     signature.shapes.push_back(std::move(shape));
   }
-  if (reduces(signature.op)) check_reduction(signature, size);
-  if (signature.op == OpKind::kAlltoall) {
-    if (submission.tensor_count != 1) reject("alltoall takes one tensor");
+  if (info.reduces) check_reduction(signature, size);
+  if (info.takes_splits) {
+    if (submission.tensor_count != 1) reject(std::string(info.name) + " takes one tensor");
     check_splits(*operation, submission, size);
   }
   return operation;
@@ -205,7 +202,7 @@ OperationPtr make_absent(const std::string& name, const Signature& signature,
   operation->name = name;
   operation->absent = true;
   operation->signature = signature;
-  const bool has_rows = signature.op == OpKind::kAllgather || signature.op == OpKind::kAlltoall;
+  const OperationInfo& info = operation_info(signature.op);
   for (Shape& shape : operation->signature.shapes) {
     const hp_tensor tensor{nullptr, nullptr, shape.data(), static_cast<int32_t>(shape.size()), 0};
     try {
@@ -213,11 +210,11 @@ OperationPtr make_absent(const std::string& name, const Signature& signature,
     } catch (const Error& error) {
       throw Error(HP_INTERNAL, "a peer has submitted nonsense: " + std::string(error.what()));
     }
-    if (has_rows && shape.empty()) shape = {0};
-    if (has_rows) shape.front() = 0;
+    if (info.rows_differ && shape.empty()) shape = {0};
+    if (info.rows_differ) shape.front() = 0;
     operation->tensors.emplace_back();
   }
-  if (signature.op == OpKind::kAlltoall) {
+  if (info.takes_splits) {
     operation->splits.assign(members->ranks.size(), 0);
   }
   return operation;
