@@ -1,4 +1,5 @@
-// The table of operations: one row for each, with everything that layers above the algorithms need to know about it.
+// The table of operations: one row for each, with everything that layers above the algorithms need
+// to know about it.
 //
 // A new operation is a code in `hp_op`, an enumerator of OpKind, one row here, and its algorithms
 // (collectives/registry.cc). The table is indexed by the code, so rows follow the order of the
@@ -14,14 +15,15 @@ namespace horoplug {
 enum class OpCategory : std::uint8_t {
   kCollective,      // all ranks of the process set take part
   kPointToPoint,    // two ranks take part, without negotiation: see point_to_point_matcher.h
-  kAdministrative,  // changes a process set or the job, and moves no data; has a function of its own
+  kAdministrative,  // changes a process set or the job, and moves no data; has a function of its
+                    // own
 };
 
 enum class OpOutput : std::uint8_t {
   kNone,
-  kSubmitted,    // the submission's output, of the input's size
-  kAllocated,    // memory that the engine allocates: its size depends on the other ranks
-  kEither,       // the submission's output, or memory that the engine allocates if there is none
+  kSubmitted,  // the submission's output, of the input's size
+  kAllocated,  // memory that the engine allocates: its size depends on the other ranks
+  kEither,     // the submission's output, or memory that the engine allocates if there is none
 };
 
 struct OperationInfo {
@@ -80,6 +82,33 @@ inline constexpr OperationInfo kOperations[] = {
      .name = "create_buffer",
      .category = OpCategory::kAdministrative,
      .has_tensors = false},
+    {.kind = OpKind::kReduce,
+     .name = "reduce",
+     .output = OpOutput::kSubmitted,
+     .has_root = true,
+     .reduces = true,
+     .fuses = true},
+    {.kind = OpKind::kGather,
+     .name = "gather",
+     .output = OpOutput::kAllocated,
+     .has_root = true,
+     .rows_differ = true},
+    {.kind = OpKind::kScatter,
+     .name = "scatter",
+     .output = OpOutput::kAllocated,
+     .has_root = true,
+     .rows_differ = true,
+     .needs_rows = true,
+     .takes_splits = true},
+    {.kind = OpKind::kSend,
+     .name = "send",
+     .category = OpCategory::kPointToPoint,
+     .has_root = true},
+    {.kind = OpKind::kReceive,
+     .name = "recv",
+     .category = OpCategory::kPointToPoint,
+     .output = OpOutput::kSubmitted,
+     .has_root = true},
 };
 static_assert(std::size(kOperations) == kOpKindCount);
 static_assert([] {
@@ -100,6 +129,9 @@ constexpr const char* op_kind_name(OpKind kind) {
 }
 
 constexpr bool reduces(OpKind kind) { return operation_info(kind).reduces; }
+constexpr bool is_point_to_point(OpKind kind) {
+  return operation_info(kind).category == OpCategory::kPointToPoint;
+}
 constexpr bool is_administrative(OpKind kind) {
   return operation_info(kind).category == OpCategory::kAdministrative;
 }

@@ -46,6 +46,11 @@ enum class OpKind : std::uint8_t {
   kAddSet = HP_ADD_PROCESS_SET,
   kRemoveSet = HP_REMOVE_PROCESS_SET,
   kAddBuffer = HP_CREATE_BUFFER,
+  kReduce = HP_REDUCE,
+  kGather = HP_GATHER,
+  kScatter = HP_SCATTER,
+  kSend = HP_SEND,
+  kReceive = HP_RECV,
 };
 inline constexpr int kOpKindCount = HP_OP_COUNT;
 

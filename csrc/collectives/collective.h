@@ -21,9 +21,12 @@ namespace horoplug {
 // One collective operation on this rank. Which fields count depends on `kind`:
 //   allreduce      layout (inputs and outputs), reduce_op, reduce, finish
 //   broadcast      layout, root
+//   reduce         layout, root, reduce_op, reduce, finish; outputs are written on the root only
 //   reducescatter  layout (input only), reduce, finish, output, receive_bytes[r] = size of rank r's
 //                  part
 //   allgather      input, output, receive_bytes[r] = size of rank r's contribution
+//   gather         root, input, receive_bytes[r] = size of rank r's contribution; output on the
+//   root scatter        root, output, receive_bytes[r] = size of rank r's part; input on the root
 //   alltoall       input, output, send_bytes[r], receive_bytes[r]; both buffers hold the parts in
 //                  rank order; all_bytes
 //   barrier        nothing
@@ -101,6 +104,13 @@ Task alltoall_mpi(Comm& comm, Call& call);
 Task reducescatter_direct(Comm& comm, Call& call);
 Task reducescatter_ring(Comm& comm, Call& call);
 Task reducescatter_mpi(Comm& comm, Call& call);
+Task reduce_direct(Comm& comm, Call& call);
+Task reduce_tree(Comm& comm, Call& call);
+Task reduce_chain(Comm& comm, Call& call);
+Task gather_direct(Comm& comm, Call& call);
+Task gather_linear(Comm& comm, Call& call);
+Task scatter_direct(Comm& comm, Call& call);
+Task scatter_linear(Comm& comm, Call& call);
 Task barrier_direct(Comm& comm, Call& call);
 Task barrier_dissemination(Comm& comm, Call& call);
 Task barrier_mpi(Comm& comm, Call& call);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -23,6 +24,13 @@ inline Part even_part(std::size_t bytes, int parts, std::size_t grain, int index
   const std::size_t extra = grains % count;
   const std::size_t begin = std::min((base * i + std::min(i, extra)) * grain, bytes);
   return {begin, std::min((base + (i < extra ? 1 : 0)) * grain, bytes - begin)};
+}
+
+// Rows of each rank when they are divided evenly: the first `rows % size` ranks get one row more.
+inline std::vector<std::int64_t> even_rows(std::int64_t rows, int size) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(size), rows / size);
+  for (std::int64_t rank = 0; rank < rows % size; ++rank) ++counts[static_cast<std::size_t>(rank)];
+  return counts;
 }
 
 // All of them.

@@ -87,7 +87,8 @@ bool adasum_by_ipc(const Comm& comm, const Call& call) {
 template <bool (*can)(const Comm&, const Call&)>
 bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
   return comm.gpu() != nullptr &&
-         comm.gpu()->mpi() >= (reduces(call.kind) ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves) && can(comm, call);
+         comm.gpu()->mpi() >= (reduces(call.kind) ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves) &&
+         can(comm, call);
 }
 
 // Reduced in each host first, on its GPUs.
@@ -153,6 +154,11 @@ double cost_halving(const Comm& comm, double bytes) {
 double cost_chain(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().stream;
   return (comm.size() - 1) * (link.latency + Comm::kChunkBytes * link.byte) + bytes * link.byte;
+}
+// All of it over the root's link.
+double cost_linear(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  return link.latency + (comm.size() - 2) * comm.costs().message + bytes * link.byte;
 }
 double cost_half_ring(const Comm& comm, double bytes) { return cost_ring(comm, bytes) / 2; }
 double cost_nccl(const Comm& comm, double bytes) {
@@ -244,6 +250,25 @@ constexpr Algorithm kAlgorithms[] = {
      true},
     {OpKind::kBarrier, "mpi", "mpi", met_by_mpi, cost_mpi<OpKind::kBarrier>, barrier_mpi, false},
     {OpKind::kBarrier, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kReduce, "direct", "shm", on_one_host, cost_direct, reduce_direct, true},
+    {OpKind::kReduce, "tree", "stream", always, cost_doubling, reduce_tree, false},
+    {OpKind::kReduce, "chain", "stream", always, cost_chain, reduce_chain, false},
+    {OpKind::kReduce, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kGather, "direct", "shm", on_one_host, cost_direct, gather_direct, false},
+    {OpKind::kGather, "linear", "stream", always, cost_linear, gather_linear, false},
+    {OpKind::kGather, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kScatter, "direct", "shm", on_one_host, cost_direct, scatter_direct, false},
+    {OpKind::kScatter, "linear", "stream", always, cost_linear, scatter_linear, false},
+    {OpKind::kScatter, "copy", "self", alone, free_of_charge, local_copy, true},
+    {OpKind::kReduce, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
+    {OpKind::kReduce, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
+    {OpKind::kReduce, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kGather, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
+    {OpKind::kGather, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
+    {OpKind::kGather, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+    {OpKind::kScatter, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
+    {OpKind::kScatter, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
+    {OpKind::kScatter, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
     {OpKind::kAllreduce, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
     {OpKind::kAllreduce, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
     {OpKind::kAllreduce, "nccl", "gpu", adasum_by_nccl, cost_adasum_nccl, gpu_adasum_nccl, false,

@@ -503,8 +503,11 @@ Bytes encode(const Report& report) {
       writer.put_varint(pending.set);
       writer.put_string(pending.name);
       writer.put(pending.age);
-      // Bit 0: a thread waits for it. Bit 1: it is a join.
-      writer.put(static_cast<std::uint8_t>((pending.waited ? 1 : 0) | (pending.join ? 2 : 0)));
+      // Bit 0: a thread waits for it. Bit 1: it is a join. Bit 2: it waits for one rank, which
+      // follows.
+      writer.put(static_cast<std::uint8_t>((pending.waited ? 1 : 0) | (pending.join ? 2 : 0) |
+                                           (pending.peer >= 0 ? 4 : 0)));
+      if (pending.peer >= 0) writer.put_varint(static_cast<std::uint64_t>(pending.peer));
     }
   }
   return writer.take();
@@ -524,9 +527,10 @@ Report decode_report(Reader& reader) {
       pending.name = reader.get_string();
       pending.age = get_seconds(reader);
       const auto flags = reader.get<std::uint8_t>();
-      if (flags > 3) throw WireError("unknown flags");
+      if (flags > 7) throw WireError("unknown flags");
       pending.waited = (flags & 1) != 0;
       pending.join = (flags & 2) != 0;
+      if ((flags & 4) != 0) pending.peer = reader.get_int(kMaxRank);
     }
   }
   reader.expect_end();

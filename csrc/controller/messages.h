@@ -34,11 +34,15 @@ enum class MessageKind : std::uint8_t {
   kWakeUp,  // to a rank that the sender waits for: poll the links that have no notification
   kPing,    // to every rank: a transfer makes no progress; answer with kPong
   kPong,    // the answer to kPing
+  kOffer,   // to the receiver of a send: see point_to_point_matcher.h
+  kAccept,  // to its sender: the transfer may begin
+  kReject,  // to its sender: the recv does not fit
+  kCancel,  // to its receiver: the send has failed
 };
-inline constexpr int kMessageKindCount = 18;
+inline constexpr int kMessageKindCount = 22;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 7;
+  static constexpr std::uint32_t kProtocol = 8;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -127,6 +131,7 @@ struct RankReport {
     double age = 0;       // seconds since submission
     bool waited = false;  // a thread is blocked on it
     bool join = false;    // the operation is a join
+    int peer = -1;        // send, recv: the only rank that it waits for
   };
   std::int32_t rank = 0;
   double quiet = 0;        // seconds since the last submission or completion on this rank

@@ -47,9 +47,11 @@ WaitingTable tabulate(const Report& report, const DiagnoseOptions& options) {
       waiting.age = std::max(waiting.age, pending.age);
       if (pending.join) joined[pending.set].push_back(rank.rank);
       is_join[key] = pending.join;
+      if (pending.peer >= 0) waiting.missing = {pending.peer};
     }
   }
   for (auto& [key, waiting] : table) {
+    if (!waiting.missing.empty()) continue;  // a send or a recv
     std::vector<int> present = waiting.submitted_by;
     if (!is_join[key]) {
       const auto& absent = joined[key.first];

@@ -65,26 +65,29 @@ Engine::Engine(EngineConfig config)
       activity_{.last_event = steady_now()},
       mesh_(take_lanes(config_), doorbell_,
             [this](int from, Bytes message) { dispatcher_.receive(from, std::move(message)); }),
+      point_to_point_(config_.rank, mesh_,
+                      [this](Batch& batch) { scheduler_.trace_transfer(batch); }),
       segments_(config_.members.size()),
       completion_(submissions_, handles_, tracing_),
-      registry_(config_, mesh_, segments_, submissions_, completion_),
+      registry_(config_, mesh_, point_to_point_, segments_, submissions_, completion_),
       buffers_(config_, segments_),
       gpu_(config_, registry_, mesh_),
-      polling_(lifecycle_, registry_, mesh_, activity_),
+      polling_(lifecycle_, registry_, point_to_point_, mesh_, activity_),
       peers_(mesh_),
       handshake_(
           config_, mesh_, *doorbell_,
           [this](std::vector<Segment> segments) { start_running(std::move(segments)); },
           steady_now()),
       liveness_(mesh_, config_.rank),
-      stalls_(config_, mesh_, registry_, handles_, liveness_, activity_),
-      transfers_(config_, mesh_, registry_, gpu_, liveness_),
+      stalls_(config_, mesh_, registry_, point_to_point_, handles_, liveness_, activity_),
+      transfers_(config_, mesh_, registry_, point_to_point_, gpu_, liveness_),
       plans_(config_.options, registry_, handles_),
-      wakeups_(mesh_, registry_, polling_, activity_, config_.rank),
+      wakeups_(mesh_, registry_, point_to_point_, polling_, activity_, config_.rank),
       watchdog_(lifecycle_, handshake_, transfers_, stalls_, liveness_, wakeups_, plans_,
                 steady_now()),
       scheduler_({.mesh = mesh_,
                   .registry = registry_,
+                  .point_to_point = point_to_point_,
                   .submissions = submissions_,
                   .completion = completion_,
                   .buffers = buffers_,
@@ -100,13 +103,15 @@ Engine::Engine(EngineConfig config)
                  .mesh = mesh_,
                  .peers = peers_,
                  .registry = registry_,
+                 .point_to_point = point_to_point_,
                  .submissions = submissions_,
                  .completion = completion_,
                  .gpu = gpu_,
                  .transfers = transfers_,
                  .tracing = tracing_,
                  .counters = counters_}),
-      dispatcher_(lifecycle_, mesh_, handshake_, registry_, stalls_, liveness_, peers_, tracing_),
+      dispatcher_(lifecycle_, mesh_, handshake_, registry_, point_to_point_, stalls_, liveness_,
+                  peers_, tracing_),
       loop_(*this, mesh_, *doorbell_, has_fewer_processors_than(ranks_on_this_host(config_))) {
   handshake_.begin();
   loop_.start();
@@ -279,6 +284,7 @@ bool Engine::step() {
   counters_.control_bytes = mesh_.control_bytes();
   busy |= scheduler_.update_submissions_wanted();
   busy |= scheduler_.execute();
+  busy |= scheduler_.transfer();
   busy |= registry_.finish_removals();
   busy |= mesh_.pump_writes();
   if (lifecycle_.leave_requested()) busy |= shutdown_.advance(steady_now());
@@ -299,7 +305,8 @@ bool Engine::take_requests() {
 }
 
 bool Engine::has_running_batch() const {
-  return std::any_of(registry_.sets().begin(), registry_.sets().end(),
+  return !point_to_point_.idle() ||
+         std::any_of(registry_.sets().begin(), registry_.sets().end(),
                      [](const auto& set) { return set.second->executor.running() != nullptr; });
 }
 
@@ -308,7 +315,7 @@ double Engine::sleep_seconds() const {
   for (const auto& [id, set] : registry_.sets()) {
     waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
   }
-  waiting |= gpu_.is_busy();
+  waiting |= gpu_.is_busy() || !point_to_point_.idle() || !point_to_point_.waiting().empty();
   const bool polls = polling_.needed();
   // Peers report every other failure.
   if (!waiting && !polls) return -1;

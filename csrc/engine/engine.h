@@ -6,6 +6,7 @@
 //   SubmissionQueue      admits operations and hands them to the progress loop
 //   ProgressLoop         decides which thread does the work below, and when it sleeps
 //   Scheduler            takes operations through negotiation and execution to their completion
+//   PointToPoint         matches and transfers what two ranks send each other
 //   ProcessSetRegistry   creates, finds and removes process sets; SharedBuffers does buffers
 //   GpuQueue             keeps the order of operations on this rank's GPU
 //   MessageDispatcher    takes control messages to the parts; Handshake is the first exchange
@@ -35,6 +36,7 @@
 #include "engine/message_dispatcher.h"
 #include "engine/options.h"
 #include "engine/peers.h"
+#include "engine/point_to_point.h"
 #include "engine/polling.h"
 #include "engine/process_set_registry.h"
 #include "engine/progress_loop.h"
@@ -136,6 +138,7 @@ class Engine {
   TuningLog tuning_log_;
   Activity activity_;
   Mesh mesh_;
+  PointToPoint point_to_point_;
   SegmentAllocator segments_;
   Completion completion_;
   ProcessSetRegistry registry_;  // partly by any thread

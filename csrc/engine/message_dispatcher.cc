@@ -118,6 +118,14 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
       reader.expect_end();
       liveness_.receive_pong(from);
       break;
+    case MessageKind::kOffer:
+    case MessageKind::kCancel:
+      dispatch_offer(from, head, reader, message);
+      break;
+    case MessageKind::kAccept:
+    case MessageKind::kReject:
+      point_to_point_.receive(from, head, reader);
+      break;
     case MessageKind::kAbort: {
       const Abort abort = decode_abort(reader);
       throw Error(abort.code, abort.text);
@@ -126,6 +134,19 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
       reader.expect_end();
       peers_.receive_bye(from);
       break;
+  }
+}
+
+// An offer of a send, or its cancellation: they are kept together for a set that does not exist
+// yet.
+void MessageDispatcher::dispatch_offer(int from, const MessageHead& head, Reader& reader,
+                                       std::span<const std::byte> message) {
+  if (set_of(head.set, from, message) != nullptr) {
+    point_to_point_.receive(from, head, reader);
+  } else if (head.set <= registry_.last_number() && head.kind == MessageKind::kOffer) {
+    point_to_point_.refuse(
+        from, head.set, reader,
+        {HP_SHUT_DOWN, "process set " + std::to_string(head.set) + " was removed"});
   }
 }
 

@@ -12,6 +12,7 @@
 #include "engine/handshake.h"
 #include "engine/lifecycle.h"
 #include "engine/peers.h"
+#include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
 #include "engine/tracing.h"
 #include "engine/watchdog/liveness.h"
@@ -23,12 +24,13 @@ namespace horoplug {
 class MessageDispatcher {
  public:
   MessageDispatcher(const Lifecycle& lifecycle, Mesh& mesh, Handshake& handshake,
-                    ProcessSetRegistry& registry, StallInspector& stalls, Liveness& liveness,
-                    Peers& peers, Tracing& tracing)
+                    ProcessSetRegistry& registry, PointToPoint& point_to_point,
+                    StallInspector& stalls, Liveness& liveness, Peers& peers, Tracing& tracing)
       : lifecycle_(lifecycle),
         mesh_(mesh),
         handshake_(handshake),
         registry_(registry),
+        point_to_point_(point_to_point),
         stalls_(stalls),
         liveness_(liveness),
         peers_(peers),
@@ -45,6 +47,8 @@ class MessageDispatcher {
   using Kept = std::vector<std::pair<int, Bytes>>;  // with the senders
 
   void dispatch(int from, std::span<const std::byte> message);
+  void dispatch_offer(int from, const MessageHead& head, Reader& reader,
+                      std::span<const std::byte> message);
   void deliver(const Kept& messages);
   ProcessSet* set_of(std::uint32_t number, int from, std::span<const std::byte> message);
 
@@ -52,6 +56,7 @@ class MessageDispatcher {
   Mesh& mesh_;
   Handshake& handshake_;
   ProcessSetRegistry& registry_;
+  PointToPoint& point_to_point_;
   StallInspector& stalls_;
   Liveness& liveness_;
   Peers& peers_;

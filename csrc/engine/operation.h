@@ -46,7 +46,8 @@ struct Operation {
   std::string name;
   Signature signature;
   std::vector<TensorArgument> tensors;
-  std::vector<std::int64_t> splits;  // alltoall: rows for each rank
+  std::vector<std::int64_t> splits;  // alltoall, scatter on its root: rows for each rank
+  std::int32_t tag = 0;              // send, recv
   double submitted_at = 0;
   std::uint64_t dependency_epoch = 0;  // see DependencyQuery
   // This rank has joined and has not submitted the operation: it takes part with the identity

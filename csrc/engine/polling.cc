@@ -5,7 +5,7 @@
 namespace horoplug {
 
 bool Polling::needed() const {
-  if (mesh_.must_poll() || !registry_.removed().empty()) return true;
+  if (mesh_.must_poll() || !registry_.removed().empty() || point_to_point_.polled()) return true;
   for (const auto& [id, set] : registry_.sets()) {
     const bool ends = lifecycle_.leave_requested() || set->removal;
     if (set->executor.polled() || (ends && set->executor.gpu() != nullptr)) return true;

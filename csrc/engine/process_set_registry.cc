@@ -115,12 +115,14 @@ bool ProcessSetRegistry::finish_removals() {
   for (auto it = sets_.begin(); it != sets_.end();) {
     ProcessSet& set = *it->second;
     const bool over = set.removal && set.negotiator.closed() && set.executor.idle() &&
-                      !set.executor.gpu_is_busy() && (!set.shared || set.shared->quiet());
+                      !set.executor.gpu_is_busy() && (!set.shared || set.shared->quiet()) &&
+                      !point_to_point_.has_transfers(set.members->set);
     if (!over) {
       ++it;
       continue;
     }
     const OperationPtr removal = std::exchange(set.removal, nullptr);
+    point_to_point_.forget_set(set.members->set);
     removed_.push_back(std::move(it->second));
     it = sets_.erase(it);
     completion_.end(removal, {});

@@ -13,6 +13,7 @@
 
 #include "engine/completion.h"
 #include "engine/options.h"
+#include "engine/point_to_point.h"
 #include "engine/process_set.h"
 #include "engine/segment_allocator.h"
 #include "engine/submission_queue.h"
@@ -25,10 +26,12 @@ class ProcessSetRegistry {
   // By number; 0 is the set of all ranks, the global set.
   using Sets = std::map<std::uint32_t, std::unique_ptr<ProcessSet>>;
 
-  ProcessSetRegistry(const EngineConfig& config, Mesh& mesh, SegmentAllocator& segments,
-                     SubmissionQueue& submissions, Completion& completion)
+  ProcessSetRegistry(const EngineConfig& config, Mesh& mesh, PointToPoint& point_to_point,
+                     SegmentAllocator& segments, SubmissionQueue& submissions,
+                     Completion& completion)
       : config_(config),
         mesh_(mesh),
+        point_to_point_(point_to_point),
         segments_(segments),
         submissions_(submissions),
         completion_(completion) {}
@@ -69,6 +72,7 @@ class ProcessSetRegistry {
 
   const EngineConfig& config_;
   Mesh& mesh_;
+  PointToPoint& point_to_point_;
   SegmentAllocator& segments_;
   SubmissionQueue& submissions_;
   Completion& completion_;

@@ -8,6 +8,7 @@
 #include "collectives/allgather_fixed.h"
 #include "collectives/gpu/gpu_group.h"
 #include "collectives/gpu/gpu_turns.h"
+#include "collectives/gpu/pack.h"
 #include "device/cpu/identity_element.h"
 #include "engine/executor.h"
 
@@ -93,13 +94,6 @@ std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows, std::si
   return bytes;
 }
 
-// The first rows % size ranks get one row more.
-std::vector<std::int64_t> scattered_rows(std::int64_t rows, int size) {
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(size), rows / size);
-  for (std::int64_t rank = 0; rank < rows % size; ++rank) ++counts[static_cast<std::size_t>(rank)];
-  return counts;
-}
-
 std::size_t row_bytes_of(const Signature& signature, std::size_t tensor) {
   return static_cast<std::size_t>(row_elements(signature.shapes[tensor])) *
          dtype_size(signature.dtype);
@@ -153,7 +147,16 @@ std::uint64_t place_of(const std::vector<OperationPtr>& operations,
   return place | 1;
 }
 
-// Allreduce and broadcast: all tensors of all operations as one buffer.
+// The outputs of a reduce on ranks other than the root are their inputs.
+void pass_inputs_on(const Comm& comm, const Call& call) {
+  if (call.on_gpu) return pass_on_gpu(comm.gpu()->workspace(), call);
+  call.layout->for_each_tensor([](const Layout::Tensor& tensor) {
+    if (tensor.output == nullptr || tensor.output == tensor.input) return;
+    std::memcpy(tensor.output, tensor.input, tensor.bytes);
+  });
+}
+
+// Allreduce, broadcast and reduce: all tensors of all operations as one buffer.
 Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
   const Signature& signature = operations.front()->signature;
   Layout layout(signature.wire_dtype(), signature.prescale, signature.dtype);
@@ -175,16 +178,18 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
   call.dtype = signature.wire_dtype();
   call.on_gpu = signature.device >= 0;
   call.layout = &layout;
-  if (signature.op == OpKind::kBroadcast) {
+  const OperationInfo& info = operation_info(signature.op);
+  if (info.has_root) {
     call.root = operations.front()->members->index_of(signature.root);
   }
   std::vector<std::ptrdiff_t> distances;
+  if (info.reduces) set_reduction(call, signature, comm.size());
   if (signature.op == OpKind::kAllreduce) {
-    set_reduction(call, signature, comm.size());
     call.place = place_of(operations, distances);
     call.distances = distances;
   }
   co_await run(comm, call, algorithm);
+  if (signature.op == OpKind::kReduce && call.root != comm.rank()) pass_inputs_on(comm, call);
 }
 
 Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
@@ -261,7 +266,7 @@ Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, cons
   const Signature& signature = operation.signature;
   const Shape& shape = signature.shapes[index];
   const std::size_t row_bytes = row_bytes_of(signature, index);
-  const auto rows = scattered_rows(rows_of(shape), comm.size());
+  const auto rows = even_rows(rows_of(shape), comm.size());
   const auto bytes = bytes_of(rows, row_bytes);
   TensorOutcome outcome =
       make_outcome(comm, operation, index, rows[static_cast<std::size_t>(comm.rank())]);
@@ -284,6 +289,65 @@ Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, cons
   operation.outcomes.push_back(std::move(outcome));
 }
 
+// The result is the root's; the others get no rows.
+Task run_gather(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
+  const Signature& signature = operation.signature;
+  const std::size_t row_bytes = row_bytes_of(signature, index);
+  std::vector<std::int64_t> rows;
+  const std::int64_t mine = rows_of(signature.shapes[index]);
+  co_await gather(comm, mine, rows);
+  const auto bytes = bytes_of(rows, row_bytes);
+  const std::int64_t all = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  const bool is_root = operation.members->index_of(signature.root) == comm.rank();
+  TensorOutcome outcome = make_outcome(comm, operation, index, is_root ? all : 0);
+  if (is_root) outcome.row_counts = std::move(rows);
+
+  Call call;
+  call.kind = OpKind::kGather;
+  call.dtype = signature.dtype;
+  call.on_gpu = signature.device >= 0;
+  call.root = operation.members->index_of(signature.root);
+  call.input = operation.tensors[index].input;
+  call.output = static_cast<std::byte*>(outcome.data);
+  call.receive_bytes = bytes;
+  if (call.bytes() > 0) co_await run(comm, call, algorithm);
+  operation.outcomes.push_back(std::move(outcome));
+}
+
+// Numbers that all ranks get from one.
+Task broadcast_counts(Comm& comm, int root, std::vector<std::int64_t>& counts) {
+  Layout layout(DType::kInt64, 1.0);
+  layout.add(counts.data(), counts.data(), counts.size() * sizeof(std::int64_t));
+  Call call;
+  call.kind = OpKind::kBroadcast;
+  call.dtype = DType::kInt64;
+  call.layout = &layout;
+  call.root = root;
+  co_await run(comm, call, nullptr);
+}
+
+// Only the root knows how many rows each rank gets.
+Task run_scatter(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
+  const Signature& signature = operation.signature;
+  const int root = operation.members->index_of(signature.root);
+  std::vector<std::int64_t> rows = operation.splits;
+  co_await broadcast_counts(comm, root, rows);
+  const auto bytes = bytes_of(rows, row_bytes_of(signature, index));
+  TensorOutcome outcome =
+      make_outcome(comm, operation, index, rows[static_cast<std::size_t>(comm.rank())]);
+
+  Call call;
+  call.kind = OpKind::kScatter;
+  call.dtype = signature.dtype;
+  call.on_gpu = signature.device >= 0;
+  call.root = root;
+  call.input = operation.tensors[index].input;
+  call.output = static_cast<std::byte*>(outcome.data);
+  call.receive_bytes = bytes;
+  if (call.bytes() > 0) co_await run(comm, call, algorithm);
+  operation.outcomes.push_back(std::move(outcome));
+}
+
 Task run_barrier(Comm& comm, const char* algorithm) {
   Call call;
   co_await run(comm, call, algorithm);
@@ -292,7 +356,7 @@ Task run_barrier(Comm& comm, const char* algorithm) {
 Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
   std::vector<OperationPtr>& operations = batch.operations;
   const OpKind kind = operations.front()->signature.op;
-  if (kind == OpKind::kAllreduce || kind == OpKind::kBroadcast) {
+  if (operation_info(kind).fuses) {
     co_await run_fused(comm, operations, algorithm);
     co_return;
   }
@@ -308,6 +372,10 @@ Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
         co_await run_alltoall(comm, *operation, absent, i, algorithm);
       } else if (kind == OpKind::kReducescatter) {
         co_await run_reducescatter(comm, *operation, i, algorithm);
+      } else if (kind == OpKind::kGather) {
+        co_await run_gather(comm, *operation, i, algorithm);
+      } else if (kind == OpKind::kScatter) {
+        co_await run_scatter(comm, *operation, i, algorithm);
       }
     }
   }

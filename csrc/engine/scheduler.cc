@@ -21,6 +21,7 @@ void Scheduler::accept(const OperationPtr& operation) {
   set->last_event = parts_.activity.last_event;
   if (set->negotiator.closed()) return parts_.completion.end(operation, set->negotiator.end());
   parts_.tracing.submitted(*operation);
+  if (is_point_to_point(operation->signature.op)) return parts_.point_to_point.submit(operation);
   set->pending.emplace(operation->name, operation);
   if (operation->signature.op == OpKind::kJoin) {
     set->negotiator.join();
@@ -85,6 +86,7 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
     case DecisionItem::Kind::kFailAll:
       parts_.submissions.restart_numbering(set.members->set);
       parts_.completion.end(set.take_pending(), decision.status);
+      parts_.point_to_point.fail(set.members->set, decision.status);
       break;
     case DecisionItem::Kind::kUninstallPlan:
       withdraw(set, decision);
@@ -95,6 +97,7 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
     case DecisionItem::Kind::kClose:
       parts_.submissions.close_set(set.members->set, decision.status);
       parts_.completion.end(set.take_pending(), decision.status);
+      parts_.point_to_point.fail(set.members->set, decision.status);
       break;
   }
 }
@@ -189,14 +192,18 @@ std::optional<Batch> Scheduler::poll(ProcessSet& set) {
   try {
     return set.executor.poll();
   } catch (const PeerError& error) {
-    const std::string who = "rank " + std::to_string(error.rank());
-    // A peer that has said goodbye is not dead. Batches that it left unfinished end like operations
-    // that are submitted after it has left.
-    if (parts_.peers.has_departed(error.rank())) {
-      throw Error(HP_SHUT_DOWN, who + " has shut down while this was running");
-    }
-    throw Error(error.code(), who + ": " + error.what());
+    fail(error);
   }
+}
+
+void Scheduler::fail(const PeerError& error) const {
+  const std::string who = "rank " + std::to_string(error.rank());
+  // A peer that has said goodbye is not dead. Batches that it left unfinished end like operations
+  // that are submitted after it has left.
+  if (parts_.peers.has_departed(error.rank())) {
+    throw Error(HP_SHUT_DOWN, who + " has shut down while this was running");
+  }
+  throw Error(error.code(), who + ": " + error.what());
 }
 
 void Scheduler::finish(ProcessSet& set, const Batch& batch) {
@@ -211,6 +218,36 @@ void Scheduler::finish(ProcessSet& set, const Batch& batch) {
   }
   parts_.tracing.ended(batch);
   parts_.completion.end(batch.operations, {});
+}
+
+// ---- sends and recvs ----
+
+bool Scheduler::transfer() {
+  PointToPoint& point_to_point = parts_.point_to_point;
+  // As with batches: what peers have to hear has left before CUDA may block the host.
+  const bool gpu_may_run = !point_to_point.on_gpu() || parts_.mesh.control_has_left();
+  bool busy = false;
+  try {
+    busy = point_to_point.advance(gpu_may_run);
+  } catch (const PeerError& error) {
+    fail(error);
+  }
+  const double now = steady_now();
+  for (auto& [operation, status] : point_to_point.take_ended()) {
+    parts_.activity.last_event = now;
+    if (status.ok()) {
+      ++parts_.counters.tensors;
+      parts_.counters.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
+    }
+    parts_.completion.end(operation, status);
+  }
+  if (busy) point_to_point.last_progress = parts_.activity.quiet_since = now;
+  return busy;
+}
+
+void Scheduler::trace_transfer(Batch& batch) {
+  ProcessSet* const set = parts_.registry.find(batch.operations.front()->members->set);
+  if (set != nullptr) parts_.tracing.decided(*set, batch);
 }
 
 }  // namespace horoplug

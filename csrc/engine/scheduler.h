@@ -10,6 +10,7 @@
 #include "engine/counters.h"
 #include "engine/gpu_queue.h"
 #include "engine/peers.h"
+#include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
 #include "engine/shared_buffers.h"
 #include "engine/submission_queue.h"
@@ -25,6 +26,7 @@ class Scheduler {
   struct Parts {
     Mesh& mesh;
     ProcessSetRegistry& registry;
+    PointToPoint& point_to_point;
     SubmissionQueue& submissions;
     Completion& completion;
     SharedBuffers& buffers;
@@ -49,6 +51,10 @@ class Scheduler {
   bool update_submissions_wanted();
   // Runs the sets' batches as far as possible without waiting. Throws Error if a peer has failed.
   bool execute();
+  // Gets on with sends and recvs, likewise.
+  bool transfer();
+  // A send or recv begins: `batch` is what the timeline calls it.
+  void trace_transfer(Batch& batch);
 
  private:
   void apply(ProcessSet& set, Negotiator::Decision& decision);
@@ -60,6 +66,7 @@ class Scheduler {
   bool execute(ProcessSet& set);
   std::optional<Batch> poll(ProcessSet& set);
   void finish(ProcessSet& set, const Batch& batch);
+  [[noreturn]] void fail(const PeerError& error) const;
 
   const Parts parts_;
   const std::function<void(std::uint32_t)> on_new_set_;

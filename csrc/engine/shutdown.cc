@@ -60,6 +60,7 @@ void Shutdown::end_all_operations() {
     add(set->take_pending());
     if (set->removal) operations.push_back(std::exchange(set->removal, nullptr));
   }
+  add(parts_.point_to_point.take_all());
   add(parts_.submissions.drain());
   parts_.completion.end(operations, parts_.submissions.end());
 }
@@ -98,6 +99,7 @@ bool Shutdown::is_everything_done(double now) {
   // The memory of tensors must stay while the GPU may use it.
   parts_.transfers.check_gpus(now);
   if (parts_.gpu.is_busy()) return false;
+  if (!parts_.point_to_point.idle()) return false;
   bool agreed = true;
   for (const auto& [id, set] : parts_.registry.sets()) {
     if (!set->executor.idle()) return false;  // the watchdog limits how long

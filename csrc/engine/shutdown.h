@@ -10,6 +10,7 @@
 #include "engine/lifecycle.h"
 #include "engine/options.h"
 #include "engine/peers.h"
+#include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
 #include "engine/submission_queue.h"
 #include "engine/tracing.h"
@@ -27,6 +28,7 @@ class Shutdown {
     Mesh& mesh;
     Peers& peers;
     ProcessSetRegistry& registry;
+    PointToPoint& point_to_point;
     SubmissionQueue& submissions;
     Completion& completion;
     GpuQueue& gpu;

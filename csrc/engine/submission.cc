@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "collectives/partition.h"
 #include "device/cpu/kernels.h"
 
 namespace horoplug {
@@ -76,8 +77,19 @@ std::optional<DType> compressed(const hp_submission& submission, const Signature
 }
 
 void check_splits(Operation& operation, const hp_submission& submission, int size) {
-  const std::int64_t rows = rows_of(operation.signature.shapes.front());
+  const Signature& signature = operation.signature;
+  const std::int64_t rows = rows_of(signature.shapes.front());
+  const bool scatters = signature.op == OpKind::kScatter;
+  if (scatters && operation.members->index_of(signature.root) != operation.members->index) {
+    // Those of the root count.
+    operation.splits.assign(static_cast<std::size_t>(size), 0);
+    return;
+  }
   if (submission.splits == nullptr || submission.split_count == 0) {
+    if (scatters) {
+      operation.splits = even_rows(rows, size);
+      return;
+    }
     if (rows % size != 0) {
       reject(
           "alltoall without splits needs a first dimension that is a multiple of the number of "
@@ -148,7 +160,8 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   if (info.has_root) {
     signature.root = submission.root;
     if (members->index_of(signature.root) < 0) {
-      const std::string root = "root rank " + std::to_string(signature.root);
+      const std::string root = (is_point_to_point(signature.op) ? "rank " : "root rank ") +
+                               std::to_string(signature.root);
       if (members->set != 0) {
         reject(root + " is not in process set " + std::to_string(members->set) + " of " +
                describe_ranks(members->ranks));
@@ -159,11 +172,14 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   if (!info.has_tensors) return operation;
 
   if (submission.tensor_count < 1 || submission.tensors == nullptr) reject("no tensor given");
+  const bool is_root = info.has_root && members->index_of(signature.root) == members->index;
   for (int i = 0; i < submission.tensor_count; ++i) {
     const hp_tensor& tensor = submission.tensors[i];
     Shape shape = checked_shape(tensor, dtype_size(signature.dtype));
     const bool has_data = elements_of(shape) > 0;
-    if (has_data && tensor.input == nullptr) reject("a tensor without memory");
+    const bool is_read =
+        signature.op != OpKind::kReceive && (signature.op != OpKind::kScatter || is_root);
+    if (has_data && is_read && tensor.input == nullptr) reject("a tensor without memory");
     if (info.output == OpOutput::kAllocated && tensor.output != nullptr) {
       reject("the output of this operation is allocated by the engine");
     }
@@ -175,6 +191,12 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
     operation->tensors.push_back(
         {static_cast<const std::byte*>(tensor.input), static_cast<std::byte*>(tensor.output)});
     signature.shapes.push_back(std::move(shape));
+  }
+  if (is_point_to_point(signature.op)) {
+    if (submission.tensor_count != 1) reject(std::string(info.name) + " takes one tensor");
+    if (submission.tag < 0)
+      reject("tag " + std::to_string(submission.tag) + "; tags are 0 or more");
+    operation->tag = submission.tag;
   }
   if (info.reduces) check_reduction(signature, size);
   if (info.takes_splits) {

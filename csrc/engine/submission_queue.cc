@@ -90,13 +90,14 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
   }
   operation->dependency_epoch = dependency_epoch_;
   operation->submitted_at = steady_now();
+  is_urgent_ |= is_point_to_point(kind);
   handles_.add(operation);
   queue_.push_back(operation);
 }
 
 // Under the lock. Whether the loop has to wake up for what is in the queue.
 bool SubmissionQueue::has_enough() {
-  if (queue_.empty() || queue_.size() < wanted_) return false;
+  if (queue_.empty() || (queue_.size() < wanted_ && !is_urgent_)) return false;
   requests_waiting_.store(true);
   return true;
 }
@@ -109,6 +110,7 @@ std::optional<SubmissionQueue::Requests> SubmissionQueue::take(bool starting) {
   requests_waiting_.store(false);
   if (starting && !abort_requested_ && !leave_requested_) return std::nullopt;
   submissions_waiting_.store(false);
+  is_urgent_ = false;
   return Requests{std::exchange(queue_, {}), std::exchange(abort_requested_, std::nullopt),
                   leave_requested_};
 }

@@ -105,6 +105,8 @@ class SubmissionQueue {
   std::uint64_t observations_seen_ = 0;
   std::uint64_t dependency_epoch_ = 0;  // grows with each submission that follows an observation
   std::size_t wanted_ = 1;
+  bool is_urgent_ =
+      false;  // a send or recv is in the queue: it does not wait for other submissions
   bool leave_requested_ = false;
   std::optional<std::string> abort_requested_;
 

@@ -30,7 +30,7 @@ void call_log(PyObject* callable, std::int32_t level, const char* text) {
 hp_submission make_submission(CallArena& arena, int op, int dtype, py::handle tensors,
                               py::handle name, int reduce_op, int root, double prescale,
                               double postscale, py::handle splits, int process_set, int wire_dtype,
-                              int device, std::uintptr_t stream) {
+                              int tag, int device, std::uintptr_t stream) {
   const Items items(tensors, "tensors must be a sequence");
   auto* const table = arena.allocate<hp_tensor>(items.size());
   for (Py_ssize_t i = 0; i < items.size(); ++i) {
@@ -49,6 +49,7 @@ hp_submission make_submission(CallArena& arena, int op, int dtype, py::handle te
   submission.stream = to_stream(stream);
   submission.process_set = process_set;
   submission.wire_dtype = wire_dtype;
+  submission.tag = tag;
   submission.prescale = prescale;
   submission.postscale = postscale;
   submission.tensors = table;
@@ -108,11 +109,12 @@ void Engine::close() {
 
 hp_handle Engine::submit(int op, int dtype, py::handle tensors, py::handle name, int reduce_op,
                          int root, double prescale, double postscale, py::handle splits,
-                         int process_set, int wire_dtype, int device, std::uintptr_t stream) {
+                         int process_set, int wire_dtype, int tag, int device,
+                         std::uintptr_t stream) {
   CallArena arena;
   const hp_submission submission =
       make_submission(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
-                      process_set, wire_dtype, device, stream);
+                      process_set, wire_dtype, tag, device, stream);
   hp_handle handle = 0;
   check(hp_submit(get(), &submission, &handle));
   return handle;
@@ -121,12 +123,12 @@ hp_handle Engine::submit(int op, int dtype, py::handle tensors, py::handle name,
 // Waits for one slice: the caller then checks for signals and continues with wait().
 hp_handle Engine::perform(int op, int dtype, py::handle tensors, py::handle name, int reduce_op,
                           int root, double prescale, double postscale, py::handle splits,
-                          int process_set, int wire_dtype, int device, bool keep,
+                          int process_set, int wire_dtype, int tag, int device, bool keep,
                           std::uintptr_t stream) {
   CallArena arena;
   const hp_submission submission =
       make_submission(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
-                      process_set, wire_dtype, device, stream);
+                      process_set, wire_dtype, tag, device, stream);
   hp_engine* const engine = get();
   hp_handle handle = 0;
   const hp_status status =
@@ -336,12 +338,12 @@ void add_engine(py::module_& module) {
       .def(py::init<const EngineConfig&>(), "config"_a)
       .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
-           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1,
-           "stream"_a = 0)
+           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "tag"_a = 0,
+           "device"_a = -1, "stream"_a = 0)
       .def("perform", &Engine::perform, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
            "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
-           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1,
-           "keep"_a = true, "stream"_a = 0)
+           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "tag"_a = 0,
+           "device"_a = -1, "keep"_a = true, "stream"_a = 0)
       .def("add_process_set", &Engine::add_process_set, "ranks"_a)
       .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
       .def("join", &Engine::join, "process_set"_a = 0)

@@ -35,12 +35,12 @@ class Engine {
 
   hp_handle submit(int op, int dtype, pybind11::handle tensors, pybind11::handle name,
                    int reduce_op, int root, double prescale, double postscale,
-                   pybind11::handle splits, int process_set, int wire_dtype, int device,
+                   pybind11::handle splits, int process_set, int wire_dtype, int tag, int device,
                    std::uintptr_t stream);
   hp_handle perform(int op, int dtype, pybind11::handle tensors, pybind11::handle name,
                     int reduce_op, int root, double prescale, double postscale,
-                    pybind11::handle splits, int process_set, int wire_dtype, int device, bool keep,
-                    std::uintptr_t stream);
+                    pybind11::handle splits, int process_set, int wire_dtype, int tag, int device,
+                    bool keep, std::uintptr_t stream);
   std::pair<std::vector<hp_handle>, pybind11::object> submit_many(pybind11::handle prepared,
                                                                   pybind11::handle addresses,
                                                                   std::uintptr_t stream);

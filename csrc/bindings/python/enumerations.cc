@@ -46,6 +46,11 @@ constexpr Member kOps[] = {
     {"ADD_PROCESS_SET", HP_ADD_PROCESS_SET},
     {"REMOVE_PROCESS_SET", HP_REMOVE_PROCESS_SET},
     {"CREATE_BUFFER", HP_CREATE_BUFFER},
+    {"REDUCE", HP_REDUCE},
+    {"GATHER", HP_GATHER},
+    {"SCATTER", HP_SCATTER},
+    {"SEND", HP_SEND},
+    {"RECV", HP_RECV},
 };
 static_assert(std::size(kOps) == HP_OP_COUNT, "an hp_op is missing");
 

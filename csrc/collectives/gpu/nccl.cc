@@ -83,6 +83,15 @@ Task reducescatter(Tools t, const Call& call) {
   t.workspace.launcher().move(call.dtype, call.dtype, call.finish, outputs);
 }
 
+Task reduce(Tools t, const Call& call) {
+  const GpuBuffer buffer(t.workspace, call);
+  buffer.pack();
+  t.nccl.reduce(buffer.from(), buffer.to(), buffer.elements(), call.dtype, call.reduce_op,
+                call.root, t.stream);
+  co_await t.settled();
+  if (call.root == t.comm.rank()) buffer.unpack(call.finish);
+}
+
 Task allgather(Tools t, const Call& call) {
   const std::span<const std::size_t> sizes = call.receive_bytes;
   const std::uint64_t from = gpu_address(call.input), to = gpu_address(call.output);
@@ -118,6 +127,45 @@ Task alltoall(Tools t, const Call& call) {
   co_await t.settled();
 }
 
+// Between the root and every other rank, and within the root.
+Task gather(Tools t, const Call& call) {
+  const std::vector<Part> parts = consecutive(call.receive_bytes);
+  const Part& own = parts[static_cast<std::size_t>(t.comm.rank())];
+  if (t.comm.rank() == call.root) {
+    const std::uint64_t output = gpu_address(call.output);
+    t.workspace.copy(output + own.begin, gpu_address(call.input), own.bytes);
+    t.nccl.begin();
+    for (int rank = 0; rank < t.comm.size(); ++rank) {
+      const Part& part = parts[static_cast<std::size_t>(rank)];
+      if (rank == call.root || part.bytes == 0) continue;
+      t.nccl.receive(output + part.begin, part.bytes, rank, t.stream);
+    }
+    t.nccl.end();
+  } else if (own.bytes > 0) {
+    t.nccl.send(gpu_address(call.input), own.bytes, call.root, t.stream);
+  }
+  co_await t.settled();
+}
+
+Task scatter(Tools t, const Call& call) {
+  const std::vector<Part> parts = consecutive(call.receive_bytes);
+  const Part& own = parts[static_cast<std::size_t>(t.comm.rank())];
+  if (t.comm.rank() == call.root) {
+    const std::uint64_t input = gpu_address(call.input);
+    t.workspace.copy(gpu_address(call.output), input + own.begin, own.bytes);
+    t.nccl.begin();
+    for (int rank = 0; rank < t.comm.size(); ++rank) {
+      const Part& part = parts[static_cast<std::size_t>(rank)];
+      if (rank == call.root || part.bytes == 0) continue;
+      t.nccl.send(input + part.begin, part.bytes, rank, t.stream);
+    }
+    t.nccl.end();
+  } else if (own.bytes > 0) {
+    t.nccl.receive(gpu_address(call.output), own.bytes, call.root, t.stream);
+  }
+  co_await t.settled();
+}
+
 }  // namespace
 
 Task gpu_nccl(Comm& comm, Call& call) {
@@ -131,6 +179,12 @@ Task gpu_nccl(Comm& comm, Call& call) {
       return reducescatter(tools, call);
     case OpKind::kAllgather:
       return allgather(tools, call);
+    case OpKind::kReduce:
+      return reduce(tools, call);
+    case OpKind::kGather:
+      return gather(tools, call);
+    case OpKind::kScatter:
+      return scatter(tools, call);
     default:
       return alltoall(tools, call);
   }

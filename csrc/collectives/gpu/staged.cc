@@ -27,6 +27,7 @@ Task run_window(Comm& comm, const Call& call, const GpuBuffer& buffer, const Par
                 std::size_t piece, std::byte* host) {
   cuda::Workspace& workspace = comm.gpu()->workspace();
   const bool is_root = call.kind == OpKind::kBroadcast && call.root == comm.rank();
+  const bool gets_result = call.kind == OpKind::kReduce ? call.root == comm.rank() : !is_root;
   const bool fetches = is_root || call.kind != OpKind::kBroadcast;
   const std::size_t pieces = chunk_count(window.bytes, piece);
   std::vector<cuda::EventPtr> fetched;
@@ -49,17 +50,18 @@ Task run_window(Comm& comm, const Call& call, const GpuBuffer& buffer, const Par
       layout.add(at, at, part.bytes);
     }
     co_await run_on_host(comm, call, &layout);
-    if (!is_root) workspace.bring(buffer.to() + part.begin, at, part.bytes);
+    if (gets_result) workspace.bring(buffer.to() + part.begin, at, part.bytes);
   }
 }
 
-// Allreduce and broadcast.
+// Allreduce, broadcast and reduce.
 Task run_in_pieces(Comm& comm, const Call& call) {
   GpuGroup& gpu = *comm.gpu();
   cuda::Workspace& workspace = gpu.workspace();
   const GpuBuffer buffer(workspace, call);
   const bool is_root = call.kind == OpKind::kBroadcast && call.root == comm.rank();
   if (is_root || call.kind != OpKind::kBroadcast) buffer.pack();
+  const bool gets_result = call.kind != OpKind::kReduce || call.root == comm.rank();
   // What goes back finds its place as the framework's streams have left it.
   workspace.order(workspace.stream(), workspace.back());
   const bool whole = call.reduce_op == ReduceOp::kAdasum;
@@ -76,11 +78,11 @@ Task run_in_pieces(Comm& comm, const Call& call) {
   if (is_root) {
     pass_on_gpu(workspace, call);
   } else {
-    buffer.unpack({});
+    if (gets_result) buffer.unpack({});
   }
 }
 
-// Reducescatter, allgather and alltoall.
+// Reducescatter, allgather, alltoall, gather and scatter.
 Task run_at_once(Comm& comm, const Call& call) {
   GpuGroup& gpu = *comm.gpu();
   cuda::Workspace& workspace = gpu.workspace();
@@ -89,8 +91,16 @@ Task run_at_once(Comm& comm, const Call& call) {
   };
   const std::size_t own = call.receive_bytes[static_cast<std::size_t>(comm.rank())];
   std::uint64_t from = gpu_address(call.input);
+  const bool is_root = call.root == comm.rank();
   std::size_t input_bytes = call.kind == OpKind::kAllgather ? own : sum(call.send_bytes);
   std::size_t output_bytes = sum(call.receive_bytes);
+  if (call.kind == OpKind::kGather) {
+    input_bytes = own;
+    if (!is_root) output_bytes = 0;
+  } else if (call.kind == OpKind::kScatter) {
+    input_bytes = is_root ? output_bytes : 0;
+    output_bytes = own;
+  }
   if (call.kind == OpKind::kReducescatter) {
     const GpuBuffer buffer(workspace, call);
     buffer.pack();
@@ -123,7 +133,7 @@ Task run_on_host(Comm& comm, Call call, Layout* layout) {
 }
 
 Task gpu_staged(Comm& comm, Call& call) {
-  const bool in_pieces = call.kind == OpKind::kAllreduce || call.kind == OpKind::kBroadcast;
+  const bool in_pieces = operation_info(call.kind).fuses;
   return in_pieces ? run_in_pieces(comm, call) : run_at_once(comm, call);
 }
 

@@ -17,13 +17,14 @@ void PeerWakeUps::send_if_due(double now) {
   const double next = last < 0 ? kFirst : std::fmin(2 * last, last + kMostApart);
   if (now - activity_.quiet_since < next) return;
   last_sent_ = now;
-  for (const auto& [id, set] : registry_.sets()) {
-    const std::vector<int> ranks = set->executor.blame();
+  const auto wake_up = [&](const std::vector<int>& ranks) {
     for (std::size_t i = 0; i < std::min(ranks.size(), kMostAtOnce); ++i) {
       const int rank = ranks[next_++ % ranks.size()];
       if (rank != rank_) mesh_.send_control(rank, encode_wake_up());
     }
-  }
+  };
+  for (const auto& [id, set] : registry_.sets()) wake_up(set->executor.blame());
+  wake_up(point_to_point_.peers());
 }
 
 }  // namespace horoplug

@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "engine/counters.h"
+#include "engine/point_to_point.h"
 #include "engine/polling.h"
 #include "engine/process_set_registry.h"
 #include "transport/mesh.h"
@@ -17,15 +18,21 @@ namespace horoplug {
 // Used by the thread that runs the loop.
 class PeerWakeUps {
  public:
-  PeerWakeUps(Mesh& mesh, const ProcessSetRegistry& registry, const Polling& polling,
-              const Activity& activity, int rank)
-      : mesh_(mesh), registry_(registry), polling_(polling), activity_(activity), rank_(rank) {}
+  PeerWakeUps(Mesh& mesh, const ProcessSetRegistry& registry, const PointToPoint& point_to_point,
+              const Polling& polling, const Activity& activity, int rank)
+      : mesh_(mesh),
+        registry_(registry),
+        point_to_point_(point_to_point),
+        polling_(polling),
+        activity_(activity),
+        rank_(rank) {}
 
   void send_if_due(double now);
 
  private:
   Mesh& mesh_;
   const ProcessSetRegistry& registry_;
+  const PointToPoint& point_to_point_;
   const Polling& polling_;
   const Activity& activity_;
   const int rank_;

@@ -20,11 +20,13 @@ TreePosition position_of(const EngineConfig& config) {
 }  // namespace
 
 StallInspector::StallInspector(const EngineConfig& config, Mesh& mesh,
-                               const ProcessSetRegistry& registry, const HandleTable& handles,
+                               const ProcessSetRegistry& registry,
+                               const PointToPoint& point_to_point, const HandleTable& handles,
                                const Liveness& liveness, const Activity& activity)
     : config_(config),
       mesh_(mesh),
       registry_(registry),
+      point_to_point_(point_to_point),
       handles_(handles),
       liveness_(liveness),
       activity_(activity),
@@ -57,6 +59,9 @@ double StallInspector::oldest_wait(double now) const {
     for (const auto& [name, operation] : set->pending) {
       oldest = std::fmin(oldest, waiting_since(*operation));
     }
+  }
+  for (const auto& [handle, operation] : point_to_point_.waiting()) {
+    oldest = std::fmin(oldest, operation->submitted_at);
   }
   return std::isinf(oldest) ? 0 : now - oldest;
 }
@@ -102,8 +107,20 @@ RankReport StallInspector::report_of_this_rank(double now) const {
     for (const auto& [name, operation] : set->pending) {
       report.pending.push_back({id, name, std::fmax(0, now - waiting_since(*operation)),
                                 handles_.waited_for(*operation, now),
-                                operation->signature.op == OpKind::kJoin});
+                                operation->signature.op == OpKind::kJoin, -1});
     }
+  }
+  report.executing |= !point_to_point_.idle();
+  for (const auto& [handle, operation] : point_to_point_.waiting()) {
+    const bool sends = operation->signature.op == OpKind::kSend;
+    const std::string name = operation->name + (sends ? " to rank " : " from rank ") +
+                             std::to_string(operation->signature.root) + ", tag " +
+                             std::to_string(operation->tag);
+    report.pending.push_back({.set = operation->members->set,
+                              .name = name,
+                              .age = std::fmax(0, now - operation->submitted_at),
+                              .waited = handles_.waited_for(*operation, now),
+                              .peer = operation->signature.root});
   }
   return report;
 }

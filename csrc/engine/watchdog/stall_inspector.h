@@ -14,6 +14,7 @@
 #include "engine/counters.h"
 #include "engine/handle_table.h"
 #include "engine/options.h"
+#include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
 #include "engine/watchdog/liveness.h"
 #include "transport/mesh.h"
@@ -23,7 +24,8 @@ namespace horoplug {
 class StallInspector {
  public:
   StallInspector(const EngineConfig& config, Mesh& mesh, const ProcessSetRegistry& registry,
-                 const HandleTable& handles, const Liveness& liveness, const Activity& activity);
+                 const PointToPoint& point_to_point, const HandleTable& handles,
+                 const Liveness& liveness, const Activity& activity);
 
   // Begins an inspection when one is due, and checks how long operations and answers take. Throws
   // Error(HP_TIMEOUT) if that is too long.
@@ -63,6 +65,7 @@ class StallInspector {
   const EngineConfig& config_;
   Mesh& mesh_;
   const ProcessSetRegistry& registry_;
+  const PointToPoint& point_to_point_;
   const HandleTable& handles_;
   const Liveness& liveness_;
   const Activity& activity_;

@@ -14,7 +14,7 @@ bool TransferDeadlines::check_transfers(double now) {
   const bool moved = std::exchange(last_data_moved_, data) != data;
   const double limit = or_never(config_.options.data_timeout);
   const bool framework_is_busy = gpu_.waits_for_framework();
-  bool late = false;
+  bool late = check_point_to_point(now, moved);
   for (const auto& [id, set] : registry_.sets()) {
     // A batch that polls the GPU waits for the work that the framework has given it.
     const bool waits_for_framework = framework_is_busy && set->executor.polled();
@@ -30,6 +30,20 @@ bool TransferDeadlines::check_transfers(double now) {
                                 " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
   }
   return late;
+}
+
+// `moved`: data has moved over any link.
+bool TransferDeadlines::check_point_to_point(double now, bool moved) const {
+  if (moved || point_to_point_.idle()) point_to_point_.last_progress = now;
+  const double limit = or_never(config_.options.data_timeout);
+  const double seconds = now - point_to_point_.last_progress;
+  if (seconds < limit) return seconds >= limit / 2;
+  const std::vector<int> peers = point_to_point_.peers();
+  const std::string silent = liveness_.describe_silent(peers);
+  throw Error(HP_TIMEOUT, point_to_point_.describe_oldest() + " has made no progress for " +
+                              describe_seconds(limit) + ", waiting for " +
+                              (silent.empty() ? describe_ranks(peers) : silent) +
+                              " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
 }
 
 // The ranks that keep a set from going on. Those that this rank waits for may wait themselves: if
@@ -63,6 +77,7 @@ bool TransferDeadlines::check_gpus(double now) {
 }
 
 void TransferDeadlines::excuse(double seconds) {
+  point_to_point_.last_progress += seconds;
   for (const auto& [id, set] : registry_.sets()) {
     set->last_progress += seconds;
     if (GpuGroup* const gpu = set->executor.gpu()) gpu->excuse(seconds);

@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Bumped when an existing field or function changes its meaning; appending does not bump it. */
-#define HP_ABI_VERSION 1
+#define HP_ABI_VERSION 2
 
 typedef enum hp_status {
   HP_OK = 0,
@@ -90,7 +90,13 @@ typedef enum hp_op {
   HP_ADD_PROCESS_SET = 7,
   HP_REMOVE_PROCESS_SET = 8,
   HP_CREATE_BUFFER = 9,
-  HP_OP_COUNT = 10
+  /* These are submitted like the first six. */
+  HP_REDUCE = 10,
+  HP_GATHER = 11,
+  HP_SCATTER = 12,
+  HP_SEND = 13,
+  HP_RECV = 14,
+  HP_OP_COUNT = 15
 } hp_op;
 
 typedef struct hp_engine hp_engine;
@@ -226,8 +232,8 @@ typedef enum hp_tunable {
  * output may equal input. */
 typedef struct hp_tensor {
   const void* input;
-  void* output; /* NULL: the engine allocates (allgather, alltoall, reducescatter) and hp_result
-                   hands it out */
+  void* output; /* NULL: the engine allocates (allgather, alltoall, reducescatter, gather, scatter)
+                   and hp_result hands it out; send has none */
   const int64_t* shape;
   int32_t ndim;
   int32_t reserved;
@@ -237,8 +243,9 @@ typedef struct hp_submission {
   uint64_t struct_size;
   int32_t op;          /* hp_op */
   int32_t dtype;       /* hp_dtype */
-  int32_t reduce_op;   /* hp_reduce_op, for allreduce and reducescatter */
-  int32_t root;        /* broadcast: a global rank, in the process set */
+  int32_t reduce_op;   /* hp_reduce_op, for allreduce, reducescatter and reduce */
+  int32_t root;        /* broadcast, reduce, gather, scatter: the root; send: the destination; recv:
+                          the source. A global rank, in the process set */
   int32_t device;      /* -1: CPU; otherwise the ordinal of a CUDA device, one for each engine */
   int32_t process_set; /* 0: all ranks; otherwise the number that hp_process_set_add gave */
   double prescale;     /* 0 counts as 1 */
@@ -246,13 +253,14 @@ typedef struct hp_submission {
   const char* name; /* NULL: "<op>.noname.<n>", n counted per operation kind */
   const hp_tensor* tensors;
   int32_t tensor_count;
-  int32_t split_count;   /* alltoall: 0, or the size of the process set */
-  const int64_t* splits; /* alltoall: rows of the input for each rank; NULL: equal parts */
+  int32_t split_count;   /* alltoall, scatter: 0, or the size of the process set */
+  const int64_t* splits; /* alltoall, and scatter on its root: rows of the input for each rank;
+                            NULL: equal parts, of scatter with one row more for the first ranks */
   void* stream;          /* device >= 0: a CUstream, NULL being the default one. The inputs are
                             there, and the outputs free, when what is in it now is done */
   int32_t wire_dtype;    /* allreduce: HP_FLOAT16 or HP_BFLOAT16, to which HP_FLOAT32 is rounded on
                             its way, and in which it is reduced (other types are not); 0: it is not */
-  int32_t reserved;
+  int32_t tag;           /* send, recv: 0 or more; a recv matches sends with its tag only */
 } hp_submission;
 
 /* What an operation that is done has produced for one of its tensors. */
@@ -260,9 +268,9 @@ typedef struct hp_tensor_result {
   uint64_t struct_size;
   void* data; /* the submission's output, or memory that the engine allocated (see hp_result) */
   int64_t bytes;
-  int64_t rows; /* first dimension of the output */
-  const int64_t*
-      row_counts; /* allgather, alltoall: rows that came from each rank, otherwise NULL */
+  int64_t rows;              /* first dimension of the output */
+  const int64_t* row_counts; /* allgather, alltoall, gather on its root: rows that came from each
+                                rank, otherwise NULL */
   int32_t row_count_size;
   int32_t
       owned; /* 1: data is the engine's allocation, freed by hp_release unless taken by hp_take */

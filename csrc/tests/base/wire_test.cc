@@ -66,7 +66,7 @@ std::vector<Bytes> valid_messages() {
   close.rank = 2;
   Report report;
   report.inspection = 3;
-  report.ranks = {{1, 2.5, true, {{0, "a", 1.5, true, false}}}, {2, 0, false, {}}};
+  report.ranks = {{1, 2.5, true, {{0, "a", 1.5, true, false}, {0, "b", 1.5, false, false, 3}}}, {2, 0, false, {}}};
   Hello hello;
   hello.rank = 1;
   hello.size = 4;
@@ -78,6 +78,10 @@ std::vector<Bytes> valid_messages() {
           encode_leave(4, kSetRemoved),
           encode_join(4, 2, 3),
           encode_fail(4, {HP_DEADLOCK, "why"}),
+          encode(7, Offer{300, 5, DType::kFloat32, {2, 1000}}),
+          encode_accept(300),
+          encode(MessageKind::kReject, 7, {300, HP_MISMATCH, "why"}),
+          encode(MessageKind::kCancel, 7, {300, HP_DEADLOCK, "why"}),
           encode_inspection_request(),
           encode_inspection(9),
           encode(report),

@@ -137,11 +137,11 @@ TEST_CASE("messages for a set that this rank has yet to hear of are delivered wh
   EngineParts& rank = *ranks[0];
   rank.registry.create_global({});
   Handshake handshake(rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, 0);
-  StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.handles, rank.liveness,
-                        rank.activity);
+  StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
+                        rank.liveness, rank.activity);
   Peers peers(rank.mesh);
-  MessageDispatcher dispatcher(rank.lifecycle, rank.mesh, handshake, rank.registry, stalls,
-                               rank.liveness, peers, rank.tracing);
+  MessageDispatcher dispatcher(rank.lifecycle, rank.mesh, handshake, rank.registry,
+                               rank.point_to_point, stalls, rank.liveness, peers, rank.tracing);
   dispatcher.receive(1, encode_leave(0, 1));  // kept until the start is over
   rank.lifecycle.enter(Lifecycle::State::kRunning);
   const auto decisions = [&](std::uint32_t set) {

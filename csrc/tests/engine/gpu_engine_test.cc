@@ -22,8 +22,9 @@ using Random = std::mt19937_64;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
                              DType::kInt32,   DType::kUInt8,   DType::kInt16,    DType::kInt64};
-constexpr OpKind kOps[] = {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kAllgather,
-                           OpKind::kAlltoall, OpKind::kReducescatter};
+constexpr OpKind kOps[] = {OpKind::kAllreduce, OpKind::kBroadcast,     OpKind::kAllgather,
+                           OpKind::kAlltoall,  OpKind::kReducescatter, OpKind::kReduce,
+                           OpKind::kGather,    OpKind::kScatter};
 
 int below(Random& random, int limit) {
   return static_cast<int>(random() % static_cast<unsigned>(limit));
@@ -47,7 +48,7 @@ Given random_operation(Random& random, int ranks, int number, bool exact) {
                                       ReduceOp::kMax, ReduceOp::kProduct};
   order.reduce = kReductions[below(random, std::size(kReductions))];
   order.root = below(random, ranks);
-  const bool reduces = order.op == OpKind::kAllreduce || order.op == OpKind::kReducescatter;
+  const bool reduces = operation_info(order.op).reduces;
   if (order.op == OpKind::kAllreduce && below(random, 3) == 0) {
     order.dtype = DType::kFloat32;
     order.compressed = below(random, 2) == 0 ? DType::kFloat16 : DType::kBFloat16;
@@ -59,7 +60,7 @@ Given random_operation(Random& random, int ranks, int number, bool exact) {
   if (reduces && below(random, 3) == 0) order.prescale = 0.5;
   if (reduces && below(random, 3) == 0 && finishes) order.postscale = 3;
   given.in_place = below(random, 2) == 0;
-  const bool own_rows = order.op == OpKind::kAllgather || order.op == OpKind::kAlltoall;
+  const bool own_rows = operation_info(order.op).rows_differ && order.op != OpKind::kScatter;
   const std::int64_t rows = below(random, 40), row = 1 + below(random, 300);
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> splits;
@@ -95,7 +96,7 @@ Bytes on_cpu(Engine& engine, const Given& given, int rank) {
   Bytes output(input.size());
   const std::byte nothing{};
   order.input = input.empty() ? &nothing : input.data();
-  const bool has_output = order.op == OpKind::kAllreduce || order.op == OpKind::kBroadcast;
+  const bool has_output = operation_info(order.op).output == OpOutput::kSubmitted;
   if (has_output) order.output = output.empty() ? output.data() : output.data();
   return perform(engine, order);
 }

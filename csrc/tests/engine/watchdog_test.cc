@@ -195,7 +195,8 @@ TEST_CASE("a batch without progress fails with its name and the ranks it waits f
   EngineParts& rank = *ranks[0];
   rank.registry.create_global({});
   ProcessSet& set = rank.registry.global();
-  TransferDeadlines deadlines(rank.config, rank.mesh, rank.registry, rank.gpu, rank.liveness);
+  TransferDeadlines deadlines(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
+                              rank.liveness);
   CHECK(!deadlines.check_transfers(100));
   CHECK(set.last_progress == 100);  // nothing runs
 
@@ -234,13 +235,14 @@ TEST_CASE("the watchdog does not hold it against the peers that this process sto
   options.data_timeout = 10;
   const auto ranks = make_parts(2, options);
   EngineParts& rank = *ranks[0];
-  Polling polling(rank.lifecycle, rank.registry, rank.mesh, rank.activity);
+  Polling polling(rank.lifecycle, rank.registry, rank.point_to_point, rank.mesh, rank.activity);
   Handshake handshake(rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, 100);
-  TransferDeadlines transfers(rank.config, rank.mesh, rank.registry, rank.gpu, rank.liveness);
-  StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.handles, rank.liveness,
-                        rank.activity);
+  TransferDeadlines transfers(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
+                              rank.liveness);
+  StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
+                        rank.liveness, rank.activity);
   PlanDeadlines plans(rank.config.options, rank.registry, rank.handles);
-  PeerWakeUps wakeups(rank.mesh, rank.registry, polling, rank.activity, 0);
+  PeerWakeUps wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, rank.activity, 0);
   Watchdog watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,
                     100);
   watchdog.watch(150);  // it was stopped for 50 seconds
@@ -255,7 +257,7 @@ TEST_CASE("the watchdog does not hold it against the peers that this process sto
 TEST_CASE("polling becomes rarer with the length of a wait, within limits") {
   const auto ranks = make_parts(2);
   EngineParts& rank = *ranks[0];
-  Polling polling(rank.lifecycle, rank.registry, rank.mesh, rank.activity);
+  Polling polling(rank.lifecycle, rank.registry, rank.point_to_point, rank.mesh, rank.activity);
   rank.activity.quiet_since = 100;
   CHECK(polling.interval(100) == doctest::Approx(20e-6));
   CHECK(polling.interval(100.016) == doctest::Approx(1e-3));

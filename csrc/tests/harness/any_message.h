@@ -2,6 +2,7 @@
 #pragma once
 
 #include "controller/messages.h"
+#include "controller/point_to_point_messages.h"
 
 namespace horoplug::testing {
 
@@ -46,6 +47,16 @@ inline void decode_any(std::span<const std::byte> bytes) {
     case MessageKind::kHalt:
     case MessageKind::kHalted:
       encode(head.kind, head.set, decode_plan_notice(reader));
+      break;
+    case MessageKind::kOffer:
+      encode(head.set, decode_offer(reader));
+      break;
+    case MessageKind::kAccept:
+      encode_accept(decode_accept(reader));
+      break;
+    case MessageKind::kReject:
+    case MessageKind::kCancel:
+      encode(head.kind, head.set, decode_refusal(reader));
       break;
     case MessageKind::kInspectionRequest:
     case MessageKind::kBye:

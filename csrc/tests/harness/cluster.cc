@@ -203,6 +203,7 @@ hp_handle submit(Engine& engine, const Order& request) {
   submission.reduce_op = static_cast<int32_t>(request.reduce);
   if (request.compressed) submission.wire_dtype = static_cast<int32_t>(*request.compressed);
   submission.root = request.root;
+  submission.tag = request.tag;
   submission.device = request.device;
   submission.stream = request.stream;
   submission.prescale = request.prescale;

@@ -77,6 +77,7 @@ struct Order {
   double prescale = 1;
   double postscale = 1;
   std::vector<std::int64_t> splits;
+  std::int32_t tag = 0;
   std::uint32_t set = 0;
   int device = -1;
   void* stream = nullptr;

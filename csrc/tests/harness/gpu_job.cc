@@ -98,7 +98,7 @@ std::vector<std::byte> GpuJob::perform(int rank, Order order, const std::vector<
   Framework::Array from(framework, input.size());
   Framework::Array to(framework, input.size());
   from.write(input);
-  const bool has_output = order.op == OpKind::kAllreduce || order.op == OpKind::kBroadcast;
+  const bool has_output = operation_info(order.op).output == OpOutput::kSubmitted;
   order.input = from.address();
   if (has_output) order.output = in_place ? from.address() : to.address();
   order.device = framework.device();

@@ -17,6 +17,7 @@ enum class Kind : std::uint32_t {
   kReduceScatter,
   kAllGather,
   kBroadcast,
+  kReduce,
   kSend,
   kRecv
 };

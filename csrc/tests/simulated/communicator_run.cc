@@ -14,8 +14,8 @@ using cuda::kNcclSuccess;
 
 namespace {
 
-constexpr const char* kKindNames[] = {"AllReduce", "ReduceScatter", "AllGather",
-                                      "Broadcast", "Send",          "Recv"};
+constexpr const char* kKindNames[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast",
+                                      "Reduce",    "Send",          "Recv"};
 
 bool is_mail(Kind kind) { return kind == Kind::kSend || kind == Kind::kRecv; }
 
@@ -48,12 +48,15 @@ constexpr Reduction kReductions[] = {{"sum", ReduceOp::kSum, false},
                                      {"average", ReduceOp::kSum, true}};
 constexpr int kReductionCount = static_cast<int>(std::size(kReductions));
 
-bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+bool reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce;
+}
 
 std::string describe(const Posted& posted) {
   std::string text = std::string(kKindNames[static_cast<int>(posted.kind)]) + " of " +
                      std::to_string(posted.count) + " " + kTypes[posted.dtype].name;
-  if (reduces(posted.kind)) return text + ", " + kReductions[posted.op].name;
+  if (reduces(posted.kind)) text += std::string(", ") + kReductions[posted.op].name;
+  if (posted.kind == Kind::kReduce) return text + " to rank " + std::to_string(posted.root);
   if (posted.kind == Kind::kBroadcast) return text + " from rank " + std::to_string(posted.root);
   return text;
 }
@@ -71,8 +74,8 @@ std::size_t given(const Posted& what, int rank, int ranks) {
       return what.count;
   }
 }
-std::size_t gotten(const Posted& what, int ranks) {
-  if (what.kind == Kind::kSend) return 0;
+std::size_t gotten(const Posted& what, int rank, int ranks) {
+  if (what.kind == Kind::kSend || (what.kind == Kind::kReduce && rank != what.root)) return 0;
   return what.kind == Kind::kAllGather ? what.count * static_cast<std::size_t>(ranks) : what.count;
 }
 
@@ -133,7 +136,7 @@ ncclResult_t Communicator::put(std::vector<Operation> operations, CUstream strea
                                                 : ++collectives_;
     memory.insert(memory.end(), {one.send, one.receive});
     bytes.push_back(given(one.what, rank, ranks) * one.element());
-    bytes.push_back(gotten(one.what, ranks) * one.element());
+    bytes.push_back(gotten(one.what, rank, ranks) * one.element());
   }
   const char* const name = operations.size() == 1
                                ? kKindNames[static_cast<int>(operations.front().what.kind)]
@@ -211,7 +214,7 @@ void Communicator::compute(const Operation& operation,
   const std::size_t bytes = what.count * operation.element();
   auto* const to = static_cast<std::byte*>(operation.receive);
   const auto at = static_cast<std::size_t>(rank);
-  if (bytes == 0) return;
+  if (bytes == 0 || (what.kind == Kind::kReduce && rank != what.root)) return;
   if (what.kind == Kind::kBroadcast) {
     std::memcpy(to, inputs[static_cast<std::size_t>(what.root)], bytes);
   } else if (what.kind == Kind::kAllGather) {

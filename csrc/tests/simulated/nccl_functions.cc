@@ -148,6 +148,13 @@ ncclResult_t NcclFunctions::ReduceScatter(const void* send, void* receive, std::
       comm, operation(Kind::kReduceScatter, send, receive, count, dtype, op, 0), stream);
 }
 
+ncclResult_t NcclFunctions::Reduce(const void* send, void* receive, std::size_t count,
+                                   ncclDataType_t dtype, ncclRedOp_t op, int root, ncclComm_t comm,
+                                   CUstream stream) {
+  return machine().enqueue(comm, operation(Kind::kReduce, send, receive, count, dtype, op, root),
+                           stream);
+}
+
 ncclResult_t NcclFunctions::AllGather(const void* send, void* receive, std::size_t count,
                                       ncclDataType_t dtype, ncclComm_t comm, CUstream stream) {
   return machine().enqueue(comm, operation(Kind::kAllGather, send, receive, count, dtype, 0, 0),

@@ -54,6 +54,8 @@ inline constexpr int kOldestNccl = 21800;
                 ncclComm_t, CUstream))                                                             \
   X(ReduceScatter, (const void* send, void* receive, std::size_t receive_count, ncclDataType_t,    \
                     ncclRedOp_t, ncclComm_t, CUstream))                                            \
+  X(Reduce, (const void* send, void* receive, std::size_t count, ncclDataType_t, ncclRedOp_t,      \
+             int root, ncclComm_t, CUstream))                                                      \
   X(AllGather, (const void* send, void* receive, std::size_t send_count, ncclDataType_t,           \
                 ncclComm_t, CUstream))                                                             \
   X(Broadcast, (const void* send, void* receive, std::size_t count, ncclDataType_t, int root,      \

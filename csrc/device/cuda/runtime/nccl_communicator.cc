@@ -129,6 +129,14 @@ void NcclCommunicator::reducescatter(CUdeviceptr from, CUdeviceptr to, std::size
         "ncclReduceScatter");
 }
 
+void NcclCommunicator::reduce(CUdeviceptr from, CUdeviceptr to, std::size_t count, DType dtype,
+                              ReduceOp op, int root, CUstream stream) {
+  const Current current(device_->context());
+  check(api_.Reduce(pointer(from), pointer(to), count, nccl_type(dtype).value(),
+                    nccl_op(op, dtype).value(), root, communicator_, stream),
+        "ncclReduce");
+}
+
 void NcclCommunicator::allgather(CUdeviceptr from, CUdeviceptr to, std::size_t bytes_of_each,
                                  CUstream stream) {
   const Current current(device_->context());

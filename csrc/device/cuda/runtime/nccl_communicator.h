@@ -42,6 +42,8 @@ class NcclCommunicator {
   void allreduce(CUdeviceptr from, CUdeviceptr to, std::size_t count, DType, ReduceOp, CUstream);
   void reducescatter(CUdeviceptr from, CUdeviceptr to, std::size_t count_of_each, DType, ReduceOp,
                      CUstream);
+  void reduce(CUdeviceptr from, CUdeviceptr to, std::size_t count, DType, ReduceOp, int root,
+              CUstream);
   void allgather(CUdeviceptr from, CUdeviceptr to, std::size_t bytes_of_each, CUstream);
   void broadcast(CUdeviceptr from, CUdeviceptr to, std::size_t bytes, int root, CUstream);
   void send(CUdeviceptr from, std::size_t bytes, int rank, CUstream);

@@ -1,0 +1,42 @@
+// Gather in shared memory: every rank shows its data in its slot, and the root copies from all.
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/collective.h"
+#include "collectives/partition.h"
+
+namespace horoplug {
+
+Task gather_direct(Comm& comm, Call& call) {
+  SharedGroup& group = *comm.shared();
+  const bool is_root = group.rank() == call.root;
+  const auto parts = consecutive(call.receive_bytes);
+  const Part& own = parts[static_cast<std::size_t>(group.rank())];
+  std::size_t largest = 0;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    if (static_cast<int>(rank) != call.root) largest = std::max(largest, parts[rank].bytes);
+  }
+  if (is_root && own.bytes > 0) std::memcpy(call.output + own.begin, call.input, own.bytes);
+
+  for (std::size_t i = 0; i < chunk_count(largest, Arena::kSlotBytes); ++i) {
+    const std::uint64_t cycle = group.next_cycle();
+    co_await group.writable(cycle);
+    const Part mine = chunk_of({0, own.bytes}, i, Arena::kSlotBytes);
+    if (!is_root && mine.bytes > 0) {
+      std::memcpy(group.slot(group.rank(), cycle), call.input + mine.begin, mine.bytes);
+    }
+    group.arrive(Stage::kPacked, cycle);
+
+    if (is_root) {
+      co_await group.reached(Stage::kPacked, cycle);
+      for (int rank = 0; rank < group.size(); ++rank) {
+        const Part chunk = chunk_of(parts[static_cast<std::size_t>(rank)], i, Arena::kSlotBytes);
+        if (rank == call.root || chunk.bytes == 0) continue;
+        std::memcpy(call.output + chunk.begin, group.slot(rank, cycle), chunk.bytes);
+      }
+    }
+    group.arrive(Stage::kDone, cycle);
+  }
+}
+
+}  // namespace horoplug

@@ -1,0 +1,48 @@
+// Scatter in shared memory: the root's slot holds a chunk for every rank, and each rank copies its
+// own.
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/collective.h"
+#include "collectives/partition.h"
+
+namespace horoplug {
+
+Task scatter_direct(Comm& comm, Call& call) {
+  SharedGroup& group = *comm.shared();
+  const bool is_root = group.rank() == call.root;
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const auto me = static_cast<std::size_t>(group.rank());
+  const auto parts = consecutive(call.receive_bytes);
+  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / 64 * 64;
+  std::size_t largest = 0;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    if (static_cast<int>(rank) != call.root) largest = std::max(largest, parts[rank].bytes);
+  }
+  if (is_root && parts[me].bytes > 0) {
+    std::memcpy(call.output, call.input + parts[me].begin, parts[me].bytes);
+  }
+
+  for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
+    const std::uint64_t cycle = group.next_cycle();
+    co_await group.writable(cycle);
+    std::byte* const shown = group.slot(call.root, cycle);
+    for (std::size_t rank = 0; is_root && rank < ranks; ++rank) {
+      const Part chunk = chunk_of(parts[rank], i, chunk_bytes);
+      if (rank == me || chunk.bytes == 0) continue;
+      std::memcpy(shown + rank * chunk_bytes, call.input + chunk.begin, chunk.bytes);
+    }
+    group.arrive(Stage::kPacked, cycle);
+
+    if (!is_root) {
+      co_await group.reached_by(call.root, Stage::kPacked, cycle);
+      const Part mine = chunk_of({0, parts[me].bytes}, i, chunk_bytes);
+      if (mine.bytes > 0) {
+        std::memcpy(call.output + mine.begin, shown + me * chunk_bytes, mine.bytes);
+      }
+    }
+    group.arrive(Stage::kDone, cycle);
+  }
+}
+
+}  // namespace horoplug

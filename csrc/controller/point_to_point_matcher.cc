@@ -1,0 +1,185 @@
+#include "controller/point_to_point_matcher.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace horoplug {
+namespace {
+
+using Event = PointToPointMatcher::Event;
+
+// What a mismatch compares: everything else may differ.
+Signature comparable(DType dtype, const Shape& shape) {
+  Signature signature;
+  signature.op = OpKind::kReceive;
+  signature.dtype = dtype;
+  signature.shapes = {shape};
+  return signature;
+}
+
+}  // namespace
+
+void PointToPointMatcher::send(const Posting& posting) {
+  const Offer offer{++last_send_, posting.tag, posting.dtype, posting.shape};
+  sends_.emplace(offer.send, posting);
+  if (posting.peer == rank_) {
+    receive_offer(rank_, posting.set, offer);
+  } else {
+    outgoing_.push_back({posting.peer, encode(posting.set, offer)});
+  }
+}
+
+void PointToPointMatcher::receive(const Posting& posting) {
+  const Key key{posting.set, posting.peer, posting.tag};
+  const auto found = offers_.find(key);
+  if (found == offers_.end()) {
+    postings_[key].push_back(posting);
+    ++waiting_;
+    return;
+  }
+  const Offer offer = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) offers_.erase(found);
+  match(posting.peer, offer, posting);
+}
+
+void PointToPointMatcher::receive_offer(int from, std::uint32_t set, Offer offer) {
+  auto& last = last_offer_[{from, set}];
+  if (offer.send <= last) throw WireError("an offer out of order");
+  last = offer.send;
+  const Key key{set, from, offer.tag};
+  const auto found = postings_.find(key);
+  if (found == postings_.end()) {
+    offers_[key].push_back(std::move(offer));
+    return;
+  }
+  const Posting posting = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) postings_.erase(found);
+  --waiting_;
+  match(from, offer, posting);
+}
+
+void PointToPointMatcher::match(int from, const Offer& offer, const Posting& posting) {
+  const bool same = offer.dtype == posting.dtype && offer.shape == posting.shape;
+  if (!same) {
+    const std::string name = "send from rank " + std::to_string(from) + " to rank " +
+                             std::to_string(rank_) + ", tag " + std::to_string(offer.tag);
+    // A rank that sends to itself is both.
+    const Status status{
+        HP_MISMATCH,
+        describe_mismatch(name, {{comparable(offer.dtype, offer.shape), {from}},
+                                 {comparable(posting.dtype, posting.shape), {rank_}}})};
+    fail_one(posting.ticket, status);
+    if (from == rank_) {
+      fail_one(sends_.at(offer.send).ticket, status);
+      sends_.erase(offer.send);
+    } else {
+      outgoing_.push_back({from, encode(MessageKind::kReject, posting.set,
+                                        {offer.send, status.code, status.message})});
+    }
+    return;
+  }
+  if (from == rank_) {
+    events_.push_back({.kind = Event::Kind::kCopy,
+                       .ticket = sends_.at(offer.send).ticket,
+                       .partner = posting.ticket});
+    sends_.erase(offer.send);
+    return;
+  }
+  receiving_.emplace(std::pair(from, offer.send), posting.ticket);
+  events_.push_back({.kind = Event::Kind::kReceive,
+                     .ticket = posting.ticket,
+                     .peer = from,
+                     .transfer = offer.send});
+  outgoing_.push_back({from, encode_accept(offer.send)});
+}
+
+void PointToPointMatcher::received(std::uint64_t ticket) {
+  const auto found = std::find_if(receiving_.begin(), receiving_.end(),
+                                  [&](const auto& entry) { return entry.second == ticket; });
+  if (found != receiving_.end()) receiving_.erase(found);
+}
+
+void PointToPointMatcher::receive_accept(int from, std::uint64_t send) {
+  if (send == 0 || send > last_send_) throw WireError("an answer to what was not offered");
+  const auto found = sends_.find(send);
+  if (found == sends_.end()) return;  // withdrawn: the receiver hears of it
+  if (found->second.peer != from) throw WireError("an answer to what was offered to another rank");
+  events_.push_back(
+      {.kind = Event::Kind::kSend, .ticket = found->second.ticket, .peer = from, .transfer = send});
+  sends_.erase(found);
+}
+
+void PointToPointMatcher::receive_reject(int from, const Refusal& refusal) {
+  if (refusal.send == 0 || refusal.send > last_send_) {
+    throw WireError("an answer to what was not offered");
+  }
+  const auto found = sends_.find(refusal.send);
+  if (found == sends_.end()) return;
+  if (found->second.peer != from) throw WireError("an answer to what was offered to another rank");
+  fail_one(found->second.ticket, {refusal.code, refusal.text});
+  sends_.erase(found);
+}
+
+void PointToPointMatcher::receive_cancel(int from, std::uint32_t set, const Refusal& refusal) {
+  if (refusal.send == 0 || refusal.send > last_offer_[{from, set}]) {
+    throw WireError("the end of what was not offered");
+  }
+  const auto started = receiving_.find({from, refusal.send});
+  if (started != receiving_.end()) {
+    fail_one(started->second, {refusal.code, refusal.text});
+    receiving_.erase(started);
+    return;
+  }
+  take_back(from, refusal.send);
+}
+
+// Drops an offer, if it is still there.
+void PointToPointMatcher::take_back(int from, std::uint64_t send) {
+  for (auto entry = offers_.begin(); entry != offers_.end(); ++entry) {
+    if (std::get<1>(entry->first) != from) continue;
+    const auto erased =
+        std::erase_if(entry->second, [&](const Offer& offer) { return offer.send == send; });
+    if (erased == 0) continue;
+    if (entry->second.empty()) offers_.erase(entry);
+    return;
+  }
+}
+
+void PointToPointMatcher::fail(std::uint32_t set, const Status& status) {
+  for (auto entry = sends_.begin(); entry != sends_.end();) {
+    const auto& [number, posting] = *entry;
+    if (posting.set != set) {
+      ++entry;
+      continue;
+    }
+    fail_one(posting.ticket, status);
+    if (posting.peer == rank_) {
+      take_back(rank_, number);
+    } else {
+      outgoing_.push_back(
+          {posting.peer, encode(MessageKind::kCancel, set, {number, status.code, status.message})});
+    }
+    entry = sends_.erase(entry);
+  }
+  for (auto entry = postings_.begin(); entry != postings_.end();) {
+    if (std::get<0>(entry->first) != set) {
+      ++entry;
+      continue;
+    }
+    for (const Posting& posting : entry->second) fail_one(posting.ticket, status);
+    waiting_ -= entry->second.size();
+    entry = postings_.erase(entry);
+  }
+}
+
+void PointToPointMatcher::forget_set(std::uint32_t set) {
+  std::erase_if(offers_, [&](const auto& entry) { return std::get<0>(entry.first) == set; });
+}
+
+void PointToPointMatcher::fail_one(std::uint64_t ticket, const Status& status) {
+  events_.push_back({.kind = Event::Kind::kFail, .ticket = ticket, .status = status});
+}
+
+}  // namespace horoplug

@@ -1,0 +1,100 @@
+// Which send goes to which recv: the state machine of one rank, without I/O.
+//
+// A send and a recv match if they name each other's ranks, the same process set and the same tag;
+// of several, in the order of their submission. The sender offers its tensor, and the receiver
+// answers when it has a recv for the offer:
+//
+//   sender                      receiver
+//   send(): kOffer  ------->    receive_offer(): kept until there is a recv
+//                   <-------    kAccept: dtype and shape are the same; both sides start
+//                   <-------    kReject: they differ; both operations fail with one text
+//   fail(): kCancel ------->    drops the offer, or fails the recv that has just accepted it
+//
+// Messages between two ranks arrive in order. Invariant: a send that starts has been accepted by
+// exactly one recv, which starts too, unless one of the ranks ends.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/status.h"
+#include "controller/point_to_point_messages.h"
+
+namespace horoplug {
+
+class PointToPointMatcher {
+ public:
+  explicit PointToPointMatcher(int rank) : rank_(rank) {}
+
+  // One operation of this rank. `ticket` is the caller's name for it, unique among those that have
+  // not ended.
+  struct Posting {
+    std::uint64_t ticket = 0;
+    std::uint32_t set = 0;
+    int peer = 0;  // global rank; this rank itself is allowed
+    std::int32_t tag = 0;
+    DType dtype = DType::kUInt8;
+    Shape shape;
+  };
+  void send(const Posting& posting);
+  void receive(const Posting& posting);
+  // The transfer of a recv that has started is over.
+  void received(std::uint64_t ticket);
+
+  // Messages of other ranks. Throw WireError for what cannot be.
+  void receive_offer(int from, std::uint32_t set, Offer offer);
+  void receive_accept(int from, std::uint64_t send);
+  void receive_reject(int from, const Refusal& refusal);
+  void receive_cancel(int from, std::uint32_t set, const Refusal& refusal);
+
+  // Fails the operations of a process set that have no partner yet.
+  void fail(std::uint32_t set, const Status& status);
+  // The process set does not exist any more: offers to it are of no use.
+  void forget_set(std::uint32_t set);
+
+  // What the engine is to do.
+  struct Event {
+    enum class Kind { kSend, kReceive, kCopy, kFail };
+    Kind kind;
+    std::uint64_t ticket;
+    int peer = 0;                // kSend, kReceive
+    std::uint64_t transfer = 0;  // kSend, kReceive: its number among those from the sender
+    std::uint64_t partner = 0;   // kCopy: the recv of this rank that gets what `ticket` sends
+    Status status{};             // kFail; a recv may have started before
+  };
+  std::vector<Event> take_events() { return std::exchange(events_, {}); }
+  struct Message {
+    int to;
+    Bytes bytes;
+  };
+  std::vector<Message> take_outgoing() { return std::exchange(outgoing_, {}); }
+
+  // Operations without a partner.
+  std::size_t unmatched() const { return sends_.size() + waiting_; }
+
+ private:
+  using Key = std::tuple<std::uint32_t, int, std::int32_t>;  // process set, source, tag
+  void match(int from, const Offer& offer, const Posting& posting);
+  void fail_one(std::uint64_t ticket, const Status& status);
+  void take_back(int from, std::uint64_t send);
+
+  const int rank_;
+  std::uint64_t last_send_ = 0;
+  // By sender and process set: messages about a set that comes into being later are kept until
+  // then.
+  std::map<std::pair<int, std::uint32_t>, std::uint64_t> last_offer_;
+  std::map<std::uint64_t, Posting> sends_;  // offered, and not answered
+  std::map<Key, std::deque<Posting>> postings_;
+  std::size_t waiting_ = 0;  // in postings_
+  std::map<Key, std::deque<Offer>> offers_;
+  // By sender and its number of the send: recvs that have started.
+  std::map<std::pair<int, std::uint64_t>, std::uint64_t> receiving_;
+  std::vector<Event> events_;
+  std::vector<Message> outgoing_;
+};
+
+}  // namespace horoplug

@@ -1,0 +1,286 @@
+// Which send goes to which recv, without any engine: ranks whose messages arrive at any time.
+#include "controller/point_to_point_matcher.h"
+
+#include <doctest/doctest.h>
+
+#include <deque>
+#include <map>
+#include <random>
+
+#include "tests/harness/cluster.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+using Matcher = PointToPointMatcher;
+using Kind = Matcher::Event::Kind;
+using Posting = Matcher::Posting;
+
+// Ranks, and the messages between them, which are delivered in order for each pair.
+struct Network {
+  explicit Network(int size) {
+    for (int rank = 0; rank < size; ++rank) ranks.emplace_back(rank);
+  }
+
+  Matcher& rank(int r) { return ranks[static_cast<std::size_t>(r)]; }
+
+  void collect(int rank) {
+    for (auto& message : this->rank(rank).take_outgoing()) {
+      under_way[{rank, message.to}].push_back(std::move(message.bytes));
+    }
+    for (auto& event : this->rank(rank).take_events()) events.emplace_back(rank, event);
+  }
+
+  // The oldest message of one pair. Returns whether there was any.
+  bool deliver(int from, int to) {
+    auto& queue = under_way[{from, to}];
+    if (queue.empty()) return false;
+    const Bytes bytes = std::move(queue.front());
+    queue.pop_front();
+    Reader reader(bytes);
+    const MessageHead head = read_head(reader);
+    switch (head.kind) {
+      case MessageKind::kOffer:
+        rank(to).receive_offer(from, head.set, decode_offer(reader));
+        break;
+      case MessageKind::kAccept:
+        rank(to).receive_accept(from, decode_accept(reader));
+        break;
+      case MessageKind::kReject:
+        rank(to).receive_reject(from, decode_refusal(reader));
+        break;
+      default:
+        rank(to).receive_cancel(from, head.set, decode_refusal(reader));
+    }
+    collect(to);
+    return true;
+  }
+
+  void deliver_all() {
+    const int size = static_cast<int>(ranks.size());
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int from = 0; from < size; ++from) {
+        collect(from);
+        for (int to = 0; to < size; ++to) moved |= deliver(from, to);
+      }
+    }
+  }
+
+  std::vector<std::pair<int, Matcher::Event>> take() { return std::exchange(events, {}); }
+
+  std::vector<Matcher> ranks;
+  std::map<std::pair<int, int>, std::deque<Bytes>> under_way;
+  std::vector<std::pair<int, Matcher::Event>> events;
+};
+
+Posting posting(std::uint64_t ticket, int peer, int tag = 0, Shape shape = {4},
+                DType dtype = DType::kFloat32, std::uint32_t set = 0) {
+  return {ticket, set, peer, tag, dtype, std::move(shape)};
+}
+
+}  // namespace
+
+TEST_CASE("a send and a recv start on both ranks, whichever comes first") {
+  for (const bool receive_first : {false, true}) {
+    Network network(2);
+    if (receive_first) network.rank(1).receive(posting(20, 0));
+    network.rank(0).send(posting(10, 1));
+    network.deliver_all();
+    if (!receive_first) {
+      CHECK(network.take().empty());
+      CHECK(network.rank(0).unmatched() == 1);
+      network.rank(1).receive(posting(20, 0));
+      network.deliver_all();
+    }
+    const auto events = network.take();
+    REQUIRE(events.size() == 2);
+    CHECK(events[0].first == 1);
+    CHECK(events[0].second.kind == Kind::kReceive);
+    CHECK(events[0].second.ticket == 20);
+    CHECK(events[1].first == 0);
+    CHECK(events[1].second.kind == Kind::kSend);
+    CHECK(events[1].second.ticket == 10);
+    CHECK(events[0].second.transfer == events[1].second.transfer);
+    CHECK(network.rank(0).unmatched() == 0);
+    CHECK(network.rank(1).unmatched() == 0);
+  }
+}
+
+TEST_CASE("tags and process sets keep sends apart") {
+  Network network(2);
+  network.rank(0).send(posting(1, 1, 5));
+  network.rank(0).send(posting(2, 1, 6));
+  network.rank(0).send(posting(3, 1, 5, {4}, DType::kFloat32, 2));
+  network.deliver_all();
+  network.rank(1).receive(posting(13, 0, 5, {4}, DType::kFloat32, 2));
+  network.rank(1).receive(posting(12, 0, 6));
+  network.rank(1).receive(posting(11, 0, 5));
+  network.deliver_all();
+  std::map<std::uint64_t, std::uint64_t> transfers;  // by ticket
+  for (const auto& [rank, event] : network.take()) transfers[event.ticket] = event.transfer;
+  REQUIRE(transfers.size() == 6);
+  for (const std::uint64_t send : {1, 2, 3}) CHECK(transfers[send] == transfers[send + 10]);
+}
+
+TEST_CASE("a mismatch fails both operations with both sides' values") {
+  Network network(2);
+  network.rank(0).send(posting(1, 1, 3, {2, 3}));
+  network.rank(1).receive(posting(2, 0, 3, {3, 2}, DType::kInt64));
+  network.deliver_all();
+  const auto events = network.take();
+  REQUIRE(events.size() == 2);
+  for (const auto& [rank, event] : events) {
+    CHECK(event.kind == Kind::kFail);
+    CHECK(event.status.code == HP_MISMATCH);
+    CHECK(mentions(event.status, {"send from rank 0 to rank 1, tag 3", "float32 on rank 0",
+                                  "int64 on rank 1", "[2, 3] on rank 0", "[3, 2] on rank 1"}));
+  }
+}
+
+TEST_CASE("a rank can send to itself") {
+  Network network(1);
+  network.rank(0).send(posting(1, 0));
+  network.rank(0).receive(posting(2, 0));
+  network.rank(0).receive(posting(4, 0, 1, {5}));
+  network.rank(0).send(posting(3, 0, 1));
+  network.collect(0);
+  const auto events = network.take();
+  REQUIRE(events.size() == 3);
+  CHECK(events[0].second.kind == Kind::kCopy);
+  CHECK(events[0].second.ticket == 1);
+  CHECK(events[0].second.partner == 2);
+  CHECK(events[1].second.kind == Kind::kFail);
+  CHECK(events[2].second.kind == Kind::kFail);
+  CHECK(network.rank(0).unmatched() == 0);
+}
+
+TEST_CASE("a send that is withdrawn while it is accepted fails the recv") {
+  Network network(2);
+  network.rank(0).send(posting(1, 1));
+  network.collect(0);
+  network.rank(1).receive(posting(2, 0));
+  network.deliver(0, 1);  // the offer; the answer is under way
+  network.rank(0).fail(0, {HP_DEADLOCK, "why"});
+  network.deliver_all();
+  const auto events = network.take();
+  REQUIRE(events.size() == 3);
+  CHECK(events[0].second.kind == Kind::kReceive);
+  CHECK(events[1].second.ticket == 1);
+  CHECK(events[1].second.kind == Kind::kFail);
+  CHECK(events[2].second.ticket == 2);
+  CHECK(events[2].second.kind == Kind::kFail);
+  CHECK(events[2].second.status.message == "why");
+}
+
+TEST_CASE("an offer that is withdrawn is not there for a later recv") {
+  Network network(2);
+  network.rank(0).send(posting(1, 1));
+  network.deliver_all();
+  network.rank(0).fail(0, {HP_DEADLOCK, "why"});
+  network.rank(0).send(posting(3, 1));
+  network.deliver_all();
+  network.rank(1).receive(posting(2, 0));
+  network.deliver_all();
+  std::vector<std::uint64_t> started;
+  for (const auto& [rank, event] : network.take()) {
+    if (event.kind != Kind::kFail) started.push_back(event.ticket);
+  }
+  CHECK(started == std::vector<std::uint64_t>{2, 3});
+}
+
+TEST_CASE("messages that cannot be are refused") {
+  Network network(2);
+  CHECK_THROWS_AS(network.rank(0).receive_accept(1, 1), WireError);
+  CHECK_THROWS_AS(network.rank(0).receive_reject(1, {1, HP_MISMATCH, ""}), WireError);
+  CHECK_THROWS_AS(network.rank(0).receive_cancel(1, 0, {1, HP_MISMATCH, ""}), WireError);
+  network.rank(0).receive_offer(1, 0, {2, 0, DType::kInt8, {}});
+  CHECK_THROWS_AS(network.rank(0).receive_offer(1, 0, {2, 0, DType::kInt8, {}}), WireError);
+}
+
+TEST_CASE("whatever the order of calls and messages, sends match recvs in order") {
+  const std::uint64_t seed = test_seed();
+  for (int round = 0; round < 300; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    std::mt19937_64 random(seed + static_cast<std::uint64_t>(round));
+    const auto below = [&](int limit) {
+      return static_cast<int>(random() % static_cast<unsigned>(limit));
+    };
+    const int size = 1 + below(4);
+    Network network(size);
+    // By (set, source, destination, tag): tickets of sends and recvs, in order of submission.
+    using Pair = std::tuple<std::uint32_t, int, int, int>;
+    std::map<Pair, std::vector<std::uint64_t>> sends, receives;
+    const bool fails = below(2) == 0;
+    std::uint64_t ticket = 0;
+    std::map<std::uint64_t, std::uint64_t> transfer_of;
+    for (int i = 0; i < 200; ++i) {
+      const int from = below(size), to = below(size), tag = below(2), action = below(fails ? 9 : 8);
+      const auto set = static_cast<std::uint32_t>(below(2));
+      if (action < 2) {
+        sends[{set, from, to, tag}].push_back(++ticket);
+        network.rank(from).send(posting(ticket, to, tag, {4}, DType::kFloat32, set));
+        network.collect(from);
+      } else if (action < 4) {
+        receives[{set, from, to, tag}].push_back(++ticket);
+        network.rank(to).receive(posting(ticket, from, tag, {4}, DType::kFloat32, set));
+        network.collect(to);
+      } else if (action < 8) {
+        network.deliver(from, to);
+      } else if (below(10) == 0) {
+        network.rank(from).fail(set, {HP_DEADLOCK, "why"});
+        network.collect(from);
+      }
+    }
+    network.deliver_all();
+    std::map<std::uint64_t, std::uint64_t> partner;                    // of a recv: the send
+    std::map<std::pair<int, std::uint64_t>, std::uint64_t> sent, got;  // by sender and transfer
+    std::map<std::uint64_t, int> failed;
+    for (const auto& [rank, event] : network.take()) {
+      if (event.kind == Kind::kSend) sent[{rank, event.transfer}] = event.ticket;
+      if (event.kind == Kind::kReceive) got[{event.peer, event.transfer}] = event.ticket;
+      if (event.kind == Kind::kCopy) partner[event.partner] = event.ticket;
+      if (event.kind == Kind::kFail) ++failed[event.ticket];
+    }
+    for (const auto& [transfer, receive] : got) {
+      const auto send = sent.find(transfer);
+      if (send != sent.end()) {
+        partner[receive] = send->second;
+      } else {
+        CHECK(failed[receive] == 1);  // the send was withdrawn
+      }
+    }
+    for (const auto& [transfer, send] : sent) CHECK(got.contains(transfer));
+    for (const auto& [ticket_failed, times] : failed) CHECK(times <= 1);
+    std::size_t unmatched = 0;
+    for (const auto& [pair, list] : receives) {
+      std::uint64_t last = 0;
+      for (const std::uint64_t receive : list) {
+        if (!partner.contains(receive)) continue;
+        const auto& from = sends[pair];
+        CHECK(std::find(from.begin(), from.end(), partner[receive]) != from.end());
+        CHECK(partner[receive] > last);
+        last = partner[receive];
+      }
+    }
+    for (const auto& [pair, list] : sends) {
+      const std::size_t most = std::min(list.size(), receives[pair].size());
+      std::size_t matched = 0;
+      for (const auto& [receive, send] : partner) {
+        matched += std::find(list.begin(), list.end(), send) != list.end() ? 1 : 0;
+      }
+      if (!fails) CHECK(matched == most);
+      unmatched += list.size() + receives[pair].size() - 2 * matched;
+    }
+    if (fails) continue;
+    for (const auto& [pair, list] : receives) {
+      if (!sends.contains(pair)) unmatched += list.size();
+    }
+    std::size_t counted = 0;
+    for (const Matcher& rank : network.ranks) counted += rank.unmatched();
+    CHECK(counted == unmatched);
+  }
+}

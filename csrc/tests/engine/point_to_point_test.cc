@@ -1,0 +1,304 @@
+// send and recv between engines, on every transport.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "harness/cluster.h"
+#include "harness/gpu_job.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+Order order_of(OpKind op, std::vector<float>& data, int peer, std::int32_t tag = 0) {
+  Order order;
+  order.op = op;
+  order.root = peer;
+  order.tag = tag;
+  order.shape = {static_cast<std::int64_t>(data.size())};
+  order.input = data.data();
+  if (op == OpKind::kReceive) order.output = data.data();
+  return order;
+}
+
+void finish(Engine& engine, hp_handle handle) {
+  await(engine, handle);
+  engine.handles().release(handle);
+}
+
+void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+std::vector<float> numbers(std::size_t count, int first) {
+  std::vector<float> data(count);
+  std::iota(data.begin(), data.end(), static_cast<float>(first));
+  return data;
+}
+
+EngineOptions patient() {
+  EngineOptions options = test_options();
+  options.deadlock_time = -1;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a tensor of any size arrives on every transport") {
+  for (const Transport transport : kTransports) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 3);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const std::size_t most = kSanitized ? 300'000 : 6'000'001;
+      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, most}) {
+        // Around a ring, and to the rank itself.
+        std::vector<float> mine = numbers(count, rank), from_left(count), own(count);
+        const hp_handle handles[] = {
+            submit(engine, order_of(OpKind::kSend, mine, (rank + 1) % 3)),
+            submit(engine, order_of(OpKind::kSend, mine, rank)),
+            submit(engine, order_of(OpKind::kReceive, own, rank)),
+            submit(engine, order_of(OpKind::kReceive, from_left, (rank + 2) % 3))};
+        for (const hp_handle handle : handles) finish(engine, handle);
+        expect(own == mine, "to itself");
+        expect(from_left == numbers(count, (rank + 2) % 3), "around the ring");
+      }
+    });
+  }
+}
+
+TEST_CASE("many sends in flight arrive by tag, and in order within a tag") {
+  const std::uint64_t seed = test_seed();
+  for (const Transport transport : {Transport::kThreads, Transport::kTcp, Transport::kMixed}) {
+    CAPTURE(seed);
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 4);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const auto set =
+          static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1, 2, 3})));
+      // What all ranks know: transfers in the order in which each rank submits its side of a tag.
+      struct Transfer {
+        int from, to, tag;
+        std::uint32_t set;
+        std::size_t count;
+      };
+      std::mt19937_64 common(seed);
+      std::vector<Transfer> all;
+      for (int i = 0; i < 300; ++i) {
+        all.push_back({static_cast<int>(common() % 4), static_cast<int>(common() % 4),
+                       static_cast<int>(common() % 3), common() % 2 == 0 ? set : 0,
+                       common() % 2000});
+      }
+      // Each rank has an order of its own, which keeps that within a tag.
+      std::vector<std::size_t> mine(all.size());
+      std::iota(mine.begin(), mine.end(), 0);
+      std::mt19937_64 own(seed + 1 + static_cast<std::uint64_t>(rank));
+      std::vector<int> weights(4 * 4 * 3 * 2);
+      for (int& weight : weights) weight = static_cast<int>(own() % 1000);
+      const auto key = [&](std::size_t i) {
+        const Transfer& t = all[i];
+        return weights[static_cast<std::size_t>(((t.from * 4 + t.to) * 3 + t.tag) * 2 +
+                                                (t.set != 0 ? 1 : 0))];
+      };
+      std::stable_sort(mine.begin(), mine.end(),
+                       [&](std::size_t a, std::size_t b) { return key(a) < key(b); });
+      std::vector<std::vector<float>> sent(all.size()), got(all.size());
+      std::vector<hp_handle> handles;
+      for (const std::size_t i : mine) {
+        const Transfer& t = all[i];
+        if (t.from == rank) {
+          sent[i] = numbers(t.count, static_cast<int>(i));
+          Order order = order_of(OpKind::kSend, sent[i], t.to, t.tag);
+          order.set = t.set;
+          handles.push_back(submit(engine, order));
+        }
+        if (t.to == rank) {
+          got[i].resize(t.count);
+          Order order = order_of(OpKind::kReceive, got[i], t.from, t.tag);
+          order.set = t.set;
+          handles.push_back(submit(engine, order));
+        }
+      }
+      for (const hp_handle handle : handles) finish(engine, handle);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        if (all[i].to == rank) {
+          expect(got[i] == numbers(all[i].count, static_cast<int>(i)), "wrong contents");
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("a mismatch fails on both ranks, and the engine stays usable") {
+  Cluster cluster(Transport::kThreads, 2);
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    std::vector<float> data(static_cast<std::size_t>(rank + 3));
+    const OpKind op = rank == 0 ? OpKind::kSend : OpKind::kReceive;
+    const Status status = failure_of([&] { perform(engine, order_of(op, data, 1 - rank, 7)); });
+    expect(status.code == HP_MISMATCH, "no mismatch: " + status.message);
+    expect(
+        mentions(status, {rank == 0 ? "'send.noname.1'" : "'recv.noname.1'",
+                          "send from rank 0 to rank 1, tag 7", "[3] on rank 0", "[4] on rank 1"}),
+        "text");
+    std::vector<float> again(5, 1);
+    perform(engine, order_of(op, again, 1 - rank, 7));
+  });
+}
+
+TEST_CASE("sends and recvs run beside an installed plan and do not break it") {
+  Cluster cluster(Transport::kThreads, 3);
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    for (int step = 0; step < 40; ++step) {
+      std::vector<std::vector<float>> data(4, std::vector<float>(100, 1));
+      std::vector<hp_handle> handles;
+      for (std::size_t i = 0; i < data.size(); ++i) {
+        Order order = order_of(OpKind::kAllreduce, data[i], 0);
+        order.name = "t" + std::to_string(i);
+        order.output = data[i].data();
+        handles.push_back(submit(engine, order));
+      }
+      std::vector<float> token{static_cast<float>(step)};
+      if (rank == 0) perform(engine, order_of(OpKind::kSend, token, 2));
+      if (rank == 2) {
+        token[0] = -1;
+        perform(engine, order_of(OpKind::kReceive, token, 0));
+        expect(token[0] == static_cast<float>(step), "token");
+      }
+      for (const hp_handle handle : handles) finish(engine, handle);
+    }
+    expect(engine.stats().planned_batches > 0, "no plan");
+    expect(engine.stats().broken_plans == 0, "the plan was broken");
+  });
+}
+
+TEST_CASE("ranks that wait for sends of each other get a deadlock error that names them") {
+  EngineOptions options = test_options();
+  options.deadlock_time = 0.3;
+  Cluster cluster(Transport::kThreads, 3, options);
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    if (rank == 2) return;
+    std::vector<float> data(2);
+    const Status status =
+        failure_of([&] { perform(engine, order_of(OpKind::kReceive, data, 1 - rank, rank)); });
+    expect(status.code == HP_DEADLOCK, "no deadlock: " + status.message);
+    expect(mentions(status, {"recv.noname.1 from rank 1, tag 0", "recv.noname.1 from rank 0, tag 1",
+                             "not submitted by rank 0", "not submitted by rank 1"}),
+           "text");
+    // Everything works again.
+    const OpKind op = rank == 0 ? OpKind::kSend : OpKind::kReceive;
+    perform(engine, order_of(op, data, 1 - rank, 5));
+  });
+}
+
+TEST_CASE("an operation without a partner ends when its process set is removed") {
+  Cluster cluster(Transport::kThreads, 2, patient());
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1})));
+    std::vector<float> data(2);
+    Order order = order_of(rank == 0 ? OpKind::kSend : OpKind::kReceive, data, 1 - rank, rank);
+    order.set = set;
+    const hp_handle handle = submit(engine, order);
+    await_value(engine, engine.remove_set(set));
+    const Status status = failure_of([&] { await(engine, handle); });
+    expect(mentions(status, {"was removed"}), "text");
+  });
+}
+
+TEST_CASE("an operation without a partner ends when the other rank leaves") {
+  Cluster cluster(Transport::kThreads, 2, patient());
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    std::vector<float> data(2);
+    if (rank == 0) return engine.shutdown();
+    const Status status = failure_of([&] { perform(engine, order_of(OpKind::kReceive, data, 0)); });
+    expect(status.code == HP_SHUT_DOWN, "code: " + status.message);
+  });
+}
+
+TEST_CASE("an abort ends transfers that are under way") {
+  Cluster cluster(Transport::kTcp, 2, patient());
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    std::vector<float> data(1000);
+    if (rank == 0) {
+      const Status status =
+          failure_of([&] { perform(engine, order_of(OpKind::kReceive, data, 1, 3)); });
+      expect(mentions(status, {"recv.noname.1", "rank 1", "enough"}), "text");
+    } else {
+      engine.abort("enough");
+    }
+  });
+}
+
+TEST_CASE("what one rank alone has wrong is refused") {
+  Cluster cluster(Transport::kThreads, 2);
+  Engine& engine = cluster.engine(0);
+  std::vector<float> data(2);
+  CHECK(mentions(failure_of([&] { submit(engine, order_of(OpKind::kSend, data, 5)); }),
+                 {"rank 5 does not exist"}));
+  CHECK(mentions(failure_of([&] { submit(engine, order_of(OpKind::kSend, data, 1, -1)); }),
+                 {"tags are 0 or more"}));
+  Order order = order_of(OpKind::kReceive, data, 1);
+  order.output = nullptr;
+  CHECK(mentions(failure_of([&] { submit(engine, order); }), {"a tensor without an output"}));
+}
+
+TEST_CASE("tensors on GPUs, and between a GPU and a CPU") {
+  for (const Transport transport : {Transport::kThreads, Transport::kMixed}) {
+    CAPTURE(transport_name(transport));
+    GpuJob job({.transport = transport, .ranks = 3});
+    job.run([&](int rank) {
+      Engine& engine = job.engine(rank);
+      Framework& framework = job.framework(rank);
+      for (const std::size_t count : {std::size_t{0}, std::size_t{777}, std::size_t{2'000'003}}) {
+        if (kSanitized && count > 1000) continue;
+        const std::size_t bytes = count * sizeof(float);
+        const int next = (rank + 1) % 3, previous = (rank + 2) % 3;
+        const std::vector<float> mine = numbers(count, rank);
+        std::vector<std::byte> raw(bytes);
+        if (bytes > 0) std::memcpy(raw.data(), mine.data(), bytes);
+        Framework::Array from(framework, bytes), to(framework, bytes), own(framework, bytes);
+        from.write(raw);
+        std::vector<float> on_host(count);
+        const auto on_gpu = [&](OpKind op, Framework::Array& array, int peer, int tag) {
+          Order order;
+          order.op = op;
+          order.root = peer;
+          order.tag = tag;
+          order.shape = {static_cast<std::int64_t>(count)};
+          order.input = array.address();
+          if (op == OpKind::kReceive) order.output = array.address();
+          order.device = framework.device();
+          order.stream = framework.stream();
+          return submit(engine, order);
+        };
+        const hp_handle handles[] = {
+            on_gpu(OpKind::kSend, from, next, 0),
+            on_gpu(OpKind::kReceive, to, previous, 0),
+            on_gpu(OpKind::kSend, from, rank, 1),
+            on_gpu(OpKind::kReceive, own, rank, 1),
+            on_gpu(OpKind::kSend, from, next, 2),
+            submit(engine, order_of(OpKind::kReceive, on_host, previous, 2))};
+        for (const hp_handle handle : handles) {
+          await(engine, handle);
+          engine.make_stream_wait(handle, framework.stream());
+          engine.handles().release(handle);
+        }
+        const std::vector<float> expected = numbers(count, previous);
+        expect(on_host == expected, "to the CPU");
+        expect(own.read() == raw, "to itself");
+        const auto result = to.read();
+        expect(bytes == 0 || std::memcmp(result.data(), expected.data(), bytes) == 0, "to a GPU");
+      }
+    });
+  }
+}
