@@ -34,6 +34,11 @@ class Op(IntEnum):
     ADD_PROCESS_SET = ...
     REMOVE_PROCESS_SET = ...
     CREATE_BUFFER = ...
+    REDUCE = ...
+    GATHER = ...
+    SCATTER = ...
+    SEND = ...
+    RECV = ...
 
 class ReduceOp(IntEnum):
     """``hp_reduce_op``."""
@@ -198,6 +203,7 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         wire_dtype: int = 0,
+        tag: int = 0,
         device: int = -1,
         stream: int = 0,
     ) -> int:
@@ -222,6 +228,7 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         wire_dtype: int = 0,
+        tag: int = 0,
         device: int = -1,
         keep: bool = True,
         stream: int = 0,

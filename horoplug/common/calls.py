@@ -58,8 +58,66 @@ def reducescatter(
     return Call(name, op, 0, prescale_factor, postscale_factor, None, set_id)
 
 
+def reduce(
+    root_rank: int,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Call:
+    if resolve(op) == Adasum:
+        raise NotImplementedError("reduce does not support op=Adasum; use allreduce.")
+    set_id = process_set_id(process_set)
+    return Call(name, op, root_rank, prescale_factor, postscale_factor, None, set_id)
+
+
+def gather(
+    root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Call:
+    return Call(name, root=root_rank, process_set=process_set_id(process_set))
+
+
+def scatter(
+    root_rank: int,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Call:
+    return Call(name, root=root_rank, splits=splits, process_set=process_set_id(process_set))
+
+
+def send(
+    dest: int,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Call:
+    return Call(name, root=dest, process_set=process_set_id(process_set), tag=tag)
+
+
+def recv(
+    source: int,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Call:
+    return Call(name, root=source, process_set=process_set_id(process_set), tag=tag)
+
+
 CALLS: Final[dict[str, Callable[..., Call]]] = {
     function.__name__: function
-    for function in (allreduce, allgather, broadcast, alltoall, reducescatter)
+    for function in (
+        allreduce,
+        allgather,
+        broadcast,
+        alltoall,
+        reducescatter,
+        reduce,
+        gather,
+        scatter,
+        send,
+        recv,
+    )
 }
 """By the name of the operation."""

@@ -227,7 +227,7 @@ def perform(
     in_place: bool = False,
 ) -> Any:
     """``submit(...).wait()`` with less overhead for one tensor in host memory, where latency matters most."""
-    if grouped or spec.output is not Output.LIKE_INPUT:
+    if grouped or spec.output in (Output.ROWS, Output.NONE):
         return submit(adapter, spec, tensors, call, grouped, in_place, blocking=True).wait()
     engine = context.engine()
     given = tensors[0]
@@ -321,6 +321,9 @@ def _submit(
     outputs: list[Tensor] | None
     if spec.output is Output.ROWS:
         outputs = None
+        arguments = [(address, 0, shape) for _, _, address, shape, _ in described]
+    elif spec.output is Output.NONE:
+        outputs = [None] * len(inputs)
         arguments = [(address, 0, shape) for _, _, address, shape, _ in described]
     elif in_place:
         outputs = inputs

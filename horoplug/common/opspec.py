@@ -24,6 +24,7 @@ class Call(NamedTuple):
     splits: Sequence[int] | None = None
     process_set: int = 0
     wire_dtype: int = 0  # allreduce: code of the dtype in which float32 is sent; 0: float32
+    tag: int = 0  # send, recv
 
 
 class Output(Enum):
@@ -33,6 +34,8 @@ class Output(Enum):
     ROWS = (
         "memory of the core, since the number of rows (first dimension) depends on the other ranks"
     )
+    INPUT = "the input itself, which is overwritten"
+    NONE = "there is no result"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class OpSpec:
     # Position of the argument `compression` in the blocking, out-of-place variants of frameworks that compress.
     compression_at: int | None = None
     casts: bool = False  # the core applies Call.wire_dtype
+    collective: bool = True  # all ranks of the process set call it; False: two ranks do
     name: str = field(init=False)
     code: int = field(init=False)  # hp_op of the C ABI
 
@@ -118,6 +122,44 @@ OPERATIONS: Final = (
         reduces=True,
         min_ndim=1,
         compression_at=1,
+    ),
+    OpSpec(
+        op=Op.REDUCE,
+        output=Output.LIKE_INPUT,
+        summary="Reduce tensors of one shape over all ranks, element by element; rank `root_rank` (a global rank) gets "
+        "the result, and the output of every other rank has the values of its input.",
+        in_place=True,
+        reduces=True,
+    ),
+    OpSpec(
+        op=Op.GATHER,
+        output=Output.ROWS,
+        summary="Concatenate the tensors of all ranks along the first dimension, in rank order, on rank `root_rank` (a "
+        "global rank); the output of every other rank has no rows. The size of that dimension may differ between "
+        "ranks; a scalar counts as one row.",
+    ),
+    OpSpec(
+        op=Op.SCATTER,
+        output=Output.ROWS,
+        summary="Give rank i the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` (a global "
+        "rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one more. The other ranks "
+        "pass any tensor of the same dtype with rows of the same shape, or no rows: its values and the `splits` of "
+        "these ranks are not used.",
+        min_ndim=1,
+    ),
+    OpSpec(
+        op=Op.SEND,
+        output=Output.NONE,
+        summary="Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same `tag` "
+        "takes it. Several sends with one tag arrive in the order of the calls.",
+        collective=False,
+    ),
+    OpSpec(
+        op=Op.RECV,
+        output=Output.INPUT,
+        summary="Receive a tensor of this shape and dtype from rank `source` (a global rank, which may be this one), "
+        "sent with the same `tag`.",
+        collective=False,
     ),
 )
 BY_NAME: Final = {spec.name: spec for spec in OPERATIONS}

@@ -14,7 +14,7 @@ from horoplug.common.calls import CALLS
 from horoplug.common.compression import pack
 from horoplug.common.context import context
 from horoplug.common.ops import Adapter, perform, submit
-from horoplug.common.opspec import OPERATIONS, OpSpec
+from horoplug.common.opspec import OPERATIONS, OpSpec, Output
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.status import await_value, exception
 
@@ -93,10 +93,11 @@ def _variant(
         and spec.compression_at is not None
         and adapter.compression is not None
     )
+    overwrites = in_place or spec.output is Output.INPUT
     if not blocking:
-        run = _starting(adapter, spec, grouped, in_place)
-    elif in_place:
-        run = _waiting(adapter, spec, grouped)
+        run = _starting(adapter, spec, grouped, overwrites)
+    elif overwrites or spec.output is Output.NONE:
+        run = _waiting(adapter, spec, grouped, overwrites)
     elif compressing:
         run = _compressing(adapter, spec, grouped)
     else:
@@ -140,11 +141,11 @@ def _starting(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool) -> 
     return run
 
 
-def _waiting(adapter: Adapter, spec: OpSpec, grouped: bool) -> Action:
+def _waiting(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool) -> Action:
     options = CALLS[spec.name]
 
     def run(tensors: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return perform(adapter, spec, tensors, options(*args, **kwargs), grouped, True)
+        return perform(adapter, spec, tensors, options(*args, **kwargs), grouped, in_place)
 
     return run
 
@@ -201,6 +202,8 @@ def _signature(
     returns: Any = int
     if blocking:
         returns = list[tensor] if grouped else tensor  # type: ignore[valid-type]
+        if spec.output is Output.NONE:
+            returns = None
         if spec.received_splits:
             returns = tensor | tuple[tensor, tensor]  # type: ignore[valid-type]
     return inspect.Signature([first, *parameters], return_annotation=returns)
@@ -211,17 +214,21 @@ def _document(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool, blo
     if grouped:
         text.append("Takes a list of tensors; either all of them are processed or none is.")
     what = "list of outputs" if grouped else "output"
-    if in_place:
+    if in_place or spec.output is Output.INPUT:
         text.append("Overwrites the input with the result.")
     if blocking:
-        text.append(f"Blocks until done and returns the {what}.")
+        has_output = spec.output is not Output.NONE
+        text.append(f"Blocks until done{f' and returns the {what}' if has_output else ''}.")
     else:
         text.append("Returns a handle at once; synchronize(handle) waits and returns the output.")
         text.append("The tensors must not be changed in between.")
     text.append("")
-    text.append(
-        "`name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank is paired."
-    )
+    if spec.collective:
+        text.append(
+            "`name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank is paired."
+        )
+    else:
+        text.append("`name` appears in error messages and timelines only.")
     text.append("")
     text.append(
         "Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks"

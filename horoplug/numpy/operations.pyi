@@ -410,3 +410,229 @@ def grouped_reducescatter_async(
     Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
     or a rank has failed.
     """
+
+def reduce(
+    tensor: ndarray[Any, Any],
+    root_rank: int,
+    op: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> ndarray[Any, Any]:
+    """Reduce tensors of one shape over all ranks, element by element; rank `root_rank` (a global rank)
+    gets the result, and the output of every other rank has the values of its input. Blocks until
+    done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def reduce_async(
+    tensor: ndarray[Any, Any],
+    root_rank: int,
+    op: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; rank `root_rank` (a global rank)
+    gets the result, and the output of every other rank has the values of its input. Returns a
+    handle at once; synchronize(handle) waits and returns the output. The tensors must not be
+    changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def reduce_(
+    tensor: ndarray[Any, Any],
+    root_rank: int,
+    op: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> ndarray[Any, Any]:
+    """Reduce tensors of one shape over all ranks, element by element; rank `root_rank` (a global rank)
+    gets the result, and the output of every other rank has the values of its input. Overwrites the
+    input with the result. Blocks until done and returns the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def reduce_async_(
+    tensor: ndarray[Any, Any],
+    root_rank: int,
+    op: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Reduce tensors of one shape over all ranks, element by element; rank `root_rank` (a global rank)
+    gets the result, and the output of every other rank has the values of its input. Overwrites the
+    input with the result. Returns a handle at once; synchronize(handle) waits and returns the
+    output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def gather(
+    tensor: ndarray[Any, Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> ndarray[Any, Any]:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order, on rank
+    `root_rank` (a global rank); the output of every other rank has no rows. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
+    the output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def gather_async(
+    tensor: ndarray[Any, Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> int:
+    """Concatenate the tensors of all ranks along the first dimension, in rank order, on rank
+    `root_rank` (a global rank); the output of every other rank has no rows. The size of that
+    dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def scatter(
+    tensor: ndarray[Any, Any],
+    root_rank: int,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> ndarray[Any, Any]:
+    """Give rank i the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` (a
+    global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one
+    more. The other ranks pass any tensor of the same dtype with rows of the same shape, or no rows:
+    its values and the `splits` of these ranks are not used. Blocks until done and returns the
+    output.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def scatter_async(
+    tensor: ndarray[Any, Any],
+    root_rank: int,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> int:
+    """Give rank i the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` (a
+    global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one
+    more. The other ranks pass any tensor of the same dtype with rows of the same shape, or no rows:
+    its values and the `splits` of these ranks are not used. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+    is paired.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def send(
+    tensor: ndarray[Any, Any],
+    dest: int,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> None:
+    """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
+    `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
+
+    `name` appears in error messages and timelines only.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def send_async(
+    tensor: ndarray[Any, Any],
+    dest: int,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> int:
+    """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
+    `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
+    once; synchronize(handle) waits and returns the output. The tensors must not be changed in
+    between.
+
+    `name` appears in error messages and timelines only.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def recv(
+    tensor: ndarray[Any, Any],
+    source: int,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> ndarray[Any, Any]:
+    """Receive a tensor of this shape and dtype from rank `source` (a global rank, which may be this
+    one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
+    returns the output.
+
+    `name` appears in error messages and timelines only.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """
+
+def recv_async(
+    tensor: ndarray[Any, Any],
+    source: int,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> int:
+    """Receive a tensor of this shape and dtype from rank `source` (a global rank, which may be this
+    one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
+    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+
+    `name` appears in error messages and timelines only.
+
+    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
+    or a rank has failed.
+    """

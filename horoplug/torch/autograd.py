@@ -31,7 +31,7 @@ class Forward:
         """Run operation ``name`` on the gradients, with this operation's options but for ``changes``."""
         called = self.call.name
         call = self.call._replace(name=called and f"{called}.gradient", **changes)
-        return self.adapter.run(BY_NAME[name], tensors, call, grouped=name != "alltoall")
+        return self.adapter.run(BY_NAME[name], tensors, call, BY_NAME[name].grouped)
 
     @property
     def process_set(self) -> ProcessSet:
@@ -128,6 +128,35 @@ def _reducescatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[tor
     return [grad * factor for grad in gathered]
 
 
+def _reduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The root's gradient for every rank: the outputs of the others are not results."""
+    call = past.call
+    if call.reduce_op not in (Average, Sum):
+        raise RuntimeError(
+            f"reduce with op={NAMES[call.reduce_op]} has no gradient; detach its input."
+        )
+    factor = call.prescale * call.postscale
+    if call.reduce_op == Average:
+        factor /= past.process_set.size() or 1
+    grad = past.again("broadcast", grads, reduce_op=Average, prescale=1.0, postscale=1.0)
+    return [grad * factor]
+
+
+def _gather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The rows of the root's gradient go back to the ranks that they came from."""
+    returned = past.again("scatter", grads, splits=past.row_counts[0] or None)
+    return [returned.reshape(past.shapes[0])]
+
+
+def _scatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Only the root's tensor had an effect; rows that were sent nowhere had none."""
+    gathered = past.again("gather", grads, splits=None)
+    missing = past.shapes[0][0] - len(gathered)
+    if missing:
+        gathered = torch.cat([gathered, gathered.new_zeros(missing, *gathered.shape[1:])])
+    return [gathered]
+
+
 Rule = Callable[[Forward, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 # By the name of the operation: from the gradients of its outputs to those of its inputs.
@@ -137,4 +166,7 @@ GRADIENTS: dict[str, Rule] = {
     "broadcast": _broadcast,
     "alltoall": _alltoall,
     "reducescatter": _reducescatter,
+    "reduce": _reduce,
+    "gather": _gather,
+    "scatter": _scatter,
 }

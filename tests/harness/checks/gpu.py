@@ -59,6 +59,28 @@ def check_operations(dtype):
     if dtype != "bool":
         scattered = hvd.reducescatter(device().array(mine), op=hvd.Sum)
         equal(scattered, hvd.reducescatter(mine, op=hvd.Sum))
+    check_rooted(dtype, mine)
+
+
+def check_rooted(dtype, mine):
+    """reduce, gather, scatter, send and recv."""
+    rank, size = hvd.rank(), hvd.size()
+    for root in {0, size - 1}:
+        array = card().array(mine)
+        expected = hvd.reduce(mine, root, op=hvd.Max)
+        equal(hvd.reduce(array, root, op=hvd.Max), expected)
+        assert hvd.reduce_(array, root, op=hvd.Max) is array
+        equal(array, expected)
+        equal(hvd.gather(card().array(mine[: rank + 1]), root), hvd.gather(mine[: rank + 1], root))
+        splits = [1] * (size - 1) + [size + 1] if rank == root else None
+        equal(hvd.scatter(card().array(mine), root, splits), hvd.scatter(mine, root, splits))
+    handle = hvd.send_async(card().array(mine), (rank + 1) % size)
+    array, on_cpu = card().array(np.zeros_like(mine)), np.zeros_like(mine)
+    assert hvd.recv(array, (rank - 1) % size) is array
+    hvd.synchronize(handle)
+    handle = hvd.send_async(mine, (rank + 1) % size)
+    equal(array, hvd.recv(on_cpu, (rank - 1) % size))
+    hvd.synchronize(handle)
 
 
 def check_many():
