@@ -33,7 +33,8 @@ struct Inspectors {
     for (const auto& rank : ranks) {
       rank->registry.create_global({});
       inspectors.push_back(std::make_unique<StallInspector>(
-          rank->config, rank->mesh, rank->registry, rank->handles, rank->liveness, rank->activity));
+          rank->config, rank->mesh, rank->registry, rank->point_to_point, rank->handles,
+          rank->liveness, rank->activity));
     }
   }
   // Every rank but `silent` runs its inspector until no message is left.
