@@ -350,6 +350,9 @@ std::vector<OperationPtr> PointToPoint::take_all() {
   std::vector<OperationPtr> operations;
   for (Transfer& transfer : transfers_) {
     if (transfer.batch.trace) transfer.batch.trace->end();
+    // The memory of a tensor is not read any more.
+    transfer.fiber.reset();
+    if (transfer.comm) transfer.comm->withdraw();
     operations.push_back(transfer.operation);
     if (transfer.partner) operations.push_back(transfer.partner);
   }

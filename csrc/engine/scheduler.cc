@@ -232,6 +232,7 @@ bool Scheduler::transfer() {
   } catch (const PeerError& error) {
     fail(error);
   }
+  if (!busy) return false;
   const double now = steady_now();
   for (auto& [operation, status] : point_to_point.take_ended()) {
     parts_.activity.last_event = now;
@@ -241,8 +242,8 @@ bool Scheduler::transfer() {
     }
     parts_.completion.end(operation, status);
   }
-  if (busy) point_to_point.last_progress = parts_.activity.quiet_since = now;
-  return busy;
+  point_to_point.last_progress = parts_.activity.quiet_since = now;
+  return true;
 }
 
 void Scheduler::trace_transfer(Batch& batch) {

@@ -306,6 +306,11 @@ TENSOR_ARGUMENTS = {
     "broadcast": "root_rank name process_set",
     "alltoall": "splits name process_set",
     "reducescatter": "name op process_set prescale_factor postscale_factor",
+    "reduce": "root_rank op name process_set prescale_factor postscale_factor",
+    "gather": "root_rank name process_set",
+    "scatter": "root_rank splits name process_set",
+    "send": "dest tag name process_set",
+    "recv": "source tag name process_set",
 }
 
 
@@ -317,6 +322,11 @@ def test_variants_of_an_operation_share_one_signature():
         "broadcast": "{} {}_async {}_ {}_async_",
         "alltoall": "{} {}_async",
         "reducescatter": "{} {}_async grouped_{} grouped_{}_async",
+        "reduce": "{} {}_async {}_ {}_async_",
+        "gather": "{} {}_async",
+        "scatter": "{} {}_async",
+        "send": "{} {}_async",
+        "recv": "{} {}_async",
     }
     for operation, names in variants.items():
         for name in names.replace("{}", operation).split():
