@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/operations.h"
 #include "tests/harness/kernels_reference.h"
 #include "tests/harness/random_elements.h"
 
