@@ -66,16 +66,18 @@ def check_rooted(dtype, mine):
     """reduce, gather, scatter, send and recv."""
     rank, size = hvd.rank(), hvd.size()
     for root in {0, size - 1}:
-        array = card().array(mine)
+        array = device().array(mine)
         expected = hvd.reduce(mine, root, op=hvd.Max)
         equal(hvd.reduce(array, root, op=hvd.Max), expected)
         assert hvd.reduce_(array, root, op=hvd.Max) is array
         equal(array, expected)
-        equal(hvd.gather(card().array(mine[: rank + 1]), root), hvd.gather(mine[: rank + 1], root))
+        equal(
+            hvd.gather(device().array(mine[: rank + 1]), root), hvd.gather(mine[: rank + 1], root)
+        )
         splits = [1] * (size - 1) + [size + 1] if rank == root else None
-        equal(hvd.scatter(card().array(mine), root, splits), hvd.scatter(mine, root, splits))
-    handle = hvd.send_async(card().array(mine), (rank + 1) % size)
-    array, on_cpu = card().array(np.zeros_like(mine)), np.zeros_like(mine)
+        equal(hvd.scatter(device().array(mine), root, splits), hvd.scatter(mine, root, splits))
+    handle = hvd.send_async(device().array(mine), (rank + 1) % size)
+    array, on_cpu = device().array(np.zeros_like(mine)), np.zeros_like(mine)
     assert hvd.recv(array, (rank - 1) % size) is array
     hvd.synchronize(handle)
     handle = hvd.send_async(mine, (rank + 1) % size)
