@@ -1,4 +1,4 @@
-/* The C ABI of the horoplug core: the one door between the engine and every language binding.
+/* The C ABI of the horoplug core: the only interface between the engine and the language bindings.
  *
  * Rules of this file:
  *   - plain C, no C++ types, no framework types; every struct starts with its own size, so that a
@@ -35,8 +35,8 @@ extern "C" {
 typedef enum hp_status {
   HP_OK = 0,
   HP_IN_PROGRESS = 1,      /* hp_wait: the timeout passed first */
-  HP_INVALID_ARGUMENT = 2, /* the caller's mistake, found locally: nothing was sent */
-  HP_DUPLICATE_NAME = 3,   /* an operation of this name is still in flight on this rank */
+  HP_INVALID_ARGUMENT = 2, /* an error of the caller, detected locally: nothing was sent */
+  HP_DUPLICATE_NAME = 3,   /* an operation with this name is still in flight on this rank */
   HP_UNSUPPORTED = 4, /* this combination of operation, dtype and device has no implementation */
   HP_MISMATCH =
       5, /* ranks disagree about an operation; every rank gets this, the engine stays usable */
@@ -103,9 +103,9 @@ typedef struct hp_engine hp_engine;
 typedef struct hp_buffer hp_buffer;
 typedef int64_t hp_handle; /* > 0; never reused by the same engine */
 
-/* How this process reaches one other rank. The caller has connected and authenticated every file
- * descriptor; the engine takes ownership of all of them, also when hp_engine_create fails. -1:
- * absent. */
+/* The connections of this process to one other rank. The caller has connected and authenticated
+ * every file descriptor; the engine takes ownership of all of them, also when hp_engine_create
+ * fails. -1: absent. */
 typedef struct hp_peer {
   uint64_t struct_size;
   int32_t rank;
@@ -119,31 +119,31 @@ typedef struct hp_peer {
   const int32_t* lane_fds;
 } hp_peer;
 
-/* A thread that runs what it is given, one thing after the other: for a library that wants all its
- * calls from one thread. */
+/* A thread that runs posted functions one after the other, for a library that requires all its
+ * calls on one thread. */
 typedef struct hp_worker hp_worker;
 
 typedef enum hp_mpi_on_gpu {
   HP_MPI_ON_GPU_NOTHING = 0,
-  HP_MPI_ON_GPU_MOVES = 1, /* those that only move data */
-  HP_MPI_ON_GPU_ALL = 2    /* and those that reduce it */
+  HP_MPI_ON_GPU_MOVES = 1, /* the collectives that only move data */
+  HP_MPI_ON_GPU_ALL = 2    /* and those that reduce */
 } hp_mpi_on_gpu;
 
-/* An MPI library that this process has initialised, as its caller's MPI has it: addresses of
- * functions, and the values of handles as integers. Handles that are pointers (Open MPI, the
+/* An MPI library that this process has initialised: addresses of its functions, and the values of
+ * its handles as integers. Handles that are pointers (Open MPI, the
  * standard ABI) have handle_bytes = sizeof(void*); those that are ints (MPICH, Intel MPI)
  * sizeof(int). Functions and handles stay valid until the engine is destroyed, or MPI finalized.
  *
- * Without a worker, functions are called by one thread of the engine at a time, but not always by
- * the same one, which needs MPI_THREAD_MULTIPLE. With one, it makes all calls, so that
- * MPI_THREAD_FUNNELED will do if it has initialised MPI, and MPI_THREAD_SERIALIZED if the program
- * leaves MPI alone. (MPI_Finalized and MPI_Error_string are any thread's, at any level.) The
- * communicator is used by the engine alone and returns errors (MPI_ERRORS_RETURN). */
+ * Without a worker, one thread of the engine calls MPI at a time, but not always the same thread:
+ * this requires MPI_THREAD_MULTIPLE. With a worker, the worker's thread makes all calls. Then
+ * MPI_THREAD_FUNNELED suffices if that thread has initialised MPI, and MPI_THREAD_SERIALIZED if the
+ * program itself does not call MPI. (Any thread may call MPI_Finalized and MPI_Error_string at any
+ * level.) Only the engine uses the communicator, which must return errors (MPI_ERRORS_RETURN). */
 typedef struct hp_mpi {
   uint64_t struct_size;
   int32_t handle_bytes;
-  int32_t on_gpu;        /* which collectives take addresses of an NVIDIA GPU: an hp_mpi_on_gpu */
-  uint64_t communicator; /* of all ranks of the job, by their numbers */
+  int32_t on_gpu;        /* the collectives that accept memory of NVIDIA GPUs: an hp_mpi_on_gpu */
+  uint64_t communicator; /* contains all ranks of the job in rank order */
   uint64_t byte;         /* MPI_BYTE */
   void* in_place;        /* MPI_IN_PLACE */
   uint64_t dtypes[HP_DTYPE_COUNT];  /* MPI's types by hp_dtype, and operations by hp_reduce_op, */
@@ -194,34 +194,33 @@ typedef struct hp_config {
   int32_t log_level;    /* smallest level that is passed to log; 0 means the default, warning (3) */
   int32_t progress_cpu; /* 0: the progress thread runs anywhere; n: on CPU n - 1 only */
   int32_t separate_groups;  /* 1: a group is not fused with other operations */
-  const char* process_sets; /* what the caller will add at once, in any form; NULL: nothing.
-                               Compared between the ranks */
+  const char* process_sets; /* the process sets that the caller adds after the start, in any
+                               textual form; compared between ranks. NULL: none */
   int32_t plan_after;   /* steps in a row with the same operations after which their order becomes a
                            plan that needs no negotiation; default 3; negative: never */
   int64_t bucket_bytes; /* operations of a plan run together up to this size; default 8 MiB */
-  int32_t autotune;     /* 0: what cannot change any result is tuned from the times of a plan's
-                           steps; 1: so is everything else; negative: nothing */
-  uint32_t autotune_fixed;  /* what is left as it is, a sum of hp_tunable */
-  int32_t autotune_warmup;  /* steps of each choice that do not count; default 3 */
-  int32_t autotune_steps;   /* steps of each choice that do; default 10 */
-  int32_t autotune_samples; /* choices that are tried at most; default 20; negative: none */
+  int32_t autotune;     /* 0: tunes the settings that cannot change a result, from the durations of
+                           a plan's steps; 1: tunes all settings; negative: none */
+  uint32_t autotune_fixed;  /* settings that are not tuned, a sum of hp_tunable */
+  int32_t autotune_warmup;  /* unmeasured steps of each choice; default 3 */
+  int32_t autotune_steps;   /* measured steps of each choice; default 10 */
+  int32_t autotune_samples; /* limit for the number of choices; default 20; negative: none */
   const char* autotune_log; /* rank 0: a file that gets the results, as CSV; NULL: none */
   double link_latency;      /* seconds that a message between hosts takes, as measured, and */
   double link_bandwidth;    /* bytes per second; the same on all ranks. Default: a guess */
-  const hp_mpi* mpi;        /* carries the data between hosts; NULL: the peers' connections do */
+  const hp_mpi* mpi;        /* carries data between hosts; NULL: the peers' connections carry it */
   const char* const* gpu_files; /* see hp_gpu_facts */
   int32_t gpu_file_count;
-  int32_t local_rank; /* its GPU, if it has joined before it had any tensor on one */
-  const char*
-      gpu_algorithm; /* forced for tensors on GPUs in place of `algorithm`; NULL: that one */
+  int32_t local_rank;        /* the GPU of a rank that joins before it has submitted a GPU tensor */
+  const char* gpu_algorithm; /* forced for GPU tensors in place of `algorithm`; NULL: `algorithm` */
 } hp_config;
 
-/* What can be tuned. */
+/* The settings that can be tuned. */
 typedef enum hp_tunable {
-  HP_TUNE_BUCKETS = 1,   /* bytes that run together in a plan */
-  HP_TUNE_CHUNKS = 2,    /* bytes of the pieces in which data travels */
-  HP_TUNE_LANES = 4,     /* connections that are used between two ranks on different hosts */
-  HP_TUNE_ALGORITHMS = 8 /* sizes at which other algorithms are chosen */
+  HP_TUNE_BUCKETS = 1,   /* size of a plan's batches */
+  HP_TUNE_CHUNKS = 2,    /* size of the chunks in which data is sent */
+  HP_TUNE_LANES = 4,     /* number of connections between two ranks on different hosts */
+  HP_TUNE_ALGORITHMS = 8 /* message sizes at which the choice of algorithm changes */
 } hp_tunable;
 
 /* One operation on one or more tensors (more than one: a group, which runs as a whole or not at
@@ -256,14 +255,15 @@ typedef struct hp_submission {
   int32_t split_count;   /* alltoall, scatter: 0, or the size of the process set */
   const int64_t* splits; /* alltoall, and scatter on its root: rows of the input for each rank;
                             NULL: equal parts, of scatter with one row more for the first ranks */
-  void* stream;          /* device >= 0: a CUstream, NULL being the default one. The inputs are
-                            there, and the outputs free, when what is in it now is done */
+  void* stream;          /* device >= 0: a CUstream; NULL is the default stream. The inputs are
+                            ready, and the outputs writable, when the work that is in it now
+                            is done */
   int32_t wire_dtype;    /* allreduce: HP_FLOAT16 or HP_BFLOAT16, to which HP_FLOAT32 is rounded on
                             its way, and in which it is reduced (other types are not); 0: it is not */
   int32_t tag;           /* send, recv: 0 or more; a recv matches sends with its tag only */
 } hp_submission;
 
-/* What an operation that is done has produced for one of its tensors. */
+/* The result of a completed operation for one of its tensors. */
 typedef struct hp_tensor_result {
   uint64_t struct_size;
   void* data; /* the submission's output, or memory that the engine allocated (see hp_result) */
@@ -274,7 +274,7 @@ typedef struct hp_tensor_result {
   int32_t row_count_size;
   int32_t
       owned; /* 1: data is the engine's allocation, freed by hp_release unless taken by hp_take */
-  int32_t device; /* where data is: -1: on the CPU, otherwise on this CUDA device */
+  int32_t device; /* location of data: -1: the CPU, otherwise this CUDA device */
   int32_t reserved;
 } hp_tensor_result;
 
@@ -285,11 +285,12 @@ typedef struct hp_stats {
   uint64_t bytes;            /* payload bytes reduced or moved, counted once per rank */
   uint64_t control_messages; /* control messages sent by this rank */
   uint64_t control_bytes;
-  uint64_t cached_names; /* names that are known as small integers now */
-  uint64_t wakeups;      /* times the progress thread, or a caller in its place, woke from sleep */
-  uint64_t planned_batches; /* batches that ran without being negotiated */
-  uint64_t broken_plans;    /* times that negotiation had to be taken up again */
-  uint64_t failed; /* 1: the engine has come to its end by a failure, or another rank's end */
+  uint64_t cached_names;    /* names that have an id now */
+  uint64_t wakeups;         /* number of times the thread that runs the progress loop woke up */
+  uint64_t planned_batches; /* batches that ran without negotiation */
+  uint64_t broken_plans;    /* number of plans that were broken */
+  uint64_t
+      failed; /* 1: the engine has ended because of a failure, or because another rank has ended */
 } hp_stats;
 
 HP_API int32_t hp_abi_version(void);
@@ -308,16 +309,16 @@ HP_API const char* hp_cpu_kernels(void);
 /* One line per algorithm: "op name medium", for check-build; the text is static. */
 HP_API const char* hp_algorithms(void);
 
-/* What there is of CUDA, for check-build: one line each for the driver and its devices, NVRTC,
- * NCCL and where the kernels come from, "[X] what (where)" or "[ ] what: why it cannot be used".
- * `files`: paths of such libraries to try after what the process has loaded already and before what
- * the system has, and of the file of make kernels, which has the kernels where there is no NVRTC.
- * Starts CUDA in this process. The caller frees the text with hp_free. */
+/* The CUDA components that were found, for check-build: one line each for the driver and its
+ * devices, NVRTC, NCCL and where the kernels come from, "[X] what (where)" or "[ ] what: why it
+ * cannot be used". `files`: paths of libraries to try after those that the process has already
+ * loaded and before those of the system, and the path of the kernel file of `make kernels`, which
+ * replaces NVRTC. Starts CUDA in this process. The caller frees the text with hp_free. */
 HP_API hp_status hp_gpu_facts(const char* const* files, int32_t count, char** text);
 
-/* Starts a worker's thread; lets one run what is given to it (from any thread, its own as well),
- * and returns at once; lets it go, after which its thread ends as soon as it has run that, and
- * engines that use it are gone. `function` must not throw. */
+/* hp_worker_start starts the worker's thread. hp_worker_post queues a function, from any thread,
+ * and returns at once; `function` must not throw. hp_worker_free releases the worker: its thread
+ * ends once it has run the queued functions and the engines that use it are destroyed. */
 HP_API hp_status hp_worker_start(hp_worker** worker);
 HP_API hp_status hp_worker_post(hp_worker* worker, void (*function)(void* context), void* context);
 HP_API void hp_worker_free(hp_worker* worker);
@@ -332,14 +333,16 @@ HP_API hp_status hp_engine_create(const hp_config* config, hp_engine** engine);
 HP_API hp_status hp_engine_shutdown(hp_engine* engine);
 HP_API void hp_engine_destroy(hp_engine* engine);
 
-/* Ends the engine at once and tells every peer why; all handles everywhere end with HP_ABORTED. */
+/* Ends the engine at once and sends the reason to every peer. All handles on all ranks end with
+ * HP_ABORTED. */
 HP_API hp_status hp_engine_abort(hp_engine* engine, const char* reason);
 
 HP_API hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle);
 
-/* The same for `count` operations at once, in their order, for less than the sum. All structs have
- * the size that the first one says. Those before the first one that is refused are submitted:
- * `accepted` is their number, `handles` has theirs, and the status is that of the one refused. */
+/* Submits `count` operations in order, at a lower cost than single calls. All structs have the
+ * struct_size of the first one. The operations before the first rejected one are submitted:
+ * `accepted` is their number, `handles` receives their handles, and the returned status is that of
+ * the rejected one. */
 HP_API hp_status hp_submit_many(hp_engine* engine, const hp_submission* submissions, int32_t count,
                                 hp_handle* handles, int32_t* accepted);
 
@@ -355,13 +358,13 @@ HP_API hp_status hp_process_set_add(hp_engine* engine, const int32_t* ranks, int
                                     hp_handle* handle);
 HP_API hp_status hp_process_set_remove(hp_engine* engine, int32_t process_set, hp_handle* handle);
 
-/* This rank has no more data: until all ranks of the set have joined, it takes part in the others'
- * operations with what does not change their result, and may submit nothing to the set itself.
- *   allreduce, reducescatter   the reduction's neutral element; Average still divides by all ranks
+/* This rank has no more data. Until all ranks of the set have joined, it takes part in the other
+ * ranks' operations without changing their results, and may not submit operations on the set.
+ *   allreduce, reducescatter   the reduction's identity element; Average still divides by all ranks
  *   allgather                  no rows
- *   broadcast                  receives and forgets; HP_MISMATCH if it is the root
+ *   broadcast                  receives and discards; HP_MISMATCH if it is the root
  *   alltoall                   no rows; HP_MISMATCH if another rank has rows for it
- *   barrier                    is there
+ *   barrier                    takes part
  * Process sets cannot be added or removed meanwhile (HP_MISMATCH). The handle is done when all have
  * joined; hp_value then gives the rank that was the last to do so. */
 HP_API hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* handle);
@@ -383,14 +386,14 @@ HP_API void* hp_buffer_data(const hp_buffer* buffer);
 HP_API uint64_t hp_buffer_size(const hp_buffer* buffer);
 HP_API void hp_buffer_free(hp_buffer* buffer);
 
-/* The number that came out of hp_process_set_add or hp_join, once it is done. */
+/* The number that a completed hp_process_set_add or hp_join has produced. */
 HP_API hp_status hp_value(hp_engine* engine, hp_handle handle, int64_t* value);
 
 /* HP_OK when done, HP_IN_PROGRESS when not, the operation's failure otherwise. */
 HP_API hp_status hp_poll(hp_engine* engine, hp_handle handle);
 
 /* Blocks for at most timeout seconds (negative: until done); 0 is hp_poll. Meanwhile the thread
- * does the engine's work, unless another one does: it may call the log function. It counts as
+ * runs the progress loop, unless another thread runs it: it may call the log function. It counts as
  * blocked for the deadlock detector. A caller that must look at signals calls again with the same
  * handle; the wait counts as one. */
 HP_API hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout);
@@ -428,31 +431,32 @@ HP_API hp_status hp_stream_copy(hp_engine* engine, hp_handle handle, int32_t ind
 HP_API void* hp_device_memory_data(const hp_device_memory* memory);
 HP_API void hp_device_memory_free(hp_device_memory* memory);
 
-/* Forgets a handle. A handle that is still in flight is forgotten when it is done. */
+/* Releases a handle. A handle that is still in flight is released when its operation is done. */
 HP_API hp_status hp_release(hp_engine* engine, hp_handle handle);
 
 HP_API hp_status hp_get_stats(hp_engine* engine, hp_stats* stats);
 
 /* Begins to write a timeline (Chrome's trace format, as Perfetto reads it) to a file, in place of
  * the current one. mark_cycles: 1 marks each round of negotiation. Rank 0 alone writes; on the
- * other ranks both calls do nothing. HP_INVALID_ARGUMENT: the file cannot be written. A file that
- * cannot be written any longer costs a warning and nothing else. */
+ * other ranks both calls do nothing. HP_INVALID_ARGUMENT: the file cannot be written. If the
+ * file cannot be written any longer, the timeline ends with a warning. */
 HP_API hp_status hp_timeline_start(hp_engine* engine, const char* path, int32_t mark_cycles);
 
 /* Completes the timeline, if there is one. hp_engine_shutdown does so too. */
 HP_API hp_status hp_timeline_stop(hp_engine* engine);
 
-/* Calls `done` with `context` once the operation of this handle has ended, well or badly, also
- * because the engine has: exactly once, and at once, in this call, if it has ended already. It may
- * be called on any thread that drives the engine, and holds the engine up: it must be short, must
- * not throw, and may call nothing of this engine but hp_poll, hp_result, hp_take, hp_value and
- * hp_release, for handles that are done. There can be one for each handle, which the caller does
- * not release before. HP_INVALID_ARGUMENT: there is one already, or no such handle. */
+/* Calls `done` with `context` once the operation of this handle has ended, successfully or not,
+ * also because the engine has ended. It is called exactly once; during this call if the operation
+ * has ended already. It is called on the thread that runs the progress loop and delays the engine:
+ * it must be short, must not throw, and may call no function of this engine except hp_poll,
+ * hp_result, hp_take, hp_value and hp_release, for handles that are done. There can be one for each
+ * handle, which the caller does not release before. HP_INVALID_ARGUMENT: there is one already, or
+ * no such handle. */
 typedef void (*hp_done)(void* context);
 HP_API hp_status hp_on_done(hp_engine* engine, hp_handle handle, hp_done done, void* context);
 
-/* How many ranks a process set has, and this rank's place among them, or -1 if it is in another
- * one. Either may be NULL. */
+/* The number of ranks of a process set, and this rank's index among them, or -1 if it is not a
+ * member. Either may be NULL. */
 HP_API hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int32_t* size,
                                      int32_t* place);
 

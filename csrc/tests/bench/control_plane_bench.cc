@@ -9,7 +9,7 @@
 // full: one negotiator per rank. symmetric: one for each shape of subtree. Ranks that have equal
 // subtrees and submit the same get equal messages and send equal messages, so that the messages of
 // one can stand for those of all others, and are counted once for each of them. The sums are those
-// of the full simulation (tests/test_benchmarks.py compares them); 65,536 ranks with 1,000
+// of the full simulation (tests/project/test_benchmarks.py compares them); 65,536 ranks with 1,000
 // tensors, which would take some 50 GB, take a few megabytes.
 #include <algorithm>
 #include <chrono>
