@@ -1,8 +1,8 @@
 """Data-parallel training for any framework: ``import horoplug as hvd`` for NumPy, ``import horoplug.torch as hvd`` for
 PyTorch.
 
-Importing the package itself loads nothing: the NumPy functions (``hvd.init``, ``hvd.allreduce`` …) are looked up in
-:mod:`horoplug.numpy` on first use, so that the launcher starts fast and works where NumPy or the core is missing.
+Importing the package loads nothing else: the NumPy functions (``hvd.init``, ``hvd.allreduce`` and so on) are imported
+from :mod:`horoplug.numpy` on first use. So the launcher starts fast, and works where NumPy or the core is missing.
 """
 
 from importlib import import_module
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from horoplug.runner.run import RankError as RankError
     from horoplug.runner.run import run as run
 
-_OF_THE_LAUNCHER = ("RankError", "run")
+_LAUNCHER_NAMES = ("RankError", "run")
 
 
 def __getattr__(name: str) -> Any:
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
             return import_module("horoplug._native").version()
     if name == "__all__":
         return _functions()
-    if name in _OF_THE_LAUNCHER:
+    if name in _LAUNCHER_NAMES:
         return getattr(import_module("horoplug.runner.run"), name)
     if name.startswith("_"):
         raise AttributeError(f"module 'horoplug' has no attribute {name!r}")
@@ -44,4 +44,4 @@ def _functions() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_functions(), *_OF_THE_LAUNCHER, "__version__"})
+    return sorted({*globals(), *_functions(), *_LAUNCHER_NAMES, "__version__"})

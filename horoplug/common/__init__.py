@@ -1,1 +1,1 @@
-"""What every framework's binding shares: the process's engine, the table of operations, process sets, errors."""
+"""Code that the bindings of all frameworks share: the engine of the process, the table of operations, process sets."""

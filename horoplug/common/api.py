@@ -1,4 +1,4 @@
-"""What every framework's module offers of the job itself: ``from horoplug.common.api import *``."""
+"""The functions and classes that every framework's module exports: ``from horoplug.common.api import *``."""
 
 from horoplug.base.errors import (
     HorovodInternalError,

@@ -1,4 +1,4 @@
-"""The process in the job: ``init``, ``shutdown``, ranks and sizes, and what this build can do."""
+"""``init``, ``shutdown``, ranks and sizes, timelines, and the capabilities of this build."""
 
 import importlib.util
 import operator
@@ -16,21 +16,20 @@ from horoplug.rendezvous.bootstrap.over_mpi import ranks_of_communicator
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job; does nothing if this process is in it already.
+    """Join the job. Does nothing if this process has joined already.
 
-    Under ``horovodrun`` (or with ``HOROVOD_RANK``, ``HOROVOD_SIZE`` … set), ``mpirun``, ``srun``, ``torchrun`` and
-    every other launcher of :mod:`horoplug.rendezvous.bootstrap.launcher_environment`, this blocks until every rank is
-    here. Otherwise the process is a job of its own: rank 0 of 1. May be called again after :func:`shutdown`, any
+    Under ``horovodrun`` (or with ``HOROVOD_RANK``, ``HOROVOD_SIZE`` and so on set), ``mpirun``, ``srun``, ``torchrun``
+    and the other launchers in :mod:`horoplug.rendezvous.bootstrap.launcher_environment`, this blocks until every rank
+    has joined. Without a launcher, the process is a job of one rank. May be called again after :func:`shutdown`, any
     number of times.
 
-    ``comm``: the ranks (of all that were started) that make up this process's job, in the order of their numbers in
-    it, or a communicator of mpi4py; by default all. The processes of several such jobs know nothing of each other.
-    ``process_sets``: the sets of ranks (:class:`ProcessSet`, or lists) to register, the same on every rank; or the
-    string "dynamic", which is accepted for Horovod's sake: sets can be added and removed at any time.
+    ``comm``: the processes of this job, as a list of the ranks that the launcher gave them or a communicator of mpi4py;
+    rank i of the job is entry i. By default, all processes. Other processes may form other, independent jobs.
+    ``process_sets``: process sets (:class:`ProcessSet`, or lists of ranks) to register, the same on every rank; or the
+    string "dynamic", which is accepted for compatibility with Horovod: sets can be added and removed at any time.
 
-    Raises ValueError for an argument or an environment variable that makes no sense and if the ranks name different
-    process sets, HorovodInternalError or horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other
-    in time."""
+    Raises ValueError for an invalid argument or environment variable and if the ranks give different process sets,
+    HorovodInternalError or horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other in time."""
     ranks = _ranks_of(comm)
     sets = _sets_of(process_sets)
     if not context.init(ranks, [each.ranks or [] for each in sets]):
@@ -63,7 +62,7 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
             raise ValueError(
                 f'init(process_sets={process_sets!r}): it takes a list of process sets or "dynamic".'
             )
-        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # programs look at it
+        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # programs read it
         return []
     if not isinstance(process_sets, Iterable):
         raise ValueError(
@@ -81,38 +80,38 @@ def _register(sets: Sequence[ProcessSet]) -> None:
 
 
 def shutdown() -> None:
-    """Leave the job; operations that are in flight fail on every rank. Also done when the process exits."""
+    """Leave the job. Operations in flight fail on every rank. Called automatically when the process exits."""
     context.shutdown()
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init` was called, and :func:`shutdown` was not."""
+    """Whether this process is in a job: between :func:`init` and :func:`shutdown`."""
     return context.initialized
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Write a timeline of the job to a file from now on: JSON that Perfetto (https://ui.perfetto.dev) opens.
+    """Write a timeline of the job to a file from now on, in the JSON format of Perfetto (https://ui.perfetto.dev).
 
-    Rank 0 writes it; on other ranks this does nothing, so that every rank may call it. An existing file is replaced,
-    and a timeline that is being written is completed first. ``mark_cycles`` marks each round of negotiation.
+    Rank 0 writes the file; on other ranks this does nothing. An existing file is replaced. If a timeline is being
+    written already, it is completed first. ``mark_cycles`` marks each round of negotiation.
 
-    Raises ValueError if the job has not been started, or was started without ``HOROVOD_TIMELINE`` (set it to
-    ``DYNAMIC``), or if the file cannot be written."""
+    Raises ValueError before ``init``, if ``HOROVOD_TIMELINE`` was not set (to ``DYNAMIC`` or a file) at ``init``, or if
+    the file cannot be written."""
     context.start_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Complete the timeline's file, if one is being written; :func:`shutdown` does so too.
+    """Complete the file of the timeline, if one is being written. :func:`shutdown` does so as well.
 
-    Raises ValueError if the job has not been started."""
+    Raises ValueError before ``init``."""
     context.engine().timeline_stop()
 
 
-# Everything below raises NotInitializedError, a ValueError, outside of init ... shutdown.
+# The functions below raise NotInitializedError, a ValueError, before init and after shutdown.
 
 
 def rank() -> int:
-    """This process's number in the job, from 0."""
+    """The rank of this process, from 0."""
     return context.mesh().rank
 
 
@@ -122,7 +121,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number among those on its host."""
+    """The rank of this process among those on its host."""
     return context.mesh().local_rank
 
 
@@ -132,12 +131,12 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This host's number among those that have a process of this local_rank."""
+    """The rank of this process among those with its local rank, one on each host."""
     return context.mesh().cross_rank
 
 
 def cross_size() -> int:
-    """Number of hosts that have a process of this local_rank."""
+    """Number of hosts that have a process with this local rank."""
     return context.mesh().cross_size
 
 
@@ -146,37 +145,37 @@ def is_homogeneous() -> bool:
     return context.mesh().is_homogeneous
 
 
-# ---- what this build has; the names are Horovod's -------------------------------------------------------------------
+# ---- capabilities of this build; the names are Horovod's ------------------------------------------------------------
 
 
 def mpi_threads_supported() -> bool:
-    """Whether the program may call MPI from several threads beside the job; False where MPI is not used."""
+    """Whether the program may call MPI from several threads while the job runs; False if MPI is not used."""
     context.mesh()
     return mpi_thread.thread_level() == "multiple"
 
 
 def mpi_enabled() -> bool:
-    """Whether the ranks have found each other over MPI."""
+    """Whether the rendezvous of the ranks used MPI."""
     return context.over_mpi
 
 
 def mpi_built() -> bool:
-    """Whether ranks can find each other, and send data to other hosts, over MPI: if mpi4py is installed."""
+    """Whether MPI can be used, for the rendezvous and for data: whether mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """Whether the ranks have found each other without MPI."""
+    """Whether the rendezvous of the ranks did not use MPI."""
     return not context.over_mpi
 
 
 def gloo_built() -> bool:
-    """Whether the ranks could be connected without MPI: always."""
+    """Whether ranks can connect without MPI: always True."""
     return True
 
 
 def nccl_built() -> int:
-    """NCCL's version number (22304 for 2.23.4), or 0 without it. Starts CUDA in this process."""
+    """The version of NCCL as a number (22304 for 2.23.4), or 0 if there is none. Initializes CUDA in this process."""
     found = re.search(r"\[X\] NCCL (\d+)\.(\d+)\.(\d+)", gpu_facts(gpu.libraries()))
     if found is None:
         return 0
@@ -185,20 +184,20 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """IBM's DDL: never."""
+    """Support for IBM's DDL: always False."""
     return False
 
 
 def ccl_built() -> bool:
-    """Intel's oneCCL: never."""
+    """Support for Intel's oneCCL: always False."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether tensors in the memory of CUDA devices can be used, where there are any: always."""
+    """Whether tensors on CUDA devices are supported: always True."""
     return True
 
 
 def rocm_built() -> bool:
-    """Whether tensors in the memory of ROCm devices can be used."""
+    """Whether tensors on ROCm devices are supported: always False."""
     return False

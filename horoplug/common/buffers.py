@@ -1,4 +1,4 @@
-"""Memory in which the ranks of a host reduce without copies."""
+"""Shared buffers: memory in which the ranks of a host reduce without copies."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from horoplug.common.status import exception
 
 
 class SharedBuffer:
-    """``nbytes`` bytes of memory on every rank, zeroed and aligned to a page, that the other ranks of the host map too.
+    """``nbytes`` bytes of memory on every rank, zeroed and page-aligned, that the other ranks of the host map as well.
 
-    An allreduce whose tensors are their own outputs and lie in one buffer, at the same offsets on every rank, is done
-    in place: nothing is packed or unpacked. Elsewhere, and on several hosts, the buffer is memory like any other.
+    An in-place allreduce of tensors in one buffer, at the same offsets on every rank, packs and unpacks nothing. For
+    all other operations, and in a job on several hosts, the buffer behaves like any other memory.
 
-    Every rank of the job makes its buffers in the same order and of the same sizes. The memory stays as long as this
-    object or any view of it does, whatever becomes of the job; it may not go while an operation on it is in flight.
+    Collective: every rank of the job creates its buffers in the same order and with the same sizes. The memory lives as
+    long as this object or any view of it, also after ``shutdown``. It must not be freed while an operation on it is in
+    flight.
 
-    Raises NotInitializedError before ``init()``, ValueError for a size that cannot be, and HorovodInternalError if the
-    ranks give different sizes."""
+    Raises NotInitializedError before ``init()``, ValueError for an invalid size, and HorovodInternalError if the ranks
+    give different sizes."""
 
     def __init__(self, nbytes: int) -> None:
         if nbytes <= 0:
-            raise ValueError(f"a shared buffer needs a positive size, not {nbytes}")
+            raise ValueError(f"a shared buffer needs a positive size in bytes, not {nbytes}")
         engine = context.engine()
         self._buffer: Buffer | None = None
         try:
@@ -44,16 +45,16 @@ class SharedBuffer:
 
     @property
     def address(self) -> int:
-        """Where this rank's part begins."""
+        """Address of this rank's part."""
         return self._open().address
 
     def view(self) -> memoryview:
-        """This rank's part as writable bytes, for ``numpy.frombuffer`` or ``torch.frombuffer``. What is made of it
-        keeps the memory."""
+        """This rank's part as writable bytes, for ``numpy.frombuffer`` or ``torch.frombuffer``. The view keeps the
+        memory alive."""
         return memoryview(self._open())
 
     def close(self) -> None:
-        """Let go of the memory, which ends with its last view. Concerns this rank alone; may be repeated."""
+        """Release the memory, which is freed with its last view. Not collective; may be repeated."""
         self._buffer = None
 
     def _open(self) -> Buffer:

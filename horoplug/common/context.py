@@ -1,6 +1,6 @@
-"""The process's place in the job: its engine, its mesh, and the operations that are in flight.
+"""The state of this process in the job: its engine, its connections, and the operations in flight.
 
-:data:`context` is the only global of the package; everything else is reached through it.
+:data:`context` is the only global variable of the package.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RegisteredProcessSet(Protocol):
 
 
 class Context:
-    """What ``init`` makes and ``shutdown`` ends; both can be repeated any number of times."""
+    """The state between ``init`` and ``shutdown``, which can be repeated any number of times."""
 
     def __init__(self) -> None:
         self.operations: dict[int, InFlight] = {}
@@ -51,21 +51,21 @@ class Context:
         self.per_job: dict[Any, Any] = {}
         """State that other modules keep until the next init, by a key of their choice."""
         self.ranks: tuple[int, ...] | None = None
-        """The processes that make up the job, by the numbers that they were started with; None: all."""
+        """The processes of the job, by the ranks that the launcher gave them; None: all."""
         self._followers: list[Callable[[Engine | None], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
         self._mesh: PeerConnections | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
         self._lock = threading.Lock()
-        self._rendezvous: Rendezvous | None = None  # stays over shutdowns
-        self._identity: tuple[object, ...] = ()  # what the rendezvous was made for
+        self._rendezvous: Rendezvous | None = None  # survives shutdown
+        self._identity: tuple[object, ...] = ()  # the settings for which the rendezvous was created
         self._bootstrap: BootstrapResult | None = (
-            None  # of processes that another launcher has started
+            None  # of processes that another launcher than horovodrun has started
         )
-        # How often it was used, by the ranks that took part (None: all).
+        # Number of rendezvous so far, by the ranks that took part (None: all).
         self._generations: dict[tuple[int, ...] | None, int] = {}
-        # Handles count on over re-initialisations, so that a stale one can be told from a valid one.
+        # Handles are not reused after another init, so that stale ones are recognized.
         self._numbers = itertools.count(1)
         self._first_number = 1
         self._report: Report | None = None
@@ -98,11 +98,12 @@ class Context:
     def init(
         self, ranks: tuple[int, ...] | None = None, process_sets: Sequence[Sequence[int]] = ()
     ) -> bool:
-        """Find the other ranks and start the engine; does nothing if it is running. Returns whether it was started.
+        """Connect to the other ranks and start the engine. Does nothing if it is running. Returns whether it was
+        started.
 
-        ``ranks``: a job of these of the started processes, in this order; None: of all. The n-th call with them on one
-        rank meets the n-th call on every other one. ``process_sets``: the ranks of those that the caller will add;
-        ValueError if they are others on another rank."""
+        ``ranks``: the processes of the job, by the ranks that the launcher gave them, in this order; None: all. The
+        n-th call with the same ``ranks`` on one rank is paired with the n-th on every other one. ``process_sets``: the
+        ranks of the sets that the caller will add; ValueError if another rank gives different ones."""
         with self._lock:
             if self._engine is not None:
                 return False
@@ -135,7 +136,7 @@ class Context:
             return
         try:
             self.start_timeline(config.timeline, config.timeline_mark_cycles)
-        except ValueError as error:  # no reason to stop the job
+        except ValueError as error:  # does not stop the job
             logger.warning("%s (HOROVOD_TIMELINE)", error)
 
     def start_timeline(self, path: str | os.PathLike[str], mark_cycles: bool) -> None:
@@ -147,7 +148,7 @@ class Context:
             )
         file = os.fsencode(path)
         if b"\0" in file:
-            raise ValueError(f"the timeline's path {path!r} has a null character in it")
+            raise ValueError(f"the path of the timeline, {path!r}, contains a null character")
         try:
             engine.timeline_start(file, mark_cycles)
         except Error as error:
@@ -189,11 +190,11 @@ class Context:
             self._identity = identity
             self._generations = {}
         generation = self._generations.get(ranks, 0)
-        self._generations[ranks] = generation + 1  # also if it fails: it fails everywhere
+        self._generations[ranks] = generation + 1  # also if it fails, since it fails on all ranks
         return self._rendezvous.connect(generation, ranks)
 
     def shutdown(self) -> None:
-        """Leave the job in good order; does nothing if there is none. Operations in flight fail, here and elsewhere."""
+        """Leave the job in good order. Does nothing if there is none. Operations in flight fail on all ranks."""
         with self._lock:
             engine, self._engine, mesh, self._mesh = self._engine, None, self._mesh, None
             self._streams = []
@@ -213,8 +214,8 @@ class Context:
                 self._rendezvous.failed()
 
     def follow(self, follower: Callable[[Engine | None], None]) -> None:
-        """Have a function called with every engine that starts (and the one that runs now), and with None when it has
-        shut down: once it returns from that, the engine may go away."""
+        """Call a function with every engine that starts, and with the one that runs now; and with None after the engine
+        has shut down: when that call returns, the engine may be destroyed."""
         with self._lock:
             self._followers.append(follower)
             if self._engine is not None:
@@ -304,22 +305,22 @@ class Context:
     def _at_exit(self) -> None:
         rendezvous = self._rendezvous
         if rendezvous is not None:
-            rendezvous.leave()  # before the engine: see there
+            rendezvous.leave()  # before the engine shuts down: see Rendezvous.leave
         self.shutdown()
         if rendezvous is not None:
             rendezvous.close(patient=True)
 
     def forget(self) -> None:
-        """In a forked child (a data loader's worker), which is no rank: start afresh. The parent's engine knows that it
-        is not to be touched here, not even when its object goes away."""
+        """Reset the state in a forked child (such as the worker of a data loader), which is no rank. The object of the
+        parent's engine recognizes the child and does nothing there, also when it is destroyed."""
         self.operations.clear()
         self.blocking.clear()
         self._forget_process_sets()
         self._engine = self._mesh = self._rendezvous = self._report = None
-        self._lock = threading.Lock()  # another thread of the parent may have held it
-        # The child's copies would keep the connections open after the parent has died, and hide that from its peers.
+        self._lock = threading.Lock()  # another thread of the parent may hold the old one
+        # Copies in the child would keep the connections open after the parent's death, which peers would not notice.
         for fd, stat in self._streams:
-            with contextlib.suppress(OSError):  # the engine had closed it
+            with contextlib.suppress(OSError):  # the engine has closed it
                 if os.path.samestat(os.fstat(fd), stat):
                     os.close(fd)
         self._streams = []
@@ -328,12 +329,12 @@ class Context:
 def _check_ranks(ranks: tuple[int, ...], config: Config) -> None:
     if len(set(ranks)) < len(ranks) or not all(0 <= rank < config.size for rank in ranks):
         raise ValueError(
-            f"init(comm={list(ranks)}): the ranks must be different ones of 0 to {config.size - 1}."
+            f"init(comm={list(ranks)}): the ranks must be distinct numbers from 0 to {config.size - 1}."
         )
     if config.rank not in ranks:
         raise ValueError(
-            f"init(comm={list(ranks)}) was called by rank {config.rank}, which is not in it; call init() with "
-            "the ranks that it belongs to."
+            f"init(comm={list(ranks)}) was called by rank {config.rank}, which is not in the list; call init() with "
+            "a list that contains it."
         )
 
 

@@ -1,8 +1,8 @@
-"""Training that goes on after a failure: the state that is committed and restored, and the loop around the training
-function. What a framework adds to it is in its own ``elastic`` module.
+"""Elastic training: the state that is committed and restored, and the loop around the training function. The
+``elastic`` module of each framework builds on this.
 
-For now the processes of a job are the same from its start to its end: nobody reports hosts that come or go, and after a
-failure the ranks that there were start again.
+For now, the processes of a job do not change: no launcher reports hosts that come or go, and after a failure the same
+ranks initialize again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.base.log import logger
 
 FAILURES_WITHOUT_COMMIT: Final = 10
-"""After so many failures in a row without a commit between them, the failure is the program's own: it is raised."""
+"""After this number of consecutive failures without a commit between them, the failure is raised to the program."""
 
 
 class HostUpdateResult(IntFlag):
-    """How the hosts of a job have changed."""
+    """Changes of the hosts of a job."""
 
     no_update = 0
     removed = 1
@@ -32,13 +32,13 @@ class HostUpdateResult(IntFlag):
 
 
 class Listener(Protocol):
-    """Who is told about hosts; a :class:`State`."""
+    """Receives notifications about hosts, such as a :class:`State`."""
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None: ...
 
 
 class WorkerNotificationManager:
-    """Passes on what a launcher tells this process about hosts. ``horovodrun`` tells nothing yet."""
+    """Forwards notifications of the launcher about hosts. ``horovodrun`` sends none yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,22 +52,22 @@ class WorkerNotificationManager:
         hostname: str | None = None,
         local_rank: int | None = None,
     ) -> None:
-        """Begin to listen to the launcher. (The arguments are Horovod's.)"""
+        """Start to listen to the launcher. (The arguments are Horovod's.)"""
 
     def register_listener(self, listener: Listener) -> None:
-        """Tell ``listener`` from now on."""
+        """Notify ``listener`` from now on."""
         with self._lock:
             self._listeners.add(listener)
 
     def remove_listener(self, listener: Listener) -> None:
-        """Tell it no more."""
+        """Stop notifying ``listener``."""
         with self._lock:
             self._listeners.discard(listener)
 
     def handle_hosts_updated(
         self, timestamp: float, update_res: int = HostUpdateResult.no_update
     ) -> None:
-        """Tell all listeners that hosts have changed, and when (seconds, later ones are newer)."""
+        """Notify all listeners that hosts have changed. ``timestamp``: seconds, which order the notifications."""
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -78,9 +78,9 @@ notification_manager = WorkerNotificationManager()
 
 
 class State:
-    """What a training run consists of besides its code. Derive from it for a kind of state of your own.
+    """The state of a training run. Derive from it for your own kind of state.
 
-    ``bcast_object``: gives every rank an object of rank 0; ``get_rank``: this process's rank."""
+    ``bcast_object``: broadcasts an object of rank 0; ``get_rank``: returns the rank of this process."""
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -91,30 +91,30 @@ class State:
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Have these called, in this order, whenever the ranks have started anew (to scale the learning rate …)."""
+        """Call these functions, in this order, after each new ``init`` (for example to scale the learning rate)."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The ranks have started anew; not yet synchronised."""
+        """Called after each new ``init``, before the state is synchronized."""
         self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Hosts have changed; called in any thread."""
+        """Called when hosts have changed, in any thread."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save the state, which a failure will lead back to, and look for new hosts (:meth:`check_host_updates`).
+        """Save the state, which is restored after a failure, and check for new hosts (:meth:`check_host_updates`).
 
-        Collective: called by all ranks at the same point."""
+        Collective: all ranks call it at the same point."""
         self.save()
         self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if rank 0 has heard that hosts have changed. Collective."""
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was notified that hosts have changed. Collective."""
         before = newest = self._last_updated_timestamp
         changes = int(HostUpdateResult.no_update)
         while not self._host_messages.empty():
@@ -132,11 +132,11 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the copy."""
+        """Restore the state from the copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give all ranks the state of rank 0. Collective."""
+        """Broadcast the state of rank 0. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -144,10 +144,10 @@ class State:
 
 
 class ObjectState(State):
-    """Any Python objects: each keyword argument becomes an attribute, which may be assigned to.
+    """Python objects as a state: each keyword argument becomes an attribute, which may be assigned to.
 
-    ``save`` copies dicts, lists, sets and tuples, however deep; of other objects it keeps a reference, so what they
-    change inside of themselves is not undone. ``sync`` sends what was saved last, pickled."""
+    ``save`` copies nested dicts, lists, sets and tuples. Of other objects it keeps a reference, so their internal
+    changes are not undone. ``sync`` broadcasts the state that was saved last, pickled."""
 
     def __init__(
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
@@ -184,13 +184,13 @@ def run_fn(
     reset: Callable[[], Any],
     is_failure: Callable[[BaseException], bool] | None = None,
 ) -> Callable[..., Any]:
-    """``func(state, …)`` inside of a loop that goes on after failures; what a framework's ``elastic.run`` is made of.
+    """Wrap ``func(state, ...)`` in a loop that continues after failures. The ``elastic.run`` of a framework uses this.
 
-    The state is synchronised before ``func`` runs. On HorovodInternalError the last committed state is restored, on
-    HostsUpdatedInterrupt the current one is kept; then ``reset`` starts the ranks anew and ``func`` is called again.
-    Other exceptions are the caller's, and so is HorovodInternalError after FAILURES_WITHOUT_COMMIT of them in a row
-    without a commit. ``is_failure``: recognises a framework's own exceptions that are as good as HorovodInternalError;
-    that is what they are raised as."""
+    The state is synchronized before ``func`` runs. On HorovodInternalError the last committed state is restored; on
+    HostsUpdatedInterrupt the current state is kept. Then ``reset`` initializes the ranks again and ``func`` is called
+    again. Other exceptions propagate, as does HorovodInternalError after FAILURES_WITHOUT_COMMIT of them in a row
+    without a commit. ``is_failure``: whether an exception of a framework means the same as HorovodInternalError; it is
+    then raised as HorovodInternalError."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -211,7 +211,7 @@ def run_fn(
                     failures += 1
                     if failures >= FAILURES_WITHOUT_COMMIT:
                         raise
-                    logger.warning("elastic: going back to the last commit after: %s", error)
+                    logger.warning("elastic: restoring the last commit after: %s", error)
                     state.restore()
                     skip_sync = False
                 except HostsUpdatedInterrupt as interrupt:
@@ -226,13 +226,13 @@ def run_fn(
 
 @contextlib.contextmanager
 def _failures(is_failure: Callable[[BaseException], bool] | None) -> Iterator[None]:
-    """Raise what is a failure, or was raised because of one, as HorovodInternalError."""
+    """Raise exceptions that are failures, or were raised because of one, as HorovodInternalError."""
     try:
         yield
     except (HorovodInternalError, HostsUpdatedInterrupt):
         raise
     except Exception as error:
-        # Cleaning up after a failure may fail, too, and hide it.
+        # Cleaning up after a failure may fail as well and hide the failure.
         cause: BaseException | None = error
         while is_failure is not None and cause is not None:
             if isinstance(cause, HorovodInternalError) or is_failure(cause):
@@ -242,4 +242,4 @@ def _failures(is_failure: Callable[[BaseException], bool] | None) -> Iterator[No
 
 
 def _commits(state: Any) -> int:
-    return getattr(state, "_commits", 0)  # a state may have been written without State.__init__
+    return getattr(state, "_commits", 0)  # a user's state may not call State.__init__

@@ -1,4 +1,4 @@
-"""Where the libraries of CUDA are that wheels have brought, and the kernels that nvcc has compiled."""
+"""Paths of the CUDA libraries that are installed as Python packages, and of the kernels that nvcc has compiled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# As PyPI's wheels have them: nvidia/cu13/lib, nvidia/cuda_nvrtc/lib, nvidia/nccl/lib.
+# In folders of the wheels from PyPI: nvidia/cu13/lib, nvidia/cuda_nvrtc/lib, nvidia/nccl/lib.
 _LIBRARIES = ("libnvrtc.so.*", "libnccl.so.*")
 
 
@@ -15,21 +15,21 @@ _KERNELS = Path(__file__).resolve().parent.parent / "kernels.fatbin"
 
 
 def files() -> list[str]:
-    """Paths of what the core takes of CUDA: :func:`libraries`, and the file of kernels, if there is one.
+    """Paths for the core: :func:`libraries`, and the file with compiled kernels, if there is one.
 
-    ``HOROPLUG_KERNELS`` names one in place of the package's own."""
+    ``HOROPLUG_KERNELS`` names a file that replaces the one in the package."""
     named = os.environ.get("HOROPLUG_KERNELS")
     kernels = [named] if named else [str(_KERNELS)] if _KERNELS.exists() else []
     return [*libraries(), *kernels]
 
 
 def libraries() -> list[str]:
-    """Paths of the CUDA libraries that wheels have brought, the newest versions first."""
+    """Paths of the CUDA libraries that are installed as Python packages, newest versions first."""
     return [str(path) for pattern in _LIBRARIES for path in sorted(_found(pattern), reverse=True)]
 
 
 def _found(pattern: str) -> Iterator[Path]:
-    spec = importlib.util.find_spec("nvidia")  # a namespace: several folders may have parts of it
+    spec = importlib.util.find_spec("nvidia")  # a namespace package, which may have several folders
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if os.path.isdir(folder):
             yield from Path(folder).glob(f"*/lib/{pattern}")

@@ -1,4 +1,4 @@
-"""Gradients that travel together: what ``groups=`` means to optimizers and tapes."""
+"""The argument ``groups=`` of optimizers and tapes: gradients that are reduced together."""
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
@@ -8,7 +8,8 @@ Groups = int | Sequence[Sequence[Any]] | None
 
 
 def check_groups(groups: Groups, members: str = "variables") -> None:
-    """Raises ValueError unless ``groups`` is None, a positive number, or lists (of ``members``, for the message)."""
+    """Raises ValueError unless ``groups`` is None, a positive number, or a list of lists. ``members``: the elements of
+    these lists, for the message."""
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
         return
     if isinstance(groups, (list, tuple)) and all(isinstance(g, (list, tuple)) for g in groups):
@@ -17,7 +18,7 @@ def check_groups(groups: Groups, members: str = "variables") -> None:
 
 
 def groups_of(arguments: Mapping[str, Any]) -> Groups:
-    """What a user's call has for ``groups``, or for its older name ``num_groups``."""
+    """The value of ``groups``, or of its deprecated name ``num_groups``, in the arguments of a call."""
     groups: Groups = arguments.get("groups")
     return groups if groups is not None else (arguments.get("num_groups") or None)
 

@@ -5,10 +5,11 @@
     handle = hvd.allreduce_async_(array, op=hvd.Sum)
     hvd.synchronize(handle)                     # array now holds the sum
 
-Arrays on NVIDIA GPUs, CuPy's and others that have ``__cuda_array_interface__``, are taken, too: docs/gpu.md.
+Arrays on NVIDIA GPUs are supported as well: those of CuPy and others with ``__cuda_array_interface__`` or
+``__dlpack__`` (docs/gpu.md).
 
-Arrays of bool, (u)int8 to (u)int64, float16, float32, float64, and bfloat16 where ml_dtypes is installed. The
-operations are generated from the table in :mod:`horoplug.common.opspec`; ``help(hvd.allreduce)`` describes each.
+The dtypes are those in ``horoplug.common.dtypes.NAMES``; those that NumPy lacks, such as bfloat16, come from ml_dtypes.
+The operations are generated from the table in :mod:`horoplug.common.opspec`; ``help(hvd.allreduce)`` describes each.
 """
 
 from horoplug.common.api import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""NumPy arrays, and arrays like them on a GPU, for the table of operations."""
+"""The adapter of NumPy arrays, and of arrays on GPUs, for :mod:`horoplug.common.ops`."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -11,35 +11,36 @@ from horoplug.common.ops import CPU, perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.numpy import cuda
 
-_CODES = {np.dtype(name): code for name, code in dtypes.CODES.items() if name != "bfloat16"}
+# By dtype of NumPy itself.
+_CODES = {np.dtype(name): code for name, code in dtypes.CODES.items() if name in np.sctypeDict}
 _SCALARS = (np.generic, bool, int, float, list, tuple)
 
 
 def _code(dtype: np.dtype[Any]) -> int:
     code = _CODES.get(dtype)
     if code is None:
-        # NumPy's bfloat16 is whichever type a package (ml_dtypes) has registered under that name.
-        if dtype.name != "bfloat16" or dtype.itemsize != 2 or not dtype.isnative:
+        # Packages such as ml_dtypes add dtypes to NumPy, among them bfloat16, that are known by their names.
+        code = dtypes.CODES.get(dtype.name)
+        if code is None or dtype.itemsize != dtypes.SIZES[dtype.name] or not dtype.isnative:
             raise dtypes.unsupported(dtype, dtypes.NAMES)
-        code = dtypes.CODES["bfloat16"]
     return code
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
-    # NumPy's own way takes longer than the rest of a small operation, but does for foreign dtypes, too.
+    # NumPy's own interface takes longer than the rest of a small operation, but supports the dtypes of other packages.
     address = address_of(array)
     return array.__array_interface__["data"][0] if address is None else address
 
 
-def _on_card(array: Any) -> tuple[int, tuple[int, ...], int]:
-    address, device = cuda.place(array)
+def _on_gpu(array: Any) -> tuple[int, tuple[int, ...], int]:
+    address, device = cuda.location(array)
     return address, array.shape, device
 
 
 class NumpyAdapter:
-    """See :class:`horoplug.common.ops.Adapter`. Numbers and lists of them are taken as arrays, too.
+    """See :class:`horoplug.common.ops.Adapter`. Numbers and lists of numbers are converted to arrays.
 
-    Whatever is no ``np.ndarray`` among its tensors is on a card: see :mod:`horoplug.numpy.cuda`."""
+    A tensor that is no ``np.ndarray`` is on a GPU: see :mod:`horoplug.numpy.cuda`."""
 
     tensor_type = np.ndarray
     compression = None
@@ -48,7 +49,7 @@ class NumpyAdapter:
         if not isinstance(tensor, np.ndarray):
             if not isinstance(tensor, _SCALARS):
                 array = cuda.array(tensor, in_place)
-                return (array, _code(array.dtype), *_on_card(array))
+                return (array, _code(array.dtype), *_on_gpu(array))
             if in_place:
                 raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
             tensor = np.asarray(tensor)

@@ -17,22 +17,22 @@ from horoplug.common.context import context
 from horoplug.common.status import exception
 from horoplug.numpy import dlpack
 
-# By the package of an array's class: the module of horoplug that takes it.
+# By the package of an array's class: the module of horoplug for its arrays.
 _MODULES: Final = {
     "jax": "horoplug.jax",
     "jaxlib": "horoplug.jax",
     "tensorflow": "horoplug.tensorflow",
     "torch": "horoplug.torch",
 }
-_USED: Final = "card of arrays"  # in the context
+_USED: Final = "GPU of arrays"  # key in Context.per_job
 _DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class DeviceArray:
-    """A dense array on a card, in row-major order: memory of another library's array, or a result of horoplug's.
+    """A dense array on a GPU, in row-major order: the memory of another library's array, or a result of an operation.
 
-    ``cupy.asarray``, ``numba.cuda.as_cuda_array`` and ``torch.as_tensor(…, device="cuda")`` take it as it is, and so
-    does every library's ``from_dlpack``."""
+    ``cupy.asarray``, ``numba.cuda.as_cuda_array``, ``torch.as_tensor(..., device="cuda")`` and the ``from_dlpack`` of
+    every library accept it without a copy."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class DeviceArray:
         device: int,
         stream: int,
     ) -> None:
-        self.owner = owner  # keeps the memory
+        self.owner = owner  # keeps the memory alive
         self.address = address
         self.shape = tuple(shape)
         self.dtype = dtype
         self.device = device
         self.stream = stream
-        """What uses the array comes after what is in this stream (a CUstream; 0: the default stream)."""
+        """Work that uses the array must run after the work in this stream (a CUstream; 0: the default stream)."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -77,9 +77,9 @@ class DeviceArray:
 
 
 def array(tensor: Any, in_place: bool) -> Any:
-    """An array on a card as CuPy's array, or as a :class:`DeviceArray`, dense and in row-major order.
+    """Convert an array on a GPU to an array of CuPy or a :class:`DeviceArray`, dense and in row-major order.
 
-    Raises TypeError for what is no such array, ValueError if it cannot be overwritten (``in_place``) or copied."""
+    Raises TypeError for anything else, ValueError if the array cannot be overwritten (``in_place``) or copied."""
     package = type(tensor).__module__.partition(".")[0]
     if package in _MODULES:
         raise TypeError(
@@ -101,26 +101,26 @@ def array(tensor: Any, in_place: bool) -> Any:
         return cupy.ascontiguousarray(tensor)
 
 
-def place(tensor: Any) -> tuple[int, int]:
-    """Address and device of what :func:`array` has given."""
+def location(tensor: Any) -> tuple[int, int]:
+    """Address and device of an array that :func:`array` has returned."""
     if isinstance(tensor, DeviceArray):
         return tensor.address, tensor.device
     return int(tensor.data.ptr), int(tensor.device.id)
 
 
 def stream(device: int, tensors: Sequence[Any]) -> int:
-    """The stream that arrays are used in: of CuPy's the current one, of others what they say. ValueError if these are
-    several."""
+    """The stream in which arrays are used: CuPy's current stream, or that of a DeviceArray. Raises ValueError if the
+    arrays are used in several streams."""
     found = {t.stream if isinstance(t, DeviceArray) else _current(device) for t in tensors}
     if len(found) != 1:
         raise ValueError(
-            "the arrays of a group are in use on different streams; put them on one, or pass them one by one."
+            "the arrays of a group are used in different streams; use one stream, or pass the arrays one by one."
         )
     return found.pop()
 
 
 def empty_like(tensor: Any) -> tuple[Any, int]:
-    """An array for a result, and its address."""
+    """A new array for a result, and its address."""
     if isinstance(tensor, DeviceArray):
         nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
         memory = None
@@ -138,13 +138,13 @@ def empty_like(tensor: Any) -> tuple[Any, int]:
 
 
 def copy_back(result: Any, tensor: Any) -> None:
-    """Nothing for a :class:`DeviceArray`, which is never a copy."""
+    """Copy a result to the caller's array. Does nothing for a :class:`DeviceArray`, which is never a copy."""
     if not isinstance(result, DeviceArray):
         tensor[...] = result
 
 
 def from_memory(memory: DeviceMemory | None, like: Any, shape: Sequence[int]) -> Any:
-    """An array around memory of the core."""
+    """An array that wraps memory of the core."""
     address = memory.address if memory else 0
     if isinstance(like, DeviceArray):
         return DeviceArray(memory, address, shape, like.dtype, like.device, like.stream)
@@ -152,13 +152,13 @@ def from_memory(memory: DeviceMemory | None, like: Any, shape: Sequence[int]) ->
     if memory is None or memory.nbytes == 0:
         with cupy.cuda.Device(device):
             return cupy.empty(shape, like.dtype)
-    owner = memory, _current(device)  # the memory is given back in the order of this stream
+    owner = memory, _current(device)  # the memory is freed in the order of this stream
     unowned = cupy.cuda.UnownedMemory(address, memory.nbytes, owner, device)
     return cupy.ndarray(tuple(shape), like.dtype, cupy.cuda.MemoryPointer(unowned, 0))
 
 
 class _Stream(int):
-    """A CUstream, which the object that it is of keeps."""
+    """A CUstream with a reference to the object that keeps it alive."""
 
     keeper: Any
 
@@ -175,7 +175,7 @@ def _wrapped(tensor: Any, interface: dict[str, Any], in_place: bool) -> DeviceAr
     address, read_only = interface["data"]
     shape, dtype = interface["shape"], np.dtype(interface["typestr"])
     if interface.get("mask") is not None:
-        raise ValueError("the array has a mask, and would be taken without it.")
+        raise ValueError("the array has a mask, which operations would ignore.")
     if not _in_order(interface.get("strides"), shape, dtype.itemsize):
         raise _not_in_order()
     if in_place and read_only:
@@ -186,7 +186,7 @@ def _wrapped(tensor: Any, interface: dict[str, Any], in_place: bool) -> DeviceAr
 
 
 def _taken(tensor: Any, in_place: bool) -> DeviceArray:
-    """An array of DLPack alone; TypeError if it is none on a card. It is ready in the default stream."""
+    """An array that has DLPack only; it is ready in the default stream. Raises TypeError if it is not on a GPU."""
     asked = getattr(tensor, "__dlpack_device__", None)
     if asked is None or not hasattr(tensor, "__dlpack__") or asked()[0] != dlpack.ON_CUDA:
         raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
@@ -222,8 +222,8 @@ def _not_in_order() -> ValueError:
 
 
 def _device(tensor: Any, address: int | None) -> int:
-    """The card that an array is on, which ``__cuda_array_interface__`` does not say. One without elements has no
-    memory: it counts as on the card that this rank uses, or the thread's current one."""
+    """The GPU of an array, which ``__cuda_array_interface__`` does not have. An array without elements has no memory
+    and counts as on the GPU that this rank uses, or that is current in this thread."""
     if hasattr(tensor, "__dlpack_device__"):
         return int(tensor.__dlpack_device__()[1])
     if not address and _USED in context.per_job:
@@ -236,6 +236,6 @@ def _device(tensor: Any, address: int | None) -> int:
     else:
         status = driver.cuCtxGetDevice(ctypes.byref(ordinal))
     if status != 0:
-        raise ValueError(f"the array is on no CUDA device (the driver's answer is {status}).")
+        raise ValueError(f"the array is on no CUDA device (the CUDA driver returned {status}).")
     context.per_job[_USED] = ordinal.value
     return ordinal.value

@@ -1,4 +1,4 @@
-"""Arrays on cards by DLPack: those that have no other interface, and ours for others to take."""
+"""DLPack, in both directions: arrays on GPUs without another interface, and horoplug's own for other libraries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from horoplug._native import DlpackTensor, give_dlpack, take_dlpack
 from horoplug.common import dtypes
 
 ON_CUDA: Final = 2  # kDLCUDA
-LEGACY_STREAM: Final = 1  # how it has the default stream; __cuda_array_interface__, too
+LEGACY_STREAM: Final = 1  # the default stream in DLPack and in __cuda_array_interface__
 _NO_ORDER: Final = -1
 
-# By DLPack's code and the number of bits; and the other way round.
+# Names of dtypes by DLPack's (type code, bits), and the reverse.
 _CODES: Final = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 _NAMES: Final = {
     (code, bits): kind if kind == "bool" else f"{kind}{bits}"
@@ -27,11 +27,12 @@ _OF_NAMES: Final = {name: key for key, name in _NAMES.items() if name in dtypes.
 
 
 def take(tensor: Any) -> DlpackTensor:
-    """What ``tensor.__dlpack__`` gives for use in the default stream. ValueError if that cannot be read."""
+    """Take over the array that ``tensor.__dlpack__`` exports for use in the default stream. Raises ValueError if it
+    cannot be read."""
     try:
         try:
             capsule = tensor.__dlpack__(stream=LEGACY_STREAM, max_version=(1, 0))
-        except TypeError:  # it is of before version 1
+        except TypeError:  # implements a version before 1
             capsule = tensor.__dlpack__(stream=LEGACY_STREAM)
         return take_dlpack(capsule)
     except BufferError as error:
@@ -40,7 +41,7 @@ def take(tensor: Any) -> DlpackTensor:
 
 
 def dtype_of(taken: DlpackTensor) -> np.dtype[Any]:
-    """As NumPy has it; ValueError if horoplug has no such elements."""
+    """The NumPy dtype of the array. Raises ValueError if the core does not support it."""
     code, bits, lanes = taken.dtype
     name = _NAMES.get((code, bits)) if lanes == 1 else None
     if name not in dtypes.CODES:
@@ -49,9 +50,9 @@ def dtype_of(taken: DlpackTensor) -> np.dtype[Any]:
         try:
             import ml_dtypes
         except ImportError:
-            raise ValueError("NumPy has bfloat16 from ml_dtypes; install it.") from None
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
+            raise ValueError("bfloat16 in NumPy needs the package ml_dtypes; install it.") from None
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
     return np.dtype(name)
 
 
@@ -62,36 +63,37 @@ def give(
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> object:
-    """The capsule of a :class:`horoplug.numpy.cuda.DeviceArray`, as ``__dlpack__`` is asked for it."""
+    """The capsule of a :class:`horoplug.numpy.cuda.DeviceArray`. The arguments are those of ``__dlpack__``."""
     device = ON_CUDA, array.device
     if copy or (dl_device is not None and tuple(dl_device) != device):
-        raise BufferError("a DeviceArray is given as it is: without a copy, and on its own card")
+        raise BufferError("a DeviceArray is exported without a copy, on its own GPU only")
     key = _OF_NAMES.get(array.dtype.name)
     if key is None:
         raise BufferError(f"DLPack has no {array.dtype}")
     if stream != _NO_ORDER:
         of = 0 if stream is None or stream == LEGACY_STREAM else stream
         if of != array.stream:
-            _put_behind(array.device, of, array.stream)
+            _order_after(array.device, of, array.stream)
     versioned = max_version is not None and max_version[0] >= 1
     return give_dlpack(array, array.address, device, key, array.shape, versioned)
 
 
-def _put_behind(device: int, stream: int, other: int) -> None:
-    """What comes into a stream from now on waits for what is in the other one."""
+def _order_after(device: int, stream: int, other: int) -> None:
+    """Work that is enqueued on ``stream`` from now on runs after the work that is now in ``other``."""
     driver = ctypes.CDLL("libcuda.so.1")
     context, event = ctypes.c_void_p(), ctypes.c_void_p()
 
     def call(function: Callable[..., int], *arguments: object) -> None:
         status = function(*arguments)
         if status != 0:
-            raise BufferError(f"{function.__name__} fails with {status}")
+            name = getattr(function, "__name__", "a function of the CUDA driver")
+            raise BufferError(f"{name} fails with {status}")
 
     call(driver.cuDevicePrimaryCtxRetain, ctypes.byref(context), device)
     try:
         call(driver.cuCtxPushCurrent_v2, context)
         try:
-            call(driver.cuEventCreate, ctypes.byref(event), 2)  # without times
+            call(driver.cuEventCreate, ctypes.byref(event), 2)  # CU_EVENT_DISABLE_TIMING
             call(driver.cuEventRecord, event, ctypes.c_void_p(other))
             call(driver.cuStreamWaitEvent, ctypes.c_void_p(stream), event, 0)
         finally:

@@ -1,4 +1,4 @@
-"""PyTorch tensors for the table of operations."""
+"""The adapter of PyTorch tensors for :mod:`horoplug.common.ops`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from horoplug.torch import streams
 from horoplug.torch.autograd import Collective
 from horoplug.torch.compression import Compression
 
-# uint16, uint32 and uint64 exist from PyTorch 2.3 on.
+# By dtype. Older versions of PyTorch lack some dtypes: uint16, uint32 and uint64 exist from 2.3 on.
 _CODES = {getattr(torch, name): code for name, code in dtypes.CODES.items() if hasattr(torch, name)}
 
 
@@ -40,8 +40,8 @@ class TorchAdapter:
             return tensor, code, tensor.data_ptr(), tensor.shape, device
         if in_place and _overlaps(tensor):
             raise ValueError(
-                "elements of the tensor share memory (it was expanded?), so that it cannot be overwritten; use the "
-                "variant that returns a new tensor."
+                "elements of the tensor share memory, as after expand(), so it cannot be overwritten; use the variant "
+                "that returns a new tensor."
             )
         dense = tensor.detach().resolve_neg().contiguous()
         return dense, code, dense.data_ptr(), dense.shape, device
@@ -60,9 +60,11 @@ class TorchAdapter:
     def from_memory(
         self, memory: Memory | DeviceMemory | None, like: torch.Tensor, shape: Sequence[int]
     ) -> torch.Tensor:
-        if memory is None or memory.nbytes == 0:  # frombuffer refuses it
+        if memory is None or memory.nbytes == 0:  # frombuffer rejects empty memory
             return torch.empty(shape, dtype=like.dtype, device=like.device)
-        if isinstance(memory, DeviceMemory):  # bytes first: its interface cannot name every dtype
+        if isinstance(
+            memory, DeviceMemory
+        ):  # as bytes, since its interface does not have every dtype
             return torch.as_tensor(memory, device=like.device).view(like.dtype).view(shape)
         return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
@@ -82,7 +84,7 @@ class TorchAdapter:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements may be at one place in memory. (For strides that interleave oddly it may say so wrongly.)"""
+    """Whether two elements may have the same address. May be True without need for strides that interleave."""
     extent = 1
     dimensions = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, count in sorted((stride, count) for stride, count in dimensions if count != 1):

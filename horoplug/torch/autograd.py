@@ -1,7 +1,7 @@
 """Gradients of the operations: one autograd function for all of them, and one rule for each in :data:`GRADIENTS`.
 
-The rules are Horovod's. They take the ranks' losses to be averaged, as the optimizer does: the gradient of an operation
-whose result every rank uses is the *average* of what the ranks send back.
+The rules are Horovod's. They assume that the losses of the ranks are averaged, as the optimizer does: the gradient of
+an operation whose result every rank uses is the *average* of the gradients of all ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum
 
 @dataclass(frozen=True)
 class Forward:
-    """What a gradient needs to know of the operation that it belongs to."""
+    """The data of an operation that its gradient needs."""
 
     adapter: Adapter
     spec: OpSpec
@@ -28,7 +28,7 @@ class Forward:
     row_counts: list[list[int]]
 
     def again(self, name: str, tensors: Sequence[torch.Tensor], **changes: Any) -> Any:
-        """Run operation ``name`` on the gradients, with this operation's options but for ``changes``."""
+        """Run operation ``name`` on the gradients, with the options of this operation except for ``changes``."""
         called = self.call.name
         call = self.call._replace(name=called and f"{called}.gradient", **changes)
         return self.adapter.run(BY_NAME[name], tensors, call, BY_NAME[name].grouped)
@@ -77,8 +77,9 @@ class Collective(torch.autograd.Function):
         call: Call,
         grouped: bool,
     ) -> Any:
-        """Apply it; the result is that of ``Operation.wait``."""
-        results = cls.apply(adapter, spec, call, grouped, *tensors)  # type: ignore[no-untyped-call]
+        """Apply the function; returns what ``Operation.wait`` returns."""
+        apply: Any = cls.apply  # has no type
+        results = apply(adapter, spec, call, grouped, *tensors)
         if grouped:
             return list(results)
         return results if spec.received_splits else results[0]
@@ -89,12 +90,12 @@ def _allreduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
         raise RuntimeError(
             f"allreduce with op={NAMES[past.call.reduce_op]} has no gradient; detach its input."
         )
-    reduced: Sequence[torch.Tensor] = past.again("allreduce", grads)
+    reduced: list[torch.Tensor] = past.again("allreduce", grads)
     return reduced
 
 
 def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """This rank's rows of the average."""
+    """The rows of this rank of the average."""
     rank = past.process_set.rank()
     assert rank is not None
     return [
@@ -104,13 +105,13 @@ def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
 
 
 def _broadcast(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Only the root's tensor had an effect."""
+    """The average at the root; zeros elsewhere, since only the root's tensor was used."""
     average = past.average(grads)
     return average if context.mesh().rank == past.call.root else [g * 0 for g in average]
 
 
 def _alltoall(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Every row goes back where it came from; rows that were sent nowhere had no effect."""
+    """The gradient of each row from the rank that received it; zeros for rows that were not sent."""
     returned, _ = past.again("alltoall", grads[:1], splits=past.row_counts[0])
     missing = past.shapes[0][0] - len(returned)
     if missing:
@@ -119,7 +120,7 @@ def _alltoall(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Te
 
 
 def _reducescatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """All rows of the gradient; times the ranks for Sum, as if each rank's loss were the sum of theirs."""
+    """The gradients of all rows; for Sum multiplied by the number of ranks, as if the loss were the sum over ranks."""
     call = past.call
     factor = call.prescale * call.postscale
     if call.reduce_op == Sum:
@@ -129,7 +130,7 @@ def _reducescatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[tor
 
 
 def _reduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The root's gradient for every rank: the outputs of the others are not results."""
+    """The gradient of the root's output, on every rank: the outputs of other ranks are not results."""
     call = past.call
     if call.reduce_op not in (Average, Sum):
         raise RuntimeError(
@@ -143,13 +144,13 @@ def _reduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tens
 
 
 def _gather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The rows of the root's gradient go back to the ranks that they came from."""
+    """The rows of the root's gradient that belong to this rank's input."""
     returned = past.again("scatter", grads, splits=past.row_counts[0] or None)
     return [returned.reshape(past.shapes[0])]
 
 
 def _scatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Only the root's tensor had an effect; rows that were sent nowhere had none."""
+    """The gradients of all ranks at the root, and zeros for rows that were not sent; zeros elsewhere."""
     gathered = past.again("gather", grads, splits=None)
     missing = past.shapes[0][0] - len(gathered)
     if missing:

@@ -11,6 +11,7 @@ import torch
 from horoplug.base import config
 from horoplug.common.process_sets import ProcessSet
 from horoplug.torch import buckets
+from horoplug.torch.dynamo import run_eagerly
 from horoplug.torch.gradient_reduction import GradientReduction
 from horoplug.torch.grouping import Group, GroupProgress, check_groups, make_groups, name_parameters
 from horoplug.torch.reduction import Handles, Reducer
@@ -125,7 +126,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _buckets(self) -> buckets.Buckets | None:
         return self._reduction.buckets
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @run_eagerly
     def synchronize(self) -> None:
         """Wait until every gradient is reduced. ``step`` does this. Call it before to use the reduced gradients, for
         example to clip them, and then call ``step`` inside :meth:`skip_synchronize`.

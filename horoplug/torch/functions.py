@@ -1,4 +1,4 @@
-"""Start from the same state everywhere: parameters and optimizer state from one rank to all."""
+"""Broadcast of model parameters and optimizer state, so that all ranks start from the same state."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -22,8 +22,8 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite parameters with those of rank `root_rank` (a global rank), on the ranks of the set.
 
-    ``params``: ``model.state_dict()``, ``model.named_parameters()``, or an iterable of tensors. What is no tensor is
-    left alone. Raises ValueError for anything else."""
+    ``params``: ``model.state_dict()``, ``model.named_parameters()``, or an iterable of tensors. Values that are no
+    tensors are skipped. Raises ValueError for anything else."""
     if isinstance(params, Mapping):
         items = sorted(params.items())
     elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
@@ -49,7 +49,7 @@ def _broadcast_in_place(
 
 @dataclass(frozen=True)
 class _Slot:
-    """In place of a tensor in the description of an optimizer's state; the tensor itself is sent after it."""
+    """Placeholder for a tensor in the pickled state of an optimizer; the tensor is sent separately."""
 
     number: int
     shape: tuple[int, ...]
@@ -63,15 +63,15 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank of the set the optimizer state (momenta, step counts …) and options (learning rate …) of rank
-    `root_rank` (a global rank).
+    """Give every rank of the set the state (momenta, step counts, ...) and options (learning rate, ...) of the
+    optimizer of rank `root_rank` (a global rank).
 
-    State that only the root has is created, and what only others have is dropped; parameters are not touched. As in
-    Horovod, parameters of an optimizer that has not stepped yet get gradients of zero if they have none, but for those
-    whose gradients are sparse: all of SparseAdam, and embeddings of ``model``. Raises ValueError for LBFGS, whose state
-    cannot be shared."""
+    State that only the root has is created, and state that only other ranks have is dropped. Parameters are not
+    changed. As in Horovod, parameters of an optimizer that has not stepped yet get gradients of zeros if they have
+    none, except for parameters with sparse gradients: those of SparseAdam, and embeddings of ``model``. Raises
+    ValueError for LBFGS, whose state cannot be shared, and if the optimizers of the ranks differ."""
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("broadcast_optimizer_state cannot share the state of torch.optim.LBFGS.")
+        raise ValueError("broadcast_optimizer_state does not support torch.optim.LBFGS.")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam):
         _zero_missing_gradients(parameters, model)
@@ -101,7 +101,7 @@ def broadcast_optimizer_state(
             tensors[slot.number] = made
             return made
 
-        # What is not in the root's CPU memory is where this rank has the parameter.
+        # A tensor that is not in CPU memory on the root goes to the device of this rank's parameter.
         first = parameters[0] if parameters else None
         options = _map(_Slot, functools.partial(make, like=first), options)
         state = [
@@ -111,7 +111,7 @@ def broadcast_optimizer_state(
     named = ((f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors))
     _broadcast_in_place(named, root_rank, process_set)
     if rank() != root_rank:
-        # Only now, so that the other ranks are not left waiting.
+        # Checked after the broadcast, so that other ranks do not wait for this one.
         if count != len(parameters) or len(options) != len(optimizer.param_groups):
             raise ValueError(
                 f"the optimizer of rank {root_rank} has {count} parameters in {len(options)} groups, "
@@ -140,7 +140,7 @@ def _take_over(
     options: list[dict[str, Any]],
     state: list[dict[str, Any] | None],
 ) -> None:
-    # In place, since schedulers and wrappers hold the same groups.
+    # In place, since schedulers and wrappers refer to the same groups.
     for group, received in zip(optimizer.param_groups, options, strict=True):
         for key, value in received.items():
             if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
@@ -155,7 +155,7 @@ def _take_over(
 
 
 def _map(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same dicts, lists and tuples with ``function`` applied to what is of ``kind``."""
+    """Copy nested dicts, lists and tuples, with ``function`` applied to values of type ``kind``."""
     if isinstance(tree, kind):
         return function(tree)
     if isinstance(tree, Mapping):

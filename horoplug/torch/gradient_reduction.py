@@ -75,8 +75,8 @@ class GradientReduction:
 
         for parameter in parameters:
             self.delay[parameter] = self.passes
-            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-            self.hooks.append(handle)
+            register: Any = parameter.register_post_accumulate_grad_hook  # has no type
+            self.hooks.append(register(hook))
 
     def set_passes(self, passes: int) -> None:
         """Change the number of backward passes per step, from the next pass on."""

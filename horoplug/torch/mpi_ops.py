@@ -1,5 +1,5 @@
-"""All operations on PyTorch tensors, and what does not depend on a framework. (The module's name is Horovod's; there is
-no MPI in it.)"""
+"""All operations on PyTorch tensors, and the functions of the job. (The name of the module is Horovod's; it has nothing
+to do with MPI.)"""
 
 import functools
 from collections.abc import Callable
@@ -27,8 +27,8 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Sum sparse COO tensors over the ranks, by gathering their indices and values.
 
-    Returns a function (not a handle, as Horovod): call it to get the sum, or with ``op=Average`` the average, as a
-    sparse tensor that is not coalesced."""
+    Returns a function instead of a handle, as Horovod does. It waits and returns the sum, or with ``op=Average`` the
+    average, as a sparse tensor that is not coalesced."""
     coalesced = tensor.coalesce()
     indices = coalesced.indices().t().contiguous()
     values = coalesced.values()
@@ -37,7 +37,7 @@ def sparse_allreduce_async(
         for part, suffix in ((indices, "indices"), (values, "values"))
     ]
 
-    @functools.cache  # a gradient's may be called by the user and by the optimizer
+    @functools.cache  # both the user and the optimizer may call it
     def finish() -> torch.Tensor:
         indices, values = (synchronize(handle) for handle in handles)
         if op == Average:

@@ -66,7 +66,9 @@ def DistributedOptimizer(
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor is supported with op=Average only.")
     if gradient_as_bucket_view:
-        obstacle = buckets.why_not(compression, op, groups or num_groups or None, process_set)
+        obstacle = buckets.unsupported_argument(
+            compression, op, groups or num_groups or None, process_set
+        )
         if obstacle is not None:
             raise ValueError(f"gradient_as_bucket_view=True cannot be combined with {obstacle}.")
     base: type[_DistributedOptimizer] = _DistributedOptimizer

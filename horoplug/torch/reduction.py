@@ -1,4 +1,4 @@
-"""Gradients on their way: submitted, waited for, and put where the optimizer looks for them."""
+"""Submits the reductions of gradients, waits for them, and stores the results in ``parameter.grad``."""
 
 import contextlib
 import functools
@@ -25,17 +25,18 @@ from horoplug.torch.mpi_ops import sparse_allreduce_async
 _ALLREDUCE = BY_NAME["allreduce"]
 
 Handle = Any
-"""Of a reduction, for ``synchronize``; the function that ends it, for a sparse one; None: not submitted yet."""
+"""The handle of a reduction, for ``synchronize``; for a sparse gradient, the function that returns the result; None:
+not submitted yet."""
 
 Handles = dict[Any, tuple[Handle, Any]]
-"""By parameter or group: its handle, and what decompression needs (of a group: a list)."""
+"""By parameter or group: its handle, and the context for decompression (of a group: a list of contexts)."""
 
 Member = tuple[torch.Tensor, torch.Tensor, Any]
-"""A parameter, its gradient as it is sent (the reduction overwrites it), and what decompression needs."""
+"""A parameter, the tensor that is sent and overwritten by the reduction, and the context for decompression."""
 
 
 class Reducer:
-    """Reduces gradients as the options of ``DistributedOptimizer`` say; see there."""
+    """Reduces gradients with the options of :func:`horoplug.torch.optimizer.DistributedOptimizer`."""
 
     def __init__(
         self,
@@ -54,14 +55,14 @@ class Reducer:
         self._process_set = process_set
         self._compresses = _method(compression, "compress") is not NoneCompressor.compress
         self.wire_dtype = wire_dtype(compression)
-        # Whether gradients are usually handed over as they are: the core may cast them on its own.
+        # Whether gradients are usually sent without a call of the compression, since the core casts them itself.
         self._sends_as_is = not self._compresses or self.wire_dtype != 0
-        # What need not be called, since copying a gradient back casts on its own.
+        # Whether `decompress` need not be called, since copying a gradient back casts it as well.
         self._casts_only = _method(compression, "decompress") in (
             NoneCompressor.decompress,
             _method(CastCompressor, "decompress"),
         )
-        # By parameter: dtype, shape and device of its gradient as it is sent, and the reduction of such a tensor.
+        # By parameter: dtype, shape and device of the tensor that is sent, and the reduction of such a tensor.
         self._known: dict[torch.Tensor, tuple[torch.dtype, torch.Size, int, Prepared]] = {}
         self._known_call = Call()
         self._batches: list[tuple[Batch, list[torch.Tensor], list[Any]]] = []
@@ -69,18 +70,18 @@ class Reducer:
         self._sparse: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
 
     def submit(self, parameters: Iterable[torch.Tensor], handles: Handles) -> None:
-        """Reduce their gradients, each by itself, and enter them in ``handles``.
+        """Submit the gradients of these parameters, each by itself, and enter them in ``handles``.
 
-        Raises what ``allreduce_async_`` does; those before the one that is refused are on their way then."""
+        Raises as ``allreduce_async_`` does; the gradients before the refused one are then submitted."""
         call = self._call(None)
         if call != self._known_call:
             self._known_call = call
             self._known.clear()
         by_device: dict[int, tuple[list[Any], ...]] = {}
-        at = None
+        device = None
         for parameter in parameters:
             tensor, kept, known = parameter.grad, None, self._known.get(parameter)
-            # The usual case in short.
+            # A short path for the usual case.
             if not (
                 self._sends_as_is
                 and known is not None
@@ -95,10 +96,10 @@ class Reducer:
                     handles[parameter] = self._submit_sparse(parameter, tensor), kept
                     continue
                 known = self._known_as(parameter, tensor)
-            if known[2] != at:
-                at = known[2]
+            if known[2] != device:
+                device = known[2]
                 reduced, tensors, kept_all, prepared, addresses = by_device.setdefault(
-                    at, ([], [], [], [], [])
+                    device, ([], [], [], [], [])
                 )
             reduced.append(parameter)
             tensors.append(tensor)
@@ -108,7 +109,7 @@ class Reducer:
         for device, (reduced, tensors, kept_all, prepared, addresses) in by_device.items():
             batch = _start(device, prepared, addresses, tensors)
             self._batches.append((batch, reduced, kept_all))
-            # What was refused has no number.
+            # The refused gradient and those after it have no handle.
             handles.update(zip(reduced, zip(batch.numbers, kept_all, strict=False), strict=False))
             if batch.refused is not None:
                 raise batch.refused
@@ -132,10 +133,10 @@ class Reducer:
         return known
 
     def submit_group(self, group: Group, handles: Handles) -> None:
-        """Reduce the gradients of a group as one, but for sparse ones."""
+        """Submit the dense gradients of a group as one operation, and each sparse one by itself."""
         packed = [(parameter, *self._pack(parameter)) for parameter in group]
         dense = [member for member in packed if not member[1].is_sparse]
-        handle: Handle = list  # ends a reduction of nothing
+        handle: Handle = list  # for a group without dense gradients
         if dense:
             call = self._call(self._names[group[0]])
             tensors = [tensor for _, tensor, _ in dense]
@@ -150,7 +151,7 @@ class Reducer:
                 handles[parameter] = self._submit_sparse(parameter, tensor), kept
 
     def submit_buckets(self, buckets: Sequence[Bucket], handles: Handles) -> None:
-        """Reduce each where it is. Raises as :meth:`submit` does."""
+        """Submit the in-place reductions of buckets. Raises as :meth:`submit` does."""
         for bucket in buckets:
             if bucket.prepared is None:
                 call, flat = self._call(bucket.name), bucket.flat
@@ -161,7 +162,7 @@ class Reducer:
             prepared = [bucket.prepared for bucket in there if bucket.prepared is not None]
             tensors = [bucket.flat for bucket in there]
             batch = _start(device, prepared, [tensor.data_ptr() for tensor in tensors], tensors)
-            self._batches.append((batch, [], []))  # there is nothing to take over
+            self._batches.append((batch, [], []))  # the results are in place
             for bucket, number in zip(there, batch.numbers, strict=False):
                 for parameter in bucket:
                     handles.pop(parameter, None)
@@ -170,12 +171,12 @@ class Reducer:
                 raise batch.refused
 
     def finish(self) -> None:
-        """Wait for all that was submitted, and put the results into the gradients.
+        """Wait for all submitted reductions, and store the results in the gradients.
 
         Raises HorovodInternalError if a reduction failed; the gradients are then undefined."""
         failures = [batch.wait() for batch, _, _ in self._batches]
         totals = []
-        # Whatever fails, the others are waited for: no buffer may be in use later.
+        # Wait for all of them even if one fails: no buffer may be in use later.
         for operation, _ in self._groups:
             with _collecting(failures):
                 synchronize(operation.number)
@@ -197,13 +198,13 @@ class Reducer:
             parameter.grad = total
 
     def forget(self) -> None:
-        """Let go of what was submitted. (The core keeps the tensors of what it has not done yet.)"""
+        """Forget all submitted reductions. The context keeps the tensors of those that are in flight."""
         self._batches.clear()
         self._groups.clear()
         self._sparse.clear()
 
     def _pack(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The gradient as it is to be sent, and what decompression needs. No gradient counts as zeros."""
+        """The tensor to send for a gradient, and the context for decompression. No gradient counts as zeros."""
         grad = parameter.grad
         if grad is None:
             grad = parameter.grad = torch.zeros_like(parameter)
@@ -213,7 +214,7 @@ class Reducer:
                 return grad, None
             grad = grad.to_dense()
         tensor, kept = self._compress(grad)
-        # A gradient in channels_last order takes a copy: the order of another rank's may differ.
+        # A gradient in channels_last order is copied, since the order on other ranks may differ.
         if not _plain(tensor):
             tensor, *_ = ADAPTER.describe(tensor.detach(), in_place=False)
         return tensor, kept
@@ -229,7 +230,7 @@ class Reducer:
         return cast(torch.Tensor, self._compression.decompress(tensor, kept))
 
     def _take(self, parameter: torch.Tensor, tensor: torch.Tensor, kept: Any) -> None:
-        """Put a reduced gradient where the optimizer looks for it."""
+        """Store a reduced gradient in ``parameter.grad``."""
         grad = parameter.grad
         tensor = self._decompress(tensor, kept)
         if grad is None:
@@ -257,13 +258,13 @@ def _start(
     addresses: Sequence[int],
     tensors: Sequence[torch.Tensor],
 ) -> Batch:
-    """Submit what is on one device."""
+    """Submit operations on tensors of one device."""
     stream = None if device == CPU else functools.partial(streams.current, device)
     return Batch(prepared, addresses, tensors, stream)
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory can be sent as it is."""
+    """Whether the memory of the tensor can be sent without a copy."""
     return (
         not tensor.is_sparse
         and tensor.is_contiguous()
@@ -272,7 +273,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _method(compression: Any, name: str) -> Any:
-    """A compressor's method as the class has it that defines it, so that it can be recognised."""
+    """A method of a compressor as a plain function, for comparison with those of known classes."""
     method = getattr(compression, name, None)
     return getattr(method, "__func__", method)
 

@@ -1,13 +1,13 @@
-"""Batch normalisation over the batches of all ranks.
+"""Batch normalization over the batches of all ranks.
 
-One exchange of a few numbers per channel in the forward pass, and one in the backward pass. The ranks' batches may be
-of different sizes, empty ones included.
+The forward pass and the backward pass exchange a few numbers per channel each. The batches of the ranks may have
+different sizes and may be empty.
 """
 
 import itertools
 import math
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -16,18 +16,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.reduce_ops import Sum
+from horoplug.torch.dynamo import run_eagerly
 from horoplug.torch.operations import allgather, allreduce
 
 
 class SyncBatchNorm(_BatchNorm):
-    """``torch.nn.BatchNorm1d/2d/3d`` with mean and variance of all ranks' batches together while it trains.
+    """``torch.nn.BatchNorm1d/2d/3d`` that in training uses the mean and variance over the batches of all ranks.
 
-    Takes floating-point input (N, C, ...) of two dimensions or more; statistics are float32, or float64 for float64.
-    In evaluation, on one rank, and on ranks outside of the process set it is plain batch normalisation. The gradients
-    of weight and bias are this rank's share: the optimizer reduces them like all others.
+    Takes floating-point input of shape (N, C, ...); statistics are float32, or float64 for float64 input. In
+    evaluation, on one rank, and on ranks outside of the process set it is plain batch normalization. The gradients of
+    weight and bias are those of this rank's batch: the optimizer reduces them like all others.
 
     Every rank uses the same layers in the same order. Raises ValueError for input of another shape, or if all batches
-    together have less than two values per channel."""
+    together have fewer than two values per channel."""
 
     def __init__(
         self,
@@ -45,8 +46,8 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """The module with every batch normalisation in it replaced by one of this class, which has its parameters and
-        statistics. A layer that is in it twice is replaced by one."""
+        """Replace every batch normalization in the module by a layer of this class with the same parameters and
+        statistics, and return the module. A layer that occurs twice is replaced by one layer."""
         return cls._convert(module, process_set, {})
 
     @classmethod
@@ -69,7 +70,7 @@ class SyncBatchNorm(_BatchNorm):
                 process_set,
             )
             made.train(module.training)
-            # The very same parameters: an optimizer may have them already.
+            # The same parameter objects, since an optimizer may have them already.
             made._parameters.update(module._parameters)
             made._buffers.update(module._buffers)
         converted[module] = made
@@ -87,7 +88,7 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The normalised input, of its shape and dtype."""
+        """The normalized input, with its shape and dtype."""
         self._check_input_dim(input)
         if not self.training and self.track_running_stats:
             return super().forward(input)
@@ -96,34 +97,32 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         return self._synchronized(input)
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @run_eagerly
     def _synchronized(self, input: torch.Tensor) -> torch.Tensor:
         exchange = _Exchange(self, self.process_set)
-        output: torch.Tensor
-        output, mean, variance, count = _Normalization.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, self.eps, exchange
-        )
+        normalize: Any = _Normalization.apply
+        output, mean, variance, count = normalize(input, self.weight, self.bias, self.eps, exchange)
         if self.track_running_stats:
             self._track(mean, variance * (count / (count - 1)))
-        return output
+        return cast(torch.Tensor, output)
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        layer: Any = self  # which has its buffers, since it tracks statistics
+        layer: Any = self  # has the buffers, since it tracks statistics
         layer.num_batches_tracked.add_(1)
-        # Without momentum: the average of all batches so far.
+        # Without momentum, the statistics are the average of all batches so far.
         share = 1 / float(layer.num_batches_tracked) if self.momentum is None else self.momentum
         for running, current in ((layer.running_mean, mean), (layer.running_var, variance)):
             running.lerp_(current.to(running.dtype), share)
 
 
 class _Exchange:
-    """What one use of a layer sends to the other ranks. Uses whose backward passes may overlap have different names."""
+    """The communication of one use of a layer. Uses whose backward passes may overlap have different names."""
 
     def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet) -> None:
         self.process_set = process_set
-        # Numbers count from the job's beginning, in the order of first use, which is the same on every rank: also where
-        # an elastic job has built some ranks' models anew.
+        # Layers are numbered from the start of the job in the order of first use, which is the same on every rank, also
+        # where an elastic job has rebuilt the models of some ranks.
         number = process_set_id(process_set)
         layers = context.per_job.setdefault(SyncBatchNorm, weakref.WeakKeyDictionary())
         if layer not in layers:
@@ -132,16 +131,16 @@ class _Exchange:
         self._name, self._uses = layers[layer]
 
     def gather(self, count: int, *numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all ranks: how many values they have, in the host's memory, and vectors, joined, as the rows of a
+        """Gather from all ranks: the number of values, in host memory, and the concatenated vectors as the rows of a
         matrix."""
-        # Ranks forget uses whenever they drop their graphs, so they agree on a number that is free on all of them.
+        # Each rank forgets a use when it drops the graph, so the ranks agree on a number that is free on all of them.
         free = max(self._uses, default=-1) + 1
         row = torch.tensor([free, count], dtype=torch.float64)
         wide = [vector.double() for vector in numbers]
         if numbers[0].is_cpu:
             rows = allgather(torch.cat([row, *wide])[None], self._name, self.process_set)
             counts, rows = rows[:, :2], rows[:, 2:]
-        else:  # by itself, so that nobody has to wait for the card
+        else:  # two operations, so that no rank has to wait for the GPU
             counts = allgather(row[None], f"{self._name}.counts", self.process_set)
             rows = allgather(torch.cat(wide)[None], self._name, self.process_set)
         self._use = int(counts[:, 0].max())
@@ -156,7 +155,7 @@ class _Exchange:
 
 
 class _Normalization(torch.autograd.Function):
-    """The normalised input; mean and (biased) variance of all batches, and how many values they are of."""
+    """Returns the normalized input, the mean and the (biased) variance over all batches, and the number of values."""
 
     @staticmethod
     def forward(
@@ -219,5 +218,5 @@ class _Normalization(torch.autograd.Function):
 
 
 def _along(numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """One number per channel, in the shape and dtype to compute with ``like``."""
+    """One number per channel, in a shape that broadcasts with ``like`` and its dtype."""
     return numbers.to(like.dtype).view(-1, *[1] * (like.dim() - 2))

@@ -84,7 +84,7 @@ def test_stub_and_module_have_the_same_names():
 
 
 def test_module_constants():
-    assert _native.ABI_VERSION == 1
+    assert _native.ABI_VERSION == 2
     assert _native.cpu_kernels() in ("baseline", "avx2", "avx512")
     assert _native.dtype_size(FLOAT32) == 4
     assert _native.dtype_size(99) == 0

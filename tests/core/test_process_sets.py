@@ -206,7 +206,7 @@ def test_subset_of_processes_can_be_a_separate_job(pool):
             assert total == (1 if rank == 1 else 2)
             assert hvd.broadcast(torch.tensor(rank), 0) == (1 if rank == 1 else 2)
             hvd.shutdown()
-        with pytest.raises(ValueError, match="not in it"):
+        with pytest.raises(ValueError, match="not in the list"):
             hvd.init(comm=[(rank + 1) % 3])
         hvd.init()
         assert hvd.allreduce(torch.tensor(rank), op=hvd.Sum) == 3

@@ -368,5 +368,5 @@ def test_groups_across_streams(core, monkeypatch, where):
 
 
 def test_unknown_device_is_refused():
-    with pytest.raises(ValueError, match="is on meta; horoplug takes tensors in the memory of"):
+    with pytest.raises(ValueError, match="is on meta; horoplug supports tensors in the memory of"):
         streams.device_of(torch.ones(2, device="meta"))

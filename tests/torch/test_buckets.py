@@ -11,7 +11,7 @@ from torch import nn
 
 import horoplug.torch as hvd
 from horoplug.torch import buckets
-from horoplug.torch.buckets import Place, divide
+from horoplug.torch.buckets import GradientLayout, divide
 from tests.harness.support import NO_LIMITS, ranks_fixture
 from tests.harness.training import CLOSE, Model, equal, joined, train, wrapped
 
@@ -284,8 +284,8 @@ def check_options():
 
 def check_small_buckets():
     """Many buckets, of which some are complete during backward."""
-    sizes = buckets.BUCKET, buckets.FIRST_BUCKET
-    buckets.BUCKET, buckets.FIRST_BUCKET = 5000, 100
+    sizes = buckets.BUCKET_BYTES, buckets.FIRST_BUCKET_BYTES
+    buckets.BUCKET_BYTES, buckets.FIRST_BUCKET_BYTES = 5000, 100
     try:
 
         def wide():
@@ -302,7 +302,7 @@ def check_small_buckets():
             assert len(made[0][1]._buckets.buckets) > 4
         steps(made, (6, 4))
     finally:
-        buckets.BUCKET, buckets.FIRST_BUCKET = sizes
+        buckets.BUCKET_BYTES, buckets.FIRST_BUCKET_BYTES = sizes
 
 
 def check_two_optimizers():
@@ -416,7 +416,7 @@ def check_refusals():
     wide = nn.Linear(2, 2, dtype=torch.float64)
     refused("bias is float64; compression", wide, compression=hvd.Compression.bf16)
     complex_ = nn.Linear(2, 2, dtype=torch.complex64)
-    refused("is no dense floating-point parameter", complex_)
+    refused("is not a dense floating-point parameter", complex_)
     refused(
         "weight is float32 .* and float32 .* on rank 0. .rank 1.",
         nn.Linear(2 + min(hvd.rank(), 1), 2),
@@ -508,11 +508,11 @@ def test_kill(pool, hosts):
 
 def test_divide(monkeypatch):
     """One type each, in the order in which they are full, a small one first."""
-    monkeypatch.setattr(buckets, "FIRST_BUCKET", 256)
-    monkeypatch.setattr(buckets, "BUCKET", 1024)
+    monkeypatch.setattr(buckets, "FIRST_BUCKET_BYTES", 256)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1024)
 
     def place(number, dtype, elements):
-        return Place(str(number), dtype, (elements,), (1,), False)
+        return GradientLayout(str(number), dtype, (elements,), (1,), False)
 
     kinds = [torch.float32, torch.float64, torch.float32, torch.float64, *[torch.float32] * 20]
     places = [place(n, dtype, 17 if n else 1) for n, dtype in enumerate(kinds)]

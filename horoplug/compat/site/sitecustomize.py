@@ -7,6 +7,7 @@ f-strings."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls
 
+# mypy: allow-untyped-defs, allow-untyped-calls, no-warn-unused-ignores
 import importlib.util
 import os
 import sys

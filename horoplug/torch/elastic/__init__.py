@@ -1,4 +1,4 @@
-"""Training that goes on after a failure.
+"""Elastic training: training that continues after a failure.
 
 @hvd.elastic.run
 def train(state):
@@ -13,7 +13,7 @@ def train(state):
 
 train(hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0))
 
-For now with the processes that the job was started with: see :mod:`horoplug.common.elastic`.
+For now, the processes of a job do not change: see :mod:`horoplug.common.elastic`.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,11 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a training function whose first argument is its state (a :class:`TorchState`, or any
+    """Decorator for a training function whose first argument is its state (a :class:`TorchState`, or any
     :class:`horoplug.common.elastic.State`).
 
-    When an operation fails on HorovodInternalError, all ranks go back to the last ``state.commit()``, start anew, take
-    over the state of rank 0, and the function is called again. It should use collective operations only in what it
-    calls, and begin where the state says."""
+    When an operation raises HorovodInternalError, all ranks restore the last ``state.commit()``, initialize again, take
+    over the state of rank 0, and call the function again. The function should resume at the progress in the state."""
     return run_fn(func, _reset)
 
 

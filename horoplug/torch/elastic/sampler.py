@@ -1,4 +1,4 @@
-"""A sampler that knows which samples of an epoch are done, for any number of ranks."""
+"""A sampler that records which samples of an epoch were processed, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from horoplug.torch.mpi_ops import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
-    """Deals the samples of a dataset out to the ranks, and after a restart only those that are not done.
+    """Distributes the samples of a dataset over the ranks; after a restart, only those that were not processed.
 
     Put it into the :class:`TorchState`, call :meth:`record_batch` after each batch, and :meth:`set_epoch` at the *end*
-    of an epoch, so that one that was interrupted is not begun again.
+    of an epoch, so that an interrupted epoch is continued instead of repeated.
 
     The order is Horovod's: all indices, shuffled by ``random.Random(seed + epoch)`` if ``shuffle``, without the first
     ``processed_num``, repeated from their start until they divide by the number of ranks; rank r takes every one at
@@ -28,8 +28,8 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
         self.seed = seed
         self.epoch = 0
         self.processed_num = 0
-        """Samples of this epoch that all ranks together have done."""
-        self.processed_indices: set[int] = set()  # always empty; older programs look at it
+        """Number of samples of this epoch that all ranks together have processed."""
+        self.processed_indices: set[int] = set()  # always empty; kept for older programs
         self.num_replicas = 0
         self.rank = 0
         self.remaining_indices: list[int] = []
@@ -39,13 +39,13 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch: none of its samples is done."""
+        """Start an epoch, of which no sample was processed."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """A batch of ``batch_size`` samples is done, on every rank. (``batch_idx`` is not used.)"""
+        """Record that every rank has processed a batch of ``batch_size`` samples. (``batch_idx`` is not used.)"""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,13 +53,13 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Continue from the progress in ``state_dict``."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deal out what is not done to the ranks that there are now."""
+        """Distribute the samples that were not processed over the current ranks."""
         self.num_replicas = size()
         self.rank = rank()
         indices = list(range(len(self.dataset)))

@@ -22,7 +22,7 @@ from horoplug.torch.mpi_ops import rank
 
 
 class StateHandler:
-    """How the state of one kind of object is saved, restored and synchronised. ``value`` is the object."""
+    """Saves, restores and synchronizes the state of one kind of object. ``value`` is the object."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -32,24 +32,24 @@ class StateHandler:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Give the object the state of the copy."""
+        """Restore the object from the copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give the object the state of rank 0's. Collective."""
+        """Give the object the state of that of rank 0. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
         """Adapt to a new number of ranks."""
 
     def set_value(self, value: Any) -> None:
-        """Go over to another object, and save it."""
+        """Replace the object, and save the state of the new one."""
         self.value = value
         self.save()
 
 
 class _DictHandler(StateHandler):
-    """What has ``state_dict`` and ``load_state_dict``."""
+    """An object with ``state_dict`` and ``load_state_dict``."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -60,7 +60,7 @@ class _DictHandler(StateHandler):
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        # A copy again: optimizers keep the tensors that they are given.
+        # Another copy, since optimizers keep the tensors that they are given.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
@@ -101,12 +101,12 @@ _handler_registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Pairs of a class and the handler of its objects; the first that fits is taken."""
+    """Pairs of a class and the handler of its objects. The first match is used."""
     return _handler_registry
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replace the pairs, for states that are made from now on."""
+    """Replace the pairs, for states that are created from now on."""
     global _handler_registry
     _handler_registry = registry
 
@@ -118,10 +118,11 @@ def _handler(value: Any) -> StateHandler | None:
 class TorchState(ObjectState):
     """The state of a training run: ``TorchState(model, optimizer, sampler=sampler, epoch=0)``.
 
-    Each argument becomes an attribute. Those that a handler knows (models, optimizers, schedules, samplers) are saved
-    by their state, on assignment as well; other objects as :class:`ObjectState` says."""
+    Each argument becomes an attribute. For objects with a handler (models, optimizers, learning-rate schedules,
+    samplers) their state is saved, also when the attribute is assigned; other objects are saved as in
+    :class:`ObjectState`."""
 
-    _handlers: Mapping[str, StateHandler] = {}  # until __init__ has made them
+    _handlers: Mapping[str, StateHandler] = {}  # until __init__ has created them
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         handlers, others = {}, {}
@@ -148,12 +149,12 @@ class TorchState(ObjectState):
     def sync(self) -> None:
         for handler in self._handlers.values():
             handler.sync()
-            handler.save()  # a failure before the first commit leads back to here
+            handler.save()  # restored after a failure before the first commit
         super().sync()
 
     def reset(self) -> None:
         for handler in self._handlers.values():
-            if isinstance(handler, StateHandler):  # others' handlers need not know this one
+            if isinstance(handler, StateHandler):  # users' handlers may lack this method
                 handler.reset()
         super().reset()
 

@@ -1,0 +1,16 @@
+"""Excludes functions that call the core from the graphs of torch.compile."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_torch: Any = torch  # the function is not exported
+
+
+def run_eagerly(function: _Function) -> _Function:
+    """Decorator: torch.compile calls the function as it is, outside of its graphs."""
+    decorated: _Function = _torch._disable_dynamo(function)
+    return decorated
