@@ -361,8 +361,9 @@ def give_dlpack(
 def address_of(buffer: object) -> int | None:
     """Address of the memory of a contiguous object with the buffer protocol; None if it does not export it."""
 
-def dtypes() -> list[tuple[int, str, int]]:
-    """``(code, name, bytes of an element)`` of every dtype, by ascending code from 0. The names are NumPy's."""
+def dtypes() -> list[tuple[int, str, int, str, str, int]]:
+    """``(code, name, bytes of an element, MPI's name or "", package, DLPack's code)`` of every dtype, by ascending code
+    from 0. The names are those of NumPy's types, which the package (numpy or ml_dtypes) defines."""
 
 def dtype_size(dtype: int) -> int:
     """Bytes of an element; 0 for an unknown code."""

@@ -40,7 +40,11 @@ def fnv(*texts: bytes) -> int:
 
 def source_key() -> int:
     """The core's source_key()."""
-    files = [SOURCES / "kernels.cu", *sorted(SOURCES.glob("*.h"))]
+    files = [
+        SOURCES / "kernels.cu",
+        ROOT / "csrc" / "include" / "horoplug" / "dtypes.def",
+        *sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.def"))),
+    ]
     return fnv(*(option.encode() for option in OPTIONS), *(file.read_bytes() for file in files))
 
 
@@ -96,7 +100,8 @@ def compile_kernels(nvcc: str, archs: list[int]) -> bytes:
     targets.append(f"-gencode=arch=compute_{first},code=[sm_{first},compute_{first}]")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "kernels.fatbin")
-        options = [*OPTIONS, "-Xfatbin=-compress-all", "--threads=0", f"-I{ROOT / 'csrc'}"]
+        include = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'csrc' / 'include'}"]
+        options = [*OPTIONS, "-Xfatbin=-compress-all", "--threads=0", *include]
         command = [
             nvcc,
             "-fatbin",

@@ -1,6 +1,8 @@
 // Sizes and names of the shared types. The names appear in error messages and timelines.
 #include "base/types.h"
 
+#include <iterator>
+
 namespace horoplug {
 namespace {
 
@@ -11,10 +13,10 @@ struct DTypeInfo {
 
 // Indexed by the values of DType.
 constexpr DTypeInfo kDTypes[] = {
-    {1, "uint8"},    {1, "int8"},    {2, "uint16"},  {2, "int16"},   {4, "int32"},
-    {8, "int64"},    {2, "float16"}, {4, "float32"}, {8, "float64"}, {1, "bool"},
-    {2, "bfloat16"}, {4, "uint32"},  {8, "uint64"},
+#define HP_DTYPE(code, NAME, Name, name, bytes, ...) {bytes, #name},
+#include "horoplug/dtypes.def"
 };
+static_assert(std::size(kDTypes) == kDTypeCount, "the codes of dtypes.def are 0, 1, 2, ...");
 constexpr const char* kReduceOps[] = {"average", "sum", "adasum", "min", "max", "product"};
 
 // The value may come from the network: a value outside the enumeration must not crash the error

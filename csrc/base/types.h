@@ -9,21 +9,22 @@
 namespace horoplug {
 
 enum class DType : std::uint8_t {
-  kUInt8 = HP_UINT8,
-  kInt8 = HP_INT8,
-  kUInt16 = HP_UINT16,
-  kInt16 = HP_INT16,
-  kInt32 = HP_INT32,
-  kInt64 = HP_INT64,
-  kFloat16 = HP_FLOAT16,
-  kFloat32 = HP_FLOAT32,
-  kFloat64 = HP_FLOAT64,
-  kBool = HP_BOOL,
-  kBFloat16 = HP_BFLOAT16,
-  kUInt32 = HP_UINT32,
-  kUInt64 = HP_UINT64,
+#define HP_DTYPE(code, NAME, Name, ...) k##Name = HP_##NAME,
+#include "horoplug/dtypes.def"
 };
 inline constexpr int kDTypeCount = HP_DTYPE_COUNT;
+
+// What kind of arithmetic an element type has; a column of dtypes.def.
+enum class DTypeFamily : std::uint8_t {
+  kUnsigned,
+  kSigned,
+  kBool,
+  kFloat,
+  kHalf,
+  kFloat8,
+  kFloat8Finite,
+  kComplex,
+};
 
 enum class ReduceOp : std::uint8_t {
   kAverage = HP_AVERAGE,
@@ -58,9 +59,27 @@ std::size_t dtype_size(DType dtype);
 const char* dtype_name(DType dtype);
 const char* reduce_op_name(ReduceOp op);
 
-inline bool is_floating(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64 ||
-         dtype == DType::kBFloat16;
+inline constexpr DTypeFamily kDTypeFamilies[] = {
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, ...) DTypeFamily::k##family,
+#include "horoplug/dtypes.def"
+};
+constexpr DTypeFamily dtype_family(DType dtype) { return kDTypeFamilies[static_cast<int>(dtype)]; }
+
+// Floats of one real number.
+constexpr bool is_floating(DType dtype) {
+  const DTypeFamily family = dtype_family(dtype);
+  return family == DTypeFamily::kFloat || family == DTypeFamily::kHalf ||
+         family == DTypeFamily::kFloat8 || family == DTypeFamily::kFloat8Finite;
+}
+
+constexpr bool is_complex(DType dtype) { return dtype_family(dtype) == DTypeFamily::kComplex; }
+
+// The 16-bit floats, which float32 is compressed to.
+constexpr bool is_half(DType dtype) { return dtype_family(dtype) == DTypeFamily::kHalf; }
+
+// Whether Adasum works on it.
+constexpr bool has_adasum(DType dtype) {
+  return dtype_family(dtype) == DTypeFamily::kFloat || is_half(dtype);
 }
 
 }  // namespace horoplug

@@ -4,12 +4,12 @@
 
 namespace horoplug {
 
-Task meet(Comm& comm) {
+Task barrier(Comm& comm) {
   Call call;
   co_await choose_algorithm(comm, call, nullptr).run(comm, call);
 }
 
-Task gather_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all) {
+Task allgather_fixed_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all) {
   const std::vector<std::size_t> sizes(static_cast<std::size_t>(comm.size()), bytes);
   Call call;
   call.kind = OpKind::kAllgather;
@@ -17,7 +17,7 @@ Task gather_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all) {
   call.output = static_cast<std::byte*>(all);
   call.receive_bytes = sizes;
   const Algorithm& chosen = choose_algorithm(comm, call, nullptr);
-  if (comm.planned() && !chosen.commits) co_await meet(comm);
+  if (comm.planned() && !chosen.defers_writes) co_await barrier(comm);
   co_await chosen.run(comm, call);
 }
 

@@ -3,15 +3,15 @@
 namespace horoplug {
 
 Comm::Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared, const Costs& costs)
-    : rank_(rank), shared_(shared), measured_(costs), costs_(costs) {
+    : rank_(rank), host_memory_(shared), measured_(costs), costs_(costs) {
   for (auto& links : lanes) peers_.push_back({std::move(links), {}});
 }
 
-void Comm::set_local(SharedGroup* local, const std::vector<int>& host,
-                     const std::vector<int>& slice) {
-  local_ = local;
-  host_ = part(host, local);
-  slice_ = part(slice, nullptr);
+void Comm::set_hosts(SharedGroup* local_memory, const std::vector<int>& local,
+                     const std::vector<int>& cross) {
+  local_memory_ = local_memory;
+  local_comm_ = part(local, local_memory);
+  cross_comm_ = part(cross, nullptr);
 }
 
 // Some of the ranks, over the same links.
@@ -37,23 +37,23 @@ void Comm::begin(const Channel& channel, BatchTrace* trace, const Tuning& tuning
     peer.sent = peer.received = 0;
     peer.in_use = std::min(peer.lanes.size(), static_cast<std::size_t>(tuning.lanes));
   }
-  if (shared_ != nullptr) shared_->begin(channel.check);
-  if (local_ != nullptr) local_->begin(channel.check);
-  for (Comm* const some : {host_.get(), slice_.get()}) {
+  if (host_memory_ != nullptr) host_memory_->begin(channel.check);
+  if (local_memory_ != nullptr) local_memory_->begin(channel.check);
+  for (Comm* const some : {local_comm_.get(), cross_comm_.get()}) {
     if (some != nullptr) some->begin(channel, nullptr, tuning);
   }
 }
 
 void Comm::commit() {
   committed_ = true;
-  for (Comm* const some : {host_.get(), slice_.get()}) {
+  for (Comm* const some : {local_comm_.get(), cross_comm_.get()}) {
     if (some != nullptr) some->commit();
   }
 }
 
 void Comm::end() {
   trace_ = nullptr;
-  for (SharedGroup* group : {shared_, local_}) {
+  for (SharedGroup* group : {host_memory_, local_memory_}) {
     if (group != nullptr) group->ring();
   }
   for (const Peer& peer : peers_) {
@@ -66,7 +66,7 @@ void Comm::withdraw() {
   for (const Peer& peer : peers_) {
     for (Link* lane : peer.lanes) lane->take_back(channel_);
   }
-  for (SharedGroup* group : {shared_, local_}) {
+  for (SharedGroup* group : {host_memory_, local_memory_}) {
     if (group != nullptr) group->withdraw();
   }
 }
@@ -80,7 +80,7 @@ void Comm::drop(const Channel& first_dropped) {
 }
 
 void Comm::resume() {
-  for (SharedGroup* group : {shared_, local_}) {
+  for (SharedGroup* group : {host_memory_, local_memory_}) {
     if (group != nullptr) group->skip();
   }
 }

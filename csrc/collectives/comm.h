@@ -1,5 +1,5 @@
-// One collective's view of its process set: ranks 0 … size-1, messages between them, and shared
-// memory if they have it.
+// A collective's view of its process set: ranks 0 … size-1, the links between them, and the memory
+// that ranks of one host share.
 #pragma once
 
 #include <array>
@@ -24,50 +24,51 @@ enum class Scratch : int { kWork = 0, kReceive, kMpi };
 
 class Comm {
  public:
-  // `lanes` by rank of the set: the links to it, none at this rank's own place. `shared` is nullptr
-  // unless all are on one host.
+  // `lanes`: the links to each rank of the set; this rank's own entry is empty. `shared`: the
+  // memory that all ranks share; nullptr unless all are on one host.
   Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared,
        const Costs& costs = {});
 
-  // For a set that spans hosts with the same number of ranks each, more than one: the memory of
-  // this host's ranks and these, by place; and by host, in the order of their first ranks, those
-  // ranks of the set that have this one's place on theirs.
-  void set_local(SharedGroup* local, const std::vector<int>& host, const std::vector<int>& slice);
+  // For a set that spans several hosts with the same number of ranks each, more than one. `local`:
+  // the ranks on this host, which share `local_memory`. `cross`: from each host, in the order of
+  // their first ranks, the rank whose index among its host's ranks is that of this rank.
+  void set_hosts(SharedGroup* local, const std::vector<int>& host, const std::vector<int>& slice);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
-  SharedGroup* shared() const { return shared_; }
-  // What set_local() has given, or nullptr. The ranks of the host and those of the slice run
-  // batches of their own within the batch of the set.
-  SharedGroup* local() const { return local_; }
-  Comm* host() const { return host_.get(); }
-  Comm* slice() const { return slice_.get(); }
-  // MPI, whose own collectives work on exactly the ranks of the set and are used by no other one,
-  // or nullptr.
+  SharedGroup* host_memory() const { return host_memory_; }
+  // Without set_hosts(): nullptr. Both communicators run batches of their own within the batch of
+  // the set.
+  SharedGroup* local_memory() const { return local_memory_; }
+  Comm* local_comm() const { return local_comm_.get(); }
+  Comm* cross_comm() const { return cross_comm_.get(); }
+  // MPI, if its own collectives run over exactly the ranks of this set, and no other set uses them;
+  // nullptr otherwise.
   void set_mpi(Mpi* mpi) { mpi_ = mpi; }
   Mpi* mpi() const { return mpi_; }
-  // The set's ranks' GPUs, once an operation on tensors there has come; nullptr before.
+  // The GPUs of the set's ranks; nullptr before the first operation on GPU tensors.
   void set_gpu(std::shared_ptr<GpuGroup> gpu) { gpu_ = std::move(gpu); }
   GpuGroup* gpu() const { return gpu_.get(); }
-  // As measured, and corrected by what has proved good since.
+  // As measured, with the tuner's corrections.
   const Costs& costs() const { return costs_; }
 
-  // Enters and leaves the batch whose frames the calls below send and receive. `trace`, if there is
-  // one, is told what happens in it.
+  // Enters and leaves the batch whose frames the calls below send and receive. `trace` may be
+  // nullptr.
   void begin(const Channel& channel, BatchTrace* trace = nullptr, const Tuning& tuning = {});
   void end();
-  // Leaves a batch that not all ranks have joined, after its coroutine is gone: as if it had not
-  // begun.
+  // Leaves a batch that not all ranks have joined, as if it had not begun. Its coroutine must have
+  // been destroyed.
   void withdraw();
-  // The plan of an epoch has ended: what peers have sent of it for this batch and those after it is
-  // dropped (at once), and the ranks go on together from the same point (when what still runs of
-  // the plan is done).
+  // The plan of an epoch has ended. drop() discards, at once, what peers have sent for this batch
+  // of the plan and later ones; resume(), when no batch of the plan runs any more, lets all ranks
+  // continue from the same point.
   void drop(const Channel& first_dropped);
   void resume();
   BatchTrace* trace() const { return trace_; }
-  // The batch is a plan's: ranks join it unasked, and it may be withdrawn until all have.
+  // Whether the batch may still be withdrawn: it belongs to a plan, whose batches ranks join
+  // without negotiation, and not all ranks have joined it.
   bool planned() const { return channel_.epoch != 0 && !committed_; }
-  // All have joined it, and it is like any other from here on.
+  // All ranks have joined the batch.
   void commit();
 
   // Queues a message of at most kChunkBytes to a rank. `data` must stay as it is until flushed().
@@ -86,18 +87,18 @@ class Comm {
   // the same purpose.
   std::byte* scratch(Scratch purpose, std::size_t bytes);
 
-  // Working memory that somebody else may write to until it is given back: if it never is, since
-  // the batch has failed, the memory is leaked.
-  class Lent {
+  // Working memory that MPI or a GPU may still write to until give_back(). If the batch fails
+  // before that, the memory is leaked.
+  class Lease {
    public:
-    Lent(Comm& comm, Scratch purpose, std::size_t bytes)
+    Lease(Comm& comm, Scratch purpose, std::size_t bytes)
         : comm_(comm), purpose_(purpose), data_(comm.scratch(purpose, bytes)) {}
-    ~Lent() {
+    ~Lease() {
       if (!back_)
         static_cast<void>(comm_.scratch_[static_cast<std::size_t>(purpose_)].first.release());
     }
-    Lent(const Lent&) = delete;
-    Lent& operator=(const Lent&) = delete;
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
 
     std::byte* data() const { return data_; }
     void give_back() { back_ = true; }
@@ -109,7 +110,7 @@ class Comm {
     bool back_ = false;
   };
 
-  // Adds the global ranks of all others.
+  // Appends the global ranks of all other ranks of the set.
   void everyone_else(std::vector<int>& ranks) const;
 
   // Waits until everything that was sent in this batch has left.
@@ -124,15 +125,15 @@ class Comm {
   };
   Flushed flushed() const { return Flushed(*this); }
 
-  // Messages are cut into pieces of this size or less, so that a piece is still in the cache when
+  // Messages are cut into chunks of this size or less, so that a chunk is still in the cache when
   // it is reduced, and the next one travels meanwhile.
   std::size_t chunk_bytes() const { return chunk_bytes_; }
   static constexpr std::size_t kChunkBytes = Tuning::kMostChunk;
   static_assert(kChunkBytes == Arena::kSlotBytes);
 
  private:
-  // The way to one rank. Message i of a batch travels on lane i mod their number; both sides count
-  // alike.
+  // The links to one rank. Message i of a batch travels on lane i modulo their number; both sides
+  // count alike.
   struct Peer {
     std::vector<Link*> lanes;
     std::vector<std::uint64_t> tickets;  // by lane: last frame sent in this batch
@@ -151,15 +152,15 @@ class Comm {
 
   const int rank_;
   std::vector<Peer> peers_;
-  SharedGroup* const shared_;
+  SharedGroup* const host_memory_;
   const Costs measured_;
   Costs costs_;
   std::size_t chunk_bytes_ = kChunkBytes;
   Mpi* mpi_ = nullptr;
   std::shared_ptr<GpuGroup> gpu_;
-  SharedGroup* local_ = nullptr;
-  std::unique_ptr<Comm> host_;
-  std::unique_ptr<Comm> slice_;
+  SharedGroup* local_memory_ = nullptr;
+  std::unique_ptr<Comm> local_comm_;
+  std::unique_ptr<Comm> cross_comm_;
   Channel channel_;
   bool committed_ = false;
   BatchTrace* trace_ = nullptr;

@@ -21,15 +21,15 @@ constexpr std::size_t widened(std::size_t bytes) { return 2 * bytes; }
 void Layout::add(const void* input, void* output, std::size_t bytes) {
   const std::size_t tensor = added_++;
   if (bytes == 0) return;
-  pieces_.push_back({static_cast<const std::byte*>(input), static_cast<std::byte*>(output), 0,
+  placed_.push_back({static_cast<const std::byte*>(input), static_cast<std::byte*>(output), 0,
                      bytes_, bytes, tensor});
   bytes_ += bytes;
 }
 
-void Layout::add_absent(std::uint64_t neutral, std::size_t bytes) {
+void Layout::add_absent(std::uint64_t identity, std::size_t bytes) {
   const std::size_t tensor = added_++;
   if (bytes == 0) return;
-  pieces_.push_back({nullptr, nullptr, neutral, bytes_, bytes, tensor});
+  placed_.push_back({nullptr, nullptr, identity, bytes_, bytes, tensor});
   bytes_ += bytes;
 }
 
@@ -38,12 +38,12 @@ Layout::Tensor Layout::run_of(const Tensor& tensor, std::size_t at, std::size_t 
   const auto past = [skipped](auto* memory) {
     return memory == nullptr ? memory : memory + skipped;
   };
-  return {past(tensor.input), past(tensor.output), tensor.neutral, tensor.begin + at, bytes};
+  return {past(tensor.input), past(tensor.output), tensor.identity, tensor.begin + at, bytes};
 }
 
 void Layout::pack_cast(const std::byte* from, std::size_t bytes, std::byte* to) const {
   const auto& table = kernels();
-  const ConvertFn narrow = dtype_ == DType::kFloat16 ? table.f32_to_f16 : table.f32_to_bf16;
+  const ConvertFn narrow = table.narrow_to(dtype_);
   const std::size_t count = bytes / dtype_size(dtype_);
   if (prescale_ == 1.0) return narrow(to, from, count);
   float scaled[kScaledAtOnce];
@@ -58,55 +58,60 @@ void Layout::pack_cast(const std::byte* from, std::size_t bytes, std::byte* to) 
 void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
   const auto& table = kernels();
   const std::size_t element = dtype_size(dtype_);
-  visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
-    if (piece.input == nullptr) {
-      for (std::size_t i = 0; i < n; i += element) {
-        std::memcpy(to + there + i, &piece.neutral, element);
-      }
-      return;
-    }
-    if (casts()) {
-      const CopyTimer timer(trace_, BatchTrace::Copy::kIn, piece.tensor);
-      return pack_cast(piece.input + widened(at), n, to + there);
-    }
-    const bool in_place = prescale_ == 1.0 && to + there == piece.input + at;
-    const CopyTimer timer(in_place ? nullptr : trace_, BatchTrace::Copy::kIn, piece.tensor);
-    if (prescale_ != 1.0) {
-      const Finish factor{.multiply = prescale_, .divide = 1.0};
-      table.scale[static_cast<int>(dtype_)](to + there, piece.input + at, n / element, factor);
-    } else if (!in_place) {
-      table.copy(to + there, piece.input + at, n);
-    }
-  });
+  visit(begin, bytes,
+        [&](const PlacedTensor& placed, std::size_t at, std::size_t there, std::size_t n) {
+          if (placed.input == nullptr) {
+            for (std::size_t i = 0; i < n; i += element) {
+              std::memset(to + there + i, 0, element);
+              std::memcpy(to + there + i, &placed.identity,
+                          std::min(element, sizeof placed.identity));
+            }
+            return;
+          }
+          if (casts()) {
+            const CopyTimer timer(trace_, BatchTrace::Copy::kIn, placed.tensor);
+            return pack_cast(placed.input + widened(at), n, to + there);
+          }
+          const bool in_place = prescale_ == 1.0 && to + there == placed.input + at;
+          const CopyTimer timer(in_place ? nullptr : trace_, BatchTrace::Copy::kIn, placed.tensor);
+          if (prescale_ != 1.0) {
+            const Finish factor{.multiply = prescale_, .divide = 1.0};
+            table.scale[static_cast<int>(dtype_)](to + there, placed.input + at, n / element,
+                                                  factor);
+          } else if (!in_place) {
+            table.copy(to + there, placed.input + at, n);
+          }
+        });
 }
 
 void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const {
   const auto& table = kernels();
   const bool large = bytes_ >= kStreamedBytes;
-  visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
-    if (casts()) {
-      if (piece.output == nullptr) return;
-      const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
-      const ConvertFn widen = dtype_ == DType::kFloat16 ? table.f16_to_f32 : table.bf16_to_f32;
-      return widen(piece.output + widened(at), from + there, n / dtype_size(dtype_));
-    }
-    if (piece.output != nullptr && piece.output + at != from + there) {
-      const CopyTimer timer(trace_, BatchTrace::Copy::kOut, piece.tensor);
-      // In place, the output has just been in the cache as the input.
-      const bool past_caches = large && piece.output != piece.input;
-      (past_caches ? table.stream : table.copy)(piece.output + at, from + there, n);
-    }
-  });
+  visit(begin, bytes,
+        [&](const PlacedTensor& placed, std::size_t at, std::size_t there, std::size_t n) {
+          if (casts()) {
+            if (placed.output == nullptr) return;
+            const CopyTimer timer(trace_, BatchTrace::Copy::kOut, placed.tensor);
+            const ConvertFn widen = table.widen_from(dtype_);
+            return widen(placed.output + widened(at), from + there, n / dtype_size(dtype_));
+          }
+          if (placed.output != nullptr && placed.output + at != from + there) {
+            const CopyTimer timer(trace_, BatchTrace::Copy::kOut, placed.tensor);
+            // In place, the output has just been in the cache as the input.
+            const bool past_caches = large && placed.output != placed.input;
+            (past_caches ? table.stream : table.copy)(placed.output + at, from + there, n);
+          }
+        });
 }
 
 std::byte* Layout::in_place() const {
   std::byte* const output = contiguous_output();
-  return prescale_ == 1.0 && output != nullptr && pieces_.front().input == output ? output
+  return prescale_ == 1.0 && output != nullptr && placed_.front().input == output ? output
                                                                                   : nullptr;
 }
 
 std::byte* Layout::contiguous_output() const {
-  return pieces_.size() == 1 && !casts() ? pieces_.front().output : nullptr;
+  return placed_.size() == 1 && !casts() ? placed_.front().output : nullptr;
 }
 
 }  // namespace horoplug

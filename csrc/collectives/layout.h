@@ -27,9 +27,9 @@ class Layout {
 
   // Appends a tensor of `bytes` bytes, in the buffer. output may equal input.
   void add(const void* input, void* output, std::size_t bytes);
-  // Appends a tensor of a rank that has nothing to contribute: every element reads as `neutral`
-  // (one element, without prescale factor), and what would be its output is dropped.
-  void add_absent(std::uint64_t neutral, std::size_t bytes);
+  // Appends a tensor to which this rank, which has joined, does not contribute: every element reads
+  // as `identity` (identity_element.h, without prescale factor), and its output is dropped.
+  void add_absent(std::uint64_t identity, std::size_t bytes);
   // Tells the trace when which tensor is packed and unpacked.
   void set_trace(BatchTrace* trace) { trace_ = trace; }
 
@@ -56,38 +56,40 @@ class Layout {
   void for_each_run(std::size_t begin, std::size_t bytes, Use&& use) const;
 
   // The tensors that have elements, and where they are.
-  std::size_t tensors() const { return pieces_.size(); }
-  Part tensor(std::size_t index) const { return {pieces_[index].begin, pieces_[index].bytes}; }
+  std::size_t tensors() const { return placed_.size(); }
+  Part tensor(std::size_t index) const { return {placed_[index].begin, placed_[index].bytes}; }
 
-  // One of them, for who moves it without pack() and unpack(), which are for memory of the host.
+  // One of them, for callers that move it without pack() and unpack(), which are for host memory.
   struct Tensor {
-    const std::byte* input;  // nullptr: absent, and every element is `neutral`
+    const std::byte* input;  // nullptr: absent, every element is `identity`
     std::byte* output;       // nullptr: absent
-    std::uint64_t neutral;
-    std::size_t begin;  // in the buffer, and so are its bytes
+    std::uint64_t identity;
+    std::size_t begin;  // `begin` and `bytes` count in the buffer
     std::size_t bytes;
   };
   template <typename Use>
   void for_each_tensor(Use&& use) const {
-    for (const Piece& p : pieces_) use(Tensor{p.input, p.output, p.neutral, p.begin, p.bytes});
+    for (const PlacedTensor& p : placed_)
+      use(Tensor{p.input, p.output, p.identity, p.begin, p.bytes});
   }
   // The run of a tensor that begins `at` bytes into it, likewise.
   Tensor run_of(const Tensor& tensor, std::size_t at, std::size_t bytes) const;
   double prescale() const { return prescale_; }
 
-  // The inputs' memory, if it is one piece, the output too, and needs no factor; nullptr otherwise.
+  // The tensors' memory, if input and output are the same one run and need no factor; nullptr
+  // otherwise.
   std::byte* in_place() const;
-  // The outputs' memory, if it is one piece that can serve as the buffer; nullptr otherwise.
+  // The outputs' memory, if it is one run that can serve as the buffer; nullptr otherwise.
   std::byte* contiguous_output() const;
 
  private:
-  struct Piece {
+  struct PlacedTensor {
     const std::byte* input;  // nullptr: absent
     std::byte* output;
-    std::uint64_t neutral;  // its first bytes are the element
+    std::uint64_t identity;  // its first bytes are the element
     std::size_t begin;
     std::size_t bytes;
-    std::size_t tensor;  // how many were added before
+    std::size_t tensor;  // number of tensors that were added before
   };
   template <typename Visit>
   void visit(std::size_t begin, std::size_t bytes, Visit&& visit) const;
@@ -96,31 +98,34 @@ class Layout {
   DType dtype_, stored_;
   double prescale_;
   std::size_t bytes_ = 0;
-  std::size_t added_ = 0;  // tensors, with those that have no elements
+  std::size_t added_ = 0;  // tensors, including those without elements
   BatchTrace* trace_ = nullptr;
-  std::vector<Piece> pieces_;
+  std::vector<PlacedTensor> placed_;
 };
 
 template <typename Visit>
 void Layout::visit(std::size_t begin, std::size_t bytes, Visit&& visit) const {
-  auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), begin,
-                                [](std::size_t at, const Piece& p) { return at < p.begin; });
-  if (piece != pieces_.begin()) --piece;
+  auto placed =
+      std::upper_bound(placed_.begin(), placed_.end(), begin,
+                       [](std::size_t at, const PlacedTensor& p) { return at < p.begin; });
+  if (placed != placed_.begin()) --placed;
   const std::size_t end = begin + bytes;
-  for (; piece != pieces_.end() && piece->begin < end; ++piece) {
-    const std::size_t from = std::max(begin, piece->begin);
-    const std::size_t to = std::min(end, piece->begin + piece->bytes);
-    if (from < to) visit(*piece, from - piece->begin, from - begin, to - from);
+  for (; placed != placed_.end() && placed->begin < end; ++placed) {
+    const std::size_t from = std::max(begin, placed->begin);
+    const std::size_t to = std::min(end, placed->begin + placed->bytes);
+    if (from < to) visit(*placed, from - placed->begin, from - begin, to - from);
   }
 }
 
 template <typename Use>
 void Layout::for_each_run(std::size_t begin, std::size_t bytes, Use&& use) const {
   const bool in_reach = !casts(), as_it_is = in_reach && prescale_ == 1.0;
-  visit(begin, bytes, [&](const Piece& piece, std::size_t at, std::size_t there, std::size_t n) {
-    use(Run{begin + there, n, as_it_is && piece.input != nullptr ? piece.input + at : nullptr,
-            in_reach && piece.output != nullptr ? piece.output + at : nullptr});
-  });
+  visit(
+      begin, bytes,
+      [&](const PlacedTensor& placed, std::size_t at, std::size_t there, std::size_t n) {
+        use(Run{begin + there, n, as_it_is && placed.input != nullptr ? placed.input + at : nullptr,
+                in_reach && placed.output != nullptr ? placed.output + at : nullptr});
+      });
 }
 
 }  // namespace horoplug

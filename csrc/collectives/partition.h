@@ -53,7 +53,7 @@ inline std::vector<Part> consecutive(std::span<const std::size_t> sizes) {
   return result;
 }
 
-// Piece number `index` of a part that is cut every `chunk` bytes; empty beyond its end.
+// Chunk number `index` of a part that is cut every `chunk` bytes; empty beyond its end.
 inline Part chunk_of(const Part& part, std::size_t index, std::size_t chunk) {
   const std::size_t from = std::min(index * chunk, part.bytes);
   return {part.begin + from, std::min(chunk, part.bytes - from)};

@@ -1,5 +1,6 @@
 // The table of algorithms.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -13,7 +14,7 @@ namespace {
 
 bool alone(const Comm& comm, const Call&) { return comm.size() == 1; }
 bool on_one_host(const Comm& comm, const Call&) {
-  return comm.size() > 1 && comm.shared() != nullptr;
+  return comm.size() > 1 && comm.host_memory() != nullptr;
 }
 bool always(const Comm& comm, const Call&) { return comm.size() > 1; }
 
@@ -33,43 +34,42 @@ bool adasum(const Comm& comm, const Call& call) {
          std::has_single_bit(static_cast<unsigned>(comm.size()));
 }
 bool adasum_on_one_host(const Comm& comm, const Call& call) {
-  return adasum(comm, call) && comm.shared() != nullptr;
+  return adasum(comm, call) && comm.host_memory() != nullptr;
 }
 
 bool on_many_hosts(const Comm& comm, const Call& call) {
-  return comm.local() != nullptr && !is_adasum(call);
+  return comm.local_memory() != nullptr && !is_adasum(call);
 }
 
+// What MPI has, can count, and gives the same results of on all ranks.
 bool by_mpi(const Comm& comm, const Call& call) {
-  return always(comm, call) && comm.mpi() != nullptr && comm.mpi()->has(call.kind);
-}
-// What a minimum with NaNs is, MPI does not say.
-bool reduced_by_mpi(const Comm& comm, const Call& call) {
-  const bool orders = call.reduce_op == ReduceOp::kMin || call.reduce_op == ReduceOp::kMax;
-  if (orders && is_floating(call.dtype)) return false;
-  return by_mpi(comm, call) && comm.mpi()->can_reduce(call.dtype, call.reduce_op);
-}
-bool scattered_by_mpi(const Comm& comm, const Call& call) {
-  return reduced_by_mpi(comm, call) && call.bytes() / dtype_size(call.dtype) <= Mpi::kMostElements;
-}
-bool gathered_by_mpi(const Comm& comm, const Call& call) {
-  return by_mpi(comm, call) && call.bytes() <= Mpi::kMostElements;
-}
-// No rank can have more to send or to receive than all together.
-bool exchanged_by_mpi(const Comm& comm, const Call& call) {
-  return by_mpi(comm, call) && call.all_bytes <= Mpi::kMostElements;
-}
-// By other means ranks meet in a plan, before MPI may begin anything.
-bool met_by_mpi(const Comm& comm, const Call& call) {
-  return by_mpi(comm, call) && !comm.planned();
+  if (!always(comm, call) || comm.mpi() == nullptr || !comm.mpi()->has(call.kind)) return false;
+  if (reduces(call.kind)) {
+    // MPI does not define a minimum with NaNs.
+    const bool orders = call.reduce_op == ReduceOp::kMin || call.reduce_op == ReduceOp::kMax;
+    if (orders && is_floating(call.dtype)) return false;
+    if (!comm.mpi()->can_reduce(call.dtype, call.reduce_op)) return false;
+  }
+  switch (call.kind) {
+    case OpKind::kReducescatter:
+      return call.bytes() / dtype_size(call.dtype) <= Mpi::kMostElements;
+    case OpKind::kAllgather:
+      return call.bytes() <= Mpi::kMostElements;
+    case OpKind::kAlltoall:  // no rank can have more to send or to receive than all together
+      return call.all_bytes <= Mpi::kMostElements;
+    case OpKind::kBarrier:  // the barrier of a plan's batch comes before anything that MPI begins
+      return !comm.planned();
+    default:
+      return true;
+  }
 }
 
-bool reduced_by_nccl(const Call& call) {
-  return cuda::nccl_type(call.dtype) && cuda::nccl_op(call.reduce_op, call.dtype);
+bool reduced_by_nccl(const Comm& comm, const Call& call) {
+  return comm.gpu()->nccl_reduces(call.reduce_op, call.dtype);
 }
 bool by_nccl(const Comm& comm, const Call& call) {
   if (comm.gpu() == nullptr || comm.gpu()->nccl() == nullptr) return false;
-  return !reduces(call.kind) || reduced_by_nccl(call);
+  return !reduces(call.kind) || reduced_by_nccl(comm, call);
 }
 
 bool by_ipc(const Comm& comm, const Call& call) {
@@ -84,17 +84,15 @@ bool adasum_by_ipc(const Comm& comm, const Call& call) {
 }
 
 // The same as on the host, if MPI takes the memory of all ranks' GPUs.
-template <bool (*can)(const Comm&, const Call&)>
 bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
-  return comm.gpu() != nullptr &&
-         comm.gpu()->mpi() >= (reduces(call.kind) ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves) &&
-         can(comm, call);
+  const Mpi::OnGpu needed = reduces(call.kind) ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves;
+  return comm.gpu() != nullptr && comm.gpu()->mpi() >= needed && by_mpi(comm, call);
 }
 
 // Reduced in each host first, on its GPUs.
 bool by_hosts(const Comm& comm, const Call& call) {
   if (!on_many_hosts(comm, call) || comm.gpu() == nullptr) return false;
-  return comm.gpu()->works_in_hosts(reduced_by_nccl(call));
+  return comm.gpu()->works_in_hosts(reduced_by_nccl(comm, call));
 }
 
 // Cost model: microseconds, from a latency per message and a time per byte.
@@ -129,9 +127,9 @@ double cost_doubling(const Comm& comm, double bytes) {
 }
 // Each rank of a host has its slice on the host's line.
 double cost_between_hosts(const Comm& comm, double bytes) {
-  const double hosts = comm.slice()->size();
+  const double hosts = comm.cross_comm()->size();
   const LinkCosts& link = comm.costs().stream;
-  return std::min(cost_pairwise(*comm.slice(), bytes),
+  return std::min(cost_pairwise(*comm.cross_comm(), bytes),
                   2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
 }
 // Twice through shared memory.
@@ -185,7 +183,8 @@ double cost_adasum_ipc(const Comm& comm, double bytes) {
 // To the host, through what the ranks have there, and back.
 double cost_staged(const Comm& comm, double bytes) {
   const LinkCosts& bus = comm.costs().bus;
-  const double there = comm.shared() != nullptr ? cost_direct(comm, bytes) : cost_ring(comm, bytes);
+  const double there =
+      comm.host_memory() != nullptr ? cost_direct(comm, bytes) : cost_ring(comm, bytes);
   return 2 * (bus.latency + bytes * bus.byte) + there;
 }
 
@@ -199,112 +198,308 @@ double cost_gpu_hierarchical(const Comm& comm, double bytes) {
   const LinkCosts& bus = comm.costs().bus;
   const LinkCosts& devices = comm.gpu()->nccl_in_hosts() ? comm.costs().gpus : comm.costs().ipc;
   return 2 * (devices.latency + bytes * devices.byte) +
-         2 * (bus.latency + bytes / comm.host()->size() * bus.byte) +
+         2 * (bus.latency + bytes / comm.local_comm()->size() * bus.byte) +
          cost_between_hosts(comm, bytes);
 }
 
-constexpr bool kOnGpu = true;
+constexpr auto kOnHost = std::to_array<Algorithm>({
+    {.kind = OpKind::kAllreduce,
+     .name = "lines",
+     .medium = "shm",
+     .can = fits_into_lines,
+     .cost = cost_lines,
+     .run = allreduce_lines,
+     .defers_writes = true},
+    {.kind = OpKind::kAllreduce,
+     .name = "direct",
+     .medium = "shm",
+     .can = elementwise_on_one_host,
+     .cost = cost_direct,
+     .run = allreduce_direct,
+     .defers_writes = true},
+    {.kind = OpKind::kAllreduce,
+     .name = "pairwise",
+     .medium = "stream",
+     .can = elementwise,
+     .cost = cost_pairwise,
+     .run = allreduce_pairwise,
+     .defers_writes = true},
+    {.kind = OpKind::kAllreduce,
+     .name = "ring",
+     .medium = "stream",
+     .can = elementwise,
+     .cost = cost_ring,
+     .run = allreduce_ring},
+    {.kind = OpKind::kAllreduce,
+     .name = "doubling",
+     .medium = "stream",
+     .can = elementwise,
+     .cost = cost_doubling,
+     .run = allreduce_doubling,
+     .defers_writes = true},
+    {.kind = OpKind::kAllreduce,
+     .name = "hierarchical",
+     .medium = "mixed",
+     .can = on_many_hosts,
+     .cost = cost_hierarchical,
+     .run = allreduce_hierarchical,
+     .defers_writes = true},
+    {.kind = OpKind::kAllreduce,
+     .name = "mpi",
+     .medium = "mpi",
+     .can = by_mpi,
+     .cost = cost_mpi<OpKind::kAllreduce>,
+     .run = host_mpi},
+    {.kind = OpKind::kAllreduce,
+     .name = "adasum_direct",
+     .medium = "shm",
+     .can = adasum_on_one_host,
+     .cost = cost_direct,
+     .run = allreduce_adasum_direct,
+     .defers_writes = true},
+    {.kind = OpKind::kAllreduce,
+     .name = "adasum_halving",
+     .medium = "stream",
+     .can = adasum,
+     .cost = cost_halving,
+     .run = allreduce_adasum_halving},
+    {.kind = OpKind::kAllreduce,
+     .name = "adasum_doubling",
+     .medium = "stream",
+     .can = adasum,
+     .cost = cost_doubling,
+     .run = allreduce_adasum_doubling},
+    {.kind = OpKind::kAllgather,
+     .name = "direct",
+     .medium = "shm",
+     .can = on_one_host,
+     .cost = cost_direct,
+     .run = allgather_direct,
+     .defers_writes = true},
+    {.kind = OpKind::kAllgather,
+     .name = "ring",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_half_ring,
+     .run = allgather_ring},
+    {.kind = OpKind::kAllgather,
+     .name = "mpi",
+     .medium = "mpi",
+     .can = by_mpi,
+     .cost = cost_mpi<OpKind::kAllgather>,
+     .run = host_mpi},
+    {.kind = OpKind::kBroadcast,
+     .name = "direct",
+     .medium = "shm",
+     .can = on_one_host,
+     .cost = cost_direct,
+     .run = broadcast_direct},
+    {.kind = OpKind::kBroadcast,
+     .name = "tree",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_doubling,
+     .run = broadcast_tree},
+    {.kind = OpKind::kBroadcast,
+     .name = "chain",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_chain,
+     .run = broadcast_chain},
+    {.kind = OpKind::kBroadcast,
+     .name = "mpi",
+     .medium = "mpi",
+     .can = by_mpi,
+     .cost = cost_mpi<OpKind::kBroadcast>,
+     .run = host_mpi},
+    {.kind = OpKind::kAlltoall,
+     .name = "direct",
+     .medium = "shm",
+     .can = on_one_host,
+     .cost = cost_direct,
+     .run = alltoall_direct,
+     .defers_writes = true},
+    {.kind = OpKind::kAlltoall,
+     .name = "pairwise",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_half_ring,
+     .run = alltoall_pairwise},
+    {.kind = OpKind::kAlltoall,
+     .name = "mpi",
+     .medium = "mpi",
+     .can = by_mpi,
+     .cost = cost_mpi<OpKind::kAlltoall>,
+     .run = host_mpi},
+    {.kind = OpKind::kReducescatter,
+     .name = "direct",
+     .medium = "shm",
+     .can = on_one_host,
+     .cost = cost_direct,
+     .run = reducescatter_direct,
+     .defers_writes = true},
+    {.kind = OpKind::kReducescatter,
+     .name = "ring",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_half_ring,
+     .run = reducescatter_ring,
+     .defers_writes = true},
+    {.kind = OpKind::kReducescatter,
+     .name = "mpi",
+     .medium = "mpi",
+     .can = by_mpi,
+     .cost = cost_mpi<OpKind::kReducescatter>,
+     .run = host_mpi},
+    {.kind = OpKind::kBarrier,
+     .name = "direct",
+     .medium = "shm",
+     .can = on_one_host,
+     .cost = cost_direct,
+     .run = barrier_direct,
+     .defers_writes = true},
+    {.kind = OpKind::kBarrier,
+     .name = "dissemination",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_doubling,
+     .run = barrier_dissemination,
+     .defers_writes = true},
+    {.kind = OpKind::kBarrier,
+     .name = "mpi",
+     .medium = "mpi",
+     .can = by_mpi,
+     .cost = cost_mpi<OpKind::kBarrier>,
+     .run = host_mpi},
+    {.kind = OpKind::kReduce,
+     .name = "direct",
+     .medium = "shm",
+     .can = on_one_host,
+     .cost = cost_direct,
+     .run = reduce_direct,
+     .defers_writes = true},
+    {.kind = OpKind::kReduce,
+     .name = "tree",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_doubling,
+     .run = reduce_tree},
+    {.kind = OpKind::kReduce,
+     .name = "chain",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_chain,
+     .run = reduce_chain},
+    {.kind = OpKind::kGather,
+     .name = "direct",
+     .medium = "shm",
+     .can = on_one_host,
+     .cost = cost_direct,
+     .run = gather_direct},
+    {.kind = OpKind::kGather,
+     .name = "linear",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_linear,
+     .run = gather_linear},
+    {.kind = OpKind::kScatter,
+     .name = "direct",
+     .medium = "shm",
+     .can = on_one_host,
+     .cost = cost_direct,
+     .run = scatter_direct},
+    {.kind = OpKind::kScatter,
+     .name = "linear",
+     .medium = "stream",
+     .can = always,
+     .cost = cost_linear,
+     .run = scatter_linear},
+});
 
-constexpr Algorithm kAlgorithms[] = {
-    {OpKind::kAllreduce, "lines", "shm", fits_into_lines, cost_lines, allreduce_lines, true},
-    {OpKind::kAllreduce, "direct", "shm", elementwise_on_one_host, cost_direct, allreduce_direct,
-     true},
-    {OpKind::kAllreduce, "pairwise", "stream", elementwise, cost_pairwise, allreduce_pairwise,
-     true},
-    {OpKind::kAllreduce, "ring", "stream", elementwise, cost_ring, allreduce_ring, false},
-    {OpKind::kAllreduce, "doubling", "stream", elementwise, cost_doubling, allreduce_doubling,
-     true},
-    {OpKind::kAllreduce, "hierarchical", "mixed", on_many_hosts, cost_hierarchical,
-     allreduce_hierarchical, true},
-    {OpKind::kAllreduce, "mpi", "mpi", reduced_by_mpi, cost_mpi<OpKind::kAllreduce>, allreduce_mpi,
-     false},
-    {OpKind::kAllreduce, "adasum_direct", "shm", adasum_on_one_host, cost_direct,
-     allreduce_adasum_direct, true},
-    {OpKind::kAllreduce, "adasum_halving", "stream", adasum, cost_halving, allreduce_adasum_halving,
-     false},
-    {OpKind::kAllreduce, "adasum_doubling", "stream", adasum, cost_doubling,
-     allreduce_adasum_doubling, false},
-    {OpKind::kAllreduce, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kAllgather, "direct", "shm", on_one_host, cost_direct, allgather_direct, true},
-    {OpKind::kAllgather, "ring", "stream", always, cost_half_ring, allgather_ring, false},
-    {OpKind::kAllgather, "mpi", "mpi", gathered_by_mpi, cost_mpi<OpKind::kAllgather>, allgather_mpi,
-     false},
-    {OpKind::kAllgather, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kBroadcast, "direct", "shm", on_one_host, cost_direct, broadcast_direct, false},
-    {OpKind::kBroadcast, "tree", "stream", always, cost_doubling, broadcast_tree, false},
-    {OpKind::kBroadcast, "chain", "stream", always, cost_chain, broadcast_chain, false},
-    {OpKind::kBroadcast, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kBroadcast>, broadcast_mpi, false},
-    {OpKind::kBroadcast, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kAlltoall, "direct", "shm", on_one_host, cost_direct, alltoall_direct, true},
-    {OpKind::kAlltoall, "pairwise", "stream", always, cost_half_ring, alltoall_pairwise, false},
-    {OpKind::kAlltoall, "mpi", "mpi", exchanged_by_mpi, cost_mpi<OpKind::kAlltoall>, alltoall_mpi,
-     false},
-    {OpKind::kAlltoall, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kReducescatter, "direct", "shm", on_one_host, cost_direct, reducescatter_direct, true},
-    {OpKind::kReducescatter, "ring", "stream", always, cost_half_ring, reducescatter_ring, true},
-    {OpKind::kReducescatter, "mpi", "mpi", scattered_by_mpi, cost_mpi<OpKind::kReducescatter>,
-     reducescatter_mpi, false},
-    {OpKind::kReducescatter, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kBarrier, "direct", "shm", on_one_host, cost_direct, barrier_direct, true},
-    {OpKind::kBarrier, "dissemination", "stream", always, cost_doubling, barrier_dissemination,
-     true},
-    {OpKind::kBarrier, "mpi", "mpi", met_by_mpi, cost_mpi<OpKind::kBarrier>, barrier_mpi, false},
-    {OpKind::kBarrier, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kReduce, "direct", "shm", on_one_host, cost_direct, reduce_direct, true},
-    {OpKind::kReduce, "tree", "stream", always, cost_doubling, reduce_tree, false},
-    {OpKind::kReduce, "chain", "stream", always, cost_chain, reduce_chain, false},
-    {OpKind::kReduce, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kGather, "direct", "shm", on_one_host, cost_direct, gather_direct, false},
-    {OpKind::kGather, "linear", "stream", always, cost_linear, gather_linear, false},
-    {OpKind::kGather, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kScatter, "direct", "shm", on_one_host, cost_direct, scatter_direct, false},
-    {OpKind::kScatter, "linear", "stream", always, cost_linear, scatter_linear, false},
-    {OpKind::kScatter, "copy", "self", alone, free_of_charge, local_copy, true},
-    {OpKind::kReduce, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
-    {OpKind::kReduce, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
-    {OpKind::kReduce, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
-    {OpKind::kGather, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
-    {OpKind::kGather, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
-    {OpKind::kGather, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
-    {OpKind::kScatter, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
-    {OpKind::kScatter, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
-    {OpKind::kScatter, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
-    {OpKind::kAllreduce, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
-    {OpKind::kAllreduce, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
-    {OpKind::kAllreduce, "nccl", "gpu", adasum_by_nccl, cost_adasum_nccl, gpu_adasum_nccl, false,
-     kOnGpu},
-    {OpKind::kAllreduce, "ipc", "gpu", adasum_by_ipc, cost_adasum_ipc, gpu_adasum_ipc, false,
-     kOnGpu},
-    {OpKind::kAllreduce, "mpi", "gpu", on_gpu_by_mpi<reduced_by_mpi>, cost_gpu_mpi, gpu_mpi, false,
-     kOnGpu},
-    {OpKind::kAllreduce, "hierarchical", "gpu", by_hosts, cost_gpu_hierarchical, gpu_hierarchical,
-     false, kOnGpu},
-    {OpKind::kAllreduce, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
-    {OpKind::kAllreduce, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
-    {OpKind::kAllgather, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
-    {OpKind::kAllgather, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
-    {OpKind::kAllgather, "mpi", "gpu", on_gpu_by_mpi<gathered_by_mpi>, cost_gpu_mpi, gpu_mpi, false,
-     kOnGpu},
-    {OpKind::kAllgather, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
-    {OpKind::kAllgather, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
-    {OpKind::kBroadcast, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
-    {OpKind::kBroadcast, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
-    {OpKind::kBroadcast, "mpi", "gpu", on_gpu_by_mpi<by_mpi>, cost_gpu_mpi, gpu_mpi, false, kOnGpu},
-    {OpKind::kBroadcast, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
-    {OpKind::kBroadcast, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
-    {OpKind::kAlltoall, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
-    {OpKind::kAlltoall, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
-    {OpKind::kAlltoall, "mpi", "gpu", on_gpu_by_mpi<exchanged_by_mpi>, cost_gpu_mpi, gpu_mpi, false,
-     kOnGpu},
-    {OpKind::kAlltoall, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
-    {OpKind::kAlltoall, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
-    {OpKind::kReducescatter, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl, false, kOnGpu},
-    {OpKind::kReducescatter, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc, false, kOnGpu},
-    {OpKind::kReducescatter, "mpi", "gpu", on_gpu_by_mpi<scattered_by_mpi>, cost_gpu_mpi, gpu_mpi,
-     false, kOnGpu},
-    {OpKind::kReducescatter, "staged", "gpu", always, cost_staged, gpu_staged, false, kOnGpu},
-    {OpKind::kReducescatter, "copy", "gpu", alone, free_of_charge, gpu_copy, true, kOnGpu},
+// What every operation has, in the same way: rows without a kind.
+constexpr OpKind kCollectives[] = {OpKind::kAllreduce, OpKind::kAllgather,     OpKind::kBroadcast,
+                                   OpKind::kAlltoall,  OpKind::kReducescatter, OpKind::kBarrier,
+                                   OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter};
+constexpr Algorithm kAlone[] = {
+    {.name = "copy",
+     .medium = "self",
+     .can = alone,
+     .cost = free_of_charge,
+     .run = local_copy,
+     .defers_writes = true},
 };
+constexpr OpKind kGpuCollectives[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast,
+                                      OpKind::kAlltoall, OpKind::kReducescatter};
+constexpr OpKind kRootedCollectives[] = {OpKind::kReduce, OpKind::kGather, OpKind::kScatter};
+constexpr Algorithm kGpuWays[] = {
+    {.name = "nccl", .medium = "gpu", .can = by_nccl, .cost = cost_nccl, .run = gpu_nccl},
+    {.name = "staged", .medium = "gpu", .can = always, .cost = cost_staged, .run = gpu_staged},
+    {.name = "copy",
+     .medium = "gpu",
+     .can = alone,
+     .cost = free_of_charge,
+     .run = gpu_copy,
+     .defers_writes = true},
+};
+// Of collectives without a root.
+constexpr Algorithm kGpuOtherWays[] = {
+    {.name = "ipc", .medium = "gpu", .can = by_ipc, .cost = cost_ipc, .run = gpu_ipc},
+    {.name = "mpi", .medium = "gpu", .can = on_gpu_by_mpi, .cost = cost_gpu_mpi, .run = gpu_mpi},
+};
+constexpr auto kGpuAllreduces = std::to_array<Algorithm>({
+    {.kind = OpKind::kAllreduce,
+     .name = "nccl",
+     .medium = "gpu",
+     .can = adasum_by_nccl,
+     .cost = cost_adasum_nccl,
+     .run = gpu_adasum_nccl},
+    {.kind = OpKind::kAllreduce,
+     .name = "ipc",
+     .medium = "gpu",
+     .can = adasum_by_ipc,
+     .cost = cost_adasum_ipc,
+     .run = gpu_adasum_ipc},
+    {.kind = OpKind::kAllreduce,
+     .name = "hierarchical",
+     .medium = "gpu",
+     .can = by_hosts,
+     .cost = cost_gpu_hierarchical,
+     .run = gpu_hierarchical},
+});
+
+// Each way, for each kind.
+template <std::size_t kKinds, std::size_t kWays>
+constexpr auto for_each_kind(const OpKind (&kinds)[kKinds], const Algorithm (&ways)[kWays]) {
+  std::array<Algorithm, kKinds * kWays> rows{};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = ways[i % kWays];
+    rows[i].kind = kinds[i / kWays];
+  }
+  return rows;
+}
+
+template <std::size_t... kSizes>
+constexpr auto joined(const std::array<Algorithm, kSizes>&... lists) {
+  std::array<Algorithm, (kSizes + ...)> rows{};
+  std::size_t at = 0;
+  const auto append = [&](const auto& list) {
+    for (const Algorithm& row : list) rows[at++] = row;
+  };
+  (append(lists), ...);
+  return rows;
+}
+
+template <std::size_t kCount>
+constexpr auto on_gpu(std::array<Algorithm, kCount> rows) {
+  for (Algorithm& row : rows) row.on_gpu = true;
+  return rows;
+}
+
+constexpr auto kAlgorithms =
+    joined(kOnHost, for_each_kind(kCollectives, kAlone),
+           on_gpu(joined(for_each_kind(kGpuCollectives, kGpuWays),
+                         for_each_kind(kGpuCollectives, kGpuOtherWays),
+                         for_each_kind(kRootedCollectives, kGpuWays), kGpuAllreduces)));
 
 }  // namespace
 

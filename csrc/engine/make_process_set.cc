@@ -46,7 +46,7 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
       std::make_unique<Comm>(members->index, std::move(links),
                              grid.hosts() == 1 ? shared.get() : nullptr, config.options.costs);
   if (shared && grid.hosts() > 1) {
-    comm->set_local(shared.get(), grid.host_ranks(members->index),
+    comm->set_hosts(shared.get(), grid.host_ranks(members->index),
                     grid.cross_ranks(members->index));
   }
   // Only the global set uses MPI's own collectives. Those of a second set with the same ranks would

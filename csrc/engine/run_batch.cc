@@ -48,7 +48,7 @@ Task run(Comm& comm, Call& call, const char* algorithm) {
     co_await comm.gpu()->agree_in_hosts(comm);
   }
   const Algorithm& chosen = choose_algorithm(comm, call, algorithm);
-  if (comm.planned() && !chosen.commits) co_await meet(comm);
+  if (comm.planned() && !chosen.defers_writes) co_await barrier(comm);
   if (comm.trace() == nullptr) {
     co_await chosen.run(comm, call);
     co_return;
@@ -106,7 +106,7 @@ void add_to(Layout& layout, const Operation& operation, std::size_t index, std::
   const std::size_t bytes =
       static_cast<std::size_t>(elements_of(signature.shapes[index])) * dtype_size(dtype);
   if (operation.absent) {
-    layout.add_absent(neutral_element(signature.reduce, dtype), bytes);
+    layout.add_absent(identity_element(signature.reduce, dtype), bytes);
   } else {
     layout.add(operation.tensors[index].input, output, bytes);
   }
@@ -170,7 +170,7 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
     }
   }
   if (layout.bytes() == 0) {
-    if (comm.planned()) co_await meet(comm);
+    if (comm.planned()) co_await barrier(comm);
     co_return;
   }
   Call call;
@@ -197,7 +197,7 @@ Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const ch
   const std::size_t row_bytes = row_bytes_of(operation.signature, index);
   std::vector<std::int64_t> rows;
   const std::int64_t mine = rows_of(shape);
-  co_await gather(comm, mine, rows);
+  co_await allgather_fixed(comm, mine, rows);
   const auto bytes = bytes_of(rows, row_bytes);
   TensorOutcome outcome = make_outcome(comm, operation, index,
                                        std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
@@ -222,7 +222,7 @@ Task check_absent(Comm& comm, Operation& operation, const std::vector<int>& abse
     lost += operation.splits[static_cast<std::size_t>(operation.members->index_of(rank))];
   }
   std::vector<std::int64_t> losses;
-  co_await gather(comm, lost, losses);
+  co_await allgather_fixed(comm, lost, losses);
   std::vector<int> senders;
   for (std::size_t i = 0; i < losses.size(); ++i) {
     if (losses[i] > 0) senders.push_back(operation.members->ranks[i]);
@@ -284,7 +284,7 @@ Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, cons
   if (layout.bytes() > 0) {
     co_await run(comm, call, algorithm);
   } else if (comm.planned()) {
-    co_await meet(comm);
+    co_await barrier(comm);
   }
   operation.outcomes.push_back(std::move(outcome));
 }
@@ -295,7 +295,7 @@ Task run_gather(Comm& comm, Operation& operation, std::size_t index, const char*
   const std::size_t row_bytes = row_bytes_of(signature, index);
   std::vector<std::int64_t> rows;
   const std::int64_t mine = rows_of(signature.shapes[index]);
-  co_await gather(comm, mine, rows);
+  co_await allgather_fixed(comm, mine, rows);
   const auto bytes = bytes_of(rows, row_bytes);
   const std::int64_t all = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   const bool is_root = operation.members->index_of(signature.root) == comm.rank();

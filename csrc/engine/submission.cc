@@ -37,7 +37,7 @@ Shape checked_shape(const hp_tensor& tensor, std::size_t element) {
 }
 
 void check_adasum(const Signature& s, int size) {
-  if (!is_floating(s.dtype)) {
+  if (!has_adasum(s.dtype)) {
     throw Error(HP_UNSUPPORTED, std::string("Adasum works on float16, bfloat16, float32 and ") +
                                     "float64, not on " + dtype_name(s.dtype) + "; cast the tensor");
   }
@@ -67,8 +67,7 @@ void check_reduction(const Signature& s, int size) {
 std::optional<DType> compressed(const hp_submission& submission, const Signature& s) {
   if (submission.wire_dtype == 0) return std::nullopt;
   const auto wire = checked<DType>(submission.wire_dtype, kDTypeCount, "data type");
-  const bool narrow = wire == DType::kFloat16 || wire == DType::kBFloat16;
-  if (s.op != OpKind::kAllreduce || !narrow) {
+  if (s.op != OpKind::kAllreduce || !is_half(wire)) {
     throw Error(HP_UNSUPPORTED, std::string("compression is for allreduce, as float16 or ") +
                                     "bfloat16, not for " + op_kind_name(s.op) + " as " +
                                     dtype_name(wire));

@@ -2,14 +2,31 @@
 frameworks use as well; a framework supports those dtypes for which it has an attribute."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from horoplug import _native
 
-NAMES: Final = tuple(name for _, name, _ in _native.dtypes())
+
+class DType(NamedTuple):
+    """A row of ``csrc/include/horoplug/dtypes.def``."""
+
+    code: int
+    name: str
+    size: int
+    """Bytes of an element."""
+    mpi: str
+    """The MPI datatype whose reductions may be used; empty if MPI only moves the bytes."""
+    package: str
+    """The Python package that defines the NumPy type: numpy or ml_dtypes."""
+    dlpack: int
+    """DLPack's type code. The number of bits is 8 * ``size``."""
+
+
+ROWS: Final = tuple(DType(*row) for row in _native.dtypes())
+NAMES: Final = tuple(row.name for row in ROWS)
 """By code."""
-CODES: Final = {name: code for code, name, _ in _native.dtypes()}
-SIZES: Final = {name: size for _, name, size in _native.dtypes()}
+CODES: Final = {row.name: row.code for row in ROWS}
+SIZES: Final = {row.name: row.size for row in ROWS}
 """Bytes of an element."""
 BOOL: Final = CODES["bool"]
 

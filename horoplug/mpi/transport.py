@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
+from horoplug._native import dtypes
 from horoplug.base.config import Config
 from horoplug.base.errors import MissingRanksError
 from horoplug.mpi import cuda as mpi_cuda
@@ -34,11 +35,7 @@ from horoplug.mpi.measure import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# MPI's names, indexed by the core's numbers of dtypes and of reductions. None: MPI has no equivalent.
-_DTYPES: Final = (
-    *("UINT8_T", "INT8_T", "UINT16_T", "INT16_T", "INT32_T", "INT64_T"),
-    *(None, "FLOAT", "DOUBLE", None, None, "UINT32_T", "UINT64_T"),
-)
+# MPI's names of reductions, by the core's numbers. None: MPI has no equivalent.
 _OPS: Final = ("SUM", "SUM", None, "MIN", "MAX", "PROD")
 _FUNCTIONS: Final = ("isend", "irecv", "test", "cancel", "finalized", "error_string")
 _COLLECTIVES: Final = (
@@ -230,7 +227,7 @@ class MpiTransport:
             "on_gpu": int(self._gpu_support),
             "byte": handle("BYTE"),
             "in_place": int(MPI.IN_PLACE) % 2**64,
-            "dtypes": [handle(name) for name in _DTYPES],
+            "dtypes": [handle(mpi.removeprefix("MPI_")) for _, _, _, mpi, *_ in dtypes()],
             "ops": [handle(name) for name in _OPS],
             **{name: address(name) for name in (*_FUNCTIONS, *_COLLECTIVES)},
             "costs": self.costs.collectives if self.costs else (),

@@ -8,8 +8,9 @@
 Arrays on NVIDIA GPUs are supported as well: those of CuPy and others with ``__cuda_array_interface__`` or
 ``__dlpack__`` (docs/gpu.md).
 
-The dtypes are those in ``horoplug.common.dtypes.NAMES``; those that NumPy lacks, such as bfloat16, come from ml_dtypes.
-The operations are generated from the table in :mod:`horoplug.common.opspec`; ``help(hvd.allreduce)`` describes each.
+Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64 and complex128; with ml_dtypes also bfloat16,
+float8_e4m3fn and float8_e5m2. The operations are generated from the table in :mod:`horoplug.common.opspec`;
+``help(hvd.allreduce)`` describes each.
 """
 
 from horoplug.common.api import *  # noqa: F403

@@ -11,15 +11,14 @@ from horoplug.common.ops import CPU, perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.numpy import cuda
 
-# By dtype of NumPy itself.
-_CODES = {np.dtype(name): code for name, code in dtypes.CODES.items() if name in np.sctypeDict}
+_CODES = {np.dtype(row.name): row.code for row in dtypes.ROWS if row.package == "numpy"}
 _SCALARS = (np.generic, bool, int, float, list, tuple)
 
 
 def _code(dtype: np.dtype[Any]) -> int:
     code = _CODES.get(dtype)
     if code is None:
-        # Packages such as ml_dtypes add dtypes to NumPy, among them bfloat16, that are known by their names.
+        # Types of other packages (ml_dtypes) are known by name, so that the packages need not be imported.
         code = dtypes.CODES.get(dtype.name)
         if code is None or dtype.itemsize != dtypes.SIZES[dtype.name] or not dtype.isnative:
             raise dtypes.unsupported(dtype, dtypes.NAMES)

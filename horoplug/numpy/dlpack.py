@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,15 +16,9 @@ ON_CUDA: Final = 2  # kDLCUDA
 LEGACY_STREAM: Final = 1  # the default stream in DLPack and in __cuda_array_interface__
 _NO_ORDER: Final = -1
 
-# Names of dtypes by DLPack's (type code, bits), and the reverse.
-_CODES: Final = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
-_NAMES: Final = {
-    (code, bits): kind if kind == "bool" else f"{kind}{bits}"
-    for kind, code in _CODES.items()
-    for bits in (8, 16, 32, 64)
-    if kind != "bool" or bits == 8
-}
-_OF_NAMES: Final = {name: key for key, name in _NAMES.items() if name in dtypes.CODES}
+# Rows by DLPack's (type code, bits), and the reverse.
+_ROWS: Final = {(row.dlpack, 8 * row.size): row for row in dtypes.ROWS}
+_OF_NAMES: Final = {row.name: key for key, row in _ROWS.items()}
 
 
 def take(tensor: Any) -> DlpackTensor:
@@ -43,17 +38,15 @@ def take(tensor: Any) -> DlpackTensor:
 def dtype_of(taken: DlpackTensor) -> np.dtype[Any]:
     """The NumPy dtype of the array. Raises ValueError if the core does not support it."""
     code, bits, lanes = taken.dtype
-    name = _NAMES.get((code, bits)) if lanes == 1 else None
-    if name not in dtypes.CODES:
-        raise dtypes.unsupported(name or f"{code}:{bits}x{lanes} of DLPack", dtypes.NAMES)
-    if name == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise ValueError("bfloat16 in NumPy needs the package ml_dtypes; install it.") from None
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
-    return np.dtype(name)
+    row = _ROWS.get((code, bits)) if lanes == 1 else None
+    if row is None:
+        raise dtypes.unsupported(f"{code}:{bits}x{lanes} of DLPack", dtypes.NAMES)
+    if row.package == "numpy":
+        return np.dtype(row.name)
+    try:
+        return np.dtype(getattr(importlib.import_module(row.package), row.name))
+    except ImportError:
+        raise ValueError(f"NumPy has {row.name} from {row.package}; install it.") from None
 
 
 def give(

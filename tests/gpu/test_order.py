@@ -205,8 +205,8 @@ def test_unsupported_gpu_arrays_are_refused(core):
         hvd.allreduce_(Array([1], data=(1, True)))
     with pytest.raises(ValueError, match="mask"):
         hvd.allreduce(Array([1], mask=Array([0])))
-    with pytest.raises(ValueError, match=r"dtype complex64.*not supported"):
-        hvd.allreduce(Array([1], typestr="<c8"))
+    with pytest.raises(ValueError, match=r"dtype .*V4.*not supported"):
+        hvd.allreduce(Array([1], typestr="|V4"))
     assert core.take() == []
 
 

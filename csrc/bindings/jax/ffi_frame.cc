@@ -1,5 +1,6 @@
 #include "ffi_frame.h"
 
+#include <algorithm>
 #include <array>
 
 namespace horoplug::jax {
@@ -9,22 +10,19 @@ constexpr xla::DataType kInt64 = static_cast<xla::DataType>(5);
 constexpr xla::DataType kFloat64 = static_cast<xla::DataType>(12);
 
 // hp_dtype by XLA's numbers; -1: the core has no such type.
-constexpr std::array<std::int32_t, 17> kDataTypes = [] {
-  std::array<std::int32_t, 17> types{};
+constexpr int kMaxType = std::max({
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
+                 dlpack, tf, xla)                                                                  \
+  xla,
+#include "horoplug/dtypes.def"
+});
+constexpr auto kDataTypes = [] {
+  std::array<std::int32_t, kMaxType + 1> types{};
   types.fill(-1);
-  types[1] = HP_BOOL;
-  types[2] = HP_INT8;
-  types[3] = HP_INT16;
-  types[4] = HP_INT32;
-  types[5] = HP_INT64;
-  types[6] = HP_UINT8;
-  types[7] = HP_UINT16;
-  types[8] = HP_UINT32;
-  types[9] = HP_UINT64;
-  types[10] = HP_FLOAT16;
-  types[11] = HP_FLOAT32;
-  types[12] = HP_FLOAT64;
-  types[16] = HP_BFLOAT16;
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
+                 dlpack, tf, xla)                                                                  \
+  types[xla] = code;
+#include "horoplug/dtypes.def"
   return types;
 }();
 

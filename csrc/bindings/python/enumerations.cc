@@ -69,14 +69,16 @@ void add_enumeration(py::module_& module, const char* name, const Member (&membe
   module.attr(name) = enumeration(name, values, py::arg("module") = "horoplug._native");
 }
 
-using DType = std::tuple<std::int32_t, std::string, std::size_t>;
+// Code, name, bytes, MPI's name, the package of NumPy's type, DLPack's code.
+using DType = std::tuple<int, std::string, int, std::string, std::string, int>;
 
 std::vector<DType> dtypes() {
-  std::vector<DType> rows;
-  for (std::int32_t code = 0; code < HP_DTYPE_COUNT; ++code) {
-    rows.emplace_back(code, hp_dtype_name(code), hp_dtype_size(code));
-  }
-  return rows;
+  return {
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
+                 dlpack, ...)                                                                      \
+  {code, #name, bytes, mpi, numpy, dlpack},
+#include "horoplug/dtypes.def"
+  };
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "ops.h"
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,9 +11,18 @@
 namespace horoplug::tensorflow {
 namespace {
 
-constexpr const char* kTypes =
-    "T: {uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16, uint32, "
-    "uint64}";
+// All types that TensorFlow 2.12 knows by name, which are all but the floats of 8 bits.
+const std::string& types() {
+  static const std::string text = [] {
+    std::string names;
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, ...) \
+  if (std::string_view(#family).substr(0, 6) != "Float8")    \
+    names += names.empty() ? #name : ", " #name;
+#include "horoplug/dtypes.def"
+    return "T: {" + names + "}";
+  }();
+  return text;
+}
 
 // The inputs and attributes that stand for one of Takes, in TensorFlow's notation.
 struct Parts {
@@ -23,10 +33,10 @@ struct Parts {
 
 std::vector<Parts> parts() {
   return {
-      {.takes = kTakesTensor, .inputs = {"tensor: T"}, .attributes = {kTypes}},
+      {.takes = kTakesTensor, .inputs = {"tensor: T"}, .attributes = {types().c_str()}},
       {.takes = kTakesTensors,
        .inputs = {"tensors: num_tensors * T"},
-       .attributes = {kTypes, "num_tensors: int >= 1"}},
+       .attributes = {types().c_str(), "num_tensors: int >= 1"}},
       {.takes = kTakesSplits, .inputs = {"splits: int32"}, .attributes = {}},
       {.takes = kTakesName,
        .inputs = {},

@@ -1,5 +1,6 @@
 #include "submission.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
@@ -8,22 +9,19 @@ namespace horoplug::tensorflow {
 namespace {
 
 // hp_dtype by TensorFlow's numbers; -1: the core has no such type.
-constexpr std::array<std::int32_t, 24> kDataTypes = [] {
-  std::array<std::int32_t, 24> types{};
+constexpr int kMaxType = std::max({
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
+                 dlpack, tf, xla)                                                                  \
+  tf,
+#include "horoplug/dtypes.def"
+});
+constexpr auto kDataTypes = [] {
+  std::array<std::int32_t, kMaxType + 1> types{};
   types.fill(-1);
-  types[1] = HP_FLOAT32;
-  types[2] = HP_FLOAT64;
-  types[3] = HP_INT32;
-  types[4] = HP_UINT8;
-  types[5] = HP_INT16;
-  types[6] = HP_INT8;
-  types[9] = HP_INT64;
-  types[10] = HP_BOOL;
-  types[14] = HP_BFLOAT16;
-  types[17] = HP_UINT16;
-  types[19] = HP_FLOAT16;
-  types[22] = HP_UINT32;
-  types[23] = HP_UINT64;
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
+                 dlpack, tf, xla)                                                                  \
+  types[tf] = code;
+#include "horoplug/dtypes.def"
   return types;
 }();
 

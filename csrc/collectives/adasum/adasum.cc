@@ -35,7 +35,7 @@ void finish_adasum(DType dtype, std::byte* to, std::byte* from, std::size_t elem
   const bool narrows = adasum_dtype(dtype) != dtype;
   table.scale[static_cast<int>(adasum_dtype(dtype))](narrows ? from : to, from, elements, finish);
   if (!narrows) return;
-  (dtype == DType::kFloat16 ? table.f32_to_f16 : table.f32_to_bf16)(to, from, elements);
+  table.narrow_to(dtype)(to, from, elements);
 }
 
 AdasumSlices::AdasumSlices(const Layout& layout, int ranks)
@@ -44,22 +44,23 @@ AdasumSlices::AdasumSlices(const Layout& layout, int ranks)
   const auto slices = static_cast<std::size_t>(ranks);
   std::size_t place = 0;
   for (std::size_t slice = 0; slice < slices; ++slice) {
-    first_.push_back(pieces_.size());
+    first_.push_back(tensor_slices_.size());
     for (std::size_t tensor = 0; tensor < tensors_; ++tensor) {
       const Part whole = layout.tensor(tensor);
       const std::size_t begin = cut(whole.bytes / element, slice, slices);
       const std::size_t end = cut(whole.bytes / element, slice + 1, slices);
       if (begin == end) continue;
-      pieces_.push_back({place, whole.begin / element + begin, end - begin, tensor});
+      tensor_slices_.push_back({place, whole.begin / element + begin, end - begin, tensor});
       place += end - begin;
     }
   }
-  first_.push_back(pieces_.size());
+  first_.push_back(tensor_slices_.size());
 }
 
 std::size_t AdasumSlices::place(int slice) const {
-  const std::size_t piece = first_[static_cast<std::size_t>(slice)];
-  return piece < pieces_.size() ? pieces_[piece].place : layout_.elements();
+  const std::size_t part_of_tensor = first_[static_cast<std::size_t>(slice)];
+  return part_of_tensor < tensor_slices_.size() ? tensor_slices_[part_of_tensor].place
+                                                : layout_.elements();
 }
 
 std::size_t AdasumSlices::largest() const {
@@ -70,25 +71,28 @@ std::size_t AdasumSlices::largest() const {
   return most;
 }
 
-std::span<const AdasumSlices::Piece> AdasumSlices::pieces(SliceRange range) const {
+std::span<const AdasumSlices::TensorSlice> AdasumSlices::tensor_slices(SliceRange range) const {
   const std::size_t begin = first_[static_cast<std::size_t>(range.begin)];
   const std::size_t end = first_[static_cast<std::size_t>(range.end)];
-  return std::span(pieces_).subspan(begin, end - begin);
+  return std::span(tensor_slices_).subspan(begin, end - begin);
 }
 
 // Calls visit(place in the layout, place in the part, bytes), all in bytes.
 template <typename Visit>
 void AdasumSlices::visit(Part part, Visit&& visit) const {
   const std::size_t element = dtype_size(layout_.dtype());
-  auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), part.begin / element,
-                                [](std::size_t at, const Piece& p) { return at < p.place; });
-  if (piece != pieces_.begin()) --piece;
+  auto part_of_tensor =
+      std::upper_bound(tensor_slices_.begin(), tensor_slices_.end(), part.begin / element,
+                       [](std::size_t at, const TensorSlice& p) { return at < p.place; });
+  if (part_of_tensor != tensor_slices_.begin()) --part_of_tensor;
   const std::size_t end = part.begin + part.bytes;
-  for (; piece != pieces_.end() && piece->place * element < end; ++piece) {
-    const std::size_t begin = piece->place * element;
+  for (; part_of_tensor != tensor_slices_.end() && part_of_tensor->place * element < end;
+       ++part_of_tensor) {
+    const std::size_t begin = part_of_tensor->place * element;
     const std::size_t from = std::max(part.begin, begin);
-    const std::size_t to = std::min(end, begin + piece->elements * element);
-    if (from < to) visit(piece->in_layout * element + (from - begin), from - part.begin, to - from);
+    const std::size_t to = std::min(end, begin + part_of_tensor->elements * element);
+    if (from < to)
+      visit(part_of_tensor->in_layout * element + (from - begin), from - part.begin, to - from);
   }
 }
 
@@ -118,9 +122,9 @@ std::vector<DotProducts> AdasumSlices::dots(DType dtype, SliceRange range, const
   }
   const DotsFn kernel = kernels().dots[static_cast<int>(dtype)];
   std::vector<DotProducts> sums(tensors_);
-  for (const Piece& piece : pieces(range)) {
-    const std::size_t at = (piece.place - place(range.begin)) * element;
-    sums[piece.tensor] = kernel(a + at, b + at, piece.elements);
+  for (const TensorSlice& part_of_tensor : tensor_slices(range)) {
+    const std::size_t at = (part_of_tensor.place - place(range.begin)) * element;
+    sums[part_of_tensor.tensor] = kernel(a + at, b + at, part_of_tensor.elements);
   }
   return sums;
 }
@@ -128,12 +132,12 @@ std::vector<DotProducts> AdasumSlices::dots(DType dtype, SliceRange range, const
 void AdasumSlices::combine(DType dtype, SliceRange range, const std::byte* a, const std::byte* b,
                            std::span<const DotProducts> dots, std::byte* to) const {
   const BlendFn kernel = kernels().blend[static_cast<int>(dtype)];
-  for (const Piece& piece : pieces(range)) {
-    const std::size_t at = piece.place - place(range.begin);
-    const DotProducts& products = dots[piece.tensor];
+  for (const TensorSlice& part_of_tensor : tensor_slices(range)) {
+    const std::size_t at = part_of_tensor.place - place(range.begin);
+    const DotProducts& products = dots[part_of_tensor.tensor];
     kernel(to + at * dtype_size(adasum_dtype(dtype)), a + at * dtype_size(dtype),
-           b + at * dtype_size(dtype), piece.elements, coefficient(products.aa, products.ab),
-           coefficient(products.bb, products.ab));
+           b + at * dtype_size(dtype), part_of_tensor.elements,
+           coefficient(products.aa, products.ab), coefficient(products.bb, products.ab));
   }
 }
 

@@ -67,20 +67,21 @@ class AdasumSlices {
                std::span<const DotProducts> dots, std::byte* to) const;
 
  private:
-  struct Piece {  // a slice of a tensor; none is empty
+  struct TensorSlice {  // a slice of a tensor; none is empty
     std::size_t place;
     std::size_t in_layout;
     std::size_t elements;
     std::size_t tensor;
   };
-  std::span<const Piece> pieces(SliceRange range) const;
+  std::span<const TensorSlice> tensor_slices(SliceRange range) const;
   template <typename Visit>
   void visit(Part part, Visit&& visit) const;
 
   const Layout& layout_;
   const std::size_t tensors_;
-  std::vector<Piece> pieces_;
-  std::vector<std::size_t> first_;  // the first piece of each slice, and the number of pieces
+  std::vector<TensorSlice> tensor_slices_;
+  std::vector<std::size_t>
+      first_;  // the first tensor slice of each slice, and the number of tensor slices
 };
 
 }  // namespace horoplug

@@ -77,7 +77,7 @@ Task sum_dots(SharedGroup& group, std::vector<DotProducts>& dots) {
 }
 
 Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   const Part whole{0, call.layout->bytes()};
   const std::size_t elements = call.layout->elements();
   const auto ranks = static_cast<std::size_t>(group.size());
@@ -162,7 +162,7 @@ Task allreduce_adasum_direct(Comm& comm, Call& call) {
     co_await one_shot(comm, call, slices);
     co_return;
   }
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   const auto ranks = static_cast<std::size_t>(group.size());
   const SliceRange mine{group.rank(), group.rank() + 1};
   const std::size_t elements = slices.elements(mine);

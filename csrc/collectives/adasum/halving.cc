@@ -1,7 +1,7 @@
 // Adasum over streams by vector halving and distance doubling: at distance d the ranks r and r ^ d,
 // which stand for d ranks each, share out what they have left. Each sends one half of its vector,
 // receives the other half of its partner's, and combines that. The dot products of whole tensors
-// are what the 2d ranks that have them in pieces add up. At the end every rank has its share of the
+// are what the 2d ranks that have them in parts add up. At the end every rank has its share of the
 // result, and the shares are gathered on the way back.
 //
 // As much data travels as in a ring, in log2(p) exchanges instead of p - 1, and the dot products.

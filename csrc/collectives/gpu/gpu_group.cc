@@ -38,32 +38,39 @@ constexpr std::size_t kManyUnderWay = 64;
 
 }  // namespace
 
-GpuGroup::Facts GpuGroup::facts(const Comm& comm) const {
-  Facts facts{};
-  if (comm.mpi() != nullptr) facts.mpi = comm.mpi()->on_gpu();
+GpuGroup::Capabilities GpuGroup::capabilities(const Comm& comm) const {
+  Capabilities mine{};
+  if (comm.mpi() != nullptr) mine.mpi = comm.mpi()->on_gpu();
   const cuda::Context& context = device_->context();
-  context.check(context.api().DeviceGetUuid(&facts.device, context.device()), "cuDeviceGetUuid");
-  facts.nccl_version = device_->toolkit().nccl_version;
+  context.check(context.api().DeviceGetUuid(&mine.device, context.device()), "cuDeviceGetUuid");
+  mine.compute_capability = context.capability();
+  mine.nccl_version = device_->toolkit().nccl_version;
   const char* const shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  facts.nccl_shares_a_device = facts.nccl_version >= kNcclSharesDevices && shared != nullptr &&
-                               std::string_view(shared) == "1";
-  return facts;
+  mine.nccl_shares_a_device = mine.nccl_version >= kNcclSharesDevices && shared != nullptr &&
+                              std::string_view(shared) == "1";
+  return mine;
 }
 
 Task GpuGroup::agree(Comm& comm, const char* wanted) {
   if (comm.size() > 1) {
-    std::vector<Facts> facts;
-    const Facts mine = this->facts(comm);
-    co_await gather(comm, mine, facts);
+    std::vector<Capabilities> all;
+    const Capabilities mine = capabilities(comm);
+    co_await allgather_fixed(comm, mine, all);
+    least_nccl_version_ = mine.nccl_version;
+    least_compute_capability_ = mine.compute_capability;
+    for (const Capabilities& each : all) {
+      least_nccl_version_ = std::min(least_nccl_version_, each.nccl_version);
+      least_compute_capability_ = std::min(least_compute_capability_, each.compute_capability);
+    }
     const std::string_view wants = wanted != nullptr ? wanted : "";
     const bool hierarchical = wants == "hierarchical";
     if (hierarchical) co_await agree_in_hosts(comm);
-    if (hierarchical && !in_hosts_ && comm.shared() == nullptr) {
+    if (hierarchical && !in_hosts_ && comm.host_memory() == nullptr) {
       explain(comm.rank() == 0, "GPU tensors are not reduced in each host first: " + no_hosts_);
     }
     // Who asks for that does not want NCCL's network.
-    if (!in_hosts_ && ranks_ != Ranks::kOfHostWithoutNccl) co_await connect_nccl(comm, facts);
-    settle_mpi(comm, facts, wants == "mpi");
+    if (!in_hosts_ && ranks_ != Ranks::kOfHostWithoutNccl) co_await connect_nccl(comm, all);
+    settle_mpi(comm, all, wants == "mpi");
     std::string problem;
     co_await connect_ipc(comm, workspace_, ipc_, problem);
     if (!problem.empty()) {
@@ -76,7 +83,7 @@ Task GpuGroup::agree(Comm& comm, const char* wanted) {
 
 Task GpuGroup::agree_in_hosts(Comm& comm) {
   agreed_in_hosts_ = true;
-  Comm* const host = comm.host();
+  Comm* const host = comm.local_comm();
   if (host == nullptr) {
     no_hosts_ = "that takes several ranks on each host, equally many";
     co_return;
@@ -89,7 +96,7 @@ Task GpuGroup::agree_in_hosts(Comm& comm) {
   };
   const Ways mine{host_->nccl() != nullptr, host_->ipc() != nullptr};
   std::vector<Ways> all;
-  co_await gather(comm, mine, all);
+  co_await allgather_fixed(comm, mine, all);
   std::vector<int> without;
   nccl_in_hosts_ = ipc_in_hosts_ = true;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -108,15 +115,15 @@ void GpuGroup::explain(bool aloud, const std::string& text) const {
 }
 
 // What keeps the ranks from using NCCL together, in one line, or nothing.
-std::string GpuGroup::nccl_obstacle(const std::vector<Facts>& all) const {
+std::string GpuGroup::nccl_obstacle(const std::vector<Capabilities>& all) const {
   std::map<int, std::vector<int>> versions;
   std::map<std::string, std::vector<int>> devices;
   bool shares = true;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const Facts& facts = all[rank];
-    versions[facts.nccl_version].push_back(static_cast<int>(rank));
-    devices[{facts.device.bytes, sizeof facts.device.bytes}].push_back(static_cast<int>(rank));
-    shares &= facts.nccl_shares_a_device != 0;
+    const Capabilities& its = all[rank];
+    versions[its.nccl_version].push_back(static_cast<int>(rank));
+    devices[{its.device.bytes, sizeof its.device.bytes}].push_back(static_cast<int>(rank));
+    shares &= its.nccl_shares_a_device != 0;
   }
   if (versions.size() > 1) {
     std::string text = "ranks have different versions of NCCL:";
@@ -136,13 +143,13 @@ std::string GpuGroup::nccl_obstacle(const std::vector<Facts>& all) const {
   return {};
 }
 
-Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Facts>& facts) {
-  std::string problem = nccl_obstacle(facts);
+Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Capabilities>& all) {
+  std::string problem = nccl_obstacle(all);
   if (problem.empty()) {
     std::vector<ncclUniqueId> ids;
     ncclUniqueId id{};
     if (comm.rank() == 0) id = cuda::NcclCommunicator::make_id(*device_);
-    co_await gather(comm, id, ids);
+    co_await allgather_fixed(comm, id, ids);
     try {
       nccl_ =
           std::make_unique<cuda::NcclCommunicator>(device_, ids.front(), comm.size(), comm.rank());
@@ -152,7 +159,7 @@ Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Facts>& facts) {
     }
     std::vector<char> connected;
     const char mine = problem.empty() ? 1 : 0;
-    co_await gather(comm, mine, connected);
+    co_await allgather_fixed(comm, mine, connected);
     for (std::size_t rank = 0; rank < connected.size(); ++rank) {
       if (connected[rank] != 0) continue;
       if (problem.empty())
@@ -165,17 +172,17 @@ Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Facts>& facts) {
 }
 
 // As much as all ranks' MPI can.
-void GpuGroup::settle_mpi(Comm& comm, const std::vector<Facts>& facts, bool wanted) {
+void GpuGroup::settle_mpi(Comm& comm, const std::vector<Capabilities>& all, bool wanted) {
   if (comm.mpi() == nullptr) return;
   mpi_ = Mpi::OnGpu::kAll;
-  for (const Facts& each : facts) mpi_ = std::min(mpi_, each.mpi);
+  for (const Capabilities& each : all) mpi_ = std::min(mpi_, each.mpi);
   if (mpi_ != Mpi::OnGpu::kNothing) comm.mpi()->set(std::make_shared<OnDevice>(device_));
   if (mpi_ == Mpi::OnGpu::kAll) return;
   std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < facts.size(); ++rank) {
-    if (facts[rank].mpi == mpi_) ranks.push_back(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].mpi == mpi_) ranks.push_back(static_cast<int>(rank));
   }
-  const std::string where = ranks.size() < facts.size() ? "on " + describe_ranks(ranks) + ", " : "";
+  const std::string where = ranks.size() < all.size() ? "on " + describe_ranks(ranks) + ", " : "";
   explain(wanted && comm.rank() == 0,
           mpi_ == Mpi::OnGpu::kNothing
               ? "GPU tensors are not moved by MPI: " + where +

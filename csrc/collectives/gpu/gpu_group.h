@@ -33,13 +33,18 @@ class GpuGroup {
   bool agreed() const { return agreed_; }
   // After that: the ranks' communicator, or nullptr on all of them.
   cuda::NcclCommunicator* nccl() const { return nccl_.get(); }
+  // Whether NCCL can reduce this on every rank.
+  bool nccl_reduces(ReduceOp op, DType dtype) const {
+    return cuda::nccl_type(dtype, least_nccl_version_, least_compute_capability_) &&
+           cuda::nccl_op(op, dtype);
+  }
   // Likewise: the ranks' buffers, if they reach each other's GPUs by CUDA IPC.
   cuda::IpcPeers* ipc() const { return ipc_.get(); }
   // Likewise: what MPI, if the set has one, does with the GPUs' memory on all ranks.
   Mpi::OnGpu mpi() const { return mpi_; }
 
   // Likewise, when it may matter, as it takes an exchange: makes a group for the ranks of each
-  // host, if hosts have several and equally many (Comm::host).
+  // host, if hosts have several and equally many (Comm::local_comm).
   Task agree_in_hosts(Comm& comm);
   bool agreed_in_hosts() const { return agreed_in_hosts_; }
   // After that: whether GPUs of a host can work together on every host, without NCCL if it does
@@ -93,16 +98,17 @@ class GpuGroup {
   };
 
   // What ranks tell each other.
-  struct Facts {
+  struct Capabilities {
     CUuuid device;
+    int compute_capability;    // 90 is 9.0
     int nccl_version;          // 0: none
     int nccl_shares_a_device;  // among several ranks
     Mpi::OnGpu mpi;
   };
-  Facts facts(const Comm& comm) const;
-  std::string nccl_obstacle(const std::vector<Facts>& all) const;
-  Task connect_nccl(Comm& comm, const std::vector<Facts>& facts);
-  void settle_mpi(Comm& comm, const std::vector<Facts>& facts, bool wanted);
+  Capabilities capabilities(const Comm& comm) const;
+  std::string nccl_obstacle(const std::vector<Capabilities>& all) const;
+  Task connect_nccl(Comm& comm, const std::vector<Capabilities>& all);
+  void settle_mpi(Comm& comm, const std::vector<Capabilities>& all, bool wanted);
   // What a way cannot be used for, aloud or in passing.
   void explain(bool aloud, const std::string& text) const;
   void forget_ended();
@@ -114,7 +120,9 @@ class GpuGroup {
   std::unique_ptr<cuda::NcclCommunicator> nccl_;
   std::unique_ptr<cuda::IpcPeers> ipc_;
   Mpi::OnGpu mpi_ = Mpi::OnGpu::kNothing;
-  std::shared_ptr<GpuGroup> host_;  // of this rank's host's ranks, which have it in Comm::host()
+  int least_nccl_version_ = 0, least_compute_capability_ = 0;  // of all ranks
+  std::shared_ptr<GpuGroup>
+      host_;  // of this rank's host's ranks, which have it in Comm::local_comm()
   bool agreed_ = false, agreed_in_hosts_ = false;
   std::string no_hosts_;  // why GPUs of a host do not work together by themselves
   bool in_hosts_ = false, nccl_in_hosts_ = false, ipc_in_hosts_ = false;

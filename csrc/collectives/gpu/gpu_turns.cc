@@ -16,8 +16,8 @@ class GpuTurn::First final : public Waitable {
 
  private:
   // Of equal numbers, that of the lower set.
-  const std::pair<const std::uint32_t, GpuTurns::Place>& first() const {
-    const auto& places = turn_.turns_.places_;
+  const std::pair<const std::uint32_t, GpuTurns::Turn>& first() const {
+    const auto& places = turn_.turns_.waiting_;
     return *std::min_element(places.begin(), places.end(), [](const auto& a, const auto& b) {
       return a.second.number < b.second.number;
     });
@@ -28,18 +28,18 @@ class GpuTurn::First final : public Waitable {
 
 Task GpuTurn::come(Comm& comm) {
   // One that may still be withdrawn is nothing to wait for.
-  if (comm.planned()) co_await meet(comm);
+  if (comm.planned()) co_await barrier(comm);
   comm.commit();
-  std::uint64_t& number = (turns_.places_[set_] = {++turns_.highest_, &comm}).number;
+  std::uint64_t& number = (turns_.waiting_[set_] = {++turns_.highest_, &comm}).number;
   if (comm.size() > 1) {
     const std::uint64_t proposed = number;
     std::vector<std::uint64_t> all;
-    co_await gather(comm, proposed, all);
+    co_await allgather_fixed(comm, proposed, all);
     number = *std::max_element(all.begin(), all.end());
     turns_.highest_ = std::max(turns_.highest_, number);
   }
   co_await First(*this);
-  if (comm.size() > 1) co_await meet(comm);
+  if (comm.size() > 1) co_await barrier(comm);
 }
 
 }  // namespace horoplug

@@ -26,19 +26,19 @@ namespace horoplug {
 class GpuTurns {
  private:
   friend class GpuTurn;
-  struct Place {
+  struct Turn {
     std::uint64_t number = 0;  // or what was proposed, which is not higher
     const Comm* comm = nullptr;
   };
   std::uint64_t highest_ = 0;
-  std::map<std::uint32_t, Place> places_;  // by set, which has one batch at a time
+  std::map<std::uint32_t, Turn> waiting_;  // by set, which has one batch at a time
 };
 
 // Of one batch of a set; it is over when this ends.
 class GpuTurn {
  public:
   GpuTurn(GpuTurns& turns, std::uint32_t set) : turns_(turns), set_(set) {}
-  ~GpuTurn() { turns_.places_.erase(set_); }
+  ~GpuTurn() { turns_.waiting_.erase(set_); }
   GpuTurn(const GpuTurn&) = delete;
   GpuTurn& operator=(const GpuTurn&) = delete;
 

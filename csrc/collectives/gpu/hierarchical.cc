@@ -1,6 +1,6 @@
 // Allreduce of tensors on GPUs over several hosts with the same number of ranks each, without NCCL
 // between them: the GPUs of a host reduce, each rank its slice, by NCCL or CUDA IPC; every slice
-// goes through pinned memory, in pieces, and is reduced between the hosts by the ranks that have
+// goes through pinned memory, in chunks, and is reduced between the hosts by the ranks that have
 // it, side by side, with the algorithms for tensors on the CPU; and the GPUs of a host share the
 // slices. So a host's line carries the data once, and each GPU's bus a slice of it.
 //
@@ -23,12 +23,12 @@ namespace {
 
 using Purpose = cuda::Workspace::Purpose;
 
-constexpr std::size_t kSlice = 4 * kStagedPiece;
+constexpr std::size_t kSlice = 4 * kStagedChunk;
 
 std::byte* pointer(std::uint64_t address) { return std::bit_cast<std::byte*>(address); }
 
 // Where a window's slice of this rank is worked on. There are two, used in turn.
-struct Place {
+struct SliceMemory {
   std::uint64_t on_device = 0;
   std::byte* on_host = nullptr;
 };
@@ -49,25 +49,25 @@ struct Window {
 
   void add(const Layout::Tensor& run) {
     if (run.input == nullptr) {
-      layout.add_absent(run.neutral, run.bytes);
+      layout.add_absent(run.identity, run.bytes);
     } else {
       layout.add(run.input, run.output, run.bytes);
     }
   }
-  std::size_t pieces() const { return chunk_count(slice, kStagedPiece); }
-  Part piece(std::size_t index) const { return chunk_of({0, slice}, index, kStagedPiece); }
+  std::size_t chunks() const { return chunk_count(slice, kStagedChunk); }
+  Part chunk(std::size_t index) const { return chunk_of({0, slice}, index, kStagedChunk); }
 
   Layout layout;
   std::size_t slice;                    // bytes
-  std::vector<cuda::EventPtr> fetched;  // by piece
+  std::vector<cuda::EventPtr> fetched;  // by chunk
 };
 
 // What all steps work with. All work is in the stream of the host's ranks, and all memory is the
 // set's, as that stream's own is used by what these ranks do together.
-struct Tools {
-  Tools(Comm& of, const Call& its)
+struct HierarchicalContext {
+  HierarchicalContext(Comm& of, const Call& its)
       : comm(of),
-        host(*of.host()),
+        host(*of.local_comm()),
         call(its),
         workspace(host.gpu()->workspace()),
         memory(of.gpu()->workspace()),
@@ -89,7 +89,7 @@ struct Tools {
   std::uint64_t whole = 0;  // room for a window on the GPU
 };
 
-Task reduce_in_host(Tools& t, Window& window, const Place& at) {
+Task reduce_in_host(HierarchicalContext& t, Window& window, const SliceMemory& at) {
   Call part = t.call;
   part.kind = OpKind::kReducescatter;
   part.layout = &window.layout;
@@ -97,28 +97,29 @@ Task reduce_in_host(Tools& t, Window& window, const Place& at) {
   part.output = pointer(at.on_device);
   t.sizes.assign(t.ranks, window.slice);
   co_await t.run_in_host(part);
-  for (std::size_t i = 0; i < window.pieces(); ++i) {
-    const Part piece = window.piece(i);
-    t.workspace.fetch(at.on_host + piece.begin, at.on_device + piece.begin, piece.bytes);
+  for (std::size_t i = 0; i < window.chunks(); ++i) {
+    const Part chunk = window.chunk(i);
+    t.workspace.fetch(at.on_host + chunk.begin, at.on_device + chunk.begin, chunk.bytes);
     window.fetched.push_back(t.workspace.mark());
   }
 }
 
-Task reduce_between_hosts(const Tools& t, const Window& window, const Place& at) {
-  for (std::size_t i = 0; i < window.pieces(); ++i) {
-    const Part piece = window.piece(i);
-    std::byte* const data = at.on_host + piece.begin;
+Task reduce_between_hosts(const HierarchicalContext& t, const Window& window,
+                          const SliceMemory& at) {
+  for (std::size_t i = 0; i < window.chunks(); ++i) {
+    const Part chunk = window.chunk(i);
+    std::byte* const data = at.on_host + chunk.begin;
     co_await PassedByAll(t.host, window.fetched[i]);
     Layout layout(t.call.dtype, 1.0);
-    layout.add(data, data, piece.bytes);
-    co_await run_on_host(*t.comm.slice(), t.call, &layout);
-    t.workspace.bring(at.on_device + piece.begin, data, piece.bytes);
+    layout.add(data, data, chunk.bytes);
+    co_await run_on_host(*t.comm.cross_comm(), t.call, &layout);
+    t.workspace.bring(at.on_device + chunk.begin, data, chunk.bytes);
   }
   t.workspace.order(t.workspace.back(), t.workspace.stream());
 }
 
 // The CPU has finished the values already.
-Task share_in_host(Tools& t, const Window& window, const Place& at) {
+Task share_in_host(HierarchicalContext& t, const Window& window, const SliceMemory& at) {
   Call part = t.call;
   part.kind = OpKind::kAllgather;
   part.layout = nullptr;
@@ -138,7 +139,7 @@ Task share_in_host(Tools& t, const Window& window, const Place& at) {
 }  // namespace
 
 Task gpu_hierarchical(Comm& comm, Call& call) {
-  Tools t(comm, call);
+  HierarchicalContext t(comm, call);
   GpuGroup& gpu = *comm.gpu();
   const Part all{0, bytes_on_gpu(*call.layout)};
   const std::size_t most = kSlice * t.ranks;
@@ -149,7 +150,8 @@ Task gpu_hierarchical(Comm& comm, Call& call) {
   t.whole = t.memory.on_device(Purpose::kInput, t.ranks * room);
   const std::uint64_t slices = t.memory.on_device(Purpose::kOutput, 2 * room);
   std::byte* const on_host = t.memory.on_host(Purpose::kInput, 2 * room);
-  const std::array<Place, 2> places = {Place{slices, on_host}, {slices + room, on_host + room}};
+  const std::array<SliceMemory, 2> places = {SliceMemory{slices, on_host},
+                                             {slices + room, on_host + room}};
 
   t.memory.order(t.memory.stream(), t.workspace.stream());
   std::array<std::optional<Window>, 2> windows;

@@ -9,7 +9,7 @@
 // their order, and so all have the same bits, also those that the CPU's algorithms yield.
 //
 // All of it is put into the stream at once, and nothing can be taken back: in a plan, ranks meet
-// first (Algorithm::commits), and rounds are counted alike on all of them.
+// first (Algorithm::defers_writes), and rounds are counted alike on all of them.
 #include <algorithm>
 #include <vector>
 
@@ -27,8 +27,8 @@ using cuda::Transfer;
 using Transfers = std::vector<Transfer>;
 
 // What all of them work with.
-struct Tools {
-  Tools(Comm& of, const Call& its)
+struct IpcContext {
+  IpcContext(Comm& of, const Call& its)
       : comm(of),
         call(its),
         workspace(of.gpu()->workspace()),
@@ -73,25 +73,25 @@ struct Tools {
 Part all_of(const Call& call) { return {0, aligned_on_gpu(bytes_on_gpu(*call.layout))}; }
 
 // Appends what packs a part of the buffer.
-void add_inputs(const Tools& t, const Part& part, std::uint64_t to, Transfers& inputs) {
+void add_inputs(const IpcContext& t, const Part& part, std::uint64_t to, Transfers& inputs) {
   for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
     const std::uint64_t count = run.bytes / t.element;
     if (run.input == nullptr) {
-      inputs.push_back({run.neutral, to + at, count, true});
+      inputs.push_back({run.identity, to + at, count, true});
     } else {
       inputs.push_back({gpu_address(run.input), to + at, count});
     }
   });
 }
 
-void pack(const Tools& t, const Part& part) {
+void pack(const IpcContext& t, const Part& part) {
   Transfers inputs;
   add_inputs(t, part, t.peers.own_half(), inputs);
   t.pack(inputs);
 }
 
 // What brings a part of the buffer to the outputs, from `from`.
-Transfers outputs_of(const Tools& t, const Part& part, std::uint64_t from) {
+Transfers outputs_of(const IpcContext& t, const Part& part, std::uint64_t from) {
   Transfers outputs;
   for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
     if (run.output == nullptr) return;
@@ -101,7 +101,7 @@ Transfers outputs_of(const Tools& t, const Part& part, std::uint64_t from) {
 }
 
 // Whether every rank reduces all of it: that costs a meeting less, and more bytes.
-bool in_one_step(const Tools& t, std::size_t bytes) {
+bool in_one_step(const IpcContext& t, std::size_t bytes) {
   const LinkCosts& peers = t.comm.costs().ipc;
   const double others = t.size - 1;
   const double more = others * static_cast<double>(bytes) * (1 - 2.0 / t.size);
@@ -109,7 +109,7 @@ bool in_one_step(const Tools& t, std::size_t bytes) {
 }
 
 // What all ranks have packed of a part, straight to the outputs if they are of its type.
-void reduce_to_outputs(const Tools& t, const Part& part) {
+void reduce_to_outputs(const IpcContext& t, const Part& part) {
   if (!t.call.layout->casts()) return t.reduce(0, outputs_of(t, part, 0));
   const std::uint64_t results =
       t.workspace.on_device(cuda::Workspace::Purpose::kOutput, part.bytes);
@@ -117,7 +117,7 @@ void reduce_to_outputs(const Tools& t, const Part& part) {
   t.unpack(outputs_of(t, part, results));
 }
 
-Task allreduce(const Tools& t) {
+Task allreduce(const IpcContext& t) {
   const Part all = all_of(t.call);
   const std::size_t half = t.peers.half_bytes();
   for (std::size_t i = 0; i < chunk_count(all.bytes, half); ++i) {
@@ -145,7 +145,7 @@ Task allreduce(const Tools& t) {
   co_return;
 }
 
-Task broadcast(const Tools& t) {
+Task broadcast(const IpcContext& t) {
   const Part all = all_of(t.call);
   const std::size_t half = t.peers.half_bytes();
   const bool is_root = t.call.root == t.rank;
@@ -161,7 +161,7 @@ Task broadcast(const Tools& t) {
 }
 
 // Of each rank's part as much as a segment holds goes in a round.
-Task reducescatter(const Tools& t) {
+Task reducescatter(const IpcContext& t) {
   const std::vector<Part> parts = consecutive(t.call.receive_bytes);
   const std::size_t most = std::ranges::max(t.call.receive_bytes);
   for (std::size_t i = 0; i < chunk_count(most, t.segment); ++i) {
@@ -181,7 +181,7 @@ Task reducescatter(const Tools& t) {
   co_return;
 }
 
-Task allgather(const Tools& t) {
+Task allgather(const IpcContext& t) {
   const std::vector<Part> parts = consecutive(t.call.receive_bytes);
   const std::size_t half = t.peers.half_bytes();
   const std::size_t most = std::ranges::max(t.call.receive_bytes);
@@ -190,11 +190,11 @@ Task allgather(const Tools& t) {
     Transfers results;
     for (int r = 0; r < t.size; ++r) {
       const Part& part = parts[static_cast<std::size_t>(r)];
-      const Part piece = chunk_of({0, part.bytes}, i, half);
+      const Part chunk = chunk_of({0, part.bytes}, i, half);
       const bool own = r == t.rank;
-      if (own) t.move({{input + piece.begin, t.peers.own_half(), piece.bytes / t.element}});
-      results.push_back({own ? input + piece.begin : t.peers.half(r),
-                         output + part.begin + piece.begin, piece.bytes / t.element});
+      if (own) t.move({{input + chunk.begin, t.peers.own_half(), chunk.bytes / t.element}});
+      results.push_back({own ? input + chunk.begin : t.peers.half(r),
+                         output + part.begin + chunk.begin, chunk.bytes / t.element});
     }
     t.meet();
     t.move(results);
@@ -205,13 +205,13 @@ Task allgather(const Tools& t) {
 
 // A rank knows only what it sends and receives itself: how many rounds there are, the ranks tell
 // each other.
-Task alltoall(const Tools& t) {
+Task alltoall(const IpcContext& t) {
   const std::vector<Part> sent = consecutive(t.call.send_bytes);
   const std::vector<Part> received = consecutive(t.call.receive_bytes);
   const std::uint64_t input = gpu_address(t.call.input), output = gpu_address(t.call.output);
   const std::size_t largest = std::ranges::max(t.call.send_bytes);
   std::vector<std::size_t> all_largest;
-  co_await gather(t.comm, largest, all_largest);
+  co_await allgather_fixed(t.comm, largest, all_largest);
   const std::size_t most = std::ranges::max(all_largest);
   for (std::size_t i = 0; i < chunk_count(most, t.segment); ++i) {
     Transfers inputs, results;
@@ -236,22 +236,22 @@ Task alltoall(const Tools& t) {
 }  // namespace
 
 Task gpu_ipc(Comm& comm, Call& call) {
-  const Tools tools(comm, call);
+  const IpcContext context(comm, call);
   switch (call.kind) {
     case OpKind::kAllreduce:
-      co_await allreduce(tools);
+      co_await allreduce(context);
       break;
     case OpKind::kBroadcast:
-      co_await broadcast(tools);
+      co_await broadcast(context);
       break;
     case OpKind::kReducescatter:
-      co_await reducescatter(tools);
+      co_await reducescatter(context);
       break;
     case OpKind::kAllgather:
-      co_await allgather(tools);
+      co_await allgather(context);
       break;
     default:
-      co_await alltoall(tools);
+      co_await alltoall(context);
   }
 }
 

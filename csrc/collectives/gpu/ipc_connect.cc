@@ -55,7 +55,7 @@ Task share(Comm& comm, std::string& problem) {
   Text mine{};
   std::strncpy(mine.text, problem.c_str(), sizeof mine.text - 1);
   std::vector<Text> all;
-  co_await gather(comm, mine, all);
+  co_await allgather_fixed(comm, mine, all);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     all[rank].text[sizeof mine.text - 1] = '\0';
     if (all[rank].text[0] == '\0') continue;
@@ -128,7 +128,7 @@ Task give_up(Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers) {
 
 Task connect_ipc(Comm& comm, cuda::Workspace& workspace, std::unique_ptr<cuda::IpcPeers>& peers,
                  std::string& problem) {
-  if (comm.shared() == nullptr) {
+  if (comm.host_memory() == nullptr) {
     problem = "the ranks are not on one host, or have no shared memory there";
     co_return;
   }
@@ -140,14 +140,14 @@ Task connect_ipc(Comm& comm, cuda::Workspace& workspace, std::unique_ptr<cuda::I
   cuda::IpcPeers::Offer mine{};
   attempt(problem, [&] {
     made = std::make_unique<cuda::IpcPeers>(workspace.device().shared_from_this(), comm.rank(),
-                                            comm.size(), comm.shared()->gpus_page());
+                                            comm.size(), comm.host_memory()->gpus_page());
     mine = made->offer();
   });
   co_await share(comm, problem);
   if (!problem.empty()) co_return;
 
   std::vector<cuda::IpcPeers::Offer> offers;
-  co_await gather(comm, mine, offers);
+  co_await allgather_fixed(comm, mine, offers);
   attempt(problem, [&] { made->open(offers); });
   co_await share(comm, problem);
   if (problem.empty()) co_await try_out(comm, workspace, *made, problem);
@@ -156,7 +156,7 @@ Task connect_ipc(Comm& comm, cuda::Workspace& workspace, std::unique_ptr<cuda::I
     co_return;
   }
   if (made->half_bytes() < cuda::IpcPeers::kMostBytes && comm.rank() == 0) {
-    workspace.device().log()(LogLevel::kInfo, "GPU tensors are moved by CUDA IPC in pieces of " +
+    workspace.device().log()(LogLevel::kInfo, "GPU tensors are moved by CUDA IPC in chunks of " +
                                                   std::to_string(made->half_bytes() >> 20) +
                                                   " MiB instead of " +
                                                   std::to_string(cuda::IpcPeers::kMostBytes >> 20) +

@@ -18,7 +18,7 @@ namespace horoplug {
 namespace {
 
 using Purpose = cuda::Workspace::Purpose;
-using Lent = cuda::Workspace::Lent;
+using Lease = cuda::Workspace::Lease;
 
 std::byte* pointer(std::uint64_t address) { return std::bit_cast<std::byte*>(address); }
 
@@ -33,7 +33,7 @@ Task allreduce(Comm& comm, const Call& call) {
   cuda::Workspace& workspace = comm.gpu()->workspace();
   const std::size_t element = dtype_size(call.dtype);
   const std::size_t most = Mpi::kMostElements * element;
-  Lent work(workspace, Purpose::kInput, bytes_on_gpu(*call.layout));
+  Lease work(workspace, Purpose::kInput, bytes_on_gpu(*call.layout));
   const GpuBuffer buffer(workspace, call, work.address());
   buffer.pack();
   co_await done_so_far(workspace);
@@ -51,7 +51,7 @@ Task allreduce(Comm& comm, const Call& call) {
 Task broadcast(Comm& comm, const Call& call) {
   cuda::Workspace& workspace = comm.gpu()->workspace();
   const bool is_root = call.root == comm.rank();
-  Lent work(workspace, Purpose::kInput, bytes_on_gpu(*call.layout));
+  Lease work(workspace, Purpose::kInput, bytes_on_gpu(*call.layout));
   const GpuBuffer buffer(workspace, call, work.address());
   if (is_root) buffer.pack();
   co_await done_so_far(workspace);
@@ -73,9 +73,9 @@ Task reducescatter(Comm& comm, const Call& call) {
   cuda::Workspace& workspace = comm.gpu()->workspace();
   const std::size_t own = call.receive_bytes[static_cast<std::size_t>(comm.rank())];
   const std::size_t element = dtype_size(call.dtype);
-  Lent input(workspace, Purpose::kInput, bytes_on_gpu(*call.layout));
-  Lent result(workspace, Purpose::kOutput, own);
-  Comm::Lent table(comm, Scratch::kMpi, MpiParts::room(comm.size()));
+  Lease input(workspace, Purpose::kInput, bytes_on_gpu(*call.layout));
+  Lease result(workspace, Purpose::kOutput, own);
+  Comm::Lease table(comm, Scratch::kMpi, MpiParts::room(comm.size()));
   const MpiParts parts(table.data(), call.receive_bytes, element);
   const GpuBuffer buffer(workspace, call, input.address());
   buffer.pack();
@@ -96,8 +96,8 @@ Task allgather(Comm& comm, const Call& call) {
   cuda::Workspace& workspace = comm.gpu()->workspace();
   const Part own = consecutive(call.receive_bytes)[static_cast<std::size_t>(comm.rank())];
   const std::size_t bytes = call.bytes();
-  Lent work(workspace, Purpose::kOutput, bytes);
-  Comm::Lent table(comm, Scratch::kMpi, MpiParts::room(comm.size()));
+  Lease work(workspace, Purpose::kOutput, bytes);
+  Comm::Lease table(comm, Scratch::kMpi, MpiParts::room(comm.size()));
   const MpiParts parts(table.data(), call.receive_bytes);
   workspace.copy(work.address() + own.begin, gpu_address(call.input), own.bytes);
   co_await done_so_far(workspace);
@@ -112,9 +112,9 @@ Task alltoall(Comm& comm, const Call& call) {
   cuda::Workspace& workspace = comm.gpu()->workspace();
   const std::size_t outgoing = sum(call.send_bytes), incoming = sum(call.receive_bytes);
   const std::size_t room = MpiParts::room(comm.size());
-  Lent input(workspace, Purpose::kInput, outgoing);
-  Lent output(workspace, Purpose::kOutput, incoming);
-  Comm::Lent tables(comm, Scratch::kMpi, 2 * room);
+  Lease input(workspace, Purpose::kInput, outgoing);
+  Lease output(workspace, Purpose::kOutput, incoming);
+  Comm::Lease tables(comm, Scratch::kMpi, 2 * room);
   const MpiParts sent(tables.data(), call.send_bytes);
   const MpiParts received(tables.data() + room, call.receive_bytes);
   workspace.copy(input.address(), gpu_address(call.input), outgoing);

@@ -1,7 +1,7 @@
 // Tensors on GPUs by NCCL, over the set's communicator.
 //
-// NCCL takes nothing back: in a plan, ranks meet first (Algorithm::commits). What it is given runs
-// in the order of the set's stream, which is the order of batches on all ranks.
+// NCCL takes nothing back: in a plan, ranks meet first (Algorithm::defers_writes). What it is given
+// runs in the order of the set's stream, which is the order of batches on all ranks.
 #include <algorithm>
 #include <vector>
 
@@ -14,8 +14,8 @@ namespace horoplug {
 namespace {
 
 // What all of them work with.
-struct Tools {
-  explicit Tools(Comm& of)
+struct NcclContext {
+  explicit NcclContext(Comm& of)
       : comm(of),
         workspace(of.gpu()->workspace()),
         nccl(*of.gpu()->nccl()),
@@ -30,7 +30,7 @@ struct Tools {
   const CUstream stream;
 };
 
-Task allreduce(Tools t, const Call& call) {
+Task allreduce(NcclContext t, const Call& call) {
   const GpuBuffer buffer(t.workspace, call);
   buffer.pack();
   t.nccl.allreduce(buffer.from(), buffer.to(), buffer.elements(), call.dtype, call.reduce_op,
@@ -39,7 +39,7 @@ Task allreduce(Tools t, const Call& call) {
   buffer.unpack(call.finish);
 }
 
-Task broadcast(Tools t, const Call& call) {
+Task broadcast(NcclContext t, const Call& call) {
   const GpuBuffer buffer(t.workspace, call);
   const bool is_root = call.root == t.comm.rank();
   if (is_root) buffer.pack();
@@ -54,7 +54,7 @@ Task broadcast(Tools t, const Call& call) {
 
 // NCCL's parts are of one size. The last ranks' are shorter by a row, and are spread to be as long
 // as the first one.
-Task reducescatter(Tools t, const Call& call) {
+Task reducescatter(NcclContext t, const Call& call) {
   const std::size_t element = dtype_size(call.dtype);
   const std::span<const std::size_t> sizes = call.receive_bytes;
   const std::size_t part = *std::max_element(sizes.begin(), sizes.end());
@@ -83,7 +83,7 @@ Task reducescatter(Tools t, const Call& call) {
   t.workspace.launcher().move(call.dtype, call.dtype, call.finish, outputs);
 }
 
-Task reduce(Tools t, const Call& call) {
+Task reduce(NcclContext t, const Call& call) {
   const GpuBuffer buffer(t.workspace, call);
   buffer.pack();
   t.nccl.reduce(buffer.from(), buffer.to(), buffer.elements(), call.dtype, call.reduce_op,
@@ -92,7 +92,7 @@ Task reduce(Tools t, const Call& call) {
   if (call.root == t.comm.rank()) buffer.unpack(call.finish);
 }
 
-Task allgather(Tools t, const Call& call) {
+Task allgather(NcclContext t, const Call& call) {
   const std::span<const std::size_t> sizes = call.receive_bytes;
   const std::uint64_t from = gpu_address(call.input), to = gpu_address(call.output);
   const bool even = std::all_of(sizes.begin(), sizes.end(),
@@ -113,7 +113,7 @@ Task allgather(Tools t, const Call& call) {
   co_await t.settled();
 }
 
-Task alltoall(Tools t, const Call& call) {
+Task alltoall(NcclContext t, const Call& call) {
   const std::vector<Part> sent = consecutive(call.send_bytes);
   const std::vector<Part> received = consecutive(call.receive_bytes);
   t.nccl.begin();
@@ -128,7 +128,7 @@ Task alltoall(Tools t, const Call& call) {
 }
 
 // Between the root and every other rank, and within the root.
-Task gather(Tools t, const Call& call) {
+Task gather(NcclContext t, const Call& call) {
   const std::vector<Part> parts = consecutive(call.receive_bytes);
   const Part& own = parts[static_cast<std::size_t>(t.comm.rank())];
   if (t.comm.rank() == call.root) {
@@ -147,7 +147,7 @@ Task gather(Tools t, const Call& call) {
   co_await t.settled();
 }
 
-Task scatter(Tools t, const Call& call) {
+Task scatter(NcclContext t, const Call& call) {
   const std::vector<Part> parts = consecutive(call.receive_bytes);
   const Part& own = parts[static_cast<std::size_t>(t.comm.rank())];
   if (t.comm.rank() == call.root) {
@@ -169,24 +169,24 @@ Task scatter(Tools t, const Call& call) {
 }  // namespace
 
 Task gpu_nccl(Comm& comm, Call& call) {
-  const Tools tools(comm);
+  const NcclContext context(comm);
   switch (call.kind) {
     case OpKind::kAllreduce:
-      return allreduce(tools, call);
+      return allreduce(context, call);
     case OpKind::kBroadcast:
-      return broadcast(tools, call);
+      return broadcast(context, call);
     case OpKind::kReducescatter:
-      return reducescatter(tools, call);
+      return reducescatter(context, call);
     case OpKind::kAllgather:
-      return allgather(tools, call);
+      return allgather(context, call);
     case OpKind::kReduce:
-      return reduce(tools, call);
+      return reduce(context, call);
     case OpKind::kGather:
-      return gather(tools, call);
+      return gather(context, call);
     case OpKind::kScatter:
-      return scatter(tools, call);
+      return scatter(context, call);
     default:
-      return alltoall(tools, call);
+      return alltoall(context, call);
   }
 }
 

@@ -38,7 +38,7 @@ void GpuBuffer::pack() const {
   for_each([&](const Layout::Tensor& tensor, std::size_t at) {
     const std::uint64_t count = tensor.bytes / element;
     if (tensor.input == nullptr) {
-      inputs.push_back({tensor.neutral, from_ + at, count, true});
+      inputs.push_back({tensor.identity, from_ + at, count, true});
     } else if (gpu_address(tensor.input) != from_ + at) {
       inputs.push_back({gpu_address(tensor.input), from_ + at, count});
     }

@@ -1,7 +1,7 @@
 // Tensors on GPUs through the host's memory: whatever connects the ranks does the work, with the
 // algorithms for tensors on the CPU, and no NCCL.
 //
-// A buffer travels in pieces: while the CPU reduces one, the next ones come from the GPU and the
+// A buffer travels in chunks: while the CPU reduces one, the next ones come from the GPU and the
 // one before goes back, in a stream of its own. The host waits only for what comes.
 #include "collectives/gpu/staged.h"
 
@@ -18,26 +18,26 @@ namespace {
 
 using Purpose = cuda::Workspace::Purpose;
 
-constexpr std::size_t kPiece = kStagedPiece;
+constexpr std::size_t kChunk = kStagedChunk;
 // So much of a buffer is in the host's memory at a time.
-constexpr std::size_t kWindow = 32 * kPiece;
+constexpr std::size_t kWindow = 32 * kChunk;
 
 // One window of a buffer; `host` has room for it.
 Task run_window(Comm& comm, const Call& call, const GpuBuffer& buffer, const Part& window,
-                std::size_t piece, std::byte* host) {
+                std::size_t chunk_bytes, std::byte* host) {
   cuda::Workspace& workspace = comm.gpu()->workspace();
   const bool is_root = call.kind == OpKind::kBroadcast && call.root == comm.rank();
   const bool gets_result = call.kind == OpKind::kReduce ? call.root == comm.rank() : !is_root;
   const bool fetches = is_root || call.kind != OpKind::kBroadcast;
-  const std::size_t pieces = chunk_count(window.bytes, piece);
+  const std::size_t chunks = chunk_count(window.bytes, chunk_bytes);
   std::vector<cuda::EventPtr> fetched;
-  for (std::size_t i = 0; fetches && i < pieces; ++i) {
-    const Part part = chunk_of(window, i, piece);
+  for (std::size_t i = 0; fetches && i < chunks; ++i) {
+    const Part part = chunk_of(window, i, chunk_bytes);
     workspace.fetch(host + part.begin - window.begin, buffer.from() + part.begin, part.bytes);
     fetched.push_back(workspace.mark());
   }
-  for (std::size_t i = 0; i < pieces; ++i) {
-    const Part part = chunk_of(window, i, piece);
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const Part part = chunk_of(window, i, chunk_bytes);
     std::byte* const at = host + part.begin - window.begin;
     if (fetches) co_await Passed(fetched[i]);
     Layout layout(call.dtype, 1.0);
@@ -55,7 +55,7 @@ Task run_window(Comm& comm, const Call& call, const GpuBuffer& buffer, const Par
 }
 
 // Allreduce, broadcast and reduce.
-Task run_in_pieces(Comm& comm, const Call& call) {
+Task run_in_chunks(Comm& comm, const Call& call) {
   GpuGroup& gpu = *comm.gpu();
   cuda::Workspace& workspace = gpu.workspace();
   const GpuBuffer buffer(workspace, call);
@@ -70,7 +70,7 @@ Task run_in_pieces(Comm& comm, const Call& call) {
   for (std::size_t i = 0; i < chunk_count(buffer.bytes(), size); ++i) {
     co_await gpu.host_memory_free();
     const Part window = chunk_of({0, buffer.bytes()}, i, size);
-    co_await run_window(comm, call, buffer, window, whole ? size : kPiece, host);
+    co_await run_window(comm, call, buffer, window, whole ? size : kChunk, host);
     gpu.keep_host_memory(workspace.mark_back());
   }
   workspace.order(workspace.back(), workspace.stream());
@@ -133,8 +133,8 @@ Task run_on_host(Comm& comm, Call call, Layout* layout) {
 }
 
 Task gpu_staged(Comm& comm, Call& call) {
-  const bool in_pieces = operation_info(call.kind).fuses;
-  return in_pieces ? run_in_pieces(comm, call) : run_at_once(comm, call);
+  const bool in_chunks = operation_info(call.kind).fuses;
+  return in_chunks ? run_in_chunks(comm, call) : run_at_once(comm, call);
 }
 
 }  // namespace horoplug

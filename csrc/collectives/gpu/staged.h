@@ -7,9 +7,9 @@
 
 namespace horoplug {
 
-// A buffer goes there in pieces of so many bytes: ranks meet for every one, which should not cost
+// A buffer goes there in chunks of so many bytes: ranks meet for every one, which should not cost
 // them much beside it.
-inline constexpr std::size_t kStagedPiece = 2 << 20;
+inline constexpr std::size_t kStagedChunk = 2 << 20;
 
 // Does to a layout of the host's memory what a call asks for on a GPU, by whatever algorithm is
 // best for that.

@@ -3,7 +3,7 @@
 // MPI counts its collectives: the n-th of one rank meets the n-th of every other. Batches of the
 // set of all ranks run in the same order on all of them, one after the other; and what has begun
 // here must have been joined by all, since MPI takes nothing back: in a plan, ranks meet first, by
-// other means (Algorithm::commits).
+// other means (Algorithm::defers_writes).
 //
 // What MPI is given is never memory of the user's: MPI may still use it when the operation has
 // failed.

@@ -7,7 +7,7 @@
 namespace horoplug {
 
 Task allgather_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   const auto me = static_cast<std::size_t>(group.rank());
   const auto parts = consecutive(call.receive_bytes);
   std::size_t largest = 0;

@@ -125,7 +125,7 @@ class Direct {
 }  // namespace
 
 Task allreduce_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   Direct direct(group, call, comm.chunk_bytes());
   const std::size_t cycles = direct.cycles();
   const bool packs = call.place == 0;

@@ -7,7 +7,7 @@
 namespace horoplug {
 
 Task allreduce_lines(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   Layout& layout = *call.layout;
   const std::uint64_t meeting = group.next_meeting();
   layout.pack(0, layout.bytes(), group.line(group.rank(), meeting));

@@ -1,4 +1,4 @@
-// Alltoall in shared memory: slots hold a piece for every rank, and each rank copies what is meant
+// Alltoall in shared memory: slots hold a chunk for every rank, and each rank copies what is meant
 // for it.
 #include <cstring>
 
@@ -8,7 +8,7 @@
 namespace horoplug {
 
 Task alltoall_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto me = static_cast<std::size_t>(group.rank());
   const auto outgoing = consecutive(call.send_bytes);
@@ -32,14 +32,14 @@ Task alltoall_direct(Comm& comm, Call& call) {
     group.arrive(Stage::kDone, cycle);
   }
 
-  const std::size_t piece = Arena::kSlotBytes / ranks / 64 * 64;
-  for (std::size_t i = 0; i < chunk_count(largest, piece); ++i) {
+  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / 64 * 64;
+  for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
     const std::uint64_t cycle = group.next_cycle();
     co_await group.writable(cycle);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const Part chunk = chunk_of(outgoing[rank], i, piece);
+      const Part chunk = chunk_of(outgoing[rank], i, chunk_bytes);
       if (chunk.bytes > 0) {
-        std::memcpy(group.slot(group.rank(), cycle) + rank * piece, call.input + chunk.begin,
+        std::memcpy(group.slot(group.rank(), cycle) + rank * chunk_bytes, call.input + chunk.begin,
                     chunk.bytes);
       }
     }
@@ -47,10 +47,10 @@ Task alltoall_direct(Comm& comm, Call& call) {
 
     co_await group.reached(Stage::kPacked, cycle);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const Part chunk = chunk_of(incoming[rank], i, piece);
+      const Part chunk = chunk_of(incoming[rank], i, chunk_bytes);
       if (chunk.bytes > 0) {
         std::memcpy(call.output + chunk.begin,
-                    group.slot(static_cast<int>(rank), cycle) + me * piece, chunk.bytes);
+                    group.slot(static_cast<int>(rank), cycle) + me * chunk_bytes, chunk.bytes);
       }
     }
     group.arrive(Stage::kDone, cycle);

@@ -4,7 +4,7 @@
 namespace horoplug {
 
 Task barrier_direct(Comm& comm, Call&) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   const std::uint64_t cycle = group.next_cycle();
   co_await group.writable(cycle);
   group.arrive(Stage::kPacked, cycle);

@@ -5,7 +5,7 @@
 namespace horoplug {
 
 Task broadcast_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   Layout& layout = *call.layout;
   const Part whole{0, layout.bytes()};
   for (std::size_t i = 0; i < chunk_count(whole.bytes, Arena::kSlotBytes); ++i) {

@@ -8,7 +8,7 @@
 namespace horoplug {
 
 Task gather_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   const bool is_root = group.rank() == call.root;
   const auto parts = consecutive(call.receive_bytes);
   const Part& own = parts[static_cast<std::size_t>(group.rank())];

@@ -11,7 +11,7 @@ constexpr std::size_t kGrain = 64;
 }  // namespace
 
 Task reduce_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   Layout& layout = *call.layout;
   const int me = group.rank();
   const Part whole{0, layout.bytes()};

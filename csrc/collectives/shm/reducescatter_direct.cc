@@ -1,4 +1,4 @@
-// Reduce-scatter in shared memory: slots hold a piece for every rank, and each rank reduces its own
+// Reduce-scatter in shared memory: slots hold a chunk for every rank, and each rank reduces its own
 // into its output.
 #include "collectives/collective.h"
 #include "collectives/partition.h"
@@ -6,33 +6,33 @@
 namespace horoplug {
 
 Task reducescatter_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   Layout& layout = *call.layout;
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto me = static_cast<std::size_t>(group.rank());
   const std::size_t element = dtype_size(call.dtype);
   const auto parts = consecutive(call.receive_bytes);
-  const std::size_t piece = Arena::kSlotBytes / ranks / 64 * 64;
+  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / 64 * 64;
   std::size_t largest = 0;
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
 
-  for (std::size_t i = 0; i < chunk_count(largest, piece); ++i) {
+  for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
     const std::uint64_t cycle = group.next_cycle();
     co_await group.writable(cycle);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const Part chunk = chunk_of(parts[rank], i, piece);
-      layout.pack(chunk.begin, chunk.bytes, group.slot(group.rank(), cycle) + rank * piece);
+      const Part chunk = chunk_of(parts[rank], i, chunk_bytes);
+      layout.pack(chunk.begin, chunk.bytes, group.slot(group.rank(), cycle) + rank * chunk_bytes);
     }
     group.arrive(Stage::kPacked, cycle);
 
     co_await group.reached(Stage::kPacked, cycle);
-    const Part mine = chunk_of(parts[me], i, piece);
+    const Part mine = chunk_of(parts[me], i, chunk_bytes);
     if (mine.bytes > 0) {
       std::vector<const void*> sources(ranks);
       for (std::size_t rank = 0; rank < ranks; ++rank) {
-        sources[rank] = group.slot(static_cast<int>(rank), cycle) + me * piece;
+        sources[rank] = group.slot(static_cast<int>(rank), cycle) + me * chunk_bytes;
       }
-      call.reduce(call.output + i * piece, sources.data(), group.size(), mine.bytes / element,
+      call.reduce(call.output + i * chunk_bytes, sources.data(), group.size(), mine.bytes / element,
                   call.finish);
     }
     group.arrive(Stage::kDone, cycle);

@@ -9,7 +9,7 @@
 namespace horoplug {
 
 Task scatter_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.shared();
+  SharedGroup& group = *comm.host_memory();
   const bool is_root = group.rank() == call.root;
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto me = static_cast<std::size_t>(group.rank());

@@ -14,17 +14,17 @@ namespace {
 
 constexpr std::size_t kGrain = 64;  // slices begin on cache lines
 
-// The buffer in pieces of one cycle, and this rank's slice of each piece, one behind the other. How
-// large the pieces are decides what is reduced where: it is not for tuning.
+// The buffer in segments of one cycle, and this rank's slice of each segment, one behind the other.
+// How large the segments are decides what is reduced where: it is not for tuning.
 class Slices {
  public:
   Slices(std::size_t bytes, const SharedGroup& group) : whole_{0, bytes}, group_(group) {}
 
   std::size_t cycles() const { return chunk_count(whole_.bytes, Arena::kSlotBytes); }
-  Part piece(std::size_t cycle) const { return chunk_of(whole_, cycle, Arena::kSlotBytes); }
-  // Within the piece, by rank.
+  Part segment(std::size_t cycle) const { return chunk_of(whole_, cycle, Arena::kSlotBytes); }
+  // Within the segment, by rank.
   std::vector<Part> slices(std::size_t cycle) const {
-    return split_evenly(piece(cycle).bytes, group_.size(), kGrain);
+    return split_evenly(segment(cycle).bytes, group_.size(), kGrain);
   }
   Part mine(std::size_t cycle) const {
     return slices(cycle)[static_cast<std::size_t>(group_.rank())];
@@ -47,7 +47,7 @@ Task reduce_in_host(SharedGroup& group, Call& call, const Slices& slices, std::b
   for (std::size_t i = 0; i < slices.cycles(); ++i) {
     const std::uint64_t cycle = group.next_cycle();
     co_await group.writable(cycle);
-    call.layout->pack(slices.piece(i).begin, slices.piece(i).bytes,
+    call.layout->pack(slices.segment(i).begin, slices.segment(i).bytes,
                       group.slot(group.rank(), cycle));
     group.arrive(Stage::kPacked, cycle);
 
@@ -86,7 +86,8 @@ Task share_in_host(SharedGroup& group, Call& call, const Slices& slices, const s
     const auto parts = slices.slices(i);
     for (int rank = 0; rank < group.size(); ++rank) {
       const Part& part = parts[static_cast<std::size_t>(rank)];
-      call.layout->unpack(slices.piece(i).begin + part.begin, part.bytes, group.slot(rank, cycle));
+      call.layout->unpack(slices.segment(i).begin + part.begin, part.bytes,
+                          group.slot(rank, cycle));
     }
     group.arrive(Stage::kDone, cycle);
   }
@@ -95,12 +96,12 @@ Task share_in_host(SharedGroup& group, Call& call, const Slices& slices, const s
 }  // namespace
 
 Task allreduce_hierarchical(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.local();
+  SharedGroup& group = *comm.local_memory();
   const Slices slices(call.layout->bytes(), group);
   const std::size_t bytes = slices.bytes_of_mine();
   std::byte* const work = comm.scratch(Scratch::kWork, bytes);
   co_await reduce_in_host(group, call, slices, work);
-  co_await reduce_between_hosts(*comm.slice(), call, work, bytes);
+  co_await reduce_between_hosts(*comm.cross_comm(), call, work, bytes);
   co_await share_in_host(group, call, slices, work);
 }
 

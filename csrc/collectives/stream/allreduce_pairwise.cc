@@ -20,7 +20,7 @@ constexpr std::size_t kWindow = 8;
 constexpr std::size_t kChunks = 2;
 constexpr std::size_t kLeastChunk = 64 * 1024;
 
-std::size_t chunk_bytes(std::size_t bytes, int ranks, std::size_t most) {
+std::size_t chunk_bytes_for(std::size_t bytes, int ranks, std::size_t most) {
   constexpr std::size_t kLine = 64;
   const std::size_t wanted = bytes / static_cast<std::size_t>(ranks) / kChunks / kLine * kLine;
   return std::clamp(wanted, std::min(kLeastChunk, most), most);
@@ -33,7 +33,7 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
   const int size = comm.size();
   const auto me = static_cast<std::size_t>(comm.rank());
   const std::size_t element = dtype_size(call.dtype);
-  const std::size_t piece = chunk_bytes(layout.bytes(), size, comm.chunk_bytes());
+  const std::size_t chunk_bytes = chunk_bytes_for(layout.bytes(), size, comm.chunk_bytes());
   const auto parts = split_evenly(layout.bytes(), size, element);
   const Part& own = parts[me];
   std::byte* work = layout.in_place();
@@ -45,15 +45,16 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
   // Everybody begins with another peer.
   std::vector<int> peers;
   for (int i = 1; i < size; ++i) peers.push_back((comm.rank() + i) % size);
-  for (std::size_t i = 0; i < chunk_count(parts.front().bytes, piece); ++i) {  // none is larger
+  for (std::size_t i = 0; i < chunk_count(parts.front().bytes, chunk_bytes);
+       ++i) {  // none is larger
     for (const int peer : peers) {
-      const Part chunk = chunk_of(parts[static_cast<std::size_t>(peer)], i, piece);
+      const Part chunk = chunk_of(parts[static_cast<std::size_t>(peer)], i, chunk_bytes);
       if (chunk.bytes > 0) comm.send(peer, work + chunk.begin, chunk.bytes);
     }
   }
 
-  const std::size_t chunks = chunk_count(own.bytes, piece);
-  const std::size_t room = std::min(own.bytes, piece);
+  const std::size_t chunks = chunk_count(own.bytes, chunk_bytes);
+  const std::size_t room = std::min(own.bytes, chunk_bytes);
   std::byte* const arrivals =
       comm.scratch(Scratch::kReceive, static_cast<std::size_t>(size) * kWindow * room);
   const auto place = [&](int rank, std::size_t i) {
@@ -63,15 +64,15 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
   const auto post_contributions = [&](std::size_t i) {
     for (const int peer : peers) {
       comm.post(posted[static_cast<std::size_t>(peer)], peer, place(peer, i),
-                chunk_of(own, i, piece).bytes);
+                chunk_of(own, i, chunk_bytes).bytes);
     }
   };
   // Straight into the buffer: a peer has this rank's share of its part when it sends the result.
   const auto post_results = [&] {
     for (const int peer : peers) {
       const auto rank = static_cast<std::size_t>(peer);
-      for (std::size_t i = 0; i < chunk_count(parts[rank].bytes, piece); ++i) {
-        const Part chunk = chunk_of(parts[rank], i, piece);
+      for (std::size_t i = 0; i < chunk_count(parts[rank].bytes, chunk_bytes); ++i) {
+        const Part chunk = chunk_of(parts[rank], i, chunk_bytes);
         comm.post(posted[rank], peer, work + chunk.begin, chunk.bytes);
       }
     }
@@ -81,7 +82,7 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
   for (std::size_t i = 0; i < std::min(chunks, kWindow); ++i) post_contributions(i);
   if (chunks <= kWindow) post_results();
   for (std::size_t i = 0; i < chunks; ++i) {
-    const Part chunk = chunk_of(own, i, piece);
+    const Part chunk = chunk_of(own, i, chunk_bytes);
     for (const int peer : peers) {
       const auto rank = static_cast<std::size_t>(peer);
       co_await posted[rank].front();

@@ -13,31 +13,31 @@ constexpr std::size_t kWindow = 8;
 constexpr std::size_t kChunks = 4;
 constexpr std::size_t kLeastChunk = 32 * 1024;
 
-std::size_t chunk_bytes(std::span<const Part> parts, std::size_t most) {
+std::size_t chunk_bytes_for(std::span<const Part> parts, std::size_t most) {
   constexpr std::size_t kLine = 64;
   std::size_t largest = 0;
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
   return std::clamp(largest / kChunks / kLine * kLine, std::min(kLeastChunk, most), most);
 }
 
-struct Piece {
+struct IncomingChunk {
   int step;
   Part part;
 };
 
 // Everything that this rank will receive, in order.
-std::vector<Piece> incoming(const RingPass& pass, std::size_t piece) {
+std::vector<IncomingChunk> incoming(const RingPass& pass, std::size_t chunk_bytes) {
   const int size = static_cast<int>(pass.parts.size());
-  std::vector<Piece> pieces;
+  std::vector<IncomingChunk> chunks;
   for (int step = 0; step < pass.steps; ++step) {
     const Part& part =
         pass.parts[static_cast<std::size_t>((pass.first + 2 * size - step - 1) % size)];
-    const std::size_t chunks = chunk_count(part.bytes, piece);
-    for (std::size_t i = 0; i < chunks; ++i) {
-      pieces.push_back({step, chunk_of(part, i, piece)});
+    const std::size_t count = chunk_count(part.bytes, chunk_bytes);
+    for (std::size_t i = 0; i < count; ++i) {
+      chunks.push_back({step, chunk_of(part, i, chunk_bytes)});
     }
   }
-  return pieces;
+  return chunks;
 }
 
 }  // namespace
@@ -47,34 +47,34 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
   const std::size_t element = dtype_size(call.dtype);
 
-  const std::size_t piece = chunk_bytes(pass.parts, comm.chunk_bytes());
+  const std::size_t chunk_bytes = chunk_bytes_for(pass.parts, comm.chunk_bytes());
   const Part& own = pass.parts[static_cast<std::size_t>(pass.first)];
-  for (std::size_t i = 0; i < chunk_count(own.bytes, piece); ++i) {
-    const Part chunk = chunk_of(own, i, piece);
+  for (std::size_t i = 0; i < chunk_count(own.bytes, chunk_bytes); ++i) {
+    const Part chunk = chunk_of(own, i, chunk_bytes);
     comm.send(next, pass.buffer + chunk.begin, chunk.bytes);
   }
 
-  const std::vector<Piece> pieces = incoming(pass, piece);
+  const std::vector<IncomingChunk> chunks = incoming(pass, chunk_bytes);
   std::byte* const arrivals =
-      pass.reduce_steps > 0 ? comm.scratch(Scratch::kReceive, kWindow * piece) : nullptr;
-  // Where a piece is received: what will be combined goes beside the buffer, the rest right into
+      pass.reduce_steps > 0 ? comm.scratch(Scratch::kReceive, kWindow * chunk_bytes) : nullptr;
+  // Where a chunk is received: what will be combined goes beside the buffer, the rest right into
   // it. That memory is free then: what comes in has been around the whole ring since this rank sent
   // its own share of it.
   const auto target = [&](std::size_t i) {
-    return pieces[i].step < pass.reduce_steps ? arrivals + (i % kWindow) * piece
-                                              : pass.buffer + pieces[i].part.begin;
+    return chunks[i].step < pass.reduce_steps ? arrivals + (i % kWindow) * chunk_bytes
+                                              : pass.buffer + chunks[i].part.begin;
   };
 
   std::deque<Link::Receive> posted;
   std::size_t next_post = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    for (; next_post < pieces.size() && next_post < i + kWindow; ++next_post) {
-      comm.post(posted, previous, target(next_post), pieces[next_post].part.bytes);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    for (; next_post < chunks.size() && next_post < i + kWindow; ++next_post) {
+      comm.post(posted, previous, target(next_post), chunks[next_post].part.bytes);
     }
     co_await posted.front();
     posted.pop_front();
 
-    const Piece& chunk = pieces[i];
+    const IncomingChunk& chunk = chunks[i];
     std::byte* const place = pass.buffer + chunk.part.begin;
     if (chunk.step < pass.reduce_steps) {
       const void* const sources[] = {target(i), place};

@@ -1,69 +1,51 @@
 #include "device/cpu/identity_element.h"
 
-#include <cstring>
-#include <limits>
-#include <type_traits>
-
 namespace horoplug {
 namespace {
 
-template <typename T>
-std::uint64_t bytes_of(T value) {
-  std::uint64_t bytes = 0;
-  std::memcpy(&bytes, &value, sizeof value);
-  return bytes;
-}
-
 struct Elements {
-  std::uint64_t one, lowest, highest;
+  std::uint64_t one, lowest, highest;  // as bits
 };
 
-template <typename T>
-Elements elements_of() {
-  using Limits = std::numeric_limits<T>;
-  if constexpr (std::is_floating_point_v<T>) {
-    return {bytes_of(T{1}), bytes_of(-Limits::infinity()), bytes_of(Limits::infinity())};
-  } else {
-    return {bytes_of(T{1}), bytes_of(Limits::lowest()), bytes_of(Limits::max())};
+// `mantissa`: stored bits of a float's significand.
+constexpr Elements elements_of(DTypeFamily family, int bytes, int mantissa) {
+  const int bits = 8 * bytes;
+  const std::uint64_t sign = bits > 64 ? 0 : std::uint64_t{1} << (bits - 1);
+  const std::uint64_t magnitude = sign - 1;
+  switch (family) {
+    case DTypeFamily::kUnsigned:
+      return {1, 0, sign | magnitude};
+    case DTypeFamily::kSigned:
+      return {1, sign, magnitude};
+    case DTypeFamily::kBool:
+      return {1, 0, 1};
+    case DTypeFamily::kComplex:  // the real part comes first; there is no order
+      return {elements_of(DTypeFamily::kFloat, bytes / 2, mantissa).one, 0, 0};
+    case DTypeFamily::kFloat:
+    case DTypeFamily::kHalf:
+    case DTypeFamily::kFloat8:
+    case DTypeFamily::kFloat8Finite:
+      break;
   }
+  // The exponent of 1 is the bias; that of infinity has all bits set.
+  const std::uint64_t fraction = (std::uint64_t{1} << mantissa) - 1;
+  const std::uint64_t infinity = magnitude & ~fraction;
+  const std::uint64_t one = infinity / 2 & ~fraction;
+  const std::uint64_t highest =
+      family == DTypeFamily::kFloat8Finite ? magnitude - 1 : infinity;  // all bits set: NaN
+  return {one, sign | highest, highest};
 }
 
-Elements elements_of(DType dtype) {
-  switch (dtype) {
-    case DType::kUInt8:
-      return elements_of<std::uint8_t>();
-    case DType::kInt8:
-      return elements_of<std::int8_t>();
-    case DType::kUInt16:
-      return elements_of<std::uint16_t>();
-    case DType::kInt16:
-      return elements_of<std::int16_t>();
-    case DType::kInt32:
-      return elements_of<std::int32_t>();
-    case DType::kInt64:
-      return elements_of<std::int64_t>();
-    case DType::kUInt32:
-      return elements_of<std::uint32_t>();
-    case DType::kUInt64:
-      return elements_of<std::uint64_t>();
-    case DType::kFloat32:
-      return elements_of<float>();
-    case DType::kFloat64:
-      return elements_of<double>();
-    case DType::kFloat16:
-      return {0x3C00, 0xFC00, 0x7C00};
-    case DType::kBFloat16:
-      return {0x3F80, 0xFF80, 0x7F80};
-    case DType::kBool:
-      return {1, 0, 1};
-  }
-  return {};
-}
+constexpr Elements kElements[] = {
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, ...) \
+  elements_of(DTypeFamily::k##family, bytes, mantissa),
+#include "horoplug/dtypes.def"
+};
 
 }  // namespace
 
-std::uint64_t neutral_element(ReduceOp op, DType dtype) {
-  const Elements elements = elements_of(dtype);
+std::uint64_t identity_element(ReduceOp op, DType dtype) {
+  const Elements& elements = kElements[static_cast<int>(dtype)];
   switch (op) {
     case ReduceOp::kProduct:
       return elements.one;

@@ -12,10 +12,10 @@
 namespace horoplug {
 
 // What happens to a reduced value before it is stored: value * multiply / divide, in that order; a
-// factor of 1 is skipped. Floats of 16 and 32 bits compute in float32, float64 in float64. Integers
-// with divide != 1 and multiply == 1 divide exactly and truncate towards zero; with multiply != 1,
-// or a divisor that is 0 or no integer, they go through float64 and truncate. Both saturate at the
-// type's limits; NaN gives 0. bool ignores both.
+// factor of 1 is skipped. Floats of up to 32 bits compute in float32, float64 in float64, and
+// complex numbers by their parts. Integers with divide != 1 and multiply == 1 divide exactly and
+// truncate towards zero; with multiply != 1, or a divisor that is 0 or no integer, they go through
+// float64 and truncate. Both saturate at the type's limits; NaN gives 0. bool ignores both.
 struct Finish {
   double multiply = 1.0;
   double divide = 1.0;
@@ -24,10 +24,11 @@ struct Finish {
 
 // Reduces `sources` arrays of `count` elements, in the order given, into dst:
 //     dst[i] = finish(op(...op(op(src[0][i], src[1][i]), src[2][i])..., src[n-1][i]))
-// float16 and bfloat16 accumulate in float32 and round once (to nearest even) at the end. Integers
-// wrap around. bool: Sum and Max are "or", Product and Min are "and" (any non-zero byte is true;
-// results are 0 or 1). kAverage is the same as kSum: the division is the caller's, in finish. Min
-// and Max give NaN if any operand is NaN. A NaN result is always the positive quiet one without
+// Floats of 8 and 16 bits accumulate in float32 and round once (to nearest even) at the end; what
+// is too large for a type without infinities becomes NaN. Complex numbers have no Min and no Max.
+// Integers wrap around. bool: Sum and Max are "or", Product and Min are "and" (any non-zero byte is
+// true; results are 0 or 1). kAverage is the same as kSum: the division is the caller's, in finish.
+// Min and Max give NaN if any operand is NaN. A NaN result is always the positive quiet one without
 // payload; one source that needs no finishing is copied, NaNs and all (bool becomes 0 or 1). dst
 // may be equal to any one source (exactly, not partially overlapping). sources >= 1.
 using ReduceFn = void (*)(void* dst, const void* const* src, int sources, std::size_t count,
@@ -41,7 +42,7 @@ using ScaleFn = void (*)(void* dst, const void* src, std::size_t count, Finish f
 // what it writes into the caches: for what nobody reads soon.
 using CopyFn = void (*)(void* dst, const void* src, std::size_t bytes);
 
-// Element-wise conversion (float32 <-> float16, bfloat16), to nearest even.
+// Element-wise conversion from or to float32, to nearest even.
 using ConvertFn = void (*)(void* dst, const void* src, std::size_t count);
 
 // The dot products of two vectors, for Adasum; summed in float64.
@@ -57,13 +58,19 @@ using BlendFn = void (*)(void* dst, const void* a, const void* b, std::size_t co
                          double of_b);
 
 struct KernelTable {
-  const char* name;                              // "avx512", "avx2", "baseline"
-  ReduceFn reduce[kReduceOpCount][kDTypeCount];  // nullptr: Adasum, which has the two below
+  const char* name;  // "avx512", "avx2", "baseline"
+  // nullptr: of Adasum, which has `dots` and `blend`, and where a type has no such reduction.
+  ReduceFn reduce[kReduceOpCount][kDTypeCount];
   ScaleFn scale[kDTypeCount];
   CopyFn copy, copy_repeated, stream;
-  ConvertFn f32_to_f16, f16_to_f32, f32_to_bf16, bf16_to_f32;
-  DotsFn dots[kDTypeCount];    // of the floating types; nullptr for the others
-  BlendFn blend[kDTypeCount];  // likewise
+  ConvertFn
+      from_float32[kDTypeCount];      // of the types narrower than float32; nullptr for the others
+  ConvertFn to_float32[kDTypeCount];  // likewise
+  DotsFn dots[kDTypeCount];           // where has_adasum(); nullptr for the others
+  BlendFn blend[kDTypeCount];         // likewise
+
+  ConvertFn narrow_to(DType dtype) const { return from_float32[static_cast<int>(dtype)]; }
+  ConvertFn widen_from(DType dtype) const { return to_float32[static_cast<int>(dtype)]; }
 };
 
 // The table this process uses. HOROPLUG_CPU_KERNELS=baseline|avx2|avx512 forces a lesser one (for

@@ -7,6 +7,8 @@
 // cut.
 #pragma once
 
+#include <type_traits>
+
 #include "device/cpu/kernels.h"
 #include "device/cpu/kernels_adasum.h"
 #include "device/cpu/kernels_copy.h"
@@ -16,13 +18,30 @@
 namespace horoplug {
 namespace {
 
-// Element types. A unit is kBytes of a tensor, which become kParts vectors of type V for
-// arithmetic; Wrap is V with wrap-around on overflow.
+template <class From, class To, To (*kConvert)(From)>
+void convert(void* dst, const void* src, std::size_t count) {
+  constexpr std::size_t kLanes = sizeof(F32) / sizeof(float);
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  for (; count >= kLanes; count -= kLanes, from += sizeof(From), to += sizeof(To)) {
+    store_vector(to, kConvert(load_vector<From>(from)));
+  }
+  if (count == 0) return;
+  From in{};
+  __builtin_memcpy(&in, from, count * (sizeof(From) / kLanes));
+  const To out = kConvert(in);
+  __builtin_memcpy(to, &out, count * (sizeof(To) / kLanes));
+}
+
+// Element types: a template <Family>Element for each family of dtypes.def. A unit is kBytes of a
+// tensor, which become kParts vectors of type V for arithmetic; Wrap is V with wrap-around on
+// overflow.
 
 template <DType kType, class T, class Unsigned = T>
 struct Plain {  // stored as it is computed
   static constexpr DType kDType = kType;
   static constexpr bool kFloating = static_cast<T>(0.5) != 0;
+  static constexpr bool kBool = false, kComplex = false;
   static constexpr std::size_t kSize = sizeof(T);
   static constexpr std::size_t kBytes = kVectorBytes;
   static constexpr int kParts = 1;
@@ -33,10 +52,17 @@ struct Plain {  // stored as it is computed
   HP_INLINE static void store(char* to, const V* v) { store_vector(to, *v); }
 };
 
-using Float32 = Plain<DType::kFloat32, float>;
-using Float64 = Plain<DType::kFloat64, double>;
+template <DType kType, class T, int>
+using UnsignedElement = Plain<kType, T>;
+template <DType kType, class T, int>
+using SignedElement = Plain<kType, T, std::make_unsigned_t<T>>;
+template <DType kType, class T, int>
+using FloatElement = Plain<kType, T>;
 
-struct Bool : Plain<DType::kBool, std::uint8_t> {
+template <DType kType, class T, int>
+struct BoolElement : Plain<kType, T> {
+  static constexpr bool kBool = true;
+  using V = Vector<T>;
   HP_INLINE static void load(const char* from, V* v) { *v = (V)(load_vector<V>(from) != 0) & 1; }
 };
 
@@ -44,6 +70,7 @@ template <DType kType, int kPartsPerUnit>
 struct Half {  // stored in 16 bits, computed in float32
   static constexpr DType kDType = kType;
   static constexpr bool kFloating = true;
+  static constexpr bool kBool = false, kComplex = false;
   static constexpr std::size_t kSize = 2;
   static constexpr std::size_t kBytes = kPartsPerUnit * sizeof(U16);
   static constexpr int kParts = kPartsPerUnit;
@@ -52,44 +79,137 @@ struct Half {  // stored in 16 bits, computed in float32
   using Wrap = F32;
 };
 
-// Where widening is no part of the conversion, the even elements of a unit make one vector and the
-// odd ones another: shifts and masks do that, while shuffles would cost more than the arithmetic.
-struct BFloat16 : Half<DType::kBFloat16, 2> {
-  HP_INLINE static void load(const char* from, V* v) {
+template <DType kType, class T, int kMantissa>
+struct HalfElement;
+
+// bfloat16. Where widening is no part of the conversion, the even elements of a unit make one
+// vector and the odd ones another: shifts and masks do that, while shuffles would cost more than
+// the arithmetic.
+template <DType kType, class T>
+struct HalfElement<kType, T, 7> : Half<kType, 2> {
+  static constexpr ConvertFn kFromFloat32 = convert<F32, U16, to_bf16>;
+  static constexpr ConvertFn kToFloat32 = convert<U16, F32, from_bf16>;
+  HP_INLINE static void load(const char* from, F32* v) {
     const U32 both = load_vector<U32>(from);
     v[0] = (F32)(both << 16);
     v[1] = (F32)(both & 0xffff0000);
   }
   // A NaN is the one that finished() makes, as round_to_bf16() needs it.
-  HP_INLINE static void store(char* to, const V* v) {
+  HP_INLINE static void store(char* to, const F32* v) {
     store_vector(to, (round_to_bf16(v[0]) >> 16) | (round_to_bf16(v[1]) & 0xffff0000));
   }
 };
 
+// float16.
 #if defined(HP_SOFT_F16)
-struct Float16 : Half<DType::kFloat16, 2> {
-  HP_INLINE static void load(const char* from, V* v) {
+constexpr int kFloat16Parts = 2;
+#else
+constexpr int kFloat16Parts = 1;
+#endif
+template <DType kType, class T>
+struct HalfElement<kType, T, 10> : Half<kType, kFloat16Parts> {
+  static constexpr ConvertFn kFromFloat32 = convert<F32, U16, to_f16>;
+  static constexpr ConvertFn kToFloat32 = convert<U16, F32, from_f16>;
+#if defined(HP_SOFT_F16)
+  HP_INLINE static void load(const char* from, F32* v) {
     const U32 both = load_vector<U32>(from);
     v[0] = widened_from_f16(both & 0xffff);
     v[1] = widened_from_f16(both >> 16);
   }
-  HP_INLINE static void store(char* to, const V* v) {
+  HP_INLINE static void store(char* to, const F32* v) {
     store_vector(to, widened_to_f16(v[0]) | (widened_to_f16(v[1]) << 16));
   }
-};
 #else
-struct Float16 : Half<DType::kFloat16, 1> {
-  HP_INLINE static void load(const char* from, V* v) { *v = from_f16(load_vector<U16>(from)); }
-  HP_INLINE static void store(char* to, const V* v) { store_vector(to, to_f16(*v)); }
-};
+  HP_INLINE static void load(const char* from, F32* v) { *v = from_f16(load_vector<U16>(from)); }
+  HP_INLINE static void store(char* to, const F32* v) { store_vector(to, to_f16(*v)); }
 #endif
+};
+
+// Floats of 8 bits, computed in float32. Four vectors have the four bytes of each 32-bit lane.
+template <DType kType, int kMantissa, bool kFinite>
+struct Float8 {
+  static constexpr DType kDType = kType;
+  static constexpr bool kFloating = true;
+  static constexpr bool kBool = false, kComplex = false;
+  static constexpr std::size_t kSize = 1;
+  static constexpr std::size_t kBytes = sizeof(U32);
+  static constexpr int kParts = 4;
+  using Scalar = float;
+  using V = F32;
+  using Wrap = F32;
+  using Format = Float8Format<kMantissa, kFinite>;
+  static void to_float32(void* dst, const void* src, std::size_t count) {
+    convert_float8(
+        dst, src, count,
+        [](const char* from, char* to) {
+          V v[kParts];
+          load(from, v);
+          for (std::size_t i = 0; i < kBytes; ++i) {
+            const float value = v[i % 4][i / 4];
+            __builtin_memcpy(to + i * sizeof value, &value, sizeof value);
+          }
+        },
+        1, sizeof(float));
+  }
+  static void from_float32(void* dst, const void* src, std::size_t count) {
+    convert_float8(
+        dst, src, count,
+        [](const char* from, char* to) {
+          V v[kParts];
+          for (std::size_t i = 0; i < kBytes; ++i) {
+            float value;
+            __builtin_memcpy(&value, from + i * sizeof value, sizeof value);
+            v[i % 4][i / 4] = value;
+          }
+          store(to, v);
+        },
+        sizeof(float), 1);
+  }
+  HP_INLINE static void load(const char* from, V* v) {
+    const U32 four = load_vector<U32>(from);
+    for (int part = 0; part < kParts; ++part) v[part] = Format::widen(four >> (8 * part) & 0xff);
+  }
+  HP_INLINE static void store(char* to, const V* v) {
+    U32 four = Format::narrow(v[0]);
+    for (int part = 1; part < kParts; ++part) four |= Format::narrow(v[part]) << (8 * part);
+    store_vector(to, four);
+  }
+
+ private:
+  // Calls block(from, to) for so many elements at a time as a unit has.
+  template <class Block>
+  HP_INLINE static void convert_float8(void* dst, const void* src, std::size_t count, Block block,
+                                       std::size_t read, std::size_t written) {
+    char* to = static_cast<char*>(dst);
+    const char* from = static_cast<const char*>(src);
+    for (; count >= kBytes; count -= kBytes, from += kBytes * read, to += kBytes * written) {
+      block(from, to);
+    }
+    if (count == 0) return;
+    char in[kBytes * sizeof(float)] = {}, out[kBytes * sizeof(float)];
+    __builtin_memcpy(in, from, count * read);
+    block(in, out);
+    __builtin_memcpy(to, out, count * written);
+  }
+};
+template <DType kType, class T, int kMantissa>
+using Float8Element = Float8<kType, kMantissa, false>;
+template <DType kType, class T, int kMantissa>
+using Float8FiniteElement = Float8<kType, kMantissa, true>;
+
+// Real and imaginary parts alternate. Both are summed and scaled like floats.
+template <DType kType, class T, int>
+struct ComplexElement : Plain<kType, T> {
+  static constexpr bool kComplex = true;
+  static constexpr std::size_t kSize = 2 * sizeof(T);
+};
 
 // Operators.
 
 struct Sum {
   template <class E>
   HP_INLINE static typename E::V apply(typename E::V a, typename E::V b) {
-    if constexpr (E::kDType == DType::kBool) return a | b;
+    if constexpr (E::kBool) return a | b;
     return (typename E::V)((typename E::Wrap)a + (typename E::Wrap)b);
   }
 };
@@ -97,8 +217,24 @@ struct Sum {
 struct Product {
   template <class E>
   HP_INLINE static typename E::V apply(typename E::V a, typename E::V b) {
-    if constexpr (E::kDType == DType::kBool) return a & b;
+    if constexpr (E::kBool) return a & b;
+    if constexpr (E::kComplex) return complex_product<E>(a, b);
     return (typename E::V)((typename E::Wrap)a * (typename E::Wrap)b);
+  }
+
+ private:
+  template <class E>
+  HP_INLINE static typename E::V complex_product(typename E::V a, typename E::V b) {
+    // In vectors: from sums and differences of scalars GCC 12 makes fused multiply-adds, whatever
+    // -ffp-contract says.
+    typename E::V swapped, re, im, sign;
+    for (std::size_t i = 0; i < E::kBytes / sizeof(typename E::Scalar); ++i) {
+      swapped[i] = a[i ^ 1];
+      re[i] = b[i & ~std::size_t{1}];
+      im[i] = b[i | 1];
+      sign[i] = i % 2 == 0 ? -1 : 1;
+    }
+    return a * re + swapped * im * sign;
   }
 };
 
@@ -189,11 +325,10 @@ void reduce_range(char* dst, const void* const* src, int sources, std::size_t be
 
 template <class E, class Op>
 void reduce(void* dst, const void* const* src, int sources, std::size_t count, Finish finish) {
-  constexpr bool kIsBool = E::kDType == DType::kBool;
-  const bool identity = kIsBool || (finish.multiply == 1.0 && finish.divide == 1.0);
+  const bool identity = E::kBool || (finish.multiply == 1.0 && finish.divide == 1.0);
   const std::size_t bytes = count * E::kSize;
   char* const to = static_cast<char*>(dst);
-  if (identity && sources == 1 && !kIsBool) {
+  if (identity && sources == 1 && !E::kBool) {
     if (dst != src[0] && bytes != 0) __builtin_memcpy(dst, src[0], bytes);
   } else if (identity) {
     reduce_range<E, Op>(to, src, sources, 0, bytes, NoFinish{});
@@ -206,7 +341,7 @@ void reduce(void* dst, const void* const* src, int sources, std::size_t count, F
     } else {
       reduce_range<E, Op>(to, src, sources, 0, bytes, MultiplyDivide<S>{multiply, divide});
     }
-  } else if constexpr (!kIsBool) {
+  } else if constexpr (!E::kBool) {
     // Finishing integers is scalar work: a separate pass, while the block is in the L1 cache.
     constexpr std::size_t kBlock = 8192;
     for (std::size_t at = 0; at < bytes;) {
@@ -220,30 +355,14 @@ void reduce(void* dst, const void* const* src, int sources, std::size_t count, F
 
 template <class E>
 void scale(void* dst, const void* src, std::size_t count, Finish finish) {
-  constexpr bool kIsBool = E::kDType == DType::kBool;
-  if (kIsBool || (finish.multiply == 1.0 && finish.divide == 1.0)) {
+  if (E::kBool || (finish.multiply == 1.0 && finish.divide == 1.0)) {
     if (dst != src && count != 0) __builtin_memcpy(dst, src, count * E::kSize);
   } else if constexpr (E::kFloating) {
     reduce<E, Sum>(dst, &src, 1, count, finish);
-  } else if constexpr (!kIsBool) {
+  } else if constexpr (!E::kBool) {
     finish_integers<typename E::Scalar>(static_cast<char*>(dst), static_cast<const char*>(src),
                                         count, finish);
   }
-}
-
-template <class From, class To, To (*kConvert)(From)>
-void convert(void* dst, const void* src, std::size_t count) {
-  constexpr std::size_t kLanes = sizeof(F32) / sizeof(float);
-  char* to = static_cast<char*>(dst);
-  const char* from = static_cast<const char*>(src);
-  for (; count >= kLanes; count -= kLanes, from += sizeof(From), to += sizeof(To)) {
-    store_vector(to, kConvert(load_vector<From>(from)));
-  }
-  if (count == 0) return;
-  From in{};
-  __builtin_memcpy(&in, from, count * (sizeof(From) / kLanes));
-  const To out = kConvert(in);
-  __builtin_memcpy(to, &out, count * (sizeof(To) / kLanes));
 }
 
 // The table.
@@ -251,50 +370,39 @@ void convert(void* dst, const void* src, std::size_t count) {
 template <class E>
 constexpr void add_element(KernelTable& table) {
   constexpr int kColumn = static_cast<int>(E::kDType);
+  constexpr DTypeFamily kFamily = dtype_family(E::kDType);
   table.reduce[static_cast<int>(ReduceOp::kAverage)][kColumn] = reduce<E, Sum>;
   table.reduce[static_cast<int>(ReduceOp::kSum)][kColumn] = reduce<E, Sum>;
-  table.reduce[static_cast<int>(ReduceOp::kMin)][kColumn] = reduce<E, Min>;
-  table.reduce[static_cast<int>(ReduceOp::kMax)][kColumn] = reduce<E, Max>;
   table.reduce[static_cast<int>(ReduceOp::kProduct)][kColumn] = reduce<E, Product>;
+  if constexpr (!E::kComplex) {
+    table.reduce[static_cast<int>(ReduceOp::kMin)][kColumn] = reduce<E, Min>;
+    table.reduce[static_cast<int>(ReduceOp::kMax)][kColumn] = reduce<E, Max>;
+  }
   table.scale[kColumn] = scale<E>;
-}
-
-constexpr void add_adasum(KernelTable& table, DType dtype, DotsFn dots, BlendFn blend) {
-  table.dots[static_cast<int>(dtype)] = dots;
-  table.blend[static_cast<int>(dtype)] = blend;
-}
-
-template <class... Elements>
-constexpr KernelTable table_of(const char* name) {
-  KernelTable table{};
-  table.name = name;
-  (add_element<Elements>(table), ...);
-  table.copy = copy;
-  table.copy_repeated = copy_repeated;
-  table.stream = stream;
-  table.f32_to_f16 = convert<F32, U16, to_f16>;
-  table.f16_to_f32 = convert<U16, F32, from_f16>;
-  table.f32_to_bf16 = convert<F32, U16, to_bf16>;
-  table.bf16_to_f32 = convert<U16, F32, from_bf16>;
-  add_adasum(table, DType::kFloat16, half_dots<convert<U16, F32, from_f16>>,
-             half_blend<convert<U16, F32, from_f16>>);
-  add_adasum(table, DType::kBFloat16, half_dots<convert<U16, F32, from_bf16>>,
-             half_blend<convert<U16, F32, from_bf16>>);
-  add_adasum(table, DType::kFloat32, dots<float>, blend<float>);
-  add_adasum(table, DType::kFloat64, dots<double>, blend<double>);
-  return table;
+  if constexpr (kFamily == DTypeFamily::kFloat) {
+    table.dots[kColumn] = dots<typename E::Scalar>;
+    table.blend[kColumn] = blend<typename E::Scalar>;
+  } else if constexpr (kFamily == DTypeFamily::kHalf) {
+    table.from_float32[kColumn] = E::kFromFloat32;
+    table.to_float32[kColumn] = E::kToFloat32;
+    table.dots[kColumn] = half_dots<E::kToFloat32>;
+    table.blend[kColumn] = half_blend<E::kToFloat32>;
+  } else if constexpr (kFamily == DTypeFamily::kFloat8 || kFamily == DTypeFamily::kFloat8Finite) {
+    table.from_float32[kColumn] = E::from_float32;
+    table.to_float32[kColumn] = E::to_float32;
+  }
 }
 
 constexpr KernelTable make_table(const char* name) {
-  return table_of<Plain<DType::kUInt8, std::uint8_t>,                 //
-                  Plain<DType::kInt8, std::int8_t, std::uint8_t>,     //
-                  Plain<DType::kUInt16, std::uint16_t>,               //
-                  Plain<DType::kInt16, std::int16_t, std::uint16_t>,  //
-                  Plain<DType::kUInt32, std::uint32_t>,               //
-                  Plain<DType::kInt32, std::int32_t, std::uint32_t>,  //
-                  Plain<DType::kUInt64, std::uint64_t>,               //
-                  Plain<DType::kInt64, std::int64_t, std::uint64_t>,  //
-                  Float16, BFloat16, Float32, Float64, Bool>(name);
+  KernelTable table{};
+  table.name = name;
+  table.copy = copy;
+  table.copy_repeated = copy_repeated;
+  table.stream = stream;
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, ...) \
+  add_element<family##Element<DType::k##Name, c_type, mantissa>>(table);
+#include "horoplug/dtypes.def"
+  return table;
 }
 
 }  // namespace

@@ -123,5 +123,51 @@ HP_INLINE U16 to_f16(F32 f) { return narrow(widened_to_f16(f)); }
 
 #endif
 
+// Floats of 8 bits, in the lowest byte of 32-bit lanes. kFinite: there are no infinities, and NaN
+// has all bits set. Comparisons are signed, and no float32 subnormal is produced, as above.
+template <int kMantissa, bool kFinite>
+struct Float8Format {
+  static constexpr int kBias = (1 << (6 - kMantissa)) - 1;
+  static constexpr int kShift = 23 - kMantissa;        // from these mantissas to float32's
+  static constexpr int kRebias = (127 - kBias) << 23;  // likewise of exponents
+  static constexpr int kLeastNormal = 1 << kMantissa;
+  static constexpr int kInfinity = 0x7f & ~(kLeastNormal - 1);
+  static constexpr int kNan = kFinite ? 0x7f : kInfinity | kLeastNormal >> 1;
+  // 2^(1 - bias - mantissa), the smallest subnormal, is the unit in the last place of kMagic.
+  static constexpr float kUnit = 1.0f / (1 << (kBias + kMantissa - 1));
+  static constexpr float kMagic = kUnit * (1 << 23);
+
+  HP_INLINE static F32 widen(U32 byte) {
+    const I32 magnitude = (I32)(byte & 0x7f);
+    const I32 shifted = magnitude << kShift;
+    const I32 subnormal = (I32)(__builtin_convertvector(magnitude, F32) * kUnit);
+    I32 bits = magnitude < kLeastNormal ? subnormal : shifted + kRebias;
+    if constexpr (kFinite) {
+      bits = magnitude == 0x7f ? I32{} + 0x7fc00000 : bits;
+    } else {
+      bits = magnitude >= kInfinity ? shifted | 0x7f800000 : bits;
+      bits = magnitude > kInfinity ? shifted | 0x7fc00000 : bits;
+    }
+    return (F32)((U32)bits | (byte & 0x80) << 24);
+  }
+
+  // What is too large becomes infinity, or NaN.
+  HP_INLINE static U32 narrow(F32 f) {
+    const U32 sign = (U32)f >> 24 & 0x80;
+    const I32 magnitude = (I32)((U32)f & 0x7fffffff);
+    const I32 odd = magnitude >> kShift & 1;
+    const I32 normal = (magnitude - kRebias + ((1 << (kShift - 1)) - 1) + odd) >> kShift;
+    const I32 subnormal = (I32)((F32)magnitude + kMagic) - (I32)(F32{} + kMagic);
+    I32 bits = magnitude < kRebias + (1 << 23) ? subnormal : normal;
+    if constexpr (kFinite) {
+      bits = bits > 0x7e ? I32{} + kNan : bits;
+    } else {
+      bits = bits > kInfinity ? I32{} + kInfinity : bits;
+    }
+    bits = magnitude > 0x7f800000 ? I32{} + kNan : bits;
+    return (U32)bits | sign;
+  }
+};
+
 }  // namespace
 }  // namespace horoplug

@@ -48,22 +48,11 @@ typedef enum hp_status {
   HP_INTERNAL = 10  /* a defect of horoplug; the engine is aborted */
 } hp_status;
 
-/* The first ten values are Horovod's. */
+/* HP_UINT8, HP_FLOAT32, ...: the rows of dtypes.def. */
 typedef enum hp_dtype {
-  HP_UINT8 = 0,
-  HP_INT8 = 1,
-  HP_UINT16 = 2,
-  HP_INT16 = 3,
-  HP_INT32 = 4,
-  HP_INT64 = 5,
-  HP_FLOAT16 = 6,
-  HP_FLOAT32 = 7,
-  HP_FLOAT64 = 8,
-  HP_BOOL = 9,
-  HP_BFLOAT16 = 10,
-  HP_UINT32 = 11,
-  HP_UINT64 = 12,
-  HP_DTYPE_COUNT = 13
+#define HP_DTYPE(code, NAME, ...) HP_##NAME = code,
+#include "horoplug/dtypes.def"
+  HP_DTYPE_COUNT
 } hp_dtype;
 
 /* Values are Horovod's. Adasum: allreduce of floating types on 2^n ranks only. */

@@ -163,7 +163,7 @@ class Allreduce {
   std::size_t salt_ = 0;
 };
 
-void check_commits(Allreduce& reduction, std::size_t missing) {
+void check_defers_writes(Allreduce& reduction, std::size_t missing) {
   const Channel channel{.set = 0, .epoch = 0, .batch = 1, .check = 7};
   for (std::size_t rank = 0; rank < reduction.ranks(); ++rank) {
     if (rank != missing) reduction.start(rank, channel);
@@ -207,12 +207,12 @@ void check_withdrawal(Allreduce& reduction, std::size_t missing, bool far) {
   reduction.check_sums();
 }
 
-// Each algorithm that commits, on several numbers of ranks, sizes and missing ranks.
+// Each algorithm that defers its writes, on several numbers of ranks, sizes and missing ranks.
 void for_each_case(const std::function<void(Allreduce& reduction, std::size_t missing)>& check) {
   int checked = 0;
   for (const Algorithm& algorithm : algorithms()) {
     const std::string name = algorithm.name;
-    if (algorithm.kind != OpKind::kAllreduce || !algorithm.commits) continue;
+    if (algorithm.kind != OpKind::kAllreduce || !algorithm.defers_writes) continue;
     if (name != "lines" && name != "direct" && name != "pairwise" && name != "doubling") continue;
     ++checked;
     for (const std::size_t ranks : {2U, 3U, 5U, 8U}) {
@@ -237,7 +237,9 @@ void for_each_case(const std::function<void(Allreduce& reduction, std::size_t mi
 
 }  // namespace
 
-TEST_CASE("outputs stay untouched until every rank takes part") { for_each_case(check_commits); }
+TEST_CASE("outputs stay untouched until every rank takes part") {
+  for_each_case(check_defers_writes);
+}
 
 TEST_CASE("a batch that not all ranks have joined is withdrawn without a trace") {
   for (const bool far : {false, true}) {

@@ -47,9 +47,7 @@ GpuJobOptions on_two_hosts_with_nccl_alone() {
 std::vector<Submitted> allreduce_of(Random& random, int ranks, Order order, std::size_t count,
                                     bool exact) {
   order.shape = {static_cast<std::int64_t>(count)};
-  if (order.dtype == DType::kBool && order.reduce == ReduceOp::kAverage) {
-    order.reduce = ReduceOp::kSum;
-  }
+  if (!has_reduction(order.reduce, order.dtype)) order.reduce = ReduceOp::kSum;
   if (random() % 3 == 0) order.prescale = 0.5;
   if (random() % 3 == 0) order.postscale = 3;
   std::vector<Submitted> parts;

@@ -25,7 +25,7 @@ using horoplug::testing::stub;
 namespace fs = std::filesystem;
 
 // Nothing that this machine has counts.
-Places only(std::vector<std::string> files) { return {std::move(files), false}; }
+LibraryPaths only(std::vector<std::string> files) { return {std::move(files), false}; }
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -59,7 +59,7 @@ TEST_CASE("libraries that are there") {
   CHECK(driver.version == 12040);
   CHECK(driver.path == stub("good", "libcuda.so.1"));
   CHECK(start_driver(driver.api) == "");
-  const DeviceFacts device = device_facts(driver.api, 0);
+  const DeviceProperties device = device_properties(driver.api, 0);
   CHECK(device.name == "Stub");
   CHECK(device.major == 9);
   CHECK(device.memory == std::size_t{80} << 30);
@@ -96,7 +96,7 @@ TEST_CASE("libraries that are too old, or too new for the driver") {
   CHECK(open_nvrtc(only({stub("oldest", "libnvrtc.so.12")}), 12000).problem == "");
   CHECK(open_nccl(only({stub("oldest", "libnccl.so.2")})).problem == "");
 
-  const Places both = only({stub("new", "libnvrtc.so.13"), stub("good", "libnvrtc.so.12")});
+  const LibraryPaths both = only({stub("new", "libnvrtc.so.13"), stub("good", "libnvrtc.so.12")});
   CHECK(open_nvrtc(both, 13000).version == 13010);
   CHECK(open_nvrtc(both, 12040).version == 12040);
   CHECK(contains(open_nvrtc(only({stub("new", "libnvrtc.so.13")}), 12040).problem,
@@ -136,21 +136,23 @@ TEST_CASE("libraries that are broken") {
 }
 
 TEST_CASE("the next candidate is taken in place of one that cannot be used") {
-  const Places places = only({"/nonexistent/libcuda.so.1", stub("old", "libcuda.so.1"),
-                              stub("good", "libcuda.so.1"), stub("stopped", "libcuda.so.1")});
+  const LibraryPaths places = only({"/nonexistent/libcuda.so.1", stub("old", "libcuda.so.1"),
+                                    stub("good", "libcuda.so.1"), stub("stopped", "libcuda.so.1")});
   CHECK(open_driver(places).path == stub("good", "libcuda.so.1"));
 }
 
-TEST_CASE("facts are one line each") {
-  const auto good = gpu_facts(only({stub("good", "libcuda.so.1"), stub("good", "libnvrtc.so.12"),
-                                    stub("good", "libnccl.so.2")}));
+TEST_CASE("each capability is one line") {
+  const auto good =
+      gpu_capabilities(only({stub("good", "libcuda.so.1"), stub("good", "libnvrtc.so.12"),
+                             stub("good", "libnccl.so.2")}));
   REQUIRE(good.size() == 4);
   CHECK(contains(good[0], "[X] CUDA driver 12.4: Stub (sm_90, 80 GiB) ("));
   CHECK(contains(good[1], "[X] NVRTC 12.4 ("));
   CHECK(contains(good[2], "[X] NCCL 2.23.4 ("));
   CHECK(contains(good[3], "[X] Kernels of NVRTC (compiled"));
-  const auto bad = gpu_facts(only({stub("stopped", "libcuda.so.1"), stub("new", "libnvrtc.so.13"),
-                                   stub("old", "libnccl.so.2")}));
+  const auto bad =
+      gpu_capabilities(only({stub("stopped", "libcuda.so.1"), stub("new", "libnvrtc.so.13"),
+                             stub("old", "libnccl.so.2")}));
   REQUIRE(bad.size() == 4);
   CHECK(contains(bad[0], "[ ] CUDA driver 12.4: "));
   CHECK(contains(bad[0], "CUDA_ERROR_STUB"));
@@ -158,7 +160,7 @@ TEST_CASE("facts are one line each") {
   CHECK(contains(bad[2], "[ ] NCCL: "));
   CHECK(contains(bad[3], "[ ] Kernels: "));
   for (const std::string& line : bad) CHECK(is_one_line(line));
-  for (const std::string& line : gpu_facts({})) CHECK(is_one_line(line));
+  for (const std::string& line : gpu_capabilities({})) CHECK(is_one_line(line));
 }
 
 // Last, because nothing is ever unloaded.

@@ -160,16 +160,16 @@ TEST_CASE("the host's copy of a table is left alone until it has been copied") {
   const Context context(driver.api(), 0);
   const Stream stream(context);
   TablesOnDevice tables(context, stream.handle(), 2);
-  const auto table = [](std::uint64_t n) { return std::vector<Piece>{{n, n, n, 0, 0}}; };
-  const Piece* const first = tables.place(table(1));
-  const Piece* const second = tables.place(table(2));
+  const auto table = [](std::uint64_t n) { return std::vector<Chunk>{{n, n, n, 0, 0}}; };
+  const Chunk* const first = tables.place(table(1));
+  const Chunk* const second = tables.place(table(2));
   CHECK((first != second));
   CHECK((tables.place(table(1)) == first));
   CHECK(tables.copies() == 2);
   // Full: the one not used for longest makes room, if it has been copied.
   CHECK((tables.place(table(3)) == second));
   driver.set_events_done(false);
-  const Piece* const fourth = tables.place(table(4));
+  const Chunk* const fourth = tables.place(table(4));
   CHECK((fourth != first && fourth != second));
   CHECK(first->count == 1);
   CHECK(second->count == 3);
@@ -181,9 +181,9 @@ TEST_CASE("a table that is too large for those that there are has memory of its 
   const Context context(driver.api(), 0);
   const Stream stream(context);
   TablesOnDevice tables(context, stream.handle(), 1);
-  const std::vector<Piece> small = {{1, 1, 1, 0, 0}}, large(1000, Piece{2, 2, 2, 0, 0});
-  const Piece* const first = tables.place(small);
-  const Piece* const second = tables.place(large);
+  const std::vector<Chunk> small = {{1, 1, 1, 0, 0}}, large(1000, Chunk{2, 2, 2, 0, 0});
+  const Chunk* const first = tables.place(small);
+  const Chunk* const second = tables.place(large);
   REQUIRE((second != first));
   CHECK(first->count == 1);
   CHECK(second[999].count == 2);
@@ -194,7 +194,7 @@ TEST_CASE("a copy that failed is made again") {
   const Context context(driver.api(), 0);
   const Stream stream(context);
   TablesOnDevice tables(context, stream.handle());
-  const std::vector<Piece> table = {{1, 1, 1, 0, 0}};
+  const std::vector<Chunk> table = {{1, 1, 1, 0, 0}};
   driver.fail("cuMemcpyHtoDAsync", 700);
   CHECK_THROWS_AS(tables.place(table), Error);
   driver.fail("cuMemcpyHtoDAsync", kSuccess);

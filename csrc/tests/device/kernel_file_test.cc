@@ -50,7 +50,7 @@ class File {
   File& operator=(const File&) = delete;
 
   fs::path path() const { return folder_ / "kernels.fatbin"; }
-  Places places() const { return {{stub("good", "libcuda.so.1"), path().string()}, false}; }
+  LibraryPaths places() const { return {{stub("good", "libcuda.so.1"), path().string()}, false}; }
 
   void write(const std::string& code = kCode) const {
     std::ofstream file(path(), std::ios::binary);
@@ -175,13 +175,13 @@ TEST_CASE("the file is used where NVRTC is not") {
 
 TEST_CASE("what check-build says of kernels") {
   const File file;
-  Places places = file.places();
-  CHECK(gpu_facts(places).back() ==
+  LibraryPaths places = file.places();
+  CHECK(gpu_capabilities(places).back() ==
         "[X] Kernels of nvcc 12.8: sm_80, sm_90, PTX (" + file.path().string() + ")");
   places.files.push_back(stub("good", "libnvrtc.so.12"));
-  CHECK(gpu_facts(places).back() == "[X] Kernels of NVRTC (compiled when first used)");
+  CHECK(gpu_capabilities(places).back() == "[X] Kernels of NVRTC (compiled when first used)");
   places.files = {stub("good", "libcuda.so.1")};
-  CHECK(gpu_facts(places).back() ==
+  CHECK(gpu_capabilities(places).back() ==
         "[ ] Kernels: libnvrtc.so.13, libnvrtc.so.12: not found; and kernels.fatbin: not found; "
         "install nvidia-cuda-nvrtc of the driver's CUDA version, or compile the kernels with nvcc: "
         "make kernels");

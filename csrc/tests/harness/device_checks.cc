@@ -54,8 +54,8 @@ class OnDevice {
 
 // Tensors of kCounts elements, `gap` elements apart, so that some are aligned to vectors and some
 // are not.
-struct Places {
-  explicit Places(std::size_t gap) {
+struct Offsets {
+  explicit Offsets(std::size_t gap) {
     for (const std::size_t count : kCounts) {
       at.push_back(elements);
       elements += (count + 16) / 16 * 16 + gap;
@@ -83,9 +83,9 @@ void move_by_cpu(DType from, DType to, const Finish& finish, const unsigned char
   } else if (from == DType::kFloat32) {
     Bytes scaled(4 * count);
     scale(from, scaled.data(), input);
-    (to == DType::kFloat16 ? table.f32_to_f16 : table.f32_to_bf16)(output, scaled.data(), count);
+    table.narrow_to(to)(output, scaled.data(), count);
   } else {
-    (from == DType::kFloat16 ? table.f16_to_f32 : table.bf16_to_f32)(output, input, count);
+    table.widen_from(from)(output, input, count);
     scale(to, output, output);
   }
 }
@@ -98,14 +98,14 @@ void check_move(const Context& context, Launcher& launcher, DType from, DType to
   CAPTURE(finish.divide);
   const std::size_t read = dtype_size(from), written = dtype_size(to);
   for (const std::size_t gap : {0, 1}) {
-    const Places places(gap);
-    const Bytes input = random_bytes(from, places.elements, random);
-    Bytes expected(places.elements * written, 0xa5);
+    const Offsets offsets(gap);
+    const Bytes input = random_bytes(from, offsets.elements, random);
+    Bytes expected(offsets.elements * written, 0xa5);
     const OnDevice source(context, launcher.stream(), input);
     const OnDevice target(context, launcher.stream(), expected);
     std::vector<Transfer> transfers;
     for (std::size_t i = 0; i < std::size(kCounts); ++i) {
-      const std::size_t at = places.at[i];
+      const std::size_t at = offsets.at[i];
       transfers.push_back(
           {source.address() + at * read, target.address() + at * written, kCounts[i]});
       move_by_cpu(from, to, finish, input.data() + at * read, kCounts[i],
@@ -133,10 +133,11 @@ void check_moves(const Context& context, Launcher& launcher, std::mt19937_64& ra
 
 void check_reductions(const Context& context, Launcher& launcher, std::mt19937_64& random) {
   constexpr int kSources = 5;
-  const Places places(1);
+  const Offsets offsets(1);
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
     for (int d = 0; d < kDTypeCount; ++d) {
       const auto dtype = static_cast<DType>(d);
+      if (kernels().reduce[static_cast<int>(op)][d] == nullptr) continue;
       const std::size_t size = dtype_size(dtype);
       CAPTURE(std::string(reduce_op_name(op)));
       CAPTURE(std::string(dtype_name(dtype)));
@@ -144,15 +145,15 @@ void check_reductions(const Context& context, Launcher& launcher, std::mt19937_6
       std::vector<std::unique_ptr<OnDevice>> buffers;
       std::vector<std::uint64_t> sources;
       for (int s = 0; s < kSources; ++s) {
-        inputs.push_back(random_bytes(dtype, places.elements, random));
+        inputs.push_back(random_bytes(dtype, offsets.elements, random));
         buffers.push_back(std::make_unique<OnDevice>(context, launcher.stream(), inputs.back()));
         sources.push_back(buffers.back()->address());
       }
-      Bytes expected(places.elements * size, 0xa5);
+      Bytes expected(offsets.elements * size, 0xa5);
       const OnDevice target(context, launcher.stream(), expected);
       std::vector<Transfer> transfers;
       for (std::size_t i = 0; i < std::size(kCounts); ++i) {
-        const std::size_t at = places.at[i] * size;
+        const std::size_t at = offsets.at[i] * size;
         transfers.push_back({at, target.address() + at, kCounts[i]});
         std::vector<const void*> from;
         for (const Bytes& input : inputs) from.push_back(input.data() + at);
@@ -166,17 +167,17 @@ void check_reductions(const Context& context, Launcher& launcher, std::mt19937_6
 }
 
 void check_adasum(const Context& context, Launcher& launcher, std::mt19937_64& random) {
-  const Places places(1);
+  const Offsets offsets(1);
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     CAPTURE(std::string(dtype_name(dtype)));
     const std::size_t size = dtype_size(dtype);
     const DType result_type = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
     const std::size_t written = dtype_size(result_type);
     std::uniform_real_distribution<double> uniform(-1, 1);
-    Bytes a(places.elements * size), b(places.elements * size);
+    Bytes a(offsets.elements * size), b(offsets.elements * size);
     reference::with_element(dtype, [&](auto element) {
       using E = decltype(element);
-      for (std::size_t i = 0; i < places.elements; ++i) {
+      for (std::size_t i = 0; i < offsets.elements; ++i) {
         E::put(a.data(), i, static_cast<typename E::Value>(uniform(random)));
         E::put(b.data(), i, static_cast<typename E::Value>(uniform(random)));
       }
@@ -184,12 +185,12 @@ void check_adasum(const Context& context, Launcher& launcher, std::mt19937_64& r
     const Stream& stream = launcher.stream();
     const OnDevice on_a(context, stream, a), on_b(context, stream, b);
     const OnDevice sums(context, stream, std::size(kCounts) * sizeof(Dots));
-    Bytes expected(places.elements * written, 0xa5);
+    Bytes expected(offsets.elements * written, 0xa5);
     const OnDevice target(context, stream, expected);
     std::vector<Transfer> transfers;
     for (std::size_t i = 0; i < std::size(kCounts); ++i) {
       transfers.push_back(
-          {places.at[i] * size, target.address() + places.at[i] * written, kCounts[i]});
+          {offsets.at[i] * size, target.address() + offsets.at[i] * written, kCounts[i]});
     }
     launcher.dots(dtype, on_a.address(), on_b.address(), transfers, sums.address());
     launcher.blend(dtype, on_a.address(), on_b.address(), transfers, sums.address());
@@ -199,14 +200,14 @@ void check_adasum(const Context& context, Launcher& launcher, std::mt19937_64& r
     };
     for (std::size_t i = 0; i < std::size(kCounts); ++i) {
       const auto dots = reference::load<Dots>(found.data(), i);
-      const std::size_t at = places.at[i] * size;
+      const std::size_t at = offsets.at[i] * size;
       const DotProducts cpu =
           kernels().dots[static_cast<int>(dtype)](a.data() + at, b.data() + at, kCounts[i]);
       CHECK(std::abs(dots.aa - cpu.aa) <= 1e-12 * cpu.aa);
       CHECK(std::abs(dots.bb - cpu.bb) <= 1e-12 * cpu.bb);
       CHECK(std::abs(dots.ab - cpu.ab) <= 1e-12 * (cpu.aa + cpu.bb));
       kernels().blend[static_cast<int>(dtype)](
-          expected.data() + places.at[i] * written, a.data() + at, b.data() + at, kCounts[i],
+          expected.data() + offsets.at[i] * written, a.data() + at, b.data() + at, kCounts[i],
           coefficient(dots.aa, dots.ab), coefficient(dots.bb, dots.ab));
     }
     CHECK((target.content() == expected));

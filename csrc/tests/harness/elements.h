@@ -1,8 +1,9 @@
-// Elements of any data type, seen as doubles.
+// Elements of any data type, seen as doubles: of complex numbers, the real part.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -13,35 +14,26 @@ namespace horoplug::testing {
 template <typename Visit>
 auto with_type(DType dtype, Visit&& visit) {
   switch (dtype) {
-    case DType::kInt8:
-      return visit(std::int8_t{});
-    case DType::kUInt16:
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return visit(std::uint16_t{});
-    case DType::kInt16:
-      return visit(std::int16_t{});
-    case DType::kInt32:
-      return visit(std::int32_t{});
-    case DType::kUInt32:
-      return visit(std::uint32_t{});
-    case DType::kInt64:
-      return visit(std::int64_t{});
-    case DType::kUInt64:
-      return visit(std::uint64_t{});
-    case DType::kFloat32:
-      return visit(float{});
-    case DType::kFloat64:
-      return visit(double{});
-    default:
-      return visit(std::uint8_t{});
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, ...) \
+  case DType::k##Name:                                               \
+    return visit(static_cast<c_type>(0));
+#include "horoplug/dtypes.def"
   }
+  throw std::logic_error("no such dtype");
 }
+
+// Whether tensors of a type can be reduced in this way: complex numbers have no order, and bool has
+// no average.
+inline bool has_reduction(ReduceOp op, DType dtype) {
+  if (dtype == DType::kBool && op == ReduceOp::kAverage) return false;
+  return kernels().reduce[static_cast<int>(op)][static_cast<int>(dtype)] != nullptr;
+}
+
+inline bool is_float8(DType dtype) { return is_floating(dtype) && dtype_size(dtype) == 1; }
 
 inline void put_element(DType dtype, std::byte* at, double value) {
   const auto single = static_cast<float>(value);
-  if (dtype == DType::kFloat16) return kernels().f32_to_f16(at, &single, 1);
-  if (dtype == DType::kBFloat16) return kernels().f32_to_bf16(at, &single, 1);
+  if (const ConvertFn narrow = kernels().narrow_to(dtype)) return narrow(at, &single, 1);
   if (dtype == DType::kBool) value = value != 0;
   with_type(dtype, [&](auto zero) {
     const auto converted = static_cast<decltype(zero)>(value);
@@ -50,13 +42,9 @@ inline void put_element(DType dtype, std::byte* at, double value) {
 }
 
 inline double get_element(DType dtype, const std::byte* at) {
-  float single = 0;
-  if (dtype == DType::kFloat16) {
-    kernels().f16_to_f32(&single, at, 1);
-    return single;
-  }
-  if (dtype == DType::kBFloat16) {
-    kernels().bf16_to_f32(&single, at, 1);
+  if (const ConvertFn widen = kernels().widen_from(dtype)) {
+    float single = 0;
+    widen(&single, at, 1);
     return single;
   }
   return with_type(dtype, [&](auto value) {

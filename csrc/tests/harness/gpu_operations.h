@@ -11,9 +11,9 @@
 namespace horoplug::testing {
 
 inline constexpr DType kAllDTypes[] = {
-    DType::kBool,    DType::kUInt8,    DType::kInt8,   DType::kUInt16, DType::kInt16,
-    DType::kUInt32,  DType::kInt32,    DType::kUInt64, DType::kInt64,  DType::kFloat16,
-    DType::kFloat32, DType::kBFloat16, DType::kFloat64};
+#define HP_DTYPE(code, NAME, Name, ...) DType::k##Name,
+#include "horoplug/dtypes.def"
+};
 inline constexpr ReduceOp kReductions[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
                                            ReduceOp::kMax, ReduceOp::kProduct};
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "device/cuda/kernels/adasum.h"
-#include "device/cuda/kernels/list.h"
 #include "device/cuda/kernels/move.h"
 #include "device/cuda/kernels/reduce.h"
 
@@ -31,15 +30,16 @@ void run_with_scratch(const Block& block, const void* args) {
   Kernel::run(block, *static_cast<const Args*>(args), scratch);
 }
 
-#define HOST_MOVE(name, From, To) {#name, sizeof(MoveArgs), run<Move<From, To>, MoveArgs>},
-#define HOST_REDUCE(name, Element, Op) \
-  {#name, sizeof(ReduceArgs), run<Reduce<Element, Op>, ReduceArgs>},
-#define HOST_DOTS(name, Element) \
-  {#name, sizeof(DotsArgs), run_with_scratch<DotsOf<Element>, DotsArgs>},
-#define HOST_SUM(name) {#name, sizeof(SumArgs), run_with_scratch<SumOfTiles, SumArgs>},
-#define HOST_BLEND(name, From, To) {#name, sizeof(BlendArgs), run<Blend<From, To>, BlendArgs>},
 constexpr HostKernel kKernels[] = {
-    HOROPLUG_GPU_KERNELS(HOST_MOVE, HOST_REDUCE, HOST_DOTS, HOST_SUM, HOST_BLEND)};
+#define HP_MOVE(name, From, To) {#name, sizeof(MoveArgs), run<Move<From, To>, MoveArgs>},
+#define HP_REDUCE(name, Element, Op) \
+  {#name, sizeof(ReduceArgs), run<Reduce<Element, Op>, ReduceArgs>},
+#define HP_DOTS(name, Element) \
+  {#name, sizeof(DotsArgs), run_with_scratch<DotsOf<Element>, DotsArgs>},
+#define HP_SUM(name) {#name, sizeof(SumArgs), run_with_scratch<SumOfTiles, SumArgs>},
+#define HP_BLEND(name, From, To) {#name, sizeof(BlendArgs), run<Blend<From, To>, BlendArgs>},
+#include "device/cuda/kernels/list.def"
+};
 
 const HostKernel* find(const std::string& kernel) {
   const auto* const found = std::find_if(std::begin(kKernels), std::end(kKernels),

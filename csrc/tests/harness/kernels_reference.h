@@ -3,7 +3,9 @@
 // mistake with the kernels.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <complex>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -74,6 +76,43 @@ inline std::uint16_t to_bf16(float f) {
   return below < above ? down : up;
 }
 
+// Floats of 8 bits: bias and mantissa bits; kFinite: no infinities, and one NaN of each sign.
+template <int kMantissa, bool kFinite>
+struct Float8Bits {
+  static constexpr int kBias = (1 << (6 - kMantissa)) - 1;
+  static constexpr int kSteps = 1 << kMantissa;
+  static constexpr int kTop = 0x7f / kSteps;  // the greatest exponent field
+  static constexpr int kNan = kFinite ? 0x7f : kTop * kSteps + kSteps / 2;
+
+  static float get(std::uint8_t byte) {
+    const int exponent = (byte & 0x7f) / kSteps, mantissa = byte % kSteps;
+    double value = std::ldexp(kSteps + mantissa, exponent - kBias - kMantissa);
+    if (exponent == 0) value = std::ldexp(mantissa, 1 - kBias - kMantissa);
+    if (!kFinite && exponent == kTop) value = std::numeric_limits<double>::infinity();
+    if (kFinite ? (byte & 0x7f) == 0x7f : exponent == kTop && mantissa != 0) {
+      value = std::numeric_limits<double>::quiet_NaN();
+    }
+    return static_cast<float>((byte & 0x80) ? -value : value);
+  }
+  static std::uint8_t put(float f) {
+    const int sign = bits_of(f) >> 24 & 0x80;
+    if (std::isnan(f)) return static_cast<std::uint8_t>(sign | kNan);
+    const double value = std::fabs(static_cast<double>(f));
+    const int beyond = kFinite ? 0x7f : kTop * kSteps;
+    int result = beyond;
+    if (!std::isinf(value)) {
+      const int least = 1 - kBias;
+      const int exponent = value < std::ldexp(1.0, least) ? least : std::ilogb(value);
+      const double units = std::nearbyint(std::ldexp(value, kMantissa - exponent));
+      // Rounding up into the next binade carries into the exponent as it should.
+      if (exponent < 100) {
+        result = std::min(beyond, (exponent - least) * kSteps + static_cast<int>(units));
+      }
+    }
+    return static_cast<std::uint8_t>(sign | result);
+  }
+};
+
 // Elements: the type to compute in, and how it is stored. A NaN result is always the positive quiet
 // one.
 struct F16 {
@@ -90,6 +129,32 @@ struct BF16 {
     store(p, i, std::isnan(v) ? std::uint16_t{0x7fc0} : to_bf16(v));
   }
 };
+template <int kMantissa, bool kFinite>
+struct F8 {
+  using Value = float;
+  using Bits = Float8Bits<kMantissa, kFinite>;
+  static float get(const void* p, std::size_t i) { return Bits::get(load<std::uint8_t>(p, i)); }
+  static void put(void* p, std::size_t i, float v) {
+    store(p, i, std::isnan(v) ? static_cast<std::uint8_t>(Bits::kNan) : Bits::put(v));
+  }
+};
+template <class T>
+struct Complex {
+  using Value = std::complex<T>;
+  static Value get(const void* p, std::size_t i) {
+    return {load<T>(p, 2 * i), load<T>(p, 2 * i + 1)};
+  }
+  static void put(void* p, std::size_t i, Value v) {
+    for (int part = 0; part < 2; ++part) {
+      const T value = part == 0 ? v.real() : v.imag();
+      store(p, 2 * i + part, std::isnan(value) ? std::numeric_limits<T>::quiet_NaN() : value);
+    }
+  }
+};
+template <class T>
+inline constexpr bool kIsComplex = false;
+template <class T>
+inline constexpr bool kIsComplex<std::complex<T>> = true;
 template <class T>
 struct Number {
   using Value = T;
@@ -112,6 +177,9 @@ T combine(ReduceOp op, T a, T b) {
   const bool is_sum = op == ReduceOp::kSum || op == ReduceOp::kAverage;
   if constexpr (std::is_same_v<T, bool>) {
     return is_sum || op == ReduceOp::kMax ? a || b : a && b;
+  } else if constexpr (kIsComplex<T>) {
+    if (is_sum) return a + b;
+    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
   } else if constexpr (std::is_floating_point_v<T>) {
     if (is_sum) return a + b;
     if (op == ReduceOp::kProduct) return a * b;
@@ -128,7 +196,9 @@ T combine(ReduceOp op, T a, T b) {
 template <class T>
 T finish_value(T value, Finish finish) {
   if (finish.is_identity() || std::is_same_v<T, bool>) return value;
-  if constexpr (std::is_floating_point_v<T>) {
+  if constexpr (kIsComplex<T>) {
+    return {finish_value(value.real(), finish), finish_value(value.imag(), finish)};
+  } else if constexpr (std::is_floating_point_v<T>) {
     if (finish.multiply != 1.0) value *= static_cast<T>(finish.multiply);
     if (finish.divide != 1.0) value /= static_cast<T>(finish.divide);
     return value;
@@ -148,36 +218,32 @@ T finish_value(T value, Finish finish) {
   }
 }
 
+// A template <Family>Reference for each family of dtypes.def.
+template <class T, int>
+using UnsignedReference = Number<T>;
+template <class T, int>
+using SignedReference = Number<T>;
+template <class T, int>
+using BoolReference = Bool;
+template <class T, int>
+using FloatReference = Number<T>;
+template <class T, int kMantissa>
+using HalfReference = std::conditional_t<kMantissa == 7, BF16, F16>;
+template <class T, int kMantissa>
+using Float8Reference = F8<kMantissa, false>;
+template <class T, int kMantissa>
+using Float8FiniteReference = F8<kMantissa, true>;
+template <class T, int>
+using ComplexReference = Complex<T>;
+
 // Calls f with the element type that stands for dtype.
 template <class Function>
 void with_element(DType dtype, Function f) {
   switch (dtype) {
-    case DType::kUInt8:
-      return f(Number<std::uint8_t>{});
-    case DType::kInt8:
-      return f(Number<std::int8_t>{});
-    case DType::kUInt16:
-      return f(Number<std::uint16_t>{});
-    case DType::kInt16:
-      return f(Number<std::int16_t>{});
-    case DType::kInt32:
-      return f(Number<std::int32_t>{});
-    case DType::kInt64:
-      return f(Number<std::int64_t>{});
-    case DType::kFloat16:
-      return f(F16{});
-    case DType::kFloat32:
-      return f(Number<float>{});
-    case DType::kFloat64:
-      return f(Number<double>{});
-    case DType::kBool:
-      return f(Bool{});
-    case DType::kBFloat16:
-      return f(BF16{});
-    case DType::kUInt32:
-      return f(Number<std::uint32_t>{});
-    case DType::kUInt64:
-      return f(Number<std::uint64_t>{});
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, ...) \
+  case DType::k##Name:                                                         \
+    return f(family##Reference<c_type, mantissa>{});
+#include "horoplug/dtypes.def"
   }
 }
 

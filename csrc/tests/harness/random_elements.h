@@ -68,18 +68,19 @@ inline void fill(DType dtype, void* to, std::size_t count, std::mt19937_64& rand
         const std::uint64_t r = random();
         static_cast<unsigned char*>(to)[i] = static_cast<unsigned char>(r & 1 ? r >> 8 : 0);
       }
-    } else if constexpr (!std::is_same_v<E, reference::F16> &&
-                         !std::is_same_v<E, reference::BF16>) {
+    } else if constexpr (reference::kIsComplex<typename E::Value>) {
+      fill_numbers<typename E::Value::value_type>(to, 2 * count, random);
+    } else if (kernels().narrow_to(dtype) == nullptr) {
       fill_numbers<typename E::Value>(to, count, random);
-    } else {
+    } else if constexpr (std::is_same_v<typename E::Value, float>) {
+      // A float that is stored in fewer bits: every fourth one is any bits.
       std::vector<float> values(count);
       fill_numbers<float>(values.data(), count, random);
+      const std::size_t size = dtype_size(dtype);
       for (std::size_t i = 0; i < count; ++i) {
-        const bool f16 = dtype == DType::kFloat16;
-        const std::uint64_t r = random();
-        std::uint16_t bits = f16 ? reference::to_f16(values[i]) : reference::to_bf16(values[i]);
-        if (r % 4 == 0) bits = static_cast<std::uint16_t>(r >> 16);
-        reference::store(to, i, bits);
+        const std::uint64_t r = random(), bits = r >> 16;
+        E::put(to, i, values[i]);
+        if (r % 4 == 0) std::memcpy(static_cast<char*>(to) + i * size, &bits, size);
       }
     }
   });

@@ -23,15 +23,20 @@ bool is_mail(Kind kind) { return kind == Kind::kSend || kind == Kind::kRecv; }
 struct ElementType {
   const char* name;
   DType dtype;
-  bool only_moves;  // nothing reduces it here
 };
 constexpr ElementType kTypes[] = {
-    {"int8", DType::kInt8, false},       {"uint8", DType::kUInt8, false},
-    {"int32", DType::kInt32, false},     {"uint32", DType::kUInt32, false},
-    {"int64", DType::kInt64, false},     {"uint64", DType::kUInt64, false},
-    {"float16", DType::kFloat16, false}, {"float32", DType::kFloat32, false},
-    {"float64", DType::kFloat64, false}, {"bfloat16", DType::kBFloat16, false},
-    {"float8e4m3", DType::kUInt8, true}, {"float8e5m2", DType::kUInt8, true},
+    {"int8", DType::kInt8},
+    {"uint8", DType::kUInt8},
+    {"int32", DType::kInt32},
+    {"uint32", DType::kUInt32},
+    {"int64", DType::kInt64},
+    {"uint64", DType::kUInt64},
+    {"float16", DType::kFloat16},
+    {"float32", DType::kFloat32},
+    {"float64", DType::kFloat64},
+    {"bfloat16", DType::kBFloat16},
+    {"float8e4m3", DType::kFloat8E4M3FN},
+    {"float8e5m2", DType::kFloat8E5M2},
 };
 constexpr int kTypeCount = static_cast<int>(std::size(kTypes));
 
@@ -104,8 +109,7 @@ ncclResult_t Communicator::check(const Operation& operation, CUstream stream) {
   if (what.dtype < 0 || what.dtype >= kTypeCount) {
     return refuse("an unknown data type", kInvalidArgument);
   }
-  if (reduces(what.kind) &&
-      (what.op < 0 || what.op >= kReductionCount || kTypes[what.dtype].only_moves)) {
+  if (reduces(what.kind) && (what.op < 0 || what.op >= kReductionCount)) {
     return refuse("an unknown reduction", kInvalidArgument);
   }
   if (what.root < 0 || what.root >= ranks) return refuse("no such rank", kInvalidArgument);

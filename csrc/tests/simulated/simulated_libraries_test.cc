@@ -19,7 +19,7 @@ using horoplug::testing::stub;
 
 TEST_CASE("a kernel is compiled, loaded and launched") {
   const auto library = [](const char* file) {
-    return Places{{stub("simulated", file)}, /*elsewhere=*/false};
+    return LibraryPaths{{stub("simulated", file)}, /*elsewhere=*/false};
   };
   // Sanitized builds have none: see stubs/CMakeLists.txt.
   if (!std::filesystem::exists(stub("simulated", "libcuda.so.1"))) return;

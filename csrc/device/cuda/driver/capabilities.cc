@@ -16,7 +16,7 @@ std::string no(const std::string& what, const std::string& why) {
   return "[ ] " + what + ": " + why;
 }
 
-std::string describe(const DeviceFacts& device) {
+std::string describe(const DeviceProperties& device) {
   return device.name + " (sm_" + std::to_string(10 * device.major + device.minor) + ", " +
          std::to_string(device.memory >> 30) + " GiB)";
 }
@@ -25,7 +25,8 @@ std::string devices(const DriverApi& api) {
   int count = 0;
   check(api, api.DeviceGetCount(&count), "cuDeviceGetCount");
   std::string text;
-  for (int i = 0; i < count; ++i) text += (i == 0 ? "" : ", ") + describe(device_facts(api, i));
+  for (int i = 0; i < count; ++i)
+    text += (i == 0 ? "" : ", ") + describe(device_properties(api, i));
   return count == 0 ? "no device" : text;
 }
 
@@ -47,14 +48,15 @@ std::string driver_fact(const Driver& driver) {
 int capability(const Driver& driver) {
   if (!driver.ok() || !start_driver(driver.api).empty()) return 0;
   try {
-    const DeviceFacts device = device_facts(driver.api, 0);
+    const DeviceProperties device = device_properties(driver.api, 0);
     return 10 * device.major + device.minor;
   } catch (const Error&) {
     return 0;
   }
 }
 
-std::string kernels_fact(const Places& places, const Driver& driver, const Nvrtc& nvrtc) {
+std::string kernels_capability(const LibraryPaths& places, const Driver& driver,
+                               const Nvrtc& nvrtc) {
   const int device = capability(driver);
   if (!needs_file(nvrtc, device)) return yes("Kernels of NVRTC", "compiled when first used");
   const KernelFile file = open_kernel_file(places, driver.ok() ? driver.version : 0);
@@ -65,7 +67,7 @@ std::string kernels_fact(const Places& places, const Driver& driver, const Nvrtc
 
 }  // namespace
 
-std::vector<std::string> gpu_facts(const Places& places) {
+std::vector<std::string> gpu_capabilities(const LibraryPaths& places) {
   const Driver driver = open_driver(places);
   const Nvrtc nvrtc = open_nvrtc(places, driver.ok() ? driver.version : 0);
   const Nccl nccl = open_nccl(places);
@@ -74,7 +76,7 @@ std::vector<std::string> gpu_facts(const Places& places) {
       nvrtc.ok() ? yes("NVRTC " + cuda_version(nvrtc.version), nvrtc.path)
                  : no("NVRTC", nvrtc.problem),
       nccl.ok() ? yes("NCCL " + nccl_version(nccl.version), nccl.path) : no("NCCL", nccl.problem),
-      kernels_fact(places, driver, nvrtc)};
+      kernels_capability(places, driver, nvrtc)};
 }
 
 }  // namespace horoplug::cuda

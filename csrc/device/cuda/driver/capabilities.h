@@ -11,6 +11,6 @@ namespace horoplug::cuda {
 // One line each for the driver with its devices, for NVRTC, for NCCL and for where the
 // kernels come from: "[X] " and what was found, or "[ ] " and why it cannot be used. Starts the
 // driver: see start_driver().
-std::vector<std::string> gpu_facts(const Places& places);
+std::vector<std::string> gpu_capabilities(const LibraryPaths& places);
 
 }  // namespace horoplug::cuda

@@ -27,7 +27,7 @@ std::string inspect_driver(void* library, Driver& driver) {
 
 }  // namespace
 
-Driver open_driver(const Places& places) {
+Driver open_driver(const LibraryPaths& places) {
   return open_library<Driver>({"libcuda.so.1"}, places, inspect_driver);
 }
 
@@ -51,23 +51,23 @@ void check(const DriverApi& api, CUresult result, std::string_view call) {
   throw Error(HP_ABORTED, std::string(call) + ": " + describe(api, result));
 }
 
-DeviceFacts device_facts(const DriverApi& api, int ordinal) {
+DeviceProperties device_properties(const DriverApi& api, int ordinal) {
   CUdevice device = 0;
   check(api, api.DeviceGet(&device, ordinal), "cuDeviceGet");
   char name[256] = "";
   check(api, api.DeviceGetName(name, sizeof name - 1, device), "cuDeviceGetName");
-  DeviceFacts facts;
-  facts.name = name;
+  DeviceProperties properties;
+  properties.name = name;
   const auto attribute = [&](CUdevice_attribute which) {
     int value = 0;
     check(api, api.DeviceGetAttribute(&value, which, device), "cuDeviceGetAttribute");
     return value;
   };
-  facts.major = attribute(kComputeCapabilityMajor);
-  facts.minor = attribute(kComputeCapabilityMinor);
-  facts.multiprocessors = attribute(kMultiprocessorCount);
-  check(api, api.DeviceTotalMem(&facts.memory, device), "cuDeviceTotalMem");
-  return facts;
+  properties.major = attribute(kComputeCapabilityMajor);
+  properties.minor = attribute(kComputeCapabilityMinor);
+  properties.multiprocessors = attribute(kMultiprocessorCount);
+  check(api, api.DeviceTotalMem(&properties.memory, device), "cuDeviceTotalMem");
+  return properties;
 }
 
 }  // namespace horoplug::cuda

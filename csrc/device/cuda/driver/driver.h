@@ -157,7 +157,7 @@ struct DriverApi {
 using Driver = Opened<DriverApi>;
 
 // Opens libcuda.so.1. Does not start it.
-Driver open_driver(const Places& places = {});
+Driver open_driver(const LibraryPaths& places = {});
 
 // cuInit, after which the process must not fork and use CUDA in the child. Returns what is wrong,
 // in one line, or nothing.
@@ -169,7 +169,7 @@ std::string describe(const DriverApi& api, CUresult result);
 // Throws Error(HP_ABORTED) that names the call, unless the result is success.
 void check(const DriverApi& api, CUresult result, std::string_view call);
 
-struct DeviceFacts {
+struct DeviceProperties {
   std::string name;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
@@ -177,6 +177,6 @@ struct DeviceFacts {
 };
 
 // Of device `ordinal` of a driver that has been started; throws Error.
-DeviceFacts device_facts(const DriverApi& api, int ordinal);
+DeviceProperties device_properties(const DriverApi& api, int ordinal);
 
 }  // namespace horoplug::cuda

@@ -23,7 +23,7 @@ std::string inspect_nccl(void* library, Nccl& nccl) {
 
 }  // namespace
 
-Nccl open_nccl(const Places& places) {
+Nccl open_nccl(const LibraryPaths& places) {
   return open_library<Nccl>({"libnccl.so.2"}, places, inspect_nccl);
 }
 

@@ -83,7 +83,7 @@ struct NcclApi {
 // Version 22304 is 2.23.4.
 using Nccl = Opened<NcclApi>;
 
-Nccl open_nccl(const Places& places = {});
+Nccl open_nccl(const LibraryPaths& places = {});
 
 std::string nccl_version(int number);
 

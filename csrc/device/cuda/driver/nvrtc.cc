@@ -39,7 +39,7 @@ std::string inspect_nvrtc(void* library, int driver_version, Nvrtc& nvrtc) {
 
 }  // namespace
 
-Nvrtc open_nvrtc(const Places& places, int driver_version) {
+Nvrtc open_nvrtc(const LibraryPaths& places, int driver_version) {
   return open_library<Nvrtc>({"libnvrtc.so.13", "libnvrtc.so.12"}, places,
                              [driver_version](void* library, Nvrtc& nvrtc) {
                                return inspect_nvrtc(library, driver_version, nvrtc);

@@ -51,6 +51,6 @@ struct Nvrtc : Opened<NvrtcApi> {
 
 // Opens an NVRTC whose code a driver of `driver_version` can load: one of its major version, or an
 // earlier one. 0: any.
-Nvrtc open_nvrtc(const Places& places, int driver_version);
+Nvrtc open_nvrtc(const LibraryPaths& places, int driver_version);
 
 }  // namespace horoplug::cuda

@@ -126,7 +126,7 @@ std::string check_library_file(const std::string& path) {
   return {};
 }
 
-Found find_library(const std::vector<std::string>& names, const Places& places,
+Found find_library(const std::vector<std::string>& names, const LibraryPaths& places,
                    const Inspect& inspect) {
   Finder finder(inspect);
   const auto is_named = [&](const std::string& path) {

@@ -11,7 +11,7 @@
 namespace horoplug::cuda {
 
 // Files to try, best first; those that have other names than what is looked for are passed over.
-struct Places {
+struct LibraryPaths {
   std::vector<std::string> files;
   bool elsewhere = true;  // also what is loaded already, and where the system looks
 };
@@ -27,7 +27,7 @@ using Inspect = std::function<std::string(void* handle)>;
 
 // The first library that can be opened and that `inspect` finds nothing wrong with. `names`: the
 // sonames that it can have, best first.
-Found find_library(const std::vector<std::string>& names, const Places& places,
+Found find_library(const std::vector<std::string>& names, const LibraryPaths& places,
                    const Inspect& inspect);
 
 // A library with its table of functions.
@@ -44,7 +44,7 @@ struct Opened {
 // Opens one of these: inspect(handle, library) fills in the table and the rest, and says what is
 // wrong.
 template <typename Library, typename InspectLibrary>
-Library open_library(const std::vector<std::string>& names, const Places& places,
+Library open_library(const std::vector<std::string>& names, const LibraryPaths& places,
                      const InspectLibrary& inspect) {
   Library library;
   const Found found = find_library(names, places, [&](void* handle) {

@@ -5,7 +5,7 @@
 
 namespace horoplug::cuda {
 
-std::shared_ptr<const Toolkit> open_toolkit(const Places& places) {
+std::shared_ptr<const Toolkit> open_toolkit(const LibraryPaths& places) {
   Driver driver = open_driver(places);
   std::string problem = driver.problem;
   if (problem.empty()) problem = start_driver(driver.api);

@@ -21,6 +21,6 @@ struct Toolkit {
 
 // Starts the driver. Throws Error(HP_UNSUPPORTED) with one line that says why GPUs cannot be used;
 // NVRTC, or a file in its place, is needed for kernels only, and NCCL is not needed.
-std::shared_ptr<const Toolkit> open_toolkit(const Places& places);
+std::shared_ptr<const Toolkit> open_toolkit(const LibraryPaths& places);
 
 }  // namespace horoplug::cuda

@@ -43,9 +43,9 @@ Header header_of(std::uint64_t key, const Image& image) {
 
 // What is loaded from here runs: nobody else may have written it.
 bool is_ours(const fs::path& folder) {
-  struct stat facts{};
-  return ::stat(folder.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) &&
-         facts.st_uid == ::geteuid() && (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+  struct stat status{};
+  return ::stat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
+         status.st_uid == ::geteuid() && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
 class Program {

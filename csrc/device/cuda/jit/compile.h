@@ -22,7 +22,7 @@ std::uint64_t source_key(std::span<const SourceFile> headers = kernel_headers())
 
 // What one compilation depends on.
 struct Compilation {
-  std::string kernel;     // a name of kernels/list.h
+  std::string kernel;     // a name of kernels/list.def
   std::string arch;       // "sm_90"; "compute_90" for PTX
   int nvrtc_version = 0;  // as in Nvrtc
 

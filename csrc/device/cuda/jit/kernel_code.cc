@@ -9,7 +9,7 @@ namespace {
 
 class FileOnDemand {
  public:
-  FileOnDemand(Places places, int driver_version)
+  FileOnDemand(LibraryPaths places, int driver_version)
       : places_(std::move(places)), driver_version_(driver_version) {}
 
   std::shared_ptr<const KernelFile> get() {
@@ -20,7 +20,7 @@ class FileOnDemand {
   }
 
  private:
-  const Places places_;
+  const LibraryPaths places_;
   const int driver_version_;
   std::once_flag once_;
   std::shared_ptr<const KernelFile> file_;
@@ -42,7 +42,7 @@ std::string no_code(const Nvrtc& nvrtc, const KernelFile& file, int capability) 
          "nvcc: make kernels";
 }
 
-ImageSource kernel_code(Nvrtc nvrtc, Places places, int driver_version, KernelCache cache) {
+ImageSource kernel_code(Nvrtc nvrtc, LibraryPaths places, int driver_version, KernelCache cache) {
   auto on_demand = std::make_shared<FileOnDemand>(std::move(places), driver_version);
   return [nvrtc = std::move(nvrtc), cache = std::move(cache), on_demand = std::move(on_demand)](
              const std::string& kernel, int capability) -> std::shared_ptr<const Image> {

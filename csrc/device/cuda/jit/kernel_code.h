@@ -24,6 +24,6 @@ bool needs_file(const Nvrtc& nvrtc, int capability);
 std::string no_code(const Nvrtc& nvrtc, const KernelFile& file, int capability);
 
 // Looks for the file among `places` if that is needed, once.
-ImageSource kernel_code(Nvrtc nvrtc, Places places, int driver_version, KernelCache cache);
+ImageSource kernel_code(Nvrtc nvrtc, LibraryPaths places, int driver_version, KernelCache cache);
 
 }  // namespace horoplug::cuda

@@ -18,10 +18,10 @@ namespace fs = std::filesystem;
 constexpr char kMakeAnew[] = "make kernels makes a new one";
 
 std::string read(std::uint64_t source, int driver_version, KernelFile& file) {
-  struct stat facts{};
-  if (::stat(file.path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return "cannot be read";
+  struct stat status{};
+  if (::stat(file.path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return "cannot be read";
   // What is loaded from here runs. Beyond that it is as safe as libhoroplug.so, which lies beside.
-  if ((facts.st_mode & S_IWOTH) != 0) return "anybody can write it, so it is not used (chmod o-w)";
+  if ((status.st_mode & S_IWOTH) != 0) return "anybody can write it, so it is not used (chmod o-w)";
   std::ifstream stream(file.path, std::ios::binary);
   if (!stream) return "cannot be read";
   KernelFileHeader header{};
@@ -65,7 +65,7 @@ std::string KernelFile::describe() const {
   return "nvcc " + cuda_version(version) + ": " + text;
 }
 
-KernelFile open_kernel_file(const Places& places, int driver_version, std::uint64_t source) {
+KernelFile open_kernel_file(const LibraryPaths& places, int driver_version, std::uint64_t source) {
   KernelFile file;
   const auto found =
       std::find_if(places.files.begin(), places.files.end(), [](const std::string& path) {

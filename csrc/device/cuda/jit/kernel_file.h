@@ -42,7 +42,7 @@ struct KernelFile {
 
 // The first among `places.files` that is no library, if it is whole, made from the kernels of this
 // library, and by an nvcc of no later major version than `driver_version` (0: any).
-KernelFile open_kernel_file(const Places& places, int driver_version,
+KernelFile open_kernel_file(const LibraryPaths& places, int driver_version,
                             std::uint64_t source = source_key());
 
 }  // namespace horoplug::cuda

@@ -2,22 +2,17 @@
 
 #include <algorithm>
 
-#include "device/cuda/kernels/list.h"
-
 namespace horoplug::cuda {
 namespace {
 
-// Through one more macro, so that arguments are expanded first.
-#define HOROPLUG_TEXT(...) #__VA_ARGS__
-#define HOROPLUG_THREE(macro, name, a, b) {#name, "-DHP_ONLY=" HOROPLUG_TEXT(macro(name, a, b))},
-#define HOROPLUG_MOVE(name, from, to) HOROPLUG_THREE(HP_MOVE, name, from, to)
-#define HOROPLUG_REDUCE(name, element, op) HOROPLUG_THREE(HP_REDUCE, name, element, op)
-#define HOROPLUG_DOTS(name, element) {#name, "-DHP_ONLY=" HOROPLUG_TEXT(HP_DOTS(name, element))},
-#define HOROPLUG_SUM(name) {#name, "-DHP_ONLY=" HOROPLUG_TEXT(HP_SUM(name))},
-#define HOROPLUG_BLEND(name, from, to) HOROPLUG_THREE(HP_BLEND, name, from, to)
-
-constexpr KernelName kNames[] = {HOROPLUG_GPU_KERNELS(HOROPLUG_MOVE, HOROPLUG_REDUCE, HOROPLUG_DOTS,
-                                                      HOROPLUG_SUM, HOROPLUG_BLEND)};
+constexpr KernelName kNames[] = {
+#define HP_MOVE(name, from, to) {#name, "-DHP_ONLY=HP_MOVE(" #name "," #from "," #to ")"},
+#define HP_REDUCE(name, element, op) {#name, "-DHP_ONLY=HP_REDUCE(" #name "," #element "," #op ")"},
+#define HP_DOTS(name, element) {#name, "-DHP_ONLY=HP_DOTS(" #name "," #element ")"},
+#define HP_SUM(name) {#name, "-DHP_ONLY=HP_SUM(" #name ")"},
+#define HP_BLEND(name, from, to) {#name, "-DHP_ONLY=HP_BLEND(" #name "," #from "," #to ")"},
+#include "device/cuda/kernels/list.def"
+};
 
 }  // namespace
 

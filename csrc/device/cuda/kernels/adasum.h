@@ -1,6 +1,6 @@
-// Adasum: the dot products of two vectors, piece by piece, and their combination; all in float64.
+// Adasum: the dot products of two vectors, chunk by chunk, and their combination; all in float64.
 //
-// The order of additions is that of the elements in the piece: first those of a thread in a tile,
+// The order of additions is that of the elements in the chunk: first those of a thread in a tile,
 // then a tree over the threads, then the tiles. It depends neither on the GPU, nor on alignment,
 // nor on what else is in the batch. It is not that of the CPU's kernels.
 #pragma once
@@ -55,18 +55,18 @@ struct DotsOf {
       HP_UNROLL
       for (int n = 0; n < kPacket; ++n) add_element(sum, x[n], y[n]);
     }
-    for (; i < end; ++i) add_element(sum, a[i], b[i]);  // of a packet that the piece does not fill
+    for (; i < end; ++i) add_element(sum, a[i], b[i]);  // of a packet that the chunk does not fill
     return sum;
   }
 
   HP_DEVICE static void run(const Block& block, const DotsArgs& args, Dots* scratch) {
     for_each_tile(block, args.batch, Packet::kTile,
-                  [&](const Piece& piece, u32, u32 tile, u64 begin, u64 end) {
-                    const auto* const a = reinterpret_cast<const Stored*>(args.a + piece.from);
-                    const auto* const b = reinterpret_cast<const Stored*>(args.b + piece.from);
+                  [&](const Chunk& chunk, u32, u32 tile, u64 begin, u64 end) {
+                    const auto* const a = reinterpret_cast<const Stored*>(args.a + chunk.from);
+                    const auto* const b = reinterpret_cast<const Stored*>(args.b + chunk.from);
                     block.each([&](u32 thread) {
                       scratch[thread] =
-                          of_thread(thread, a, b, begin, end, (piece.flags & kAligned) != 0);
+                          of_thread(thread, a, b, begin, end, (chunk.flags & kAligned) != 0);
                     });
                     add_up(block, scratch);
                     block.each([&](u32 thread) {
@@ -77,13 +77,13 @@ struct DotsOf {
   }
 };
 
-// From tiles to pieces; a block takes every count()th piece.
+// From tiles to chunks; a block takes every count()th chunk.
 struct SumOfTiles {
   HP_DEVICE static void run(const Block& block, const SumArgs& args, Dots* scratch) {
-    for (u32 at = block.index(); at < args.batch.piece_count; at += block.count()) {
-      const u32 first = args.batch.pieces[at].first_tile;
+    for (u32 at = block.index(); at < args.batch.chunk_count; at += block.count()) {
+      const u32 first = args.batch.chunks[at].first_tile;
       const u32 end =
-          at + 1 < args.batch.piece_count ? args.batch.pieces[at + 1].first_tile : args.batch.tiles;
+          at + 1 < args.batch.chunk_count ? args.batch.chunks[at + 1].first_tile : args.batch.tiles;
       block.each([&](u32 thread) {
         Dots sum{0, 0, 0};
         for (u32 tile = first + thread; tile < end; tile += kThreads) {
@@ -93,7 +93,7 @@ struct SumOfTiles {
       });
       add_up(block, scratch);
       block.each([&](u32 thread) {
-        if (thread == 0) args.of_pieces[at] = scratch[0];
+        if (thread == 0) args.of_chunks[at] = scratch[0];
       });
       block.sync();
     }
@@ -105,7 +105,7 @@ HP_DEVICE double coefficient(double square, double product) {
   return square == 0 ? 1 : 1 - product / (2 * square);
 }
 
-// As BlendFn of device/cpu/kernels.h, with the coefficients from the dot products of whole pieces.
+// As BlendFn of device/cpu/kernels.h, with the coefficients from the dot products of whole chunks.
 template <class From, class To>
 struct Blend {
   using Packet = PacketOf<From, To>;
@@ -140,15 +140,15 @@ struct Blend {
 
   HP_DEVICE static void run(const Block& block, const BlendArgs& args) {
     for_each_tile(block, args.batch, Packet::kTile,
-                  [&](const Piece& piece, u32 index, u32, u64 begin, u64 end) {
-                    const Dots dots = args.of_pieces[index];
-                    const Blend body{reinterpret_cast<const Read*>(args.a + piece.from),
-                                     reinterpret_cast<const Read*>(args.b + piece.from),
-                                     reinterpret_cast<Written*>(piece.to),
+                  [&](const Chunk& chunk, u32 index, u32, u64 begin, u64 end) {
+                    const Dots dots = args.of_chunks[index];
+                    const Blend body{reinterpret_cast<const Read*>(args.a + chunk.from),
+                                     reinterpret_cast<const Read*>(args.b + chunk.from),
+                                     reinterpret_cast<Written*>(chunk.to),
                                      coefficient(dots.aa, dots.ab), coefficient(dots.bb, dots.ab)};
                     block.each([&](u32 thread) {
                       over_range<Packet::kElements>(thread, begin, end,
-                                                    (piece.flags & kAligned) != 0, body);
+                                                    (chunk.flags & kAligned) != 0, body);
                     });
                   });
   }

@@ -49,8 +49,9 @@ HP_DEVICE typename E::Value finished(typename E::Value v, const FinishArgs& fini
   if constexpr (!E::kScales) {
     return v;
   } else if constexpr (E::kFloating) {
-    const V multiply = static_cast<V>(finish.multiply);
-    const V divide = static_cast<V>(finish.divide);
+    using Scalar = typename E::Scalar;
+    const Scalar multiply = static_cast<Scalar>(finish.multiply);
+    const Scalar divide = static_cast<Scalar>(finish.divide);
     if (finish.mode == kMultiply) v = v * multiply * divide;
     if (finish.mode == kDivide) v = v * multiply / divide;
     return one_nan(v);

@@ -1,7 +1,6 @@
 // The kernels as CUDA sees them. All of them, or with -DHP_ONLY=... (see source.h) a single one,
 // which NVRTC compiles in a fraction of the time.
 #include "device/cuda/kernels/adasum.h"
-#include "device/cuda/kernels/list.h"
 #include "device/cuda/kernels/move.h"
 #include "device/cuda/kernels/reduce.h"
 
@@ -36,7 +35,7 @@ namespace horoplug::cuda {
 #if defined(HP_ONLY)
 HP_ONLY
 #else
-HOROPLUG_GPU_KERNELS(HP_MOVE, HP_REDUCE, HP_DOTS, HP_SUM, HP_BLEND)
+#include "device/cuda/kernels/list.def"
 #endif
 
 }  // namespace horoplug::cuda

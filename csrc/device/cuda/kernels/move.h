@@ -1,4 +1,4 @@
-// Packing and unpacking: copies every piece of a batch to where it belongs, scaled and converted on
+// Packing and unpacking: copies every chunk of a batch to where it belongs, scaled and converted on
 // the way.
 #pragma once
 
@@ -38,19 +38,20 @@ struct Move {
 
   HP_DEVICE static void run(const Block& block, const MoveArgs& args) {
     for_each_tile(
-        block, args.batch, Packet::kTile, [&](const Piece& piece, u32, u32, u64 begin, u64 end) {
-          Written* const to = reinterpret_cast<Written*>(piece.to);
-          if ((piece.flags & kFill) != 0) {
-            Written element;
-            memcpy(&element, &piece.from, sizeof element);
+        block, args.batch, Packet::kTile, [&](const Chunk& chunk, u32, u32, u64 begin, u64 end) {
+          Written* const to = reinterpret_cast<Written*>(chunk.to);
+          if ((chunk.flags & kFill) != 0) {
+            Written element{};
+            memcpy(&element, &chunk.from,
+                   sizeof element < sizeof chunk.from ? sizeof element : sizeof chunk.from);
             block.each([&](u32 thread) {
               for (u64 i = begin + thread; i < end; i += kThreads) to[i] = element;
             });
             return;
           }
-          const Move body{reinterpret_cast<const Read*>(piece.from), to, args.finish};
+          const Move body{reinterpret_cast<const Read*>(chunk.from), to, args.finish};
           block.each([&](u32 thread) {
-            over_range<Packet::kElements>(thread, begin, end, (piece.flags & kAligned) != 0, body);
+            over_range<Packet::kElements>(thread, begin, end, (chunk.flags & kAligned) != 0, body);
           });
         });
   }

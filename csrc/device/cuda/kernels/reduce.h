@@ -1,4 +1,4 @@
-// Reduces several sources, which may be memory of other GPUs, into where the pieces belong. Every
+// Reduces several sources, which may be memory of other GPUs, into where the chunks belong. Every
 // source is read once; each element sees them in the order given.
 #pragma once
 
@@ -58,10 +58,10 @@ struct Reduce {
 
   HP_DEVICE static void run(const Block& block, const ReduceArgs& args) {
     for_each_tile(
-        block, args.batch, Packet::kTile, [&](const Piece& piece, u32, u32, u64 begin, u64 end) {
-          const Reduce body{args, piece.from, reinterpret_cast<Stored*>(piece.to)};
+        block, args.batch, Packet::kTile, [&](const Chunk& chunk, u32, u32, u64 begin, u64 end) {
+          const Reduce body{args, chunk.from, reinterpret_cast<Stored*>(chunk.to)};
           block.each([&](u32 thread) {
-            over_range<Packet::kElements>(thread, begin, end, (piece.flags & kAligned) != 0, body);
+            over_range<Packet::kElements>(thread, begin, end, (chunk.flags & kAligned) != 0, body);
           });
         });
   }

@@ -1,8 +1,8 @@
 // What the host tells a kernel. Plain structs that the host's compiler and CUDA's lay out alike.
 //
-// A batch is a list of pieces, each a run of elements from one place to another, and is cut into
-// tiles: a tile belongs to one piece, and has the same number of elements in all of a kernel's
-// tiles but the last of a piece. Blocks share the tiles evenly, so that tensors of any size keep
+// A batch is a list of chunks, each a run of elements from one place to another, and is cut into
+// tiles: a tile belongs to one chunk, and has the same number of elements in all of a kernel's
+// tiles but the last of a chunk. Blocks share the tiles evenly, so that tensors of any size keep
 // the whole GPU busy, and a batch is one launch.
 #pragma once
 
@@ -25,11 +25,12 @@ constexpr u32 kPacketBytes = 16;  // of the narrower of what is read and what is
 constexpr u32 kTileBytes = kPacketBytes * kThreads * kUnroll;
 constexpr u32 kMaxSources = 64;  // of a reduction
 
-// Of Piece::flags.
+// Of Chunk::flags.
 constexpr u32 kAligned = 1;  // all addresses are multiples of 16 bytes
-constexpr u32 kFill = 2;     // `from` is the element itself, and is neither scaled nor converted
+constexpr u32 kFill = 2;     // `from` is the element itself (further bytes of it: 0), which is
+                             // neither scaled nor converted
 
-struct Piece {
+struct Chunk {
   u64 from;        // an address, or how many bytes into every source
   u64 to;          // an address; not used by dot products
   u64 count;       // elements, at least one
@@ -38,8 +39,8 @@ struct Piece {
 };
 
 struct Batch {
-  const Piece* pieces;
-  u32 piece_count;
+  const Chunk* chunks;
+  u32 chunk_count;
   u32 tiles;
 };
 
@@ -86,13 +87,13 @@ struct DotsArgs {
 struct SumArgs {
   Batch batch;
   const Dots* of_tiles;
-  Dots* of_pieces;
+  Dots* of_chunks;
 };
 
 struct BlendArgs {
   Batch batch;  // `from`: how far into a and b
   const char *a, *b;
-  const Dots* of_pieces;
+  const Dots* of_chunks;
 };
 
 }  // namespace horoplug::cuda

@@ -5,8 +5,8 @@
 
 namespace horoplug::cuda {
 
-// Calls visit(piece, its index, tile, begin, end) for each tile of this block: elements
-// [begin, end) of the piece. The block's tiles are consecutive, so that it looks for its piece
+// Calls visit(chunk, its index, tile, begin, end) for each tile of this block: elements
+// [begin, end) of the chunk. The block's tiles are consecutive, so that it looks for its chunk
 // once.
 template <class Visit>
 HP_DEVICE void for_each_tile(const Block& block, const Batch& batch, u32 tile_elements,
@@ -15,21 +15,21 @@ HP_DEVICE void for_each_tile(const Block& block, const Batch& batch, u32 tile_el
   const u32 last =
       static_cast<u32>(static_cast<u64>(batch.tiles) * (block.index() + 1) / block.count());
   if (tile == last) return;
-  u32 at = 0;  // the last piece that begins at or before this tile
-  for (u32 end = batch.piece_count; end - at > 1;) {
+  u32 at = 0;  // the last chunk that begins at or before this tile
+  for (u32 end = batch.chunk_count; end - at > 1;) {
     const u32 middle = at + (end - at) / 2;
-    if (batch.pieces[middle].first_tile <= tile) {
+    if (batch.chunks[middle].first_tile <= tile) {
       at = middle;
     } else {
       end = middle;
     }
   }
   for (; tile < last; ++tile) {
-    if (at + 1 < batch.piece_count && batch.pieces[at + 1].first_tile <= tile) ++at;
-    const Piece piece = batch.pieces[at];
-    const u64 begin = static_cast<u64>(tile - piece.first_tile) * tile_elements;
-    const u64 left = piece.count - begin;
-    visit(piece, at, tile, begin, begin + (left < tile_elements ? left : tile_elements));
+    if (at + 1 < batch.chunk_count && batch.chunks[at + 1].first_tile <= tile) ++at;
+    const Chunk chunk = batch.chunks[at];
+    const u64 begin = static_cast<u64>(tile - chunk.first_tile) * tile_elements;
+    const u64 left = chunk.count - begin;
+    visit(chunk, at, tile, begin, begin + (left < tile_elements ? left : tile_elements));
   }
 }
 

@@ -9,7 +9,7 @@
 
 extern "C" hp_status hp_gpu_facts(const char* const* files, int32_t count, char** text) try {
   std::string lines;
-  for (const std::string& line : horoplug::cuda::gpu_facts({{files, files + count}, true})) {
+  for (const std::string& line : horoplug::cuda::gpu_capabilities({{files, files + count}, true})) {
     lines += line + "\n";
   }
   *text = ::strdup(lines.c_str());

@@ -44,6 +44,9 @@ FinishArgs finish_integers(std::size_t size, const Finish& finish) {
   return args;
 }
 
+// What an element's address has to be a multiple of. Elements of 16 bytes have two parts.
+std::size_t alignment_of(std::size_t size) { return std::min<std::size_t>(size, 8); }
+
 // Whether all addresses are multiples of so many bytes, read and written.
 bool is_aligned(const Transfer& transfer, ElementSizes to, std::span<const std::uint64_t> bases) {
   return (transfer.fill || transfer.from % to.read == 0) && transfer.to % to.written == 0 &&
@@ -57,16 +60,16 @@ BatchTable make_table(std::span<const Transfer> transfers, ElementSizes sizes,
                       std::span<const std::uint64_t> bases) {
   const std::uint64_t tile = kTileBytes / std::min(sizes.read, sizes.written);
   BatchTable table;
-  table.pieces.reserve(transfers.size());
+  table.chunks.reserve(transfers.size());
   std::uint64_t tiles = 0;
   for (const Transfer& transfer : transfers) {
     if (transfer.count == 0) continue;
-    if (!is_aligned(transfer, sizes, bases)) {
+    if (!is_aligned(transfer, {alignment_of(sizes.read), alignment_of(sizes.written)}, bases)) {
       throw Error(HP_INVALID_ARGUMENT, "a tensor's memory on a GPU is not aligned to its elements");
     }
     const std::uint32_t flags =
         (is_aligned(transfer, {16, 16}, bases) ? kAligned : 0) | (transfer.fill ? kFill : 0);
-    table.pieces.push_back(
+    table.chunks.push_back(
         {transfer.from, transfer.to, transfer.count, static_cast<std::uint32_t>(tiles), flags});
     tiles += (transfer.count - 1) / tile + 1;
     if (tiles > std::numeric_limits<std::uint32_t>::max()) {
@@ -89,14 +92,14 @@ FusedLayout lay_out(std::span<const std::uint64_t> tensor_bytes) {
 
 FinishArgs finish_args(DType dtype, const Finish& finish) {
   if (finish.is_identity() || dtype == DType::kBool) return {kNoFinish, 0, 0, 1, 1};
-  if (dtype == DType::kFloat64) return finish_floats<double, std::uint64_t>(finish);
-  if (is_floating(dtype)) return finish_floats<float, std::uint32_t>(finish);
-  return finish_integers(dtype_size(dtype), finish);
+  if (!is_floating(dtype) && !is_complex(dtype)) return finish_integers(dtype_size(dtype), finish);
+  const bool is_double = dtype_size(dtype) == (is_complex(dtype) ? 16 : 8);
+  return is_double ? finish_floats<double, std::uint64_t>(finish)
+                   : finish_floats<float, std::uint32_t>(finish);
 }
 
 std::string move_kernel(DType from, DType to, const Finish& finish) {
   if (from != to) {
-    const auto is_half = [](DType t) { return is_floating(t) && dtype_size(t) == 2; };
     const bool known =
         (from == DType::kFloat32 && is_half(to)) || (to == DType::kFloat32 && is_half(from));
     if (!known) {

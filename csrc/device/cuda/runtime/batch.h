@@ -23,7 +23,7 @@ struct Transfer {
 };
 
 struct BatchTable {
-  std::vector<Piece> pieces;
+  std::vector<Chunk> chunks;
   std::uint32_t tiles = 0;
 };
 
@@ -32,7 +32,7 @@ struct ElementSizes {
   std::size_t read, written;
 };
 
-// The pieces of the transfers that are not empty. `bases` are the addresses that `from` is added
+// The chunks of the transfers that are not empty. `bases` are the addresses that `from` is added
 // to. Throws Error if an address is not that of an element, which a GPU would not forgive, or if
 // there are more than 2^32 - 1 tiles.
 BatchTable make_table(std::span<const Transfer> transfers, ElementSizes sizes,
@@ -49,8 +49,8 @@ FusedLayout lay_out(std::span<const std::uint64_t> tensor_bytes);
 // How a kernel that computes elements of this type finishes them.
 FinishArgs finish_args(DType dtype, const Finish& finish);
 
-// Names of kernels, see kernels/list.h. Throws Error(HP_UNSUPPORTED) for a conversion that there is
-// none for: between float32 and the floats of 16 bits there is.
+// Names of kernels, see kernels/list.def. Throws Error(HP_UNSUPPORTED) for a conversion that there
+// is none for: between float32 and the floats of 16 bits there is.
 std::string move_kernel(DType from, DType to, const Finish& finish);
 std::string reduce_kernel(ReduceOp op, DType dtype);
 

@@ -4,7 +4,7 @@ namespace horoplug::cuda {
 
 Context::Context(const DriverApi& api, int ordinal) : api_(api) {
   check(api_.DeviceGet(&device_, ordinal), "cuDeviceGet");
-  facts_ = device_facts(api_, ordinal);
+  properties_ = device_properties(api_, ordinal);
   check(api_.DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
 }
 Context::~Context() { api_.DevicePrimaryCtxRelease(device_); }

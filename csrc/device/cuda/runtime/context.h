@@ -24,14 +24,14 @@ class Context {
   const DriverApi& api() const { return api_; }
   CUcontext handle() const { return context_; }
   CUdevice device() const { return device_; }
-  int capability() const { return 10 * facts_.major + facts_.minor; }
-  const DeviceFacts& facts() const { return facts_; }
+  int capability() const { return 10 * properties_.major + properties_.minor; }
+  const DeviceProperties& properties() const { return properties_; }
   void check(CUresult result, std::string_view call) const { cuda::check(api_, result, call); }
 
  private:
   const DriverApi& api_;
   CUdevice device_ = 0;
-  DeviceFacts facts_;
+  DeviceProperties properties_;
   CUcontext context_ = nullptr;
 };
 

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint32_t kBlocksPerMultiprocessor = 8;
 
 std::string of_dtype(const char* kernel, DType dtype) {
-  if (!is_floating(dtype)) {
+  if (!has_adasum(dtype)) {
     throw Error(HP_UNSUPPORTED, std::string("Adasum needs floats, not ") + dtype_name(dtype));
   }
   return std::string(kernel) + "_" + dtype_name(dtype);
@@ -42,12 +42,13 @@ void Launcher::move(DType from, DType to, const Finish& finish,
 
 void Launcher::move_reduced(DType dtype, const Finish& finish,
                             std::span<const Transfer> transfers) {
-  if (!is_floating(dtype) || !finish.is_identity()) return move(dtype, dtype, finish, transfers);
+  const bool has_nan = is_floating(dtype) || is_complex(dtype);
+  if (!has_nan || !finish.is_identity()) return move(dtype, dtype, finish, transfers);
   const BatchTable table = make_table(transfers, {dtype_size(dtype), dtype_size(dtype)});
   if (table.tiles == 0) return;
   // Whatever the factors are, finishing sees to NaNs.
   MoveArgs args{place(table), {kMultiply, 0, 0, 1, 1}};
-  launch(of_dtype("scale", dtype), args, table.tiles);
+  launch(std::string("scale_") + dtype_name(dtype), args, table.tiles);
 }
 
 void Launcher::reduce(ReduceOp op, DType dtype, const Finish& finish,
@@ -68,7 +69,7 @@ void Launcher::reduce(ReduceOp op, DType dtype, const Finish& finish,
 }
 
 void Launcher::dots(DType dtype, std::uint64_t a, std::uint64_t b,
-                    std::span<const Transfer> transfers, std::uint64_t of_pieces) {
+                    std::span<const Transfer> transfers, std::uint64_t of_chunks) {
   const std::string name = of_dtype("dots", dtype);
   const std::size_t size = dtype_size(dtype);
   const BatchTable table = make_table(transfers, {size, size}, std::array{a, b});
@@ -82,30 +83,30 @@ void Launcher::dots(DType dtype, std::uint64_t a, std::uint64_t b,
   DotsArgs args{batch, pointer<const char>(a), pointer<const char>(b),
                 pointer<Dots>(of_tiles_->address())};
   launch(name, args, table.tiles);
-  SumArgs sum{batch, args.of_tiles, pointer<Dots>(of_pieces)};
-  launch("sum_of_tiles", sum, batch.piece_count);
+  SumArgs sum{batch, args.of_tiles, pointer<Dots>(of_chunks)};
+  launch("sum_of_tiles", sum, batch.chunk_count);
 }
 
 void Launcher::blend(DType dtype, std::uint64_t a, std::uint64_t b,
-                     std::span<const Transfer> transfers, std::uint64_t of_pieces) {
+                     std::span<const Transfer> transfers, std::uint64_t of_chunks) {
   const std::string name = of_dtype("blend", dtype);
   const std::size_t result = std::max<std::size_t>(dtype_size(dtype), sizeof(float));
   const BatchTable table = make_table(transfers, {dtype_size(dtype), result}, std::array{a, b});
   if (table.tiles == 0) return;
   BlendArgs args{place(table), pointer<const char>(a), pointer<const char>(b),
-                 pointer<const Dots>(of_pieces)};
+                 pointer<const Dots>(of_chunks)};
   launch(name, args, table.tiles);
 }
 
 Batch Launcher::place(const BatchTable& table) {
-  return {tables_.place(table.pieces), static_cast<std::uint32_t>(table.pieces.size()),
+  return {tables_.place(table.chunks), static_cast<std::uint32_t>(table.chunks.size()),
           table.tiles};
 }
 
 template <typename Args>
 void Launcher::launch(const std::string& name, Args& args, std::uint32_t units) {
   const CUfunction function = kernels_->get(name);
-  const auto processors = static_cast<std::uint32_t>(context_.facts().multiprocessors);
+  const auto processors = static_cast<std::uint32_t>(context_.properties().multiprocessors);
   const std::uint32_t blocks = std::min(units, std::max(processors, 1U) * kBlocksPerMultiprocessor);
   void* parameters[] = {&args};
   const Current current(context_);

@@ -37,13 +37,13 @@ class Launcher {
               std::span<const std::uint64_t> sources, std::span<const Transfer> transfers);
 
   // Adasum's dot products of what `a` and `b` have at each `from`: one Dots for each transfer,
-  // which must not be empty, at `of_pieces`.
+  // which must not be empty, at `of_chunks`.
   void dots(DType dtype, std::uint64_t a, std::uint64_t b, std::span<const Transfer> transfers,
-            std::uint64_t of_pieces);
+            std::uint64_t of_chunks);
 
   // Combines them, given the dot products of each, as float32 (float64 for float64).
   void blend(DType dtype, std::uint64_t a, std::uint64_t b, std::span<const Transfer> transfers,
-             std::uint64_t of_pieces);
+             std::uint64_t of_chunks);
 
   std::uint64_t table_copies() const { return tables_.copies(); }
 

@@ -21,38 +21,37 @@ T* pointer(CUdeviceptr address) {
   return std::bit_cast<T*>(address);
 }
 
+// NCCL reduces floats of 8 bits on GPUs from Hopper on.
+constexpr int kFloat8Capability = 90;
+
+struct Type {
+  ncclDataType_t number;
+  int since;
+};
+constexpr Type kTypes[] = {
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, ...) \
+  {nccl, since},
+#include "horoplug/dtypes.def"
+};
+
+ncclDataType_t type_of(DType dtype) { return kTypes[static_cast<int>(dtype)].number; }
+
+// NCCL's elements in `count` elements.
+std::size_t parts(DType dtype, std::size_t count) { return is_complex(dtype) ? 2 * count : count; }
+
 }  // namespace
 
-std::optional<ncclDataType_t> nccl_type(DType dtype) {
-  switch (dtype) {
-    case DType::kInt8:
-      return 0;
-    case DType::kUInt8:
-    case DType::kBool:
-      return kUint8;
-    case DType::kInt32:
-      return 2;
-    case DType::kUInt32:
-      return 3;
-    case DType::kInt64:
-      return 4;
-    case DType::kUInt64:
-      return 5;
-    case DType::kFloat16:
-      return 6;
-    case DType::kFloat32:
-      return 7;
-    case DType::kFloat64:
-      return 8;
-    case DType::kBFloat16:
-      return 9;
-    default:
-      return std::nullopt;
-  }
+std::optional<ncclDataType_t> nccl_type(DType dtype, int version, int capability) {
+  const Type& type = kTypes[static_cast<int>(dtype)];
+  const bool is_float8 = is_floating(dtype) && dtype_size(dtype) == 1;
+  if (type.number < 0 || version < type.since) return std::nullopt;
+  if (is_float8 && capability < kFloat8Capability) return std::nullopt;
+  return type.number;
 }
 
 std::optional<ncclRedOp_t> nccl_op(ReduceOp op, DType dtype) {
   const bool logical = dtype == DType::kBool;
+  if (is_complex(dtype) && op != ReduceOp::kSum && op != ReduceOp::kAverage) return std::nullopt;
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
@@ -116,7 +115,7 @@ void NcclCommunicator::end() const {
 void NcclCommunicator::allreduce(CUdeviceptr from, CUdeviceptr to, std::size_t count, DType dtype,
                                  ReduceOp op, CUstream stream) {
   const Current current(device_->context());
-  check(api_.AllReduce(pointer(from), pointer(to), count, nccl_type(dtype).value(),
+  check(api_.AllReduce(pointer(from), pointer(to), parts(dtype, count), type_of(dtype),
                        nccl_op(op, dtype).value(), communicator_, stream),
         "ncclAllReduce");
 }
@@ -124,7 +123,7 @@ void NcclCommunicator::allreduce(CUdeviceptr from, CUdeviceptr to, std::size_t c
 void NcclCommunicator::reducescatter(CUdeviceptr from, CUdeviceptr to, std::size_t count_of_each,
                                      DType dtype, ReduceOp op, CUstream stream) {
   const Current current(device_->context());
-  check(api_.ReduceScatter(pointer(from), pointer(to), count_of_each, nccl_type(dtype).value(),
+  check(api_.ReduceScatter(pointer(from), pointer(to), parts(dtype, count_of_each), type_of(dtype),
                            nccl_op(op, dtype).value(), communicator_, stream),
         "ncclReduceScatter");
 }
@@ -132,7 +131,7 @@ void NcclCommunicator::reducescatter(CUdeviceptr from, CUdeviceptr to, std::size
 void NcclCommunicator::reduce(CUdeviceptr from, CUdeviceptr to, std::size_t count, DType dtype,
                               ReduceOp op, int root, CUstream stream) {
   const Current current(device_->context());
-  check(api_.Reduce(pointer(from), pointer(to), count, nccl_type(dtype).value(),
+  check(api_.Reduce(pointer(from), pointer(to), parts(dtype, count), type_of(dtype),
                     nccl_op(op, dtype).value(), root, communicator_, stream),
         "ncclReduce");
 }

@@ -16,9 +16,11 @@
 
 namespace horoplug::cuda {
 
-// NCCL's numbers; none for what it does not know. Of bool, "or" is the maximum of bytes, and "and"
-// the minimum.
-std::optional<ncclDataType_t> nccl_type(DType dtype);
+// NCCL's number of the type that it reduces elements of this one as: complex numbers by their
+// parts. None for what it does not know in this version, or on GPUs of this compute capability (90
+// is 9.0).
+std::optional<ncclDataType_t> nccl_type(DType dtype, int version, int capability);
+// None for what it does not know. Of bool, "or" is the maximum of bytes, and "and" the minimum.
 std::optional<ncclRedOp_t> nccl_op(ReduceOp op, DType dtype);
 
 // For whoever drives the engine. Everything throws Error(HP_ABORTED) with NCCL's text.

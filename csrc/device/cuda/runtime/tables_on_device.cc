@@ -8,19 +8,19 @@ namespace horoplug::cuda {
 namespace {
 
 // A MiB of them.
-constexpr std::size_t kPiecesAtOnce = (1 << 20) / sizeof(Piece);
+constexpr std::size_t kChunksAtOnce = (1 << 20) / sizeof(Chunk);
 
 // Word by word: this runs before every launch.
-std::uint64_t hash_of(std::span<const Piece> pieces) {
-  std::uint64_t hash = pieces.size();
+std::uint64_t hash_of(std::span<const Chunk> chunks) {
+  std::uint64_t hash = chunks.size();
   const auto add = [&hash](std::uint64_t word) {
     hash = (std::rotl(hash, 29) ^ word) * 0x9E3779B97F4A7C15;
   };
-  for (const Piece& piece : pieces) {
-    add(piece.from);
-    add(piece.to);
-    add(piece.count);
-    add(std::uint64_t{piece.first_tile} << 32 | piece.flags);
+  for (const Chunk& chunk : chunks) {
+    add(chunk.from);
+    add(chunk.to);
+    add(chunk.count);
+    add(std::uint64_t{chunk.first_tile} << 32 | chunk.flags);
   }
   return hash;
 }
@@ -33,60 +33,60 @@ TablesOnDevice::TablesOnDevice(const Context& context, CUstream stream, std::siz
 }
 
 // From what there is, if that will do.
-std::span<Piece> TablesOnDevice::on_host(std::size_t pieces) {
-  if (on_host_.empty() || free_on_host_.size() < pieces) {
-    const std::size_t count = std::max(pieces, kPiecesAtOnce);
-    on_host_.push_back(std::make_unique<PinnedMemory>(context_, count * sizeof(Piece)));
-    free_on_host_ = {reinterpret_cast<Piece*>(on_host_.back()->data()), count};
+std::span<Chunk> TablesOnDevice::on_host(std::size_t chunks) {
+  if (on_host_.empty() || free_on_host_.size() < chunks) {
+    const std::size_t count = std::max(chunks, kChunksAtOnce);
+    on_host_.push_back(std::make_unique<PinnedMemory>(context_, count * sizeof(Chunk)));
+    free_on_host_ = {reinterpret_cast<Chunk*>(on_host_.back()->data()), count};
   }
-  const std::span<Piece> memory = free_on_host_.first(pieces);
-  free_on_host_ = free_on_host_.subspan(pieces);
+  const std::span<Chunk> memory = free_on_host_.first(chunks);
+  free_on_host_ = free_on_host_.subspan(chunks);
   return memory;
 }
 
-TablesOnDevice::Slot::Slot(const Context& context, std::span<Piece> memory, CUstream stream)
+TablesOnDevice::Slot::Slot(const Context& context, std::span<Chunk> memory, CUstream stream)
     : capacity(memory.size()),
       host(memory.data()),
       device(context, memory.size_bytes(), stream),
       copied(context) {}
 
-bool TablesOnDevice::Slot::holds(std::span<const Piece> pieces, std::uint64_t its_hash) const {
-  return hash == its_hash && count == pieces.size() &&
-         std::memcmp(host, pieces.data(), pieces.size_bytes()) == 0;
+bool TablesOnDevice::Slot::holds(std::span<const Chunk> chunks, std::uint64_t its_hash) const {
+  return hash == its_hash && count == chunks.size() &&
+         std::memcmp(host, chunks.data(), chunks.size_bytes()) == 0;
 }
 
-const Piece* TablesOnDevice::place(std::span<const Piece> pieces) {
-  const std::uint64_t hash = hash_of(pieces);
+const Chunk* TablesOnDevice::place(std::span<const Chunk> chunks) {
+  const std::uint64_t hash = hash_of(chunks);
   const auto known = std::find_if(slots_.begin(), slots_.end(),
-                                  [&](const auto& slot) { return slot->holds(pieces, hash); });
+                                  [&](const auto& slot) { return slot->holds(chunks, hash); });
   const bool is_known = known != slots_.end();
-  Slot& slot = is_known ? **known : slot_for(pieces.size());
+  Slot& slot = is_known ? **known : slot_for(chunks.size());
   slot.last_use = ++uses_;
-  const Piece* const address = std::bit_cast<const Piece*>(slot.device.address());
+  const Chunk* const address = std::bit_cast<const Chunk*>(slot.device.address());
   if (is_known) return address;
-  std::memcpy(slot.host, pieces.data(), pieces.size_bytes());
+  std::memcpy(slot.host, chunks.data(), chunks.size_bytes());
   slot.count = 0;  // holds nothing, should the copy fail
   const Current current(context_);
   context_.check(context_.api().MemcpyHtoDAsync(slot.device.address(), slot.host,
-                                                pieces.size_bytes(), stream_),
+                                                chunks.size_bytes(), stream_),
                  "cuMemcpyHtoDAsync");
   slot.copied.record(stream_);
-  slot.count = pieces.size();
+  slot.count = chunks.size();
   slot.hash = hash;
   ++copies_;
   return address;
 }
 
-TablesOnDevice::Slot& TablesOnDevice::slot_for(std::size_t pieces) {
+TablesOnDevice::Slot& TablesOnDevice::slot_for(std::size_t chunks) {
   if (slots_.size() >= limit_) {
     // The one not used for longest, of those whose copy has been made.
     std::sort(slots_.begin(), slots_.end(),
               [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
     for (const auto& slot : slots_) {
-      if (slot->capacity >= pieces && slot->copied.done()) return *slot;
+      if (slot->capacity >= chunks && slot->copied.done()) return *slot;
     }
   }
-  const std::size_t capacity = std::max<std::size_t>(std::bit_ceil(pieces), 64);
+  const std::size_t capacity = std::max<std::size_t>(std::bit_ceil(chunks), 64);
   slots_.push_back(std::make_unique<Slot>(context_, on_host(capacity), stream_));
   return *slots_.back();
 }

@@ -18,9 +18,9 @@ class TablesOnDevice {
   // used for longest is used again, if it is large enough.
   TablesOnDevice(const Context& context, CUstream stream, std::size_t slots = 256);
 
-  // Where the GPU has these pieces, for kernels that are put into the stream before the next call.
+  // Where the GPU has these chunks, for kernels that are put into the stream before the next call.
   // Neither blocks nor waits.
-  const Piece* place(std::span<const Piece> pieces);
+  const Chunk* place(std::span<const Chunk> chunks);
 
   std::uint64_t copies() const { return copies_; }
 
@@ -28,16 +28,16 @@ class TablesOnDevice {
   // The host's copy may be changed when `copied` is done. The GPU's may be at any time: the copy
   // to it comes after the kernels that use it.
   struct Slot {
-    Slot(const Context& context, std::span<Piece> memory, CUstream stream);
-    bool holds(std::span<const Piece> pieces, std::uint64_t hash) const;
+    Slot(const Context& context, std::span<Chunk> memory, CUstream stream);
+    bool holds(std::span<const Chunk> chunks, std::uint64_t hash) const;
     std::size_t capacity, count = 0;
     std::uint64_t hash = 0, last_use = 0;
-    Piece* host;
+    Chunk* host;
     DeviceMemory device;
     Event copied;
   };
-  Slot& slot_for(std::size_t pieces);
-  std::span<Piece> on_host(std::size_t pieces);
+  Slot& slot_for(std::size_t chunks);
+  std::span<Chunk> on_host(std::size_t chunks);
 
   const Context& context_;
   CUstream stream_;
@@ -45,7 +45,7 @@ class TablesOnDevice {
   std::uint64_t uses_ = 0, copies_ = 0;
   // Memory of the host, for many slots: the driver may keep the host when it allocates some.
   std::vector<std::unique_ptr<PinnedMemory>> on_host_;
-  std::span<Piece> free_on_host_;
+  std::span<Chunk> free_on_host_;
   std::vector<std::unique_ptr<Slot>> slots_;
 };
 

@@ -47,15 +47,15 @@ class Workspace {
   // Memory of the GPU that somebody else than the stream may use, too, until it is given back: if
   // it never is, since the batch has failed, the memory is leaked, with all that it needs. It can
   // be mapped into other processes, as MPI does, unlike what is allocated in the order of a stream.
-  class Lent {
+  class Lease {
    public:
-    Lent(Workspace& workspace, Purpose purpose, std::size_t bytes)
+    Lease(Workspace& workspace, Purpose purpose, std::size_t bytes)
         : workspace_(workspace), purpose_(purpose), address_(workspace.to_lend(purpose, bytes)) {}
-    ~Lent() {
+    ~Lease() {
       if (!back_) workspace_.leak(purpose_);
     }
-    Lent(const Lent&) = delete;
-    Lent& operator=(const Lent&) = delete;
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
 
     CUdeviceptr address() const { return address_; }
     void give_back() { back_ = true; }
