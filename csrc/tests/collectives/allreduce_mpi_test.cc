@@ -58,7 +58,7 @@ struct Job {
     call.reduce_op = op;
     call.reduce = kernels().reduce[static_cast<int>(ReduceOp::kSum)][static_cast<int>(dtype)];
     call.finish = finish;
-    return std::make_unique<Fiber>(allreduce_mpi(comm, call));
+    return std::make_unique<Fiber>(host_mpi(comm, call));
   }
 
   Twice mpi;

@@ -88,7 +88,7 @@ TEST_CASE("ranks that share a GPU, and have little memory there, go in several r
          }});
     run_random(job, 5, 1, {280'000, 300'000});
     CHECK(waits(job) > 0);
-    CHECK(count_of("in pieces of 1 MiB instead of 32", job.logged()) == 1);
+    CHECK(count_of("in chunks of 1 MiB instead of 32", job.logged()) == 1);
     if (kSanitized) break;
   }
 }

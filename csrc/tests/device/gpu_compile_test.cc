@@ -108,7 +108,7 @@ TEST_CASE("a kernel is compiled alone, for the GPU, without contraction") {
   CHECK(compile_kernel(nvrtc.api, compilation) == std::string(kCubin, sizeof kCubin));
   CHECK(asked.options == std::vector<std::string>{"--std=c++17", "--fmad=false",
                                                   "--gpu-architecture=sm_80",
-                                                  "-DHP_ONLY=HP_MOVE(copy_32, Raw32, Raw32)"});
+                                                  "-DHP_ONLY=HP_MOVE(copy_32,Raw32,Raw32)"});
   CHECK(asked.source.find("HP_ONLY") != std::string::npos);
   CHECK(asked.headers == static_cast<int>(kernel_headers().size()));
   CHECK(asked.programs == 0);
@@ -123,7 +123,7 @@ TEST_CASE("GPUs that are newer or older than the compiler") {
   CHECK(compile_kernel(nvrtc.api, newer) == std::string("PTX\0", 4));
   CHECK_THROWS_WITH_AS(plan_compilation(nvrtc, "copy_32", 70),
                        "the GPU (sm_70) is too old for NVRTC 12.4", Error);
-  CHECK_THROWS_AS(plan_compilation(nvrtc, "copy_128", 90), Error);
+  CHECK_THROWS_AS(plan_compilation(nvrtc, "copy_256", 90), Error);
 }
 
 TEST_CASE("what the compiler says about an error is in the message") {
