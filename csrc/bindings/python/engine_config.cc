@@ -143,18 +143,18 @@ void CoreConfig::set_mpi(const py::dict& fields) {
   mpi_.on_gpu = fields["on_gpu"].cast<std::int32_t>();
   mpi_.communicator = fields["communicator"].cast<std::uint64_t>();
   mpi_.byte = fields["byte"].cast<std::uint64_t>();
-  const auto copy = [&](const char* name, auto& values) {
-    const auto given = fields[name].cast<std::vector<std::uint64_t>>();
-    if (given.size() != std::size(values)) throw py::value_error(std::string(name) + " of MPI");
-    std::copy(given.begin(), given.end(), std::begin(values));
-  };
-  copy("dtypes", mpi_.dtypes);
-  copy("ops", mpi_.ops);
-  const auto costs = fields["costs"].cast<std::vector<std::pair<double, double>>>();
-  if (costs.size() > HP_OP_COUNT) throw py::value_error("costs of MPI");
-  for (std::size_t i = 0; i < costs.size(); ++i) {
-    std::tie(mpi_.latencies[i], mpi_.byte_times[i]) = costs[i];
+  mpi_dtypes_ = fields["dtypes"].cast<std::vector<std::uint64_t>>();
+  mpi_.dtypes = mpi_dtypes_.data();
+  mpi_.dtype_count = static_cast<std::int32_t>(mpi_dtypes_.size());
+  mpi_reduce_ops_ = fields["ops"].cast<std::vector<std::uint64_t>>();
+  mpi_.reduce_ops = mpi_reduce_ops_.data();
+  mpi_.reduce_op_count = static_cast<std::int32_t>(mpi_reduce_ops_.size());
+  for (const auto& [latency, byte_time] :
+       fields["costs"].cast<std::vector<std::pair<double, double>>>()) {
+    mpi_costs_.push_back({latency, byte_time});
   }
+  mpi_.costs = mpi_costs_.data();
+  mpi_.cost_count = static_cast<std::int32_t>(mpi_costs_.size());
   const auto address = [&](const char* name) {
     return reinterpret_cast<void*>(fields[name].cast<std::uintptr_t>());
   };

@@ -75,6 +75,9 @@ class CoreConfig {
   std::vector<hp_peer> peers_;
   std::vector<const char*> gpu_files_;
   hp_mpi mpi_ = {};
+  std::vector<std::uint64_t> mpi_dtypes_;
+  std::vector<std::uint64_t> mpi_reduce_ops_;
+  std::vector<hp_mpi_cost> mpi_costs_;
   hp_config config_ = {};
 
   void set_mpi(const pybind11::dict& fields);

@@ -1,5 +1,7 @@
 // Turns hp_config into an EngineConfig.
+#include <algorithm>
 #include <cstdio>
+#include <span>
 #include <vector>
 
 #include "collectives/collective.h"
@@ -144,9 +146,10 @@ EngineConfig make_config(const hp_config& given) {
   if (given.mpi != nullptr) {
     const hp_mpi mpi = complete(given.mpi);
     config.mpi = open_mpi(mpi);
-    for (std::size_t i = 0; i < config.options.costs.mpi.size(); ++i) {
-      if (mpi.latencies[i] <= 0) continue;
-      config.options.costs.mpi[i] = {mpi.latencies[i] * 1e6, mpi.byte_times[i] * 1e6};
+    const std::span<const hp_mpi_cost> costs(mpi.costs, static_cast<std::size_t>(mpi.cost_count));
+    for (std::size_t i = 0; i < std::min(costs.size(), config.options.costs.mpi.size()); ++i) {
+      if (costs[i].latency <= 0) continue;
+      config.options.costs.mpi[i] = {costs[i].latency * 1e6, costs[i].byte_time * 1e6};
     }
   }
   std::vector<std::string> files(given.gpu_files, given.gpu_files + given.gpu_file_count);

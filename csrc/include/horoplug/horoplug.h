@@ -118,6 +118,12 @@ typedef enum hp_mpi_on_gpu {
   HP_MPI_ON_GPU_ALL = 2    /* and those that reduce */
 } hp_mpi_on_gpu;
 
+/* The time that a collective takes: that of an empty one, and that of each further byte. */
+typedef struct hp_mpi_cost {
+  double latency;   /* seconds */
+  double byte_time; /* seconds per byte */
+} hp_mpi_cost;
+
 /* An MPI library that this process has initialised: addresses of its functions, and the values of
  * its handles as integers. Handles that are pointers (Open MPI, the
  * standard ABI) have handle_bytes = sizeof(void*); those that are ints (MPICH, Intel MPI)
@@ -131,13 +137,16 @@ typedef enum hp_mpi_on_gpu {
 typedef struct hp_mpi {
   uint64_t struct_size;
   int32_t handle_bytes;
-  int32_t on_gpu;        /* the collectives that accept memory of NVIDIA GPUs: an hp_mpi_on_gpu */
-  uint64_t communicator; /* contains all ranks of the job in rank order */
-  uint64_t byte;         /* MPI_BYTE */
-  void* in_place;        /* MPI_IN_PLACE */
-  uint64_t dtypes[HP_DTYPE_COUNT];  /* MPI's types by hp_dtype, and operations by hp_reduce_op, */
-  uint64_t ops[HP_REDUCE_OP_COUNT]; /* for MPI's own reductions; 0: MPI has none, or not used */
-  void* isend;                      /* MPI_Isend */
+  int32_t on_gpu;         /* the collectives that accept memory of NVIDIA GPUs: an hp_mpi_on_gpu */
+  uint64_t communicator;  /* contains all ranks of the job in rank order */
+  uint64_t byte;          /* MPI_BYTE */
+  void* in_place;         /* MPI_IN_PLACE */
+  const uint64_t* dtypes; /* MPI's types by hp_dtype, for MPI's own reductions; 0, or beyond
+                             dtype_count: MPI's reductions are not used for that type */
+  int32_t dtype_count;
+  int32_t reduce_op_count;
+  const uint64_t* reduce_ops; /* MPI's operations by hp_reduce_op, likewise */
+  void* isend;                /* MPI_Isend */
   void* irecv;
   void* test;
   void* cancel;
@@ -149,11 +158,11 @@ typedef struct hp_mpi {
   void* ialltoallv;
   void* ireduce_scatter;
   void* ibarrier;
-  double
-      latencies[HP_OP_COUNT]; /* seconds that MPI's own collective of next to nothing takes over */
-  double byte_times[HP_OP_COUNT]; /* all ranks, by hp_op, and each byte more; the same on all ranks.
-                                     0: a guess */
-  hp_worker* worker;              /* NULL: none. May be freed before the engine is */
+  const hp_mpi_cost* costs; /* of MPI's own collectives over all ranks, by hp_op; the same on all
+                               ranks. Not positive, or beyond cost_count: estimated */
+  int32_t cost_count;
+  int32_t reserved;
+  hp_worker* worker; /* NULL: none. May be freed before the engine is */
 } hp_mpi;
 
 /* All times in seconds. Zero means the default; negative means "never" where that makes sense. */

@@ -383,8 +383,14 @@ void check_arguments() {
   given.byte = kByte;
   int in_place = 0;
   given.in_place = &in_place;
-  given.dtypes[HP_FLOAT32] = kFloat;
-  given.ops[HP_SUM] = kSum;
+  std::uint64_t dtypes[HP_FLOAT32 + 1] = {};  // the types after it are beyond the array
+  dtypes[HP_FLOAT32] = kFloat;
+  given.dtypes = dtypes;
+  given.dtype_count = HP_FLOAT32 + 1;
+  std::uint64_t reduce_ops[HP_REDUCE_OP_COUNT] = {};
+  reduce_ops[HP_SUM] = kSum;
+  given.reduce_ops = reduce_ops;
+  given.reduce_op_count = HP_REDUCE_OP_COUNT;
   const auto mpi = make_mpi(given);
 
   const auto number = [](const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); };

@@ -69,8 +69,8 @@ class MpiOf final : public Mpi {
         byte_(handle(mpi.byte)),
         in_place_(mpi.in_place),
         on_gpu_(static_cast<OnGpu>(mpi.on_gpu)) {
-    for (std::size_t i = 0; i < dtypes_.size(); ++i) dtypes_[i] = handle(mpi.dtypes[i]);
-    for (std::size_t i = 0; i < ops_.size(); ++i) ops_[i] = handle(mpi.ops[i]);
+    copy_handles(mpi.dtypes, mpi.dtype_count, dtypes_);
+    copy_handles(mpi.reduce_ops, mpi.reduce_op_count, ops_);
   }
 
   Request send(const void* data, std::size_t bytes, int rank) override {
@@ -233,6 +233,15 @@ class MpiOf final : public Mpi {
   void* const in_place_;
   const OnGpu on_gpu_;
   std::shared_ptr<Setting> setting_;
+  // Values that the description does not contain become 0, the null handle here.
+  template <std::size_t kCount>
+  static void copy_handles(const std::uint64_t* values, std::int32_t count,
+                           std::array<Handle, kCount>& handles) {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      handles[i] = handle(i < static_cast<std::size_t>(count) ? values[i] : 0);
+    }
+  }
+
   std::array<Handle, kDTypeCount> dtypes_;
   std::array<Handle, kReduceOpCount> ops_;
 };
