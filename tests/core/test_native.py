@@ -94,7 +94,7 @@ def test_module_constants():
 
 def test_dtypes_are_numbered_from_zero():
     rows = _native.dtypes()
-    assert [code for code, _, _ in rows] == list(range(len(rows)))
+    assert [code for code, *_ in rows] == list(range(len(rows)))
     assert (FLOAT32, "float32", 4) in rows
 
 
