@@ -44,7 +44,8 @@ def dtype_of(taken: DlpackTensor) -> np.dtype[Any]:
     if row.package == "numpy":
         return np.dtype(row.name)
     try:
-        return np.dtype(getattr(importlib.import_module(row.package), row.name))
+        found: np.dtype[Any] = np.dtype(getattr(importlib.import_module(row.package), row.name))
+        return found
     except ImportError:
         raise ValueError(f"NumPy has {row.name} from {row.package}; install it.") from None
 

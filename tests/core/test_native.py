@@ -95,7 +95,7 @@ def test_module_constants():
 def test_dtypes_are_numbered_from_zero():
     rows = _native.dtypes()
     assert [code for code, *_ in rows] == list(range(len(rows)))
-    assert (FLOAT32, "float32", 4) in rows
+    assert (FLOAT32, "float32", 4) in [row[:3] for row in rows]
 
 
 def test_engine_config_rejects_unknown_settings_and_wrong_types():
