@@ -8,7 +8,7 @@
 
 namespace horoplug {
 
-// Returns when every rank has called it.
+// A barrier: returns when every rank has called it.
 Task barrier(Comm& comm);
 
 // Allgather of parts of one size, a few bytes. `all`: room for `bytes` of each rank, in rank order.

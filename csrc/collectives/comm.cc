@@ -14,7 +14,7 @@ void Comm::set_hosts(SharedGroup* local_memory, const std::vector<int>& local,
   cross_comm_ = part(cross, nullptr);
 }
 
-// Some of the ranks, over the same links.
+// A subset of the ranks, over the same links.
 std::unique_ptr<Comm> Comm::part(const std::vector<int>& ranks, SharedGroup* shared) const {
   std::vector<std::vector<Link*>> lanes;
   int place = 0;

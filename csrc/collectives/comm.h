@@ -137,7 +137,7 @@ class Comm {
   struct Peer {
     std::vector<Link*> lanes;
     std::vector<std::uint64_t> tickets;  // by lane: last frame sent in this batch
-    std::size_t in_use = 1;              // lanes, in this batch
+    std::size_t in_use = 1;              // lanes used in this batch
     std::size_t sent = 0;                // messages of this batch
     std::size_t received = 0;
 

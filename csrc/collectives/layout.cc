@@ -8,12 +8,12 @@
 namespace horoplug {
 namespace {
 
-// Results of this size leave the caches before anybody reads them.
+// Results of this size are evicted from the caches before they are read.
 constexpr std::size_t kStreamedBytes = 32 << 20;
-// So many elements are scaled, and then cast while they are in the L1 cache.
+// The number of elements that are scaled and then cast while they are in the L1 cache.
 constexpr std::size_t kScaledAtOnce = 1024;
 
-// Bytes of elements of 16 bits, as float32.
+// The size of a buffer of 16-bit elements as float32.
 constexpr std::size_t widened(std::size_t bytes) { return 2 * bytes; }
 
 }  // namespace
@@ -97,7 +97,7 @@ void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from)
           }
           if (placed.output != nullptr && placed.output + at != from + there) {
             const CopyTimer timer(trace_, BatchTrace::Copy::kOut, placed.tensor);
-            // In place, the output has just been in the cache as the input.
+            // In place, the output has just been read into the cache as the input.
             const bool past_caches = large && placed.output != placed.input;
             (past_caches ? table.stream : table.copy)(placed.output + at, from + there, n);
           }

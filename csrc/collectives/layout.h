@@ -1,9 +1,9 @@
-// The tensors of a batch, seen as one contiguous buffer that need not exist.
+// The tensors of a batch as one contiguous buffer that need not exist.
 //
-// Algorithms ask for byte ranges of it: pack() gathers a range from the inputs and unpack()
-// scatters one to the outputs, so that the copy into a fusion buffer is the only copy, and goes
-// straight to where the transport wants it. Elements of float32 may be of 16 bits in the buffer:
-// packing rounds them, and unpacking widens them, in the same pass.
+// Algorithms access byte ranges of it: pack() gathers a range from the inputs, and unpack()
+// scatters one to the outputs. The copy into a fusion buffer is therefore the only copy, and goes
+// directly to where the transport needs it. The buffer may hold float32 tensors as 16-bit elements:
+// packing rounds them and unpacking widens them in the same pass.
 #pragma once
 
 #include <algorithm>
@@ -19,18 +19,18 @@ namespace horoplug {
 
 class Layout {
  public:
-  // Of elements of `dtype`. `stored` is what the tensors' own memory has, and is another type for
-  // float16 and bfloat16 only, if float32 is.
+  // `dtype`: the type of the buffer's elements. `stored`: the type of the tensors' elements, which
+  // differs only if they are float32 and the buffer holds float16 or bfloat16.
   Layout(DType dtype, double prescale, DType stored)
       : dtype_(dtype), stored_(stored), prescale_(prescale) {}
   Layout(DType dtype, double prescale) : Layout(dtype, prescale, dtype) {}
 
-  // Appends a tensor of `bytes` bytes, in the buffer. output may equal input.
+  // Appends a tensor of `bytes` bytes in the buffer. `output` may equal `input`.
   void add(const void* input, void* output, std::size_t bytes);
-  // Appends a tensor to which this rank, which has joined, does not contribute: every element reads
-  // as `identity` (identity_element.h, without prescale factor), and its output is dropped.
+  // Appends a tensor without a contribution of this rank, which has joined: every element reads as
+  // `identity` (identity_element.h, without prescale factor), and the output is dropped.
   void add_absent(std::uint64_t identity, std::size_t bytes);
-  // Tells the trace when which tensor is packed and unpacked.
+  // Reports to the trace when each tensor is packed and unpacked.
   void set_trace(BatchTrace* trace) { trace_ = trace; }
 
   DType dtype() const { return dtype_; }
@@ -39,27 +39,27 @@ class Layout {
   std::size_t bytes() const { return bytes_; }
   std::size_t elements() const { return bytes_ / dtype_size(dtype_); }
 
-  // Copies the range [begin, begin + bytes) of the inputs to `to`, times the prescale factor. Whole
-  // elements only. `to` may be the very place of the output, unless the layout casts.
+  // Copies the range [begin, begin + bytes) of the inputs to `to`, times the prescale factor. The
+  // range consists of whole elements. `to` may be the output itself, unless the layout casts.
   void pack(std::size_t begin, std::size_t bytes, std::byte* to) const;
   void unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const;
 
-  // A run of bytes that lies within one tensor.
+  // A contiguous range of bytes within one tensor.
   struct Run {
     std::size_t begin;  // in the buffer
     std::size_t bytes;
-    const std::byte* input;  // nullptr: has to be packed, as it is scaled, cast or absent
-    std::byte* output;       // nullptr: has to be unpacked, as it is cast, or dropped
+    const std::byte* input;  // nullptr: must be packed, because it is scaled, cast or absent
+    std::byte* output;       // nullptr: must be unpacked, because it is cast or dropped
   };
   // Calls use(run) for each run of a range, in order.
   template <typename Use>
   void for_each_run(std::size_t begin, std::size_t bytes, Use&& use) const;
 
-  // The tensors that have elements, and where they are.
+  // The non-empty tensors and their positions.
   std::size_t tensors() const { return placed_.size(); }
   Part tensor(std::size_t index) const { return {placed_[index].begin, placed_[index].bytes}; }
 
-  // One of them, for callers that move it without pack() and unpack(), which are for host memory.
+  // One tensor, for callers that move it without pack() and unpack(), which require host memory.
   struct Tensor {
     const std::byte* input;  // nullptr: absent, every element is `identity`
     std::byte* output;       // nullptr: absent
@@ -76,10 +76,10 @@ class Layout {
   Tensor run_of(const Tensor& tensor, std::size_t at, std::size_t bytes) const;
   double prescale() const { return prescale_; }
 
-  // The tensors' memory, if input and output are the same one run and need no factor; nullptr
+  // The tensors' memory, if input and output are the same single run without a factor; nullptr
   // otherwise.
   std::byte* in_place() const;
-  // The outputs' memory, if it is one run that can serve as the buffer; nullptr otherwise.
+  // The outputs' memory, if it is a single run that can serve as the buffer; nullptr otherwise.
   std::byte* contiguous_output() const;
 
  private:
@@ -89,7 +89,7 @@ class Layout {
     std::uint64_t identity;  // its first bytes are the element
     std::size_t begin;
     std::size_t bytes;
-    std::size_t tensor;  // number of tensors that were added before
+    std::size_t tensor;  // number of tensors added before
   };
   template <typename Visit>
   void visit(std::size_t begin, std::size_t bytes, Visit&& visit) const;
@@ -98,7 +98,7 @@ class Layout {
   DType dtype_, stored_;
   double prescale_;
   std::size_t bytes_ = 0;
-  std::size_t added_ = 0;  // tensors, including those without elements
+  std::size_t added_ = 0;  // all tensors, including empty ones
   BatchTrace* trace_ = nullptr;
   std::vector<PlacedTensor> placed_;
 };

@@ -7,7 +7,7 @@
 namespace horoplug {
 namespace {
 
-// Small enough to stay in the cache between the passes over it.
+// Small enough to stay in the cache between the passes.
 constexpr std::size_t kChunk = 256 * 1024;
 
 void copy_layout(Comm& comm, Call& call) {

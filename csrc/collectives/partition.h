@@ -1,4 +1,4 @@
-// How a buffer is cut into one part per rank, and a part into chunks.
+// Divides a buffer into one part per rank, and a part into chunks.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ struct Part {
   std::size_t bytes = 0;
 };
 
-// Part number `index` when `bytes` are cut into `parts` nearly equal parts whose borders are
-// multiples of `grain` (the last one takes the rest).
+// Part number `index` of `bytes` bytes that are divided into `parts` nearly equal parts, whose
+// borders are multiples of `grain`. The last part takes the remainder.
 inline Part even_part(std::size_t bytes, int parts, std::size_t grain, int index) {
   const auto count = static_cast<std::size_t>(parts);
   const auto i = static_cast<std::size_t>(index);
@@ -33,7 +33,7 @@ inline std::vector<std::int64_t> even_rows(std::int64_t rows, int size) {
   return counts;
 }
 
-// All of them.
+// All parts.
 inline std::vector<Part> split_evenly(std::size_t bytes, int parts, std::size_t grain) {
   std::vector<Part> result;
   result.reserve(static_cast<std::size_t>(parts));
@@ -53,7 +53,7 @@ inline std::vector<Part> consecutive(std::span<const std::size_t> sizes) {
   return result;
 }
 
-// Chunk number `index` of a part that is cut every `chunk` bytes; empty beyond its end.
+// Chunk number `index` of a part that is divided every `chunk` bytes; empty beyond the end.
 inline Part chunk_of(const Part& part, std::size_t index, std::size_t chunk) {
   const std::size_t from = std::min(index * chunk, part.bytes);
   return {part.begin + from, std::min(chunk, part.bytes - from)};

@@ -18,7 +18,7 @@ bool on_one_host(const Comm& comm, const Call&) {
 }
 bool always(const Comm& comm, const Call&) { return comm.size() > 1; }
 
-// Allreduce has two kinds of reduction: element by element, and Adasum.
+// An allreduce reduces either element by element or by Adasum.
 bool is_adasum(const Call& call) { return call.reduce_op == ReduceOp::kAdasum; }
 bool elementwise_on_one_host(const Comm& comm, const Call& call) {
   return on_one_host(comm, call) && !is_adasum(call);
@@ -41,7 +41,7 @@ bool on_many_hosts(const Comm& comm, const Call& call) {
   return comm.local_memory() != nullptr && !is_adasum(call);
 }
 
-// What MPI has, can count, and gives the same results of on all ranks.
+// Whether MPI has the collective, can count its data, and gives equal results on all ranks.
 bool by_mpi(const Comm& comm, const Call& call) {
   if (!always(comm, call) || comm.mpi() == nullptr || !comm.mpi()->has(call.kind)) return false;
   if (reduces(call.kind)) {
@@ -55,9 +55,9 @@ bool by_mpi(const Comm& comm, const Call& call) {
       return call.bytes() / dtype_size(call.dtype) <= Mpi::kMostElements;
     case OpKind::kAllgather:
       return call.bytes() <= Mpi::kMostElements;
-    case OpKind::kAlltoall:  // no rank can have more to send or to receive than all together
+    case OpKind::kAlltoall:  // no rank can send or receive more than the total
       return call.all_bytes <= Mpi::kMostElements;
-    case OpKind::kBarrier:  // the barrier of a plan's batch comes before anything that MPI begins
+    case OpKind::kBarrier:  // the barrier of a plan's batch comes before any MPI call
       return !comm.planned();
     default:
       return true;
@@ -83,13 +83,13 @@ bool adasum_by_ipc(const Comm& comm, const Call& call) {
   return adasum(comm, call) && comm.gpu() != nullptr && comm.gpu()->ipc() != nullptr;
 }
 
-// The same as on the host, if MPI takes the memory of all ranks' GPUs.
+// As on the host, if MPI accepts the memory of all ranks' GPUs.
 bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
   const Mpi::OnGpu needed = reduces(call.kind) ? Mpi::OnGpu::kAll : Mpi::OnGpu::kMoves;
   return comm.gpu() != nullptr && comm.gpu()->mpi() >= needed && by_mpi(comm, call);
 }
 
-// Reduced in each host first, on its GPUs.
+// Reduced within each host first, on its GPUs.
 bool by_hosts(const Comm& comm, const Call& call) {
   if (!on_many_hosts(comm, call) || comm.gpu() == nullptr) return false;
   return comm.gpu()->works_in_hosts(reduced_by_nccl(comm, call));
@@ -102,7 +102,7 @@ double cost_direct(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().shared;
   return 2 * link.latency + 3 * bytes * link.byte;
 }
-// Every rank reads all of everybody's.
+// Every rank reads the whole data of all ranks.
 double cost_lines(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().shared;
   return link.latency + comm.size() * bytes * link.byte;
@@ -111,7 +111,7 @@ double cost_ring(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().stream;
   return 2 * (comm.size() - 1) * (link.latency + bytes / comm.size() * link.byte);
 }
-// What comes from all sides at once is in each other's way, the more so the more hosts there are.
+// Flows from many hosts slow each other down, increasingly with the number of hosts.
 double cost_pairwise(const Comm& comm, double bytes) {
   constexpr double kIncast = 0.01;
   const LinkCosts& link = comm.costs().stream;
@@ -119,31 +119,32 @@ double cost_pairwise(const Comm& comm, double bytes) {
   return 2 * (link.latency + (others - 1) * comm.costs().message) +
          2 * others / comm.size() * bytes * link.byte * (1 + (others - 1) * kIncast);
 }
-// Nothing is reduced while it comes in, and nothing leaves while it is reduced.
+// Receiving and reducing do not overlap, nor do reducing and sending.
 double cost_doubling(const Comm& comm, double bytes) {
   constexpr double kIdle = 1.1;
   const LinkCosts& link = comm.costs().stream;
   return steps(comm) * (link.latency + bytes * link.byte * kIdle);
 }
-// Each rank of a host has its slice on the host's line.
+// Each rank of a host sends its slice over the host's link.
 double cost_between_hosts(const Comm& comm, double bytes) {
   const double hosts = comm.cross_comm()->size();
   const LinkCosts& link = comm.costs().stream;
   return std::min(cost_pairwise(*comm.cross_comm(), bytes),
                   2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
 }
-// Twice through shared memory.
+// Through shared memory twice.
 double cost_hierarchical(const Comm& comm, double bytes) {
   return 2 * cost_direct(comm, bytes) + cost_between_hosts(comm, bytes);
 }
-// As measured. What does not commit has to meet first in a plan.
+// As measured. In a plan, an algorithm that does not defer writes needs a barrier first.
 template <OpKind kind>
 double cost_mpi(const Comm& comm, double bytes) {
   const LinkCosts& own = comm.costs().mpi[static_cast<std::size_t>(kind)];
   const double meeting = comm.planned() ? steps(comm) * comm.costs().stream.latency : 0;
   return meeting + own.latency + bytes * own.byte;
 }
-// Halvings and their way back, and the sums of dot products: one exchange more at every distance.
+// The halving exchanges, their reverse, and the sums of dot products: one further exchange at every
+// distance.
 double cost_halving(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().stream;
   const double exchanges = 2 * steps(comm) + steps(comm) * (steps(comm) + 1) / 2;
@@ -153,7 +154,7 @@ double cost_chain(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().stream;
   return (comm.size() - 1) * (link.latency + Comm::kChunkBytes * link.byte) + bytes * link.byte;
 }
-// All of it over the root's link.
+// All data crosses the root's link.
 double cost_linear(const Comm& comm, double bytes) {
   const LinkCosts& link = comm.costs().stream;
   return link.latency + (comm.size() - 2) * comm.costs().message + bytes * link.byte;
@@ -163,14 +164,14 @@ double cost_nccl(const Comm& comm, double bytes) {
   const LinkCosts& gpus = comm.costs().gpus;
   return gpus.latency + 2 * bytes * gpus.byte;
 }
-// Small data is read from every rank; of large data, each rank reads what the others have reduced.
+// Small data is read from every rank. Of large data, each rank reads what the others have reduced.
 double cost_ipc(const Comm& comm, double bytes) {
   const LinkCosts& peers = comm.costs().ipc;
   const double others = comm.size() - 1;
   return std::min(peers.latency + others * bytes * peers.byte,
                   2 * (peers.latency + others / comm.size() * bytes * peers.byte));
 }
-// Whole vectors, at every distance.
+// Whole vectors at every distance.
 double cost_gpu_adasum(const Comm& comm, const LinkCosts& link, double bytes) {
   return steps(comm) * (link.latency + bytes * link.byte);
 }
@@ -180,7 +181,7 @@ double cost_adasum_nccl(const Comm& comm, double bytes) {
 double cost_adasum_ipc(const Comm& comm, double bytes) {
   return cost_gpu_adasum(comm, comm.costs().ipc, bytes);
 }
-// To the host, through what the ranks have there, and back.
+// To the host, through the ranks' host algorithms, and back.
 double cost_staged(const Comm& comm, double bytes) {
   const LinkCosts& bus = comm.costs().bus;
   const double there =
@@ -188,12 +189,12 @@ double cost_staged(const Comm& comm, double bytes) {
   return 2 * (bus.latency + bytes * bus.byte) + there;
 }
 
-// Not measured. Between the two, as MPI does without the host's memory, or not, as it likes.
+// Not measured. Between the two, because MPI may or may not go through host memory.
 double cost_gpu_mpi(const Comm& comm, double bytes) {
   return (cost_nccl(comm, bytes) + cost_staged(comm, bytes)) / 2;
 }
 
-// Slices, to the host and back, and twice among the GPUs.
+// Slices to the host and back, and twice among the GPUs.
 double cost_gpu_hierarchical(const Comm& comm, double bytes) {
   const LinkCosts& bus = comm.costs().bus;
   const LinkCosts& devices = comm.gpu()->nccl_in_hosts() ? comm.costs().gpus : comm.costs().ipc;
@@ -416,7 +417,7 @@ constexpr auto kOnHost = std::to_array<Algorithm>({
      .run = scatter_linear},
 });
 
-// What every operation has, in the same way: rows without a kind.
+// Rows that every operation has in the same form: without a kind.
 constexpr OpKind kCollectives[] = {OpKind::kAllreduce, OpKind::kAllgather,     OpKind::kBroadcast,
                                    OpKind::kAlltoall,  OpKind::kReducescatter, OpKind::kBarrier,
                                    OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter};
@@ -441,7 +442,7 @@ constexpr Algorithm kGpuWays[] = {
      .run = gpu_copy,
      .defers_writes = true},
 };
-// Of collectives without a root.
+// Rows of collectives without a root.
 constexpr Algorithm kGpuOtherWays[] = {
     {.name = "ipc", .medium = "gpu", .can = by_ipc, .cost = cost_ipc, .run = gpu_ipc},
     {.name = "mpi", .medium = "gpu", .can = on_gpu_by_mpi, .cost = cost_gpu_mpi, .run = gpu_mpi},
@@ -467,7 +468,7 @@ constexpr auto kGpuAllreduces = std::to_array<Algorithm>({
      .run = gpu_hierarchical},
 });
 
-// Each way, for each kind.
+// Each medium, for each kind.
 template <std::size_t kKinds, std::size_t kWays>
 constexpr auto for_each_kind(const OpKind (&kinds)[kKinds], const Algorithm (&ways)[kWays]) {
   std::array<Algorithm, kKinds * kWays> rows{};

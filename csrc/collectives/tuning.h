@@ -1,5 +1,5 @@
-// The settings that the tuner changes while a job runs (controller/tuner.h). A batch has the same
-// ones on all ranks.
+// The settings that the tuner changes while a job runs (controller/tuner.h). They are equal on all
+// ranks for a batch.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,12 @@ struct Tuning {
   static constexpr std::int64_t kLeastChunk = 4 << 10;
   static constexpr std::int64_t kMostChunk = 256 << 10;
 
-  std::int64_t bucket_bytes = 8 << 20;    // the most that a plan's batch has
-  std::int64_t chunk_bytes = kMostChunk;  // of the chunks in which data travels; of whole lines
-  std::int64_t lanes = 1 << 10;           // connections to a rank that are used, if there are more
-  std::int64_t latency_percent = 100;     // of what was measured at the start between hosts: the
-                                          // more, the larger the calls that take the fewest steps
+  std::int64_t bucket_bytes = 8 << 20;  // upper limit for the batches of a plan
+  // size of the chunks in which data is sent; whole cache lines
+  std::int64_t chunk_bytes = kMostChunk;
+  std::int64_t lanes = 1 << 10;        // limit for the connections used to one rank
+  std::int64_t latency_percent = 100;  // of what was measured at the start between hosts: the
+                                       // more, the larger the calls that take the fewest steps
 
   bool operator==(const Tuning&) const = default;
 };

@@ -5,16 +5,16 @@
 namespace horoplug {
 namespace {
 
-// Slices begin at multiples of so many elements of their tensor.
+// Slices begin at multiples of this number of elements of their tensor.
 constexpr std::size_t kGrain = 16;
 
-// Where slice `slice` of a tensor begins.
+// The first element of slice `slice` of a tensor.
 std::size_t cut(std::size_t elements, std::size_t slice, std::size_t slices) {
   const std::size_t grains = (elements + kGrain - 1) / kGrain;
   return std::min(grains * slice / slices * kGrain, elements);
 }
 
-// What a vector is multiplied by; `square` is its dot product with itself.
+// The factor of a vector; `square` is its dot product with itself.
 double coefficient(double square, double product) {
   return square == 0 ? 1 : 1 - product / (2 * square);
 }
@@ -77,7 +77,7 @@ std::span<const AdasumSlices::TensorSlice> AdasumSlices::tensor_slices(SliceRang
   return std::span(tensor_slices_).subspan(begin, end - begin);
 }
 
-// Calls visit(place in the layout, place in the part, bytes), all in bytes.
+// Calls visit(position in the layout, position in the part, bytes), all in bytes.
 template <typename Visit>
 void AdasumSlices::visit(Part part, Visit&& visit) const {
   const std::size_t element = dtype_size(layout_.dtype());

@@ -1,6 +1,6 @@
-// Adasum in shared memory: every rank takes its slice of everybody's vector and combines them all
-// by itself. Only the dot products of the slices are exchanged in between, once for each level of
-// the tree, and the results at the end.
+// Adasum in shared memory: every rank takes its slice of all ranks' vectors and combines them by
+// itself. Ranks exchange only the dot products of the slices, once for each level of the tree, and
+// the results at the end.
 #include <cstring>
 
 #include "collectives/adasum/adasum.h"
@@ -9,7 +9,7 @@
 namespace horoplug {
 namespace {
 
-// Up to here every rank computes all slices: more arithmetic, but one meeting of the ranks only.
+// Up to this size every rank computes all slices: more arithmetic, but a single synchronisation.
 constexpr std::size_t kOneShotBytes = 16 * 1024;
 constexpr std::size_t kLine = 64;
 
@@ -19,16 +19,16 @@ Part slice_bytes(const AdasumSlices& slices, int slice, std::size_t element) {
   return {slices.place(slice) * element, slices.elements({slice, slice + 1}) * element};
 }
 
-// One level of the tree: which vectors there are and where the next ones go.
+// One level of the tree: its vectors and the destination of the results.
 struct Level {
   DType dtype;
   SliceRange range;
   std::vector<std::byte*> vectors;
-  std::byte* wide;     // where float32 goes that comes from 16-bit floats
-  std::size_t stride;  // from one vector there to the next
+  std::byte* wide;     // destination of 16-bit floats widened to float32
+  std::size_t stride;  // distance between vectors in it
 };
 
-// The dot products of all pairs, one pair after the other.
+// The dot products of all pairs, pair by pair.
 std::vector<DotProducts> dots_of_pairs(const AdasumSlices& slices, const Level& level) {
   std::vector<DotProducts> all;
   for (std::size_t i = 0; i < level.vectors.size(); i += 2) {
@@ -51,7 +51,7 @@ void combine_pairs(const AdasumSlices& slices, std::span<const DotProducts> dots
   level.dtype = adasum_dtype(level.dtype);
 }
 
-// Adds up the dot products of all ranks' slices, in the tree in which AdasumSlices::dots does.
+// Adds the dot products of all ranks' slices, in the same tree as AdasumSlices::dots.
 Task sum_dots(SharedGroup& group, std::vector<DotProducts>& dots) {
   constexpr std::size_t kAtOnce = Arena::kSlotBytes / sizeof(DotProducts);
   std::vector<DotProducts> parts(static_cast<std::size_t>(group.size()));
@@ -106,7 +106,7 @@ Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
   slices.unpack(whole, work);
 }
 
-// Puts this rank's slice of every rank's vector at `to`, `stride` bytes apart.
+// Copies this rank's slice of every rank's vector to `to`, `stride` bytes apart.
 Task collect(SharedGroup& group, const AdasumSlices& slices, std::size_t element, std::byte* to,
              std::size_t stride) {
   const auto ranks = static_cast<std::size_t>(group.size());
@@ -132,7 +132,7 @@ Task collect(SharedGroup& group, const AdasumSlices& slices, std::size_t element
   }
 }
 
-// Gives every rank's slice of the result to all.
+// Copies every rank's slice of the result to all ranks.
 Task spread(SharedGroup& group, const AdasumSlices& slices, std::size_t element,
             const std::byte* from) {
   const Part mine = slice_bytes(slices, group.rank(), element);

@@ -1,5 +1,5 @@
-// Adasum over streams for small batches: log2(p) exchanges of the whole vector, each combined by
-// both ranks alike.
+// Adasum over streams for small batches: log2(p) exchanges of the whole vector, which both ranks
+// combine identically.
 #include "collectives/adasum/adasum.h"
 #include "collectives/collective.h"
 #include "collectives/stream/exchange.h"
@@ -22,7 +22,7 @@ Task allreduce_adasum_doubling(Comm& comm, Call& call) {
     const int peer = comm.rank() ^ distance;
     send_all(comm, peer, current, elements * dtype_size(dtype));
     co_await receive_all(comm, peer, theirs, elements * dtype_size(dtype));
-    co_await comm.flushed();  // the result may replace what was sent
+    co_await comm.flushed();  // the result may replace data that was being sent
     const bool upper = (comm.rank() & distance) != 0;
     const std::byte* const a = upper ? theirs : current;
     const std::byte* const b = upper ? current : theirs;

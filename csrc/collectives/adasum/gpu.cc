@@ -1,10 +1,9 @@
-// Adasum of tensors on GPUs by recursive doubling (the arithmetic: adasum.h). At distance d a rank
-// exchanges whole vectors with rank ^ d, each of which stands for d ranks, and both compute the
-// same combination of the two. Vectors and dot products stay on the GPU.
+// Adasum of GPU tensors by recursive doubling; for the arithmetic, see adasum.h. At distance d a
+// rank exchanges whole vectors with rank ^ d. Each vector represents d ranks, and both ranks
+// compute the same combination. Vectors and dot products stay on the GPU.
 //
-// A kernel adds up a tensor's dot products in an order of its own, which depends on nothing but the
-// tensor: all ranks have the same bits, alone and fused, by NCCL and by CUDA IPC, though not those
-// of the CPU.
+// A kernel adds a tensor's dot products in an order that depends only on the tensor: all ranks get
+// the same bits, alone and fused, over NCCL and CUDA IPC. They may differ from the CPU's.
 #include <vector>
 
 #include "collectives/adasum/adasum.h"
@@ -18,7 +17,7 @@ namespace {
 using cuda::Dots;
 using cuda::Transfer;
 
-// The same number of bytes to and from the peer, on the GPU.
+// Exchanges the same number of bytes with the peer, on the GPU.
 struct Swap {
   int peer;
   std::uint64_t from, to;
@@ -35,7 +34,7 @@ Task by_nccl(Comm& comm, Swap swap) {
   co_await Settled(comm, nccl);
 }
 
-// In rounds of as much as a half holds.
+// In rounds limited by the size of a half.
 Task by_ipc(Comm& comm, Swap swap) {
   cuda::Workspace& workspace = comm.gpu()->workspace();
   cuda::IpcPeers& peers = *comm.gpu()->ipc();
@@ -50,8 +49,8 @@ Task by_ipc(Comm& comm, Swap swap) {
   co_return;
 }
 
-// The tensors that are not empty, as they lie in the vectors: from one of elements of `from` to one
-// of elements of `to` at this address.
+// The non-empty tensors at their positions in the vectors: from elements of type `from` to elements
+// of type `to` at this address.
 std::vector<Transfer> tensors_of(const GpuBuffer& buffer, DType dtype, DType from, DType to,
                                  std::uint64_t address) {
   std::vector<Transfer> tensors;
@@ -72,7 +71,7 @@ Task adasum(Comm& comm, Call& call, Exchange exchange) {
   if (buffer.bytes() == 0) co_return;
   buffer.pack();
 
-  // What comes from the peer, what is combined, and their dot products.
+  // The vector received from the peer, the combined vector, and their dot products.
   const DType wide = adasum_dtype(call.dtype);
   const std::size_t vector = (buffer.elements() * dtype_size(wide) + 15) / 16 * 16;
   const std::uint64_t theirs = workspace.on_device(
@@ -84,7 +83,7 @@ Task adasum(Comm& comm, Call& call, Exchange exchange) {
   for (int distance = 1; distance < comm.size(); distance *= 2) {
     const int peer = comm.rank() ^ distance;
     co_await exchange(comm, Swap{peer, ours, theirs, buffer.elements() * dtype_size(dtype)});
-    // The peer has them the other way round, which changes no bit.
+    // The peer has the operands in reverse order, which changes no bit.
     const std::vector<Transfer> tensors = tensors_of(buffer, call.dtype, dtype, wide, combined);
     launcher.dots(dtype, ours, theirs, tensors, dots);
     launcher.blend(dtype, ours, theirs, tensors, dots);

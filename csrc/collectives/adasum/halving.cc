@@ -1,10 +1,11 @@
-// Adasum over streams by vector halving and distance doubling: at distance d the ranks r and r ^ d,
-// which stand for d ranks each, share out what they have left. Each sends one half of its vector,
-// receives the other half of its partner's, and combines that. The dot products of whole tensors
-// are what the 2d ranks that have them in parts add up. At the end every rank has its share of the
-// result, and the shares are gathered on the way back.
+// Adasum over streams by vector halving and distance doubling. At distance d the ranks r and r ^ d,
+// which represent d ranks each, divide their current range. Each rank sends one half of its vector,
+// receives the other half of its partner's, and combines it. The dot products of whole tensors are
+// sums over the 2d ranks that hold their parts. At the end every rank has its share of the result,
+// and the shares are gathered on the way back.
 //
-// As much data travels as in a ring, in log2(p) exchanges instead of p - 1, and the dot products.
+// The data volume equals that of a ring, in log2(p) exchanges instead of p - 1, plus the dot
+// products.
 #include "collectives/adasum/adasum.h"
 #include "collectives/collective.h"
 #include "collectives/stream/exchange.h"
@@ -12,9 +13,9 @@
 namespace horoplug {
 namespace {
 
-// Adds up the dot products of the ranks that differ from this one in the bits from `distance` down.
-// First come the two that have the halves of what was one part before the last halving: this is the
-// tree in which AdasumSlices::dots adds slices, and all of these ranks get the same bits.
+// Adds the dot products of the ranks that differ from this one in the bits from `distance` down.
+// The first exchange is between the two ranks whose halves were one part before the last halving:
+// this is the same tree as in AdasumSlices::dots, and all of these ranks get the same bits.
 Task sum_dots(Comm& comm, int distance, std::vector<DotProducts>& dots) {
   const std::size_t bytes = dots.size() * sizeof(DotProducts);
   std::vector<DotProducts> theirs(dots.size());
@@ -36,7 +37,8 @@ Task allreduce_adasum_halving(Comm& comm, Call& call) {
   const std::size_t wide = dtype_size(adasum_dtype(call.dtype));
   const bool widens = adasum_dtype(call.dtype) != call.dtype;
 
-  // Inputs and results are in `whole`; intermediate results, too, or in `apart` if they are wider.
+  // Inputs and results are in `whole`. Intermediate results are there, too, or in `apart` if they
+  // are wider.
   const std::size_t half = std::max(slices.elements(slices.all().lower_half()),
                                     slices.elements(slices.all().upper_half()));
   std::byte* whole = layout.contiguous_output();
@@ -53,7 +55,7 @@ Task allreduce_adasum_halving(Comm& comm, Call& call) {
   std::byte* mine = whole;
   DType dtype = call.dtype;
   SliceRange own = slices.all();
-  std::vector<SliceRange> larger;  // what `own` was at each distance
+  std::vector<SliceRange> larger;  // the range of `own` before each halving
   for (int distance = 1; distance < comm.size(); distance *= 2) {
     const int peer = comm.rank() ^ distance;
     const bool upper = (comm.rank() & distance) != 0;

@@ -1,7 +1,7 @@
-// What is under way on a rank's GPU when the job has failed may wait for ranks that never come,
-// and whoever gives something back there may wait for all that is under way, of whatever process
-// set: NCCL's communicators free memory, and memory of other ranks is closed. So first everything
-// is told to go on, and when that has been done, what there was is given back.
+// After a failure, work on a rank's GPU may wait for ranks that never come. Releasing a resource on
+// the GPU may wait for all work on it, of any process set: NCCL's communicators free memory, and
+// memory of other ranks is closed. Therefore all work is first told to end, and resources are
+// released afterwards.
 #include <chrono>
 #include <future>
 #include <memory>
@@ -18,24 +18,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long the GPU may take to go through what a failure has left in its streams.
+// Limit for the time that the GPU needs to pass the work that a failure has left in its streams.
 constexpr auto kLastWork = std::chrono::seconds(2);
 
 bool passed(const cuda::EventPtr& event) {
   try {
     return event->done();
   } catch (const Error&) {
-    return true;  // the GPU has failed, and is at nothing any more
+    return true;  // the GPU has failed and runs nothing any more
   }
 }
 
-// NCCL tells a communicator's operations at once to end, and then waits for the GPU, which may be
-// at those of others: so each has a thread of its own. (A group of aborts would do, but only since
-// NCCL 2.22.) One that does not come back is left behind.
+// ncclCommAbort ends a communicator's operations at once and then waits for the GPU, which may be
+// running operations of other communicators. Each abort therefore runs in a thread of its own. (A
+// group of aborts would do, but only since NCCL 2.22.) A call that does not return is left behind.
 std::future<void> abort_nccl(std::unique_ptr<cuda::NcclCommunicator> communicator) {
   std::packaged_task<void()> task([owned = std::shared_ptr(std::move(communicator))]() mutable {
     owned->abort();
-    owned.reset();  // before anybody hears that it is done
+    owned.reset();  // before other threads learn that the abort is done
   });
   std::future<void> done = task.get_future();
   std::thread(std::move(task)).detach();
@@ -44,7 +44,7 @@ std::future<void> abort_nccl(std::unique_ptr<cuda::NcclCommunicator> communicato
 
 }  // namespace
 
-// With that of the ranks of this host.
+// Includes the communicator of this host's ranks.
 void GpuGroup::add_to(std::vector<GpuGroup*>& all) {
   all.push_back(this);
   if (host_) host_->add_to(all);
@@ -61,7 +61,7 @@ void GpuGroup::abort(std::span<GpuGroup* const> groups) {
     try {
       ends.push_back(group->workspace_.mark());
     } catch (const Error&) {
-      // Nothing is under way on a GPU that has failed.
+      // Nothing runs on a GPU that has failed.
     }
   }
   const auto until = Clock::now() + kLastWork;
@@ -86,7 +86,7 @@ void GpuGroup::abort(std::span<GpuGroup* const> groups) {
     if (ended) {
       group->ipc_->close();
     } else {
-      static_cast<void>(group->ipc_.release());  // giving it back would wait for the rest
+      static_cast<void>(group->ipc_.release());  // releasing it would wait for the rest
     }
   }
 }

@@ -1,5 +1,4 @@
-// Every operation of tensors on GPUs on a process set of one rank: the input, scaled, is the
-// result.
+// Every operation on GPU tensors in a process set of one rank: the result is the scaled input.
 #include <vector>
 
 #include "collectives/gpu/gpu_group.h"
@@ -18,7 +17,7 @@ Task gpu_copy(Comm& comm, Call& call) {
   if (call.kind == OpKind::kBroadcast) {
     pass_on_gpu(workspace, call);
   } else if (call.output == nullptr) {
-    // Where nothing is packed, the input itself is what is finished.
+    // Without packing, the input itself is finished.
     buffer.pack();
     if (buffer.from() != buffer.to()) {
       workspace.copy(buffer.to(), buffer.from(), buffer.bytes());

@@ -13,10 +13,11 @@
 namespace horoplug {
 namespace {
 
-// From this version on NCCL lets ranks share a GPU, if it is told to.
+// From this version on NCCL lets ranks share a GPU, if that is enabled.
 constexpr int kNcclSharesDevices = 23000;
 
-// A GPU's context is current in every call of MPI, which copies from there and to it in any one.
+// Makes a GPU's context current during every MPI call, because MPI copies from and to the GPU in
+// any of them.
 class OnDevice final : public Mpi::Setting {
  public:
   explicit OnDevice(std::shared_ptr<cuda::Device> device) : device_(std::move(device)) {}
@@ -33,7 +34,7 @@ class OnDevice final : public Mpi::Setting {
   const std::shared_ptr<cuda::Device> device_;
 };
 
-// So many are looked through at once, when nobody watches for long.
+// The number of finished operations that are checked at once if there was no poll for long.
 constexpr std::size_t kManyUnderWay = 64;
 
 }  // namespace
@@ -68,7 +69,7 @@ Task GpuGroup::agree(Comm& comm, const char* wanted) {
     if (hierarchical && !in_hosts_ && comm.host_memory() == nullptr) {
       explain(comm.rank() == 0, "GPU tensors are not reduced in each host first: " + no_hosts_);
     }
-    // Who asks for that does not want NCCL's network.
+    // A forced algorithm other than NCCL does not want NCCL's network.
     if (!in_hosts_ && ranks_ != Ranks::kOfHostWithoutNccl) co_await connect_nccl(comm, all);
     settle_mpi(comm, all, wants == "mpi");
     std::string problem;
@@ -114,7 +115,7 @@ void GpuGroup::explain(bool aloud, const std::string& text) const {
                  (of_host ? "among the ranks of this host, counted from 0: " : "") + text);
 }
 
-// What keeps the ranks from using NCCL together, in one line, or nothing.
+// Returns one line that says why the ranks cannot use NCCL together, or an empty string.
 std::string GpuGroup::nccl_obstacle(const std::vector<Capabilities>& all) const {
   std::map<int, std::vector<int>> versions;
   std::map<std::string, std::vector<int>> devices;
@@ -171,7 +172,7 @@ Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Capabilities>& all) {
   explain(comm.rank() == 0, "GPU tensors are not moved by NCCL: " + problem);
 }
 
-// As much as all ranks' MPI can.
+// The minimum of what all ranks' MPI supports.
 void GpuGroup::settle_mpi(Comm& comm, const std::vector<Capabilities>& all, bool wanted) {
   if (comm.mpi() == nullptr) return;
   mpi_ = Mpi::OnGpu::kAll;
@@ -207,7 +208,7 @@ double GpuGroup::standstill(double now) {
   if (under_way_.empty()) return 0;
   check();
   Work& first = under_way_.front();
-  // What the framework's streams have to do before may take any time.
+  // Work that the framework's streams do first may take any time.
   if (first.seen < 0 && first.begun->done()) first.seen = now;
   return first.seen < 0 ? 0 : now - first.seen;
 }

@@ -1,4 +1,5 @@
-// The GPUs of a process set's ranks: what they can do together, and what is under way on this one.
+// The GPUs of a process set's ranks: their common capabilities, and the work in progress on this
+// rank's GPU.
 #pragma once
 
 #include <deque>
@@ -19,97 +20,99 @@ namespace horoplug {
 class GpuGroup {
  public:
   enum class Ranks { kOfSet, kOfHost, kOfHostWithoutNccl };
-  // `ranks`: those of one host, of a set that has more; NCCL is of no use there if all have it.
+  // `ranks`: kOfHost for the ranks of one host within a larger set. NCCL is not used there if the
+  // whole set uses it.
   explicit GpuGroup(std::shared_ptr<cuda::Device> device, Ranks ranks = Ranks::kOfSet)
       : device_(std::move(device)), ranks_(ranks), workspace_(device_) {}
 
-  // On this rank's GPU.
+  // Working memory and streams on this rank's GPU.
   cuda::Workspace& workspace() { return workspace_; }
 
-  // Collective, in the first batch of tensors on GPUs: ranks tell each other what they have, so
-  // that all of them choose the same algorithms. `wanted`: the one that the user has forced, or
+  // Collective, in the first batch of GPU tensors: ranks exchange their capabilities, so that all
+  // of them choose the same algorithms. `wanted`: the algorithm that the user has forced, or
   // nullptr.
   Task agree(Comm& comm, const char* wanted);
   bool agreed() const { return agreed_; }
-  // After that: the ranks' communicator, or nullptr on all of them.
+  // Valid afterwards: the ranks' communicator, or nullptr on all of them.
   cuda::NcclCommunicator* nccl() const { return nccl_.get(); }
-  // Whether NCCL can reduce this on every rank.
+  // Whether NCCL can run this reduction on every rank.
   bool nccl_reduces(ReduceOp op, DType dtype) const {
     return cuda::nccl_type(dtype, least_nccl_version_, least_compute_capability_) &&
            cuda::nccl_op(op, dtype);
   }
-  // Likewise: the ranks' buffers, if they reach each other's GPUs by CUDA IPC.
+  // Likewise: the ranks' buffers, if they access each other's GPUs by CUDA IPC.
   cuda::IpcPeers* ipc() const { return ipc_.get(); }
-  // Likewise: what MPI, if the set has one, does with the GPUs' memory on all ranks.
+  // Likewise: which collectives of the set's MPI accept GPU memory on all ranks.
   Mpi::OnGpu mpi() const { return mpi_; }
 
-  // Likewise, when it may matter, as it takes an exchange: makes a group for the ranks of each
-  // host, if hosts have several and equally many (Comm::local_comm).
+  // Likewise, and only when it may matter, because it takes an exchange: creates a group for the
+  // ranks of each host, if all hosts have the same number of ranks, more than one
+  // (Comm::local_comm).
   Task agree_in_hosts(Comm& comm);
   bool agreed_in_hosts() const { return agreed_in_hosts_; }
-  // After that: whether GPUs of a host can work together on every host, without NCCL if it does
-  // not reduce what there is to reduce.
+  // Valid afterwards: whether the GPUs of every host can reduce among themselves, without NCCL if
+  // NCCL does not support the reduction.
   bool works_in_hosts(bool nccl_reduces) const { return nccl_reduces ? in_hosts_ : ipc_in_hosts_; }
   bool nccl_in_hosts() const { return nccl_in_hosts_; }
 
-  // Whether it is the first time that the set does this here; then it may take kernels or memory
-  // that are not there yet.
+  // Whether the set runs this kind of batch for the first time on this rank. It may then need
+  // kernels or memory that do not exist yet.
   bool is_first(std::uint64_t kind) { return kinds_.insert(kind).second; }
 
-  // ---- what is under way on the GPU, for who watches over it
+  // ---- work in progress on the GPU, for the watchdog
 
-  // Throws what has gone wrong with NCCL.
+  // Throws an error that NCCL has reported.
   void check();
 
-  // All that a batch does there lies between these two. `what`: for messages.
+  // Encloses all work of a batch on the GPU. `what`: for messages.
   void track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended);
-  // Forgets what has ended. For how many seconds it has been seen that what comes next has begun,
-  // and has not ended; 0: it has not begun, or there is nothing. Throws the GPU's own failure.
+  // Removes finished work. Returns the seconds for which the oldest unfinished work is known to
+  // have been running; 0 if it has not begun, or there is none. Throws the GPU's own failure.
   // `now`: seconds.
   double standstill(double now);
-  // What that is.
+  // Describes that work.
   const std::string& next() const { return under_way_.front().what; }
-  // This process has stood still itself.
+  // Resets the times after this process itself was suspended.
   void excuse(double seconds);
-  // Whether there may be anything.
+  // Whether there may be unfinished work.
   bool busy() const { return !under_way_.empty(); }
-  // Whether the framework's streams have something to do before it can begin, which may take any
+  // Whether the oldest work still waits for work in the framework's streams, which may take any
   // time.
   bool has_not_begun() const { return busy() && !under_way_.front().begun->done(); }
-  // "allreduce 'a' and 2 others": what may not have ended; empty: nothing.
+  // "allreduce 'a' and 2 others": operations that may be unfinished; empty if there are none.
   std::string unfinished() const;
-  // The host's working memory is free to be written again, once the GPU has come to that.
+  // Host working memory may be written again once the GPU has reached this point.
   void keep_host_memory(cuda::EventPtr until) { host_memory_free_ = std::move(until); }
   Task host_memory_free();
-  // Whether other ranks do not use anything of this one any more. All of them have to ask, when
-  // everything has been put into their streams; again and again.
+  // Whether other ranks no longer use resources of this one. All ranks must poll this after all
+  // work has been enqueued.
   bool over();
-  // Gives back what concerns other ranks, when nothing is under way on any of them.
+  // Releases resources shared with other ranks, when no rank has unfinished work.
   void close();
-  // Ends what is under way for all process sets of a rank, as nobody will come to it any more:
-  // results are undefined. Does not take long, whatever else the GPU is at (gpu_abort.cc).
+  // Ends the work of all process sets of a rank, because other ranks will not take part in it:
+  // results are undefined. Takes a short time, whatever the GPU does (abort.cc).
   static void abort(std::span<GpuGroup* const> groups);
 
  private:
   struct Work {
     std::string what;
     cuda::EventPtr begun, ended;
-    double seen = -1;  // when it had begun
+    double seen = -1;  // time at which it was first seen running
   };
 
-  // What ranks tell each other.
+  // The capabilities that ranks exchange.
   struct Capabilities {
     CUuuid device;
     int compute_capability;    // 90 is 9.0
     int nccl_version;          // 0: none
-    int nccl_shares_a_device;  // among several ranks
+    int nccl_shares_a_device;  // several ranks may share a GPU
     Mpi::OnGpu mpi;
   };
   Capabilities capabilities(const Comm& comm) const;
   std::string nccl_obstacle(const std::vector<Capabilities>& all) const;
   Task connect_nccl(Comm& comm, const std::vector<Capabilities>& all);
   void settle_mpi(Comm& comm, const std::vector<Capabilities>& all, bool wanted);
-  // What a way cannot be used for, aloud or in passing.
+  // Logs why a method cannot be used, as a warning or as information.
   void explain(bool aloud, const std::string& text) const;
   void forget_ended();
   void add_to(std::vector<GpuGroup*>& all);
@@ -120,18 +123,18 @@ class GpuGroup {
   std::unique_ptr<cuda::NcclCommunicator> nccl_;
   std::unique_ptr<cuda::IpcPeers> ipc_;
   Mpi::OnGpu mpi_ = Mpi::OnGpu::kNothing;
-  int least_nccl_version_ = 0, least_compute_capability_ = 0;  // of all ranks
+  int least_nccl_version_ = 0, least_compute_capability_ = 0;  // minimum over all ranks
   std::shared_ptr<GpuGroup>
-      host_;  // of this rank's host's ranks, which have it in Comm::local_comm()
+      host_;  // of the ranks of this host, which hold it in Comm::local_comm()
   bool agreed_ = false, agreed_in_hosts_ = false;
-  std::string no_hosts_;  // why GPUs of a host do not work together by themselves
+  std::string no_hosts_;  // why the GPUs of a host do not work together without other hosts
   bool in_hosts_ = false, nccl_in_hosts_ = false, ipc_in_hosts_ = false;
   std::set<std::uint64_t> kinds_;
   std::deque<Work> under_way_;
   cuda::EventPtr host_memory_free_;
 };
 
-// Waits until the GPU has come to an event. Nobody says when it does.
+// Waits until the GPU has reached an event. There is no notification.
 class Passed final : public Waitable {
  public:
   explicit Passed(cuda::EventPtr event) : event_(std::move(event)) {}
@@ -143,7 +146,7 @@ class Passed final : public Waitable {
   const cuda::EventPtr event_;
 };
 
-// The same, where the GPU waits for those of other ranks before.
+// The same, if the GPU waits for other ranks' GPUs first.
 class PassedByAll final : public Waitable {
  public:
   PassedByAll(const Comm& comm, cuda::EventPtr event) : comm_(comm), event_(std::move(event)) {}
@@ -159,9 +162,9 @@ class PassedByAll final : public Waitable {
   const cuda::EventPtr event_;
 };
 
-// Waits until the GPU has done all that sets have put into their streams. The driver may do so,
-// too, where something is done on a GPU for the first time, but it does not see that a rank is
-// gone which the GPU waits for.
+// Waits until the GPU has finished all work of the process sets. The driver may wait for that as
+// well when something is done on a GPU for the first time, but the driver does not notice that a
+// rank has died for which the GPU waits.
 class Idle final : public Waitable {
  public:
   Idle(const Comm& comm, cuda::Device& device) : comm_(comm), device_(device) {}
@@ -177,7 +180,7 @@ class Idle final : public Waitable {
   cuda::Device& device_;
 };
 
-// Waits until a communicator can be called again.
+// Waits until the communicator accepts the next call.
 class Settled final : public Waitable {
  public:
   Settled(const Comm& comm, cuda::NcclCommunicator& nccl) : comm_(comm), nccl_(nccl) {}

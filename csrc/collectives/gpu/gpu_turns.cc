@@ -15,7 +15,7 @@ class GpuTurn::First final : public Waitable {
   void blame(std::vector<int>& ranks) const override { first().second.comm->everyone_else(ranks); }
 
  private:
-  // Of equal numbers, that of the lower set.
+  // Ties go to the lower process-set id.
   const std::pair<const std::uint32_t, GpuTurns::Turn>& first() const {
     const auto& places = turn_.turns_.waiting_;
     return *std::min_element(places.begin(), places.end(), [](const auto& a, const auto& b) {
@@ -27,7 +27,7 @@ class GpuTurn::First final : public Waitable {
 };
 
 Task GpuTurn::come(Comm& comm) {
-  // One that may still be withdrawn is nothing to wait for.
+  // A batch that may still be withdrawn is not waited for.
   if (comm.planned()) co_await barrier(comm);
   comm.commit();
   std::uint64_t& number = (turns_.waiting_[set_] = {++turns_.highest_, &comm}).number;

@@ -1,17 +1,17 @@
-// The order in which batches of several process sets come to the ranks' GPUs.
+// The order in which batches of several process sets are enqueued on the ranks' GPUs.
 //
-// What is on a GPU waits for other ranks' GPUs, and CUDA's driver may keep a rank's host until
-// all of it is done: when it loads a kernel or finds memory, for example, or when a queue of its
-// own is full. If one rank's GPU had set A's batch before set B's, and another one's had B's
-// before A's, both hosts could be kept from ever bringing the other batch. (NCCL wants
-// communicators to be used in the same order everywhere, too.) So all ranks bring batches to their
-// GPUs in one order, and begin when it is the batch's turn on all ranks of its set. Wherever a
-// host is kept then, it is by what came before, which waits for nobody that comes later.
+// Work on a GPU waits for other ranks' GPUs, and CUDA's driver may block a rank's host thread until
+// all of it is done: for example when it loads a kernel, allocates memory, or has a full queue. If
+// one rank's GPU had set A's batch before set B's, and another rank's the reverse, both hosts could
+// be blocked from ever enqueuing the other batch. (NCCL also requires that communicators are used
+// in the same order on all ranks.) Therefore all ranks enqueue batches in one order, and a batch
+// begins when it is its turn on all ranks of its set. A blocked host then waits only for earlier
+// batches, which wait for no later one.
 //
-// Sets know nothing of each other, and any ranks may be in any of them. The order is that of
-// numbers: for each batch every rank of its set proposes one that is higher than all it has seen,
-// and the highest of them is the batch's (Skeen's algorithm: one exchange among the set's ranks).
-// On a rank it is a batch's turn when no other one there has a lower number, or may get one.
+// Sets are independent of each other, and any ranks may be members of them. The order follows from
+// numbers: for each batch, every rank of its set proposes a number higher than all it has seen, and
+// the maximum becomes the batch's number (Skeen's algorithm: one exchange among the set's ranks).
+// On a rank it is a batch's turn when no other batch has, or can still get, a lower number.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,19 @@
 
 namespace horoplug {
 
-// Of one rank. For whoever drives the engine.
+// The state of one rank. Used by the thread that runs the progress loop.
 class GpuTurns {
  private:
   friend class GpuTurn;
   struct Turn {
-    std::uint64_t number = 0;  // or what was proposed, which is not higher
+    std::uint64_t number = 0;  // or the proposed number, which is not higher
     const Comm* comm = nullptr;
   };
   std::uint64_t highest_ = 0;
-  std::map<std::uint32_t, Turn> waiting_;  // by set, which has one batch at a time
+  std::map<std::uint32_t, Turn> waiting_;  // by set; a set has one batch at a time
 };
 
-// Of one batch of a set; it is over when this ends.
+// The turn of one batch of a set. It ends with the destruction of this object.
 class GpuTurn {
  public:
   GpuTurn(GpuTurns& turns, std::uint32_t set) : turns_(turns), set_(set) {}

@@ -1,12 +1,13 @@
-// Allreduce of tensors on GPUs over several hosts with the same number of ranks each, without NCCL
-// between them: the GPUs of a host reduce, each rank its slice, by NCCL or CUDA IPC; every slice
-// goes through pinned memory, in chunks, and is reduced between the hosts by the ranks that have
-// it, side by side, with the algorithms for tensors on the CPU; and the GPUs of a host share the
-// slices. So a host's line carries the data once, and each GPU's bus a slice of it.
+// Allreduce of GPU tensors over several hosts with the same number of ranks each, without NCCL
+// between hosts. The GPUs of a host reduce by NCCL or CUDA IPC, each rank one slice. Every slice
+// passes through pinned memory in chunks, and the ranks that hold it reduce it between the hosts,
+// all slices concurrently, with the algorithms for CPU tensors. Finally the GPUs of a host share
+// the slices. A host's link carries the data once, and each GPU's bus carries one slice.
 //
-// A buffer goes in windows, of as much as fits into all slices, which are equally long: the end of
-// the last one is filled up. While the CPU has a window, the GPUs reduce the next one, and it
-// comes to the host. A window's outputs are written in the last step only, from working memory.
+// A buffer is processed in windows, each as large as all slices together. Slices have equal
+// lengths, so the end of the last one is padded. While the CPU works on a window, the GPUs reduce
+// the next one and copy it to the host. A window's outputs are written in the last step only, from
+// working memory.
 #include <array>
 #include <bit>
 #include <optional>
@@ -27,13 +28,13 @@ constexpr std::size_t kSlice = 4 * kStagedChunk;
 
 std::byte* pointer(std::uint64_t address) { return std::bit_cast<std::byte*>(address); }
 
-// Where a window's slice of this rank is worked on. There are two, used in turn.
+// The working memory of this rank's slice of a window. There are two, used alternately.
 struct SliceMemory {
   std::uint64_t on_device = 0;
   std::byte* on_host = nullptr;
 };
 
-// A part of the buffer that the tensors would make.
+// A part of the buffer that the tensors form.
 struct Window {
   Window(const Call& call, const Part& part, std::size_t ranks)
       : layout(call.dtype, call.layout->prescale(), call.layout->stored()) {
@@ -62,8 +63,8 @@ struct Window {
   std::vector<cuda::EventPtr> fetched;  // by chunk
 };
 
-// What all steps work with. All work is in the stream of the host's ranks, and all memory is the
-// set's, as that stream's own is used by what these ranks do together.
+// The state that all steps share. All work is in the stream of the host's ranks. All memory is the
+// set's, because that stream's own memory is used by the collectives among these ranks.
 struct HierarchicalContext {
   HierarchicalContext(Comm& of, const Call& its)
       : comm(of),
@@ -73,7 +74,7 @@ struct HierarchicalContext {
         memory(of.gpu()->workspace()),
         ranks(static_cast<std::size_t>(host.size())) {}
 
-  // By whatever way is best for the ranks of the host.
+  // By the cheapest algorithm among the ranks of the host.
   Task run_in_host(Call part) const {
     part.receive_bytes = sizes;
     co_await choose_algorithm(host, part, nullptr).run(host, part);
@@ -86,7 +87,7 @@ struct HierarchicalContext {
   cuda::Workspace& memory;
   const std::size_t ranks;
   std::vector<std::size_t> sizes;
-  std::uint64_t whole = 0;  // room for a window on the GPU
+  std::uint64_t whole = 0;  // memory for a window on the GPU
 };
 
 Task reduce_in_host(HierarchicalContext& t, Window& window, const SliceMemory& at) {
@@ -118,7 +119,7 @@ Task reduce_between_hosts(const HierarchicalContext& t, const Window& window,
   t.workspace.order(t.workspace.back(), t.workspace.stream());
 }
 
-// The CPU has finished the values already.
+// The CPU has already finished the values.
 Task share_in_host(HierarchicalContext& t, const Window& window, const SliceMemory& at) {
   Call part = t.call;
   part.kind = OpKind::kAllgather;
@@ -144,7 +145,7 @@ Task gpu_hierarchical(Comm& comm, Call& call) {
   const Part all{0, bytes_on_gpu(*call.layout)};
   const std::size_t most = kSlice * t.ranks;
   const std::size_t count = chunk_count(all.bytes, most);
-  // Filling up may take what is aligned once more.
+  // Padding may take one more alignment unit.
   const std::size_t room = aligned_on_gpu(std::min(most, all.bytes) / t.ranks) + 2 * kGpuAlignment;
   co_await gpu.host_memory_free();
   t.whole = t.memory.on_device(Purpose::kInput, t.ranks * room);

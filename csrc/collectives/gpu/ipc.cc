@@ -1,15 +1,16 @@
-// Tensors on the GPUs of one host by CUDA IPC: kernels of each rank read what the others have in
-// their fusion buffers.
+// GPU tensors of the ranks of one host by CUDA IPC: each rank's kernels read the other ranks'
+// fusion buffers.
 //
-// A batch goes in rounds (see IpcPeers), of as much as a half holds. In each one a rank packs its
-// part into its own half, its stream meets the others', and it takes what it needs from theirs. An
-// allreduce of little data is one step: every rank reduces all of it, straight to its outputs. Of
-// more, each rank reduces a slice, into its own half, where nobody else reads or writes that slice;
-// the streams meet again, and every rank collects all slices. Reductions go through the ranks in
-// their order, and so all have the same bits, also those that the CPU's algorithms yield.
+// A batch is processed in rounds (see IpcPeers), each limited by the size of a half. In a round a
+// rank packs its part into its own half, its stream synchronises with the other ranks' streams, and
+// it reads what it needs from their halves. An allreduce of little data takes one step: every rank
+// reduces all of it, directly into its outputs. For more data, each rank reduces a slice into its
+// own half, where no other rank accesses that slice; the streams synchronise again, and every rank
+// collects all slices. Reductions combine operands in rank order, so all ranks get the same bits,
+// which are also those of the CPU's algorithms.
 //
-// All of it is put into the stream at once, and nothing can be taken back: in a plan, ranks meet
-// first (Algorithm::defers_writes), and rounds are counted alike on all of them.
+// All work is enqueued at once and cannot be withdrawn: in a plan, ranks run a barrier first
+// (Algorithm::defers_writes), and all ranks count rounds identically.
 #include <algorithm>
 #include <vector>
 
@@ -26,7 +27,7 @@ namespace {
 using cuda::Transfer;
 using Transfers = std::vector<Transfer>;
 
-// What all of them work with.
+// The state that all steps share.
 struct IpcContext {
   IpcContext(Comm& of, const Call& its)
       : comm(of),
@@ -42,7 +43,7 @@ struct IpcContext {
   void move(const Transfers& transfers) const {
     workspace.launcher().move(call.dtype, call.dtype, {}, transfers);
   }
-  // From the layout's tensors, and to them.
+  // Copies from and to the layout's tensors.
   void pack(const Transfers& inputs) const {
     const Layout& layout = *call.layout;
     workspace.launcher().move(layout.stored(), call.dtype, {.multiply = layout.prescale()}, inputs);
@@ -50,7 +51,7 @@ struct IpcContext {
   void unpack(const Transfers& outputs) const {
     workspace.launcher().move(call.dtype, call.layout->stored(), {}, outputs);
   }
-  // Reduces what all ranks have at the transfers' places, each of them `at` bytes into its half.
+  // Reduces the data of all ranks at the transfers' positions, `at` bytes into each half.
   void reduce(std::size_t at, const Transfers& transfers) const {
     std::vector<std::uint64_t> sources;
     for (int r = 0; r < size; ++r) sources.push_back(peers.half(r) + at);
@@ -69,10 +70,10 @@ struct IpcContext {
   const std::size_t element, segment;
 };
 
-// Of the buffer that the tensors would make, up to where another one would begin.
+// A part of the buffer that the tensors form, without the padding before the next tensor.
 Part all_of(const Call& call) { return {0, aligned_on_gpu(bytes_on_gpu(*call.layout))}; }
 
-// Appends what packs a part of the buffer.
+// Appends the transfers that pack a part of the buffer.
 void add_inputs(const IpcContext& t, const Part& part, std::uint64_t to, Transfers& inputs) {
   for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
     const std::uint64_t count = run.bytes / t.element;
@@ -90,7 +91,7 @@ void pack(const IpcContext& t, const Part& part) {
   t.pack(inputs);
 }
 
-// What brings a part of the buffer to the outputs, from `from`.
+// Transfers that copy a part of the buffer from `from` to the outputs.
 Transfers outputs_of(const IpcContext& t, const Part& part, std::uint64_t from) {
   Transfers outputs;
   for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
@@ -100,7 +101,7 @@ Transfers outputs_of(const IpcContext& t, const Part& part, std::uint64_t from) 
   return outputs;
 }
 
-// Whether every rank reduces all of it: that costs a meeting less, and more bytes.
+// Whether every rank reduces all of it, which saves one synchronisation and moves more bytes.
 bool in_one_step(const IpcContext& t, std::size_t bytes) {
   const LinkCosts& peers = t.comm.costs().ipc;
   const double others = t.size - 1;
@@ -108,7 +109,7 @@ bool in_one_step(const IpcContext& t, std::size_t bytes) {
   return more * peers.byte <= peers.latency;
 }
 
-// What all ranks have packed of a part, straight to the outputs if they are of its type.
+// Reduces all ranks' packed data of a part, directly into the outputs if these have its type.
 void reduce_to_outputs(const IpcContext& t, const Part& part) {
   if (!t.call.layout->casts()) return t.reduce(0, outputs_of(t, part, 0));
   const std::uint64_t results =
@@ -160,7 +161,7 @@ Task broadcast(const IpcContext& t) {
   co_return;
 }
 
-// Of each rank's part as much as a segment holds goes in a round.
+// A round processes as much of each rank's part as a segment holds.
 Task reducescatter(const IpcContext& t) {
   const std::vector<Part> parts = consecutive(t.call.receive_bytes);
   const std::size_t most = std::ranges::max(t.call.receive_bytes);
@@ -203,8 +204,7 @@ Task allgather(const IpcContext& t) {
   co_return;
 }
 
-// A rank knows only what it sends and receives itself: how many rounds there are, the ranks tell
-// each other.
+// A rank knows only its own sizes, so the ranks exchange the number of rounds.
 Task alltoall(const IpcContext& t) {
   const std::vector<Part> sent = consecutive(t.call.send_bytes);
   const std::vector<Part> received = consecutive(t.call.receive_bytes);

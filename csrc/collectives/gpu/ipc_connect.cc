@@ -1,8 +1,7 @@
-// Whether CUDA IPC works is tried out, and nothing is concluded from what ought to be: whether
-// GPUs reach each other depends on how they are connected, what a container or
-// CUDA_VISIBLE_DEVICES lets a process see, and whether it is another process at all. So each step
-// is taken on all ranks, and the next one if it went well everywhere; and the last step is to use
-// it.
+// Whether CUDA IPC works is determined by a trial and not derived from the hardware: it depends on
+// how GPUs are connected, on the GPUs that a container or CUDA_VISIBLE_DEVICES exposes, and on
+// whether a peer is another process. All ranks take each step, and the next one only if it
+// succeeded everywhere. The last step uses CUDA IPC.
 #include "collectives/gpu/ipc_connect.h"
 
 #include <algorithm>
@@ -19,11 +18,11 @@ namespace {
 
 using Purpose = cuda::Workspace::Purpose;
 
-// What a rank writes for the others to read, and how long the GPUs may take for it.
+// The value that a rank writes for the others to read, and the time limit for the GPUs.
 constexpr std::size_t kTrialBytes = 256;
 constexpr auto kPatience = std::chrono::seconds(10);
 
-// Waits until the GPU has come to an event, though not for ever.
+// Waits until the GPU has reached an event, with a time limit.
 class PassedInTime final : public Waitable {
  public:
   explicit PassedInTime(cuda::EventPtr event) : event_(std::move(event)) {}
@@ -37,7 +36,7 @@ class PassedInTime final : public Waitable {
   const Clock::time_point until_ = Clock::now() + kPatience;
 };
 
-// Does something that may fail, which is this rank's problem then.
+// Runs a step whose failure becomes this rank's problem.
 template <typename Step>
 void attempt(std::string& problem, const Step& step) {
   try {
@@ -47,7 +46,7 @@ void attempt(std::string& problem, const Step& step) {
   }
 }
 
-// Makes the first rank's problem, if any has one, that of all.
+// Gives all ranks the problem of the first rank that has one.
 Task share(Comm& comm, std::string& problem) {
   struct Text {
     char text[240];
@@ -66,7 +65,8 @@ Task share(Comm& comm, std::string& problem) {
 
 std::byte expected(int rank) { return static_cast<std::byte>(rank + 1); }
 
-// Every rank writes to its half and reads all others'. Returns where it will be.
+// Every rank writes to its half and reads the other ranks' halves. Returns the position of the
+// result.
 const std::byte* begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers) {
   const cuda::Context& context = workspace.device().context();
   const CUstream stream = workspace.stream().handle();
@@ -113,7 +113,8 @@ Task try_out(Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers, std:
   co_await share(comm, problem);
 }
 
-// No stream waits for others any more, and nobody gives back what another rank has open.
+// No stream waits for other ranks any more, and no rank releases memory that another rank has
+// mapped.
 Task give_up(Comm& comm, cuda::Workspace& workspace, cuda::IpcPeers& peers) {
   peers.release();
   std::string problem;

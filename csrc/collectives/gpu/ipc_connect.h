@@ -1,4 +1,4 @@
-// How the ranks of a process set come to reach each other's GPUs by CUDA IPC.
+// How the ranks of a process set map each other's GPU memory by CUDA IPC.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace horoplug {
 
-// Collective. Either all ranks have `peers` afterwards, or none has, and `problem` says why in one
-// line, the same on all of them.
+// Collective. Afterwards either all ranks have `peers`, or none has, and `problem` gives the reason
+// in one line that is equal on all ranks.
 Task connect_ipc(Comm& comm, cuda::Workspace& workspace, std::unique_ptr<cuda::IpcPeers>& peers,
                  std::string& problem);
 

@@ -1,10 +1,10 @@
-// Tensors on GPUs by MPI's own collectives, which are given addresses of the GPU, where MPI takes
-// them (Mpi::on_gpu).
+// GPU tensors by MPI's own collectives, which receive GPU addresses where MPI supports that
+// (Mpi::on_gpu).
 //
-// MPI knows of no streams. It is called when the GPU has come to the point where the data is
-// there, and where nothing before still uses the memory that MPI writes to; what becomes of the
-// results goes into the stream when MPI has come to its end. As on the host, MPI has working memory
-// only, and what it has begun all ranks have joined (mpi_common.h).
+// MPI does not know streams. It is called when the GPU has produced the data, and when no earlier
+// work uses the memory that MPI writes. Work on the results is enqueued when MPI has finished. As
+// on the host, MPI gets working memory only, and all ranks have joined the batch before MPI is
+// called (mpi/common.h).
 #include <algorithm>
 #include <bit>
 #include <numeric>
@@ -26,7 +26,7 @@ std::size_t sum(std::span<const std::size_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
 }
 
-// Until the GPU has done all that it was told so far.
+// Waits until the GPU has finished all enqueued work.
 Passed done_so_far(cuda::Workspace& workspace) { return Passed(workspace.mark()); }
 
 Task allreduce(Comm& comm, const Call& call) {

@@ -1,7 +1,8 @@
-// Tensors on GPUs by NCCL, over the set's communicator.
+// GPU tensors by NCCL, over the set's communicator.
 //
-// NCCL takes nothing back: in a plan, ranks meet first (Algorithm::defers_writes). What it is given
-// runs in the order of the set's stream, which is the order of batches on all ranks.
+// An NCCL call cannot be withdrawn: in a plan, ranks run a barrier first
+// (Algorithm::defers_writes). NCCL's work runs in the order of the set's stream, which is the order
+// of batches on all ranks.
 #include <algorithm>
 #include <vector>
 
@@ -13,7 +14,7 @@
 namespace horoplug {
 namespace {
 
-// What all of them work with.
+// The state that all steps share.
 struct NcclContext {
   explicit NcclContext(Comm& of)
       : comm(of),
@@ -21,7 +22,7 @@ struct NcclContext {
         nccl(*of.gpu()->nccl()),
         stream(workspace.stream().handle()) {}
 
-  // NCCL has put its part into the stream; what it has to set up takes a while, the first time.
+  // NCCL has enqueued its work. The first call takes a while, because NCCL sets up its connections.
   Settled settled() const { return {comm, nccl}; }
 
   Comm& comm;
@@ -52,8 +53,8 @@ Task broadcast(NcclContext t, const Call& call) {
   }
 }
 
-// NCCL's parts are of one size. The last ranks' are shorter by a row, and are spread to be as long
-// as the first one.
+// NCCL's parts have one size. The last ranks' parts are shorter by a row, and are padded to the
+// size of the first.
 Task reducescatter(NcclContext t, const Call& call) {
   const std::size_t element = dtype_size(call.dtype);
   const std::span<const std::size_t> sizes = call.receive_bytes;
@@ -127,7 +128,7 @@ Task alltoall(NcclContext t, const Call& call) {
   co_await t.settled();
 }
 
-// Between the root and every other rank, and within the root.
+// Between the root and every other rank, and on the root itself.
 Task gather(NcclContext t, const Call& call) {
   const std::vector<Part> parts = consecutive(call.receive_bytes);
   const Part& own = parts[static_cast<std::size_t>(t.comm.rank())];

@@ -18,8 +18,9 @@ constexpr std::size_t aligned_on_gpu(std::size_t bytes) {
   return (bytes + kGpuAlignment - 1) / kGpuAlignment * kGpuAlignment;
 }
 
-// Where tensors lie in a buffer on a GPU, also in one that is never there as a whole: each at a
-// multiple of 16 bytes. Calls use(tensor, at) for each tensor, which lies `at` bytes into it.
+// The positions of tensors in a buffer on a GPU, which need not exist as a whole: each tensor
+// begins at a multiple of 16 bytes. Calls use(tensor, at) for each tensor at `at` bytes into the
+// buffer.
 template <typename Use>
 void for_each_on_gpu(const Layout& layout, Use&& use) {
   std::size_t at = 0;
@@ -29,7 +30,7 @@ void for_each_on_gpu(const Layout& layout, Use&& use) {
   });
 }
 
-// The end of the last one: a single tensor is as large on ranks where it stays in its place.
+// The end of the last tensor. A single tensor has the same size on ranks that do not pack it.
 inline std::size_t bytes_on_gpu(const Layout& layout) {
   std::size_t bytes = 0;
   for_each_on_gpu(layout,
@@ -37,7 +38,7 @@ inline std::size_t bytes_on_gpu(const Layout& layout) {
   return bytes;
 }
 
-// The runs of tensors in a part of the buffer: use(run, at), which lies `at` bytes into the part.
+// The runs of tensors in a part of the buffer: use(run, at), at `at` bytes into the part.
 template <typename Use>
 void for_each_run_on_gpu(const Layout& layout, const Part& part, Use&& use) {
   const std::size_t end = part.begin + part.bytes;
@@ -48,11 +49,11 @@ void for_each_run_on_gpu(const Layout& layout, const Part& part, Use&& use) {
   });
 }
 
-// The memory between tensors takes part in what happens to the buffer, and nobody looks at it.
+// The padding between tensors takes part in reductions, and its values are never used.
 class GpuBuffer {
  public:
-  // In working memory, unless the batch is one tensor that can be worked on where it is: its input
-  // is at from() then, and its output at to(). Otherwise these are the same place.
+  // In working memory, unless the batch is a single tensor that can be processed in place: then its
+  // input is at from() and its output at to(). Otherwise from() equals to().
   GpuBuffer(cuda::Workspace& workspace, const Call& call);
   // At `memory`, which has room for bytes_on_gpu(*call.layout).
   GpuBuffer(cuda::Workspace& workspace, const Call& call, std::uint64_t memory);
@@ -62,16 +63,16 @@ class GpuBuffer {
   std::size_t bytes() const { return bytes_; }
   std::size_t elements() const { return bytes_ / dtype_size(call_.dtype); }
 
-  // Brings the inputs to from(), times the prescale factor, as elements of the call's type.
+  // Packs the inputs into from(), times the prescale factor, as elements of the call's type.
   void pack() const;
-  // Brings what is at to() to the outputs, finished by `finish`; what is cast is not rounded to 16
+  // Unpacks to() into the outputs, after `finish`. Elements that are cast are not rounded to 16
   // bits again.
   void unpack(const Finish& finish) const;
-  // The same, of what was reduced by others than the GPU: see Launcher::move_reduced(). They
-  // reduce nothing of 16 bits, and so nothing is cast.
+  // The same for data that was not reduced by the GPU: see Launcher::move_reduced(). Such data has
+  // no 16-bit elements, so nothing is cast.
   void unpack_reduced(const Finish& finish) const;
 
-  // Calls use(tensor, at) for each tensor, which lies `at` bytes into the buffer.
+  // Calls use(tensor, at) for each tensor, at `at` bytes into the buffer.
   template <typename Use>
   void for_each(Use&& use) const {
     for_each_on_gpu(*call_.layout, use);
@@ -86,10 +87,10 @@ class GpuBuffer {
   std::size_t bytes_ = 0;
 };
 
-// Brings the inputs to the outputs that are elsewhere, as a broadcast's root does.
+// Copies the inputs to outputs at other addresses, as the root of a broadcast does.
 void pass_on_gpu(cuda::Workspace& workspace, const Call& call);
 
-// Addresses as kernels take them.
+// Addresses as kernel arguments.
 std::uint64_t gpu_address(const std::byte* memory);
 
 }  // namespace horoplug

@@ -1,8 +1,9 @@
-// Tensors on GPUs through the host's memory: whatever connects the ranks does the work, with the
-// algorithms for tensors on the CPU, and no NCCL.
+// GPU tensors through host memory: the algorithms for CPU tensors do the work over whatever
+// connects the ranks, without NCCL.
 //
-// A buffer travels in chunks: while the CPU reduces one, the next ones come from the GPU and the
-// one before goes back, in a stream of its own. The host waits only for what comes.
+// A buffer is processed in chunks: while the CPU reduces one chunk, the next ones are copied from
+// the GPU and the previous one is copied back in a second stream. The host waits only for copies to
+// the host.
 #include "collectives/gpu/staged.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace {
 using Purpose = cuda::Workspace::Purpose;
 
 constexpr std::size_t kChunk = kStagedChunk;
-// So much of a buffer is in the host's memory at a time.
+// The amount of a buffer that is in host memory at a time.
 constexpr std::size_t kWindow = 32 * kChunk;
 
 // One window of a buffer; `host` has room for it.
@@ -42,7 +43,7 @@ Task run_window(Comm& comm, const Call& call, const GpuBuffer& buffer, const Par
     if (fetches) co_await Passed(fetched[i]);
     Layout layout(call.dtype, 1.0);
     if (part.bytes == buffer.bytes()) {
-      // Adasum has to tell the tensors apart.
+      // Adasum has to distinguish the tensors.
       buffer.for_each([&](const Layout::Tensor& tensor, std::size_t begin) {
         layout.add(at + begin, at + begin, tensor.bytes);
       });
@@ -62,7 +63,7 @@ Task run_in_chunks(Comm& comm, const Call& call) {
   const bool is_root = call.kind == OpKind::kBroadcast && call.root == comm.rank();
   if (is_root || call.kind != OpKind::kBroadcast) buffer.pack();
   const bool gets_result = call.kind != OpKind::kReduce || call.root == comm.rank();
-  // What goes back finds its place as the framework's streams have left it.
+  // Copies back are ordered behind the framework's earlier work on the outputs.
   workspace.order(workspace.stream(), workspace.back());
   const bool whole = call.reduce_op == ReduceOp::kAdasum;
   const std::size_t size = whole ? buffer.bytes() : std::min(kWindow, buffer.bytes());
@@ -74,7 +75,7 @@ Task run_in_chunks(Comm& comm, const Call& call) {
     gpu.keep_host_memory(workspace.mark_back());
   }
   workspace.order(workspace.back(), workspace.stream());
-  // The CPU has finished the values already.
+  // The CPU has already finished the values.
   if (is_root) {
     pass_on_gpu(workspace, call);
   } else {

@@ -1,4 +1,4 @@
-// What goes from a GPU through the host's memory.
+// The path of GPU tensors through host memory.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,10 @@
 
 namespace horoplug {
 
-// A buffer goes there in chunks of so many bytes: ranks meet for every one, which should not cost
-// them much beside it.
+// The chunk size. Ranks synchronise for every chunk, and that cost should be small beside the copy.
 inline constexpr std::size_t kStagedChunk = 2 << 20;
 
-// Does to a layout of the host's memory what a call asks for on a GPU, by whatever algorithm is
-// best for that.
+// Runs a GPU call on a layout of host memory, by the cheapest host algorithm.
 Task run_on_host(Comm& comm, Call call, Layout* layout);
 
 }  // namespace horoplug

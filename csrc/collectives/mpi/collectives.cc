@@ -1,8 +1,9 @@
-// MPI's own collectives, on tensors in the host's memory: a table says what each of them is given.
+// MPI's own collectives on tensors in host memory: a table describes the arguments of each.
 //
 // All ranks get the same bits from a reduction: each element is reduced by one rank for all, or by
-// all in pairs, where the order of the two does not matter. But which of two NaNs survives does
-// depend on it, and so does a minimum with NaNs, for which MPI is not asked (registry.cc).
+// all ranks in pairs, where the order of the two operands does not matter. Only the choice between
+// two NaNs depends on the order, and so does a minimum with NaNs, for which MPI is not used
+// (registry.cc).
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -20,7 +21,7 @@ std::size_t sum(std::span<const std::size_t> parts) {
 
 std::size_t rank_of(const Comm& comm) { return static_cast<std::size_t>(comm.rank()); }
 
-// What MPI reads and writes. In place, `input` is `output`.
+// The buffers that MPI reads and writes. In place, `input` equals `output`.
 struct Buffers {
   std::byte* input;
   std::byte* output;
@@ -29,14 +30,15 @@ struct Buffers {
 
 struct MpiCollective {
   OpKind kind;
-  // Bytes that MPI reads and writes here; without `output_bytes` it works in place.
+  // The bytes that MPI reads and writes on this rank. Without `output_bytes` the collective works
+  // in place.
   std::size_t (*input_bytes)(const Comm&, const Call&);
   std::size_t (*output_bytes)(const Comm&, const Call&) = nullptr;
   void (*pack)(const Comm&, const Call&, const Buffers&);
-  // Begins it for a segment of the buffer, in bytes.
+  // Starts the collective for a segment of the buffer, in bytes.
   Mpi::Request (*begin)(Mpi&, const Call&, const Buffers&, const Part& segment);
   void (*unpack)(const Comm&, const Call&, const Buffers&);
-  // What is larger than MPI can count is done in segments; an empty buffer is nothing to do.
+  // Data beyond MPI's count limit is processed in segments. Empty buffers are skipped.
   bool in_segments = false;
 };
 
@@ -130,7 +132,7 @@ constexpr MpiCollective kMpiCollectives[] = {
          [](const Comm& comm, const Call& call, const Buffers& buffers) {
            copy_out(call.output, buffers.output, received_bytes(comm, call));
          }},
-    // Not the barrier of a plan's batches: MPI takes nothing back.
+    // Excludes the barrier of a plan's batch: an MPI call cannot be withdrawn.
     {.kind = OpKind::kBarrier,
      .input_bytes = no_bytes,
      .pack = nothing,

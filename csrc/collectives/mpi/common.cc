@@ -18,7 +18,7 @@ bool MpiEnd::ready() {
   }
 }
 
-// Adding -0.0 changes nothing but NaNs.
+// Adding -0.0 leaves every value unchanged except NaNs.
 void finish_reduction(const Call& call, std::byte* data, std::size_t elements) {
   if (!is_floating(call.dtype)) {
     const void* const source = data;
@@ -28,7 +28,7 @@ void finish_reduction(const Call& call, std::byte* data, std::size_t elements) {
   constexpr std::size_t kBlock = 512;
   std::array<std::byte, kBlock * sizeof(double)> zeros{};
   const std::size_t element = dtype_size(call.dtype);
-  // -0.0 of any float: its highest bit, in its last byte.
+  // -0.0 of any float type: the highest bit, in the last byte.
   for (std::size_t i = 1; i <= kBlock; ++i) zeros[i * element - 1] = std::byte{0x80};
   const ReduceFn sum =
       kernels().reduce[static_cast<int>(ReduceOp::kSum)][static_cast<int>(call.dtype)];

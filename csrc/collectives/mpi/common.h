@@ -1,12 +1,11 @@
-// What the algorithms that leave the work to MPI's own collectives have in common.
+// Shared parts of the algorithms that use MPI's own collectives.
 //
-// MPI counts its collectives: the n-th of one rank meets the n-th of every other. Batches of the
-// set of all ranks run in the same order on all of them, one after the other; and what has begun
-// here must have been joined by all, since MPI takes nothing back: in a plan, ranks meet first, by
-// other means (Algorithm::defers_writes).
+// MPI matches collectives by their order: the n-th call of one rank matches the n-th call of every
+// other rank. Batches of the set of all ranks run in the same order on all ranks, one after the
+// other. An MPI call cannot be withdrawn, so all ranks must have joined a batch before it starts
+// here: in a plan, ranks run a barrier first, without MPI (Algorithm::defers_writes).
 //
-// What MPI is given is never memory of the user's: MPI may still use it when the operation has
-// failed.
+// MPI never gets user memory: it may still access its buffers after the operation has failed.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +16,10 @@
 
 namespace horoplug {
 
-// What MPI has refused, as an error that ends the operation.
+// Converts a rejection by MPI to an error that ends the operation.
 [[noreturn]] void mpi_has_failed(const std::system_error& error);
 
-// The end of something that MPI has begun. Who is late it does not say.
+// Waits for the end of an MPI request. MPI does not tell which rank is late.
 class MpiEnd final : public Waitable {
  public:
   // `begin(mpi)` returns the request.
@@ -45,24 +44,24 @@ class MpiEnd final : public Waitable {
   Mpi::Request request_;
 };
 
-// The operation by which MPI reduces.
+// The reduction operator that MPI uses.
 inline ReduceOp mpi_reduction(const Call& call) {
   return call.reduce_op == ReduceOp::kAverage ? ReduceOp::kSum : call.reduce_op;
 }
 
-// Applies the call's factors to what MPI has reduced, and makes every NaN the same one: which of
-// two survives depends on their order, which is MPI's affair.
+// Applies the call's factors to MPI's result, and replaces every NaN by the same one: the choice
+// between two NaNs depends on MPI's order of operands.
 void finish_reduction(const Call& call, std::byte* data, std::size_t elements);
 
-// What a buffer of so many bytes takes in lent memory that has others after it: no two begin at the
-// same address, which some MPIs refuse even if there is nothing in them.
+// The size of a buffer of so many bytes within leased memory. No two buffers begin at the same
+// address: some MPI libraries reject that even for empty buffers.
 constexpr std::size_t mpi_room(std::size_t bytes) { return (bytes / 64 + 1) * 64; }
 
-// Parts of a buffer as MPI takes them, in memory that is lent to it as well. Counted in units of so
-// many bytes each.
+// Parts of a buffer as MPI's count and displacement arrays, which also lie in leased memory. The
+// unit is so many bytes.
 class MpiParts {
  public:
-  // The memory that a table takes.
+  // The memory that an array takes.
   static std::size_t room(int ranks) {
     return mpi_room(2 * static_cast<std::size_t>(ranks) * sizeof(int));
   }

@@ -1,4 +1,5 @@
-// Allgather in shared memory: every rank shows its data in its slot, and all copy from all.
+// Allgather in shared memory: every rank copies its data to its slot, and all ranks copy from all
+// slots.
 #include <cstring>
 
 #include "collectives/collective.h"

@@ -1,14 +1,14 @@
-// Allreduce in shared memory: every rank shows its input in its slot, reduces its part of it from
-// everybody's slots, and copies the result from where its peers have reduced it.
+// Allreduce in shared memory: every rank copies its input to its slot, reduces its part of the
+// buffer from all slots, and copies the other parts from the slots of the ranks that reduced them.
 //
-// The copy in is the packing of the fused tensors and the copy out their unpacking. A rank's own
-// part is neither packed nor unpacked: nobody else reads that input, and the result goes to the
-// output and to the slot at the same time. Operands are combined in rank order with float32
+// The copy in is the packing of the fused tensors, and the copy out their unpacking. A rank's own
+// part is neither packed nor unpacked: no other rank reads that input, and the result is written to
+// the output and to the slot at the same time. Operands are combined in rank order, with float32
 // accumulation for 16-bit floats, by one rank for each element: all ranks get the same bits.
 //
-// Ranks whose tensors lie in a shared buffer neither pack nor unpack at all: when all have come,
-// which is when a user's memory may be written, each reduces its part where it is. Whether all
-// tensors do they find out by what each says with its first flag.
+// Ranks whose tensors lie in a shared buffer neither pack nor unpack: once all ranks have arrived,
+// and user memory may be written, each rank reduces its part in place. Ranks learn from each
+// other's first flag whether all tensors lie in such a buffer.
 #include <cstring>
 
 #include "collectives/collective.h"
@@ -17,7 +17,7 @@
 namespace horoplug {
 namespace {
 
-// Parts begin on cache lines, so that no line is written by two ranks.
+// Parts begin on cache lines, so that no cache line is written by two ranks.
 constexpr std::size_t kGrain = 64;
 // A reduced block is copied while it is in the L1 cache.
 constexpr std::size_t kBlock = 8192;
@@ -55,8 +55,8 @@ class Direct {
     });
   }
 
-  // Where every rank's tensors are in everybody's reach: reduces this rank's part of the whole, and
-  // writes the result to all.
+  // If all ranks' tensors lie in the shared buffer: reduces this rank's part of the buffer, and
+  // writes the result to all ranks.
   void reduce_in_place() {
     const Part mine = even_part(layout_.bytes(), group_.size(), kGrain, me_);
     const auto operands = group_.operands();
@@ -92,7 +92,7 @@ class Direct {
     return even_part(chunk.bytes, group_.size(), kGrain, rank);
   }
 
-  // `place`: where the block is in the slots.
+  // `place`: the position of the block in the slots.
   void reduce_block(const Layout::Run& run, std::size_t at, std::size_t bytes, std::uint64_t cycle,
                     std::size_t place) {
     const auto operands = group_.operands();
@@ -139,7 +139,7 @@ Task allreduce_direct(Comm& comm, Call& call) {
     if (group.inputs(first) == SharedGroup::Inputs::kInOnePlace) {
       direct.reduce_in_place();
       group.publish(Stage::kReduced, first);
-      // Only then does nobody write this rank's memory any more.
+      // Afterwards no rank writes this rank's memory any more.
       co_await group.reached(Stage::kReduced, first);
       group.publish(Stage::kDone, first);
       co_return;

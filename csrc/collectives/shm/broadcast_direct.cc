@@ -1,4 +1,5 @@
-// Broadcast in shared memory: the root shows its data in its slot, and all copy it.
+// Broadcast in shared memory: the root copies its data to its slot, and all ranks copy it from
+// there.
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 

@@ -1,4 +1,5 @@
-// Gather in shared memory: every rank shows its data in its slot, and the root copies from all.
+// Gather in shared memory: every rank copies its data to its slot, and the root copies from all
+// slots.
 #include <algorithm>
 #include <cstring>
 

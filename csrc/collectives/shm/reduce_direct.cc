@@ -1,4 +1,4 @@
-// Reduce in shared memory: every rank shows its data in its slot and reduces a slice of each chunk
+// Reduce in shared memory: every rank copies its data to its slot and reduces a slice of each chunk
 // there, and the root copies the slices.
 #include "collectives/collective.h"
 #include "collectives/partition.h"

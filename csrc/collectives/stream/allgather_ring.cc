@@ -1,4 +1,4 @@
-// Allgather around a ring: every part goes once round and stays everywhere.
+// Allgather around a ring: every part passes around the ring once, and every rank keeps a copy.
 #include <cstring>
 
 #include "collectives/stream/ring.h"

@@ -1,9 +1,9 @@
 // Allreduce by recursive doubling: log2(p) exchanges of the whole buffer, for messages whose cost
 // is latency.
 //
-// Ranks beyond the largest power of two fold their data into a neighbour first and get the result
-// at the end. Values are always combined in the order of the ranks that they stand for, so that
-// every rank computes the same bits.
+// Ranks beyond the largest power of two first fold their data into a neighbour and receive the
+// result at the end. Values are always combined in the order of the ranks that they represent, so
+// that every rank computes the same bits.
 #include <bit>
 
 #include "collectives/collective.h"
@@ -14,7 +14,7 @@ Task allreduce_doubling(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
   const std::size_t bytes = layout.bytes();
   const std::size_t elements = layout.elements();
-  // Not in the output, which is to stay as it is until every rank is known to take part.
+  // Not in the output, which must stay unchanged until every rank is known to take part.
   std::byte* const work = comm.scratch(Scratch::kWork, bytes);
   std::byte* const theirs = comm.scratch(Scratch::kReceive, bytes);
   layout.pack(0, bytes, work);
@@ -43,7 +43,7 @@ Task allreduce_doubling(Comm& comm, Call& call) {
       const int partner = group ^ distance;
       send_all(comm, leader_of(partner), work, bytes);
       co_await receive_all(comm, leader_of(partner), theirs, bytes);
-      co_await comm.flushed();  // the result replaces what was sent
+      co_await comm.flushed();  // the result replaces data that was being sent
       combine(group < partner, 2 * distance == groups ? call.finish : Finish{});
     }
     if (in_pair) send_all(comm, rank + 1, work, bytes);

@@ -1,7 +1,7 @@
-// Allreduce over several hosts with the same number of ranks each: the ranks of a host reduce in
-// shared memory, each one its slice; every slice is reduced between the hosts by the ranks that
-// have it, side by side, so that a host's line carries the data once and not once per rank; and the
-// results are shared in shared memory again.
+// Allreduce over several hosts with the same number of ranks each. The ranks of a host reduce in
+// shared memory, each rank one slice. Each slice is then reduced between the hosts by the ranks
+// that hold it, all slices concurrently, so that a host's link carries the data once instead of
+// once per rank. Finally the ranks of a host share the results in shared memory.
 //
 // Outputs are written in the last step only, which needs data of every rank.
 #include <cstring>
@@ -14,15 +14,15 @@ namespace {
 
 constexpr std::size_t kGrain = 64;  // slices begin on cache lines
 
-// The buffer in segments of one cycle, and this rank's slice of each segment, one behind the other.
-// How large the segments are decides what is reduced where: it is not for tuning.
+// Divides the buffer into segments of one cycle. This rank's slices of all segments are stored
+// contiguously. The segment size determines which rank reduces which element, so it is not tuned.
 class Slices {
  public:
   Slices(std::size_t bytes, const SharedGroup& group) : whole_{0, bytes}, group_(group) {}
 
   std::size_t cycles() const { return chunk_count(whole_.bytes, Arena::kSlotBytes); }
   Part segment(std::size_t cycle) const { return chunk_of(whole_, cycle, Arena::kSlotBytes); }
-  // Within the segment, by rank.
+  // Positions within the segment, by rank.
   std::vector<Part> slices(std::size_t cycle) const {
     return split_evenly(segment(cycle).bytes, group_.size(), kGrain);
   }
@@ -40,7 +40,7 @@ class Slices {
   const SharedGroup& group_;
 };
 
-// Reduces this rank's slices of its host's inputs to `to`.
+// Reduces this rank's slices of its host's inputs into `to`.
 Task reduce_in_host(SharedGroup& group, Call& call, const Slices& slices, std::byte* to) {
   const std::size_t element = dtype_size(call.dtype);
   std::vector<const void*> sources(static_cast<std::size_t>(group.size()));
@@ -62,7 +62,7 @@ Task reduce_in_host(SharedGroup& group, Call& call, const Slices& slices, std::b
   }
 }
 
-// Reduces this rank's slices between the hosts, by whatever algorithm is best for that.
+// Reduces this rank's slices between the hosts, with the cheapest algorithm.
 Task reduce_between_hosts(Comm& comm, const Call& call, std::byte* data, std::size_t bytes) {
   if (bytes == 0) co_return;
   Layout layout(call.dtype, 1.0);
@@ -72,7 +72,7 @@ Task reduce_between_hosts(Comm& comm, const Call& call, std::byte* data, std::si
   co_await choose_algorithm(comm, part, nullptr).run(comm, part);
 }
 
-// Gives every rank's slices to all ranks of the host.
+// Copies every rank's slices to all ranks of the host.
 Task share_in_host(SharedGroup& group, Call& call, const Slices& slices, const std::byte* from) {
   for (std::size_t i = 0; i < slices.cycles(); ++i) {
     const std::uint64_t cycle = group.next_cycle();

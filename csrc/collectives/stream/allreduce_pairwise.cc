@@ -1,10 +1,11 @@
-// Allreduce by direct exchange: every rank sends each other one its part, reduces its own part from
-// all of them at once, and sends the result to all. Two messages' latency whatever the number of
-// ranks, for the same bytes as around a ring; p - 1 flows come in at once, which suits few hosts.
+// Allreduce by direct exchange: every rank sends each other rank that rank's part, reduces its own
+// part from all ranks at once, and sends the result to all. This takes the latency of two messages,
+// whatever the number of ranks, and sends as many bytes as a ring. p - 1 flows arrive at once,
+// which suits few hosts.
 //
 // Operands are combined in rank order, with float32 accumulation for 16-bit floats, by one rank for
-// each element. A result needs everybody's contribution, so that no output is written before every
-// rank is there.
+// each element. A result depends on every rank's contribution, so no output is written before every
+// rank takes part.
 #include <deque>
 
 #include "collectives/collective.h"
@@ -13,10 +14,10 @@
 namespace horoplug {
 namespace {
 
-// Receives posted ahead of the chunk that is being worked on, for each peer.
+// Receives posted ahead of the current chunk, for each peer.
 constexpr std::size_t kWindow = 8;
-// A part is cut into so many chunks if they do not get too small, so that one is reduced and sent
-// back while others come in.
+// The number of chunks of a part, unless they would be too small: one chunk is reduced and sent
+// back while others arrive.
 constexpr std::size_t kChunks = 2;
 constexpr std::size_t kLeastChunk = 64 * 1024;
 
@@ -42,11 +43,11 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
     layout.pack(0, layout.bytes(), work);
   }
 
-  // Everybody begins with another peer.
+  // Each rank begins with a different peer.
   std::vector<int> peers;
   for (int i = 1; i < size; ++i) peers.push_back((comm.rank() + i) % size);
   for (std::size_t i = 0; i < chunk_count(parts.front().bytes, chunk_bytes);
-       ++i) {  // none is larger
+       ++i) {  // no part is larger
     for (const int peer : peers) {
       const Part chunk = chunk_of(parts[static_cast<std::size_t>(peer)], i, chunk_bytes);
       if (chunk.bytes > 0) comm.send(peer, work + chunk.begin, chunk.bytes);
@@ -67,7 +68,8 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
                 chunk_of(own, i, chunk_bytes).bytes);
     }
   };
-  // Straight into the buffer: a peer has this rank's share of its part when it sends the result.
+  // Directly into the buffer: a peer has received this rank's share of its part before it sends the
+  // result.
   const auto post_results = [&] {
     for (const int peer : peers) {
       const auto rank = static_cast<std::size_t>(peer);

@@ -1,4 +1,4 @@
-// Alltoall by messages between every pair of ranks, all of them under way at once.
+// Alltoall by messages between every pair of ranks, all of them in flight at once.
 #include <cstring>
 #include <deque>
 
@@ -13,7 +13,7 @@ Task alltoall_pairwise(Comm& comm, Call& call) {
   const auto me = static_cast<std::size_t>(comm.rank());
 
   std::deque<Link::Receive> posted;
-  // Partners in an order that spreads the load: nobody is everybody's first.
+  // The order of partners spreads the load: each rank has a different first partner.
   for (int distance = 1; distance < comm.size(); ++distance) {
     const int from = (comm.rank() + comm.size() - distance) % comm.size();
     const Part& in = incoming[static_cast<std::size_t>(from)];

@@ -1,4 +1,4 @@
-// Gather by messages from every rank straight to the root, all of them under way at once.
+// Gather by messages from every rank directly to the root, all of them in flight at once.
 #include <cstring>
 #include <deque>
 

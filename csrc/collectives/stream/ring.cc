@@ -5,11 +5,11 @@
 namespace horoplug {
 namespace {
 
-// Receives posted ahead of the chunk that is being worked on.
+// Receives posted ahead of the current chunk.
 constexpr std::size_t kWindow = 8;
 
-// A part is cut into so many chunks if they do not get too small: a chunk is passed on when all of
-// it is there, and the line is to have something to do until then.
+// The number of chunks of a part, unless they would be too small. A chunk is forwarded only when
+// all of it has arrived, and the link should stay busy until then.
 constexpr std::size_t kChunks = 4;
 constexpr std::size_t kLeastChunk = 32 * 1024;
 
@@ -25,7 +25,7 @@ struct IncomingChunk {
   Part part;
 };
 
-// Everything that this rank will receive, in order.
+// All chunks that this rank will receive, in order.
 std::vector<IncomingChunk> incoming(const RingPass& pass, std::size_t chunk_bytes) {
   const int size = static_cast<int>(pass.parts.size());
   std::vector<IncomingChunk> chunks;
@@ -57,9 +57,9 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
   const std::vector<IncomingChunk> chunks = incoming(pass, chunk_bytes);
   std::byte* const arrivals =
       pass.reduce_steps > 0 ? comm.scratch(Scratch::kReceive, kWindow * chunk_bytes) : nullptr;
-  // Where a chunk is received: what will be combined goes beside the buffer, the rest right into
-  // it. That memory is free then: what comes in has been around the whole ring since this rank sent
-  // its own share of it.
+  // The destination of a received chunk: beside the buffer if it will be combined, otherwise
+  // directly in the buffer. That memory is free by then: the arriving chunk has passed the whole
+  // ring since this rank sent its own share.
   const auto target = [&](std::size_t i) {
     return chunks[i].step < pass.reduce_steps ? arrivals + (i % kWindow) * chunk_bytes
                                               : pass.buffer + chunks[i].part.begin;

@@ -1,4 +1,4 @@
-// Scatter by messages from the root straight to every rank, all of them under way at once.
+// Scatter by messages from the root directly to every rank, all of them in flight at once.
 #include <cstring>
 
 #include "collectives/collective.h"

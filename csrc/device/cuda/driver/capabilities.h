@@ -1,4 +1,4 @@
-// What there is of CUDA, for `horovodrun --check-build -v`.
+// The CUDA components that were found, for `horovodrun --check-build -v`.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace horoplug::cuda {
 
-// One line each for the driver with its devices, for NVRTC, for NCCL and for where the
-// kernels come from: "[X] " and what was found, or "[ ] " and why it cannot be used. Starts the
-// driver: see start_driver().
+// One line each for the driver with its devices, NVRTC, NCCL, and the origin of the kernels: "[X] "
+// and the component that was found, or "[ ] " and why it cannot be used. Starts the driver: see
+// start_driver().
 std::vector<std::string> gpu_capabilities(const LibraryPaths& places);
 
 }  // namespace horoplug::cuda

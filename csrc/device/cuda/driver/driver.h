@@ -34,7 +34,7 @@ using CUhostFn = void (*)(void* data);
 struct CUuuid {
   char bytes[16];
 };
-// What another process finds memory or an event by.
+// Handles by which another process opens memory or an event.
 struct CUipcMemHandle {
   char reserved[64];
 };
@@ -44,19 +44,19 @@ struct CUipcEventHandle {
 
 namespace horoplug::cuda {
 
-// Of CUresult.
+// Values of CUresult.
 inline constexpr CUresult kSuccess = 0;
 inline constexpr CUresult kOutOfMemory = 2;
 inline constexpr CUresult kNotReady = 600;
 
-// Of CUdevice_attribute.
+// Values of CUdevice_attribute.
 inline constexpr CUdevice_attribute kMultiprocessorCount = 16;
 inline constexpr CUdevice_attribute kComputeCapabilityMajor = 75;
 inline constexpr CUdevice_attribute kComputeCapabilityMinor = 76;
 inline constexpr CUdevice_attribute kMemoryPoolsSupported = 115;
 inline constexpr CUdevice_attribute kIpcEventSupported = 125;
 
-// Of CUpointer_attribute, with the type of what is asked for.
+// Values of CUpointer_attribute, with the type of the attribute.
 inline constexpr CUpointer_attribute kMemoryType = 2;     // unsigned, one of the next two
 inline constexpr CUpointer_attribute kDeviceOrdinal = 9;  // int
 inline constexpr CUpointer_attribute kIpcCapable = 10;    // int, whether IpcGetMemHandle does it
@@ -65,7 +65,7 @@ inline constexpr CUpointer_attribute kRangeSize = 12;          // size_t
 inline constexpr unsigned kHostMemory = 1;
 inline constexpr unsigned kDeviceMemory = 2;
 
-// Of CUstreamCaptureStatus.
+// Values of CUstreamCaptureStatus.
 inline constexpr CUstreamCaptureStatus kNotCapturing = 0;
 
 // Flags.
@@ -159,8 +159,8 @@ using Driver = Opened<DriverApi>;
 // Opens libcuda.so.1. Does not start it.
 Driver open_driver(const LibraryPaths& places = {});
 
-// cuInit, after which the process must not fork and use CUDA in the child. Returns what is wrong,
-// in one line, or nothing.
+// Calls cuInit, after which the process must not fork and use CUDA in the child. Returns the
+// problem in one line, or an empty string.
 std::string start_driver(const DriverApi& api);
 
 // "CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)".
@@ -176,7 +176,7 @@ struct DeviceProperties {
   std::size_t memory = 0;  // bytes
 };
 
-// Of device `ordinal` of a driver that has been started; throws Error.
+// Properties of device `ordinal`. The driver must have been started. Throws Error.
 DeviceProperties device_properties(const DriverApi& api, int ordinal);
 
 }  // namespace horoplug::cuda

@@ -1,4 +1,4 @@
-// NCCL, as far as horoplug uses it; see driver.h for how and why.
+// The part of NCCL that horoplug uses; see driver.h for how and why.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ namespace horoplug::cuda {
 inline constexpr ncclResult_t kNcclSuccess = 0;
 inline constexpr ncclResult_t kNcclInProgress = 7;
 
-// ncclConfig_t as of 2.18. NCCL takes a configuration of any older version: it says its size, and
-// what it lacks has its default.
+// ncclConfig_t as of 2.18. NCCL accepts configurations of older versions: the size tells the
+// version, and missing fields have defaults.
 struct NcclConfig {
   static constexpr int kUndefined = -2147483647 - 1;  // INT_MIN
   std::size_t size = sizeof(NcclConfig);
@@ -36,7 +36,7 @@ struct NcclConfig {
   int split_share = kUndefined;
 };
 
-// The first with ncclCommSplit; PyTorch 2.1 has it already.
+// The first version with ncclCommSplit; PyTorch 2.1 already contains it.
 inline constexpr int kOldestNccl = 21800;
 
 // Name and parameters of each function that returns an ncclResult_t. cudaStream_t is CUstream.

@@ -1,4 +1,4 @@
-// CUDA's run-time compiler, as far as horoplug uses it; see driver.h for how and why.
+// The part of CUDA's run-time compiler that horoplug uses; see driver.h for how and why.
 #pragma once
 
 #include <cstddef>
@@ -46,11 +46,11 @@ struct NvrtcApi {
 
 // Its version is as the driver counts: 12040 is 12.4.
 struct Nvrtc : Opened<NvrtcApi> {
-  std::vector<int> archs;  // that it compiles for, ascending: 75 is sm_75
+  std::vector<int> archs;  // target architectures, ascending: 75 is sm_75
 };
 
-// Opens an NVRTC whose code a driver of `driver_version` can load: one of its major version, or an
-// earlier one. 0: any.
+// Opens an NVRTC whose code a driver of `driver_version` can load: one of the same or an earlier
+// major version. 0: any version.
 Nvrtc open_nvrtc(const LibraryPaths& places, int driver_version);
 
 }  // namespace horoplug::cuda

@@ -1,7 +1,7 @@
 // Finding a shared library at run time, so that nothing is linked.
 //
-// A process must not have two copies of CUDA's libraries: the one that a framework has already
-// loaded comes first, then those at known paths (PyPI's wheels), then what the system has.
+// A process must not have two copies of CUDA's libraries: a copy that a framework has already
+// loaded comes first, then known paths (PyPI's wheels), then the system's libraries.
 #pragma once
 
 #include <functional>
@@ -10,23 +10,23 @@
 
 namespace horoplug::cuda {
 
-// Files to try, best first; those that have other names than what is looked for are passed over.
+// Files to try, best first. Files with other names than the wanted ones are skipped.
 struct LibraryPaths {
   std::vector<std::string> files;
-  bool elsewhere = true;  // also what is loaded already, and where the system looks
+  bool elsewhere = true;  // also libraries that are already loaded, and the system's paths
 };
 
 struct Found {
-  void* handle = nullptr;  // never closed: these libraries do not survive that
+  void* handle = nullptr;  // never closed: these libraries do not support that
   std::string path;
-  std::string problem;  // one line that says why there is none, if there is none
+  std::string problem;  // why no library was found, in one line
 };
 
-// Says what is wrong with a library that could be opened, in one line, or nothing.
+// Returns the problem of a library that could be opened, in one line, or an empty string.
 using Inspect = std::function<std::string(void* handle)>;
 
-// The first library that can be opened and that `inspect` finds nothing wrong with. `names`: the
-// sonames that it can have, best first.
+// The first library that can be opened and in which `inspect` finds no problem. `names`: the
+// possible sonames, best first.
 Found find_library(const std::vector<std::string>& names, const LibraryPaths& places,
                    const Inspect& inspect);
 
@@ -41,8 +41,8 @@ struct Opened {
   bool ok() const { return problem.empty(); }
 };
 
-// Opens one of these: inspect(handle, library) fills in the table and the rest, and says what is
-// wrong.
+// Opens one of these. inspect(handle, library) fills in the function table and the other fields,
+// and returns the problem.
 template <typename Library, typename InspectLibrary>
 Library open_library(const std::vector<std::string>& names, const LibraryPaths& places,
                      const InspectLibrary& inspect) {
@@ -57,11 +57,11 @@ Library open_library(const std::vector<std::string>& names, const LibraryPaths& 
   return library;
 }
 
-// What is wrong with a file that is to be opened as a library, or an empty string. dlopen checks
-// little: it maps a truncated file, and the process dies of it.
+// The problem of a file that is to be opened as a library, or an empty string. dlopen checks
+// little: it maps a truncated file, and the process crashes.
 std::string check_library_file(const std::string& path);
 
-// Looks one function up.
+// Looks up one function.
 template <typename Function>
 bool find_function(void* library, const char* name, Function& function);
 
@@ -73,7 +73,7 @@ bool find_function(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-// "13.0" of 13000, as CUDA counts its versions.
+// Formats 13000 as "13.0", as CUDA counts its versions.
 std::string cuda_version(int number);
 
 }  // namespace horoplug::cuda

@@ -1,5 +1,5 @@
-// What there is of CUDA in this process: libraries that were opened once, each as a table of
-// functions, and where the kernels' code comes from. Tests make one of their own.
+// CUDA's libraries in this process, each opened once as a table of functions, and the source of the
+// kernels' code. Tests make one of their own.
 #pragma once
 
 #include <memory>
@@ -16,11 +16,11 @@ struct Toolkit {
   ImageSource images;
   NcclApi nccl;
   int nccl_version = 0;      // as in Nccl; 0: NCCL is not used
-  std::string nccl_problem;  // why not, in one line
+  std::string nccl_problem;  // why NCCL is not used, in one line
 };
 
-// Starts the driver. Throws Error(HP_UNSUPPORTED) with one line that says why GPUs cannot be used;
-// NVRTC, or a file in its place, is needed for kernels only, and NCCL is not needed.
+// Starts the driver. Throws Error(HP_UNSUPPORTED) with one line that says why GPUs cannot be used.
+// NVRTC, or a file in its place, is needed for kernels only; NCCL is optional.
 std::shared_ptr<const Toolkit> open_toolkit(const LibraryPaths& places);
 
 }  // namespace horoplug::cuda

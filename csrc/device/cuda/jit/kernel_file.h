@@ -1,4 +1,4 @@
-// Kernels that nvcc has compiled beforehand, for where there is no NVRTC: scripts/kernels.py writes
+// Kernels that nvcc has compiled in advance, for systems without NVRTC. scripts/kernels.py writes
 // the file.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace horoplug::cuda {
 
-// How the file begins; then comes the code, which the driver takes as it is. All numbers are
+// The header of the file. The code follows, in the form that the driver accepts. All numbers are
 // little-endian.
 struct KernelFileHeader {
   char magic[8];
@@ -34,14 +34,15 @@ struct KernelFile {
   std::string problem;  // one line; empty: it can be used
 
   bool ok() const { return problem.empty(); }
-  // Whether a GPU of this compute capability (90 is 9.0) can run it: machine code is good for
-  // later GPUs of the same major version, too.
+  // Whether a GPU of this compute capability (90 is 9.0) can run it. Machine code also runs on
+  // later GPUs of the same major version.
   bool fits(int capability) const;
   std::string describe() const;  // "nvcc 13.1: sm_80, sm_90, PTX"
 };
 
-// The first among `places.files` that is no library, if it is whole, made from the kernels of this
-// library, and by an nvcc of no later major version than `driver_version` (0: any).
+// The first file of `places.files` that is not a library, if it is complete, made from this
+// library's kernels, and by an nvcc whose major version is not later than that of `driver_version`
+// (0: any).
 KernelFile open_kernel_file(const LibraryPaths& places, int driver_version,
                             std::uint64_t source = source_key());
 

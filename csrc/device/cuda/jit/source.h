@@ -1,4 +1,4 @@
-// The kernels' source, which the library carries, and the list of kernels.
+// The kernels' source, which is embedded in the library, and the list of kernels.
 #pragma once
 
 #include <span>
@@ -7,21 +7,21 @@
 namespace horoplug::cuda {
 
 struct SourceFile {
-  const char* name;  // as it is included
+  const char* name;  // the name used by #include
   const char* text;
 };
 
-// kernels.cu, and what it includes. CMake makes this from csrc/device/cuda/kernels.
+// kernels.cu and its headers. CMake generates this from csrc/device/cuda/kernels.
 const SourceFile& kernel_source();
 std::span<const SourceFile> kernel_headers();
 
 struct KernelName {
   const char* name;
-  const char* only;  // the option by which kernels.cu has this kernel alone
+  const char* only;  // the compiler option that selects this kernel alone
 };
 std::span<const KernelName> kernel_names();
 
-// Of one kernel; nullptr if there is none of this name.
+// The entry of one kernel; nullptr if the name is unknown.
 const KernelName* find_kernel(const std::string& name);
 
 }  // namespace horoplug::cuda

@@ -1,4 +1,4 @@
-// What the C ABI says of GPUs.
+// The part of the C ABI that describes GPUs.
 #include <cstdlib>
 #include <cstring>
 #include <exception>

@@ -44,10 +44,10 @@ FinishArgs finish_integers(std::size_t size, const Finish& finish) {
   return args;
 }
 
-// What an element's address has to be a multiple of. Elements of 16 bytes have two parts.
+// The required alignment of an element's address. Elements of 16 bytes have two parts.
 std::size_t alignment_of(std::size_t size) { return std::min<std::size_t>(size, 8); }
 
-// Whether all addresses are multiples of so many bytes, read and written.
+// Whether all addresses, read and written, are multiples of this number of bytes.
 bool is_aligned(const Transfer& transfer, ElementSizes to, std::span<const std::uint64_t> bases) {
   return (transfer.fill || transfer.from % to.read == 0) && transfer.to % to.written == 0 &&
          std::all_of(bases.begin(), bases.end(),

@@ -1,4 +1,4 @@
-// From tensors to what a kernel is told: pure functions, without CUDA.
+// Converts tensors to kernel arguments: pure functions, without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace horoplug::cuda {
 
-// A run of elements that a kernel takes from one place to another. `from` is an address; for
-// kernels with several sources, how many bytes into each of them; with `fill`, the element itself.
+// A run of elements that a kernel moves. `from` is an address; for kernels with several sources, an
+// offset in bytes into each of them; with `fill`, the element itself.
 struct Transfer {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
@@ -27,19 +27,19 @@ struct BatchTable {
   std::uint32_t tiles = 0;
 };
 
-// Bytes of an element that a kernel reads and of one that it writes.
+// Bytes of an element that a kernel reads, and of one that it writes.
 struct ElementSizes {
   std::size_t read, written;
 };
 
-// The chunks of the transfers that are not empty. `bases` are the addresses that `from` is added
-// to. Throws Error if an address is not that of an element, which a GPU would not forgive, or if
-// there are more than 2^32 - 1 tiles.
+// The chunks of the non-empty transfers. `bases`: the addresses to which `from` is added. Throws
+// Error if an address is not aligned to the element, which would fault on the GPU, or if there are
+// more than 2^32 - 1 tiles.
 BatchTable make_table(std::span<const Transfer> transfers, ElementSizes sizes,
                       std::span<const std::uint64_t> bases = {});
 
-// Where tensors lie in a fusion buffer: each at a multiple of 16 bytes, so that memory is accessed
-// in vectors. The same on all ranks, as it depends on sizes alone.
+// The positions of tensors in a fusion buffer: each at a multiple of 16 bytes, so that memory
+// accesses are vectorised. Equal on all ranks, because they depend on sizes alone.
 struct FusedLayout {
   std::vector<std::uint64_t> offsets;
   std::uint64_t bytes = 0;
@@ -49,8 +49,8 @@ FusedLayout lay_out(std::span<const std::uint64_t> tensor_bytes);
 // How a kernel that computes elements of this type finishes them.
 FinishArgs finish_args(DType dtype, const Finish& finish);
 
-// Names of kernels, see kernels/list.def. Throws Error(HP_UNSUPPORTED) for a conversion that there
-// is none for: between float32 and the floats of 16 bits there is.
+// Names of kernels; see kernels/list.def. Throws Error(HP_UNSUPPORTED) for a conversion without a
+// kernel: only those between float32 and 16-bit floats exist.
 std::string move_kernel(DType from, DType to, const Finish& finish);
 std::string reduce_kernel(ReduceOp op, DType dtype);
 

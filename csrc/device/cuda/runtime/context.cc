@@ -19,7 +19,7 @@ Current::~Current() {
 
 namespace {
 
-// Ends something in its context; if the GPU has failed, there is nothing left to end.
+// Releases a resource in its context. If the GPU has failed, there is nothing to release.
 template <typename End>
 void end_in(const Context& context, const End& end) {
   if (context.api().CtxPushCurrent(context.handle()) != kSuccess) return;

@@ -1,5 +1,5 @@
-// What belongs to a GPU, each with its end: context, stream, event, memory, module. All of it
-// lives within the GPU's primary context, which the frameworks use too.
+// RAII wrappers of GPU resources: context, stream, event, memory, module. All of them belong to the
+// GPU's primary context, which the frameworks use as well.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 
 namespace horoplug::cuda {
 
-// The primary context of device `ordinal`. It outlives everything that is made in it, and the table
-// outlives it. Constructors here throw Error; destructors ignore errors, as after a failure of the
-// GPU every call fails.
+// The primary context of device `ordinal`. It must outlive everything that is created in it, and
+// the function table must outlive it. Constructors throw Error; destructors ignore errors, because
+// after a failure of the GPU every call fails.
 class Context {
  public:
   Context(const DriverApi& api, int ordinal);
@@ -35,7 +35,7 @@ class Context {
   CUcontext context_ = nullptr;
 };
 
-// Makes a context that of this thread, and gives back what the thread had.
+// Makes a context current on this thread, and restores the previous one.
 class Current {
  public:
   explicit Current(const Context& context);
@@ -49,17 +49,16 @@ class Current {
 
 class Stream {
  public:
-  // Apart from the default stream. Lower numbers go first; the GPU limits them.
+  // Independent of the default stream. Lower numbers have priority, within the GPU's limits.
   explicit Stream(const Context& context, int priority = 0);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
   CUstream handle() const { return stream_; }
-  // What is put into this stream from now on waits for what the event stands for; the host does
-  // not.
+  // Later work in this stream waits for the event; the host does not wait.
   void wait_for(CUevent event) const;
-  // Blocks the host: for tests and the end.
+  // Blocks the host: for tests and shutdown.
   void synchronize() const;
 
  private:
@@ -75,9 +74,9 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   CUevent handle() const { return event_; }
-  // Stands for all that is in the stream now.
+  // Records all work that is in the stream now.
   void record(CUstream stream) const;
-  // Whether it has come to pass; true if it was never recorded.
+  // Whether the recorded work is done; true if nothing was recorded.
   bool done() const;
 
  private:
@@ -87,10 +86,10 @@ class Event {
 
 class DeviceMemory {
  public:
-  // Giving it back waits for all that is under way on the GPU.
+  // Freeing it waits for all work on the GPU.
   DeviceMemory(const Context& context, std::size_t bytes);
-  // In the order of a stream: it is there from where the stream is now until where it is then, and
-  // the host does not wait.
+  // Allocated and freed in stream order: usable from the stream's present position up to its
+  // position at the release. The host does not wait.
   DeviceMemory(const Context& context, std::size_t bytes, CUstream stream);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
@@ -106,7 +105,7 @@ class DeviceMemory {
   CUstream stream_ = nullptr;
 };
 
-// Of the host, for copies that do not wait.
+// Pinned host memory, for asynchronous copies.
 class PinnedMemory {
  public:
   PinnedMemory(const Context& context, std::size_t bytes);

@@ -7,7 +7,7 @@
 namespace horoplug::cuda {
 namespace {
 
-// So many are looked through at once.
+// The number of events that are checked at once.
 constexpr std::size_t kManyUnderWay = 64;
 
 }  // namespace

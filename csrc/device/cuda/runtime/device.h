@@ -1,5 +1,5 @@
-// One GPU as one engine uses it: what all of its process sets share. What each of them has for
-// itself is in workspace.h.
+// One GPU as one engine uses it: the state that all of its process sets share. Each set's own state
+// is in workspace.h.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace horoplug::cuda {
 
-// A point in a stream. The last one to let go of it gives the event back to be used again.
+// A position in a stream. The last owner returns the event to the pool.
 using EventPtr = std::shared_ptr<const Event>;
 
-// For any thread. Everything throws Error.
+// Usable from any thread. Every function throws Error.
 class Device : public std::enable_shared_from_this<Device> {
  public:
   // Device `ordinal`.
@@ -26,22 +26,23 @@ class Device : public std::enable_shared_from_this<Device> {
   const Toolkit& toolkit() const { return *toolkit_; }
   const Context& context() const { return context_; }
   const Log& log() const { return log_; }
-  // For whoever drives the engine, unlike the rest.
+  // Unlike the others, for the thread that runs the progress loop.
   const std::shared_ptr<LoadedKernels>& kernels() const { return kernels_; }
-  // Likewise: whether all is done that was in process sets' streams when they were tracked.
+  // Likewise: whether all work that was in process sets' streams when they were tracked is done.
   void track(CUstream stream);
   bool idle();
 
-  // Throws HP_UNSUPPORTED if the stream is being captured into a graph: what a replay would repeat,
-  // other ranks would not know of.
+  // Throws HP_UNSUPPORTED if the stream is being captured into a graph: other ranks would not take
+  // part in a replay.
   void refuse_capture(CUstream stream) const;
-  // Stands for all that is in the stream now.
+  // Records all work that is in the stream now.
   EventPtr mark(CUstream stream);
-  // What is put into the stream from now on waits for the event; the host does not.
+  // Later work in the stream waits for the event; the host does not wait.
   void make_wait(CUstream stream, const Event& event) const;
-  // Puts a copy within the GPU's memory into the stream.
+  // Enqueues a copy within the GPU's memory.
   void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) const;
-  // Memory that can be used from where the one stream is now until where the other is then.
+  // Memory that is usable from one stream's present position up to the other stream's position at
+  // the release.
   CUdeviceptr allocate(std::size_t bytes, CUstream first_used_by) const;
   void release(CUdeviceptr memory, CUstream last_used_by) const;
 
@@ -55,7 +56,8 @@ class Device : public std::enable_shared_from_this<Device> {
   const Log log_;
   const Context context_;
   const std::shared_ptr<LoadedKernels> kernels_;
-  std::vector<std::unique_ptr<Event>> under_way_;  // its own: an EventPtr keeps the GPU
+  // own events: an EventPtr would keep the GPU alive
+  std::vector<std::unique_ptr<Event>> under_way_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Event>> free_events_;
 };

@@ -9,8 +9,7 @@
 namespace horoplug::cuda {
 namespace {
 
-// So far ahead is a word of a meeting that nobody waits any more: half of a cyclic comparison's
-// range.
+// A value this far ahead releases every wait: half the range of a cyclic comparison.
 constexpr std::uint32_t kFarAhead = 1U << 30;
 
 }  // namespace
@@ -52,7 +51,7 @@ void IpcPeers::close() noexcept {
   context.api().CtxPopCurrent(&popped);
 }
 
-// As much as there is.
+// Limited by the free memory.
 void IpcPeers::allocate() {
   for (half_bytes_ = kMostBytes; !own_; half_bytes_ /= 2) {
     try {
@@ -99,7 +98,7 @@ CUdeviceptr IpcPeers::word_on_device(int rank) const {
   return page_on_device_ + static_cast<std::size_t>(rank) * kLine;
 }
 
-// What this rank's stream has done before is visible to all before the word is.
+// This rank's earlier work in the stream is visible to all ranks before the word is.
 void IpcPeers::meet(CUstream stream) {
   const Context& context = device_->context();
   const Current current(context);
@@ -121,7 +120,7 @@ bool IpcPeers::all_are_at(std::uint32_t meeting) const {
   return true;
 }
 
-// Processors have one meeting more, which no GPU waits for.
+// The hosts have one further synchronisation, for which no GPU waits.
 bool IpcPeers::over(CUstream stream) {
   if (farewell_ == Farewell::kNone) {
     last_ = device_->mark(stream);

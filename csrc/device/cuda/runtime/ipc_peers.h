@@ -1,22 +1,22 @@
-// The fusion buffers that the ranks of one host have on their GPUs, mapped into each other's
-// processes (CUDA IPC), and how their streams meet.
+// The fusion buffers of the ranks of one host on their GPUs, mapped into each other's processes by
+// CUDA IPC, and the synchronisation of their streams.
 //
-// A buffer has two halves, which rounds use in turn. In a round a rank writes to its own half, its
-// stream meets the others', and it reads what they have written to theirs. What a rank has put into
-// its stream before a meeting is done before what others put into theirs after it. No half is
-// written while somebody reads it: of round r a rank reads in its stream before its first meeting
-// of round r + 1, and the half is written again in round r + 2, after that. Within a round a rank
-// may meet the others again; what it has written since it met them last, nobody else may have read
-// before.
+// A buffer has two halves, which rounds use alternately. In a round a rank writes to its own half,
+// its stream synchronises with the other ranks' streams, and it reads their halves. Work that a
+// rank enqueued before a synchronisation is done before work that other ranks enqueue after it. No
+// half is written while another rank reads it: a rank reads data of round r in its stream before
+// its first synchronisation of round r + 1, and the half is written again in round r + 2, after
+// that. A round may have further synchronisations; data that a rank has written since its last one
+// must not have been read by others before.
 //
-// Streams meet in words of a page of the host's memory, one of each rank: in meeting m a rank's
-// stream writes m to its own and waits until all others are at least m. Processors have no part in
-// it: a wait may be in a stream before what it waits for is in the other one. It also ends if a
-// rank dies, as any other one can write its word; of an event of a process that was killed nobody
-// knows the end.
+// Streams synchronise through a page of host memory with one word for each rank: in synchronisation
+// m a rank's stream writes m to its word and waits until all other words are at least m. The hosts
+// take no part in it: a stream may wait before the matching write is enqueued in another stream. A
+// wait also ends if a rank dies, because any other rank can write its word. An event of a killed
+// process, by contrast, would never complete.
 //
-// Rounds and meetings are counted by each rank by itself, so they may only be begun in what all
-// ranks do for certain.
+// Each rank counts rounds and synchronisations by itself, so they may only begin in operations that
+// all ranks are certain to run.
 #pragma once
 
 #include <atomic>
@@ -31,11 +31,11 @@
 
 namespace horoplug::cuda {
 
-// For whoever drives the engine. Everything throws Error.
+// For the thread that runs the progress loop. Every function throws Error.
 class IpcPeers {
  public:
-  // Bytes of a half: as many as the GPU has, within these bounds. More would not be faster; with
-  // less, a buffer might share what is mapped with other allocations of this process.
+  // The size of a half in bytes: limited by free memory, within these bounds. More would not be
+  // faster. With less, the buffer might share its mapping with other allocations of this process.
   static constexpr std::size_t kMostBytes = 32 << 20;
   static constexpr std::size_t kLeastBytes = 1 << 20;
   static constexpr std::size_t kLine = 64;
@@ -43,40 +43,39 @@ class IpcPeers {
   static constexpr int kMostRanks = kMaxSources;
   static_assert(kMostRanks * kLine <= kPageBytes);
 
-  // What a rank tells the others.
+  // The information that ranks exchange.
   struct Offer {
     CUipcMemHandle buffer;
     std::uint64_t half_bytes;
   };
 
-  // Allocates the buffer of rank `rank` of `size` ranks on one host. All of them have `page`, which
-  // is of zeros.
+  // Allocates the buffer of rank `rank` of `size` ranks on one host. All of them map `page`, which
+  // is zeroed.
   IpcPeers(std::shared_ptr<Device> device, int rank, int size, std::byte* page);
-  ~IpcPeers();  // closes them, too
+  ~IpcPeers();  // also closes the other ranks' buffers
   IpcPeers(const IpcPeers&) = delete;
   IpcPeers& operator=(const IpcPeers&) = delete;
 
   Offer offer() const;
-  // By rank. The smallest half decides.
+  // By rank. The smallest half determines the size.
   void open(std::span<const Offer> offers);
 
   std::size_t half_bytes() const { return half_bytes_; }
-  // A rank's half of this round.
+  // A rank's half in this round.
   CUdeviceptr half(int rank) const;
   CUdeviceptr own_half() const { return half(rank_); }
-  // The stream, always the same one, meets those of all other ranks.
+  // Synchronises the stream, which must always be the same one, with those of all other ranks.
   void meet(CUstream stream);
   void end_round() { ++round_; }
 
-  // Whether all ranks' streams have come to their end, and all have closed the others' buffers, so
-  // that each one's memory is its own again. All ranks ask, again and again, once everything is in
-  // the stream.
+  // Whether all ranks' streams have finished and all ranks have closed the others' buffers, so that
+  // each rank owns its memory alone again. All ranks must poll this once all work is enqueued.
   bool over(CUstream stream);
-  // Closes the others' buffers, of which nothing in the stream reads any more.
+  // Closes the other ranks' buffers, which no work in the stream reads any more.
   void close() noexcept;
-  // Lets all ranks' streams go on, as somebody will not come: what they read now is undefined. What
-  // others have in their streams may stop them again; calling it until the own stream is done helps
-  // against that.
+  // Releases the waits of all ranks' streams, because a rank will not take part: the data they read
+  // is undefined. Work that other ranks enqueue may block them again, so this is called repeatedly
+  // until this rank's stream is done.
   void release() noexcept;
 
  private:
@@ -90,12 +89,12 @@ class IpcPeers {
   std::byte* const page_;
   CUdeviceptr page_on_device_ = 0;
   std::unique_ptr<DeviceMemory> own_;
-  std::vector<CUdeviceptr> buffers_;  // by rank; 0: not open
+  std::vector<CUdeviceptr> buffers_;  // by rank; 0: not mapped
   std::size_t half_bytes_ = 0;
   std::uint64_t round_ = 0;
-  std::uint32_t meeting_ = 0;  // after 2^32 - 1 comes 0
+  std::uint32_t meeting_ = 0;  // wraps from 2^32 - 1 to 0
   enum class Farewell { kNone, kInStream, kClosed } farewell_ = Farewell::kNone;
-  EventPtr last_;  // of all that is in the stream
+  EventPtr last_;  // the end of all work in the stream
 };
 
 }  // namespace horoplug::cuda

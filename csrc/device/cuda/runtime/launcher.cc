@@ -9,7 +9,7 @@
 namespace horoplug::cuda {
 namespace {
 
-// As many as an SM can hold of 256 threads each; those that do not fit wait for others to end.
+// As many blocks of 256 threads as an SM can hold; further blocks wait for others to end.
 constexpr std::uint32_t kBlocksPerMultiprocessor = 8;
 
 std::string of_dtype(const char* kernel, DType dtype) {
@@ -46,7 +46,7 @@ void Launcher::move_reduced(DType dtype, const Finish& finish,
   if (!has_nan || !finish.is_identity()) return move(dtype, dtype, finish, transfers);
   const BatchTable table = make_table(transfers, {dtype_size(dtype), dtype_size(dtype)});
   if (table.tiles == 0) return;
-  // Whatever the factors are, finishing sees to NaNs.
+  // Finishing also canonicalises NaNs, whatever the factors are.
   MoveArgs args{place(table), {kMultiply, 0, 0, 1, 1}};
   launch(std::string("scale_") + dtype_name(dtype), args, table.tiles);
 }

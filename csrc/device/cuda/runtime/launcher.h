@@ -1,4 +1,4 @@
-// Launches the kernels: one launch per batch, on one stream, and never a wait of the host.
+// Launches the kernels: one launch per batch, on one stream, without blocking the host.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace horoplug::cuda {
 
-// For one thread at a time. All addresses are the GPU's, or memory that it can reach; transfers
-// are explained in batch.h. Work that uses memory of other streams has to be ordered by events: see
-// Stream. Everything throws Error, which names the kernel.
+// For one thread at a time. All addresses are in GPU memory, or in memory that the GPU can access;
+// transfers are described in batch.h. Order relative to other streams requires events: see Stream.
+// Every function throws Error, which names the kernel.
 class Launcher {
  public:
   Launcher(const Context& context, std::shared_ptr<LoadedKernels> kernels);
-  // With kernels of its own.
+  // With kernels loaded for this launcher alone.
   Launcher(const Context& context, ImageSource images)
       : Launcher(context, std::make_shared<LoadedKernels>(context, std::move(images))) {}
 
@@ -28,20 +28,20 @@ class Launcher {
 
   // Packs or unpacks: to = convert(finish(from)).
   void move(DType from, DType to, const Finish& finish, std::span<const Transfer> transfers);
-  // The same, of what was not reduced by reduce(): every NaN becomes the one of all results.
+  // The same for data that reduce() has not reduced: every NaN becomes the canonical one.
   void move_reduced(DType dtype, const Finish& finish, std::span<const Transfer> transfers);
 
-  // Reduces what the sources have at `from` into `to`, as ReduceFn of device/cpu/kernels.h. At most
-  // kMaxSources. kAverage is kSum: the division is the caller's.
+  // Reduces the sources' data at `from` into `to`, as ReduceFn of device/cpu/kernels.h does. At
+  // most kMaxSources sources. kAverage equals kSum: the caller divides.
   void reduce(ReduceOp op, DType dtype, const Finish& finish,
               std::span<const std::uint64_t> sources, std::span<const Transfer> transfers);
 
-  // Adasum's dot products of what `a` and `b` have at each `from`: one Dots for each transfer,
-  // which must not be empty, at `of_chunks`.
+  // Adasum's dot products of `a` and `b` at each `from`: one Dots for each transfer, which must not
+  // be empty, written to `of_chunks`.
   void dots(DType dtype, std::uint64_t a, std::uint64_t b, std::span<const Transfer> transfers,
             std::uint64_t of_chunks);
 
-  // Combines them, given the dot products of each, as float32 (float64 for float64).
+  // Combines the vectors, given their dot products, as float32 (float64 for float64).
   void blend(DType dtype, std::uint64_t a, std::uint64_t b, std::span<const Transfer> transfers,
              std::uint64_t of_chunks);
 
@@ -56,7 +56,7 @@ class Launcher {
   const std::shared_ptr<LoadedKernels> kernels_;
   Stream stream_;
   TablesOnDevice tables_;
-  std::unique_ptr<DeviceMemory> of_tiles_;  // grows
+  std::unique_ptr<DeviceMemory> of_tiles_;  // grows on demand
 };
 
 }  // namespace horoplug::cuda

@@ -1,5 +1,5 @@
-// The kernels that a GPU has: each is loaded once, when it is first needed, for all who launch.
-// (The driver may keep the host while it loads one, until the GPU is idle.)
+// The kernels that a GPU has loaded: each is loaded once, on first use, for all launchers. (The
+// driver may block the host until the GPU is idle while it loads a kernel.)
 #pragma once
 
 #include <map>

@@ -9,11 +9,11 @@
 namespace horoplug::cuda {
 namespace {
 
-// Of ncclDataType_t and ncclRedOp_t.
+// Values of ncclDataType_t and ncclRedOp_t.
 constexpr ncclDataType_t kUint8 = 1;
 constexpr ncclRedOp_t kSum = 0, kProduct = 1, kMaximum = 2, kMinimum = 3;
 
-// How long the others may take to end a communicator, too.
+// Limit for the time that other ranks take to destroy a communicator.
 constexpr auto kPatience = std::chrono::seconds(2);
 
 template <typename T = void>
@@ -21,7 +21,7 @@ T* pointer(CUdeviceptr address) {
   return std::bit_cast<T*>(address);
 }
 
-// NCCL reduces floats of 8 bits on GPUs from Hopper on.
+// NCCL reduces 8-bit floats on GPUs from Hopper on.
 constexpr int kFloat8Capability = 90;
 
 struct Type {
@@ -36,7 +36,7 @@ constexpr Type kTypes[] = {
 
 ncclDataType_t type_of(DType dtype) { return kTypes[static_cast<int>(dtype)].number; }
 
-// NCCL's elements in `count` elements.
+// The number of NCCL's elements in `count` elements.
 std::size_t parts(DType dtype, std::size_t count) { return is_complex(dtype) ? 2 * count : count; }
 
 }  // namespace
@@ -178,7 +178,7 @@ void NcclCommunicator::abort() {
     const Current current(device_->context());
     api_.CommAbort(std::exchange(communicator_, nullptr));
   } catch (const Error&) {
-    // The GPU has failed: there is nothing left to end.
+    // The GPU has failed: there is nothing to release.
   }
 }
 

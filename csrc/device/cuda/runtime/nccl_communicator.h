@@ -1,8 +1,8 @@
-// One communicator of NCCL: what a process set's ranks have in common there.
+// One NCCL communicator of a process set's ranks.
 //
-// It does not block: a call that has to wait for other ranks goes on by itself, and settled() says
-// when the next one may be made. What is put into a stream runs when the other ranks have put
-// theirs, in the same order.
+// It is nonblocking: a call that waits for other ranks continues by itself, and settled() tells
+// when the next call may be made. Enqueued work runs when the other ranks have enqueued theirs in
+// the same order.
 #pragma once
 
 #include <cstddef>
@@ -16,29 +16,30 @@
 
 namespace horoplug::cuda {
 
-// NCCL's number of the type that it reduces elements of this one as: complex numbers by their
-// parts. None for what it does not know in this version, or on GPUs of this compute capability (90
-// is 9.0).
+// NCCL's type for elements of this type; complex numbers are reduced by their parts. None if this
+// version of NCCL, or GPUs of this compute capability (90 is 9.0), do not support it.
 std::optional<ncclDataType_t> nccl_type(DType dtype, int version, int capability);
-// None for what it does not know. Of bool, "or" is the maximum of bytes, and "and" the minimum.
+// None if NCCL does not support it. For bool, "or" is the maximum of bytes and "and" the minimum.
 std::optional<ncclRedOp_t> nccl_op(ReduceOp op, DType dtype);
 
-// For whoever drives the engine. Everything throws Error(HP_ABORTED) with NCCL's text.
+// For the thread that runs the progress loop. Every function throws Error(HP_ABORTED) with NCCL's
+// text.
 class NcclCommunicator {
  public:
-  // The name by which ranks find each other: one of them makes it.
+  // The id by which ranks find each other; one rank creates it.
   static ncclUniqueId make_id(const Device& device);
 
-  // Begins to connect rank `rank` of `size` ranks with the others.
+  // Starts to connect rank `rank` of `size` ranks with the others.
   NcclCommunicator(std::shared_ptr<Device> device, const ncclUniqueId& id, int size, int rank);
-  ~NcclCommunicator();  // aborts, unless it was closed
+  ~NcclCommunicator();  // aborts, unless closed
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Whether the last call is over, so that the next one may be made; and errors of what runs.
+  // Whether the last call has completed, so that the next one may be made. Also reports errors of
+  // running work.
   bool settled();
 
-  // All that begin() and end() enclose is one call. Addresses are the GPU's; counts, of elements.
+  // begin() and end() enclose one NCCL group. Addresses are in GPU memory; counts are in elements.
   void begin() const;
   void end() const;
   void allreduce(CUdeviceptr from, CUdeviceptr to, std::size_t count, DType, ReduceOp, CUstream);
@@ -51,9 +52,10 @@ class NcclCommunicator {
   void send(CUdeviceptr from, std::size_t bytes, int rank, CUstream);
   void receive(CUdeviceptr to, std::size_t bytes, int rank, CUstream);
 
-  // Its end, when nothing runs on any rank. Waits for the others, though not for long.
+  // Destroys the communicator when no rank has work in progress. Waits for the other ranks for a
+  // short time.
   void close();
-  // Its end at once: what runs on the GPU ends, and its results are undefined. Never throws.
+  // Ends the communicator at once: work on the GPU ends with undefined results. Never throws.
   void abort();
 
  private:

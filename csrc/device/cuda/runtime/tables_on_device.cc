@@ -7,7 +7,7 @@
 namespace horoplug::cuda {
 namespace {
 
-// A MiB of them.
+// A total of one MiB.
 constexpr std::size_t kChunksAtOnce = (1 << 20) / sizeof(Chunk);
 
 // Word by word: this runs before every launch.
@@ -32,7 +32,7 @@ TablesOnDevice::TablesOnDevice(const Context& context, CUstream stream, std::siz
   on_host(0);
 }
 
-// From what there is, if that will do.
+// Reuses present memory if it is large enough.
 std::span<Chunk> TablesOnDevice::on_host(std::size_t chunks) {
   if (on_host_.empty() || free_on_host_.size() < chunks) {
     const std::size_t count = std::max(chunks, kChunksAtOnce);
@@ -65,7 +65,7 @@ const Chunk* TablesOnDevice::place(std::span<const Chunk> chunks) {
   const Chunk* const address = std::bit_cast<const Chunk*>(slot.device.address());
   if (is_known) return address;
   std::memcpy(slot.host, chunks.data(), chunks.size_bytes());
-  slot.count = 0;  // holds nothing, should the copy fail
+  slot.count = 0;  // holds nothing if the copy fails
   const Current current(context_);
   context_.check(context_.api().MemcpyHtoDAsync(slot.device.address(), slot.host,
                                                 chunks.size_bytes(), stream_),
@@ -79,7 +79,7 @@ const Chunk* TablesOnDevice::place(std::span<const Chunk> chunks) {
 
 TablesOnDevice::Slot& TablesOnDevice::slot_for(std::size_t chunks) {
   if (slots_.size() >= limit_) {
-    // The one not used for longest, of those whose copy has been made.
+    // The least recently used slot whose copy has been made.
     std::sort(slots_.begin(), slots_.end(),
               [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
     for (const auto& slot : slots_) {

@@ -1,5 +1,5 @@
-// The tables of batches on the GPU. A training step launches the same batches again and again: a
-// table that is there already is not copied once more.
+// The tables of batches in GPU memory. A training step launches the same batches repeatedly: a
+// table that is already there is not copied again.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ namespace horoplug::cuda {
 
 class TablesOnDevice {
  public:
-  // For the kernels of one stream. From so many `slots` on, the memory of the table that was not
-  // used for longest is used again, if it is large enough.
+  // For the kernels of one stream. Beyond `slots` tables, the memory of the least recently used
+  // table is reused if it is large enough.
   TablesOnDevice(const Context& context, CUstream stream, std::size_t slots = 256);
 
-  // Where the GPU has these chunks, for kernels that are put into the stream before the next call.
-  // Neither blocks nor waits.
+  // The address of these chunks on the GPU, for kernels that are enqueued before the next call.
+  // Never blocks.
   const Chunk* place(std::span<const Chunk> chunks);
 
   std::uint64_t copies() const { return copies_; }
 
  private:
-  // The host's copy may be changed when `copied` is done. The GPU's may be at any time: the copy
-  // to it comes after the kernels that use it.
+  // The host's copy may be changed when `copied` is done. The GPU's copy may be changed at any
+  // time, because the copy to it is ordered behind the kernels that use it.
   struct Slot {
     Slot(const Context& context, std::span<Chunk> memory, CUstream stream);
     bool holds(std::span<const Chunk> chunks, std::uint64_t hash) const;
@@ -43,7 +43,7 @@ class TablesOnDevice {
   CUstream stream_;
   std::size_t limit_;
   std::uint64_t uses_ = 0, copies_ = 0;
-  // Memory of the host, for many slots: the driver may keep the host when it allocates some.
+  // Host memory for many slots at once: the driver may block the host when it allocates.
   std::vector<std::unique_ptr<PinnedMemory>> on_host_;
   std::span<Chunk> free_on_host_;
   std::vector<std::unique_ptr<Slot>> slots_;

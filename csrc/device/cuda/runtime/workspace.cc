@@ -9,8 +9,8 @@
 namespace horoplug::cuda {
 namespace {
 
-// Growing by powers of two costs few allocations; where that is more than is left, it grows by no
-// more than it must.
+// Growth by powers of two needs few allocations. If that exceeds the free memory, it grows by the
+// minimum.
 template <typename Memory, typename Make>
 void grow(std::unique_ptr<Memory>& memory, std::size_t bytes, Make&& make) {
   constexpr std::size_t kLeast = 1 << 20;
@@ -23,7 +23,7 @@ void grow(std::unique_ptr<Memory>& memory, std::size_t bytes, Make&& make) {
   }
 }
 
-// Likewise, unless there is enough, of memory that would keep the host if it was given back.
+// Likewise, for memory whose release would block the host, unless it is large enough.
 template <typename Memory, typename Make>
 Memory& enough(std::unique_ptr<Memory>& memory, std::vector<std::unique_ptr<Memory>>& outgrown,
                std::size_t bytes, Make&& make) {
@@ -84,7 +84,7 @@ CUdeviceptr Workspace::to_lend(Purpose purpose, std::size_t bytes) {
 }
 
 void Workspace::leak(Purpose purpose) {
-  // The memory of a GPU goes with the last one that has its context.
+  // GPU memory is freed with the last owner of its context.
   auto& memory = lent_[static_cast<std::size_t>(purpose)];
   static_cast<void>(new std::pair(device_, std::move(memory)));
 }

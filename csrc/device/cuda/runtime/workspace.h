@@ -1,6 +1,5 @@
-// What a process set has for itself on a GPU: streams, kernels and working memory. Sets know
-// nothing of each other, and their operations may come in any order: in one stream they would wait
-// for each other.
+// The streams, kernels and working memory of one process set on a GPU. Sets are independent, and
+// their operations may come in any order: in a shared stream they would wait for each other.
 #pragma once
 
 #include <array>
@@ -13,7 +12,7 @@
 
 namespace horoplug::cuda {
 
-// For whoever drives the engine. Everything throws Error.
+// For the thread that runs the progress loop. Every function throws Error.
 class Workspace {
  public:
   explicit Workspace(std::shared_ptr<Device> device);
@@ -21,32 +20,30 @@ class Workspace {
   Device& device() const { return *device_; }
   Launcher& launcher() { return launcher_; }
 
-  // The stream of all work, and a second one, so that copies to and from the GPU can be under way
-  // at the same time.
+  // The stream of all work, and a second one, so that copies to and from the GPU can overlap.
   const Stream& stream() const { return launcher_.stream(); }
   const Stream& back() const { return back_; }
   EventPtr mark() { return device_->mark(stream().handle()); }
   EventPtr mark_back() { return device_->mark(back_.handle()); }
-  // What is put into the one stream from now on comes after what is in the other one now.
+  // Orders later work of one stream behind the present work of the other.
   void order(const Stream& first, const Stream& then) const {
     then.wait_for(device_->mark(first.handle())->handle());
   }
 
-  // Copies that the host does not wait for: from the GPU and within it in stream(), to it in
-  // back().
+  // Asynchronous copies: from the GPU and within it in stream(), to it in back().
   void fetch(std::byte* to, CUdeviceptr from, std::size_t bytes) const;
   void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) const;
   void bring(CUdeviceptr to, const std::byte* from, std::size_t bytes) const;
 
-  // Memory of the GPU, which what is put into stream() may use until the next call for the same
-  // purpose, and of the host. Aligned to 256 bytes.
+  // GPU memory, which work in stream() may use until the next call for the same purpose, and host
+  // memory. Aligned to 256 bytes.
   enum class Purpose { kInput, kOutput };
   CUdeviceptr on_device(Purpose purpose, std::size_t bytes);
   std::byte* on_host(Purpose purpose, std::size_t bytes);
 
-  // Memory of the GPU that somebody else than the stream may use, too, until it is given back: if
-  // it never is, since the batch has failed, the memory is leaked, with all that it needs. It can
-  // be mapped into other processes, as MPI does, unlike what is allocated in the order of a stream.
+  // GPU memory that others than the stream may use, too, until give_back(). If the batch fails
+  // before that, the memory and everything it depends on is leaked. Unlike memory that is allocated
+  // in stream order, it can be mapped into other processes, as MPI does.
   class Lease {
    public:
     Lease(Workspace& workspace, Purpose purpose, std::size_t bytes)
@@ -76,7 +73,7 @@ class Workspace {
   const Stream back_;
   std::array<std::unique_ptr<DeviceMemory>, 2> on_device_, lent_;
   std::array<std::unique_ptr<PinnedMemory>, 2> on_host_;
-  // Giving these back would wait for the GPU, which may wait for other ranks.
+  // Releasing these would wait for the GPU, which may wait for other ranks.
   std::vector<std::unique_ptr<DeviceMemory>> outgrown_on_device_;
   std::vector<std::unique_ptr<PinnedMemory>> outgrown_on_host_;
 };
