@@ -1,4 +1,4 @@
-// From a batch of operations to calls of collectives, and back to outcomes.
+// Turns a batch of operations into calls of collectives, and their results into outcomes.
 #include <bit>
 #include <cstring>
 #include <numeric>
@@ -17,15 +17,15 @@ namespace {
 
 Allocation allocate(std::size_t bytes) {
   constexpr std::size_t kLine = 64;
-  // At least one line: an empty result still has an address.
+  // At least one cache line: an empty result still has an address.
   const std::size_t size = (std::max<std::size_t>(bytes, 1) + kLine - 1) / kLine * kLine;
   Allocation memory(std::aligned_alloc(kLine, size));
   if (!memory) throw std::bad_alloc();
   return memory;
 }
 
-// On the operation's GPU, for what is put into the set's stream from now on. Nobody but that
-// stream uses the result of an operation that this rank has not submitted.
+// Allocates memory on the operation's GPU for later work in the set's stream. Only that stream uses
+// the result of an operation that this rank has not submitted.
 Allocation allocate_on_gpu(const Comm& comm, const Operation& operation, std::size_t bytes) {
   const std::shared_ptr<cuda::Device>& device = operation.gpu.device;
   const CUstream work = comm.gpu()->workspace().stream().handle();
@@ -33,7 +33,7 @@ Allocation allocate_on_gpu(const Comm& comm, const Operation& operation, std::si
   return {std::bit_cast<void*>(memory), {device, operation.absent ? work : operation.gpu.stream}};
 }
 
-// The reduction and what is applied to its result, for a process set of `size` ranks.
+// The reduction, and the factor applied to its result, for a process set of `size` ranks.
 void set_reduction(Call& call, const Signature& signature, int size) {
   call.reduce_op = signature.reduce;
   const ReduceOp kernel = signature.reduce == ReduceOp::kAdasum ? ReduceOp::kSum : signature.reduce;
@@ -59,7 +59,7 @@ Task run(Comm& comm, Call& call, const char* algorithm) {
   comm.trace()->end_transfer();
 }
 
-// The numbers of rows that go from every rank to each rank. `all` are those of all ranks together.
+// The number of rows that every rank sends to each rank. `all`: those of all ranks.
 Task exchange_splits(Comm& comm, const std::vector<std::int64_t>& mine,
                      std::vector<std::int64_t>& theirs, std::int64_t& all) {
   struct Rows {
@@ -128,7 +128,7 @@ TensorOutcome make_outcome(const Comm& comm, const Operation& operation, std::si
   return outcome;
 }
 
-// Where all tensors of a batch lie in a shared buffer: see Call::place.
+// The position of a batch's tensors in a shared buffer: see Call::place.
 std::uint64_t place_of(const std::vector<OperationPtr>& operations,
                        std::vector<std::ptrdiff_t>& to) {
   const std::shared_ptr<SharedBuffer>& buffer = operations.front()->buffer;
@@ -156,7 +156,7 @@ void pass_inputs_on(const Comm& comm, const Call& call) {
   });
 }
 
-// Allreduce, broadcast and reduce: all tensors of all operations as one buffer.
+// Allreduce, broadcast and reduce: all tensors of all operations form one buffer.
 Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
   const Signature& signature = operations.front()->signature;
   Layout layout(signature.wire_dtype(), signature.prescale, signature.dtype);
@@ -214,8 +214,8 @@ Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const ch
   operation.outcomes.push_back(std::move(outcome));
 }
 
-// Whether somebody has rows for a rank that has joined, which would be lost. All ranks find the
-// same; it is the operation's failure then.
+// Whether a rank sends rows to a rank that has joined, which would be lost. All ranks reach the
+// same result, which is the operation's failure.
 Task check_absent(Comm& comm, Operation& operation, const std::vector<int>& absent) {
   std::int64_t lost = 0;
   for (const int rank : absent) {
@@ -314,7 +314,7 @@ Task run_gather(Comm& comm, Operation& operation, std::size_t index, const char*
   operation.outcomes.push_back(std::move(outcome));
 }
 
-// Numbers that all ranks get from one.
+// Values that one rank sends to all ranks.
 Task broadcast_counts(Comm& comm, int root, std::vector<std::int64_t>& counts) {
   Layout layout(DType::kInt64, 1.0);
   layout.add(counts.data(), counts.data(), counts.size() * sizeof(std::int64_t));
@@ -381,7 +381,7 @@ Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
   }
 }
 
-// Equal for batches that need the same kernels, and memory of about the same size.
+// Equal for batches that need the same kernels and about the same amount of memory.
 std::uint64_t kind_of(const Batch& batch) {
   const Signature& s = batch.operations.front()->signature;
   std::uint64_t bytes = 0, tensors = 0;
@@ -401,8 +401,8 @@ std::uint64_t kind_of(const Batch& batch) {
   return hash.value();
 }
 
-// All that a batch does on a GPU lies between two events: after the framework's streams have come
-// to where the operations were submitted, and before those that wait for its results.
+// All GPU work of a batch lies between two events: after the framework's streams have reached the
+// point of submission, and before work that waits for the results.
 Task run_on_gpu(Comm& comm, Batch& batch, const char* algorithm) {
   std::optional<GpuTurn> turn;
   if (batch.turns != nullptr) {

@@ -63,7 +63,7 @@ void check_reduction(const Signature& s, int size) {
   }
 }
 
-// Tensors of other types travel as they are.
+// Tensors of other types travel without conversion.
 std::optional<DType> compressed(const hp_submission& submission, const Signature& s) {
   if (submission.wire_dtype == 0) return std::nullopt;
   const auto wire = checked<DType>(submission.wire_dtype, kDTypeCount, "data type");
@@ -80,7 +80,7 @@ void check_splits(Operation& operation, const hp_submission& submission, int siz
   const std::int64_t rows = rows_of(signature.shapes.front());
   const bool scatters = signature.op == OpKind::kScatter;
   if (scatters && operation.members->index_of(signature.root) != operation.members->index) {
-    // Those of the root count.
+    // The root's splits are the ones that apply.
     operation.splits.assign(static_cast<std::size_t>(size), 0);
     return;
   }
@@ -134,7 +134,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
   signature.compressed = compressed(submission, signature);
   if (!info.reduces) signature.reduce = ReduceOp::kSum;
-  // Which GPU a rank has is its own affair.
+  // Ranks need not use GPUs with the same ordinal.
   signature.device = submission.device < 0 || !info.has_tensors ? -1 : 0;
   if (signature.device == 0) {
     operation->gpu.ordinal = submission.device;
@@ -211,7 +211,7 @@ OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Sha
   operation->signature.op = op;
   operation->signature.recurring = false;
   operation->signature.shapes = {arguments};
-  // There can be one at a time.
+  // Only one join per process set can be in flight.
   if (op == OpKind::kJoin) operation->name = op_kind_name(op);
   return operation;
 }

@@ -1,21 +1,22 @@
-// Checks what a caller has handed over and turns it into an Operation; nothing wrong gets past
-// here.
+// Validates a caller's submission and turns it into an Operation.
 #pragma once
 
 #include "engine/operation.h"
 
 namespace horoplug {
 
-// Throws Error(HP_INVALID_ARGUMENT or HP_UNSUPPORTED) with a line that says what to do. The name is
-// left empty if the submission has none. `members`: the process set, which this rank is in.
+// Throws Error(HP_INVALID_ARGUMENT or HP_UNSUPPORTED) with a line that says what to do. The
+// operation's name is empty if the submission has none. `members`: the process set, which contains
+// this rank.
 OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members);
 
-// An operation on the job or a set itself (see is_administrative). kAddSet: `arguments` are the
-// ranks, kRemoveSet: the number of the set, kAddBuffer: its size; `members` are all ranks.
+// An operation on the job or on a set itself (see is_administrative). `arguments`: the ranks
+// (kAddSet), the number of the set (kRemoveSet), the size in bytes (kAddBuffer). `members`: all
+// ranks.
 OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments);
 
-// What this rank does in an operation of the others after it has joined. Throws Error(HP_INTERNAL)
-// if the signature, which came off the wire, makes no sense.
+// The operation by which a rank that has joined takes part in other ranks' operations. Throws
+// Error(HP_INTERNAL) if the signature, which another rank has sent, is invalid.
 OperationPtr make_absent(const std::string& name, const Signature& signature,
                          const MembersPtr& members);
 
