@@ -38,11 +38,14 @@ class Nvrtc:
     def compile(self, options: Sequence[str]) -> tuple[bytes, str]:
         """Cubin (PTX for a virtual architecture) of the kernels, and what the compiler said."""
         program = ctypes.c_void_p()
-        headers = sorted(SOURCES.glob("*.h"))
-        texts = (ctypes.c_char_p * len(headers))(*[path.read_bytes() for path in headers])
-        names = (ctypes.c_char_p * len(headers))(
-            *[f"device/cuda/kernels/{path.name}".encode() for path in headers]
-        )
+        # By the names under which the kernels include them.
+        headers = {
+            f"device/cuda/kernels/{path.name}": path
+            for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.def")))
+        }
+        headers["horoplug/dtypes.def"] = ROOT / "csrc" / "include" / "horoplug" / "dtypes.def"
+        texts = (ctypes.c_char_p * len(headers))(*[path.read_bytes() for path in headers.values()])
+        names = (ctypes.c_char_p * len(headers))(*[name.encode() for name in headers])
         self._call(
             "CreateProgram",
             ctypes.byref(program),
