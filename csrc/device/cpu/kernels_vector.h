@@ -155,8 +155,10 @@ struct Float8Format {
   HP_INLINE static U32 narrow(F32 f) {
     const U32 sign = (U32)f >> 24 & 0x80;
     const I32 magnitude = (I32)((U32)f & 0x7fffffff);
-    const I32 odd = magnitude >> kShift & 1;
-    const I32 normal = (magnitude - kRebias + ((1 << (kShift - 1)) - 1) + odd) >> kShift;
+    // Unsigned, because GCC may add in another order, in which a NaN's bits would overflow.
+    const U32 odd = (U32)magnitude >> kShift & 1;
+    const U32 rounded = (U32)magnitude - kRebias + ((1 << (kShift - 1)) - 1) + odd;
+    const I32 normal = (I32)rounded >> kShift;
     const I32 subnormal = (I32)((F32)magnitude + kMagic) - (I32)(F32{} + kMagic);
     I32 bits = magnitude < kRebias + (1 << 23) ? subnormal : normal;
     if constexpr (kFinite) {
