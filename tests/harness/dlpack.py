@@ -9,7 +9,8 @@ from tests.harness import simulated_gpu
 
 ON_CUDA = 2
 READ_ONLY, COPIED = 1, 2
-CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # by kind, and of the types of ml_dtypes by name
+ML_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
 
 
 class Tensor(ctypes.Structure):
@@ -72,7 +73,9 @@ class Producer:
     def __init__(self, array: simulated_gpu.Array, versioned: bool = True) -> None:
         self.array, self.versioned = array, versioned
         self.shape, self.strides, self.offset = array.shape, None, 0
-        self.dtype = CODES.get(array.dtype.kind, 4), 8 * array.dtype.itemsize, 1
+        code = ML_CODES.get(array.dtype.name)
+        code = CODES[array.dtype.kind] if code is None else code
+        self.dtype = code, 8 * array.dtype.itemsize, 1
         if array.dtype.kind == "b":
             self.dtype = CODES["b"], 8, 1
         self.major, self.flags = 1, 0

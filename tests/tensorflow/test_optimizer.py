@@ -109,7 +109,7 @@ def check_refusals():
 
     for options, text in (
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op=Average only"),
-        ({"op": hvd.Adasum, "average_aggregated_gradients": True}, "not for op=Adasum"),
+        ({"op": hvd.Adasum, "average_aggregated_gradients": True}, "cannot be used with op=Adasum"),
         ({"op": hvd.Adasum, "backward_passes_per_step": 0}, "positive"),
         ({"backward_passes_per_step": 0}, "positive"),
         ({"groups": "ab"}, "groups"),

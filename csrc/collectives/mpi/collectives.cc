@@ -157,6 +157,7 @@ Task host_mpi(Comm& comm, Call& call) {
 
   const std::size_t room = call.receive_bytes.empty() ? 0 : MpiParts::room(comm.size());
   Comm::Lease work(comm, Scratch::kMpi, 2 * room + mpi_room(input) + mpi_room(output));
+  if (call.kind == OpKind::kBarrier) work.give_back();  // MPI gets no memory
   std::byte* const data = work.data() + 2 * room;
   Buffers buffers{data, in_place ? data : data + mpi_room(input), {}, {}};
   if (!call.send_bytes.empty()) buffers.sent = MpiParts(work.data(), call.send_bytes).table();
