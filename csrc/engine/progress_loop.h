@@ -89,18 +89,28 @@ class LoopOwnership {
 // that spins calls step() millions of times per second. The thread that holds the loop calls all
 // members; the progress thread calls watch_interval() also without the loop:
 //
-//   bool step()                Does all work that is possible without waiting; whether there was
-//   any. void watch()               Checks deadlines. Called when there is nothing to do. void
-//   fail(const Status&)   An exception has left one of the functions above. bool stopped() const
-//   There is no more work, and there will be none. bool requests_waiting() const      Another
-//   thread has announced work for step(). bool has_running_batch() const     A collective is
-//   running, so that spinning may pay. bool has_sleeping_callers() const  A thread of the program
-//   is blocked on an operation. bool must_poll() const     Something may complete without an event.
-//   double quiet_since() const The time of the last progress.
-//   double sleep_seconds() const  How soon step() or watch() has to run again without an event;
-//                                 negative: never.
-//   double watch_interval() const  How often watch() has to run while another thread holds the
-//   loop.
+// - bool step(): does all work that is possible without waiting, and returns whether there was any.
+//
+// - void watch(): checks deadlines. Called when there is nothing to do.
+//
+// - void fail(const Status&): handles an exception that left one of the functions above.
+//
+// - bool stopped() const: there is no more work, and there will be none.
+//
+// - bool requests_waiting() const: another thread has announced work for step().
+//
+// - bool has_running_batch() const: a collective is running, so that spinning may pay.
+//
+// - bool has_sleeping_callers() const: a thread of the program is blocked on an operation.
+//
+// - bool must_poll() const: an operation may complete without an event.
+//
+// - double quiet_since() const: the time of the last progress.
+//
+// - double sleep_seconds() const: the time after which step() or watch() must run again without an
+//   event; negative: no limit.
+//
+// - double watch_interval() const: the interval of watch() while another thread holds the loop.
 template <typename Work>
 class ProgressLoop {
  public:

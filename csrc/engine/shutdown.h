@@ -40,7 +40,7 @@ class Shutdown {
 
   // The job has failed: tells the peers, ends all operations and stops.
   void fail(const Status& status);
-  // This rank leaves: goes on with that as far as possible without waiting. Whether it got on.
+  // Advances the shutdown of this rank as far as possible without waiting. Returns whether it did.
   bool advance(double now);
 
  private:
