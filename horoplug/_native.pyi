@@ -230,8 +230,8 @@ class Engine:
         wire_dtype: int = 0,
         tag: int = 0,
         device: int = -1,
-        keep: bool = True,
         stream: int = 0,
+        keep: bool = True,
     ) -> int:
         """:meth:`submit`, and wait briefly without waking another thread; the caller continues with :meth:`wait`. With
         ``keep`` false, an operation that is done meanwhile is released, and the result is 0 instead of the handle.

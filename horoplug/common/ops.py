@@ -227,7 +227,7 @@ def perform(
     in_place: bool = False,
 ) -> Any:
     """``submit(...).wait()`` with less overhead for one tensor in host memory, where latency matters most."""
-    if grouped or spec.output in (Output.ROWS, Output.NONE):
+    if grouped or not spec.caller_allocates:
         return submit(adapter, spec, tensors, call, grouped, in_place, blocking=True).wait()
     engine = context.engine()
     given = tensors[0]
@@ -245,7 +245,7 @@ def perform(
     key = context.hold((tensor, output))
     try:
         handle = engine.perform(
-            spec.code, code, ((address, target, shape),), name, *call[1:], -1, False
+            spec.code, code, ((address, target, shape),), name, *call[1:], CPU, 0, False
         )
     except Error as error:
         context.blocking.pop(key, None)

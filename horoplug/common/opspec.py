@@ -56,10 +56,13 @@ class OpSpec:
     collective: bool = True  # all ranks of the process set call it; False: two ranks do
     name: str = field(init=False)
     code: int = field(init=False)  # hp_op of the C ABI
+    caller_allocates: bool = field(init=False)  # the caller has the memory of the result
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.op.name.lower())
         object.__setattr__(self, "code", int(self.op))
+        allocates = self.output in (Output.LIKE_INPUT, Output.INPUT)
+        object.__setattr__(self, "caller_allocates", allocates)
 
     def wire_name(self, name: str | None) -> str | None:
         """The name that pairs the calls of the ranks, which includes the operation: calls of different operations may

@@ -178,6 +178,27 @@ def test_wrong_argument_types_raise_type_errors(engine, tensors):
         engine.submit(ALLREDUCE, FLOAT32, tensors)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "text"),
+    [
+        ((ALLREDUCE, FLOAT32), {}, "'tensors' is missing"),
+        ((ALLREDUCE, FLOAT32, []), {"dtype": FLOAT32}, "'dtype' is given twice"),
+        ((ALLREDUCE, FLOAT32, []), {"keep": False}, "unexpected keyword argument 'keep'"),
+        ((ALLREDUCE, FLOAT32, [], *[None] * 12), {}, "at most 14 arguments"),
+        ((ALLREDUCE, 2**40, []), {}, "does not fit in 32 bits"),
+        ((ALLREDUCE, 1.5, []), {}, "float"),
+        ((ALLREDUCE, FLOAT32, [], b"x"), {}, "str"),
+        ((ALLREDUCE, FLOAT32, []), {"prescale": "2"}, "real number"),
+        ((ALLREDUCE, FLOAT32, []), {"splits": 3}, "splits must be a sequence"),
+    ],
+)
+def test_arguments_that_do_not_match_the_parameters_raise_type_errors(
+    engine, arguments, keywords, text
+):
+    with pytest.raises(TypeError, match=text):
+        engine.submit(*arguments, **keywords)
+
+
 def test_peers_must_match_size():
     with pytest.raises(Error) as caught:
         Engine(EngineConfig(size=2))

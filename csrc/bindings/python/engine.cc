@@ -2,11 +2,14 @@
 
 #include <pybind11/stl.h>
 
+#include <array>
+#include <exception>
 #include <tuple>
 
 #include "errors.h"
 #include "prepared.h"
 #include "process.h"
+#include "submission_arguments.h"
 
 namespace py = pybind11;
 
@@ -26,43 +29,45 @@ void call_log(PyObject* callable, std::int32_t level, const char* text) {
   PyGILState_Release(state);
 }
 
-// The submission that the arguments of Engine.submit describe. Its arrays are in `arena`.
-hp_submission make_submission(CallArena& arena, int op, int dtype, py::handle tensors,
-                              py::handle name, int reduce_op, int root, double prescale,
-                              double postscale, py::handle splits, int process_set, int wire_dtype,
-                              int tag, int device, std::uintptr_t stream) {
-  const Items items(tensors, "tensors must be a sequence");
-  auto* const table = arena.allocate<hp_tensor>(items.size());
-  for (Py_ssize_t i = 0; i < items.size(); ++i) {
-    const Items fields(items[i], "a tensor must be (input, output, shape)");
-    if (fields.size() != 3) throw py::value_error("a tensor must be (input, output, shape)");
-    const auto [shape, ndim] = arena.integers(fields[2], "a shape must be a sequence");
-    table[i] = {to_pointer(fields[0]), to_pointer(fields[1]), shape, ndim, 0};
+// A method for METH_FASTCALL | METH_KEYWORDS that calls `method` of the engine and returns the
+// handle. No function on the way is noexcept: at interpreter exit a daemon thread is ended by
+// unwinding.
+template <hp_handle (Engine::*method)(const SubmissionArguments&), bool with_keep>
+PyObject* call_with_submission(PyObject* self, PyObject* const* values, Py_ssize_t count,
+                               PyObject* keywords) {
+  try {
+    const SubmissionArguments arguments(values, count, keywords, with_keep);
+    auto& engine = py::handle(self).cast<Engine&>();
+    return PyLong_FromUnsignedLongLong((engine.*method)(arguments));
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
   }
-  hp_submission submission = {};
-  submission.struct_size = sizeof(submission);
-  submission.op = op;
-  submission.dtype = dtype;
-  submission.reduce_op = reduce_op;
-  submission.root = root;
-  submission.device = device;
-  submission.stream = to_stream(stream);
-  submission.process_set = process_set;
-  submission.wire_dtype = wire_dtype;
-  submission.tag = tag;
-  submission.prescale = prescale;
-  submission.postscale = postscale;
-  submission.tensors = table;
-  submission.tensor_count = static_cast<std::int32_t>(items.size());
-  if (!name.is_none()) {
-    submission.name = PyUnicode_AsUTF8(name.ptr());
-    if (submission.name == nullptr) throw py::error_already_set();
+  return nullptr;
+}
+
+PyCFunction as_function(_PyCFunctionFastWithKeywords function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+// The type object of Python keeps pointers into this table.
+std::array fast_methods = {
+    PyMethodDef{"submit", as_function(call_with_submission<&Engine::submit, false>),
+                METH_FASTCALL | METH_KEYWORDS, nullptr},
+    PyMethodDef{"perform", as_function(call_with_submission<&Engine::perform, true>),
+                METH_FASTCALL | METH_KEYWORDS, nullptr},
+};
+
+void add_fast_methods(py::handle type) {
+  for (PyMethodDef& method : fast_methods) {
+    auto* const of = reinterpret_cast<PyTypeObject*>(type.ptr());
+    const auto descriptor = py::reinterpret_steal<py::object>(PyDescr_NewMethod(of, &method));
+    if (!descriptor) throw py::error_already_set();
+    type.attr(method.ml_name) = descriptor;
   }
-  if (!splits.is_none()) {
-    std::tie(submission.splits, submission.split_count) =
-        arena.integers(splits, "splits must be a sequence");
-  }
-  return submission;
 }
 
 }  // namespace
@@ -107,33 +112,19 @@ void Engine::close() {
   });
 }
 
-hp_handle Engine::submit(int op, int dtype, py::handle tensors, py::handle name, int reduce_op,
-                         int root, double prescale, double postscale, py::handle splits,
-                         int process_set, int wire_dtype, int tag, int device,
-                         std::uintptr_t stream) {
-  CallArena arena;
-  const hp_submission submission =
-      make_submission(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
-                      process_set, wire_dtype, tag, device, stream);
+hp_handle Engine::submit(const SubmissionArguments& arguments) {
   hp_handle handle = 0;
-  check(hp_submit(get(), &submission, &handle));
+  check(hp_submit(get(), &arguments.submission(), &handle));
   return handle;
 }
 
 // Waits for one slice: the caller then checks for signals and continues with wait().
-hp_handle Engine::perform(int op, int dtype, py::handle tensors, py::handle name, int reduce_op,
-                          int root, double prescale, double postscale, py::handle splits,
-                          int process_set, int wire_dtype, int tag, int device, bool keep,
-                          std::uintptr_t stream) {
-  CallArena arena;
-  const hp_submission submission =
-      make_submission(arena, op, dtype, tensors, name, reduce_op, root, prescale, postscale, splits,
-                      process_set, wire_dtype, tag, device, stream);
+hp_handle Engine::perform(const SubmissionArguments& arguments) {
   hp_engine* const engine = get();
   hp_handle handle = 0;
   const hp_status status =
-      without_gil([&] { return hp_perform(engine, &submission, kWaitSlice, &handle); });
-  if (status == HP_IN_PROGRESS || (status == HP_OK && keep)) return handle;
+      without_gil([&] { return hp_perform(engine, &arguments.submission(), kWaitSlice, &handle); });
+  if (status == HP_IN_PROGRESS || (status == HP_OK && arguments.keep())) return handle;
   if (status == HP_OK) {
     hp_release(engine, handle);
     return 0;
@@ -333,17 +324,10 @@ void add_engine(py::module_& module) {
            "op"_a, "dtype"_a, "shape"_a, "name"_a, "reduce_op"_a = 0, "prescale"_a = 1.0,
            "postscale"_a = 1.0, "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1);
 
-  py::class_<Engine>(module, "Engine",
-                     "One rank's engine. Methods release the GIL while they block.")
-      .def(py::init<const EngineConfig&>(), "config"_a)
-      .def("submit", &Engine::submit, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
-           "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
-           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "tag"_a = 0,
-           "device"_a = -1, "stream"_a = 0)
-      .def("perform", &Engine::perform, "op"_a, "dtype"_a, "tensors"_a, "name"_a = py::none(),
-           "reduce_op"_a = 0, "root"_a = 0, "prescale"_a = 1.0, "postscale"_a = 1.0,
-           "splits"_a = py::none(), "process_set"_a = 0, "wire_dtype"_a = 0, "tag"_a = 0,
-           "device"_a = -1, "keep"_a = true, "stream"_a = 0)
+  py::class_<Engine> engine(module, "Engine",
+                            "One rank's engine. Methods release the GIL while they block.");
+  add_fast_methods(engine);
+  engine.def(py::init<const EngineConfig&>(), "config"_a)
       .def("add_process_set", &Engine::add_process_set, "ranks"_a)
       .def("remove_process_set", &Engine::remove_process_set, "process_set"_a)
       .def("join", &Engine::join, "process_set"_a = 0)

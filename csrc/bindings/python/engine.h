@@ -15,6 +15,7 @@
 #include "horoplug/horoplug.h"
 #include "log_queue.h"
 #include "memory.h"
+#include "submission_arguments.h"
 
 namespace horoplug {
 
@@ -33,14 +34,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  hp_handle submit(int op, int dtype, pybind11::handle tensors, pybind11::handle name,
-                   int reduce_op, int root, double prescale, double postscale,
-                   pybind11::handle splits, int process_set, int wire_dtype, int tag, int device,
-                   std::uintptr_t stream);
-  hp_handle perform(int op, int dtype, pybind11::handle tensors, pybind11::handle name,
-                    int reduce_op, int root, double prescale, double postscale,
-                    pybind11::handle splits, int process_set, int wire_dtype, int tag, int device,
-                    bool keep, std::uintptr_t stream);
+  hp_handle submit(const SubmissionArguments& arguments);
+  hp_handle perform(const SubmissionArguments& arguments);
   std::pair<std::vector<hp_handle>, pybind11::object> submit_many(pybind11::handle prepared,
                                                                   pybind11::handle addresses,
                                                                   std::uintptr_t stream);
