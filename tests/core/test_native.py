@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import gc
+import inspect
 import os
 import pickle
 import signal
@@ -79,8 +80,11 @@ def test_stub_and_module_have_the_same_names():
     for method in declared["Engine"].body:
         if isinstance(method, ast.FunctionDef):
             arguments = [a.arg for a in method.args.args[1:] + method.args.kwonlyargs]
-            text = getattr(Engine, method.name).__doc__
-            assert [a for a in arguments if f"{a}:" not in text] == []
+            present = getattr(Engine, method.name)
+            if getattr(present, "__text_signature__", None):
+                assert [*inspect.signature(present).parameters][1:] == arguments
+            else:  # pybind11's own format
+                assert [a for a in arguments if f"{a}:" not in present.__doc__] == []
 
 
 def test_module_constants():
@@ -187,7 +191,7 @@ def test_wrong_argument_types_raise_type_errors(engine, tensors):
         ((ALLREDUCE, FLOAT32, [], *[None] * 12), {}, "at most 14 arguments"),
         ((ALLREDUCE, 2**40, []), {}, "does not fit in 32 bits"),
         ((ALLREDUCE, 1.5, []), {}, "float"),
-        ((ALLREDUCE, FLOAT32, [], b"x"), {}, "str"),
+        ((ALLREDUCE, FLOAT32, [], b"x"), {}, "name must be a str"),
         ((ALLREDUCE, FLOAT32, []), {"prescale": "2"}, "real number"),
         ((ALLREDUCE, FLOAT32, []), {"splits": 3}, "splits must be a sequence"),
     ],

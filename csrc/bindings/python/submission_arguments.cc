@@ -120,6 +120,7 @@ SubmissionArguments::SubmissionArguments(PyObject* const* values, Py_ssize_t cou
   submission_.tensors = tensors;
   submission_.tensor_count = static_cast<std::int32_t>(items.size());
   if (is_given(of[kName])) {
+    if (!PyUnicode_Check(of[kName])) throw py::type_error("name must be a str or None");
     submission_.name = PyUnicode_AsUTF8(of[kName]);
     if (submission_.name == nullptr) throw py::error_already_set();
   }
