@@ -112,37 +112,37 @@ def stop_timeline() -> None:
 
 def rank() -> int:
     """The rank of this process, from 0."""
-    return context.mesh().rank
+    return context.connections().rank
 
 
 def size() -> int:
     """Number of processes in the job."""
-    return context.mesh().size
+    return context.connections().size
 
 
 def local_rank() -> int:
     """The rank of this process among those on its host."""
-    return context.mesh().local_rank
+    return context.connections().local_rank
 
 
 def local_size() -> int:
     """Number of processes on this host."""
-    return context.mesh().local_size
+    return context.connections().local_size
 
 
 def cross_rank() -> int:
     """The rank of this process among those with its local rank, one on each host."""
-    return context.mesh().cross_rank
+    return context.connections().cross_rank
 
 
 def cross_size() -> int:
     """Number of hosts that have a process with this local rank."""
-    return context.mesh().cross_size
+    return context.connections().cross_size
 
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of processes."""
-    return context.mesh().is_homogeneous
+    return context.connections().is_homogeneous
 
 
 # ---- capabilities of this build; the names are Horovod's ------------------------------------------------------------
@@ -150,7 +150,7 @@ def is_homogeneous() -> bool:
 
 def mpi_threads_supported() -> bool:
     """Whether the program may call MPI from several threads while the job runs; False if MPI is not used."""
-    context.mesh()
+    context.connections()
     return mpi_thread.thread_level() == "multiple"
 
 

@@ -55,7 +55,7 @@ class Context:
         self._followers: list[Callable[[Engine | None], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
-        self._mesh: PeerConnections | None = None
+        self._connections: PeerConnections | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # survives shutdown
@@ -78,7 +78,7 @@ class Context:
 
     @property
     def over_mpi(self) -> bool:
-        """Whether the ranks have met over MPI."""
+        """Whether the ranks found each other over MPI."""
         return self._bootstrap is not None and self._bootstrap.over_mpi
 
     def engine(self) -> Engine:
@@ -88,12 +88,14 @@ class Context:
             raise NotInitializedError
         return engine
 
-    def mesh(self) -> PeerConnections:
-        """Ranks and sizes. Raises NotInitializedError before init and after shutdown."""
-        mesh = self._mesh
-        if mesh is None:
+    def connections(self) -> PeerConnections:
+        """This rank's connections, with its rank and the size of the job.
+
+        Raises NotInitializedError before init and after shutdown."""
+        connections = self._connections
+        if connections is None:
             raise NotInitializedError
-        return mesh
+        return connections
 
     def init(
         self, ranks: tuple[int, ...] | None = None, process_sets: Sequence[Sequence[int]] = ()
@@ -115,15 +117,15 @@ class Context:
                 config.log_level, hide_time=config.log_hide_time, rank=config.rank
             )
             config.log_notes(logger)
-            mesh = self._connect(config, ranks, server)
-            streams = [(fd, os.fstat(fd)) for fd in mesh.streams]
+            connections = self._connect(config, ranks, server)
+            streams = [(fd, os.fstat(fd)) for fd in connections.streams]
             try:
-                self._engine = _start_engine(config, mesh, process_sets)
+                self._engine = _start_engine(config, connections, process_sets)
             except Error as error:
                 if error.args[0] == Status.MISMATCH:
                     raise ValueError(error.args[1]) from None
                 raise exception(error) from None
-            self._mesh, self._streams = mesh, streams
+            self._connections, self._streams = connections, streams
             self._tell_followers()
             self._begin_timeline(config, logger)
             if config.rank == 0 and config.status_seconds:
@@ -196,7 +198,8 @@ class Context:
     def shutdown(self) -> None:
         """Leave the job in good order. Does nothing if there is none. Operations in flight fail on all ranks."""
         with self._lock:
-            engine, self._engine, mesh, self._mesh = self._engine, None, self._mesh, None
+            engine, connections = self._engine, self._connections
+            self._engine = self._connections = None
             self._streams = []
             self._forget_process_sets()
             report, self._report = self._report, None
@@ -205,12 +208,16 @@ class Context:
             if engine is not None:
                 engine.shutdown()
                 self._tell_followers()
-            if mesh is None:
+            if connections is None:
                 return
             failed = engine is None or bool(engine.stats()["failed"])
-            if mesh.mpi is not None:
-                mesh.mpi.close(failed)
-            if failed and self._rendezvous is not None and (self.over_mpi or mesh.mpi is not None):
+            if connections.mpi is not None:
+                connections.mpi.close(failed)
+            if (
+                failed
+                and self._rendezvous is not None
+                and (self.over_mpi or connections.mpi is not None)
+            ):
                 self._rendezvous.failed()
 
     def follow(self, follower: Callable[[Engine | None], None]) -> None:
@@ -316,7 +323,7 @@ class Context:
         self.operations.clear()
         self.blocking.clear()
         self._forget_process_sets()
-        self._engine = self._mesh = self._rendezvous = self._report = None
+        self._engine = self._connections = self._rendezvous = self._report = None
         self._lock = threading.Lock()  # another thread of the parent may hold the old one
         # Copies in the child would keep the connections open after the parent's death, which peers would not notice.
         for fd, stat in self._streams:

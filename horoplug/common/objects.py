@@ -25,7 +25,7 @@ def broadcast_object(
 ) -> Any:
     """Return the object of rank `root_rank` (a global rank) on every rank of the set. Other ranks' ``obj`` is ignored.
     The object must be picklable."""
-    is_root = context.mesh().rank == root_rank
+    is_root = context.connections().rank == root_rank
     set_id = process_set_id(process_set)
     data = bytearray(dumps(obj) if is_root else b"")
     length = bytearray(len(data).to_bytes(8, "little"))

@@ -54,13 +54,13 @@ class ProcessSet:
         """Rank of this process in the set; None if it is not in it or the set is not registered."""
         if not self.included() or self.ranks is None:
             return None
-        return self.ranks.index(context.mesh().rank)
+        return self.ranks.index(context.connections().rank)
 
     def included(self) -> bool | None:
         """Whether this process is in the set; None while the set is not registered."""
         if self.process_set_id is None or self.ranks is None:
             return None
-        return context.mesh().rank in self.ranks
+        return context.connections().rank in self.ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ProcessSet":
         """Returns itself: a copy of a layer uses the same set."""
@@ -82,13 +82,13 @@ class _GlobalProcessSet(ProcessSet):
 
     @property
     def ranks(self) -> list[int] | None:
-        return list(range(context.mesh().size)) if context.initialized else None
+        return list(range(context.connections().size)) if context.initialized else None
 
     def size(self) -> int | None:
-        return context.mesh().size if context.initialized else None
+        return context.connections().size if context.initialized else None
 
     def rank(self) -> int | None:
-        return context.mesh().rank if context.initialized else None
+        return context.connections().rank if context.initialized else None
 
     def included(self) -> bool | None:
         return True if context.initialized else None
@@ -118,7 +118,7 @@ def _ranks_in_job(communicator: Any) -> list[int]:
     """The ranks of a communicator by their numbers in this job."""
     if not communicator:  # MPI.COMM_NULL
         return []
-    job = context.ranks or range(context.mesh().size)
+    job = context.ranks or range(context.connections().size)
     members = ranks_of_communicator(communicator) or range(communicator.Get_size())
     try:
         return sorted(job.index(rank) for rank in members)

@@ -60,7 +60,7 @@ class HorovodBasics:
 
     def _process_set_rank(self, process_set_id: int) -> int:
         """This process's rank within a process set. Errors: ValueError for an unknown id, or if it is not a member."""
-        ranks, rank = self._ranks_of(process_set_id), context.mesh().rank
+        ranks, rank = self._ranks_of(process_set_id), context.connections().rank
         if rank not in ranks:
             raise ValueError(f"rank {rank} is not in process set {process_set_id}.")
         return ranks.index(rank)

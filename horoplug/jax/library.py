@@ -28,8 +28,8 @@ class _TracedState:
 
     def begin_job(self) -> None:
         """Clear JAX's compilation caches if programs of the previous job may be wrong in this one."""
-        mesh = context.mesh()
-        position = (mesh.rank, mesh.size)
+        connections = context.connections()
+        position = (connections.rank, connections.size)
         if self.has_sets or self.position not in (None, position):
             jax.clear_caches()
         self.position, self.has_sets = position, False

@@ -35,7 +35,7 @@ class SetPosition(NamedTuple):
 
 def position_in(process_set: int, rows: int = -1) -> SetPosition:
     """The current position of this rank. Raises ValueError if the rank is not in the set."""
-    context.mesh()  # raises NotInitializedError
+    context.connections()  # raises NotInitializedError
     members = process_set_by_id(process_set)
     size, rank = members.size(), members.rank()
     if size is None or rank is None:

@@ -70,7 +70,7 @@ def _allgather(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) 
 def _broadcast(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) -> list[Any]:
     """The average on the root, zero elsewhere: only the root's array is used."""
     averages = _average(grads, call, position_in(call.process_set))
-    is_root = context.mesh().rank == call.root
+    is_root = context.connections().rank == call.root
     return averages if is_root else [jnp.zeros_like(average) for average in averages]
 
 

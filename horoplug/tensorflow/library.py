@@ -44,9 +44,9 @@ def _load() -> tuple[Any, bool]:
         if engine is None:
             library.horoplug_tensorflow_use(None, 0, 0, 0)
         else:
-            mesh = context.mesh()
+            connections = context.connections()
             library.horoplug_tensorflow_use(
-                engine.address, mesh.rank, mesh.local_rank, mesh.local_size
+                engine.address, connections.rank, connections.local_rank, connections.local_size
             )
 
     context.follow(use)

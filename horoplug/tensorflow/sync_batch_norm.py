@@ -48,7 +48,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     @do_not_convert
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        context.mesh()  # raises before init
+        context.connections()  # raises before init
         if self.process_set.size() == 1 or not self.process_set.included():
             mean, variance = super()._moments(inputs, *args, **kwargs)
             return mean, variance

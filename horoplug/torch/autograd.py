@@ -107,7 +107,7 @@ def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
 def _broadcast(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The average at the root; zeros elsewhere, since only the root's tensor was used."""
     average = past.average(grads)
-    return average if context.mesh().rank == past.call.root else [g * 0 for g in average]
+    return average if context.connections().rank == past.call.root else [g * 0 for g in average]
 
 
 def _alltoall(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -92,7 +92,7 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training and self.track_running_stats:
             return super().forward(input)
-        context.mesh()  # raises before init
+        context.connections()  # raises before init
         if self.process_set.size() == 1 or not self.process_set.included():
             return super().forward(input)
         return self._synchronized(input)

@@ -62,7 +62,7 @@ def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> l
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", [2, 3])
-def test_torch_api_conforms(size):
+def test_horovod_torch_api(size):
     lines = run(FILES, size, timeout=350)
     assert len(lines) == size
     assert re.fullmatch(r"\d+ passed(, \d+ warnings?)?", lines[0])
@@ -71,7 +71,7 @@ def test_torch_api_conforms(size):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_tensorflow_conforms():
+def test_horovod_tensorflow_api():
     pytest.importorskip("tensorflow")
     folder = FOLDER.with_name("horovod_tensorflow_api")
     lines = run([path.name for path in folder.glob("test_*.py")], 2, 350, folder)
@@ -83,7 +83,7 @@ def test_tensorflow_conforms():
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("size", [2, 4])
-def test_adasum_conforms(size):
+def test_horovod_adasum_api(size):
     assert run(["test_adasum.py"], size, timeout=150) == ["15 passed"] * size
 
 

@@ -123,6 +123,6 @@ def check_disagreement():
     return type(error.value).__name__
 
 
-def test_mismatch_between_frameworks_is_named(ranks):
+def test_mismatch_between_frameworks_is_reported_to_each_rank(ranks):
     """Each rank hears of it as its framework's users expect it."""
     assert ranks.run(check_disagreement) == ["HorovodInternalError", "FailedPreconditionError"] * 2

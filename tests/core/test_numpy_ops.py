@@ -226,7 +226,7 @@ def check_bfloat16():
     assert (y.astype("f4") == total).all()
 
 
-def test_bfloat16(ranks):
+def test_bfloat16_operations(ranks):
     pytest.importorskip("ml_dtypes")
     ranks.run(check_bfloat16)
 
@@ -273,7 +273,7 @@ def check_barrier(folder):
     hvd.barrier(process_set=hvd.global_process_set)
 
 
-def test_barrier(ranks, tmp_path):
+def test_barrier_waits_for_every_rank(ranks, tmp_path):
     ranks.run(check_barrier, tmp_path)
 
 

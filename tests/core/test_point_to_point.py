@@ -29,7 +29,7 @@ def check_in_sets(key):
     hvd.remove_process_set(some)
 
 
-def test_many_in_flight(ranks):
+def test_many_sends_and_recvs_in_flight(ranks):
     ranks.run(check_in_sets, seed())
 
 
@@ -48,7 +48,7 @@ def check_blocking():
     assert (token == (20 * size if rank == 0 else 19 * size + rank)).all()
 
 
-def test_blocking_calls(ranks):
+def test_blocking_send_and_recv(ranks):
     ranks.run(check_blocking)
 
 
@@ -60,7 +60,7 @@ def check_refusals():
     refused(ValueError, "", lambda: hvd.recv(data, 0))
 
 
-def test_refusals(ranks):
+def test_invalid_send_and_recv_calls_are_refused(ranks):
     ranks.run(check_refusals)
 
 
@@ -71,7 +71,7 @@ def mismatch():
         hvd.recv(np.ones(5), 0, 4)
 
 
-def test_a_mismatch_is_an_error_on_both_ranks(pool):
+def test_mismatched_send_and_recv_are_an_error_on_both_ranks(pool):
     with pool.ranks(2) as job:
         internal(
             job.outcomes(mismatch),
@@ -86,7 +86,7 @@ def wait_for_each_other():
     hvd.recv(np.ones(5), 1 - hvd.rank(), hvd.rank())
 
 
-def test_a_deadlock_is_an_error_that_names_both(pool):
+def test_deadlock_of_recvs_names_both_ranks(pool):
     env = {"HOROVOD_DEADLOCK_TIME_SECONDS": "1"}
     with pool.ranks(2, env=env) as job:
         internal(
@@ -112,7 +112,7 @@ def die(victim, key):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
-def test_survivors_name_a_rank_that_was_killed(pool, hosts):
+def test_killed_rank_is_named_by_the_survivors(pool, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:

@@ -27,7 +27,7 @@ def check_in_sets(key):
     hvd.remove_process_set(some)
 
 
-def test_results(ranks):
+def test_reduce_gather_and_scatter_results(ranks):
     ranks.run(check_in_sets, seed())
 
 
@@ -40,7 +40,7 @@ def check_average_and_factors():
     assert hvd.gather(np.float32(rank), 0).tolist() == (list(range(size)) if rank == 0 else [])
 
 
-def test_average_and_factors(ranks):
+def test_reduce_with_average_and_scale_factors(ranks):
     ranks.run(check_average_and_factors)
 
 
@@ -52,7 +52,7 @@ def check_refusals():
     refused(ValueError, "average", lambda: hvd.reduce(np.ones(2, bool), 0))
 
 
-def test_refusals(ranks):
+def test_invalid_rooted_calls_are_refused(ranks):
     ranks.run(check_refusals)
 
 
@@ -77,7 +77,7 @@ def die(victim):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "aab"])
-def test_survivors_name_a_rank_that_was_killed(pool, hosts):
+def test_killed_rank_is_named_by_the_survivors(pool, hosts):
     victim = random.Random(seed()).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
         internal(errors_of_survivors(job.outcomes(die, victim), victim))

@@ -54,7 +54,7 @@ def without_nvrtc(tmp_path_factory):
 
 
 @pytest.mark.timeout(300)
-def test_all_kernels(tmp_path, without_nvrtc):
+def test_fatbin_has_every_kernel(tmp_path, without_nvrtc):
     """One architecture is enough to see that nvcc takes the source without a word, and what it makes of it."""
     places = importlib.util.find_spec("nvidia").submodule_search_locations
     found = [path.parent for place in places for path in Path(place).glob("*/bin/nvcc")]
@@ -169,7 +169,7 @@ def test_job_without_nvrtc_uses_compiled_kernels(job, simulated):
         assert min(ranks.run(check_operations)) > 0
 
 
-def test_all_kernels_of_one_module(simulated, tmp_path):
+def test_simulated_gpu_loads_every_compiled_kernel(simulated, tmp_path):
     """What tests/gpu/device does on a GPU."""
     done = subprocess.run(
         [str(ROOT / "build" / "release" / "bin" / "gpu_device_test"), "--test-case=*on the GPU*"],

@@ -74,9 +74,9 @@ class Recorder:
 @pytest.fixture
 def core(monkeypatch):
     recorder = Recorder()
-    mesh = SimpleNamespace(rank=0, size=2, local_rank=0, local_size=2)
+    connections = SimpleNamespace(rank=0, size=2, local_rank=0, local_size=2)
     monkeypatch.setattr(context, "_engine", recorder)
-    monkeypatch.setattr(context, "_mesh", mesh)
+    monkeypatch.setattr(context, "_connections", connections)
     yield recorder
     recorder.failing = None
     context._forget_stale()

@@ -125,7 +125,7 @@ def check_join():
 for algorithm in sys.argv[1].split(","):
     os.environ["HOROPLUG_ALGORITHM"] = algorithm
     hvd.init()
-    carrier = context.mesh().mpi
+    carrier = context.connections().mpi
     assert carrier is not None and all(latency > 0 for latency, _ in carrier.costs.collectives)
     assert (hvd.size(), hvd.cross_size()) == (4, 2)
     check(large=algorithm in ("", "mpi"))
@@ -149,7 +149,7 @@ except Exception as error:
     sys.stdout.write(f"refused: {type(error).__name__}: {error}\\n")
     sys.exit(0)
 assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [hvd.size()] * 1000
-way = "MPI" if context.mesh().mpi else "TCP"
+way = "MPI" if context.connections().mpi else "TCP"
 sys.stdout.write(f"over {way}, {hvd.mpi_enabled()} {hvd.mpi_threads_supported()} {hvd.gloo_enabled()}\\n")
 """
 

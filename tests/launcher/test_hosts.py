@@ -180,7 +180,7 @@ hvd.init()
 for count in 10, 100_000:
     assert hvd.allreduce(np.ones(count), op=hvd.Sum).tolist() == [4] * count
 place = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
-way = "gloo" if context.mesh().mpi is None else "mpi"
+way = "gloo" if context.connections().mpi is None else "mpi"
 print(f"{place} on {MPI.Get_processor_name()} {way}\\n", end="", flush=True)
 """
     variables = between_hosts(place.environment()) | {"HOROVOD_CPU_OPERATIONS": way}

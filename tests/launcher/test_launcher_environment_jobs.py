@@ -334,7 +334,7 @@ def test_different_job_sizes_are_refused(home):
     assert any("rank 1" in text and "3" in text for text in texts), texts
 
 
-def test_a_server_that_never_answers_ends_in_time(home):
+def test_unresponsive_server_is_an_error_in_time(home):
     """Something takes connections on every port and says nothing."""
     variables = distributed(2)[1] | home | {"HOROPLUG_START_TIMEOUT": "2"}
     variables["HOROPLUG_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"

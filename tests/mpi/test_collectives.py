@@ -168,7 +168,7 @@ assert len(got) == len(wanted)
 for mine, other in zip(got, wanted):
     assert mine == other, (mine[:3], other[:3])
 in_two_sets_of_all()
-costs = context.mesh().mpi.costs
+costs = context.connections().mpi.costs
 assert len(measured) == 1 and len(costs.collectives) == 6, (measured, costs)
 hvd.shutdown()
 
@@ -179,7 +179,7 @@ for unknown, times in [(False, 1), (True, 2), (False, 2)]:
         context._rendezvous._mpi_costs.clear()
     hvd.init()
     assert len(measured) == times, measured
-    assert (context.mesh().mpi.costs == costs) or times == 2
+    assert (context.connections().mpi.costs == costs) or times == 2
     assert hvd.allgather(np.ones(hvd.rank())).sum() == 6
     hvd.shutdown()
 
@@ -195,7 +195,7 @@ sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 """
 
 
-def test_every_operation(place, tmp_path):
+def test_mpi_collectives_match_own_algorithms(place, tmp_path):
     seed = random.randrange(10**9)
     print("seed", seed)
     timelines = [tmp_path / "forced.json", tmp_path / "chosen.json"]

@@ -137,7 +137,9 @@ atexit.register(lambda: sys.stdout.write(f"finalized {sys.modules['mpi4py.MPI'].
 
 def test_thread_level_serialized_set_by_the_program(one_of_two):
     script = level("serialized") + on_hosts(WAY)
-    script += "assert hvd.common.context.context.mesh().mpi.description()['worker'] is not None"
+    script += (
+        "assert hvd.common.context.context.connections().mpi.description()['worker'] is not None"
+    )
     status, output = finish(mpirun(one_of_two, script, HOROVOD_CPU_OPERATIONS="mpi"))
     assert status == 0, output
     assert len(re.findall("over MPI, True False False", output)) == 2, output
@@ -200,7 +202,7 @@ def test_rank_that_dies_is_named(mpi, tmp_path, algorithm):
 
 
 @pytest.mark.parametrize("way", ["mpi", "gloo"])
-def test_rank_that_stops_is_named(mpich, tmp_path, way):
+def test_stopped_rank_is_named(mpich, tmp_path, way):
     """The others fail, and MPI_Finalize, on its own thread, holds them up no longer than it may: wherever the data
     went, if the ranks have met over MPI."""
     job = start(mpich, tmp_path, "pairwise", "2", way=way)

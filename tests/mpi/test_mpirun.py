@@ -132,7 +132,7 @@ def refusals(output: str) -> list[str]:
     return re.findall(r"refused: (.*)", output)
 
 
-def test_without_mpi4py(place):
+def test_job_under_mpirun_without_mpi4py(place):
     _, output = finish(mpirun(place, REFUSED, "no mpi4py"))
     assert len(refusals(output)) == 2, output
     assert all("pip install mpi4py" in text for text in refusals(output))
@@ -162,7 +162,7 @@ ctypes.CDLL(sys.argv[1], os.RTLD_LOCAL | os.RTLD_NOW)
 """ + REFUSED.replace('if sys.argv[1:] == ["no mpi4py"]:', "if False:")
 
 
-def test_two_libraries_in_one_process():
+def test_two_mpi_libraries_in_one_process_are_an_error():
     """A program that has opened the library of another MPI than that of mpirun and mpi4py."""
     pytest.importorskip("mpi4py")
     ours, theirs = find("openmpi"), find("mpich")

@@ -17,7 +17,7 @@ import horoplug as hvd
 from horoplug.common.context import context
 from tests.harness.checks.rooted import check_pairs, check_rooted
 hvd.init()
-assert context.mesh().mpi is not None
+assert context.connections().mpi is not None
 key = int(sys.argv[1])
 check_rooted(key)
 check_pairs(key)
@@ -31,7 +31,7 @@ sys.stdout.write(f"rank {{MPI.COMM_WORLD.rank}} is done\\n")
 
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
-def test_results(name):
+def test_rooted_and_point_to_point_operations_over_mpi(name):
     place = find(name)
     job = mpirun(place, on_hosts(PROGRAM), str(seed()), np=4, HOROVOD_CPU_OPERATIONS="mpi")
     status, output = finish(job, timeout=100)

@@ -47,7 +47,7 @@ assert "libmpi_abi" in library, library
 
 
 @pytest.mark.parametrize("name", ["mpich", "impi"])
-def test_mpi_of_the_standard_abi(name):
+def test_mpi4py_of_the_mpi_standard_abi(name):
     """With an mpi4py that knows no other one."""
     found, abi = find(name), ROOT / "build/mpi/abi"
     if not (abi / ".installed").exists():
@@ -100,7 +100,7 @@ def test_different_transport_settings_are_refused(mpich):
 
 
 @pytest.mark.parametrize("name", ["CPU_OPERATIONS", "CONTROLLER"])
-def test_without_mpirun(monkeypatch, name):
+def test_mpi_transport_needs_mpirun(monkeypatch, name):
     """A job that something else has started cannot use MPI; one of a single process need not."""
     import horoplug as hvd
 
@@ -163,7 +163,7 @@ print("done", flush=True)
 """
 
 
-def test_process_sets_of_communicators(one_of_two):
+def test_process_sets_from_mpi_communicators(one_of_two):
     status, output = finish(mpirun(one_of_two, on_hosts(SETS), np=4))
     assert status == 0, output
     assert output.count("done") == 4, output
@@ -218,7 +218,7 @@ def test_rank_that_dies_is_named(one_of_two, tmp_path, operation, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["pairwise", "mpi"])
-def test_rank_that_stops_is_named(mpich, tmp_path, algorithm):
+def test_stopped_rank_is_named(mpich, tmp_path, algorithm):
     """The others fail, and do not wait for it in MPI_Finalize."""
     job = start(mpich, tmp_path, "stops", algorithm, HOROVOD_GLOO_TIMEOUT_SECONDS="2")
     pid = kill(job, tmp_path, signal.SIGSTOP)

@@ -329,7 +329,7 @@ def test_report_has_every_plot_and_table(measured, tmp_path):
     assert other["machine"]["kernel"].replace("_", r"\_") in text
 
 
-def test_report_from_its_figures(measured, tmp_path):
+def test_report_is_rewritten_from_its_figures(measured, tmp_path):
     """figures.json is enough to write the same page and plots again."""
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
@@ -356,7 +356,7 @@ def test_recorded_report_is_current(tmp_path):
     assert names == {path.name for path in (tmp_path / "benchmarks").iterdir()}
 
 
-def test_gpu_results():
+def test_gpu_results_table_is_updated():
     """The table of docs/gpu-results.md: what is measured gets its row, and nothing else changes."""
     page = gpu_results.PAGE.read_text()
     for how, rows in ((gpu.HOW, gpu.rows()), (seen.HOW, [*seen.rows().values()])):
@@ -373,7 +373,7 @@ def test_gpu_results():
 
 
 @pytest.mark.skipif(not gpu.MOVE_BENCH.exists(), reason="make cpp-release builds it")
-def test_gpu_kernels(tmp_path, monkeypatch):
+def test_gpu_kernel_benchmark(tmp_path, monkeypatch):
     """Packing and unpacking are timed; here on a simulated GPU, which says nothing about any real one."""
     for name, value in simulated_gpu.environment(tmp_path).items():
         monkeypatch.setenv(name, value)

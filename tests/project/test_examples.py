@@ -174,7 +174,7 @@ def test_language_model_refuses_too_short_a_text(tmp_path):
 # ---- tensorflow/train.py --------------------------------------------------------------------------------------------
 
 
-def test_tensorflow_examples():
+def test_tensorflow_example_learns():
     pytest.importorskip("tensorflow")
     if not Path("/usr/share/datasets/fashion-mnist").is_dir():
         pytest.skip("Fashion-MNIST is not installed")
@@ -192,7 +192,7 @@ def test_tensorflow_examples():
 # ---- jax/train_fashion.py -------------------------------------------------------------------------------------------
 
 
-def test_jax_examples():
+def test_jax_example_learns():
     pytest.importorskip("optax")
     text, other = launch(JAX, "--epochs", 2, "--max-samples", 4000)
     assert other == "", "only rank 0 prints"
@@ -208,7 +208,7 @@ def test_jax_examples():
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
-def test_keras_learns(backend, tmp_path):
+def test_keras_example_learns(backend, tmp_path):
     pytest.importorskip("keras")
     pytest.importorskip(f"horoplug.{backend}")
     model = tmp_path / "model.keras"

@@ -84,7 +84,7 @@ def made_up(draw):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_every_test_runs_once_and_what_must_be_alone_runs_alone(workers):
+def test_every_test_runs_once_and_exclusive_files_run_alone(workers):
     draw = random.Random(seed())
     for _ in range(200):
         tests = made_up(draw)
@@ -102,10 +102,10 @@ def test_every_test_runs_once_and_what_must_be_alone_runs_alone(workers):
             )
 
 
-def test_files_that_are_named_exist():
+def test_scheduled_files_exist():
     for file in [*scheduling.ALONE, *scheduling.MPI, *scheduling.SPLIT]:
         assert (ROOT / file).exists(), file
 
 
-def test_leftovers_are_looked_for_last():
+def test_leftovers_test_runs_last():
     assert list(scheduling.ALONE)[-1].endswith("test_leftovers.py")

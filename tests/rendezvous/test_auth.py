@@ -54,7 +54,7 @@ def test_same_secret_authenticates():
 @pytest.mark.parametrize(
     "wrong", [{"secret": flipped(SECRET)}, {"context": b"y"}], ids=["secret", "context"]
 )
-def test_one_bit_off_fails_on_both_sides(wrong):
+def test_secret_with_one_wrong_bit_fails_on_both_sides(wrong):
     for client, server in (({}, wrong), (wrong, {})):
         errors = both_sides(arguments(Role.CLIENT, **client), arguments(Role.SERVER, **server))
         assert all(isinstance(error, AuthenticationError) for error in errors)
@@ -128,7 +128,7 @@ def test_replayed_handshake_fails():
         again.feed(proof)
 
 
-def test_server_proves_nothing_to_a_stranger():
+def test_server_sends_no_proof_to_an_unauthenticated_client():
     server = Handshake(SECRET, Role.SERVER, b"x", "x")
     stranger = Handshake(flipped(SECRET), Role.CLIENT, b"x", "x")
     proof = stranger.feed(server.feed(stranger.start()))

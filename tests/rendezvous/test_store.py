@@ -206,7 +206,7 @@ def test_rank_that_says_goodbye_is_not_lost(server, connect):
     assert server.departures() == [1]
 
 
-def test_a_rank_can_be_marked_lost(server, connect):
+def test_rank_can_be_marked_lost(server, connect):
     a = connect()
     waiting = Background(a.get, ["k"], 30, [3])
     server.mark_lost(3, "rank 3 exited with code 7")
@@ -214,7 +214,7 @@ def test_a_rank_can_be_marked_lost(server, connect):
         waiting.result()
 
 
-def test_a_rank_has_one_owner(connect):
+def test_second_registration_of_a_rank_is_refused(connect):
     a, b = connect(), connect()
     a.register(0)
     a.register(0)
@@ -241,7 +241,7 @@ def test_abort_ends_a_waiting_get(connect):
         b.get(["7/y"], 0)
 
 
-def test_forked_child_does_not_hide_a_death(connect, server):
+def test_forked_child_does_not_delay_the_detection_of_a_dead_rank(connect, server):
     """A child forked by a rank (a data loader's worker) must not keep the rank's connection open."""
     a, b = connect(), connect()
     b.register(1)
@@ -336,7 +336,7 @@ BAD_MESSAGES = {
 
 
 @pytest.mark.parametrize("data", BAD_MESSAGES.values(), ids=BAD_MESSAGES)
-def test_a_malformed_message_ends_only_its_connection(server, connect, data):
+def test_malformed_message_ends_only_its_connection(server, connect, data):
     good = connect()
     waiting = Background(connect().get, ["k"], 30)
     with raw(server) as bad:
@@ -346,7 +346,7 @@ def test_a_malformed_message_ends_only_its_connection(server, connect, data):
     assert waiting.result() == [b"fine"]
 
 
-def test_strangers_are_dropped(caplog):
+def test_unauthenticated_connections_are_dropped(caplog):
     """Garbage, oversized, slow and silent connections; the good client's requests do not wait until they are gone."""
     with (
         StoreServer(SECRET, auth_seconds=NEVER) as server,
@@ -369,7 +369,7 @@ def test_strangers_are_dropped(caplog):
     assert all("\n" not in line for line in lines)
 
 
-def test_slow_strangers_are_dropped():
+def test_slow_unauthenticated_connections_are_dropped():
     with StoreServer(SECRET, auth_seconds=0.2) as server:
         silent, partial = (socket.create_connection(server.address, timeout=10) for _ in range(2))
         partial.sendall(bytes(FRAME_BYTES - 1))

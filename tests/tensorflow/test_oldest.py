@@ -98,44 +98,44 @@ def check_elastic():
     of_elastic.check_old_graph()
 
 
-def test_operations(ranks):
+def test_operations_match_numpy(ranks):
     ranks.run(check_operations, seed())
 
 
-def test_graphs(ranks):
+def test_operations_in_graphs(ranks):
     ranks.run(check_graphs)
     ranks.run(check_many)
 
 
-def test_gradients(ranks):
+def test_gradients_of_operations(ranks):
     ranks.run(check_gradients, seed())
 
 
-def test_training(ranks):
+def test_training_equals_training_on_one_rank(ranks):
     ranks.run(check_training, seed() % 10000)
 
 
-def test_saved_model(ranks, tmp_path):
+def test_operations_in_a_saved_model(ranks, tmp_path):
     ranks.run(of_programs.check_saved_model, str(tmp_path))
 
 
-def test_mismatches(ranks):
+def test_mismatch_is_reported_and_the_job_continues(ranks):
     ranks.run(of_ops.check_mismatches)
 
 
-def test_optimizer(ranks):
+def test_optimizer_with_tensorflow_1_graphs(ranks):
     ranks.run(check_optimizer, seed() % 10000)
 
 
-def test_batch_norm(ranks):
+def test_sync_batch_norm_equals_batch_norm_on_one_batch(ranks):
     ranks.run(of_batch_norm.check_as_one_batch, seed() % 10000, False)
 
 
-def test_elastic(ranks):
+def test_elastic_run_restores_the_last_commit(ranks):
     ranks.run(check_elastic)
 
 
-def test_kernels_that_cannot_be_asynchronous():
+def test_kernels_whose_callbacks_cannot_be_moved():
     with two_ranks(kernels="unmovable") as job:
         job.run(check_graphs)
         job.run(check_many)

@@ -15,7 +15,7 @@ pytest_plugins = ["tests.harness.jobs"]
 ranks = ranks_fixture("a", "aa", "ab")
 
 
-def test_saved_model(ranks, tmp_path):
+def test_operations_in_a_saved_model(ranks, tmp_path):
     ranks.run(check_saved_model, str(tmp_path))
 
 
@@ -56,9 +56,9 @@ def check_map():
     assert mapped().numpy().tolist() == [n * size for n in range(20)]
 
 
-def test_parallel_map(ranks):
+def test_operations_in_a_parallel_map(ranks):
     ranks.run(check_map)
 
 
-def test_custom_train_step(ranks):
+def test_custom_train_step_of_keras(ranks):
     ranks.run(check_keras, seed())

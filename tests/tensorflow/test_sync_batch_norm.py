@@ -15,7 +15,7 @@ ranks = ranks_fixture("a", "aab")
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_equals_batch_norm_on_one_batch(ranks, compiled):
+def test_sync_batch_norm_equals_batch_norm_on_one_batch(ranks, compiled):
     ranks.run(check_as_one_batch, seed() % 10000, compiled)
 
 
@@ -54,6 +54,6 @@ def check_otherwise(folder):
         hvd.init()
 
 
-def test_plain_behaviour_and_use_in_models(pool, tmp_path):
+def test_sync_batch_norm_acts_like_the_plain_layer_elsewhere(pool, tmp_path):
     with pool.ranks(2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) as job:
         job.run(check_otherwise, str(tmp_path))

@@ -392,12 +392,12 @@ def check_keras(key):
         assert np.mean((model.predict(x, verbose=0) - x[:, :1]) ** 2) < before
 
 
-def test_keras_fit(pool):
+def test_compiled_keras_fit(pool):
     with pool.ranks(2) as job:
         job.run(check_keras, seed())
 
 
-def test_missing_custom_call_operation(tmp_path):
+def test_missing_custom_call_operation_is_an_error_in_compiled_functions_only(tmp_path):
     """Without TensorFlow's operation for custom calls, operations in compiled functions raise, and others work."""
     script = tmp_path / "script.py"
     script.write_text(

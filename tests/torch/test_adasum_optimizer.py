@@ -259,7 +259,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_adasum_optimizer(ranks, check):
+def test_adasum_optimizer_matches_the_reference(ranks, check):
     ranks.run(check)
 
 
@@ -272,6 +272,6 @@ def check_alone():
         optimizer.step()
 
 
-def test_one_rank(pool):
+def test_adasum_optimizer_on_one_rank(pool):
     with pool.ranks(1) as ranks:
         ranks.run(check_alone)

@@ -135,7 +135,7 @@ def check_kinds(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_same_bits(ranks, kind):
+def test_buckets_give_the_same_bits(ranks, kind):
     ranks.run(check_kinds, kind)
 
 
@@ -396,7 +396,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_buckets(ranks, check):
+def test_buckets_with_model_and_gradient_changes(ranks, check):
     ranks.run(check)
 
 
@@ -433,12 +433,12 @@ def check_refusals():
     hvd.barrier()
 
 
-def test_refusals(ranks):
+def test_invalid_bucket_options_are_refused(ranks):
     ranks.run(check_refusals)
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
-def test_another_job(pool, hosts):
+def test_buckets_after_shutdown_and_init(pool, hosts):
     """The views stay memory when the job ends, and another one gets buckets of its own."""
 
     def run():
@@ -467,7 +467,7 @@ def test_another_job(pool, hosts):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_elastic(pool, size):
+def test_buckets_in_an_elastic_job(pool, size):
     """Where ranks may come later, the first step is without, so that old and new ones make them at one point."""
 
     def run():
@@ -485,7 +485,7 @@ def test_elastic(pool, size):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "aab"])
-def test_kill(pool, hosts):
+def test_killed_rank_is_reported_with_buckets(pool, hosts):
     """The others get an error, at the next step at the latest, and keep their views."""
 
     def run():
@@ -506,7 +506,7 @@ def test_kill(pool, hosts):
             assert "rank 1" in outcome.value
 
 
-def test_divide(monkeypatch):
+def test_parameters_are_divided_into_buckets(monkeypatch):
     """One type each, in the order in which they are full, a small one first."""
     monkeypatch.setattr(buckets, "FIRST_BUCKET_BYTES", 256)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1024)

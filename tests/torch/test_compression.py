@@ -131,5 +131,5 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_compression(ranks, check):
+def test_core_casts_like_pytorch(ranks, check):
     ranks.run(check, seed())

@@ -38,7 +38,7 @@ def check(name):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_operations(ranks, name):
+def test_complex_and_float8_operations(ranks, name):
     if not hasattr(torch, name):
         pytest.skip(f"this PyTorch has no {name}")
     ranks.run(check, name)

@@ -52,14 +52,14 @@ def sampler_of(rank, size, dataset, **options):
         (2, 0, [[], []]),
     ],
 )
-def test_order_without_shuffling(size, length, expected):
+def test_sampler_order_without_shuffling(size, length, expected):
     for rank in range(size):
         sampler = sampler_of(rank, size, range(length), shuffle=False)
         assert list(sampler) == expected[rank]
         assert len(sampler) == len(expected[rank])
 
 
-def test_shuffled_order():
+def test_sampler_order_with_shuffling():
     first = [4, 1, 5, 2, 0, 3, 7, 6]  # by random.Random(0)
     samplers = [sampler_of(rank, 2, range(8)) for rank in range(2)]
     assert [list(sampler) for sampler in samplers] == [first[0::2], first[1::2]]
@@ -69,7 +69,7 @@ def test_shuffled_order():
         assert list(sampler) == [6, 3, 1, 0, 7, 2, 5, 4]  # by random.Random(5)
 
 
-def test_processed_samples_are_dropped_from_the_front():
+def test_sampler_drops_processed_samples():
     expected = list(range(10))
     random.Random(1).shuffle(expected)
     samplers = [sampler_of(rank, 3, range(10), seed=1) for rank in range(3)]
@@ -96,7 +96,7 @@ def test_processed_samples_are_dropped_from_the_front():
         assert (list(sampler), len(sampler)) == ([], 0)
 
 
-def test_every_sample_once():
+def test_sampler_yields_every_sample_once():
     for size in range(1, 6):
         for length in range(size, 12):
             dealt = [n for rank in range(size) for n in sampler_of(rank, size, range(length))]
@@ -162,7 +162,7 @@ def check_same_everywhere(*objects):
         check_same(mine, other)
 
 
-def test_sync_commit_restore(ranks):
+def test_state_sync_commit_and_restore(ranks):
     def check():
         rank = hvd.rank()
         model, optimizer = make(rank)
@@ -209,7 +209,7 @@ def test_sync_commit_restore(ranks):
     ranks.run(check)
 
 
-def test_assignment_goes_over_to_another_object(ranks):
+def test_assigned_object_becomes_part_of_the_state(ranks):
     def check():
         model, optimizer = make(0)
         other, _ = make(hvd.rank() + 1)
@@ -226,7 +226,7 @@ def test_assignment_goes_over_to_another_object(ranks):
     ranks.run(check)
 
 
-def test_only_what_was_committed_of_objects_is_synchronised(ranks):
+def test_objects_synchronise_their_committed_values(ranks):
     def check():
         state = hvd.elastic.TorchState(number=1)
         state.number = 2
@@ -237,7 +237,7 @@ def test_only_what_was_committed_of_objects_is_synchronised(ranks):
     ranks.run(check)
 
 
-def test_registry():
+def test_state_handler_registry():
     class Counter:
         value = 0
 
@@ -289,7 +289,7 @@ def test_object_state_without_a_framework():
             getattr(State(None, None), method)()
 
 
-def test_hooks_at_size_1_if_more_ranks_may_come(pool):
+def test_optimizer_has_hooks_at_size_1_in_an_elastic_job(pool):
     def check():
         model, optimizer = make(0)
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
@@ -304,7 +304,7 @@ def test_hooks_at_size_1_if_more_ranks_may_come(pool):
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
-def test_run_goes_on_after_a_failure_on_all_ranks(ranks):
+def test_run_restores_the_last_commit_after_a_failure(ranks):
     """Ranks that disagree fail together; all go back to the last commit and finish as if nothing had been."""
 
     def run(fail):
@@ -393,7 +393,7 @@ def test_run_stops_when_every_attempt_fails(ranks):
         ([HostUpdateResult.removed, HostUpdateResult.added], False),
     ],
 )
-def test_hosts_updated(ranks, changes, skip_sync):
+def test_host_updates_interrupt_all_ranks_at_one_commit(ranks, changes, skip_sync):
     """All ranks are interrupted at the same commit, although only rank 0 has heard of it; nothing is undone."""
 
     def check():
@@ -423,7 +423,7 @@ def test_hosts_updated(ranks, changes, skip_sync):
         assert log == expected
 
 
-def test_the_same_news_counts_once():
+def test_repeated_host_update_counts_once():
     state = ObjectState(lambda x: x, lambda: 0, n=1)
     state.on_hosts_updated(5, HostUpdateResult.added)
     state.on_hosts_updated(4, HostUpdateResult.removed)

@@ -134,7 +134,7 @@ def check_lbfgs():
     hvd.barrier()
 
 
-def test_state_that_cannot_be_shared(ranks):
+def test_unsupported_optimizer_state_is_refused(ranks):
     ranks.run(check_lbfgs)
 
 
@@ -150,7 +150,7 @@ def check_scheduler():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5)
 
 
-def test_scheduler(ranks):
+def test_scheduler_works_after_broadcast_of_the_optimizer_state(ranks):
     ranks.run(check_scheduler)
 
 
@@ -163,5 +163,5 @@ def check_objects():
     assert [o["epoch"] for o in hvd.allgather_object(state)] == list(range(size))
 
 
-def test_objects(ranks):
+def test_broadcast_and_allgather_of_objects(ranks):
     ranks.run(check_objects)

@@ -114,9 +114,9 @@ test_gradient = gradient_test(
 )
 
 
-def test_second_gradient(ranks):
+def test_second_derivatives(ranks):
     ranks.run(check_second_gradient)
 
 
-def test_no_gradient(ranks):
+def test_operations_without_gradient(ranks):
     ranks.run(check_no_gradient)

@@ -145,7 +145,7 @@ def check_others(dtype, key):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_other_operations(ranks, dtype):
+def test_data_movement_operations(ranks, dtype):
     ranks.run(check_others, dtype, seed())
 
 
@@ -192,7 +192,7 @@ def check_compression():
         assert torch.equal(y, torch.full((9,), (size + 1) / 2))
 
 
-def test_compression(ranks):
+def test_allreduce_with_compression(ranks):
     ranks.run(check_compression)
 
 
@@ -212,7 +212,7 @@ def check_sparse():
     torch.testing.assert_close(finish().to_dense(), dense / size)
 
 
-def test_sparse(ranks):
+def test_sparse_allreduce(ranks):
     ranks.run(check_sparse)
 
 
@@ -232,7 +232,7 @@ def check_layouts():
     assert (parameter == size - 1).all()
 
 
-def test_layouts(ranks):
+def test_tensors_of_every_layout(ranks):
     ranks.run(check_layouts)
 
 
@@ -303,7 +303,7 @@ def check_views(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_views(ranks, dtype):
+def test_strided_views(ranks, dtype):
     ranks.run(check_views, dtype)
 
 
@@ -347,7 +347,7 @@ def check_refusals():
     assert (hvd.allreduce(x) == 1).all()
 
 
-def test_refusals(ranks):
+def test_invalid_calls_are_refused(ranks):
     ranks.run(check_refusals)
 
 
@@ -376,7 +376,7 @@ def test_tensors_are_kept_alive(ranks):
     ranks.run(check_kept_alive, 0)
 
 
-def test_signatures():
+def test_signatures_are_horovods():
     """Horovod's, argument by argument; what comes after them is horoplug's own."""
     expected = {
         "allreduce": "tensor average=None name=None compression=C op=None prescale_factor=1.0 postscale_factor=1.0 ps",

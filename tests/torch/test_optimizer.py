@@ -289,5 +289,5 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_optimizer(ranks, check):
+def test_optimizer_equals_training_alone(ranks, check):
     ranks.run(check)

@@ -192,10 +192,10 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_optimizer(ranks, check):
+def test_optimizer_with_unusual_models_and_optimizers(ranks, check):
     ranks.run(check)
 
 
 @pytest.mark.parametrize("as_dense", [False, True])
-def test_sparse(ranks, as_dense):
+def test_optimizer_with_sparse_gradients(ranks, as_dense):
     ranks.run(check_sparse, as_dense)

@@ -525,18 +525,18 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_optimizer(ranks, check):
+def test_optimizer_recipes(ranks, check):
     ranks.run(check)
 
 
-def test_compiled(pool):
+def test_compiled_models_and_steps(pool):
     with pool.ranks(2) as ranks:
         ranks.run(check_compiled, "aot_eager", timeout=100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_compiled_to_cpp(pool):
+def test_models_compiled_to_cpp(pool):
     with pool.ranks(2) as ranks:
         ranks.run(check_compiled, "inductor", timeout=380)
 
@@ -559,7 +559,7 @@ def check_elastic_alone():
         del optimizer
 
 
-def test_elastic(pool):
+def test_optimizer_in_an_elastic_job(pool):
     with pool.ranks(1, env={"HOROVOD_ELASTIC": "1"}) as ranks:
         ranks.run(check_elastic_alone)
     with pool.ranks(2, env={"HOROVOD_ELASTIC": "1"}) as ranks:

@@ -73,5 +73,5 @@ def check_pair():
 @pytest.mark.parametrize(
     "check", [check_reduce_gradient, check_gather_gradient, check_scatter_gradient, check_pair]
 )
-def test_rooted_operations(ranks, check):
+def test_rooted_and_point_to_point_operations(ranks, check):
     ranks.run(check)

@@ -89,12 +89,12 @@ def check_reference(key, dims, rows, options):
     ],
     ids=["plain", "cumulative", "not affine", "untracked"],
 )
-def test_reference(ranks, dims, options):
+def test_sync_batch_norm_equals_batch_norm_on_one_batch(ranks, dims, options):
     ranks.run(check_reference, seed(), dims, [3, 5, 2], options)
 
 
 @pytest.mark.parametrize("rows", [[0, 4, 3], [4, 0, 0], [1, 1, 1]], ids=str)
-def test_empty_and_small_batches(ranks, rows):
+def test_sync_batch_norm_with_empty_and_small_batches(ranks, rows):
     ranks.run(check_reference, seed(), 4, rows, {})
     if sum(rows[: ranks.size]) > 1:
         ranks.run(check_reference, seed(), 2, rows, {})
@@ -292,11 +292,11 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_sync_batch_norm(ranks, check):
+def test_sync_batch_norm_cases(ranks, check):
     ranks.run(check, seed())
 
 
-def test_new_job(pool):
+def test_sync_batch_norm_after_shutdown_and_init(pool):
     with pool.ranks(2) as ranks:
         ranks.run(check_new_job, seed())
 
@@ -314,6 +314,6 @@ def check_alone(key):
     hvd.init()
 
 
-def test_one_rank(pool):
+def test_sync_batch_norm_on_one_rank(pool):
     with pool.ranks(1) as ranks:
         ranks.run(check_alone, seed())

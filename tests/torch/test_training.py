@@ -93,7 +93,7 @@ def distributed(kind, options, key):
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aaa", "aab", "aaaa", "abab"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_same_as_one_process(pool, hosts, kind):
+def test_training_equals_training_in_one_process(pool, hosts, kind):
     key = seed()
     expected = alone(kind, key)
     relative, absolute = OPTIMIZERS[kind][2]
@@ -106,7 +106,7 @@ def test_same_as_one_process(pool, hosts, kind):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "aab"])
-def test_same_bits_in_every_run(pool, hosts):
+def test_training_gives_the_same_bits_in_every_run(pool, hosts):
     key = seed()
     with pool.ranks(len(hosts), hosts=hosts) as ranks:
         first, second = (ranks.run(distributed, "adam", {}, key)[0][1] for _ in range(2))
@@ -126,7 +126,7 @@ def die_in_backward(victim, step_of_death):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
-def test_kill_in_the_middle_of_a_step(pool, hosts):
+def test_killed_rank_is_reported_in_the_middle_of_a_step(pool, hosts):
     """The others get the error out of backward() or step()."""
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as ranks:
         outcomes = ranks.outcomes(die_in_backward, 1, 3)
@@ -146,7 +146,7 @@ def with_data_loader():
 
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab"])
-def test_data_loader_with_workers(pool, hosts):
+def test_training_with_data_loader_workers(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as ranks:
         assert ranks.run(with_data_loader) == [780.0 * len(hosts)] * len(hosts)
 
@@ -155,7 +155,7 @@ def test_data_loader_with_workers(pool, hosts):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_example(tmp_path, size):
+def test_example_learns(tmp_path, size):
     write_fashion_mnist(tmp_path)
     options = ["--epochs", "4", "--batch-size", str(16 // size), "--lr", str(0.05 / size)]
     done = run_script(TRAIN, "--data-dir", str(tmp_path), "--json", *options, size=size)
@@ -180,7 +180,7 @@ def test_example_refuses_other_files(tmp_path):
     assert "no IDX file" in done.stderr
 
 
-def test_example_on_digits(monkeypatch):
+def test_example_trains_on_digits(monkeypatch):
     """Without Fashion-MNIST: what comes with scikit-learn."""
     pytest.importorskip("sklearn")
     import importlib.util

@@ -21,7 +21,7 @@ def lengths():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_orthogonal(dtype):
+def test_adasum_adds_orthogonal_tensors(dtype):
     random = np.random.default_rng(2)
     columns = []
     for length in lengths():
@@ -38,7 +38,7 @@ def test_orthogonal(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_parallel(dtype):
+def test_adasum_averages_parallel_tensors(dtype):
     random = np.random.default_rng(2)
     columns = []
     for length in lengths():
@@ -53,7 +53,7 @@ def test_parallel(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_tiny_values(dtype):
+def test_adasum_of_tiny_values(dtype):
     """Squares of them are below the smallest number of the dtype."""
     random = np.random.default_rng(2)
     tiny = float(np.finfo(dtype).tiny)
@@ -64,7 +64,7 @@ def test_tiny_values(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_values_of_very_different_sizes(dtype):
+def test_adasum_of_values_of_very_different_sizes(dtype):
     random = np.random.default_rng(2)
     low, high = float(np.finfo(dtype).tiny), float(np.finfo(dtype).max) ** 0.5
     size = hvd.size()
@@ -75,20 +75,20 @@ def test_values_of_very_different_sizes(dtype):
     check_close(dtype, q.astype(np.float64).mean(1), tensor.numpy())
 
 
-def test_zeros():
+def test_adasum_of_zeros():
     equal(hvd.allreduce(torch.zeros(7), op=hvd.Adasum), torch.zeros(7))
     mine = torch.ones(7) if hvd.rank() == 0 else torch.zeros(7)
     equal(hvd.allreduce(mine, op=hvd.Adasum), torch.ones(7))
 
 
-def test_same_on_every_rank():
+def test_adasum_result_is_the_same_on_every_rank():
     torch.manual_seed(hvd.rank())
     outputs = hvd.allgather_object(hvd.allreduce(torch.randn(1001), op=hvd.Adasum, name="a"))
     for output in outputs:
         equal(output, outputs[0])
 
 
-def test_group():
+def test_grouped_adasum_equals_single_calls():
     """Every tensor by itself: the outputs are those of single calls."""
     torch.manual_seed(hvd.rank())
     tensors = [torch.randn(n) for n in (3, 100, 1)]
@@ -97,7 +97,7 @@ def test_group():
         torch.testing.assert_close(output, expected)
 
 
-def test_optimizer():
+def test_adasum_optimizer_averages_parallel_changes():
     """The parameters' changes are combined, not the gradients: parallel changes are averaged."""
     model = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -114,7 +114,7 @@ def test_optimizer():
         torch.testing.assert_close(model.weight.detach(), torch.full((1, 2), -0.1 * step * mean))
 
 
-def test_optimizer_cannot_skip_synchronize():
+def test_adasum_optimizer_cannot_skip_synchronize():
     model = torch.nn.Linear(1, 1)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=hvd.Adasum

@@ -21,21 +21,21 @@ def check_rows(gathered, dtype, ndim, rows):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_equal_rows(dtype, ndim):
+def test_allgather_of_equal_row_counts(dtype, ndim):
     tensor = filled(dtype, ndim, hvd.rank())
     check_rows(hvd.allgather(tensor), dtype, ndim, [17] * hvd.size())
     equal(tensor, filled(dtype, ndim, hvd.rank()))
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_different_rows(dtype, ndim):
+def test_allgather_of_different_row_counts(dtype, ndim):
     rows = ROWS[: hvd.size()]
     gathered = hvd.allgather(filled(dtype, ndim, hvd.rank(), rows[hvd.rank()]))
     check_rows(gathered, dtype, ndim, rows)
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_group(dtype, ndim):
+def test_grouped_allgather(dtype, ndim):
     rows = ROWS[: hvd.size()]
     outputs = hvd.grouped_allgather([filled(dtype, ndim, hvd.rank(), rows[hvd.rank()])] * 5)
     assert len(outputs) == 5
@@ -43,7 +43,7 @@ def test_group(dtype, ndim):
         check_rows(output, dtype, ndim, rows)
 
 
-def test_no_rows():
+def test_allgather_of_empty_tensors():
     """Of some ranks, of all, and with other dimensions of no size."""
     rows = [rank % 2 * 3 for rank in range(hvd.size())]
     check_rows(
@@ -57,11 +57,11 @@ def test_no_rows():
     assert hvd.allgather(torch.empty(2, 0)).shape == (2 * hvd.size(), 0)
 
 
-def test_scalars_count_as_one_row():
+def test_allgather_counts_a_scalar_as_one_row():
     equal(hvd.allgather(torch.tensor(float(hvd.rank()))), torch.arange(float(hvd.size())))
 
 
-def test_many_at_once():
+def test_many_allgathers_in_flight():
     pending, polled = [], []
     for dtype, ndim in MOVED_CASES:
         handle = hvd.allgather_async(filled(dtype, ndim, hvd.rank()))
@@ -72,7 +72,7 @@ def test_many_at_once():
         check_rows(hvd.synchronize(handle), dtype, ndim, [17] * hvd.size())
 
 
-def test_group_async():
+def test_grouped_allgather_async():
     rows = ROWS[: hvd.size()]
     tensors = [filled(torch.float32, ndim, hvd.rank(), rows[hvd.rank()]) for ndim in (1, 2, 3)]
     handle = hvd.grouped_allgather_async(tensors, name="group")
@@ -80,7 +80,7 @@ def test_group_async():
         check_rows(output, torch.float32, ndim, rows)
 
 
-def test_the_output_is_the_callers():
+def test_allgather_output_belongs_to_the_caller():
     """It can be written to, and outlives the operation's handle."""
     first = hvd.allgather(torch.full((2,), hvd.rank()))
     first += 1
@@ -88,18 +88,18 @@ def test_the_output_is_the_callers():
     equal(first, second + 1)
 
 
-def test_different_other_dimensions():
+def test_allgather_refuses_different_trailing_dimensions():
     with pytest.raises(RuntimeError):
         hvd.allgather(torch.ones(17, 10 * (hvd.rank() + 1), 17))
     equal(hvd.allgather(torch.ones(1)), torch.ones(hvd.size()))
 
 
-def test_different_ndim():
+def test_allgather_refuses_different_ndim():
     with pytest.raises(RuntimeError):
         hvd.allgather(torch.ones([3] * (1 + (hvd.rank() > 0))))
 
 
-def test_different_dtypes():
+def test_allgather_refuses_different_dtypes():
     dtype = torch.int32 if hvd.rank() % 2 == 0 else torch.float32
     with pytest.raises(RuntimeError):
         hvd.allgather(torch.ones(17, 17, dtype=dtype))
@@ -107,7 +107,7 @@ def test_different_dtypes():
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("grouped", [False, True])
-def test_gradient(dtype, ndim, grouped):
+def test_allgather_gradient(dtype, ndim, grouped):
     """The average of what the ranks send back for this rank's rows."""
     rank, rows = hvd.rank(), FEW_ROWS[: hvd.size()]
     tensors = [
@@ -122,7 +122,7 @@ def test_gradient(dtype, ndim, grouped):
         torch.testing.assert_close(tensor.grad, expected, rtol=0, atol=1e-8)
 
 
-def test_gradient_of_different_losses():
+def test_allgather_gradient_with_different_losses():
     tensor = torch.ones(2, requires_grad=True)
     hvd.allgather(tensor).sum().mul(1.0 + hvd.rank()).backward()
     average = sum(1.0 + rank for rank in range(hvd.size())) / hvd.size()

@@ -28,7 +28,7 @@ def ranks_tensors(dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_sum(dtype, ndim):
+def test_allreduce_sum(dtype, ndim):
     tensor = cube(dtype, ndim)
     kept = tensor.clone()
     equal(hvd.allreduce(tensor, op=hvd.Sum), times(tensor, hvd.size()))
@@ -36,7 +36,7 @@ def test_sum(dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_average_of_equal_tensors(dtype, ndim):
+def test_allreduce_average_of_equal_tensors(dtype, ndim):
     tensor = cube(dtype, ndim)
     averaged = hvd.allreduce(tensor)
     assert averaged.dtype == dtype
@@ -46,7 +46,7 @@ def test_average_of_equal_tensors(dtype, ndim):
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_average_of_integers_is_cut_off(dtype):
+def test_allreduce_average_truncates_integers(dtype):
     """Towards zero, also for negative sums."""
     tensor = torch.arange(-10, 11, dtype=dtype)
     mine = tensor if hvd.rank() == 0 else torch.zeros_like(tensor)
@@ -55,7 +55,7 @@ def test_average_of_integers_is_cut_off(dtype):
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
 @pytest.mark.parametrize("op", ["Min", "Max"])
-def test_min_and_max(dtype, ndim, op):
+def test_allreduce_min_and_max(dtype, ndim, op):
     tensors = torch.stack(ranks_tensors(dtype, ndim))
     expected = getattr(tensors, op.lower())(0).values
     equal(hvd.allreduce(tensors[hvd.rank()], op=getattr(hvd, op)), expected)
@@ -64,21 +64,21 @@ def test_min_and_max(dtype, ndim, op):
 @pytest.mark.parametrize(
     ("dtype", "ndim"), [case for case in REDUCED_CASES if case[0] != torch.float16]
 )
-def test_product(dtype, ndim):
+def test_allreduce_product(dtype, ndim):
     tensors = torch.stack(ranks_tensors(dtype, ndim))
     expected = tensors.prod(0).to(dtype)
     equal(hvd.allreduce(tensors[hvd.rank()], op=hvd.Product), expected)
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_in_place(dtype, ndim):
+def test_allreduce_in_place(dtype, ndim):
     tensor = cube(dtype, ndim)
     expected = times(tensor, hvd.size())
     assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
     equal(tensor, expected)
 
 
-def test_async_results_and_identity():
+def test_allreduce_async_results_and_identity():
     tensor = torch.arange(5.0) + hvd.rank()
     expected = sum(torch.arange(5.0) + r for r in range(hvd.size()))
     handle = hvd.allreduce_async(tensor, op=hvd.Sum, name="a")
@@ -92,7 +92,7 @@ def test_async_results_and_identity():
 
 
 @pytest.mark.parametrize("variant", ["allreduce_async", "allreduce_async_"])
-def test_many_at_once(variant):
+def test_many_allreduces_in_flight(variant):
     """And at least one of them is not done at once: the functions do not block."""
     pending = []
     polled = []
@@ -107,7 +107,7 @@ def test_many_at_once(variant):
         equal(hvd.synchronize(handle), expected)
 
 
-def test_any_order_of_submission():
+def test_allreduces_match_by_name_in_any_order():
     """Names pair the calls, not their order."""
     order = list(range(10))
     if hvd.rank() % 2:
@@ -118,7 +118,7 @@ def test_any_order_of_submission():
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_prescale(dtype, ndim):
+def test_prescale_factor_applies_before_the_sum(dtype, ndim):
     """Before the sum: what a rank contributes is rounded to the dtype first."""
     for factor in FACTORS:
         tensor = cube(dtype, ndim)
@@ -127,7 +127,7 @@ def test_prescale(dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_postscale(dtype, ndim):
+def test_postscale_factor_applies_after_the_sum(dtype, ndim):
     for factor in FACTORS:
         tensor = cube(dtype, ndim)
         output = hvd.allreduce(tensor, op=hvd.Sum, postscale_factor=factor)
@@ -135,7 +135,7 @@ def test_postscale(dtype, ndim):
 
 
 @pytest.mark.parametrize("variant", ["allreduce_", "allreduce_async", "allreduce_async_"])
-def test_scaling_in_every_variant(variant):
+def test_scale_factors_in_every_variant(variant):
     tensor = cube(torch.float64, 1)
     output = getattr(hvd, variant)(
         tensor.clone(), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0
@@ -144,21 +144,21 @@ def test_scaling_in_every_variant(variant):
     equal(output, tensor * hvd.size() * 2)
 
 
-def test_scaling_of_an_average():
+def test_scale_factors_with_average():
     tensor = torch.full((3,), 6.0)
     output = hvd.allreduce(tensor, prescale_factor=0.5, postscale_factor=4.0)
     torch.testing.assert_close(output, torch.full((3,), 12.0))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (1,), (1, 1, 1, 1, 1)])
-def test_shapes(shape):
+def test_allreduce_of_every_shape(shape):
     equal(hvd.allreduce(torch.ones(shape), op=hvd.Sum), torch.full(shape, float(hvd.size())))
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def test_positional_arguments():
+def test_allreduce_positional_arguments():
     """(tensor, average, name, op) for the variants without compression."""
     tensor = torch.IntTensor([1])
     assert hvd.allreduce_(tensor, None, "positional", hvd.Sum) == hvd.size()
@@ -176,7 +176,7 @@ def test_positional_arguments():
     "variant", ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
 )
 @pytest.mark.parametrize("average", [True, False])
-def test_average_is_deprecated_but_works(variant, average):
+def test_average_argument_is_deprecated_and_works(variant, average):
     tensor = torch.full((2,), 3.0)
     with pytest.warns(DeprecationWarning, match="average"):
         output = getattr(hvd, variant)(tensor.clone(), average=average, name="shim")
@@ -185,13 +185,13 @@ def test_average_is_deprecated_but_works(variant, average):
 
 
 @pytest.mark.parametrize("variant", ["grouped_allreduce", "grouped_allreduce_"])
-def test_average_of_a_group(variant):
+def test_average_argument_of_grouped_allreduce(variant):
     with pytest.warns(DeprecationWarning, match="average"):
         outputs = getattr(hvd, variant)([torch.ones(2)], average=False)
     equal(outputs[0], torch.full((2,), float(hvd.size())))
 
 
-def test_op_makes_no_warning():
+def test_op_argument_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hvd.allreduce(torch.ones(1), op=hvd.Sum)
@@ -199,7 +199,7 @@ def test_op_makes_no_warning():
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_average_and_op_exclude_each_other(average):
+def test_average_and_op_together_are_refused(average):
     with pytest.raises(ValueError, match="op"):
         hvd.allreduce(torch.ones(1), average=average, op=hvd.Sum)
     with pytest.raises(ValueError, match="op"):
@@ -207,7 +207,7 @@ def test_average_and_op_exclude_each_other(average):
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_strided_in_place(grouped):
+def test_strided_tensors_in_place(grouped):
     """Horovod refuses it as a ValueError; what is accepted must come out right, and touch nothing around it."""
     square = torch.arange(16.0).reshape(4, 4)
     expected = square.clone()
@@ -220,14 +220,14 @@ def test_strided_in_place(grouped):
         equal(square, expected)
 
 
-def test_strided():
+def test_allreduce_of_strided_tensors():
     equal(
         hvd.allreduce(torch.arange(16.0).reshape(4, 4).t(), op=hvd.Max),
         torch.arange(16.0).reshape(4, 4).t(),
     )
 
 
-def test_unsupported_dtype():
+def test_unsupported_dtype_is_refused():
     with pytest.raises(ValueError, match=r"float8_e4m3fnuz"):
         hvd.allreduce(torch.ones(2, dtype=torch.float8_e4m3fnuz))
 
@@ -242,31 +242,31 @@ def check_disagreement(*tensors):
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="disagreement") == hvd.size()
 
 
-def test_different_sizes():
+def test_different_sizes_are_an_error_on_every_rank():
     check_disagreement(torch.ones(17, 17, 17), torch.ones(18, 18, 18))
     with pytest.raises(RuntimeError):
         hvd.allreduce(torch.ones([17 + hvd.rank()] * 3))
 
 
-def test_different_ndim():
+def test_different_ndim_is_an_error_on_every_rank():
     check_disagreement(torch.ones(17, 23 * 57), torch.ones(17, 23, 57))
 
 
-def test_different_dtypes():
+def test_different_dtypes_are_an_error_on_every_rank():
     check_disagreement(torch.ones(17, dtype=torch.int32), torch.ones(17, dtype=torch.float32))
 
 
-def test_different_ops():
+def test_different_ops_are_an_error_on_every_rank():
     with pytest.raises(RuntimeError):
         hvd.allreduce(torch.ones(3), op=hvd.Sum if hvd.rank() == 0 else hvd.Average, name="ops")
 
 
-def test_different_scaling():
+def test_different_scale_factors_are_an_error_on_every_rank():
     with pytest.raises(RuntimeError):
         hvd.allreduce(torch.ones(3), op=hvd.Sum, prescale_factor=1.0 + hvd.rank(), name="scaling")
 
 
-def test_different_operations_of_one_name():
+def test_different_operations_with_one_name_are_an_error():
     """Horovod prefixes names with the operation, so these two wait for each other; here they are told apart, too."""
     handles = [
         hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="shared"),
@@ -284,7 +284,7 @@ def test_different_operations_of_one_name():
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("op", ["Sum", "Average"])
-def test_gradient(dtype, ndim, op):
+def test_allreduce_gradient(dtype, ndim, op):
     tensor = cube(dtype, ndim).requires_grad_()
     output = hvd.allreduce(tensor, op=getattr(hvd, op))
     output.backward(torch.ones_like(output))
@@ -292,21 +292,21 @@ def test_gradient(dtype, ndim, op):
     torch.testing.assert_close(tensor.grad, expected, rtol=0, atol=1e-8)
 
 
-def test_gradient_with_scaling():
+def test_allreduce_gradient_with_scale_factors():
     tensor = torch.ones(4, requires_grad=True)
     output = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
     output.backward(torch.ones(4))
     torch.testing.assert_close(tensor.grad, torch.full((4,), 1.5 * hvd.size()))
 
 
-def test_gradient_is_reduced_over_ranks():
+def test_allreduce_gradient_is_reduced_over_ranks():
     tensor = torch.ones(4, requires_grad=True)
     hvd.allreduce(tensor, op=hvd.Sum).backward(torch.full((4,), 1.0 + hvd.rank()))
     equal(tensor.grad, torch.full((4,), float(sum(range(1, hvd.size() + 1)))))
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_gradient_of_the_deprecated_argument(average):
+def test_allreduce_gradient_with_the_average_argument(average):
     tensor = torch.ones(4, requires_grad=True)
     with pytest.warns(DeprecationWarning, match="average"):
         output = hvd.allreduce(tensor, average=average)
@@ -314,7 +314,7 @@ def test_gradient_of_the_deprecated_argument(average):
     torch.testing.assert_close(tensor.grad, torch.full((4,), 1.0 if average else float(hvd.size())))
 
 
-def test_compression_keeps_dtype_and_gradient():
+def test_compression_keeps_dtype_and_gradient_of_allreduce():
     tensor = torch.full((4,), 2.0, dtype=torch.float64, requires_grad=True)
     output = hvd.allreduce(tensor, op=hvd.Sum, compression=hvd.Compression.fp16)
     assert output.dtype == torch.float64
@@ -326,7 +326,7 @@ def test_compression_keeps_dtype_and_gradient():
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_group(dtype, ndim):
+def test_grouped_allreduce(dtype, ndim):
     tensors = [cube(dtype, ndim, seed) for seed in range(5)]
     kept = [tensor.clone() for tensor in tensors]
     outputs = hvd.grouped_allreduce(tensors, op=hvd.Sum)
@@ -337,7 +337,7 @@ def test_group(dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_group_average(dtype, ndim):
+def test_grouped_allreduce_average(dtype, ndim):
     tensors = [cube(dtype, ndim, seed) for seed in range(5)]
     tolerance = 1e-6 if dtype.is_floating_point else 0
     for output, tensor in zip(hvd.grouped_allreduce(tensors), tensors, strict=True):
@@ -345,7 +345,7 @@ def test_group_average(dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_group_in_place(dtype, ndim):
+def test_grouped_allreduce_in_place(dtype, ndim):
     tensors = [cube(dtype, ndim, seed) for seed in range(5)]
     expected = [times(tensor, hvd.size()) for tensor in tensors]
     outputs = hvd.grouped_allreduce_(tensors, op=hvd.Sum)
@@ -355,7 +355,7 @@ def test_group_in_place(dtype, ndim):
 
 
 @pytest.mark.parametrize("variant", ["grouped_allreduce_async", "grouped_allreduce_async_"])
-def test_group_async(variant):
+def test_grouped_allreduce_async(variant):
     tensors = [whole(torch.float32, n, seed=n) for n in (1, 100, 7)]
     expected = [tensor * hvd.size() for tensor in tensors]
     handle = getattr(hvd, variant)(tensors, op=hvd.Sum, name="group")
@@ -368,7 +368,7 @@ def test_group_async(variant):
 
 
 @pytest.mark.parametrize("dtype", REDUCED)
-def test_group_scaling(dtype):
+def test_grouped_allreduce_scale_factors(dtype):
     tensors = [cube(dtype, 1, seed) for seed in range(3)]
     for factor in FACTORS:
         outputs = hvd.grouped_allreduce(tensors, op=hvd.Sum, prescale_factor=factor)
@@ -381,7 +381,7 @@ def test_group_scaling(dtype):
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("op", ["Sum", "Average"])
-def test_group_gradient(dtype, ndim, op):
+def test_grouped_allreduce_gradient(dtype, ndim, op):
     """The outputs go backward one after the other; none counts twice."""
     tensors = [cube(dtype, ndim, seed).requires_grad_() for seed in range(5)]
     for output in hvd.grouped_allreduce(tensors, op=getattr(hvd, op)):
@@ -391,13 +391,13 @@ def test_group_gradient(dtype, ndim, op):
         torch.testing.assert_close(tensor.grad, expected, rtol=0, atol=1e-8)
 
 
-def test_group_disagreement_is_an_error_of_the_whole_group():
+def test_grouped_allreduce_mismatch_fails_the_whole_group():
     tensors = [torch.ones(3), torch.ones(3 + hvd.rank()), torch.ones(3)]
     with pytest.raises(RuntimeError):
         hvd.grouped_allreduce(tensors, name="group")
 
 
-def test_group_compression():
+def test_grouped_allreduce_compression():
     tensors = [torch.ones(3), torch.ones(2, dtype=torch.float64), torch.ones(1, dtype=torch.int32)]
     outputs = hvd.grouped_allreduce(tensors, op=hvd.Sum, compression=hvd.Compression.fp16)
     for output, tensor in zip(outputs, tensors, strict=True):

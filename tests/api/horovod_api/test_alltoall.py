@@ -29,7 +29,7 @@ def received():
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_with_splits(dtype, ndim):
+def test_alltoall_with_splits(dtype, ndim):
     tensor = outgoing(dtype, ndim)
     output, counts = hvd.alltoall(tensor, even_splits())
     equal(output, incoming(dtype, ndim))
@@ -38,7 +38,7 @@ def test_with_splits(dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_without_splits(dtype, ndim):
+def test_alltoall_without_splits(dtype, ndim):
     """Equal parts; the result is the tensor alone."""
     output = hvd.alltoall(outgoing(dtype, ndim))
     assert isinstance(output, torch.Tensor)
@@ -46,7 +46,7 @@ def test_without_splits(dtype, ndim):
 
 
 @pytest.mark.parametrize("kind", ["int32", "int64", "list", "tuple"])
-def test_kinds_of_splits(kind):
+def test_splits_may_be_lists_arrays_or_tensors(kind):
     splits = even_splits().long() if kind == "int64" else even_splits()
     splits = {"list": list, "tuple": tuple}.get(kind, lambda s: s)(
         splits.tolist() if kind in ("list", "tuple") else splits
@@ -57,7 +57,7 @@ def test_kinds_of_splits(kind):
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_async_always_gives_the_counts(given):
+def test_alltoall_async_returns_received_splits(given):
     handle = hvd.alltoall_async(
         outgoing(torch.float32, 1), even_splits() if given else None, name="a"
     )
@@ -67,7 +67,7 @@ def test_async_always_gives_the_counts(given):
     equal(counts, received())
 
 
-def test_uneven_splits():
+def test_alltoall_with_uneven_splits():
     """Rank s sends s + r rows to rank r."""
     rank, size = hvd.rank(), hvd.size()
     splits = [rank + r for r in range(size)]
@@ -77,7 +77,7 @@ def test_uneven_splits():
     equal(output, torch.cat([torch.full((s + rank, 3), 10.0 * s + rank) for s in range(size)]))
 
 
-def test_splits_of_zero():
+def test_alltoall_with_zero_splits():
     """Everything to rank 0, and nothing to anyone."""
     rank, size = hvd.rank(), hvd.size()
     output, counts = hvd.alltoall(torch.full((2, 3), rank), [2] + [0] * (size - 1))
@@ -89,46 +89,46 @@ def test_splits_of_zero():
     assert hvd.alltoall(torch.empty(0, 4)).shape == (0, 4)
 
 
-def test_different_dtypes():
+def test_alltoall_refuses_different_dtypes():
     tensor = torch.ones(hvd.size(), dtype=torch.int32 if hvd.rank() % 2 else torch.float32)
     with pytest.raises(RuntimeError):
         hvd.alltoall(tensor)
 
 
-def test_different_other_dimensions():
+def test_alltoall_refuses_different_trailing_dimensions():
     with pytest.raises(RuntimeError):
         hvd.alltoall(torch.ones(2 * hvd.size(), 10 * (hvd.rank() + 1), 2))
 
 
-def test_rows_that_cannot_be_divided():
+def test_alltoall_refuses_indivisible_rows():
     with pytest.raises(ValueError, match=r"\S"):
         hvd.alltoall(torch.empty(hvd.size() + 1))
 
 
-def test_splits_beyond_the_rows():
+def test_alltoall_refuses_splits_beyond_the_rows():
     with pytest.raises(ValueError, match=r"\S"):
         hvd.alltoall(torch.empty(hvd.size() - 1), torch.ones(hvd.size(), dtype=torch.int32))
 
 
-def test_splits_of_a_wrong_number():
+def test_alltoall_refuses_a_wrong_number_of_splits():
     with pytest.raises(ValueError, match=r"\S"):
         hvd.alltoall(torch.empty(2 * hvd.size()), [1] * (hvd.size() + 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
-def test_splits_that_are_no_integers(dtype):
+def test_alltoall_refuses_non_integer_splits(dtype):
     with pytest.raises(ValueError, match="splits"):
         hvd.alltoall(torch.empty(hvd.size()), torch.ones(hvd.size(), dtype=dtype))
 
 
-def test_negative_splits():
+def test_alltoall_refuses_negative_splits():
     with pytest.raises(ValueError, match=r"\S"):
         hvd.alltoall(torch.empty(hvd.size()), [-1] + [1] * (hvd.size() - 1))
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("given", [True, False])
-def test_gradient(dtype, ndim, given):
+def test_alltoall_gradient(dtype, ndim, given):
     """Every row comes back to where it came from."""
     tensor = outgoing(dtype, ndim).requires_grad_()
     if given:

@@ -20,15 +20,15 @@ NAMES = """
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_exported(name):
+def test_function_is_exported(name):
     assert hasattr(hvd, name)
 
 
-def test_is_homogeneous_lives_in_mpi_ops():
+def test_is_homogeneous_is_in_mpi_ops():
     assert mpi_ops.is_homogeneous() is True
 
 
-def test_rank_and_size_are_the_launchers():
+def test_rank_and_size_equal_the_launchers_variables():
     assert hvd.rank() == int(os.environ["HOROVOD_RANK"])
     assert hvd.size() == int(os.environ["HOROVOD_SIZE"])
     assert hvd.local_rank() == int(os.environ["HOROVOD_LOCAL_RANK"])
@@ -41,7 +41,7 @@ def test_ranks_are_distinct():
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 
-def test_init_again_while_initialized_changes_nothing():
+def test_second_init_has_no_effect():
     before = hvd.rank(), hvd.size()
     hvd.init()
     assert (hvd.rank(), hvd.size()) == before
@@ -68,7 +68,7 @@ def test_is_initialized():
 @pytest.mark.parametrize(
     "name", ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 )
-def test_ranks_need_init(name):
+def test_rank_functions_need_init(name):
     with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)"):
         getattr(hvd, name)()
 
@@ -79,7 +79,7 @@ def test_operations_need_init():
         hvd.allreduce(torch.ones(1))
 
 
-def test_a_handle_from_before_shutdown_is_stale():
+def test_handle_from_before_shutdown_is_stale():
     """What was in flight at shutdown has no result; asking for it must not block."""
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="left behind")
@@ -92,11 +92,11 @@ def test_a_handle_from_before_shutdown_is_stale():
     hvd.barrier()
 
 
-def test_reductions_have_horovods_numbers():
+def test_reduction_constants_equal_horovods():
     assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == list(range(6))
 
 
-def test_what_the_build_has():
+def test_build_queries():
     for name in ("mpi", "gloo", "ddl", "ccl", "cuda", "rocm"):
         assert isinstance(getattr(hvd, f"{name}_built")(), bool)
     assert isinstance(hvd.nccl_built(), int)
@@ -104,7 +104,7 @@ def test_what_the_build_has():
     assert hvd.mpi_enabled() or hvd.gloo_enabled()
 
 
-def test_error_class():
+def test_operation_errors_are_horovod_internal_errors():
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     assert not issubclass(hvd.HorovodInternalError, ValueError)
 

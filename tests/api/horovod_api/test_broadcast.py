@@ -14,7 +14,7 @@ def filled(dtype, ndim, value):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_out_of_place(dtype, ndim):
+def test_broadcast_out_of_place(dtype, ndim):
     for root in range(hvd.size()):
         tensor = filled(dtype, ndim, hvd.rank())
         output = hvd.broadcast(tensor, root)
@@ -24,14 +24,14 @@ def test_out_of_place(dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_in_place(dtype, ndim):
+def test_broadcast_in_place(dtype, ndim):
     for root in range(hvd.size()):
         tensor = filled(dtype, ndim, hvd.rank())
         assert hvd.broadcast_(tensor, root_rank=root) is tensor
         equal(tensor, filled(dtype, ndim, root))
 
 
-def test_async():
+def test_broadcast_async():
     handles = [
         hvd.broadcast_async(torch.full((n + 1,), hvd.rank()), n % hvd.size()) for n in range(20)
     ]
@@ -44,39 +44,39 @@ def test_async():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (4, 0), (1,)])
-def test_shapes(shape):
+def test_broadcast_of_every_shape(shape):
     equal(hvd.broadcast(torch.full(shape, float(hvd.rank())), 0), torch.zeros(shape))
 
 
-def test_bool_is_more_than_horovod_has():
+def test_broadcast_supports_bool():
     """Horovod refuses it; nothing is lost by accepting it."""
     assert hvd.broadcast(torch.tensor([hvd.rank() == 0]), 0).tolist() == [True]
 
 
-def test_different_shapes():
+def test_broadcast_refuses_different_shapes():
     with pytest.raises(RuntimeError):
         hvd.broadcast(torch.ones(17, 10 * (hvd.rank() + 1), 17), 0)
     equal(hvd.broadcast(torch.ones(1), 0), torch.ones(1))
 
 
-def test_different_dtypes():
+def test_broadcast_refuses_different_dtypes():
     dtype = torch.int32 if hvd.rank() % 2 == 0 else torch.float32
     with pytest.raises(RuntimeError):
         hvd.broadcast(torch.ones(17, dtype=dtype), 0)
 
 
-def test_different_roots():
+def test_broadcast_refuses_different_roots():
     with pytest.raises(RuntimeError):
         hvd.broadcast(torch.ones(17, 17), hvd.rank())
 
 
-def test_root_out_of_range():
+def test_broadcast_refuses_root_out_of_range():
     for root in (-1, hvd.size()):
         with pytest.raises((ValueError, RuntimeError)):
             hvd.broadcast(torch.ones(1), root)
 
 
-def test_strided_in_place():
+def test_broadcast_of_strided_tensors_in_place():
     """Horovod refuses it as a ValueError; what is accepted must come out right."""
     whole = torch.arange(16.0).reshape(4, 4) + 100 * hvd.rank()
     expected = whole.clone()
@@ -87,7 +87,7 @@ def test_strided_in_place():
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
-def test_gradient(dtype, ndim):
+def test_broadcast_gradient(dtype, ndim):
     """The average at the root, zero elsewhere."""
     for root in range(hvd.size()):
         tensor = filled(dtype, ndim, hvd.rank()).requires_grad_()

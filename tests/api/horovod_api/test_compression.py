@@ -11,7 +11,7 @@ pytestmark = pytest.mark.no_job
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fp16_of_floats(dtype):
+def test_fp16_compresses_floats(dtype):
     tensor = torch.ones(5, 5, 5, dtype=dtype)
     compressed, kept = hvd.Compression.fp16.compress(tensor)
     assert compressed.dtype == torch.float16
@@ -19,14 +19,14 @@ def test_fp16_of_floats(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-def test_fp16_leaves_integers_alone(dtype):
+def test_fp16_leaves_integers_unchanged(dtype):
     tensor = torch.ones(5, 5, dtype=dtype)
     compressed, kept = hvd.Compression.fp16.compress(tensor)
     equal(compressed, tensor)
     equal(hvd.Compression.fp16.decompress(compressed, kept), tensor)
 
 
-def test_none():
+def test_no_compression_returns_the_tensor():
     tensor = torch.ones(3)
     compressed, kept = hvd.Compression.none.compress(tensor)
     assert compressed is tensor
@@ -46,7 +46,7 @@ class Halving(Compressor):
         return tensor * 2
 
 
-def test_a_users_own():
+def test_user_defined_compressor():
     hvd.init()
     output = hvd.allreduce(torch.full((3,), 4.0), op=hvd.Sum, compression=Halving)
     equal(output, torch.full((3,), 4.0 * hvd.size()))

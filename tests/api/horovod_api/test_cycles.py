@@ -42,7 +42,7 @@ after = {}  # by number of the cycle
 
 @pytest.mark.no_job
 @pytest.mark.parametrize("number", range(CYCLES))
-def test_cycle(number):
+def test_init_and_shutdown_cycle(number):
     hvd.init()
     output = hvd.allreduce(torch.full((1000,), float(number)), op=hvd.Sum)
     assert output[0] == number * hvd.size()
@@ -51,7 +51,7 @@ def test_cycle(number):
 
 
 @pytest.mark.no_job
-def test_nothing_is_left():
+def test_cycles_leak_no_resources():
     first, last = after[WARM_UP], after[CYCLES - 1]
     assert last["files"] <= first["files"]
     assert last["threads"] <= first["threads"]

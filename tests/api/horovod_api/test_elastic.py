@@ -27,7 +27,7 @@ def check_weights(model, expected):
         equal(tensor, expected[name])
 
 
-def test_state():
+def test_torch_state_commit_restore_and_sync():
     value = 1.0 if hvd.rank() == 0 else 2.0
     model = linear([[value, value], [value, value]], [value, value])
     other = weights(linear([[1.0, 2.0], [3.0, 4.0]], [0.0, 0.0]))
@@ -59,7 +59,7 @@ def test_state():
     assert (state.batch, state.epoch) == (21, 11)
 
 
-def test_state_of_plain_values():
+def test_object_state_commit_restore_and_sync():
     state = hvd.elastic.TorchState(numbers=[hvd.rank()], text=f"rank {hvd.rank()}")
     state.sync()
     assert (state.numbers, state.text) == ([0], "rank 0")
@@ -68,7 +68,7 @@ def test_state_of_plain_values():
     assert state.numbers == [0]
 
 
-def test_reset_callbacks():
+def test_reset_callbacks_are_called():
     called = []
     state = hvd.elastic.TorchState(epoch=0)
     state.register_reset_callbacks([lambda: called.append("a"), lambda: called.append("b")])
@@ -76,7 +76,7 @@ def test_reset_callbacks():
     assert called == ["a", "b"]
 
 
-def test_run():
+def test_elastic_run_returns_the_result():
     """The function gets the synchronised state, and its result is returned."""
 
     @hvd.elastic.run
@@ -91,7 +91,7 @@ def test_run():
     assert train(state, "extra") == (3, "extra")
 
 
-def test_run_after_an_internal_error():
+def test_elastic_run_restores_after_an_internal_error():
     """The last commit is restored, the job is formed anew, and the function called again."""
     seen = []
 
@@ -135,7 +135,7 @@ def order(count, epoch, processed=0):
     return indices[processed:]
 
 
-def test_sampler():
+def test_elastic_sampler_divides_remaining_samples():
     size, rank = hvd.size(), hvd.rank()
     count = PER_WORKER * size
     sampler = hvd.elastic.ElasticSampler(Numbers(count), shuffle=True)
@@ -181,7 +181,7 @@ def test_sampler():
     assert len(sampler) == PER_WORKER
 
 
-def test_sampler_fills_up():
+def test_elastic_sampler_pads_with_the_first_samples():
     """Every rank gets as many; the first samples are repeated."""
     size, rank = hvd.size(), hvd.rank()
     count = 4 * size + 1
@@ -192,7 +192,7 @@ def test_sampler_fills_up():
     assert len(sampler) == 5
 
 
-def test_sampler_state():
+def test_elastic_sampler_state():
     sampler = hvd.elastic.ElasticSampler(Numbers(100), seed=7)
     sampler.set_epoch(3)
     sampler.record_batch(0, 5)

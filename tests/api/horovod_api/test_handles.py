@@ -13,7 +13,7 @@ from tests.api.horovod_api.operations import SUBMIT
 
 
 @pytest.mark.parametrize("kind", SUBMIT)
-def test_a_name_in_flight_is_refused(kind):
+def test_name_in_flight_is_refused(kind):
     """At once, as ValueError, and without harm to the operation that has the name. (Rank 0 alone: what every rank has
     submitted may be done before the second call.)"""
     submit, tensor = SUBMIT[kind], torch.ones(17, 17)
@@ -28,7 +28,7 @@ def test_a_name_in_flight_is_refused(kind):
     assert hvd.synchronize(submit(torch.ones(17, 17), name="duplicate_name")) is not None
 
 
-def test_what_is_left_in_flight_hurts_nobody():
+def test_shutdown_with_unmatched_operations_in_flight():
     """A test that ends with operations that only one rank has submitted; ``job`` shuts down around it."""
     if hvd.rank() == 0:
         hvd.allreduce_async(torch.ones(3), name="nobody else")
@@ -36,7 +36,7 @@ def test_what_is_left_in_flight_hurts_nobody():
     hvd.allgather_async(torch.eye(5))
 
 
-def test_auto_names_do_not_depend_on_what_failed():
+def test_refused_calls_do_not_shift_automatic_names():
     """A refused call on one rank must not shift the numbering of the unnamed calls that follow."""
     if hvd.rank() == 0:
         for _ in range(3):
@@ -49,7 +49,7 @@ def test_auto_names_do_not_depend_on_what_failed():
         assert hvd.allreduce(torch.tensor([n]), op=hvd.Sum) == n * hvd.size()
 
 
-def test_unknown_handles():
+def test_synchronize_of_unknown_handles_returns_none():
     """Horovod returns None for a handle that is unknown or was synchronised."""
     assert hvd.synchronize(123456789) is None
     handle = hvd.allreduce_async(torch.ones(2))
@@ -57,7 +57,7 @@ def test_unknown_handles():
     assert hvd.synchronize(handle) is None
 
 
-def test_poll_turns_true():
+def test_poll_becomes_true():
     handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
     deadline = time.monotonic() + 60
     while not hvd.poll(handle):
@@ -65,7 +65,7 @@ def test_poll_turns_true():
     equal(hvd.synchronize(handle), torch.full((2,), float(hvd.size())))
 
 
-def test_poll_of_a_failure():
+def test_poll_of_a_failed_operation_is_true():
     """Done is done; the error comes from synchronize."""
     handle = hvd.allreduce_async(torch.ones(2 + hvd.rank()), name="failure")
     deadline = time.monotonic() + 60
@@ -76,7 +76,7 @@ def test_poll_of_a_failure():
     assert hvd.synchronize(handle) is None
 
 
-def test_the_tensors_of_a_handle_are_kept_alive():
+def test_tensors_of_a_handle_are_kept_alive():
     handles = [
         hvd.allreduce_async(torch.full((1000,), float(n)), op=hvd.Sum, name=f"n{n}")
         for n in range(50)

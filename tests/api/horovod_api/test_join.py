@@ -21,7 +21,7 @@ def check_last(last, first):
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("ndim", NDIMS)
 @pytest.mark.parametrize("dtype", [*INTEGERS, torch.float32, torch.float64])
-def test_allreduce(dtype, ndim, cached):
+def test_allreduce_with_a_joined_rank(dtype, ndim, cached):
     """A joined rank contributes zero; an average still divides by the size of the job. ``cached``: the names are known
     from before."""
     size = hvd.size()
@@ -47,7 +47,7 @@ def test_allreduce(dtype, ndim, cached):
 
 @pytest.mark.parametrize("op", ["Sum", "Min", "Max", "Product"])
 @pytest.mark.parametrize("value", [2.0, -2.0])
-def test_reductions_do_not_see_a_joined_rank(op, value):
+def test_min_max_and_product_ignore_a_joined_rank(op, value):
     if hvd.rank() > 0:
         others = hvd.size() - 1
         expected = {"Sum": value * others, "Product": value**others}.get(op, value)
@@ -56,7 +56,7 @@ def test_reductions_do_not_see_a_joined_rank(op, value):
     hvd.join()
 
 
-def test_grouped_allreduce():
+def test_grouped_allreduce_with_a_joined_rank():
     if hvd.rank() > 0:
         outputs = hvd.grouped_allreduce([torch.ones(2), torch.ones(3)], op=hvd.Sum, name="group")
         for output in outputs:
@@ -64,7 +64,7 @@ def test_grouped_allreduce():
     hvd.join()
 
 
-def test_the_last_rank_is_returned():
+def test_join_returns_the_last_rank():
     """In an order that is enforced: rank r joins after r more allreduces than rank 0."""
     for _ in range(hvd.rank()):
         hvd.allreduce(torch.ones(1), op=hvd.Sum)
@@ -79,19 +79,19 @@ def test_the_last_rank_is_returned():
         assert check == last
 
 
-def test_join_takes_a_device():
+def test_join_accepts_a_device():
     """-1 for the CPU, else the number of a GPU, which does not matter here."""
     assert isinstance(hvd.join(-1), int)
     assert isinstance(hvd.join(device=hvd.local_rank()), int)
 
 
-def test_join_at_once():
+def test_all_ranks_join_at_once():
     for _ in range(20):
         last = hvd.join()
         assert hvd.allgather_object(last) == [last] * hvd.size()
 
 
-def test_different_amounts_of_data():
+def test_ranks_with_different_numbers_of_batches():
     """What join is for: every rank has another number of batches."""
     model = torch.nn.Linear(2, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -106,7 +106,7 @@ def test_different_amounts_of_data():
         hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.size() - 1)
 
 
-def test_allgather_without_a_joined_rank():
+def test_allgather_with_a_joined_rank():
     for first in range(hvd.size()):
         if hvd.rank() != first:
             output = hvd.allgather(torch.full((2, 3), float(hvd.rank())), name="gathered")
@@ -115,7 +115,7 @@ def test_allgather_without_a_joined_rank():
         check_last(hvd.join(), first)
 
 
-def test_broadcast_without_a_joined_rank():
+def test_broadcast_with_a_joined_rank():
     for first in range(hvd.size()):
         root = (first + 1) % hvd.size()
         if hvd.rank() != first:
@@ -124,7 +124,7 @@ def test_broadcast_without_a_joined_rank():
         check_last(hvd.join(), first)
 
 
-def test_broadcast_from_a_joined_rank():
+def test_broadcast_from_a_joined_root_is_an_error():
     for first in range(hvd.size()):
         if hvd.rank() != first:
             with pytest.raises(RuntimeError):
@@ -132,7 +132,7 @@ def test_broadcast_from_a_joined_rank():
         check_last(hvd.join(), first)
 
 
-def test_join_outside_of_a_job():
+def test_join_needs_init():
     hvd.barrier()
     hvd.shutdown()
     with pytest.raises((ValueError, RuntimeError)):

@@ -8,7 +8,7 @@ from tests.api.horovod_api.operations import SUBMIT
 
 
 @pytest.mark.parametrize("kind", SUBMIT)
-def test_always(kind):
+def test_second_submission_of_a_name_is_refused(kind):
     """Horovod's users rely on it: one of its cycles is longer than the time between two lines of a program."""
     submit, tensor = SUBMIT[kind], torch.ones(17, 17)
     for _ in range(200):
@@ -18,14 +18,14 @@ def test_always(kind):
         hvd.synchronize(handle)
 
 
-def test_a_refused_call_does_not_take_the_name():
+def test_refused_call_leaves_the_name_free():
     with pytest.raises(ValueError, match=r"\S"):
         hvd.alltoall(torch.ones(hvd.size() + 1), name="second try")
     assert hvd.alltoall(torch.ones(hvd.size()), name="second try").shape == (hvd.size(),)
 
 
 @pytest.mark.parametrize("way", ["synchronize", "poll", "barrier", "another", "failure"])
-def test_free_again(way):
+def test_name_is_free_after_a_wait(way):
     """After any wait that was long enough, not only for the operation itself."""
     first = hvd.allreduce_async(torch.ones(1 + hvd.rank() * (way == "failure")), name="name")
     if way in ("synchronize", "poll"):

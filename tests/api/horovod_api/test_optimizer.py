@@ -38,7 +38,7 @@ def backward(model, factor=1.0):
 # ---- what it is -----------------------------------------------------------------------------------------------------
 
 
-def test_class():
+def test_optimizer_class_and_attributes():
     plain = torch.optim.Adam(linear().parameters(), lr=0.25)
     optimizer = hvd.DistributedOptimizer(plain)
     assert isinstance(optimizer, torch.optim.Adam)
@@ -48,13 +48,13 @@ def test_class():
     assert optimizer.param_groups[0]["params"][0] is plain.param_groups[0]["params"][0]
 
 
-def test_names():
+def test_gradient_names_contain_parameter_names():
     model = linear()
     optimizer = wrapped(model)
     assert optimizer._parameter_names == {model.weight: "weight", model.bias: "bias"}
 
 
-def test_names_without_named_parameters():
+def test_generated_names_are_unique_and_equal_on_every_rank():
     """Made up, but different from each other and the same on every rank."""
     model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 10))
     optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in model], lr=0.001)
@@ -85,7 +85,7 @@ def test_step_takes_and_returns_the_loss_of_a_closure():
 
 
 @pytest.mark.no_job
-def test_duplicate_names():
+def test_duplicate_names_are_refused():
     """Found before init() is asked for."""
     first, second = torch.nn.Conv2d(1, 1, 1), torch.nn.Conv2d(1, 1, 1)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
@@ -94,21 +94,21 @@ def test_duplicate_names():
         hvd.DistributedOptimizer(optimizer, named_parameters=named)
 
 
-def test_missing_names():
+def test_missing_names_are_refused():
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 100, 1), torch.nn.Conv2d(100, 1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="named_parameters"):
         hvd.DistributedOptimizer(optimizer, named_parameters=list(model.named_parameters())[:1])
 
 
-def test_names_must_be_pairs():
+def test_named_parameters_must_be_pairs():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="named_parameters"):
         hvd.DistributedOptimizer(optimizer, named_parameters=model.parameters())
 
 
-def test_predivide_is_for_averages():
+def test_predivide_factor_needs_average():
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         wrapped(linear(), op=hvd.Sum, gradient_predivide_factor=2.0)
 
@@ -125,7 +125,7 @@ def invalid_groups(model):
 
 
 @pytest.mark.parametrize("case", ["no groups", "negative", "text", "twice", "no tensors"])
-def test_invalid_groups(case):
+def test_invalid_groups_are_refused(case):
     model = linear()
     with pytest.raises(ValueError, match="groups"):
         wrapped(model, groups=invalid_groups(model)[case])
@@ -136,7 +136,7 @@ def test_invalid_groups(case):
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_same_as_training_on_all_data(name, options):
+def test_training_equals_one_process_on_all_data(name, options):
     """Every optimizer: ranks that average their gradients do what one process does with the mean of their losses."""
     model, optimizer = build(name, OPTIONS[options])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -162,7 +162,7 @@ def test_same_as_training_on_all_data(name, options):
 
 
 @pytest.mark.parametrize("op", ["Average", "Sum", "Min", "Max", "Product"])
-def test_ops(op):
+def test_optimizer_with_every_op(op):
     model = linear(bias=False)
     optimizer = wrapped(model, op=getattr(hvd, op))
     backward(model)
@@ -180,7 +180,7 @@ def test_ops(op):
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0, 8.0])
-def test_predivide_changes_nothing_but_rounding(factor):
+def test_predivide_factor_changes_only_rounding(factor):
     model = linear(bias=False)
     optimizer = wrapped(model, gradient_predivide_factor=factor)
     backward(model)
@@ -188,7 +188,7 @@ def test_predivide_changes_nothing_but_rounding(factor):
     assert model.weight.item() == pytest.approx(0.5 - mean_of_ranks())
 
 
-def test_fp16_compression():
+def test_optimizer_with_fp16_compression():
     model = linear(bias=False)
     optimizer = wrapped(model, compression=hvd.Compression.fp16)
     backward(model)
@@ -197,7 +197,7 @@ def test_fp16_compression():
     assert model.weight.item() == pytest.approx(0.5 - mean_of_ranks())
 
 
-def test_gradients_that_only_some_ranks_have():
+def test_gradients_present_on_some_ranks_only():
     """Every parameter takes part in every step; a rank without a gradient contributes zero."""
 
     class Net(torch.nn.Module):
@@ -227,14 +227,14 @@ def test_gradients_that_only_some_ranks_have():
                 equal(mine.detach(), theirs)
 
 
-def test_gradients_that_no_rank_has_become_zeros():
+def test_gradients_absent_on_all_ranks_become_zeros():
     model = linear()
     optimizer = wrapped(model)
     optimizer.step()
     equal(model.weight.grad, torch.zeros(1, 1))
 
 
-def test_dynamic_requires_grad():
+def test_requires_grad_changes_between_steps():
     """A GAN: parameters are frozen and thawed between steps, for two optimizers in turn."""
     generator, discriminator = torch.nn.Conv2d(1, 10, 1), torch.nn.Conv2d(10, 1, 1)
     optimizers = {
@@ -269,7 +269,7 @@ def test_parameters_without_requires_grad():
 # ---- synchronize ----------------------------------------------------------------------------------------------------
 
 
-def test_clipping():
+def test_gradient_clipping_between_synchronize_and_step():
     """synchronize, clip, step inside of skip_synchronize: the clipped gradient is what counts."""
     model = linear()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -312,7 +312,7 @@ def test_step_alone_does_not_warn():
             optimizer.step()
 
 
-def test_zero_grad_while_gradients_are_on_their_way():
+def test_zero_grad_while_gradients_are_in_flight_is_refused():
     model = linear()
     optimizer = wrapped(model)
     backward(model)
@@ -322,7 +322,7 @@ def test_zero_grad_while_gradients_are_on_their_way():
     optimizer.zero_grad()
 
 
-def test_too_many_backward_passes():
+def test_too_many_backward_passes_are_refused():
     model = linear()
     optimizer = wrapped(model)
     backward(model)
@@ -331,7 +331,7 @@ def test_too_many_backward_passes():
     optimizer.synchronize()
 
 
-def test_several_backward_passes():
+def test_backward_passes_per_step_sums_gradients():
     """The sum of the passes is reduced; it is not divided by their number."""
     model = linear(bias=False)
     optimizer = wrapped(model, backward_passes_per_step=3)
@@ -343,7 +343,7 @@ def test_several_backward_passes():
         assert model.weight.item() == pytest.approx(0.5 - step * 3 * mean_of_ranks())
 
 
-def test_a_step_before_the_last_backward_pass():
+def test_step_before_the_last_backward_pass():
     model = linear(bias=False)
     optimizer = wrapped(model, backward_passes_per_step=3)
     backward(model)
@@ -361,7 +361,7 @@ def test_set_backward_passes_per_step():
     assert model.weight.item() == pytest.approx(0.5 - 2 * mean_of_ranks())
 
 
-def test_load_state_dict():
+def test_load_state_dict_of_a_plain_optimizer():
     """It takes what a plain optimizer has saved, and training goes on."""
     model = linear(bias=False)
     plain = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
@@ -377,7 +377,7 @@ def test_load_state_dict():
     assert model.weight.item() == pytest.approx(0.5 - 2.5 * mean_of_ranks())
 
 
-def test_scheduler():
+def test_learning_rate_scheduler():
     model = linear(bias=False)
     optimizer = wrapped(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -413,7 +413,7 @@ def check_groups(model, optimizer):
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 8, 100, "lists", "one list", "empty"])
-def test_groups(groups):
+def test_groups_do_not_change_results(groups):
     torch.manual_seed(3)
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
     layers = [list(layer.parameters()) for layer in model]
@@ -421,7 +421,7 @@ def test_groups(groups):
     check_groups(model, wrapped(model, lr=0.1, groups=lists.get(groups, groups)))
 
 
-def test_num_groups_is_the_old_name():
+def test_num_groups_is_deprecated():
     torch.manual_seed(3)
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
     with pytest.warns(DeprecationWarning, match="num_groups"):
@@ -429,7 +429,7 @@ def test_num_groups_is_the_old_name():
     check_groups(model, optimizer)
 
 
-def test_groups_with_gradients_that_only_some_ranks_have():
+def test_groups_with_gradients_present_on_some_ranks_only():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = wrapped(model, groups=1)

@@ -58,7 +58,7 @@ def check_equal(mine, roots):
 @pytest.mark.parametrize("wrap", [True, False], ids=["wrapped", "bare"])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_from_a_checkpoint(name, options, wrap):
+def test_state_of_a_checkpoint_reaches_all_ranks(name, options, wrap):
     """The root alone has loaded one; the others get its parameters, state, and number of entries."""
     model, optimizer = build(name, OPTIONS[options])
     train(model, optimizer)
@@ -78,7 +78,7 @@ def test_from_a_checkpoint(name, options, wrap):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_options(name):
+def test_options_of_the_root_are_broadcast(name):
     """lr, betas … are the root's, of the types they had, and training goes on with them."""
     model, optimizer = build(name, OF_ROOT if hvd.rank() == 0 else OF_OTHERS)
     train(model, optimizer)
@@ -92,7 +92,7 @@ def test_options(name):
     train(model, optimizer)
 
 
-def test_options_of_every_group():
+def test_options_of_every_parameter_group_are_broadcast():
     model = network("SGD")
     scale = 1.0 + hvd.rank()
     groups = [
@@ -105,7 +105,7 @@ def test_options_of_every_group():
     assert [group["momentum"] for group in optimizer.param_groups] == pytest.approx([0.9, 0.5])
 
 
-def test_options_of_any_kind():
+def test_options_of_any_type_are_broadcast():
     """None, bool and str as well as numbers, and a key that only the root has."""
     model = network("SGD")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -122,7 +122,7 @@ def test_options_of_any_kind():
     assert group["fused"] is None
 
 
-def test_another_root():
+def test_state_of_another_root():
     model, optimizer = build("Adam", {"lr": 0.1 * (1 + hvd.rank())})
     train(model, optimizer)
     expected = hvd.broadcast_object(flat(optimizer), 1)
@@ -131,7 +131,7 @@ def test_another_root():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
 
 
-def test_groups_and_parameters_stay_the_same_objects():
+def test_broadcast_keeps_group_and_parameter_objects():
     """Schedulers and wrappers hold them."""
     model, optimizer = build("SGD", OPTIONS["full"])
     groups, parameters = optimizer.param_groups, list(model.parameters())
@@ -143,7 +143,7 @@ def test_groups_and_parameters_stay_the_same_objects():
         assert mine is theirs
 
 
-def test_before_training_gradients_are_zeros():
+def test_broadcast_before_training_makes_gradients_zero():
     """Horovod initialises an optimizer without state by a step with zero gradients, which stay; code that looks at
     them right after finds zeros, and none for parameters that need no gradient."""
 
@@ -168,7 +168,7 @@ def test_before_training_gradients_are_zeros():
     equal(hvd.broadcast(grad, root_rank=0), grad)
 
 
-def test_before_training_parameters_are_not_touched():
+def test_broadcast_before_training_keeps_parameters():
     model, optimizer = build("AdamW", {"lr": 0.5, "weight_decay": 0.5})
     before = [parameter.detach().clone() for parameter in model.parameters()]
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -178,7 +178,7 @@ def test_before_training_parameters_are_not_touched():
 
 @pytest.mark.parametrize("kind", ["SparseAdam", "SGD"])
 @pytest.mark.parametrize("pass_model", [True, False])
-def test_sparse_embeddings(kind, pass_model):
+def test_state_of_sparse_embeddings(kind, pass_model):
     """Before training and after it, with ``model=`` and without."""
     embedding = torch.nn.Embedding(10, 3, sparse=True)
     lr = 0.1 * (1 + hvd.rank())

@@ -31,7 +31,7 @@ def snapshot(model):
 
 
 @pytest.mark.parametrize("root", [0, 1])
-def test_state_dict(root):
+def test_broadcast_of_a_state_dict(root):
     model = network()
     before = snapshot(model)
     assert hvd.broadcast_parameters(model.state_dict(), root_rank=root) is None
@@ -39,7 +39,7 @@ def test_state_dict(root):
 
 
 @pytest.mark.parametrize("kind", ["iterator", "list", "ordered dict"])
-def test_named_parameters(kind):
+def test_broadcast_of_named_parameters(kind):
     model = network()
     before = hvd.broadcast_object(dict(snapshot(model)), 1)
     named = model.named_parameters()
@@ -50,7 +50,7 @@ def test_named_parameters(kind):
         equal(parameter.detach(), before[name])
 
 
-def test_none_among_the_values_is_left_alone():
+def test_broadcast_skips_none_values():
     state = {"a": torch.full((2,), hvd.rank()), "b": None}
     hvd.broadcast_parameters(state, root_rank=1)
     equal(state["a"], torch.full((2,), 1))
@@ -58,12 +58,12 @@ def test_none_among_the_values_is_left_alone():
 
 
 @pytest.mark.parametrize("wrong", [None, 5, torch.ones(3), "text"])
-def test_invalid_parameters(wrong):
+def test_invalid_parameters_are_refused(wrong):
     with pytest.raises(ValueError, match=r"\S"):
         hvd.broadcast_parameters(wrong, root_rank=0)
 
 
-def test_different_order_of_dicts():
+def test_dicts_in_different_orders():
     """The ranks' dicts may have been filled in different orders."""
     names = ["a", "b", "c"]
     values = {name: torch.full((n + 1,), float(hvd.rank())) for n, name in enumerate(names)}

@@ -59,7 +59,7 @@ def known():
 # ---- what they are --------------------------------------------------------------------------------------------------
 
 
-def test_attributes(parity):
+def test_process_set_attributes(parity):
     size = hvd.size()
     assert parity.even.ranks == list(range(0, size, 2))
     assert parity.odd.ranks == list(range(1, size, 2))
@@ -77,7 +77,7 @@ def test_ranks_are_sorted_and_must_be_integers():
         hvd.ProcessSet(["0", "1"])
 
 
-def test_before_init_nothing_is_known():
+def test_attributes_before_init():
     process_set = hvd.ProcessSet([0])
     assert process_set.process_set_id is None
     assert process_set.included() is None
@@ -85,13 +85,13 @@ def test_before_init_nothing_is_known():
     assert process_set.rank() is None
 
 
-def test_the_global_set_follows_the_job(dynamic):
+def test_global_set_follows_the_job(dynamic):
     assert hvd.global_process_set.process_set_id == 0
     assert hvd.global_process_set.ranks == list(range(hvd.size()))
     assert known() == {0: list(range(hvd.size()))}
 
 
-def test_static_sets():
+def test_process_sets_passed_to_init():
     first = hvd.ProcessSet([0])
     others = list(range(1, SIZE))
     second = hvd.ProcessSet(others if RANK == 0 else reversed(others))  # the order does not matter
@@ -106,7 +106,7 @@ def test_static_sets():
     assert first.process_set_id is None
 
 
-def test_static_duplicates():
+def test_duplicate_process_sets_passed_to_init_are_refused():
     """Refused, also one of the global set; the next init is as if this one had not been."""
     sets = [[0], range(1, SIZE), range(SIZE - 1, -1, -1), [0]]
     with pytest.raises(ValueError, match=r"\S"):
@@ -116,14 +116,14 @@ def test_static_duplicates():
     hvd.barrier()
 
 
-def test_sets_can_always_be_added():
+def test_process_sets_can_be_added_without_the_dynamic_option():
     """Horovod wants HOROVOD_DYNAMIC_PROCESS_SETS=1 for this; here it costs nothing."""
     hvd.init(process_sets=[hvd.ProcessSet([0])])
     assert hvd.add_process_set([1]).process_set_id == 2
     hvd.barrier()
 
 
-def test_dynamic_by_environment(monkeypatch):
+def test_dynamic_process_sets_by_environment_variable(monkeypatch):
     monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     hvd.init()
     added = hvd.add_process_set([0])
@@ -135,7 +135,7 @@ def test_dynamic_by_environment(monkeypatch):
 # ---- adding and removing --------------------------------------------------------------------------------------------
 
 
-def test_adding_returns_the_set(dynamic):
+def test_add_process_set_returns_the_set(dynamic):
     process_set = hvd.ProcessSet([0, 1])
     if hvd.size() == 2:  # that is the global set
         with pytest.raises(ValueError, match=r"\S"):
@@ -145,7 +145,7 @@ def test_adding_returns_the_set(dynamic):
     assert isinstance(hvd.add_process_set([1]), hvd.ProcessSet)
 
 
-def test_adding_twice(dynamic):
+def test_adding_a_process_set_twice_is_refused(dynamic):
     hvd.add_process_set([0])
     with pytest.raises(ValueError, match=r"\S"):
         hvd.add_process_set([0])
@@ -154,7 +154,7 @@ def test_adding_twice(dynamic):
     assert known() == {0: list(range(hvd.size())), 1: [0]}
 
 
-def test_removing(dynamic):
+def test_remove_process_set(dynamic):
     first, second = hvd.add_process_set([0]), hvd.add_process_set([1])
     assert hvd.remove_process_set(first) is True
     assert first.process_set_id is None
@@ -163,12 +163,12 @@ def test_removing(dynamic):
     assert known() == {0: list(range(hvd.size()))}
 
 
-def test_the_global_set_stays(dynamic):
+def test_global_set_cannot_be_removed(dynamic):
     assert hvd.remove_process_set(hvd.global_process_set) is False
     assert hvd.global_process_set.process_set_id == 0
 
 
-def test_removed_ranks_can_be_added_again(dynamic):
+def test_process_set_can_be_added_again_after_removal(dynamic):
     for _ in range(20):
         added = hvd.add_process_set([0])
         if hvd.rank() == 0:
@@ -176,12 +176,12 @@ def test_removed_ranks_can_be_added_again(dynamic):
         assert hvd.remove_process_set(added) is True
 
 
-def test_ranks_that_differ_between_ranks(dynamic):
+def test_different_ranks_for_one_process_set_are_an_error(dynamic):
     with pytest.raises((ValueError, RuntimeError)):
         hvd.add_process_set([0] if hvd.rank() == 0 else [1])
 
 
-def test_shutdown_forgets_sets(dynamic):
+def test_shutdown_removes_process_sets(dynamic):
     added = hvd.add_process_set([0])
     hvd.barrier()
     hvd.shutdown()
@@ -190,12 +190,12 @@ def test_shutdown_forgets_sets(dynamic):
     assert known() == {0: list(range(hvd.size()))}
 
 
-def test_ranks_outside_are_refused(parity):
+def test_operation_on_a_rank_outside_the_set_is_refused(parity):
     with pytest.raises((ValueError, RuntimeError)):
         hvd.allreduce(torch.ones(1), process_set=parity.other)
 
 
-def test_a_set_that_was_removed_is_refused(dynamic):
+def test_operation_on_a_removed_set_is_refused(dynamic):
     added = hvd.add_process_set([0])
     hvd.remove_process_set(added)
     with pytest.raises((ValueError, RuntimeError)):
@@ -206,7 +206,7 @@ def test_a_set_that_was_removed_is_refused(dynamic):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_allreduce(parity, dtype, ndim):
+def test_allreduce_in_a_process_set(parity, dtype, ndim):
     tensor = cube(dtype, ndim, seed=hvd.rank() % 2)
     equal(hvd.allreduce(tensor, op=hvd.Sum, process_set=parity.mine), times(tensor, parity.size))
     average = hvd.allreduce(tensor, process_set=parity.mine)
@@ -216,14 +216,14 @@ def test_allreduce(parity, dtype, ndim):
         equal(output, times(tensor, parity.size))
 
 
-def test_averages_divide_by_the_size_of_the_set(parity):
+def test_average_divides_by_the_size_of_the_set(parity):
     tensor = torch.full((3,), 6.0 * parity.place)
     expected = 6.0 * (parity.size - 1) / 2
     equal(hvd.allreduce(tensor, process_set=parity.mine), torch.full((3,), expected))
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_allgather(parity, dtype, ndim):
+def test_allgather_in_a_process_set(parity, dtype, ndim):
     shape = [17] * ndim
     tensor = torch.full(shape, hvd.rank(), dtype=dtype)
     expected = torch.cat([torch.full(shape, rank, dtype=dtype) for rank in parity.mine.ranks])
@@ -233,7 +233,7 @@ def test_allgather(parity, dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_broadcast(parity, dtype, ndim):
+def test_broadcast_in_a_process_set(parity, dtype, ndim):
     """The root is a global rank."""
     for root in parity.mine.ranks:
         tensor = torch.full([17] * ndim, hvd.rank(), dtype=dtype)
@@ -243,13 +243,13 @@ def test_broadcast(parity, dtype, ndim):
         equal(tensor, output)
 
 
-def test_broadcast_from_a_root_outside(parity):
+def test_broadcast_from_a_root_outside_the_set_is_refused(parity):
     with pytest.raises((ValueError, RuntimeError)):
         hvd.broadcast(torch.ones(1), parity.other.ranks[0], process_set=parity.mine)
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
-def test_alltoall(parity, dtype, ndim):
+def test_alltoall_in_a_process_set(parity, dtype, ndim):
     """rank + 1 rows for each member."""
     rank, ranks = hvd.rank(), parity.mine.ranks
     tail = [2] * (ndim - 1)
@@ -262,7 +262,7 @@ def test_alltoall(parity, dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_reducescatter(parity, dtype, ndim):
+def test_reducescatter_in_a_process_set(parity, dtype, ndim):
     tensor = whole(dtype, *[parity.size * 4] * ndim, seed=hvd.rank() % 2)
     expected = times(tensor[parity.place * 4 : (parity.place + 1) * 4], parity.size)
     equal(hvd.reducescatter(tensor, op=hvd.Sum, process_set=parity.mine), expected)
@@ -270,7 +270,7 @@ def test_reducescatter(parity, dtype, ndim):
         equal(output, expected)
 
 
-def test_names_belong_to_a_set(parity):
+def test_names_are_separate_in_each_set(parity):
     """The same name in two sets at once, and unnamed calls whose numbers differ between the sets."""
     for _ in range(hvd.rank() % 2 + 1):
         hvd.allreduce(torch.ones(1), process_set=parity.mine)
@@ -287,7 +287,7 @@ def test_barrier_of_a_set_does_not_wait_for_others(parity):
     hvd.barrier(process_set=parity.mine)
 
 
-def test_broadcast_object(parity):
+def test_broadcast_object_in_a_process_set(parity):
     expected = {"hello": 123, 0: [1, 2]}
     root = parity.mine.ranks[0]
     got = hvd.broadcast_object(
@@ -296,7 +296,7 @@ def test_broadcast_object(parity):
     assert got == expected
 
 
-def test_sparse_allreduce(parity):
+def test_sparse_allreduce_in_a_process_set(parity):
     for key, rows in enumerate([17, 32, 81, 12]):
         torch.manual_seed(100 * key + hvd.rank())
         dense = torch.rand(rows, 10)
@@ -313,7 +313,7 @@ def test_sparse_allreduce(parity):
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("grouped", [False, True])
-def test_gradient_of_allreduce(parity, dtype, ndim, grouped):
+def test_allreduce_gradient_in_a_process_set(parity, dtype, ndim, grouped):
     tensors = [cube(dtype, ndim, seed).requires_grad_() for seed in range(5 if grouped else 1)]
     if grouped:
         outputs = hvd.grouped_allreduce(tensors, op=hvd.Sum, process_set=parity.mine)
@@ -327,7 +327,7 @@ def test_gradient_of_allreduce(parity, dtype, ndim, grouped):
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("grouped", [False, True])
-def test_gradient_of_allgather(parity, dtype, ndim, grouped):
+def test_allgather_gradient_in_a_process_set(parity, dtype, ndim, grouped):
     rows = [3, 2, 7, 4]
     tail = [17] * (ndim - 1)
     shape = (rows[hvd.rank()], *tail)
@@ -348,7 +348,7 @@ def test_gradient_of_allgather(parity, dtype, ndim, grouped):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
-def test_gradient_of_broadcast(parity, dtype, ndim):
+def test_broadcast_gradient_in_a_process_set(parity, dtype, ndim):
     for root in parity.mine.ranks:
         tensor = cube(dtype, ndim).requires_grad_()
         output = hvd.broadcast(tensor, root, process_set=parity.mine)
@@ -357,7 +357,7 @@ def test_gradient_of_broadcast(parity, dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
-def test_gradient_of_alltoall(parity, dtype, ndim):
+def test_alltoall_gradient_in_a_process_set(parity, dtype, ndim):
     rows = (hvd.rank() + 1) * parity.size
     tensor = torch.ones(rows, *[2] * (ndim - 1), dtype=dtype, requires_grad=True)
     output, _ = hvd.alltoall(tensor, [hvd.rank() + 1] * parity.size, process_set=parity.mine)
@@ -370,7 +370,7 @@ def test_gradient_of_alltoall(parity, dtype, ndim):
     list(itertools.product([torch.float16, torch.float32, torch.float64], [1, 2, 3])),
 )
 @pytest.mark.parametrize("op", ["Sum", "Average"])
-def test_gradient_of_reducescatter(parity, dtype, ndim, op):
+def test_reducescatter_gradient_in_a_process_set(parity, dtype, ndim, op):
     tensor = whole(dtype, *[parity.size * 4] * ndim).requires_grad_()
     output = hvd.reducescatter(tensor, op=getattr(hvd, op), process_set=parity.mine)
     output.backward(torch.ones_like(output))
@@ -381,7 +381,7 @@ def test_gradient_of_reducescatter(parity, dtype, ndim, op):
 
 
 @pytest.mark.parametrize("options", ["none", "groups", "two passes"])
-def test_optimizer_of_a_set(parity, options):
+def test_optimizer_in_a_process_set(parity, options):
     """Members of the set stay the same; the others step by themselves, without communication."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
@@ -408,7 +408,7 @@ def test_optimizer_of_a_set(parity, options):
         assert torch.equal(other, weights[hvd.rank()]) == both_even
 
 
-def test_optimizers_of_two_sets(parity):
+def test_optimizers_in_two_process_sets(parity):
     """One model on the even ranks, another on the odd ones, with the same names of parameters."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)

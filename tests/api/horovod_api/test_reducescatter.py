@@ -22,14 +22,14 @@ def mine(tensor):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_sum(dtype, ndim):
+def test_reducescatter_sum(dtype, ndim):
     tensor = block(dtype, ndim)
     equal(hvd.reducescatter(tensor, op=hvd.Sum), times(mine(tensor), hvd.size()))
     equal(tensor, block(dtype, ndim))
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_average_is_the_default(dtype, ndim):
+def test_reducescatter_averages_by_default(dtype, ndim):
     tensor = block(dtype, ndim)
     output = hvd.reducescatter(tensor)
     torch.testing.assert_close(
@@ -38,7 +38,7 @@ def test_average_is_the_default(dtype, ndim):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 4, 5, 7])
-def test_uneven_rows(rows):
+def test_reducescatter_of_uneven_rows(rows):
     """The first ``rows % size`` ranks get one more."""
     size, rank = hvd.size(), hvd.rank()
     tensor = torch.arange(rows * 3.0).reshape(rows, 3)
@@ -48,7 +48,7 @@ def test_uneven_rows(rows):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_prescale(dtype, ndim):
+def test_reducescatter_prescale_factor(dtype, ndim):
     for factor in FACTORS:
         tensor = block(dtype, ndim)
         output = hvd.reducescatter(tensor, op=hvd.Sum, prescale_factor=factor)
@@ -56,14 +56,14 @@ def test_prescale(dtype, ndim):
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
-def test_postscale(dtype, ndim):
+def test_reducescatter_postscale_factor(dtype, ndim):
     for factor in FACTORS:
         tensor = block(dtype, ndim)
         output = hvd.reducescatter(tensor, op=hvd.Sum, postscale_factor=factor)
         equal(output, scaled(times(mine(tensor), hvd.size()), factor))
 
 
-def test_many_at_once():
+def test_many_reducescatters_in_flight():
     pending, polled = [], []
     for dtype, ndim in REDUCED_CASES:
         tensor = block(dtype, ndim)
@@ -75,7 +75,7 @@ def test_many_at_once():
         equal(hvd.synchronize(handle), expected)
 
 
-def test_positional_arguments():
+def test_reducescatter_positional_arguments():
     """(tensor, name, compression, op), and (tensor, name, op) for the async variant."""
     tensor = block(torch.float32, 1)
     output = hvd.reducescatter(tensor, "positional", hvd.Compression.fp16, hvd.Sum)
@@ -84,7 +84,7 @@ def test_positional_arguments():
     equal(hvd.synchronize(handle), mine(tensor) * hvd.size())
 
 
-def test_scalars_cannot_be_scattered():
+def test_reducescatter_refuses_scalars():
     with pytest.raises((ValueError, RuntimeError)):
         hvd.reducescatter(torch.tensor(1.0))
     with pytest.raises((ValueError, RuntimeError)):
@@ -92,12 +92,12 @@ def test_scalars_cannot_be_scattered():
 
 
 @pytest.mark.parametrize("dtype", REDUCED)
-def test_adasum_is_refused(dtype):
+def test_reducescatter_refuses_adasum(dtype):
     with pytest.raises(RuntimeError, match="Adasum"):
         hvd.reducescatter(block(dtype, 1), op=hvd.Adasum)
 
 
-def test_different_shapes():
+def test_reducescatter_refuses_different_shapes():
     with pytest.raises(RuntimeError):
         hvd.reducescatter(torch.ones([17 + hvd.rank()] * 3), name="sizes")
     shape = (17, 23 * 57) if hvd.rank() == 0 else (17, 23, 57)
@@ -105,7 +105,7 @@ def test_different_shapes():
         hvd.reducescatter(torch.ones(shape), name="ndim")
 
 
-def test_different_dtypes():
+def test_reducescatter_refuses_different_dtypes():
     dtype = torch.int32 if hvd.rank() % 2 == 0 else torch.float32
     with pytest.raises(RuntimeError):
         hvd.reducescatter(torch.ones(17, dtype=dtype))
@@ -114,7 +114,7 @@ def test_different_dtypes():
 @pytest.mark.parametrize(("dtype", "ndim"), GRADIENT_CASES)
 @pytest.mark.parametrize("op", ["Sum", "Average"])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_gradient(dtype, ndim, op, grouped):
+def test_reducescatter_gradient(dtype, ndim, op, grouped):
     tensors = [block(dtype, ndim, seed).requires_grad_() for seed in range(5 if grouped else 1)]
     outputs = (
         hvd.grouped_reducescatter(tensors, op=getattr(hvd, op))
@@ -127,7 +127,7 @@ def test_gradient(dtype, ndim, op, grouped):
         equal(tensor.grad, torch.full_like(tensor, hvd.size() if op == "Sum" else 1))
 
 
-def test_gradient_of_uneven_rows():
+def test_reducescatter_gradient_of_uneven_rows():
     tensor = torch.ones(hvd.size() + 1, 2, requires_grad=True)
     output = hvd.reducescatter(tensor, op=hvd.Sum)
     output.backward(torch.full_like(output, 1.0 + hvd.rank()))
@@ -138,7 +138,7 @@ def test_gradient_of_uneven_rows():
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
 @pytest.mark.parametrize("op", ["Sum", "Average"])
-def test_group(dtype, ndim, op):
+def test_grouped_reducescatter(dtype, ndim, op):
     tensors = [block(dtype, ndim, seed) for seed in range(5)]
     outputs = hvd.grouped_reducescatter(tensors, op=getattr(hvd, op))
     assert len(outputs) == 5
@@ -149,7 +149,7 @@ def test_group(dtype, ndim, op):
 
 
 @pytest.mark.parametrize("dtype", REDUCED)
-def test_group_scaling(dtype):
+def test_grouped_reducescatter_scale_factors(dtype):
     tensors = [block(dtype, 2, seed) for seed in range(5)]
     for factor in FACTORS:
         outputs = hvd.grouped_reducescatter(tensors, op=hvd.Sum, prescale_factor=factor)
@@ -160,7 +160,7 @@ def test_group_scaling(dtype):
             equal(output, scaled(times(mine(tensor), hvd.size()), factor))
 
 
-def test_group_async():
+def test_grouped_reducescatter_async():
     tensors = [block(torch.float32, ndim) for ndim in NDIMS]
     handle = hvd.grouped_reducescatter_async(tensors, name="group", op=hvd.Sum)
     for output, tensor in zip(hvd.synchronize(handle), tensors, strict=True):

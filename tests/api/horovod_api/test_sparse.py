@@ -13,7 +13,7 @@ def random_sparse(rows, key):
 
 
 @pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_same_as_a_dense_allreduce(op):
+def test_sparse_allreduce_equals_a_dense_allreduce(op):
     number = getattr(hvd, op)
     tensors = [
         random_sparse(rows, key) for key, rows in enumerate([17, 32, 81, 12, 15, 23, 22] * 5)
@@ -31,7 +31,7 @@ def test_same_as_a_dense_allreduce(op):
         torch.testing.assert_close(output.to_dense(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_nothing_in_it():
+def test_sparse_allreduce_of_empty_tensors():
     empty = torch.sparse_coo_tensor(torch.empty(2, 0, dtype=torch.long), torch.empty(0), (4, 5))
     output = hvd.sparse_allreduce_async(empty, name="empty", op=hvd.Sum)()
     assert output.to_dense().abs().sum() == 0
@@ -40,7 +40,7 @@ def test_nothing_in_it():
 
 @pytest.mark.parametrize("as_dense", [False, True])
 @pytest.mark.parametrize("kind", ["SparseAdam", "SGD"])
-def test_embedding(as_dense, kind):
+def test_optimizer_with_sparse_embedding_gradients(as_dense, kind):
     """The ranks look up different rows, and different numbers of them."""
     torch.manual_seed(7)
     embedding = torch.nn.Embedding(10, 3, sparse=True)

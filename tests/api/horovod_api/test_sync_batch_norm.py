@@ -18,7 +18,7 @@ def check_same(sync, plain):
 
 
 @pytest.mark.parametrize("positions", [1, 2, 5])
-def test_same_as_batch_norm_of_all(positions):
+def test_sync_batch_norm_equals_batch_norm_on_the_whole_batch(positions):
     every = batches(positions)
     sync, plain = hvd.SyncBatchNorm(num_features=4), torch.nn.BatchNorm1d(num_features=4)
     mine, all_of_them = every.clone().requires_grad_(), every.clone().requires_grad_()
@@ -38,7 +38,7 @@ def test_same_as_batch_norm_of_all(positions):
         torch.testing.assert_close(average, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_gradient_of_the_input():
+def test_sync_batch_norm_gradient_of_the_input():
     """With a loss whose gradient is not zero."""
     torch.manual_seed(1)
     every = torch.randn(hvd.size(), 3, 4, 5)
@@ -52,7 +52,7 @@ def test_gradient_of_the_input():
     torch.testing.assert_close(mine.grad, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_batches_of_different_sizes():
+def test_sync_batch_norm_with_batches_of_different_sizes():
     torch.manual_seed(2)
     parts = [torch.randn(rank + 1, 4) for rank in range(hvd.size())]
     sync, plain = hvd.SyncBatchNorm(4), torch.nn.BatchNorm1d(4)
@@ -62,7 +62,7 @@ def test_batches_of_different_sizes():
     check_same(sync, plain)
 
 
-def test_eval_is_local():
+def test_sync_batch_norm_in_eval_mode_does_not_communicate():
     """With tracked statistics, no communication."""
     sync = hvd.SyncBatchNorm(4).eval()
     if hvd.rank() == 0:
@@ -72,7 +72,7 @@ def test_eval_is_local():
 @pytest.mark.parametrize(
     "options", [{"affine": False}, {"track_running_stats": False}, {"momentum": None}]
 )
-def test_options(options):
+def test_sync_batch_norm_options(options):
     torch.manual_seed(3)
     every = torch.randn(hvd.size(), 6, 4)
     sync, plain = hvd.SyncBatchNorm(4, **options), torch.nn.BatchNorm1d(4, **options)
@@ -84,19 +84,19 @@ def test_options(options):
         torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_input_of_one_dimension():
+def test_sync_batch_norm_refuses_one_dimensional_input():
     with pytest.raises(ValueError, match="2D"):
         hvd.SyncBatchNorm(4)(torch.ones(4))
 
 
-def test_is_a_batch_norm():
+def test_sync_batch_norm_is_a_batch_norm_module():
     sync = hvd.SyncBatchNorm(4, eps=1e-3, momentum=0.2)
     assert isinstance(sync, torch.nn.modules.batchnorm._BatchNorm)
     assert (sync.num_features, sync.eps, sync.momentum) == (4, 1e-3, 0.2)
     assert set(sync.state_dict()) == set(torch.nn.BatchNorm1d(4).state_dict())
 
 
-def test_two_layers():
+def test_two_sync_batch_norm_layers():
     torch.manual_seed(4)
     model = torch.nn.Sequential(
         torch.nn.Linear(3, 4), hvd.SyncBatchNorm(4), torch.nn.Linear(4, 4), hvd.SyncBatchNorm(4)

@@ -32,7 +32,7 @@ def check(path, *, cycles):
         assert "CYCLE_START" in text
 
 
-def test_by_environment(tmp_path, monkeypatch):
+def test_timeline_by_environment_variable(tmp_path, monkeypatch):
     """While the job runs, the file can be read, if not yet parsed."""
     path = tmp_path / "timeline.json"
     monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
@@ -50,7 +50,7 @@ def test_by_environment(tmp_path, monkeypatch):
     hvd.barrier()
 
 
-def test_start_and_stop(tmp_path, monkeypatch):
+def test_start_and_stop_timeline(tmp_path, monkeypatch):
     """One file after the other, with marks of cycles and without."""
     monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
     hvd.init()
@@ -63,7 +63,7 @@ def test_start_and_stop(tmp_path, monkeypatch):
     hvd.barrier()
 
 
-def test_start_twice(tmp_path, monkeypatch):
+def test_start_timeline_twice_with_one_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
     hvd.init()
     path = path_for_all(tmp_path)
@@ -76,7 +76,7 @@ def test_start_twice(tmp_path, monkeypatch):
     hvd.barrier()
 
 
-def test_needs_the_environment_variable(tmp_path, monkeypatch):
+def test_start_timeline_needs_the_environment_variable(tmp_path, monkeypatch):
     monkeypatch.delenv("HOROVOD_TIMELINE", raising=False)
     hvd.init()
     with pytest.raises(ValueError, match="HOROVOD_TIMELINE"):
@@ -85,7 +85,7 @@ def test_needs_the_environment_variable(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["start_timeline", "stop_timeline"])
-def test_needs_init(tmp_path, name):
+def test_timeline_functions_need_init(tmp_path, name):
     arguments = [str(tmp_path / "timeline.json")] if name == "start_timeline" else []
     with pytest.raises(ValueError, match="not been initialized"):
         getattr(hvd, name)(*arguments)

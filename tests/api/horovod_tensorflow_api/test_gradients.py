@@ -25,7 +25,7 @@ def ones(dtype, ndim, rows=5):
     return np.ones([rows] + [5] * (ndim - 1), dtype.as_numpy_dtype)
 
 
-def test_allreduce(evaluate):
+def test_allreduce_gradient(evaluate):
     for dtype, ndim in CASES:
         array = ones(dtype, ndim)
         for op, factor in ((hvd.Sum, hvd.size()), (hvd.Average, 1)):
@@ -34,7 +34,7 @@ def test_allreduce(evaluate):
             assert np.array_equal(evaluate(grad), array * factor)
 
 
-def test_grouped_allreduce(evaluate):
+def test_grouped_allreduce_gradient(evaluate):
     for dtype, ndim in CASES:
         arrays = [ones(dtype, ndim) * n for n in range(5)]
 
@@ -47,7 +47,7 @@ def test_grouped_allreduce(evaluate):
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_allgather(evaluate, grouped):
+def test_allgather_gradient(evaluate, grouped):
     rows = [3, 2, 7, 4, 6, 8, 10][: hvd.size()]
     for dtype, ndim in CASES:
         array = ones(dtype, ndim, rows[hvd.rank()])
@@ -59,7 +59,7 @@ def test_allgather(evaluate, grouped):
         assert np.array_equal(evaluate(gradient(function, array, outer)), array * hvd.rank())
 
 
-def test_broadcast(evaluate):
+def test_broadcast_gradient(evaluate):
     for dtype, ndim in CASES:
         array = ones(dtype, ndim)
         for root in range(hvd.size()):
@@ -67,7 +67,7 @@ def test_broadcast(evaluate):
             assert np.array_equal(evaluate(grad), array * (hvd.rank() == root))
 
 
-def test_alltoall(evaluate):
+def test_alltoall_gradient(evaluate):
     size, rank = hvd.size(), hvd.rank()
     for dtype, ndim in CASES:
         array = ones(dtype, ndim, size * (rank + 1))
@@ -78,7 +78,7 @@ def test_alltoall(evaluate):
         assert np.array_equal(evaluate(gradient(hvd.alltoall, array)), array)
 
 
-def test_reducescatter(evaluate):
+def test_reducescatter_gradient(evaluate):
     size = hvd.size()
     for dtype, ndim in CASES:
         array = ones(dtype, ndim, 4 * size)
@@ -89,7 +89,7 @@ def test_reducescatter(evaluate):
             assert np.array_equal(evaluate(grad), array * factor)
 
 
-def test_gradients_in_another_dtype(evaluate):
+def test_gradients_of_another_dtype_are_accepted(evaluate):
     """Of float32 for a tensor of float64, as older programs pass it."""
     array = np.ones(5)
     splits = tf.ones([hvd.size()], tf.int32)

@@ -39,7 +39,7 @@ def batch(seed=0, rows=1):
     return numbers.random((rows, 3), np.float32), numbers.random((rows, 3, 3), np.float32)
 
 
-def test_keeps_the_class_and_the_configuration():
+def test_optimizer_keeps_class_and_configuration():
     optimizer = keras.optimizers.Adam(0.003, weight_decay=0.1)
     wrapped = hvd.DistributedOptimizer(optimizer)
     assert isinstance(wrapped, keras.optimizers.Adam)
@@ -52,7 +52,7 @@ def test_keeps_the_class_and_the_configuration():
 
 @pytest.mark.parametrize("module", [hvd, hvd_keras], ids=["tensorflow.keras", "keras"])
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_training_keeps_ranks_the_same(module, run_eagerly):
+def test_training_keeps_weights_equal_on_all_ranks(module, run_eagerly):
     keras.utils.set_random_seed(1)
     model = dense_model(
         module.DistributedOptimizer(keras.optimizers.Adam(0.01)), run_eagerly=run_eagerly
@@ -64,7 +64,7 @@ def test_training_keeps_ranks_the_same(module, run_eagerly):
     assert np.all(np.asarray(gathered) == flat)
 
 
-def test_sparse_gradients():
+def test_optimizer_with_sparse_gradients():
     for passes in (1, 2):
         model = keras.Sequential([keras.layers.Embedding(50, 4)])
         optimizer = keras.optimizers.RMSprop(0.0001)
@@ -80,7 +80,7 @@ def test_sparse_gradients():
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_gradient_aggregation(average):
+def test_backward_passes_per_step(average):
     passes, steps = 4, 10
     optimizer = hvd.DistributedOptimizer(
         Adding(), backward_passes_per_step=passes, average_aggregated_gradients=average
@@ -99,7 +99,7 @@ def test_gradient_aggregation(average):
         assert np.allclose(y, [1.0 - applied, 2.0])
 
 
-def test_apply_gradients_and_process_sets():
+def test_apply_gradients_in_a_process_set():
     hvd.shutdown()
     _, size = get_env_rank_and_size()
     even = hvd.ProcessSet(range(0, size, 2))
@@ -112,7 +112,7 @@ def test_apply_gradients_and_process_sets():
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_local_variables(scale):
+def test_local_variables_are_not_reduced(scale):
     optimizer = hvd.DistributedOptimizer(Adding(), scale_local_gradients=scale)
     own, shared = keras.Variable([0.0]), keras.Variable([0.0])
     optimizer.register_local_var(own)
@@ -145,7 +145,7 @@ class Own(keras.optimizers.RMSprop):
 
 
 @pytest.mark.parametrize("module", [hvd, hvd_keras], ids=["tensorflow.keras", "keras"])
-def test_load_model(module, tmp_path):
+def test_load_model_wraps_the_optimizer(module, tmp_path):
     model = dense_model(module.DistributedOptimizer(keras.optimizers.RMSprop(0.0001)))
     model.train_on_batch(*batch())
     model.save(tmp_path / "model.keras")
@@ -165,7 +165,7 @@ def test_load_model(module, tmp_path):
     )
 
 
-def test_load_model_with_optimizers_of_the_users(tmp_path):
+def test_load_model_with_custom_optimizers(tmp_path):
     model = dense_model(hvd.DistributedOptimizer(Own(0.0001)))
     model.train_on_batch(*batch())
     model.save(tmp_path / "model.keras")
@@ -180,7 +180,7 @@ def test_load_model_with_optimizers_of_the_users(tmp_path):
     check_same(model.optimizer, loaded.optimizer)
 
 
-def test_callbacks():
+def test_keras_callbacks():
     initial = 0.1 * hvd.size()
     seen = []
 
@@ -237,7 +237,7 @@ def test_broadcast_callback_with_local_variables():
         assert all(np.all(np.asarray(v) == expected) for v in layer.variables)
 
 
-def test_functions():
+def test_keras_functions_on_values():
     size, rank = hvd.size(), hvd.rank()
     for module in (hvd, hvd_keras):
         assert np.allclose(module.allreduce(np.float32(rank), op=hvd.Sum), size * (size - 1) / 2)

@@ -38,7 +38,7 @@ def initialize(session):
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_local_gradient_aggregation(session, average):
+def test_backward_passes_per_step(session, average):
     passes = 4
     plain = Adding()
     optimizer = hvd.DistributedOptimizer(
@@ -53,7 +53,7 @@ def test_local_gradient_aggregation(session, average):
         assert np.isclose(session.run(plain.variable.read_value())[0], expected)
 
 
-def test_minimize(session):
+def test_minimize_averages_gradients(session):
     x = v1.get_variable("w", initializer=[1.0, 2.0])
     optimizer = hvd.DistributedOptimizer(v1.train.MomentumOptimizer(0.5, 0.9))
     step = optimizer.minimize(tf.reduce_sum(x) * (hvd.rank() + 1))
@@ -66,7 +66,7 @@ def test_minimize(session):
     assert len(optimizer.variables()) == 1
 
 
-def test_local_variables(session):
+def test_local_variables_are_not_reduced(session):
     own, shared = (v1.get_variable(name, initializer=1.0) for name in ("own", "shared"))
     optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
     optimizer.register_local_var(own)
@@ -79,7 +79,7 @@ def test_local_variables(session):
 
 @pytest.mark.no_job
 @pytest.mark.parametrize("use_resource", [True, False])
-def test_process_set(use_resource):
+def test_optimizer_in_a_process_set(use_resource):
     _, size = get_env_rank_and_size()
     even = hvd.ProcessSet(range(0, size, 2))
     hvd.init(process_sets=[even, hvd.ProcessSet(range(1, size, 2))])
@@ -97,7 +97,7 @@ def test_process_set(use_resource):
     hvd.allgather_object(None)
 
 
-def test_broadcast_hook():
+def test_broadcast_global_variables_hook():
     with tf.Graph().as_default():
         x = v1.get_variable("x", initializer=float(hvd.rank()))
         hook = hvd.BroadcastGlobalVariablesHook(hvd.size() - 1)

@@ -26,7 +26,7 @@ def cases(dtypes):
     return itertools.product(dtypes, NDIMS)
 
 
-def test_numbers(evaluate):
+def test_rank_and_size_as_tensors(evaluate):
     assert evaluate(hvd.rank_op()) == hvd.rank()
     assert evaluate(hvd.size_op()) == hvd.size()
     assert evaluate(hvd.local_rank_op()) == hvd.local_rank()
@@ -51,7 +51,7 @@ def test_allreduce(evaluate, op):
             equal(actual.astype(array.dtype), expected.astype(array.dtype))
 
 
-def test_allreduce_takes_what_makes_a_tensor(evaluate):
+def test_allreduce_accepts_tensor_like_values(evaluate):
     size = hvd.size()
     assert evaluate(hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum)).tolist() == [size] * 3
     assert evaluate(hvd.allreduce([1.0, 2.0], op=hvd.Average)).tolist() == [1, 2]
@@ -61,7 +61,7 @@ def test_allreduce_takes_what_makes_a_tensor(evaluate):
         hvd.allreduce(tf.constant(3.0), average=True, op=hvd.Sum)
 
 
-def test_many_at_once(evaluate):
+def test_many_allreduces_in_flight(evaluate):
     """Which Horovod fuses."""
     size = hvd.size()
     arrays = [cube(dtype, ndim) for dtype, ndim in cases(REDUCED)]
@@ -71,7 +71,7 @@ def test_many_at_once(evaluate):
 
 
 @pytest.mark.parametrize("where", ["prescale_factor", "postscale_factor"])
-def test_factors(evaluate, where):
+def test_prescale_and_postscale_factors(evaluate, where):
     size = hvd.size()
     factor = np.random.default_rng(1).uniform()
     for dtype, ndim in cases([tf.int32, tf.int64, tf.float16, tf.float32]):
@@ -94,7 +94,7 @@ def test_grouped_allreduce(evaluate):
             equal(result, array * array.dtype.type(size))
 
 
-def test_compression(evaluate):
+def test_allreduce_with_compression(evaluate):
     array = cube(tf.float32, 2)
     for compression in (hvd.Compression.none, hvd.Compression.fp16):
         equal(
@@ -107,7 +107,7 @@ def test_compression(evaluate):
         assert hvd.Compression.fp16.decompress(compressed, context).dtype == dtype
 
 
-def test_indexed_slices(evaluate):
+def test_allreduce_of_indexed_slices(evaluate):
     """The ranks' rows, one after the other; the values of an average are divided."""
     size, rank = hvd.size(), hvd.rank()
     slices = tf.IndexedSlices(tf.fill([2, 3], rank + 1.0), tf.constant([0, rank]), [7, 3])
@@ -145,7 +145,7 @@ def test_broadcast(evaluate):
             equal(evaluate(hvd.broadcast(tensor, root)), filled(dtype, ndim, root))
 
 
-def test_alltoall(evaluate):
+def test_alltoall_with_splits(evaluate):
     size, rank = hvd.size(), hvd.rank()
     for dtype, ndim in cases(MOVED[:-1]):
         array = np.repeat(np.arange(size), rank + 1)
@@ -161,7 +161,7 @@ def test_alltoall(evaluate):
         assert received.tolist() == [r + 1 for r in range(size)]
 
 
-def test_alltoall_equal_parts(evaluate):
+def test_alltoall_without_splits(evaluate):
     size, rank = hvd.size(), hvd.rank()
     tensor = tf.constant(np.repeat(np.arange(size, dtype=np.float32), 3))
     assert evaluate(hvd.alltoall(tensor)).tolist() == [rank] * (3 * size)
@@ -169,7 +169,7 @@ def test_alltoall_equal_parts(evaluate):
     assert evaluate(empty).size == 0
 
 
-def test_alltoall_with_nothing_to_send_or_to_receive(evaluate):
+def test_alltoall_with_empty_send_or_receive(evaluate):
     size, rank = hvd.size(), hvd.rank()
     # Rank 1 sends nothing.
     count = 0 if rank == 1 else rank + 1
@@ -206,7 +206,7 @@ def test_reducescatter_uneven_and_grouped(evaluate):
         equal(result, expected)
 
 
-def test_join():
+def test_join_returns_the_last_rank():
     size, rank = hvd.size(), hvd.rank()
     for first in range(size):
         if rank == first:

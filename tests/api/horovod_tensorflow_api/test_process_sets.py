@@ -32,14 +32,14 @@ def other(job):
     return job[1 - hvd.rank() % 2]
 
 
-def test_numbers(evaluate, own, other):
+def test_rank_and_size_of_process_sets(evaluate, own, other):
     assert evaluate(hvd.size_op(process_set_id=own.process_set_id)) == own.size()
     assert evaluate(hvd.size_op(process_set_id=other.process_set_id)) == other.size()
     assert evaluate(hvd.process_set_included_op(own.process_set_id)) == 1
     assert evaluate(hvd.process_set_included_op(other.process_set_id)) == 0
 
 
-def test_allreduce(evaluate, own):
+def test_allreduce_in_a_process_set(evaluate, own):
     for dtype in REDUCED:
         array = cube(dtype, 2)
         expected = array * array.dtype.type(own.size())
@@ -49,7 +49,7 @@ def test_allreduce(evaluate, own):
             equal(result, expected)
 
 
-def test_allgather_and_broadcast(evaluate, own):
+def test_allgather_and_broadcast_in_a_process_set(evaluate, own):
     for dtype in MOVED:
         tensor = tf.constant(filled(dtype, 2, hvd.rank()))
         expected = np.concatenate([filled(dtype, 2, rank) for rank in own.ranks])
@@ -61,7 +61,7 @@ def test_allgather_and_broadcast(evaluate, own):
             equal(result, filled(dtype, 2, root))
 
 
-def test_alltoall(evaluate, own):
+def test_alltoall_in_a_process_set(evaluate, own):
     rank, size = hvd.rank(), own.size()
     tensor = tf.constant(np.repeat(np.array(own.ranks, np.int32), rank + 1))
     splits = tf.constant([rank + 1] * size)
@@ -70,7 +70,7 @@ def test_alltoall(evaluate, own):
     assert received.tolist() == [r + 1 for r in own.ranks]
 
 
-def test_reducescatter(evaluate, own):
+def test_reducescatter_in_a_process_set(evaluate, own):
     size, place = own.size(), own.rank()
     array = cube(tf.float32, 2)[: 4 * size]
     for op in (hvd.Sum, hvd.Average):
@@ -78,7 +78,7 @@ def test_reducescatter(evaluate, own):
         equal(evaluate(hvd.reducescatter(tf.constant(array), op=op, process_set=own)), expected)
 
 
-def test_sets_that_it_is_not_in(evaluate, other):
+def test_operations_on_a_rank_outside_the_set_are_refused(evaluate, other):
     with pytest.raises(tf.errors.InvalidArgumentError):
         evaluate(hvd.allreduce(tf.ones(4), process_set=other))
     unknown = hvd.ProcessSet([0])
@@ -87,7 +87,7 @@ def test_sets_that_it_is_not_in(evaluate, other):
         evaluate(hvd.allreduce(tf.ones(4), process_set=unknown))
 
 
-def test_variables_and_objects(own):
+def test_variables_and_objects_in_a_process_set(own):
     root = own.ranks[0]
     variable = tf.Variable([hvd.rank()])
     hvd.broadcast_variables([variable], root_rank=root, process_set=own)
@@ -98,7 +98,7 @@ def test_variables_and_objects(own):
     assert hvd.allgather_object(hvd.rank(), process_set=own) == own.ranks
 
 
-def test_tape(evaluate, job):
+def test_distributed_tape_in_a_process_set(evaluate, job):
     """On ranks outside of the set gradients stay as they are."""
     even = job[0]
     x = tf.constant(float(hvd.rank()))

@@ -57,7 +57,7 @@ def test_keras_state(kind):
     through(state, state.model.get_weights, [np.ones([2, 2]), np.ones(2)], other)
 
 
-def test_run():
+def test_elastic_run_restores_the_committed_state():
     """After a failure the committed state is there again."""
     variable = tf.Variable(0.0)
     state = hvd.elastic.TensorFlowState([variable], steps=0, failed=0)
@@ -80,7 +80,7 @@ def test_run():
 
 
 @pytest.mark.parametrize("channels", [2, 1])
-def test_sync_batch_normalization(channels):
+def test_sync_batch_normalization_uses_the_whole_batch(channels):
     size, rank = hvd.size(), hvd.rank()
     rows = [[[r * k + c for c in range(channels)] for k in range(1, 5)] for r in range(size)]
     whole = tf.constant(rows, tf.float32)

@@ -30,7 +30,7 @@ def differentiate(**options):
     ],
     ids=str,
 )
-def test_tape(options):
+def test_distributed_tape_reduces_gradients(options):
     (grad_x, grad_y), _ = differentiate(**options)
     size = hvd.size()
     factor = size if options.get("op") == hvd.Sum else 1
@@ -38,14 +38,14 @@ def test_tape(options):
     assert np.allclose(tf.convert_to_tensor(grad_y), [[factor], [0]])
 
 
-def test_tape_of_nothing():
+def test_distributed_tape_without_gradients():
     x = tf.Variable(1.0)
     with tf.GradientTape() as tape:
         loss = tf.constant(1.0)
     assert hvd.DistributedGradientTape(tape).gradient(loss, [x]) == [None]
 
 
-def test_groups_are_checked():
+def test_invalid_tape_arguments_are_refused():
     x = tf.Variable(1.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -56,7 +56,7 @@ def test_groups_are_checked():
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_local_sources(scale):
+def test_local_sources_are_not_reduced(scale):
     x, y = tf.Variable(1.0), tf.Variable(1.0)
     with tf.GradientTape() as tape:
         loss = (x + y) * float(hvd.rank() + 1)
@@ -85,7 +85,7 @@ def test_partial_tape():
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_broadcast_variables(inplace):
+def test_broadcast_variables_overwrites_values(inplace):
     for dtype in MOVED:
         value = np.full(5, hvd.rank() % 2, dtype.as_numpy_dtype)
         variables = [tf.Variable(value) for _ in range(3)]
@@ -95,7 +95,7 @@ def test_broadcast_variables(inplace):
             assert np.array_equal(variable, np.full(5, root % 2, dtype.as_numpy_dtype))
 
 
-def test_broadcast_variables_in_a_graph():
+def test_broadcast_variables_in_a_tensorflow_1_graph():
     """Resource variables and TensorFlow 1's own."""
     for use_resource in (True, False):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -108,14 +108,14 @@ def test_broadcast_variables_in_a_graph():
             assert session.run(tf.compat.v1.global_variables()[0]).tolist() == [0.0]
 
 
-def test_broadcast_in_place():
+def test_broadcast_in_place_overwrites_variables():
     variables = [tf.Variable([float(hvd.rank())] * 2), tf.Variable(hvd.rank())]
     hvd.broadcast_(variables, root_rank=0, name="in_place")
     assert variables[0].numpy().tolist() == [0, 0]
     assert variables[1].numpy() == 0
 
 
-def test_objects():
+def test_broadcast_and_allgather_of_objects():
     expected = {"hello": 123, 0: [1, 2]}
     assert hvd.broadcast_object(expected if hvd.rank() == 0 else {}, root_rank=0) == expected
     assert hvd.broadcast_object_fn(root_rank=0)(expected if hvd.rank() == 0 else {}) == expected
@@ -127,7 +127,7 @@ def test_objects():
     ]
 
 
-def test_helpers():
+def test_helper_functions():
     from horovod.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs
 
     assert _executing_eagerly()

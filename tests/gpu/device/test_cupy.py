@@ -9,9 +9,9 @@ from tests.gpu.device.device_jobs import ranks as ranks
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8"])
-def test_operations(ranks, dtype):
+def test_cupy_operations_match_numpy(ranks, dtype):
     ranks.run(check_operations, dtype)
 
 
-def test_streams(ranks):
+def test_cupy_operations_follow_streams(ranks):
     ranks.run(check_streams)

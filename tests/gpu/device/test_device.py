@@ -29,7 +29,7 @@ SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sa
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", [None, "memcheck", "racecheck"])
-def test_kernels(nvrtc, tool):
+def test_gpu_kernels_match_cpu_kernels(nvrtc, tool):
     """Every kernel, compiled by NVRTC for this card, gives what the CPU gives, and does nothing that it must not."""
     checked = [] if tool is None else [SANITIZER, "--tool", tool, "--error-exitcode", "9"]
     if checked and not Path(SANITIZER).exists():

@@ -63,5 +63,5 @@ def check_operations(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_operations(ranks, dtype):
+def test_dlpack_operations_match_numpy(ranks, dtype):
     ranks.run(check_operations, dtype)

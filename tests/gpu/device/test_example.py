@@ -11,7 +11,7 @@ from tests.harness.train_example import TRAIN, summary, write_fashion_mnist  # n
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", [1, 2])
-def test_example(tmp_path, size):
+def test_example_learns_the_same_on_gpu_and_cpu(tmp_path, size):
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no CUDA device")
     write_fashion_mnist(tmp_path)

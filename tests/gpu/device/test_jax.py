@@ -88,7 +88,7 @@ def check_operations(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_operations(ranks, dtype):
+def test_jax_gpu_operations_match_cpu(ranks, dtype):
     ranks.run(check_operations, dtype)
 
 
@@ -110,7 +110,7 @@ def check_rows():
         equal(hvd.allreduce(on_gpu[:3], op=hvd.Sum), hvd.allreduce(mine[:3], op=hvd.Sum))
 
 
-def test_rows(ranks):
+def test_allgather_and_alltoall_of_different_row_counts(ranks):
     ranks.run(check_rows)
 
 
@@ -135,7 +135,7 @@ def check_order():
     assert np.asarray(x).tolist() == [20.0] * 100_000
 
 
-def test_order(ranks):
+def test_operations_run_in_program_order(ranks):
     ranks.run(check_order)
 
 
@@ -183,7 +183,7 @@ def check_training():
             )
 
 
-def test_training(ranks):
+def test_training_on_gpu_matches_cpu(ranks):
     pytest.importorskip("optax")
     ranks.run(check_training)
 
@@ -207,7 +207,7 @@ def check_gradients():
             np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=2e-3, atol=2e-4)
 
 
-def test_gradients(ranks):
+def test_gradients_on_gpu_match_cpu(ranks):
     ranks.run(check_gradients)
 
 
@@ -222,7 +222,7 @@ def check_failures():
         assert np.asarray(compiled(x[:3])).tolist() == [1.0] * 3
 
 
-def test_failures(ranks):
+def test_mismatch_is_an_error_and_the_job_continues(ranks):
     if ranks.size == 1:
         pytest.skip("one rank agrees with itself")
     ranks.run(check_failures)

@@ -29,7 +29,7 @@ sys.stdout.write("done\\n")
 
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
-def test_operations(name, tmp_path):
+def test_cupy_operations_over_mpi(name, tmp_path):
     if reason := need():
         pytest.skip(reason)
     pytest.importorskip("mpi4py")

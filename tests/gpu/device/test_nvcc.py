@@ -13,7 +13,7 @@ from tests.harness import ROOT
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("code", ["of this card", "PTX"])
-def test_kernels(tmp_path, code):
+def test_nvcc_kernels_match_cpu_kernels(tmp_path, code):
     driver = gpu.lines()[0]
     found = re.search(r"\(sm_(\d+),", driver)
     if "[X]" not in driver or not found:

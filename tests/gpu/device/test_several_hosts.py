@@ -32,7 +32,7 @@ def check_step(timeline):
     hvd.stop_timeline()
 
 
-def test_two_hosts_on_one_card(gpu_pool, tmp_path):
+def test_hierarchical_allreduce_with_two_hosts_on_one_gpu(gpu_pool, tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no CUDA device")
     env = {"HOROPLUG_ALGORITHM": "hierarchical", "HOROVOD_TIMELINE": "DYNAMIC"}

@@ -64,7 +64,7 @@ def check_reductions(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reductions(ranks, dtype):
+def test_cuda_reductions_match_cpu(ranks, dtype):
     ranks.run(check_reductions, dtype)
 
 
@@ -91,7 +91,7 @@ def check_moves(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_moves(ranks, dtype):
+def test_cuda_data_movement_matches_cpu(ranks, dtype):
     ranks.run(check_moves, dtype)
 
 
@@ -111,7 +111,7 @@ def check_groups():
     equal(strided, wanted)
 
 
-def test_groups_and_strides(ranks):
+def test_grouped_and_strided_cuda_tensors(ranks):
     ranks.run(check_groups)
 
 
@@ -126,7 +126,7 @@ def check_adasum():
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-2, atol=1e-2)
 
 
-def test_adasum_and_compression(ranks):
+def test_adasum_and_compression_of_cuda_tensors(ranks):
     ranks.run(check_adasum)
 
 
@@ -156,7 +156,7 @@ def check_streams():
     assert [float(result) for result in results] == expected
 
 
-def test_streams(ranks):
+def test_operations_follow_cuda_streams(ranks):
     ranks.run(check_streams)
 
 
@@ -175,7 +175,7 @@ def check_host_is_not_held_up():
     return early
 
 
-def test_host_is_not_held_up(ranks):
+def test_operations_do_not_block_the_host(ranks):
     early = ranks.run(check_host_is_not_held_up)
     if ranks.size == 1:
         assert all(early)
@@ -200,7 +200,7 @@ def check_capture():
     assert hvd.allreduce(tensor, op=hvd.Sum).tolist() == [hvd.size()] * 4
 
 
-def test_capture_is_refused(ranks):
+def test_operations_in_cuda_graph_capture_are_refused(ranks):
     ranks.run(check_capture)
 
 
@@ -245,7 +245,7 @@ def check_training(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_training(ranks, name):
+def test_training_on_gpu_matches_cpu(ranks, name):
     ranks.run(check_training, name)
 
 
@@ -266,7 +266,7 @@ def check_optimizer_state():
         assert float(state["step"]) == 1
 
 
-def test_optimizer_state(ranks):
+def test_optimizer_state_is_broadcast_to_the_gpu(ranks):
     ranks.run(check_optimizer_state)
 
 
@@ -285,7 +285,7 @@ def check_sync_batch_norm():
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_sync_batch_norm(ranks):
+def test_sync_batch_norm_on_gpu_matches_cpu(ranks):
     ranks.run(check_sync_batch_norm)
 
 
@@ -302,7 +302,7 @@ def check_gradients_of_operations():
     equal(gradients(device), gradients(torch.device("cpu")))
 
 
-def test_gradients_of_operations(ranks):
+def test_gradients_on_gpu_match_cpu(ranks):
     ranks.run(check_gradients_of_operations)
 
 
@@ -314,7 +314,7 @@ def check_sparse():
     equal(found.to_dense(), hvd.sparse_allreduce_async(host, "t", hvd.Sum)().to_dense())
 
 
-def test_sparse(ranks):
+def test_sparse_cuda_tensors(ranks):
     ranks.run(check_sparse)
 
 
@@ -327,7 +327,7 @@ def check_join():
     hvd.join()
 
 
-def test_join(ranks):
+def test_join_with_cuda_tensors(ranks):
     ranks.run(check_join)
 
 
@@ -340,7 +340,7 @@ def check_mismatch():
     assert hvd.allreduce(torch.ones(3, device=card()), op=hvd.Sum)[0] == hvd.size()
 
 
-def test_cpu_and_gpu_under_one_name(ranks):
+def test_cpu_and_gpu_tensors_with_one_name_are_a_mismatch(ranks):
     ranks.run(check_mismatch)
 
 
@@ -356,7 +356,7 @@ def check_process_sets():
         hvd.remove_process_set(alone)
 
 
-def test_process_sets(gpu_pool):
+def test_process_sets_with_cuda_tensors(gpu_pool):
     if need():
         pytest.skip(need())
     with gpu_pool.ranks(2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) as job:
@@ -378,5 +378,5 @@ def check_elastic_state():
     assert all(value.device == device for value in model.state_dict().values())
 
 
-def test_elastic_state(ranks):
+def test_elastic_state_of_cuda_tensors(ranks):
     ranks.run(check_elastic_state)

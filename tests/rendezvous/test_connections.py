@@ -1,4 +1,4 @@
-"""The mesh: either all ranks are connected with each other, or every rank gets an error that names the cause."""
+"""The connections: either all ranks are connected with each other, or every rank gets an error that names the cause."""
 
 import contextlib
 import json
@@ -65,7 +65,7 @@ def stores(server):
 
 
 def build_all(clients, ranks=None, **changes):
-    """Build the meshes of some ranks in threads; by rank a mesh or an exception. ``changes`` by name: value or
+    """Build the by_rank of some ranks in threads; by rank a connections or an exception. ``changes`` by name: value or
     {rank: value}.
 
     Unless the test says otherwise, no rank gives up in the time that it has here: an error comes at once or never."""
@@ -98,29 +98,29 @@ def build_all(clients, ranks=None, **changes):
 
 
 def close_all(outcome):
-    for mesh in outcome.values():
-        if not isinstance(mesh, BaseException):
-            mesh.close()
+    for connections in outcome.values():
+        if not isinstance(connections, BaseException):
+            connections.close()
 
 
-def check(meshes):
+def check(by_rank):
     """Every pair is connected, by the right kind of socket, and has each other's memory and doorbell."""
-    for rank, mesh in meshes.items():
-        assert [peer[0] for peer in mesh.peers] == [r for r in meshes if r != rank]
-        for other, host, stream, segment, doorbell in mesh.peers:
-            assert host == mesh.hosts[other]
+    for rank, connections in by_rank.items():
+        assert [peer[0] for peer in connections.peers] == [r for r in by_rank if r != rank]
+        for other, host, stream, segment, doorbell in connections.peers:
+            assert host == connections.hosts[other]
             assert not os.get_blocking(stream)
-            same = host == mesh.host
+            same = host == connections.host
             assert (segment >= 0) == (doorbell >= 0) == same
             with socket.socket(fileno=os.dup(stream)) as sock:
                 assert (sock.family == socket.AF_UNIX) == same
                 sock.sendall(f"{rank} to {other}".encode())
             if same:
-                theirs = meshes[other]
+                theirs = by_rank[other]
                 assert os.path.sameopenfile(segment, theirs.segment_fd)
                 assert os.fstat(segment).st_size == 0
                 os.eventfd_write(doorbell, 1)
-            lanes = mesh.lanes.get(other, [])
+            lanes = connections.lanes.get(other, [])
             for lane in lanes:
                 assert not os.get_blocking(lane)
                 with socket.socket(fileno=os.dup(lane)) as sock:
@@ -128,20 +128,20 @@ def check(meshes):
                     sock.sendall(f"{rank} to {other}, {lanes.index(lane)}".encode())
             for fd in (stream, segment, doorbell, *lanes):
                 assert fd < 0 or not os.get_inheritable(fd)
-    for rank, mesh in meshes.items():
-        local = sum(host == mesh.host for host in mesh.hosts)
-        assert mesh.local_size == local
+    for rank, connections in by_rank.items():
+        local = sum(host == connections.host for host in connections.hosts)
+        assert connections.local_size == local
         if local > 1:
-            assert os.eventfd_read(mesh.doorbell_fd) == local - 1
-            assert not os.get_inheritable(mesh.segment_fd)
+            assert os.eventfd_read(connections.doorbell_fd) == local - 1
+            assert not os.get_inheritable(connections.segment_fd)
         else:
-            assert (mesh.segment_fd, mesh.doorbell_fd) == (-1, -1)
-        for other, _, stream, _, _ in mesh.peers:
+            assert (connections.segment_fd, connections.doorbell_fd) == (-1, -1)
+        for other, _, stream, _, _ in connections.peers:
             with socket.socket(fileno=os.dup(stream)) as sock:
                 sock.settimeout(5)
                 assert sock.recv(100) == f"{other} to {rank}".encode()
                 os.set_blocking(stream, False)
-            for i, lane in enumerate(mesh.lanes.get(other, [])):
+            for i, lane in enumerate(connections.lanes.get(other, [])):
                 with socket.socket(fileno=os.dup(lane)) as sock:
                     sock.settimeout(5)
                     assert sock.recv(100) == f"{other} to {rank}, {i}".encode()
@@ -157,25 +157,30 @@ def test_every_pair_is_connected(stores, size, hosts):
     before = descriptors()
     clients = stores(size)
     opened = descriptors()
-    meshes = build_all(clients, key={rank: f"h{rank % hosts}" for rank in range(size)})
-    check(dict(sorted(meshes.items())))
-    for rank, mesh in meshes.items():
-        assert mesh.hosts == [r % hosts for r in range(size)]
-        assert (mesh.rank, mesh.size) == (rank, size)
+    by_rank = build_all(clients, key={rank: f"h{rank % hosts}" for rank in range(size)})
+    check(dict(sorted(by_rank.items())))
+    for rank, connections in by_rank.items():
+        assert connections.hosts == [r % hosts for r in range(size)]
+        assert (connections.rank, connections.size) == (rank, size)
     if size == 1:
         assert descriptors() == opened
-    close_all(meshes)
+    close_all(by_rank)
     assert descriptors() == opened > before
 
 
 def test_one_rank_opens_no_connections():
     before = descriptors()
-    mesh = connect_peers(rank=0, size=1, store=None, secret=None)
+    connections = connect_peers(rank=0, size=1, store=None, secret=None)
     assert descriptors() == before
-    assert mesh.peers == []
-    assert (mesh.segment_fd, mesh.doorbell_fd) == (-1, -1)
-    assert (mesh.local_rank, mesh.local_size, mesh.cross_rank, mesh.cross_size) == (0, 1, 0, 1)
-    assert mesh.is_homogeneous
+    assert connections.peers == []
+    assert (connections.segment_fd, connections.doorbell_fd) == (-1, -1)
+    assert (
+        connections.local_rank,
+        connections.local_size,
+        connections.cross_rank,
+        connections.cross_size,
+    ) == (0, 1, 0, 1)
+    assert connections.is_homogeneous
 
 
 def test_topology_of_ranks_and_hosts():
@@ -190,7 +195,7 @@ def test_topology_of_ranks_and_hosts():
     assert topology(1, ["x", "y"]).is_homogeneous
 
 
-def test_host_key():
+def test_host_key_is_the_same_on_one_host():
     assert host_key() == host_key(None) == host_key("")
     assert host_key("a") != host_key("b")
 
@@ -206,9 +211,9 @@ def test_no_tcp_listener_on_one_host(stores, monkeypatch):
         raise AssertionError("a TCP listener on a job of one host")
 
     monkeypatch.setattr("horoplug.rendezvous.connections.peers.tcp_listener", refuse)
-    meshes = build_all(stores(3))
-    check(dict(sorted(meshes.items())))
-    close_all(meshes)
+    by_rank = build_all(stores(3))
+    check(dict(sorted(by_rank.items())))
+    close_all(by_rank)
 
 
 def test_tcp_listeners_and_socket_options(stores, monkeypatch):
@@ -220,29 +225,35 @@ def test_tcp_listeners_and_socket_options(stores, monkeypatch):
         return original(address, size)
 
     monkeypatch.setattr("horoplug.rendezvous.connections.peers.tcp_listener", spy)
-    meshes = build_all(stores(2), key={0: "a", 1: "b"}, interface={0: "lo"}, data_timeout=12.0)
+    by_rank = build_all(stores(2), key={0: "a", 1: "b"}, interface={0: "lo"}, data_timeout=12.0)
     assert addresses == ["127.0.0.1"] * 2
-    for mesh in meshes.values():
-        with socket.socket(fileno=os.dup(mesh.peers[0][2])) as sock:
+    for connections in by_rank.values():
+        with socket.socket(fileno=os.dup(connections.peers[0][2])) as sock:
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 12000
-    close_all(meshes)
+    close_all(by_rank)
 
 
 @pytest.mark.parametrize("streams", [1, 4])
 def test_several_connections_between_hosts(stores, streams):
     clients = stores(4)
     before = descriptors()
-    meshes = build_all(clients, key={0: "a", 1: "b", 2: "a", 3: "c"}, streams=streams)
-    assert not any(isinstance(mesh, BaseException) for mesh in meshes.values()), meshes
-    check(dict(sorted(meshes.items())))
-    for mesh in meshes.values():
-        remote = [peer[0] for peer in mesh.peers if peer[1] != mesh.host]
-        assert sorted(mesh.lanes) == remote
-        assert all(len(fds) == streams - 1 for fds in mesh.lanes.values())
-        assert len(mesh.streams) == len(set(mesh.streams)) == 3 + len(remote) * (streams - 1)
-    close_all(meshes)
+    by_rank = build_all(clients, key={0: "a", 1: "b", 2: "a", 3: "c"}, streams=streams)
+    assert not any(isinstance(connections, BaseException) for connections in by_rank.values()), (
+        by_rank
+    )
+    check(dict(sorted(by_rank.items())))
+    for connections in by_rank.values():
+        remote = [peer[0] for peer in connections.peers if peer[1] != connections.host]
+        assert sorted(connections.lanes) == remote
+        assert all(len(fds) == streams - 1 for fds in connections.lanes.values())
+        assert (
+            len(connections.streams)
+            == len(set(connections.streams))
+            == 3 + len(remote) * (streams - 1)
+        )
+    close_all(by_rank)
     assert descriptors() == before
 
 
@@ -274,8 +285,8 @@ def test_wrong_secret_on_an_additional_connection_is_refused(stores, monkeypatch
 
 
 def test_released_descriptors_are_not_closed(stores):
-    meshes = build_all(stores(2))
-    arguments = meshes[0].release()
+    by_rank = build_all(stores(2))
+    arguments = by_rank[0].release()
     assert set(arguments) == {
         "rank",
         "size",
@@ -288,23 +299,25 @@ def test_released_descriptors_are_not_closed(stores):
         "link_bandwidth",
         "mpi",
     }
-    meshes[0].close()
+    by_rank[0].close()
     fds = [arguments["segment_fd"], arguments["doorbell_fd"], *arguments["peers"][0][2:]]
     for fd in fds:
         os.fstat(fd)
         os.close(fd)
-    meshes[1].close()
-    meshes[1].close()
+    by_rank[1].close()
+    by_rank[1].close()
 
 
-def test_repeated_meshes_leak_nothing(server, stores):
+def test_repeated_connections_leak_nothing(server, stores):
     clients = stores(3)
     before, threads = descriptors(), threading.active_count()
     for generation in range(100):
         keys = {0: "a", 1: "a", 2: "b" if generation % 10 == 0 else "a"}
-        meshes = build_all(clients, generation=generation, key=keys)
-        assert all(not isinstance(mesh, BaseException) for mesh in meshes.values()), meshes
-        close_all(meshes)
+        by_rank = build_all(clients, generation=generation, key=keys)
+        assert all(
+            not isinstance(connections, BaseException) for connections in by_rank.values()
+        ), by_rank
+        close_all(by_rank)
     assert descriptors() == before
     assert threading.active_count() == threads
     generations = {key.split(b"/")[0] for key in server._state._values}
@@ -318,9 +331,9 @@ from horoplug.rendezvous.session import Rendezvous
 config = Config.from_env()
 with Rendezvous(config) as rendezvous:
     for generation in range(int(sys.argv[1])):
-        mesh = rendezvous.connect(generation)
+        connections = rendezvous.connect(generation)
         said = {}
-        for rank, _, stream, _, doorbell in mesh.peers:
+        for rank, _, stream, _, doorbell in connections.peers:
             sock = socket.socket(fileno=stream)
             sock.settimeout(20)
             sock.sendall(str(config.rank).encode())
@@ -331,8 +344,8 @@ with Rendezvous(config) as rendezvous:
         assert all(str(rank) == text for rank, text in heard.items()), heard
         for sock in said.values():
             sock.detach()
-        last = mesh
-        mesh.close()
+        last = connections
+        connections.close()
 print(json.dumps({"rank": last.rank, "hosts": last.hosts, "local": [last.local_rank, last.local_size],
     "fds": len(os.listdir("/proc/self/fd"))}))
 """
@@ -375,7 +388,7 @@ def finish(process):
 
 @pytest.mark.parametrize("mode", ["launcher", "rank0"])
 @pytest.mark.parametrize(("size", "hosts"), [(1, 1), (2, 1), (4, 2), (8, 1)])
-def test_mesh_of_processes(server, mode, size, hosts):
+def test_processes_connect_to_each_other(server, mode, size, hosts):
     address = server.address
     env = {}
     if mode == "rank0":
@@ -387,7 +400,7 @@ def test_mesh_of_processes(server, mode, size, hosts):
         for rank in reversed(range(size))
     ]
     with workers(started):
-        # In the rank-0 mode, rank 0 may end first: the others have their mesh, and their goodbye is not needed.
+        # In the rank-0 mode, rank 0 may end first: the others have their connections, and their goodbye is not needed.
         results = [finish(process) for process in started]
     assert sorted(r["rank"] for r in results) == list(range(size))
     assert all(r["hosts"] == [x % min(hosts, size) for x in range(size)] for r in results)
@@ -532,8 +545,8 @@ def test_wrong_secret_is_refused(stores):
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-def test_strangers_on_the_listeners_are_dropped(stores, tcp, monkeypatch, caplog):
-    """Garbage, silence, half a frame, unasked-for descriptors: the good ones' mesh comes about all the same."""
+def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplog):
+    """Garbage, silence, half a frame, unasked-for descriptors: the good ones' connections comes about all the same."""
     strangers = []
     original = connect_module.Connector.connect_to
 
@@ -556,9 +569,9 @@ def test_strangers_on_the_listeners_are_dropped(stores, tcp, monkeypatch, caplog
     monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # nobody waits for strangers
     clients = stores(3)
     before = descriptors()
-    meshes = build_all(clients, key={rank: f"h{rank if tcp else 0}" for rank in range(3)})
-    check(dict(sorted(meshes.items())))
-    close_all(meshes)
+    by_rank = build_all(clients, key={rank: f"h{rank if tcp else 0}" for rank in range(3)})
+    check(dict(sorted(by_rank.items())))
+    close_all(by_rank)
     assert strangers
     for stranger in strangers:  # all were shown the door, at the latest with the listener
         with contextlib.suppress(ConnectionResetError):
@@ -569,7 +582,7 @@ def test_strangers_on_the_listeners_are_dropped(stores, tcp, monkeypatch, caplog
     assert "does not speak horoplug's protocol" in caplog.text
 
 
-def test_silent_stranger_is_dropped_while_ranks_connect(stores, monkeypatch, caplog):
+def test_silent_connection_is_dropped_while_ranks_connect(stores, monkeypatch, caplog):
     monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", 0.1)
     zero, one = stores(2)
     one.register(1)
@@ -644,7 +657,7 @@ def test_authenticated_peer_with_wrong_identity_is_refused(stores, what, monkeyp
     builder.start()
     outcome.update(build_all(clients[2:], [2], size=3))
     builder.join(30)
-    if errors:  # for a duplicate the mesh may be complete before the intruder comes
+    if errors:  # for a duplicate the connections may be complete before the intruder comes
         assert "rank 0 refused the connection" in str(errors[0])
         assert f"was refused: {what}" in caplog.text
     else:
