@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "base/time.h"
 #include "engine/submission.h"
-#include "engine/time.h"
 #include "transport/mpi/mpi_stream.h"
 
 namespace horoplug {

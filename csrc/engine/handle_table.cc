@@ -3,7 +3,7 @@
 #include <chrono>
 #include <utility>
 
-#include "engine/time.h"
+#include "base/time.h"
 
 namespace horoplug {
 namespace {

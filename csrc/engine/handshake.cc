@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/time.h"
+#include "base/time.h"
 #include "transport/shm/arena.h"
 
 namespace horoplug {

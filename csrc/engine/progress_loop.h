@@ -43,8 +43,8 @@
 #include <thread>
 
 #include "base/status.h"
+#include "base/time.h"
 #include "engine/spin_budget.h"
-#include "engine/time.h"
 #include "transport/mesh.h"
 
 namespace horoplug {

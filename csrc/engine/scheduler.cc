@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "base/time.h"
 #include "controller/messages.h"
 #include "engine/submission.h"
-#include "engine/time.h"
 
 namespace horoplug {
 

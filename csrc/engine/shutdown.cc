@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
+#include "base/time.h"
 #include "collectives/gpu/gpu_group.h"
 #include "controller/messages.h"
-#include "engine/time.h"
 
 namespace horoplug {
 namespace {

@@ -1,6 +1,6 @@
 #include "engine/submission_queue.h"
 
-#include "engine/time.h"
+#include "base/time.h"
 
 namespace horoplug {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "trace/clock.h"
+#include "base/time.h"
 
 namespace horoplug {
 namespace {
@@ -30,7 +30,7 @@ TraceEvent negotiation(TraceRow row, double since, const Operation& operation) {
       instant(row, op_kind_name(operation.signature.op), std::max(since, operation.submitted_at));
   event.kind = TraceEvent::Kind::kSpan;
   event.prefix = "negotiate";
-  event.end = trace_clock();
+  event.end = steady_now();
   return event;
 }
 
@@ -81,7 +81,7 @@ Tracing::RowLease Tracing::row_of(std::uint32_t set, const std::string& name) {
   auto [leased, is_new] = leased_rows_.emplace(key, RowLease{});
   if (is_new) {
     if (spare_rows_.empty()) spare_rows_.push_back(timeline_->add_row("further tensors"));
-    leased->second = {spare_rows_.back(), trace_clock(), {"tensor", key}};
+    leased->second = {spare_rows_.back(), steady_now(), {"tensor", key}};
     spare_rows_.pop_back();
   }
   return leased->second;
@@ -103,7 +103,7 @@ TraceRow Tracing::batch_row(std::uint32_t set) {
 
 void Tracing::write_cycle(const ProcessSet& set) {
   if (!timeline_->mark_cycles()) return;
-  TraceEvent event = instant(cycle_row_, "cycle_start", trace_clock());
+  TraceEvent event = instant(cycle_row_, "cycle_start", steady_now());
   event.numbers[0] = {"process_set", set.members->set};
   timeline_->add(std::move(event));
 }
@@ -123,7 +123,7 @@ void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) 
   if (!set.negotiator.is_root() || found == position.children.end()) return;
   const std::string who = describe_ranks(
       position.subtrees[static_cast<std::size_t>(found - position.children.begin())]);
-  const double now = trace_clock();
+  const double now = steady_now();
   const auto write = [&](const std::string& name) {
     TraceEvent event = instant(row_of(set.members->set, name).row, "ready", now);
     event.text = {"ready", who};
@@ -162,7 +162,7 @@ void Tracing::write_end(const std::vector<OperationPtr>& operations, const Statu
     if (!status.ok()) {
       const RowLease lease = row_of(operation->members->set, operation->name);
       if (undecided) timeline_->add(negotiation(lease.row, lease.since, *operation));
-      TraceEvent error = instant(lease.row, "error", trace_clock());
+      TraceEvent error = instant(lease.row, "error", steady_now());
       error.text = {"error", status.message};
       timeline_->add(std::move(error));
     }

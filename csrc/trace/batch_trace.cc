@@ -21,7 +21,7 @@ BatchTrace::BatchTrace(std::shared_ptr<Timeline> timeline, Batch batch)
 }
 
 void BatchTrace::start() {
-  started_ = trace_clock();
+  started_ = steady_now();
   TraceEvent event = span(batch_.row, "batch_started", started_, 0);
   event.kind = TraceEvent::Kind::kInstant;
   event.numbers[2] = {"tensors", static_cast<std::int64_t>(batch_.members.size())};
@@ -29,11 +29,11 @@ void BatchTrace::start() {
 }
 
 void BatchTrace::begin_transfer(const char* medium, const char* algorithm, std::size_t bytes) {
-  transfers_.push_back({medium, algorithm, static_cast<std::int64_t>(bytes), trace_clock(), 0});
+  transfers_.push_back({medium, algorithm, static_cast<std::int64_t>(bytes), steady_now(), 0});
 }
 
 void BatchTrace::add_copy(Copy kind, std::size_t tensor, double begin) {
-  const double now = trace_clock();
+  const double now = steady_now();
   if (!copies_.empty()) {
     CopySpan& last = copies_.back();
     if (last.kind == kind && last.tensor == tensor && begin - last.end < kGap) {
@@ -64,7 +64,7 @@ TraceEvent BatchTrace::span(TraceRow row, const char* name, double begin, double
 }
 
 void BatchTrace::end() {
-  const double now = trace_clock();
+  const double now = steady_now();
   const double started = started_ != 0 ? started_ : now;
   if (!transfers_.empty() && transfers_.back().end == 0) transfers_.back().end = now;
   if (started_ != 0) {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "trace/clock.h"
+#include "base/time.h"
 #include "trace/timeline.h"
 
 namespace horoplug {
@@ -40,7 +40,7 @@ class BatchTrace {
   void start();
   // An algorithm runs from now on until the next call of end_transfer(). All texts are static.
   void begin_transfer(const char* medium, const char* algorithm, std::size_t bytes);
-  void end_transfer() { transfers_.back().end = trace_clock(); }
+  void end_transfer() { transfers_.back().end = steady_now(); }
   // A part of the batch's n-th tensor was packed or unpacked; the copy ends now.
   void add_copy(Copy kind, std::size_t tensor, double begin);
   // The batch ends now, successfully or not: writes all spans.
@@ -69,7 +69,7 @@ class BatchTrace {
   const std::shared_ptr<Timeline> timeline_;
   const Batch batch_;
   std::vector<std::size_t> first_tensor_;  // by member
-  const double decided_ = trace_clock();
+  const double decided_ = steady_now();
   double started_ = 0;  // 0 until it has started
   std::vector<Transfer> transfers_;
   std::vector<CopySpan> copies_;
@@ -79,7 +79,7 @@ class BatchTrace {
 class CopyTimer {
  public:
   CopyTimer(BatchTrace* trace, BatchTrace::Copy kind, std::size_t tensor)
-      : trace_(trace), kind_(kind), tensor_(tensor), begin_(trace != nullptr ? trace_clock() : 0) {}
+      : trace_(trace), kind_(kind), tensor_(tensor), begin_(trace != nullptr ? steady_now() : 0) {}
   ~CopyTimer() {
     if (trace_ != nullptr) trace_->add_copy(kind_, tensor_, begin_);
   }

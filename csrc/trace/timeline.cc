@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/status.h"
-#include "trace/clock.h"
+#include "base/time.h"
 #include "trace/json.h"
 
 namespace horoplug {
@@ -41,7 +41,7 @@ Timeline::~Timeline() { close(); }
 
 void Timeline::begin() {
   using namespace std::chrono;
-  origin_ = trace_clock();
+  origin_ = steady_now();
   started_at_ = duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
   file_.begin(head());
   closing_ = false;
@@ -102,7 +102,7 @@ void Timeline::flush(std::unique_lock<std::mutex>& lock) {
   if (const auto dropped = std::exchange(dropped_, 0); dropped != 0) {
     TraceEvent event;
     event.name = "dropped";
-    event.begin = trace_clock();
+    event.begin = steady_now();
     event.numbers[0] = {"events", static_cast<std::int64_t>(dropped)};
     writing_.push_back(std::move(event));
   }

@@ -40,7 +40,7 @@ struct TraceEvent {
   TraceRow row = 0;
   const char* prefix = nullptr;
   const char* name = nullptr;
-  double begin = 0;  // trace_clock()
+  double begin = 0;  // steady_now()
   double end = 0;    // of spans
   std::array<Number, 4> numbers;
   const char* algorithm = nullptr;

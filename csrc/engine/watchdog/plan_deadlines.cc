@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "engine/time.h"
+#include "base/time.h"
 
 namespace horoplug {
 namespace {

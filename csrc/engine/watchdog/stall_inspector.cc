@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
+#include "base/time.h"
 #include "controller/messages.h"
 #include "controller/topology.h"
-#include "engine/time.h"
 
 namespace horoplug {
 namespace {

@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/time.h"
 #include "collectives/gpu/gpu_group.h"
-#include "engine/time.h"
 
 namespace horoplug {
 

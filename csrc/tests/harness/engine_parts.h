@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/time.h"
 #include "engine/completion.h"
 #include "engine/counters.h"
 #include "engine/gpu_queue.h"
@@ -16,7 +17,6 @@
 #include "engine/process_set_registry.h"
 #include "engine/segment_allocator.h"
 #include "engine/submission_queue.h"
-#include "engine/time.h"
 #include "engine/tracing.h"
 #include "engine/watchdog/liveness.h"
 #include "harness/cluster.h"

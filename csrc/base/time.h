@@ -1,4 +1,4 @@
-// Seconds of the steady clock, the unit of every time in the engine.
+// Seconds of the steady clock: the unit of every time in the engine and in its traces.
 #pragma once
 
 #include <chrono>
