@@ -42,7 +42,7 @@ Task by_ipc(Comm& comm, Swap swap) {
   for (std::size_t i = 0; i < chunk_count(swap.bytes, half); ++i) {
     const Part part = chunk_of({0, swap.bytes}, i, half);
     workspace.copy(peers.own_half(), swap.from + part.begin, part.bytes);
-    peers.meet(workspace.stream().handle());
+    peers.barrier(workspace.stream().handle());
     workspace.copy(swap.to + part.begin, peers.half(swap.peer), part.bytes);
     peers.end_round();
   }

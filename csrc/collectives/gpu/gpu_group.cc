@@ -237,7 +237,7 @@ Task GpuGroup::host_memory_free() {
 
 bool GpuGroup::over() {
   const bool over_in_host = !host_ || host_->over();
-  return (!ipc_ || ipc_->over(workspace_.stream().handle())) && over_in_host;
+  return (!ipc_ || ipc_->closed_by_all(workspace_.stream().handle())) && over_in_host;
 }
 
 void GpuGroup::close() {

@@ -2,10 +2,10 @@
 // fusion buffers.
 //
 // A batch is processed in rounds (see IpcPeers), each limited by the size of a half. In a round a
-// rank packs its part into its own half, its stream synchronises with the other ranks' streams, and
-// it reads what it needs from their halves. An allreduce of little data takes one step: every rank
+// rank packs its part into its own half, its stream passes a barrier of all ranks' streams, and it
+// reads what it needs from their halves. An allreduce of little data takes one step: every rank
 // reduces all of it, directly into its outputs. For more data, each rank reduces a slice into its
-// own half, where no other rank accesses that slice; the streams synchronise again, and every rank
+// own half, where no other rank accesses that slice; a second barrier follows, and every rank
 // collects all slices. Reductions combine operands in rank order, so all ranks get the same bits,
 // which are also those of the CPU's algorithms.
 //
@@ -57,7 +57,7 @@ struct IpcContext {
     for (int r = 0; r < size; ++r) sources.push_back(peers.half(r) + at);
     workspace.launcher().reduce(call.reduce_op, call.dtype, call.finish, sources, transfers);
   }
-  void meet() const { peers.meet(workspace.stream().handle()); }
+  void barrier() const { peers.barrier(workspace.stream().handle()); }
 
   // A half as one segment for each rank.
   std::size_t at_segment(int of) const { return static_cast<std::size_t>(of) * segment; }
@@ -101,7 +101,7 @@ Transfers outputs_of(const IpcContext& t, const Part& part, std::uint64_t from) 
   return outputs;
 }
 
-// Whether every rank reduces all of it, which saves one synchronisation and moves more bytes.
+// Whether every rank reduces all of it, which saves one barrier and moves more bytes.
 bool in_one_step(const IpcContext& t, std::size_t bytes) {
   const LinkCosts& peers = t.comm.costs().ipc;
   const double others = t.size - 1;
@@ -124,14 +124,14 @@ Task allreduce(const IpcContext& t) {
   for (std::size_t i = 0; i < chunk_count(all.bytes, half); ++i) {
     const Part part = chunk_of(all, i, half);
     pack(t, part);
-    t.meet();
+    t.barrier();
     if (in_one_step(t, part.bytes)) {
       reduce_to_outputs(t, part);
     } else {
       const std::vector<Part> slices = split_evenly(part.bytes, t.size, kGpuAlignment);
       const Part& own = slices[static_cast<std::size_t>(t.rank)];
       t.reduce(0, {{own.begin, t.peers.own_half() + own.begin, own.bytes / t.element}});
-      t.meet();
+      t.barrier();
       Transfers outputs;
       for (int r = 0; r < t.size; ++r) {
         const Part& slice = slices[static_cast<std::size_t>(r)];
@@ -153,7 +153,7 @@ Task broadcast(const IpcContext& t) {
   for (std::size_t i = 0; i < chunk_count(all.bytes, half); ++i) {
     const Part part = chunk_of(all, i, half);
     if (is_root) pack(t, part);
-    t.meet();
+    t.barrier();
     if (!is_root) t.unpack(outputs_of(t, part, t.peers.half(t.call.root)));
     t.peers.end_round();
   }
@@ -172,7 +172,7 @@ Task reducescatter(const IpcContext& t) {
                  t.peers.own_half() + t.at_segment(r), inputs);
     }
     t.pack(inputs);
-    t.meet();
+    t.barrier();
     const Part& part = parts[static_cast<std::size_t>(t.rank)];
     const Part own = chunk_of({0, part.bytes}, i, t.segment);
     t.reduce(t.at_segment(t.rank),
@@ -197,7 +197,7 @@ Task allgather(const IpcContext& t) {
       results.push_back({own ? input + chunk.begin : t.peers.half(r),
                          output + part.begin + chunk.begin, chunk.bytes / t.element});
     }
-    t.meet();
+    t.barrier();
     t.move(results);
     t.peers.end_round();
   }
@@ -227,7 +227,7 @@ Task alltoall(const IpcContext& t) {
                          output + in.begin, in.bytes / t.element});
     }
     t.move(inputs);
-    t.meet();
+    t.barrier();
     t.move(results);
     t.peers.end_round();
   }

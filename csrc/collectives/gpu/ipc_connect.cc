@@ -76,7 +76,7 @@ const std::byte* begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda:
     context.check(context.api().MemsetD8Async(peers.own_half(), value, kTrialBytes, stream),
                   "cuMemsetD8Async");
   }
-  peers.meet(stream);
+  peers.barrier(stream);
   const auto ranks = static_cast<std::size_t>(comm.size());
   std::byte* const seen = workspace.on_host(Purpose::kInput, ranks * kTrialBytes);
   for (std::size_t rank = 0; rank < ranks; ++rank) {

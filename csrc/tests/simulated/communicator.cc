@@ -79,14 +79,14 @@ ncclResult_t Communicator::in_background(std::function<ncclResult_t()> work) {
   return kNcclInProgress;
 }
 
-ncclResult_t Communicator::meet() {
-  const ncclResult_t result = show_up();
-  if (result == kNcclSuccess) return in_background([this] { return look_around(); });
+ncclResult_t Communicator::init() {
+  const ncclResult_t result = announce();
+  if (result == kNcclSuccess) return in_background([this] { return check_ranks(); });
   break_down(result);
   return result;
 }
 
-ncclResult_t Communicator::show_up() {
+ncclResult_t Communicator::announce() {
   Board::Rank& me = mine();
   if (me.joined.load(std::memory_order_relaxed) != 0) {
     return refuse("two ranks have the number " + std::to_string(rank), kInvalidUsage);
@@ -99,7 +99,7 @@ ncclResult_t Communicator::show_up() {
   return kNcclSuccess;
 }
 
-ncclResult_t Communicator::look_around() {
+ncclResult_t Communicator::check_ranks() {
   for (int i = 0; i < ranks; ++i) {
     if (!wait(board_->ranks[i].joined, 1)) return kInternalError;
   }
@@ -146,15 +146,15 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, bool part_
   return part;
 }
 
-ncclResult_t Communicator::meet_after_split() {
+ncclResult_t Communicator::init_split() {
   return in_background([this] {
-    ncclResult_t result = find_place();
-    if (result == kNcclSuccess) result = show_up();
-    return result == kNcclSuccess ? look_around() : result;
+    ncclResult_t result = number_ranks();
+    if (result == kNcclSuccess) result = announce();
+    return result == kNcclSuccess ? check_ranks() : result;
   });
 }
 
-ncclResult_t Communicator::find_place() {
+ncclResult_t Communicator::number_ranks() {
   const int here = whole_->rank;
   for (int i = 0; i < whole_->ranks; ++i) {
     Board::Rank& other = whole_->board_->ranks[i];

@@ -50,7 +50,7 @@ struct Operation {
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // Rank and ranks of a part of another one are known when meet_after_split() is done.
+  // Rank and ranks of a part of another one are known when init_split() is done.
   Communicator(std::shared_ptr<NcclShared> shared, std::string name, int rank, int ranks,
                bool blocking);
   ~Communicator();
@@ -71,10 +71,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool is_finalized() const { return mine().finalized.load() != 0; }
 
   // These are done at once if the communicator is blocking, and otherwise by a thread.
-  ncclResult_t meet();
-  // nullptr: of no color. The part is what has to meet.
+  ncclResult_t init();
+  // nullptr: of no color. The caller initialises the part.
   std::shared_ptr<Communicator> split(int color, int key, bool part_blocking);
-  ncclResult_t meet_after_split();
+  ncclResult_t init_split();
   ncclResult_t finalize();
   // Waits for what the thread does.
   void join();
@@ -95,9 +95,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::string name;
   };
   ncclResult_t in_background(std::function<ncclResult_t()> work);
-  ncclResult_t show_up();
-  ncclResult_t look_around();
-  ncclResult_t find_place();
+  ncclResult_t announce();
+  ncclResult_t check_ranks();
+  ncclResult_t number_ranks();
   ncclResult_t put(std::vector<Operation> operations, CUstream stream);
   void run(const Group& group);
   bool run_all(const Group& group);

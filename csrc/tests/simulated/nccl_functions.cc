@@ -80,7 +80,7 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
   }
   auto communicator = std::make_shared<Communicator>(machine().shared, id.internal, rank, ranks,
                                                      blocks(config, true));
-  const ncclResult_t result = communicator->meet();
+  const ncclResult_t result = communicator->init();
   if (result != kNcclSuccess && result != kNcclInProgress) {
     machine().note(communicator->last_error());
     return result;
@@ -98,7 +98,7 @@ ncclResult_t NcclFunctions::CommSplit(ncclComm_t handle, int color, int key, ncc
   const std::shared_ptr<Communicator> part =
       whole->split(color, key, blocks(config, whole->blocking));
   if (part == nullptr) return kNcclSuccess;
-  const ncclResult_t result = part->meet_after_split();
+  const ncclResult_t result = part->init_split();
   if (result == kNcclSuccess || result == kNcclInProgress) *made = machine().add(part);
   return result;
 }

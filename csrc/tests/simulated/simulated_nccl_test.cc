@@ -46,7 +46,7 @@ struct Rank {
     }
     return state;
   }
-  ncclResult_t meet(const ncclUniqueId& id) {
+  ncclResult_t init(const ncclUniqueId& id) {
     NcclConfig config;
     config.blocking = 0;
     const ncclResult_t begun = nccl.CommInitRankConfig(&comm, ranks, id, rank, &config);
@@ -109,7 +109,7 @@ struct Job {
 TEST_CASE("collective operations of four ranks, again and again") {
   Job job(4);
   job.run([&](Rank& r) {
-    REQUIRE(r.meet(job.id) == kNcclSuccess);
+    REQUIRE(r.init(job.id) == kNcclSuccess);
     constexpr std::size_t kCount = 1000;
     const DeviceMemory small(r.context, 4 * kCount), large(r.context, 16 * kCount);
     for (int round = 0; round < 10; ++round) {
@@ -141,7 +141,7 @@ TEST_CASE("collective operations of four ranks, again and again") {
 TEST_CASE("a group of messages, two to each rank") {
   Job job(3);
   job.run([&](Rank& r) {
-    REQUIRE(r.meet(job.id) == kNcclSuccess);
+    REQUIRE(r.init(job.id) == kNcclSuccess);
     const DeviceMemory out(r.context, 24), in(r.context, 24);
     std::vector<std::int32_t> values;
     for (int i = 0; i < 6; ++i) values.push_back(10 * r.rank + i);
@@ -168,7 +168,7 @@ TEST_CASE("a group of messages, two to each rank") {
 TEST_CASE("parts of a communicator") {
   Job job(4);
   job.run([&](Rank& r) {
-    REQUIRE(r.meet(job.id) == kNcclSuccess);
+    REQUIRE(r.init(job.id) == kNcclSuccess);
     ncclComm_t part = nullptr;
     // The odd ranks, the last one first; rank 0 is in no part.
     const int color = r.rank == 0 ? -1 : r.rank % 2;
@@ -191,7 +191,7 @@ TEST_CASE("parts of a communicator") {
 TEST_CASE("abort frees a stream that waits for a rank which does not come") {
   Job job(2, {.late = 0});
   job.run([&](Rank& r) {
-    REQUIRE(r.meet(job.id) == kNcclSuccess);
+    REQUIRE(r.init(job.id) == kNcclSuccess);
     const DeviceMemory memory(r.context, 4);
     if (r.rank == 0) {
       const Event event(r.context);
@@ -228,7 +228,7 @@ TEST_CASE("one GPU for two ranks is refused, unless that is wanted") {
   for (const bool wanted : {false, true}) {
     Job job(2, {.multi_rank_gpu = wanted}, /*one_gpu=*/true);
     job.run([&](Rank& r) {
-      CHECK(r.meet(job.id) == (wanted ? kNcclSuccess : 5));
+      CHECK(r.init(job.id) == (wanted ? kNcclSuccess : 5));
       const std::string text = r.nccl.GetLastError(r.comm);
       CHECK((text.find("NCCL_MULTI_RANK_GPU_ENABLE=1") == std::string::npos) == wanted);
       CHECK(r.nccl.CommAbort(r.comm) == kNcclSuccess);
@@ -239,7 +239,7 @@ TEST_CASE("one GPU for two ranks is refused, unless that is wanted") {
 TEST_CASE("ranks that do not do the same are told, and errors can be had") {
   Job job(2, {.late = 0});
   job.run([&](Rank& r) {
-    REQUIRE(r.meet(job.id) == kNcclSuccess);
+    REQUIRE(r.init(job.id) == kNcclSuccess);
     const DeviceMemory memory(r.context, 8);
     const auto count = static_cast<std::size_t>(r.rank) + 1;
     CHECK(r.nccl.AllReduce(at(memory), at(memory), count, kInt32, kSum, r.comm,

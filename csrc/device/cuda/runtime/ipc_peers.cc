@@ -99,45 +99,45 @@ CUdeviceptr IpcPeers::word_on_device(int rank) const {
 }
 
 // This rank's earlier work in the stream is visible to all ranks before the word is.
-void IpcPeers::meet(CUstream stream) {
+void IpcPeers::barrier(CUstream stream) {
   const Context& context = device_->context();
   const Current current(context);
-  ++meeting_;
-  context.check(context.api().StreamWriteValue32(stream, word_on_device(rank_), meeting_, 0),
+  ++barrier_;
+  context.check(context.api().StreamWriteValue32(stream, word_on_device(rank_), barrier_, 0),
                 "cuStreamWriteValue32");
   for (int step = 1; step < size_; ++step) {
     const CUdeviceptr other = word_on_device((rank_ + step) % size_);
-    context.check(context.api().StreamWaitValue32(stream, other, meeting_, kWaitAtLeast),
+    context.check(context.api().StreamWaitValue32(stream, other, barrier_, kWaitAtLeast),
                   "cuStreamWaitValue32");
   }
 }
 
-bool IpcPeers::all_are_at(std::uint32_t meeting) const {
+bool IpcPeers::all_have_reached(std::uint32_t barrier) const {
   for (int rank = 0; rank < size_; ++rank) {
     const std::uint32_t at = word(rank).load(std::memory_order_acquire);
-    if (static_cast<std::int32_t>(at - meeting) < 0) return false;
+    if (static_cast<std::int32_t>(at - barrier) < 0) return false;
   }
   return true;
 }
 
-// The hosts have one further synchronisation, for which no GPU waits.
-bool IpcPeers::over(CUstream stream) {
-  if (farewell_ == Farewell::kNone) {
+// The ranks have one further barrier, for which their hosts wait and no GPU.
+bool IpcPeers::closed_by_all(CUstream stream) {
+  if (closing_ == Closing::kNotBegun) {
     last_ = device_->mark(stream);
-    farewell_ = Farewell::kInStream;
+    closing_ = Closing::kWaitsForStream;
   }
-  if (farewell_ == Farewell::kInStream) {
+  if (closing_ == Closing::kWaitsForStream) {
     if (!last_->done()) return false;
     close();
-    word(rank_).store(++meeting_, std::memory_order_release);
-    farewell_ = Farewell::kClosed;
+    word(rank_).store(++barrier_, std::memory_order_release);
+    closing_ = Closing::kClosed;
   }
-  return all_are_at(meeting_);
+  return all_have_reached(barrier_);
 }
 
 void IpcPeers::release() noexcept {
   for (int rank = 0; rank < size_; ++rank) {
-    word(rank).store(meeting_ + kFarAhead, std::memory_order_release);
+    word(rank).store(barrier_ + kFarAhead, std::memory_order_release);
   }
 }
 

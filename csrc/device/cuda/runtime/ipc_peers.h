@@ -2,21 +2,21 @@
 // CUDA IPC, and the synchronisation of their streams.
 //
 // A buffer has two halves, which rounds use alternately. In a round a rank writes to its own half,
-// its stream synchronises with the other ranks' streams, and it reads their halves. Work that a
-// rank enqueued before a synchronisation is done before work that other ranks enqueue after it. No
+// its stream passes a barrier of all ranks' streams, and it reads the other ranks' halves. Work
+// that a rank enqueued before a barrier is done before work that other ranks enqueue after it. No
 // half is written while another rank reads it: a rank reads data of round r in its stream before
-// its first synchronisation of round r + 1, and the half is written again in round r + 2, after
-// that. A round may have further synchronisations; data that a rank has written since its last one
-// must not have been read by others before.
+// its first barrier of round r + 1, and the half is written again in round r + 2, after that. A
+// round may have further barriers; data that a rank has written since its last one must not have
+// been read by others before.
 //
-// Streams synchronise through a page of host memory with one word for each rank: in synchronisation
-// m a rank's stream writes m to its word and waits until all other words are at least m. The hosts
-// take no part in it: a stream may wait before the matching write is enqueued in another stream. A
-// wait also ends if a rank dies, because any other rank can write its word. An event of a killed
-// process, by contrast, would never complete.
+// The barriers use a page of host memory with one word for each rank: in barrier b a rank's stream
+// writes b to its word and waits until all other words are at least b. The hosts take no part in
+// it: a stream may wait before the matching write is enqueued in another stream. A wait also ends
+// if a rank dies, because any other rank can write its word. An event of a killed process, by
+// contrast, would never complete.
 //
-// Each rank counts rounds and synchronisations by itself, so they may only begin in operations that
-// all ranks are certain to run.
+// Each rank counts rounds and barriers by itself, so they may only begin in operations that all
+// ranks are certain to run.
 #pragma once
 
 #include <atomic>
@@ -64,13 +64,13 @@ class IpcPeers {
   // A rank's half in this round.
   CUdeviceptr half(int rank) const;
   CUdeviceptr own_half() const { return half(rank_); }
-  // Synchronises the stream, which must always be the same one, with those of all other ranks.
-  void meet(CUstream stream);
+  // Enqueues a barrier of all ranks' streams. This rank's stream must always be the same one.
+  void barrier(CUstream stream);
   void end_round() { ++round_; }
 
   // Whether all ranks' streams have finished and all ranks have closed the others' buffers, so that
   // each rank owns its memory alone again. All ranks must poll this once all work is enqueued.
-  bool over(CUstream stream);
+  bool closed_by_all(CUstream stream);
   // Closes the other ranks' buffers, which no work in the stream reads any more.
   void close() noexcept;
   // Releases the waits of all ranks' streams, because a rank will not take part: the data they read
@@ -82,7 +82,7 @@ class IpcPeers {
   std::atomic_ref<std::uint32_t> word(int rank) const;
   CUdeviceptr word_on_device(int rank) const;
   void allocate();
-  bool all_are_at(std::uint32_t meeting) const;
+  bool all_have_reached(std::uint32_t barrier) const;
 
   const std::shared_ptr<Device> device_;
   const int rank_, size_;
@@ -92,8 +92,8 @@ class IpcPeers {
   std::vector<CUdeviceptr> buffers_;  // by rank; 0: not mapped
   std::size_t half_bytes_ = 0;
   std::uint64_t round_ = 0;
-  std::uint32_t meeting_ = 0;  // wraps from 2^32 - 1 to 0
-  enum class Farewell { kNone, kInStream, kClosed } farewell_ = Farewell::kNone;
+  std::uint32_t barrier_ = 0;  // the last one's number; wraps from 2^32 - 1 to 0
+  enum class Closing { kNotBegun, kWaitsForStream, kClosed } closing_ = Closing::kNotBegun;
   EventPtr last_;  // the end of all work in the stream
 };
 
