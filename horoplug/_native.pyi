@@ -258,7 +258,7 @@ class Engine:
     def take_buffer(self, handle: int) -> Buffer:
         """The buffer of a handle that is done. Can be called once."""
 
-    def submit_many(
+    def submit_batch(
         self, prepared: Sequence[Prepared], addresses: Sequence[int], stream: int = 0
     ) -> tuple[list[int], Error | None]:
         """Submit each operation on the tensor at its address, until one is refused. Returns the handles of those that
@@ -270,7 +270,7 @@ class Engine:
     def wait(self, handle: int) -> None:
         """Block until done. Raises :class:`Error` if the operation failed. Can be interrupted by signal handlers."""
 
-    def wait_many(self, handles: Sequence[int]) -> list[tuple[int, Error]]:
+    def wait_batch(self, handles: Sequence[int]) -> list[tuple[int, Error]]:
         """Block until all are done. Returns ``(index in handles, error)`` of each that failed. Can be interrupted by
         signal handlers."""
 
@@ -278,7 +278,7 @@ class Engine:
         """Order the work that is enqueued on ``stream`` from now on after an operation on a GPU. The operation must be
         done: its work is then in the core's stream. Raises :class:`Error` if the operation failed."""
 
-    def stream_wait_many(self, handles: Sequence[int], stream: int) -> None: ...
+    def stream_wait_batch(self, handles: Sequence[int], stream: int) -> None: ...
     def device_allocate(self, device: int, nbytes: int, stream: int) -> DeviceMemory:
         """Memory for work that is enqueued on ``stream`` from now on; freed in the order of that stream."""
 
@@ -289,7 +289,7 @@ class Engine:
     def release(self, handle: int) -> None:
         """Free a handle. One that is still in flight is freed when it is done."""
 
-    def release_many(self, handles: Sequence[int]) -> None: ...
+    def release_batch(self, handles: Sequence[int]) -> None: ...
     @property
     def address(self) -> int:
         """The ``hp_engine*``, for other bindings in this process. Valid while this object lives."""
@@ -311,7 +311,7 @@ def cpu_kernels() -> str: ...
 def algorithms() -> str:
     """One line per algorithm: ``op name medium``."""
 
-def gpu_facts(files: Sequence[str]) -> str:
+def gpu_capabilities(files: Sequence[str]) -> str:
     """One line each for the CUDA driver, NVRTC, NCCL and the source of the kernels: ``[X] name (where)`` or
     ``[ ] name: reason``. ``files``: libraries to try after those that are loaded and before those of the system, and
     ``kernels.fatbin``. Initializes CUDA in this process."""

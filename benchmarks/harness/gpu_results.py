@@ -43,9 +43,9 @@ def describe() -> str:
     from horoplug import _native
     from horoplug.common.gpu import files
 
-    facts = _native.gpu_facts(files()).splitlines()
+    capabilities = _native.gpu_capabilities(files()).splitlines()
     # "[X] NCCL 2.30.3 (/path)"
-    versions = [line[4:].rpartition(" (")[0] for line in facts if line.startswith("[X]")]
+    versions = [line[4:].rpartition(" (")[0] for line in capabilities if line.startswith("[X]")]
     if importlib.util.find_spec("torch"):
         import torch
 

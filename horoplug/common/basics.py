@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from horoplug._native import gpu_facts
+from horoplug._native import gpu_capabilities
 from horoplug.common import gpu
 from horoplug.common.context import context
 from horoplug.common.process_sets import ProcessSet, add_process_set
@@ -176,7 +176,7 @@ def gloo_built() -> bool:
 
 def nccl_built() -> int:
     """The version of NCCL as a number (22304 for 2.23.4), or 0 if there is none. Initializes CUDA in this process."""
-    found = re.search(r"\[X\] NCCL (\d+)\.(\d+)\.(\d+)", gpu_facts(gpu.libraries()))
+    found = re.search(r"\[X\] NCCL (\d+)\.(\d+)\.(\d+)", gpu_capabilities(gpu.libraries()))
     if found is None:
         return 0
     major, minor, patch = map(int, found.groups())

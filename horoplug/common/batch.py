@@ -60,7 +60,7 @@ class Batch(InFlight):
         self.complete = True  # no member was waited for by itself
         # From here on the context holds the tensors, so an interrupt cannot free them.
         numbers = context.track_batch(self, len(tensors))
-        self.handles, error = self.engine.submit_many(prepared, addresses, self.ready)
+        self.handles, error = self.engine.submit_batch(prepared, addresses, self.ready)
         count = len(self.handles)
         context.drop(numbers[count:])
         self.numbers, self.tensors = numbers[:count], tensors[:count]
@@ -80,7 +80,7 @@ class Batch(InFlight):
             left = [index for index, n in enumerate(numbers) if n in context.operations]
             numbers, handles = [numbers[i] for i in left], [handles[i] for i in left]
         try:
-            failures = self.engine.wait_many(handles)
+            failures = self.engine.wait_batch(handles)
             if self.stream is not None:
                 failed = {index for index, _ in failures}
                 self.order([handle for index, handle in enumerate(handles) if index not in failed])
@@ -90,14 +90,14 @@ class Batch(InFlight):
         self.complete = False
         context.waited()
         context.drop(numbers)
-        self.engine.release_many(handles)
+        self.engine.release_batch(handles)
         return exception(failures[0][1]) if failures else None
 
     def order(self, handles: Sequence[int]) -> None:
         """Order the caller's streams after these operations, which are done and on a GPU."""
         assert self.stream is not None
         for stream in {self.stream(), self.ready}:
-            self.engine.stream_wait_many(handles, stream)
+            self.engine.stream_wait_batch(handles, stream)
 
     def abandon(self) -> None:
         self._abandon(self.handles)

@@ -9,4 +9,4 @@ def lines() -> list[str]:
     """One line for each part of CUDA that horoplug can use: its version, or why it is unusable. Initialises CUDA."""
     from horoplug import _native
 
-    return [f"    {line}" for line in _native.gpu_facts(files()).splitlines()]
+    return [f"    {line}" for line in _native.gpu_capabilities(files()).splitlines()]

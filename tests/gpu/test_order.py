@@ -32,8 +32,8 @@ class Recorder:
 
     perform = submit
 
-    def submit_many(self, prepared, addresses, stream=0):
-        self.calls.append(("submit_many", len(prepared), stream))
+    def submit_batch(self, prepared, addresses, stream=0):
+        self.calls.append(("submit_batch", len(prepared), stream))
         return [next(self._handles) for _ in prepared], None
 
     def wait(self, handle):
@@ -41,15 +41,15 @@ class Recorder:
         if self.failing:
             raise self.failing
 
-    def wait_many(self, handles):
-        self.calls.append(("wait_many", tuple(handles)))
+    def wait_batch(self, handles):
+        self.calls.append(("wait_batch", tuple(handles)))
         return [(0, self.failing)] if self.failing else []
 
     def stream_wait(self, handle, stream):
         self.calls.append(("stream_wait", handle, stream))
 
-    def stream_wait_many(self, handles, stream):
-        self.calls.append(("stream_wait_many", tuple(handles), stream))
+    def stream_wait_batch(self, handles, stream):
+        self.calls.append(("stream_wait_batch", tuple(handles), stream))
 
     def device_allocate(self, device, nbytes, stream):
         self.calls.append(("allocate", device, nbytes, stream))
@@ -63,8 +63,8 @@ class Recorder:
     def release(self, handle):
         self.calls.append(("release", handle))
 
-    def release_many(self, handles):
-        self.calls.append(("release_many", tuple(handles)))
+    def release_batch(self, handles):
+        self.calls.append(("release_batch", tuple(handles)))
 
     def take(self):
         calls, self.calls = self.calls, []
@@ -274,16 +274,16 @@ def test_optimizer_orders_gradients_by_stream(core, current):
     model = linear()
     wrapped = optimizer(model)
     (model.weight.sum() + model.bias.sum()).backward()
-    assert core.take() == [("submit_many", 2, 5)]
+    assert core.take() == [("submit_batch", 2, 5)]
     current[0] = 6
     wrapped.step()
     calls = core.take()
-    assert calls[0] == ("wait_many", (1, 2))
+    assert calls[0] == ("wait_batch", (1, 2))
     assert set(calls[1:3]) == {
-        ("stream_wait_many", (1, 2), 5),
-        ("stream_wait_many", (1, 2), 6),
+        ("stream_wait_batch", (1, 2), 5),
+        ("stream_wait_batch", (1, 2), 6),
     }
-    assert calls[3:] == [("release_many", (1, 2))]
+    assert calls[3:] == [("release_batch", (1, 2))]
 
 
 def test_optimizer_with_parameters_on_host_and_gpu(core, current):
@@ -291,9 +291,9 @@ def test_optimizer_with_parameters_on_host_and_gpu(core, current):
     model.other = torch.nn.Parameter(torch.ones(3))
     wrapped = optimizer(model)
     (model.weight.sum() + model.bias.sum() + model.other.sum()).backward()
-    assert sorted(core.take()) == [("submit_many", 1, 0), ("submit_many", 2, 5)]
+    assert sorted(core.take()) == [("submit_batch", 1, 0), ("submit_batch", 2, 5)]
     wrapped.step()
-    waits = [call for call in core.take() if call[0] == "stream_wait_many"]
+    waits = [call for call in core.take() if call[0] == "stream_wait_batch"]
     assert [len(call[1]) for call in waits] == [2]
 
 
@@ -317,9 +317,9 @@ def test_failed_gradients_are_released_in_stream_order(core, current):
     with pytest.raises(hvd.HorovodInternalError):
         wrapped.step()
     assert core.take()[1:] == [
-        ("stream_wait_many", (2,), 5),
+        ("stream_wait_batch", (2,), 5),
         ("stream_wait", 1, 5),
-        ("release_many", (1, 2)),
+        ("release_batch", (1, 2)),
     ]
 
 

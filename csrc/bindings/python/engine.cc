@@ -179,13 +179,13 @@ std::int64_t Engine::value(hp_handle handle) {
 }
 
 // The handles of the operations that were accepted, and the error of the first refused one.
-std::pair<std::vector<hp_handle>, py::object> Engine::submit_many(py::handle prepared,
-                                                                  py::handle addresses,
-                                                                  std::uintptr_t stream) {
+std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle prepared,
+                                                                   py::handle addresses,
+                                                                   std::uintptr_t stream) {
   const Items operations(prepared, "prepared must be a sequence");
   const Items memory(addresses, "addresses must be a sequence");
   if (operations.size() != memory.size()) {
-    throw py::value_error("submit_many takes an address for each operation");
+    throw py::value_error("submit_batch takes an address for each operation");
   }
   const auto count = static_cast<std::size_t>(operations.size());
   std::vector<hp_tensor> tensors(count);
@@ -197,7 +197,7 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_many(py::handle pre
   }
   std::vector<hp_handle> handles(count);
   std::int32_t accepted = 0;
-  const hp_status status = hp_submit_many(
+  const hp_status status = hp_submit_batch(
       get(), submissions.data(), static_cast<std::int32_t>(count), handles.data(), &accepted);
   handles.resize(static_cast<std::size_t>(accepted));
   if (status != HP_OK) return {std::move(handles), make_error(status, hp_last_error())};
@@ -214,7 +214,7 @@ void Engine::wait(hp_handle handle) {
 }
 
 // The indices of the operations that failed, and their errors.
-std::vector<std::pair<std::size_t, py::object>> Engine::wait_many(
+std::vector<std::pair<std::size_t, py::object>> Engine::wait_batch(
     const std::vector<hp_handle>& handles) {
   hp_engine* const engine = get();
   std::vector<std::tuple<std::size_t, hp_status, std::string>> failures;
@@ -241,7 +241,7 @@ void Engine::stream_wait(hp_handle handle, std::uintptr_t stream) {
   check(hp_stream_wait(get(), handle, to_stream(stream)));
 }
 
-void Engine::stream_wait_many(const std::vector<hp_handle>& handles, std::uintptr_t stream) {
+void Engine::stream_wait_batch(const std::vector<hp_handle>& handles, std::uintptr_t stream) {
   for (const hp_handle handle : handles) stream_wait(handle, stream);
 }
 
@@ -276,7 +276,7 @@ Result Engine::result(hp_handle handle, int index, std::uintptr_t stream) {
 
 void Engine::release(hp_handle handle) { check(hp_release(get(), handle)); }
 
-void Engine::release_many(const std::vector<hp_handle>& handles) {
+void Engine::release_batch(const std::vector<hp_handle>& handles) {
   for (const hp_handle handle : handles) release(handle);
 }
 
@@ -342,16 +342,16 @@ void add_engine(py::module_& module) {
       .def("create_buffer", &Engine::create_buffer, "nbytes"_a)
       .def("take_buffer", &Engine::take_buffer, "handle"_a)
       .def("value", &Engine::value, "handle"_a)
-      .def("submit_many", &Engine::submit_many, "prepared"_a, "addresses"_a, "stream"_a = 0)
+      .def("submit_batch", &Engine::submit_batch, "prepared"_a, "addresses"_a, "stream"_a = 0)
       .def("poll", &Engine::poll, "handle"_a)
       .def("wait", &Engine::wait, "handle"_a)
-      .def("wait_many", &Engine::wait_many, "handles"_a)
+      .def("wait_batch", &Engine::wait_batch, "handles"_a)
       .def("stream_wait", &Engine::stream_wait, "handle"_a, "stream"_a)
-      .def("stream_wait_many", &Engine::stream_wait_many, "handles"_a, "stream"_a)
+      .def("stream_wait_batch", &Engine::stream_wait_batch, "handles"_a, "stream"_a)
       .def("device_allocate", &Engine::device_allocate, "device"_a, "nbytes"_a, "stream"_a)
       .def("result", &Engine::result, "handle"_a, "index"_a = 0, "stream"_a = 0)
       .def("release", &Engine::release, "handle"_a)
-      .def("release_many", &Engine::release_many, "handles"_a)
+      .def("release_batch", &Engine::release_batch, "handles"_a)
       .def("shutdown", &Engine::shutdown)
       .def_property_readonly("address", &Engine::address)
       .def("abort", &Engine::abort, "reason"_a)

@@ -36,7 +36,7 @@ class Engine {
 
   hp_handle submit(const SubmissionArguments& arguments);
   hp_handle perform(const SubmissionArguments& arguments);
-  std::pair<std::vector<hp_handle>, pybind11::object> submit_many(pybind11::handle prepared,
+  std::pair<std::vector<hp_handle>, pybind11::object> submit_batch(pybind11::handle prepared,
                                                                   pybind11::handle addresses,
                                                                   std::uintptr_t stream);
 
@@ -49,14 +49,14 @@ class Engine {
 
   bool poll(hp_handle handle) { return hp_poll(get(), handle) != HP_IN_PROGRESS; }
   void wait(hp_handle handle);
-  std::vector<std::pair<std::size_t, pybind11::object>> wait_many(
+  std::vector<std::pair<std::size_t, pybind11::object>> wait_batch(
       const std::vector<hp_handle>& handles);
   Result result(hp_handle handle, int index, std::uintptr_t stream);
   void release(hp_handle handle);
-  void release_many(const std::vector<hp_handle>& handles);
+  void release_batch(const std::vector<hp_handle>& handles);
 
   void stream_wait(hp_handle handle, std::uintptr_t stream);
-  void stream_wait_many(const std::vector<hp_handle>& handles, std::uintptr_t stream);
+  void stream_wait_batch(const std::vector<hp_handle>& handles, std::uintptr_t stream);
   std::unique_ptr<DeviceMemory> device_allocate(int device, std::int64_t bytes,
                                                 std::uintptr_t stream);
 

@@ -21,11 +21,12 @@ namespace py = pybind11;
 
 namespace {
 
-std::string gpu_facts(const std::vector<std::string>& files) {
+std::string gpu_capabilities(const std::vector<std::string>& files) {
   const std::vector<const char*> paths = horoplug::to_c_strings(files);
   char* text = nullptr;
-  horoplug::check(horoplug::without_gil(
-      [&] { return hp_gpu_facts(paths.data(), static_cast<int32_t>(paths.size()), &text); }));
+  horoplug::check(horoplug::without_gil([&] {
+    return hp_gpu_capabilities(paths.data(), static_cast<int32_t>(paths.size()), &text);
+  }));
   const std::unique_ptr<char, decltype(&hp_free)> owner(text, hp_free);
   return text;
 }
@@ -52,5 +53,5 @@ PYBIND11_MODULE(_native, module) {
   module.def("version", [] { return std::string(hp_version()); });
   module.def("cpu_kernels", [] { return std::string(hp_cpu_kernels()); });
   module.def("algorithms", [] { return std::string(hp_algorithms()); });
-  module.def("gpu_facts", &gpu_facts, "files"_a);
+  module.def("gpu_capabilities", &gpu_capabilities, "files"_a);
 }

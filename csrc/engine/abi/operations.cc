@@ -19,8 +19,8 @@ hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handl
   });
 }
 
-hp_status hp_submit_many(hp_engine* engine, const hp_submission* submissions, int32_t count,
-                         hp_handle* handles, int32_t* accepted) {
+hp_status hp_submit_batch(hp_engine* engine, const hp_submission* submissions, int32_t count,
+                          hp_handle* handles, int32_t* accepted) {
   *accepted = 0;
   return guarded([&] {
     std::vector<horoplug::OperationPtr> operations;

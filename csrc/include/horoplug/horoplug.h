@@ -207,7 +207,7 @@ typedef struct hp_config {
   double link_latency;      /* seconds that a message between hosts takes, as measured, and */
   double link_bandwidth;    /* bytes per second; the same on all ranks. Default: a guess */
   const hp_mpi* mpi;        /* carries data between hosts; NULL: the peers' connections carry it */
-  const char* const* gpu_files; /* see hp_gpu_facts */
+  const char* const* gpu_files; /* see hp_gpu_capabilities */
   int32_t gpu_file_count;
   int32_t local_rank;        /* the GPU of a rank that joins before it has submitted a GPU tensor */
   const char* gpu_algorithm; /* forced for GPU tensors in place of `algorithm`; NULL: `algorithm` */
@@ -312,7 +312,7 @@ HP_API const char* hp_algorithms(void);
  * cannot be used". `files`: paths of libraries to try after those that the process has already
  * loaded and before those of the system, and the path of the kernel file of `make kernels`, which
  * replaces NVRTC. Starts CUDA in this process. The caller frees the text with hp_free. */
-HP_API hp_status hp_gpu_facts(const char* const* files, int32_t count, char** text);
+HP_API hp_status hp_gpu_capabilities(const char* const* files, int32_t count, char** text);
 
 /* hp_worker_start starts the worker's thread. hp_worker_post queues a function, from any thread,
  * and returns at once; `function` must not throw. hp_worker_free releases the worker: its thread
@@ -341,8 +341,8 @@ HP_API hp_status hp_submit(hp_engine* engine, const hp_submission* submission, h
  * struct_size of the first one. The operations before the first rejected one are submitted:
  * `accepted` is their number, `handles` receives their handles, and the returned status is that of
  * the rejected one. */
-HP_API hp_status hp_submit_many(hp_engine* engine, const hp_submission* submissions, int32_t count,
-                                hp_handle* handles, int32_t* accepted);
+HP_API hp_status hp_submit_batch(hp_engine* engine, const hp_submission* submissions, int32_t count,
+                                 hp_handle* handles, int32_t* accepted);
 
 /* Process sets. Adding and removing are operations on all ranks: every rank calls them, in the same
  * order and with the same ranks (HP_MISMATCH otherwise), also those that are not in the set. They

@@ -7,7 +7,7 @@
 #include "device/cuda/driver/capabilities.h"
 #include "horoplug/horoplug.h"
 
-extern "C" hp_status hp_gpu_facts(const char* const* files, int32_t count, char** text) try {
+extern "C" hp_status hp_gpu_capabilities(const char* const* files, int32_t count, char** text) try {
   std::string lines;
   for (const std::string& line : horoplug::cuda::gpu_capabilities({{files, files + count}, true})) {
     lines += line + "\n";
