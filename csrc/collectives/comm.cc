@@ -2,12 +2,13 @@
 
 namespace horoplug {
 
-Comm::Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared, const Costs& costs)
-    : rank_(rank), host_memory_(shared), measured_(costs), costs_(costs) {
+Comm::Comm(int rank, std::vector<std::vector<Link*>> lanes, HostMemory* host_memory,
+           const Costs& costs)
+    : rank_(rank), host_memory_(host_memory), measured_(costs), costs_(costs) {
   for (auto& links : lanes) peers_.push_back({std::move(links), {}});
 }
 
-void Comm::set_hosts(SharedGroup* local_memory, const std::vector<int>& local,
+void Comm::set_hosts(HostMemory* local_memory, const std::vector<int>& local,
                      const std::vector<int>& cross) {
   local_memory_ = local_memory;
   local_comm_ = part(local, local_memory);
@@ -15,14 +16,14 @@ void Comm::set_hosts(SharedGroup* local_memory, const std::vector<int>& local,
 }
 
 // A subset of the ranks, over the same links.
-std::unique_ptr<Comm> Comm::part(const std::vector<int>& ranks, SharedGroup* shared) const {
+std::unique_ptr<Comm> Comm::part(const std::vector<int>& ranks, HostMemory* host_memory) const {
   std::vector<std::vector<Link*>> lanes;
   int place = 0;
   for (const int rank : ranks) {
     if (rank == rank_) place = static_cast<int>(lanes.size());
     lanes.push_back(peers_[static_cast<std::size_t>(rank)].lanes);
   }
-  return std::make_unique<Comm>(place, std::move(lanes), shared, measured_);
+  return std::make_unique<Comm>(place, std::move(lanes), host_memory, measured_);
 }
 
 void Comm::begin(const Channel& channel, BatchTrace* trace, const Tuning& tuning) {
@@ -53,8 +54,8 @@ void Comm::commit() {
 
 void Comm::end() {
   trace_ = nullptr;
-  for (SharedGroup* group : {host_memory_, local_memory_}) {
-    if (group != nullptr) group->ring();
+  for (HostMemory* memory : {host_memory_, local_memory_}) {
+    if (memory != nullptr) memory->ring();
   }
   for (const Peer& peer : peers_) {
     for (Link* lane : peer.lanes) lane->forget(channel_);
@@ -66,8 +67,8 @@ void Comm::withdraw() {
   for (const Peer& peer : peers_) {
     for (Link* lane : peer.lanes) lane->take_back(channel_);
   }
-  for (SharedGroup* group : {host_memory_, local_memory_}) {
-    if (group != nullptr) group->withdraw();
+  for (HostMemory* memory : {host_memory_, local_memory_}) {
+    if (memory != nullptr) memory->withdraw();
   }
 }
 
@@ -80,8 +81,8 @@ void Comm::drop(const Channel& first_dropped) {
 }
 
 void Comm::resume() {
-  for (SharedGroup* group : {host_memory_, local_memory_}) {
-    if (group != nullptr) group->skip();
+  for (HostMemory* memory : {host_memory_, local_memory_}) {
+    if (memory != nullptr) memory->skip();
   }
 }
 

@@ -13,7 +13,7 @@
 #include "trace/batch_trace.h"
 #include "transport/link.h"
 #include "transport/mpi/mpi.h"
-#include "transport/shm/arena.h"
+#include "transport/shm/host_memory.h"
 
 namespace horoplug {
 
@@ -24,22 +24,22 @@ enum class Scratch : int { kWork = 0, kReceive, kMpi };
 
 class Comm {
  public:
-  // `lanes`: the links to each rank of the set; this rank's own entry is empty. `shared`: the
+  // `lanes`: the links to each rank of the set; this rank's own entry is empty. `host_memory`: the
   // memory that all ranks share; nullptr unless all are on one host.
-  Comm(int rank, std::vector<std::vector<Link*>> lanes, SharedGroup* shared,
+  Comm(int rank, std::vector<std::vector<Link*>> lanes, HostMemory* host_memory,
        const Costs& costs = {});
 
   // For a set that spans several hosts with the same number of ranks each, more than one. `local`:
   // the ranks on this host, which share `local_memory`. `cross`: from each host, in the order of
   // their first ranks, the rank whose index among its host's ranks is that of this rank.
-  void set_hosts(SharedGroup* local, const std::vector<int>& host, const std::vector<int>& slice);
+  void set_hosts(HostMemory* local, const std::vector<int>& host, const std::vector<int>& slice);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
-  SharedGroup* host_memory() const { return host_memory_; }
+  HostMemory* host_memory() const { return host_memory_; }
   // Without set_hosts(): nullptr. Both communicators run batches of their own within the batch of
   // the set.
-  SharedGroup* local_memory() const { return local_memory_; }
+  HostMemory* local_memory() const { return local_memory_; }
   Comm* local_comm() const { return local_comm_.get(); }
   Comm* cross_comm() const { return cross_comm_.get(); }
   // MPI, if its own collectives run over exactly the ranks of this set, and no other set uses them;
@@ -143,7 +143,7 @@ class Comm {
 
     bool flushed() const;
   };
-  std::unique_ptr<Comm> part(const std::vector<int>& ranks, SharedGroup* shared) const;
+  std::unique_ptr<Comm> part(const std::vector<int>& ranks, HostMemory* host_memory) const;
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   Link& next_lane(int rank) {
     Peer& from = peer(rank);
@@ -152,13 +152,13 @@ class Comm {
 
   const int rank_;
   std::vector<Peer> peers_;
-  SharedGroup* const host_memory_;
+  HostMemory* const host_memory_;
   const Costs measured_;
   Costs costs_;
   std::size_t chunk_bytes_ = kChunkBytes;
   Mpi* mpi_ = nullptr;
   std::shared_ptr<GpuGroup> gpu_;
-  SharedGroup* local_memory_ = nullptr;
+  HostMemory* local_memory_ = nullptr;
   std::unique_ptr<Comm> local_comm_;
   std::unique_ptr<Comm> cross_comm_;
   Channel channel_;

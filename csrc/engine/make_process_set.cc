@@ -36,17 +36,17 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
     doorbells.push_back(member.doorbell);
   }
   const HostGrid grid(hosts);
-  std::unique_ptr<SharedGroup> shared;
+  std::unique_ptr<HostMemory> host_memory;
   if (segments.size() == local.size() && grid.per_host() > 1) {
     std::vector<Arena> arenas(segments.begin(), segments.end());
-    shared = std::make_unique<SharedGroup>(grid.local_rank(members->index), std::move(arenas),
-                                           std::move(doorbells), std::move(local));
+    host_memory = std::make_unique<HostMemory>(grid.local_rank(members->index), std::move(arenas),
+                                               std::move(doorbells), std::move(local));
   }
   auto comm =
       std::make_unique<Comm>(members->index, std::move(links),
-                             grid.hosts() == 1 ? shared.get() : nullptr, config.options.costs);
-  if (shared && grid.hosts() > 1) {
-    comm->set_hosts(shared.get(), grid.host_ranks(members->index),
+                             grid.hosts() == 1 ? host_memory.get() : nullptr, config.options.costs);
+  if (host_memory && grid.hosts() > 1) {
+    comm->set_hosts(host_memory.get(), grid.host_ranks(members->index),
                     grid.cross_ranks(members->index));
   }
   // Only the global set uses MPI's own collectives. Those of a second set with the same ranks would
@@ -64,7 +64,7 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
   const std::string& on_gpus = config.options.gpu_algorithm;
   Executor::Forced forced{algorithm, on_gpus.empty() ? algorithm : on_gpus};
   TreePosition position = with_global_ranks(Topology(hosts).position(members->index), *members);
-  return std::make_unique<ProcessSet>(members, std::move(shared), std::move(position), options,
+  return std::make_unique<ProcessSet>(members, std::move(host_memory), std::move(position), options,
                                       std::move(comm), std::move(forced));
 }
 

@@ -15,10 +15,10 @@ namespace horoplug {
 
 struct ProcessSet {
   // `position`: in the set's own tree, with global ranks.
-  ProcessSet(MembersPtr ranks, std::unique_ptr<SharedGroup> group, TreePosition position,
+  ProcessSet(MembersPtr ranks, std::unique_ptr<HostMemory> memory, TreePosition position,
              Negotiator::Options options, std::unique_ptr<Comm> comm, Executor::Forced forced)
       : members(std::move(ranks)),
-        shared(std::move(group)),
+        host_memory(std::move(memory)),
         negotiator(members->set, std::move(position), options),
         executor(members->set, std::move(comm), std::move(forced)) {}
 
@@ -32,7 +32,7 @@ struct ProcessSet {
 
   const MembersPtr members;
   // The members on this host, if every host of the set has equally many; nullptr otherwise.
-  const std::unique_ptr<SharedGroup> shared;
+  const std::unique_ptr<HostMemory> host_memory;
   Negotiator negotiator;
   Executor executor;
   std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided, by name

@@ -115,7 +115,8 @@ bool ProcessSetRegistry::finish_removals() {
   for (auto it = sets_.begin(); it != sets_.end();) {
     ProcessSet& set = *it->second;
     const bool over = set.removal && set.negotiator.closed() && set.executor.idle() &&
-                      !set.executor.gpu_is_busy() && (!set.shared || set.shared->quiet()) &&
+                      !set.executor.gpu_is_busy() &&
+                      (!set.host_memory || set.host_memory->quiet()) &&
                       !point_to_point_.has_transfers(set.members->set);
     if (!over) {
       ++it;
@@ -139,7 +140,7 @@ bool ProcessSetRegistry::release_removed() {
   const auto is_over = [this](const std::unique_ptr<ProcessSet>& set) {
     GpuGroup* const gpu = set->executor.gpu();
     if (gpu != nullptr && !(gpu->workspace().device().idle() && gpu->over())) return false;
-    if (set->shared) {
+    if (set->host_memory) {
       // The flags remain: a peer may still have to see that this rank is done.
       Segment::discard(config_.members[static_cast<std::size_t>(config_.rank)].segment_file,
                        set->memory_at + Arena::kHeaderBytes,

@@ -52,51 +52,52 @@ void combine_pairs(const AdasumSlices& slices, std::span<const DotProducts> dots
 }
 
 // Adds the dot products of all ranks' slices, in the same tree as AdasumSlices::dots.
-Task sum_dots(SharedGroup& group, std::vector<DotProducts>& dots) {
+Task sum_dots(HostMemory& memory, std::vector<DotProducts>& dots) {
   constexpr std::size_t kAtOnce = Arena::kSlotBytes / sizeof(DotProducts);
-  std::vector<DotProducts> parts(static_cast<std::size_t>(group.size()));
+  std::vector<DotProducts> parts(static_cast<std::size_t>(memory.size()));
   for (std::size_t begin = 0; begin < dots.size(); begin += kAtOnce) {
     const std::size_t count = std::min(kAtOnce, dots.size() - begin);
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
-    std::memcpy(group.slot(group.rank(), cycle), dots.data() + begin, count * sizeof(DotProducts));
-    group.arrive(Stage::kPacked, cycle);
-    co_await group.reached(Stage::kPacked, cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
+    std::memcpy(memory.slot(memory.rank(), cycle), dots.data() + begin,
+                count * sizeof(DotProducts));
+    memory.arrive(Stage::kPacked, cycle);
+    co_await memory.reached(Stage::kPacked, cycle);
     for (std::size_t i = 0; i < count; ++i) {
-      for (int rank = 0; rank < group.size(); ++rank) {
+      for (int rank = 0; rank < memory.size(); ++rank) {
         std::memcpy(&parts[static_cast<std::size_t>(rank)],
-                    group.slot(rank, cycle) + i * sizeof(DotProducts), sizeof(DotProducts));
+                    memory.slot(rank, cycle) + i * sizeof(DotProducts), sizeof(DotProducts));
       }
       for (std::size_t left = parts.size(); left > 1; left /= 2) {
         for (std::size_t k = 0; k < left / 2; ++k) parts[k] = parts[2 * k] + parts[2 * k + 1];
       }
       dots[begin + i] = parts[0];
     }
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 
 Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
-  SharedGroup& group = *comm.host_memory();
+  HostMemory& memory = *comm.host_memory();
   const Part whole{0, call.layout->bytes()};
   const std::size_t elements = call.layout->elements();
-  const auto ranks = static_cast<std::size_t>(group.size());
+  const auto ranks = static_cast<std::size_t>(memory.size());
   const std::size_t stride = lines(elements * dtype_size(adasum_dtype(call.dtype)));
   std::byte* const work = comm.scratch(Scratch::kWork, ranks * stride);
 
-  const std::uint64_t cycle = group.next_cycle();
-  co_await group.writable(cycle);
-  slices.pack(whole, group.slot(group.rank(), cycle));
-  group.arrive(Stage::kPacked, cycle);
-  co_await group.reached(Stage::kPacked, cycle);
+  const std::uint64_t cycle = memory.next_cycle();
+  co_await memory.writable(cycle);
+  slices.pack(whole, memory.slot(memory.rank(), cycle));
+  memory.arrive(Stage::kPacked, cycle);
+  co_await memory.reached(Stage::kPacked, cycle);
   Level level{
       call.dtype, slices.all(), {}, comm.scratch(Scratch::kReceive, ranks * stride), stride};
-  for (int rank = 0; rank < group.size(); ++rank) {
+  for (int rank = 0; rank < memory.size(); ++rank) {
     // A copy, because vectors are combined in place.
     level.vectors.push_back(work + static_cast<std::size_t>(rank) * stride);
-    std::memcpy(level.vectors.back(), group.slot(rank, cycle), whole.bytes);
+    std::memcpy(level.vectors.back(), memory.slot(rank, cycle), whole.bytes);
   }
-  group.arrive(Stage::kDone, cycle);
+  memory.arrive(Stage::kDone, cycle);
 
   while (level.vectors.size() > 1) {
     const auto dots = dots_of_pairs(slices, level);
@@ -107,50 +108,50 @@ Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
 }
 
 // Copies this rank's slice of every rank's vector to `to`, `stride` bytes apart.
-Task collect(SharedGroup& group, const AdasumSlices& slices, std::size_t element, std::byte* to,
+Task collect(HostMemory& memory, const AdasumSlices& slices, std::size_t element, std::byte* to,
              std::size_t stride) {
-  const auto ranks = static_cast<std::size_t>(group.size());
+  const auto ranks = static_cast<std::size_t>(memory.size());
   const std::size_t room = Arena::kSlotBytes / ranks / kLine * kLine;
-  const Part mine = slice_bytes(slices, group.rank(), element);
+  const Part mine = slice_bytes(slices, memory.rank(), element);
   for (std::size_t i = 0; i < chunk_count(slices.largest() * element, room); ++i) {
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const Part slice = slice_bytes(slices, static_cast<int>(rank), element);
-      slices.pack(chunk_of(slice, i, room), group.slot(group.rank(), cycle) + rank * room);
+      slices.pack(chunk_of(slice, i, room), memory.slot(memory.rank(), cycle) + rank * room);
     }
-    group.arrive(Stage::kPacked, cycle);
+    memory.arrive(Stage::kPacked, cycle);
 
-    co_await group.reached(Stage::kPacked, cycle);
+    co_await memory.reached(Stage::kPacked, cycle);
     const std::size_t bytes = chunk_of(mine, i, room).bytes;
-    const std::size_t place = static_cast<std::size_t>(group.rank()) * room;
+    const std::size_t place = static_cast<std::size_t>(memory.rank()) * room;
     for (std::size_t rank = 0; bytes > 0 && rank < ranks; ++rank) {
-      std::memcpy(to + rank * stride + i * room, group.slot(static_cast<int>(rank), cycle) + place,
+      std::memcpy(to + rank * stride + i * room, memory.slot(static_cast<int>(rank), cycle) + place,
                   bytes);
     }
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 
 // Copies every rank's slice of the result to all ranks.
-Task spread(SharedGroup& group, const AdasumSlices& slices, std::size_t element,
+Task spread(HostMemory& memory, const AdasumSlices& slices, std::size_t element,
             const std::byte* from) {
-  const Part mine = slice_bytes(slices, group.rank(), element);
+  const Part mine = slice_bytes(slices, memory.rank(), element);
   for (std::size_t i = 0; i < chunk_count(slices.largest() * element, Arena::kSlotBytes); ++i) {
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
     const Part own = chunk_of(mine, i, Arena::kSlotBytes);
     if (own.bytes > 0) {
-      std::memcpy(group.slot(group.rank(), cycle), from + i * Arena::kSlotBytes, own.bytes);
+      std::memcpy(memory.slot(memory.rank(), cycle), from + i * Arena::kSlotBytes, own.bytes);
     }
-    group.arrive(Stage::kPacked, cycle);
+    memory.arrive(Stage::kPacked, cycle);
 
-    co_await group.reached(Stage::kPacked, cycle);
-    for (int rank = 0; rank < group.size(); ++rank) {
+    co_await memory.reached(Stage::kPacked, cycle);
+    for (int rank = 0; rank < memory.size(); ++rank) {
       const Part slice = slice_bytes(slices, rank, element);
-      slices.unpack(chunk_of(slice, i, Arena::kSlotBytes), group.slot(rank, cycle));
+      slices.unpack(chunk_of(slice, i, Arena::kSlotBytes), memory.slot(rank, cycle));
     }
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 
@@ -162,27 +163,27 @@ Task allreduce_adasum_direct(Comm& comm, Call& call) {
     co_await one_shot(comm, call, slices);
     co_return;
   }
-  SharedGroup& group = *comm.host_memory();
-  const auto ranks = static_cast<std::size_t>(group.size());
-  const SliceRange mine{group.rank(), group.rank() + 1};
+  HostMemory& memory = *comm.host_memory();
+  const auto ranks = static_cast<std::size_t>(memory.size());
+  const SliceRange mine{memory.rank(), memory.rank() + 1};
   const std::size_t elements = slices.elements(mine);
   const std::size_t element = dtype_size(call.dtype);
   const std::size_t wide = dtype_size(adasum_dtype(call.dtype));
 
   const std::size_t stride = lines(elements * element);
   std::byte* const work = comm.scratch(Scratch::kWork, ranks * stride);
-  co_await collect(group, slices, element, work, stride);
+  co_await collect(memory, slices, element, work, stride);
 
   Level level{call.dtype, mine, {}, nullptr, lines(elements * wide)};
   for (std::size_t rank = 0; rank < ranks; ++rank) level.vectors.push_back(work + rank * stride);
   if (wide != element) level.wide = comm.scratch(Scratch::kReceive, ranks / 2 * level.stride);
   while (level.vectors.size() > 1) {
     auto dots = dots_of_pairs(slices, level);
-    co_await sum_dots(group, dots);
+    co_await sum_dots(memory, dots);
     combine_pairs(slices, dots, level);
   }
   finish_adasum(call.dtype, work, level.vectors[0], elements, call.finish);
-  co_await spread(group, slices, element, work);
+  co_await spread(memory, slices, element, work);
 }
 
 }  // namespace horoplug

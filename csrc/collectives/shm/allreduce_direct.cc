@@ -24,21 +24,21 @@ constexpr std::size_t kBlock = 8192;
 
 class Direct {
  public:
-  Direct(SharedGroup& group, Call& call, std::size_t chunk)
-      : group_(group),
+  Direct(HostMemory& memory, Call& call, std::size_t chunk)
+      : memory_(memory),
         call_(call),
         layout_(*call.layout),
-        me_(group.rank()),
+        me_(memory.rank()),
         element_(dtype_size(call.dtype)),
         chunk_(chunk) {}
 
   std::size_t cycles() const { return chunk_count(layout_.bytes(), chunk_); }
 
-  // Chunk number `index` runs in a cycle of the group.
+  // Chunk number `index` runs in a cycle of the host memory.
   void pack(std::size_t index, std::uint64_t cycle) {
     const Part chunk = chunk_at(index);
     const Part mine = part_of(chunk, me_);
-    std::byte* const slot = group_.slot(me_, cycle);
+    std::byte* const slot = memory_.slot(me_, cycle);
     const std::size_t after = mine.begin + mine.bytes;
     layout_.pack(chunk.begin, mine.begin, slot);
     layout_.pack(chunk.begin + after, chunk.bytes - after, slot + after);
@@ -58,17 +58,17 @@ class Direct {
   // If all ranks' tensors lie in the shared buffer: reduces this rank's part of the buffer, and
   // writes the result to all ranks.
   void reduce_in_place() {
-    const Part mine = even_part(layout_.bytes(), group_.size(), kGrain, me_);
-    const auto operands = group_.operands();
+    const Part mine = even_part(layout_.bytes(), memory_.size(), kGrain, me_);
+    const auto operands = memory_.operands();
     layout_.for_each_run(mine.begin, mine.bytes, [&](const Layout::Run& run) {
       for (std::size_t at = 0; at < run.bytes; at += kBlock) {
         const std::size_t bytes = std::min(kBlock, run.bytes - at);
         for (std::size_t rank = 0; rank < operands.size(); ++rank) {
           operands[rank] = run.output + at + call_.distances[rank];
         }
-        call_.reduce(run.output + at, operands.data(), group_.size(), bytes / element_,
+        call_.reduce(run.output + at, operands.data(), memory_.size(), bytes / element_,
                      call_.finish);
-        for (int rank = 0; rank < group_.size(); ++rank) {
+        for (int rank = 0; rank < memory_.size(); ++rank) {
           if (rank == me_) continue;
           kernels().copy(run.output + at + call_.distances[static_cast<std::size_t>(rank)],
                          run.output + at, bytes);
@@ -79,34 +79,34 @@ class Direct {
 
   void unpack(std::size_t index, std::uint64_t cycle) {
     const Part chunk = chunk_at(index);
-    for (int i = 1; i < group_.size(); ++i) {
-      const int rank = (me_ + i) % group_.size();
+    for (int i = 1; i < memory_.size(); ++i) {
+      const int rank = (me_ + i) % memory_.size();
       const Part part = part_of(chunk, rank);
-      layout_.unpack(chunk.begin + part.begin, part.bytes, group_.slot(rank, cycle) + part.begin);
+      layout_.unpack(chunk.begin + part.begin, part.bytes, memory_.slot(rank, cycle) + part.begin);
     }
   }
 
  private:
   Part chunk_at(std::size_t index) const { return chunk_of({0, layout_.bytes()}, index, chunk_); }
   Part part_of(const Part& chunk, int rank) const {
-    return even_part(chunk.bytes, group_.size(), kGrain, rank);
+    return even_part(chunk.bytes, memory_.size(), kGrain, rank);
   }
 
   // `place`: the position of the block in the slots.
   void reduce_block(const Layout::Run& run, std::size_t at, std::size_t bytes, std::uint64_t cycle,
                     std::size_t place) {
-    const auto operands = group_.operands();
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      operands[static_cast<std::size_t>(rank)] = group_.slot(rank, cycle) + place;
+    const auto operands = memory_.operands();
+    for (int rank = 0; rank < memory_.size(); ++rank) {
+      operands[static_cast<std::size_t>(rank)] = memory_.slot(rank, cycle) + place;
     }
-    std::byte* const shown = group_.slot(me_, cycle) + place;
+    std::byte* const shown = memory_.slot(me_, cycle) + place;
     if (run.input != nullptr) {
       operands[static_cast<std::size_t>(me_)] = run.input + at;
     } else {
       layout_.pack(run.begin + at, bytes, shown);
     }
     std::byte* const result = run.output != nullptr ? run.output + at : shown;
-    call_.reduce(result, operands.data(), group_.size(), bytes / element_, call_.finish);
+    call_.reduce(result, operands.data(), memory_.size(), bytes / element_, call_.finish);
     if (result != shown) {
       kernels().copy(shown, result, bytes);
     } else {
@@ -114,7 +114,7 @@ class Direct {
     }
   }
 
-  SharedGroup& group_;
+  HostMemory& memory_;
   Call& call_;
   Layout& layout_;
   const int me_;
@@ -125,23 +125,23 @@ class Direct {
 }  // namespace
 
 Task allreduce_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.host_memory();
-  Direct direct(group, call, comm.chunk_bytes());
+  HostMemory& memory = *comm.host_memory();
+  Direct direct(memory, call, comm.chunk_bytes());
   const std::size_t cycles = direct.cycles();
   const bool packs = call.place == 0;
 
-  const std::uint64_t first = group.next_cycle();
-  co_await group.writable(first);
+  const std::uint64_t first = memory.next_cycle();
+  co_await memory.writable(first);
   if (packs) direct.pack(0, first);
-  group.publish(Stage::kPacked, first, call.place);
+  memory.publish(Stage::kPacked, first, call.place);
   if (!packs) {
-    co_await group.reached(Stage::kPacked, first);
-    if (group.inputs(first) == SharedGroup::Inputs::kInOnePlace) {
+    co_await memory.reached(Stage::kPacked, first);
+    if (memory.inputs(first) == HostMemory::Inputs::kInOnePlace) {
       direct.reduce_in_place();
-      group.publish(Stage::kReduced, first);
+      memory.publish(Stage::kReduced, first);
       // Afterwards no rank writes this rank's memory any more.
-      co_await group.reached(Stage::kReduced, first);
-      group.publish(Stage::kDone, first);
+      co_await memory.reached(Stage::kReduced, first);
+      memory.publish(Stage::kDone, first);
       co_return;
     }
     direct.pack(0, first);
@@ -149,25 +149,25 @@ Task allreduce_direct(Comm& comm, Call& call) {
 
   for (std::size_t i = 0; i < cycles; ++i) {
     const std::uint64_t cycle = first + i;
-    if (i == 0 && !packs) group.publish(Stage::kRepacked, cycle);
+    if (i == 0 && !packs) memory.publish(Stage::kRepacked, cycle);
     if (i + 1 < cycles) {
       // Packing runs one cycle ahead: peers that are still at it can be waited for with work done.
-      const std::uint64_t next = group.next_cycle();
-      co_await group.writable(next);
+      const std::uint64_t next = memory.next_cycle();
+      co_await memory.writable(next);
       direct.pack(i + 1, next);
-      group.publish(Stage::kPacked, next);
+      memory.publish(Stage::kPacked, next);
     }
-    co_await group.reached(Stage::kPacked, cycle);
-    if (i == 0 && group.inputs(cycle) == SharedGroup::Inputs::kMixed) {
-      if (packs) group.publish(Stage::kRepacked, cycle);
-      co_await group.reached(Stage::kRepacked, cycle);
+    co_await memory.reached(Stage::kPacked, cycle);
+    if (i == 0 && memory.inputs(cycle) == HostMemory::Inputs::kMixed) {
+      if (packs) memory.publish(Stage::kRepacked, cycle);
+      co_await memory.reached(Stage::kRepacked, cycle);
     }
     direct.reduce(i, cycle);
-    group.publish(Stage::kReduced, cycle);
+    memory.publish(Stage::kReduced, cycle);
 
-    co_await group.reached(Stage::kReduced, cycle);
+    co_await memory.reached(Stage::kReduced, cycle);
     direct.unpack(i, cycle);
-    group.publish(Stage::kDone, cycle);
+    memory.publish(Stage::kDone, cycle);
   }
 }
 

@@ -1,5 +1,6 @@
 // Allreduce of a small buffer in shared memory: every rank writes its input beside its flag and
-// reduces all inputs for itself. More arithmetic than by parts, but the ranks meet only once.
+// reduces all inputs for itself. This takes more arithmetic than
+// reducing by parts, but only one synchronisation.
 //
 // All ranks combine the operands in rank order: all get the same bits.
 #include "collectives/collective.h"
@@ -7,20 +8,20 @@
 namespace horoplug {
 
 Task allreduce_lines(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.host_memory();
+  HostMemory& memory = *comm.host_memory();
   Layout& layout = *call.layout;
-  const std::uint64_t meeting = group.next_meeting();
-  layout.pack(0, layout.bytes(), group.line(group.rank(), meeting));
-  group.show(meeting);
-  co_await group.met(meeting);
+  const std::uint64_t exchange = memory.next_exchange();
+  layout.pack(0, layout.bytes(), memory.line(memory.rank(), exchange));
+  memory.publish_line(exchange);
+  co_await memory.exchanged(exchange);
 
-  const auto operands = group.operands();
-  for (int rank = 0; rank < group.size(); ++rank) {
-    operands[static_cast<std::size_t>(rank)] = group.line(rank, meeting);
+  const auto operands = memory.operands();
+  for (int rank = 0; rank < memory.size(); ++rank) {
+    operands[static_cast<std::size_t>(rank)] = memory.line(rank, exchange);
   }
   std::byte* result = layout.contiguous_output();
   if (result == nullptr) result = comm.scratch(Scratch::kWork, layout.bytes());
-  call.reduce(result, operands.data(), group.size(), layout.elements(), call.finish);
+  call.reduce(result, operands.data(), memory.size(), layout.elements(), call.finish);
   layout.unpack(0, layout.bytes(), result);
 }
 

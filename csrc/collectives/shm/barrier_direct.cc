@@ -4,12 +4,12 @@
 namespace horoplug {
 
 Task barrier_direct(Comm& comm, Call&) {
-  SharedGroup& group = *comm.host_memory();
-  const std::uint64_t cycle = group.next_cycle();
-  co_await group.writable(cycle);
-  group.arrive(Stage::kPacked, cycle);
-  co_await group.reached(Stage::kPacked, cycle);
-  group.arrive(Stage::kDone, cycle);
+  HostMemory& memory = *comm.host_memory();
+  const std::uint64_t cycle = memory.next_cycle();
+  co_await memory.writable(cycle);
+  memory.arrive(Stage::kPacked, cycle);
+  co_await memory.reached(Stage::kPacked, cycle);
+  memory.arrive(Stage::kDone, cycle);
 }
 
 }  // namespace horoplug

@@ -6,20 +6,20 @@
 namespace horoplug {
 
 Task broadcast_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.host_memory();
+  HostMemory& memory = *comm.host_memory();
   Layout& layout = *call.layout;
   const Part whole{0, layout.bytes()};
   for (std::size_t i = 0; i < chunk_count(whole.bytes, Arena::kSlotBytes); ++i) {
     const Part chunk = chunk_of(whole, i, Arena::kSlotBytes);
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
-    std::byte* const shown = group.slot(call.root, cycle);
-    if (group.rank() == call.root) layout.pack(chunk.begin, chunk.bytes, shown);
-    group.arrive(Stage::kPacked, cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
+    std::byte* const shown = memory.slot(call.root, cycle);
+    if (memory.rank() == call.root) layout.pack(chunk.begin, chunk.bytes, shown);
+    memory.arrive(Stage::kPacked, cycle);
 
-    co_await group.reached_by(call.root, Stage::kPacked, cycle);
+    co_await memory.reached_by(call.root, Stage::kPacked, cycle);
     layout.unpack(chunk.begin, chunk.bytes, shown);
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 

@@ -9,10 +9,10 @@
 namespace horoplug {
 
 Task gather_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.host_memory();
-  const bool is_root = group.rank() == call.root;
+  HostMemory& memory = *comm.host_memory();
+  const bool is_root = memory.rank() == call.root;
   const auto parts = consecutive(call.receive_bytes);
-  const Part& own = parts[static_cast<std::size_t>(group.rank())];
+  const Part& own = parts[static_cast<std::size_t>(memory.rank())];
   std::size_t largest = 0;
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (static_cast<int>(rank) != call.root) largest = std::max(largest, parts[rank].bytes);
@@ -20,23 +20,23 @@ Task gather_direct(Comm& comm, Call& call) {
   if (is_root && own.bytes > 0) std::memcpy(call.output + own.begin, call.input, own.bytes);
 
   for (std::size_t i = 0; i < chunk_count(largest, Arena::kSlotBytes); ++i) {
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
     const Part mine = chunk_of({0, own.bytes}, i, Arena::kSlotBytes);
     if (!is_root && mine.bytes > 0) {
-      std::memcpy(group.slot(group.rank(), cycle), call.input + mine.begin, mine.bytes);
+      std::memcpy(memory.slot(memory.rank(), cycle), call.input + mine.begin, mine.bytes);
     }
-    group.arrive(Stage::kPacked, cycle);
+    memory.arrive(Stage::kPacked, cycle);
 
     if (is_root) {
-      co_await group.reached(Stage::kPacked, cycle);
-      for (int rank = 0; rank < group.size(); ++rank) {
+      co_await memory.reached(Stage::kPacked, cycle);
+      for (int rank = 0; rank < memory.size(); ++rank) {
         const Part chunk = chunk_of(parts[static_cast<std::size_t>(rank)], i, Arena::kSlotBytes);
         if (rank == call.root || chunk.bytes == 0) continue;
-        std::memcpy(call.output + chunk.begin, group.slot(rank, cycle), chunk.bytes);
+        std::memcpy(call.output + chunk.begin, memory.slot(rank, cycle), chunk.bytes);
       }
     }
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 

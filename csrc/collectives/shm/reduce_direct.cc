@@ -11,38 +11,38 @@ constexpr std::size_t kGrain = 64;
 }  // namespace
 
 Task reduce_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.host_memory();
+  HostMemory& memory = *comm.host_memory();
   Layout& layout = *call.layout;
-  const int me = group.rank();
+  const int me = memory.rank();
   const Part whole{0, layout.bytes()};
   const std::size_t element = dtype_size(call.dtype);
   for (std::size_t i = 0; i < chunk_count(whole.bytes, Arena::kSlotBytes); ++i) {
     const Part chunk = chunk_of(whole, i, Arena::kSlotBytes);
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
-    layout.pack(chunk.begin, chunk.bytes, group.slot(me, cycle));
-    group.arrive(Stage::kPacked, cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
+    layout.pack(chunk.begin, chunk.bytes, memory.slot(me, cycle));
+    memory.arrive(Stage::kPacked, cycle);
 
-    co_await group.reached(Stage::kPacked, cycle);
-    const Part slice = even_part(chunk.bytes, group.size(), kGrain, me);
+    co_await memory.reached(Stage::kPacked, cycle);
+    const Part slice = even_part(chunk.bytes, memory.size(), kGrain, me);
     if (slice.bytes > 0) {
-      const auto operands = group.operands();
-      for (int rank = 0; rank < group.size(); ++rank) {
-        operands[static_cast<std::size_t>(rank)] = group.slot(rank, cycle) + slice.begin;
+      const auto operands = memory.operands();
+      for (int rank = 0; rank < memory.size(); ++rank) {
+        operands[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + slice.begin;
       }
-      call.reduce(group.slot(me, cycle) + slice.begin, operands.data(), group.size(),
+      call.reduce(memory.slot(me, cycle) + slice.begin, operands.data(), memory.size(),
                   slice.bytes / element, call.finish);
     }
-    group.arrive(Stage::kReduced, cycle);
+    memory.arrive(Stage::kReduced, cycle);
 
     if (me == call.root) {
-      co_await group.reached(Stage::kReduced, cycle);
-      for (int rank = 0; rank < group.size(); ++rank) {
-        const Part part = even_part(chunk.bytes, group.size(), kGrain, rank);
-        layout.unpack(chunk.begin + part.begin, part.bytes, group.slot(rank, cycle) + part.begin);
+      co_await memory.reached(Stage::kReduced, cycle);
+      for (int rank = 0; rank < memory.size(); ++rank) {
+        const Part part = even_part(chunk.bytes, memory.size(), kGrain, rank);
+        layout.unpack(chunk.begin + part.begin, part.bytes, memory.slot(rank, cycle) + part.begin);
       }
     }
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 

@@ -6,10 +6,10 @@
 namespace horoplug {
 
 Task reducescatter_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.host_memory();
+  HostMemory& memory = *comm.host_memory();
   Layout& layout = *call.layout;
-  const auto ranks = static_cast<std::size_t>(group.size());
-  const auto me = static_cast<std::size_t>(group.rank());
+  const auto ranks = static_cast<std::size_t>(memory.size());
+  const auto me = static_cast<std::size_t>(memory.rank());
   const std::size_t element = dtype_size(call.dtype);
   const auto parts = consecutive(call.receive_bytes);
   const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / 64 * 64;
@@ -17,25 +17,25 @@ Task reducescatter_direct(Comm& comm, Call& call) {
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
 
   for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const Part chunk = chunk_of(parts[rank], i, chunk_bytes);
-      layout.pack(chunk.begin, chunk.bytes, group.slot(group.rank(), cycle) + rank * chunk_bytes);
+      layout.pack(chunk.begin, chunk.bytes, memory.slot(memory.rank(), cycle) + rank * chunk_bytes);
     }
-    group.arrive(Stage::kPacked, cycle);
+    memory.arrive(Stage::kPacked, cycle);
 
-    co_await group.reached(Stage::kPacked, cycle);
+    co_await memory.reached(Stage::kPacked, cycle);
     const Part mine = chunk_of(parts[me], i, chunk_bytes);
     if (mine.bytes > 0) {
       std::vector<const void*> sources(ranks);
       for (std::size_t rank = 0; rank < ranks; ++rank) {
-        sources[rank] = group.slot(static_cast<int>(rank), cycle) + me * chunk_bytes;
+        sources[rank] = memory.slot(static_cast<int>(rank), cycle) + me * chunk_bytes;
       }
-      call.reduce(call.output + i * chunk_bytes, sources.data(), group.size(), mine.bytes / element,
-                  call.finish);
+      call.reduce(call.output + i * chunk_bytes, sources.data(), memory.size(),
+                  mine.bytes / element, call.finish);
     }
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 

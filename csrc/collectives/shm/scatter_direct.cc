@@ -9,10 +9,10 @@
 namespace horoplug {
 
 Task scatter_direct(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.host_memory();
-  const bool is_root = group.rank() == call.root;
-  const auto ranks = static_cast<std::size_t>(group.size());
-  const auto me = static_cast<std::size_t>(group.rank());
+  HostMemory& memory = *comm.host_memory();
+  const bool is_root = memory.rank() == call.root;
+  const auto ranks = static_cast<std::size_t>(memory.size());
+  const auto me = static_cast<std::size_t>(memory.rank());
   const auto parts = consecutive(call.receive_bytes);
   const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / 64 * 64;
   std::size_t largest = 0;
@@ -24,24 +24,24 @@ Task scatter_direct(Comm& comm, Call& call) {
   }
 
   for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
-    std::byte* const shown = group.slot(call.root, cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
+    std::byte* const shown = memory.slot(call.root, cycle);
     for (std::size_t rank = 0; is_root && rank < ranks; ++rank) {
       const Part chunk = chunk_of(parts[rank], i, chunk_bytes);
       if (rank == me || chunk.bytes == 0) continue;
       std::memcpy(shown + rank * chunk_bytes, call.input + chunk.begin, chunk.bytes);
     }
-    group.arrive(Stage::kPacked, cycle);
+    memory.arrive(Stage::kPacked, cycle);
 
     if (!is_root) {
-      co_await group.reached_by(call.root, Stage::kPacked, cycle);
+      co_await memory.reached_by(call.root, Stage::kPacked, cycle);
       const Part mine = chunk_of({0, parts[me].bytes}, i, chunk_bytes);
       if (mine.bytes > 0) {
         std::memcpy(call.output + mine.begin, shown + me * chunk_bytes, mine.bytes);
       }
     }
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 

@@ -18,16 +18,16 @@ constexpr std::size_t kGrain = 64;  // slices begin on cache lines
 // contiguously. The segment size determines which rank reduces which element, so it is not tuned.
 class Slices {
  public:
-  Slices(std::size_t bytes, const SharedGroup& group) : whole_{0, bytes}, group_(group) {}
+  Slices(std::size_t bytes, const HostMemory& memory) : whole_{0, bytes}, memory_(memory) {}
 
   std::size_t cycles() const { return chunk_count(whole_.bytes, Arena::kSlotBytes); }
   Part segment(std::size_t cycle) const { return chunk_of(whole_, cycle, Arena::kSlotBytes); }
   // Positions within the segment, by rank.
   std::vector<Part> slices(std::size_t cycle) const {
-    return split_evenly(segment(cycle).bytes, group_.size(), kGrain);
+    return split_evenly(segment(cycle).bytes, memory_.size(), kGrain);
   }
   Part mine(std::size_t cycle) const {
-    return slices(cycle)[static_cast<std::size_t>(group_.rank())];
+    return slices(cycle)[static_cast<std::size_t>(memory_.rank())];
   }
   std::size_t bytes_of_mine() const {
     std::size_t sum = 0;
@@ -37,28 +37,28 @@ class Slices {
 
  private:
   const Part whole_;
-  const SharedGroup& group_;
+  const HostMemory& memory_;
 };
 
 // Reduces this rank's slices of its host's inputs into `to`.
-Task reduce_in_host(SharedGroup& group, Call& call, const Slices& slices, std::byte* to) {
+Task reduce_in_host(HostMemory& memory, Call& call, const Slices& slices, std::byte* to) {
   const std::size_t element = dtype_size(call.dtype);
-  std::vector<const void*> sources(static_cast<std::size_t>(group.size()));
+  std::vector<const void*> sources(static_cast<std::size_t>(memory.size()));
   for (std::size_t i = 0; i < slices.cycles(); ++i) {
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
     call.layout->pack(slices.segment(i).begin, slices.segment(i).bytes,
-                      group.slot(group.rank(), cycle));
-    group.arrive(Stage::kPacked, cycle);
+                      memory.slot(memory.rank(), cycle));
+    memory.arrive(Stage::kPacked, cycle);
 
-    co_await group.reached(Stage::kPacked, cycle);
+    co_await memory.reached(Stage::kPacked, cycle);
     const Part mine = slices.mine(i);
-    for (int rank = 0; rank < group.size(); ++rank) {
-      sources[static_cast<std::size_t>(rank)] = group.slot(rank, cycle) + mine.begin;
+    for (int rank = 0; rank < memory.size(); ++rank) {
+      sources[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + mine.begin;
     }
-    call.reduce(to, sources.data(), group.size(), mine.bytes / element, Finish{});
+    call.reduce(to, sources.data(), memory.size(), mine.bytes / element, Finish{});
     to += mine.bytes;
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 
@@ -73,36 +73,36 @@ Task reduce_between_hosts(Comm& comm, const Call& call, std::byte* data, std::si
 }
 
 // Copies every rank's slices to all ranks of the host.
-Task share_in_host(SharedGroup& group, Call& call, const Slices& slices, const std::byte* from) {
+Task share_in_host(HostMemory& memory, Call& call, const Slices& slices, const std::byte* from) {
   for (std::size_t i = 0; i < slices.cycles(); ++i) {
-    const std::uint64_t cycle = group.next_cycle();
-    co_await group.writable(cycle);
+    const std::uint64_t cycle = memory.next_cycle();
+    co_await memory.writable(cycle);
     const Part mine = slices.mine(i);
-    if (mine.bytes > 0) std::memcpy(group.slot(group.rank(), cycle), from, mine.bytes);
+    if (mine.bytes > 0) std::memcpy(memory.slot(memory.rank(), cycle), from, mine.bytes);
     from += mine.bytes;
-    group.arrive(Stage::kPacked, cycle);
+    memory.arrive(Stage::kPacked, cycle);
 
-    co_await group.reached(Stage::kPacked, cycle);
+    co_await memory.reached(Stage::kPacked, cycle);
     const auto parts = slices.slices(i);
-    for (int rank = 0; rank < group.size(); ++rank) {
+    for (int rank = 0; rank < memory.size(); ++rank) {
       const Part& part = parts[static_cast<std::size_t>(rank)];
       call.layout->unpack(slices.segment(i).begin + part.begin, part.bytes,
-                          group.slot(rank, cycle));
+                          memory.slot(rank, cycle));
     }
-    group.arrive(Stage::kDone, cycle);
+    memory.arrive(Stage::kDone, cycle);
   }
 }
 
 }  // namespace
 
 Task allreduce_hierarchical(Comm& comm, Call& call) {
-  SharedGroup& group = *comm.local_memory();
-  const Slices slices(call.layout->bytes(), group);
+  HostMemory& memory = *comm.local_memory();
+  const Slices slices(call.layout->bytes(), memory);
   const std::size_t bytes = slices.bytes_of_mine();
   std::byte* const work = comm.scratch(Scratch::kWork, bytes);
-  co_await reduce_in_host(group, call, slices, work);
+  co_await reduce_in_host(memory, call, slices, work);
   co_await reduce_between_hosts(*comm.cross_comm(), call, work, bytes);
-  co_await share_in_host(group, call, slices, work);
+  co_await share_in_host(memory, call, slices, work);
 }
 
 }  // namespace horoplug

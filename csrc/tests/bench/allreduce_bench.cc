@@ -1,9 +1,9 @@
 // Speed of the allreduce of one host by itself: processes that share memory, each with one thread
-// that drives one collective after the other, without an engine. A program of its own.
+// that runs one collective after the other, without an engine. A program of its own.
 //
 //   allreduce_bench [-n ranks] [-a algorithm] [-c bytes] [-o | -r] [-t seconds] [bytes ...]
 //
-// -c: of the pieces in which data travels. -o: out of place. -r: in a buffer that the ranks share.
+// -c: the size of a chunk. -o: out of place. -r: in a buffer that the ranks share.
 // -t: for each size. Prints one line for each size, of float32 values in place:
 //     bytes  microseconds (median over the ranks' slowest)  10th percentile  efficiency
 // where efficiency is 2 * ranks * bytes / time, the least that memory has to move, as a share of
@@ -44,7 +44,7 @@ struct Options {
   std::vector<std::size_t> sizes;
 };
 
-// What the processes share beside their arenas: times, and a place to meet that is not under test.
+// What the processes share beside their arenas: times, and a barrier that is not under test.
 struct Board {
   static constexpr int kMaxRanks = 64;
   static constexpr int kMaxRounds = 20000;
@@ -55,7 +55,7 @@ struct Board {
   double seconds[kMaxRanks][kMaxRounds];
 };
 
-void meet(Board& board, int ranks) {
+void barrier(Board& board, int ranks) {
   const int generation = board.generation.load();
   if (board.arrived.fetch_add(1) + 1 == ranks) {
     board.arrived.store(0);
@@ -90,9 +90,9 @@ class Rank {
         buffer_(buffer),
         board_(board),
         doorbell_(doorbells[static_cast<std::size_t>(rank)]),
-        group_(rank, std::move(arenas), std::move(doorbells), numbers(options.ranks)),
+        memory_(rank, std::move(arenas), std::move(doorbells), numbers(options.ranks)),
         comm_(rank, std::vector<std::vector<Link*>>(static_cast<std::size_t>(options.ranks)),
-              &group_) {
+              &memory_) {
     for (int peer = 0; buffer != nullptr && peer < options.ranks; ++peer) {
       distances_.push_back(buffer->distance(peer));
     }
@@ -114,12 +114,12 @@ class Rank {
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < 5; ++i) allreduce(input, output, bytes);
     board_.seconds[rank()][0] = seconds_since(begin) / 5;
-    meet(board_, size());
+    barrier(board_, size());
     int rounds = 0;
     const double estimate = board_.seconds[0][0] * group;
     rounds =
         static_cast<int>(std::clamp(options_.seconds / estimate, 5.0, Board::kMaxRounds * 1.0));
-    meet(board_, size());
+    barrier(board_, size());
     for (int round = 0; round < rounds; ++round) {
       const Clock::time_point start = Clock::now();
       for (int i = 0; i < group; ++i) allreduce(input, output, bytes);
@@ -128,9 +128,9 @@ class Rank {
       if (options_.in_place && round % 8 == 7)
         std::fill(input, input + std::min<std::size_t>(count, 64), 1.0F);
     }
-    meet(board_, size());
+    barrier(board_, size());
     if (rank() == 0) report(bytes, rounds);
-    meet(board_, size());
+    barrier(board_, size());
     if (output != input) std::free(output);
     if (buffer_ == nullptr) std::free(input);
   }
@@ -142,8 +142,8 @@ class Rank {
     return all;
   }
 
-  int rank() const { return group_.rank(); }
-  int size() const { return group_.size(); }
+  int rank() const { return memory_.rank(); }
+  int size() const { return memory_.size(); }
 
   void allreduce(const float* input, float* output, std::size_t bytes) {
     comm_.begin(Channel{.batch = ++batch_, .check = batch_}, nullptr, options_.tuning);
@@ -200,7 +200,7 @@ class Rank {
     float* const to = make_array(size_of_array);
     std::vector<double> speeds;
     for (int i = 0; i < 7; ++i) {
-      meet(board_, size());
+      barrier(board_, size());
       const Clock::time_point start = Clock::now();
       std::memcpy(to, from, size_of_array);
       speeds.push_back(2.0 * static_cast<double>(size_of_array) / seconds_since(start));
@@ -209,7 +209,7 @@ class Rank {
     board_.stream[rank()] = speeds[3];
     std::free(to);
     std::free(from);
-    meet(board_, size());
+    barrier(board_, size());
   }
 
   void report(std::size_t bytes, int rounds) {
@@ -235,7 +235,7 @@ class Rank {
   std::vector<std::ptrdiff_t> distances_;
   Board& board_;
   std::shared_ptr<Doorbell> doorbell_;
-  SharedGroup group_;
+  HostMemory memory_;
   Comm comm_;
   std::uint64_t batch_ = 0;
 };

@@ -46,11 +46,11 @@ class Ranks {
       const int me = static_cast<int>(rank);
       meshes_.push_back(
           std::make_unique<Mesh>(std::move(lanes[rank]), bells[rank], [](int, const Bytes&) {}));
-      groups_.push_back(shared ? std::make_unique<SharedGroup>(me, arenas, bells, global)
-                               : nullptr);
+      memories_.push_back(shared ? std::make_unique<HostMemory>(me, arenas, bells, global)
+                                 : nullptr);
       std::vector<std::vector<Link*>> links;
       for (const int peer : global) links.push_back(meshes_.back()->lanes(peer));
-      comms_.push_back(std::make_unique<Comm>(me, std::move(links), groups_.back().get()));
+      comms_.push_back(std::make_unique<Comm>(me, std::move(links), memories_.back().get()));
     }
   }
 
@@ -71,7 +71,7 @@ class Ranks {
 
  private:
   std::vector<std::unique_ptr<Mesh>> meshes_;
-  std::vector<std::unique_ptr<SharedGroup>> groups_;
+  std::vector<std::unique_ptr<HostMemory>> memories_;
   std::vector<std::unique_ptr<Comm>> comms_;
 };
 
