@@ -37,8 +37,8 @@ class Engine {
   hp_handle submit(const SubmissionArguments& arguments);
   hp_handle perform(const SubmissionArguments& arguments);
   std::pair<std::vector<hp_handle>, pybind11::object> submit_batch(pybind11::handle prepared,
-                                                                  pybind11::handle addresses,
-                                                                  std::uintptr_t stream);
+                                                                   pybind11::handle addresses,
+                                                                   std::uintptr_t stream);
 
   hp_handle add_process_set(const std::vector<std::int32_t>& ranks);
   hp_handle remove_process_set(int process_set);
