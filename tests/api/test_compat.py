@@ -1,4 +1,4 @@
-"""``--compat``: in which Python processes the name horovod means horoplug, and that nothing else changes there."""
+"""``--compat``: which Python processes import horoplug as horovod, and that nothing else changes in them."""
 
 import ast
 import os
@@ -32,13 +32,13 @@ def python(*arguments, env=None, cwd=None, stdin=""):
 
 
 def compat(code, **options):
-    """What the code prints in a Python in which horovod means horoplug."""
+    """The output of code in a Python process that imports horoplug as horovod."""
     done = python(*COMPAT, "-c", code, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-# ---- what the name gives ---------------------------------------------------------------------------------------------
+# ---- modules and attributes ------------------------------------------------------------------------------------------
 
 
 def test_horovod_modules_are_horoplug_modules():
@@ -321,14 +321,14 @@ def test_python_flags_take_effect(programs):
 
 @pytest.mark.parametrize("flag", ["-S", "-E"])
 def test_unsupported_python_flags_are_refused(flag):
-    # -S and -E also hide where horoplug is.
+    # -S and -E also keep Python from finding horoplug.
     root = Path(SITE).parents[2]
     done = python(flag, "-m", "horoplug.compat", "-c", "print('ran')", cwd=root)
     assert (done.returncode, done.stdout) == (1, "")
     assert "does not work with -S, -E and -I" in done.stderr
 
 
-# ---- the sitecustomize that does it ----------------------------------------------------------------------------------
+# ---- sitecustomize ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["print('custom', __file__)", "1 / 0", "import no_such", "x = 3"])

@@ -35,7 +35,7 @@ FILES = [
 
 
 def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> list[str]:
-    """What pytest's last line says on every rank, the time left out."""
+    """The last line of pytest's output on every rank, without the time."""
     command = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", str(size)]
     command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
     command += [str(folder / name) for name in files]

@@ -11,7 +11,7 @@ from tests.harness.support import seed
 
 pytest_plugins = ["tests.harness.jobs"]
 
-# Where the ranks are, and the algorithm that is forced.
+# The host of each rank, and the forced algorithm.
 JOBS = [
     ("a", ""),
     ("aa", ""),
@@ -22,7 +22,7 @@ JOBS = [
     ("aaaa", "adasum_doubling"),
     ("abab", ""),
 ]
-# Rounding to the type once; intermediate results are of float32 or float64.
+# Tolerances for a single rounding to the dtype; intermediate results are float32 or float64.
 TOLERANCE = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 3e-6, "float64": 1e-13}
 SHAPES = [(), (0,), (7,), (33, 5), (200, 300)]
 
@@ -36,7 +36,7 @@ def ranks(request, pool):
 
 
 def inputs(shape, key):
-    """A tensor for every rank, float64, with much in common between them."""
+    """A float64 tensor for every rank; the tensors are partly parallel."""
     random = np.random.default_rng(key)
     return random.normal(size=shape) + random.normal(size=(hvd.size(), *shape)) / 2
 
@@ -89,7 +89,7 @@ def check_torch(key):
 
 
 def check_groups(key):
-    """Every tensor of a group is a vector by itself, and has the bits that it has alone."""
+    """Each tensor of a group is a separate vector, with the same bits as in a single call."""
     rank = hvd.rank()
     given = [inputs(shape, key + n).astype("float32") for n, shape in enumerate(SHAPES)]
     mine = [np.array(of_ranks[rank]) for of_ranks in given]
@@ -97,12 +97,12 @@ def check_groups(key):
     for result, of_ranks, tensor in zip(results, given, mine, strict=True):
         close(result, adasum(of_ranks), "float32")
         np.testing.assert_array_equal(result, hvd.allreduce(tensor, op=hvd.Adasum))
-    # Of several dtypes, in place.
+    # A group with several dtypes, in place.
     tensors = [torch.from_numpy(mine[3].copy()), torch.from_numpy(mine[4]).double()]
     out = hvd_torch.grouped_allreduce_(tensors, op=hvd_torch.Adasum)
     assert torch.equal(out[0], torch.from_numpy(np.array(results[3])))
     close(out[1], adasum(given[4].astype("float64")), "float64")
-    # What happens to be fused.
+    # Single operations that may be fused.
     handles = [hvd.allreduce_async(t, name=f"t{n}", op=hvd.Adasum) for n, t in enumerate(mine)]
     for handle, result in zip(handles, results, strict=True):
         np.testing.assert_array_equal(hvd.synchronize(handle), result)
@@ -134,7 +134,7 @@ def check_meaning(key):
 
 
 def check_gradient(key):
-    """As in Horovod, the same operation on the gradients."""
+    """The gradient is the same operation on the gradients, as in Horovod."""
     weights = inputs((5, 3), key)
     for grouped in (False, True):
         x = torch.ones(5, 3, dtype=torch.float64, requires_grad=True)

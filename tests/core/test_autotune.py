@@ -29,7 +29,7 @@ def train(steps):
 
 
 def trials(path):
-    """What the log says, by setting: value -> whether it was chosen."""
+    """The contents of the log: by setting, a dict from value to whether it was chosen."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     found = {}

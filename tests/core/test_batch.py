@@ -63,7 +63,7 @@ def check_one_by_one():
 
 
 def check_failure():
-    """The failed one is told from the others, which are done."""
+    """Only the failed operation has an error; the others complete."""
     mine = arrays(3)
     if hvd.rank() == 0:
         mine[1] = np.ones(4, np.float32)
@@ -82,7 +82,7 @@ def check_failure():
 
 
 def check_refused():
-    """A name that is in flight: what came before it is on its way, the rest is not."""
+    """A name is in flight: the operations before it are submitted, the others are not."""
     mine = arrays(4)
     names = ["p", "q", "p", "r"] if hvd.rank() == 0 else ["p", "q"]
     if hvd.rank() > 0:
@@ -101,7 +101,7 @@ def check_refused():
 
 
 def check_interrupt():
-    """A wait can be interrupted, and taken up again."""
+    """A wait can be interrupted and repeated."""
 
     class Interrupted(BaseException):
         pass
@@ -127,7 +127,7 @@ def check_interrupt():
 
 def check_old_job():
     made = batch(arrays(2), "uv")
-    hvd.barrier()  # or it would be refused where the other rank shuts down first
+    hvd.barrier()  # otherwise the operation is refused if the other rank shuts down first
     hvd.shutdown()
     hvd.init()
     with pytest.raises(hvd.HorovodInternalError, match="shut down"):

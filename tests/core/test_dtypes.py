@@ -1,4 +1,4 @@
-"""Complex numbers and floats of 8 bits on NumPy arrays: every operation that is defined for them."""
+"""Complex numbers and 8-bit floats in NumPy arrays: every operation that is defined for them."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def check_float8_accumulates_in_float32():
     mine = np.full(9, 16 if hvd.rank() == 0 else 1, ml_dtypes.float8_e4m3fn)
     total = hvd.allreduce(mine, op=hvd.Sum)
     assert (total.astype("f4") == 18).all()
-    # 448 is the greatest number: more than that is NaN, as there are no infinities.
+    # 448 is the largest number of float8_e4m3fn; larger values become NaN, since the type has no infinities.
     beyond = hvd.allreduce(np.full(3, 300, ml_dtypes.float8_e4m3fn), op=hvd.Sum)
     assert np.isnan(beyond.astype("f4")).all()
 

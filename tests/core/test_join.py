@@ -41,10 +41,12 @@ def test_reductions_ignore_joined_ranks(ranks):
                 ):
                     assert hvd.allreduce(x, op=op).eq(expected).all()
         x = torch.full((4,), 8.0)
-        assert hvd.allreduce(x).eq(8.0 * (size - 1) / size).all()  # by all ranks, as in Horovod
+        assert (
+            hvd.allreduce(x).eq(8.0 * (size - 1) / size).all()
+        )  # divided by the number of all ranks, as in Horovod
         doubled = hvd.allreduce(x, op=hvd.Max, prescale_factor=-1.0, postscale_factor=2.0)
         assert doubled.eq(-16).all()
-        if size != 3:  # Adasum takes 2^n ranks; of equal tensors it is their average
+        if size != 3:  # Adasum needs 2^n ranks; for equal tensors it is their average
             assert hvd.allreduce(torch.full((5,), 3.0), op=hvd.Adasum).eq(3).all()
         flags = torch.tensor([True, False])
         assert hvd.allreduce(flags, op=hvd.Min).equal(flags)

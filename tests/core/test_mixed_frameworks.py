@@ -13,7 +13,7 @@ ranks = ranks_fixture("aaaa", "aabb")
 
 
 def framework(rank):
-    """horoplug for the framework of a rank, and what makes a tensor of an array there and back."""
+    """horoplug's module for the framework of a rank, and the conversions from an array to a tensor and back."""
     if rank % 2 == 0:
         import torch
 
@@ -67,7 +67,7 @@ def test_operations_between_torch_and_tensorflow_ranks(ranks):
 
 
 def check_training():
-    """The same model in both frameworks, each with its own optimizer and its own way to compile."""
+    """The same model in both frameworks, with each framework's own optimizer and compiler."""
     import horoplug
 
     rank = horoplug.rank()
@@ -124,5 +124,5 @@ def check_disagreement():
 
 
 def test_mismatch_between_frameworks_is_reported_to_each_rank(ranks):
-    """Each rank hears of it as its framework's users expect it."""
+    """Each rank raises the exception of its framework."""
     assert ranks.run(check_disagreement) == ["HorovodInternalError", "FailedPreconditionError"] * 2

@@ -40,7 +40,7 @@ def engine():
 
 @contextlib.contextmanager
 def two_engines(**options):
-    """Ranks 0 and 1, as if on two hosts."""
+    """The engines of ranks 0 and 1, connected as if on two hosts."""
     ends = socket.socketpair()
 
     def start(rank):
@@ -55,7 +55,7 @@ def two_engines(**options):
 
 
 def test_stub_and_module_have_the_same_names():
-    """The .pyi is the contract: nothing is missing, nothing is extra, and arguments have the same names."""
+    """The .pyi has exactly the names of the module, with the same argument names."""
     stub = ast.parse(Path(_native.__file__).with_name("_native.pyi").read_text())
     declared = {}
     for node in stub.body:
@@ -137,7 +137,9 @@ def test_perform_returns_the_handle_of_a_slow_operation():
     arrays = [np.full(10, rank + 1, np.float32) for rank in range(2)]
     with two_engines() as engines:
         arguments = [(ALLREDUCE, FLOAT32, [tensor(a, a)], "x", SUM) for a in arrays]
-        handle = engines[0].perform(*arguments[0], keep=False)  # the other rank is not there yet
+        handle = engines[0].perform(
+            *arguments[0], keep=False
+        )  # the other rank has not submitted yet
         assert handle > 0
         assert not engines[0].poll(handle)
         assert engines[1].perform(*arguments[1], keep=False) == 0
@@ -160,7 +162,7 @@ def test_result_memory_is_handed_over_once(engine):
     assert array.ctypes.data == result.memory.address
     del result, view
     gc.collect()
-    assert array.tolist() == [0, 1, 2, 3, 4, 5]  # the array keeps the memory
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]  # the array keeps the memory alive
 
 
 def test_error_has_status_and_text_and_can_be_pickled(engine):
@@ -307,7 +309,7 @@ def test_failing_log_callback_is_reported(monkeypatch):
     with two_engines(log=log, log_level=1) as engines:
         engines[0].abort("the reason")
         del engines[:]
-        gc.collect()  # the engines' end delivers what was logged
+        gc.collect()  # the end of the engines delivers the log messages
     assert "from the callback" in reported
 
 
@@ -320,7 +322,7 @@ def run_script(code):
 
 
 def test_process_exits_with_a_logging_engine_and_a_waiting_thread():
-    """Interpreter exit neither hangs nor crashes, whatever was left running."""
+    """Interpreter exit neither hangs nor crashes while an engine and a thread are running."""
     run_script(
         """
         import socket, sys, threading
@@ -383,5 +385,5 @@ def test_hundreds_of_engines_leak_nothing():
     for _ in range(100):
         once()
     assert count("fd") == descriptors
-    # The kernel counts a thread for a moment after it was joined, before and after.
+    # The kernel may still count a thread for a moment after it was joined.
     until(lambda: count("task") <= threads)

@@ -1,4 +1,4 @@
-"""Ranks that disagree, deadlock, stop or leave: every rank gets an error in time that names tensor and ranks."""
+"""Mismatches, deadlocks, stopped ranks and shutdown: every rank gets an error in time that names tensor and ranks."""
 
 import os
 import random
@@ -16,14 +16,13 @@ from tests.harness.support import ranks_fixture, seed
 pytest_plugins = ["tests.harness.jobs"]
 
 QUICK = {"HOROVOD_DEADLOCK_TIME_SECONDS": "1"}
-# A promise of the product, and with the default settings: when all ranks wait for something else, all have their error
-# this many seconds later.
+# With default settings, all ranks of a deadlock get an error within this many seconds.
 DEADLOCK_PROMISE = 10.0
 ranks = ranks_fixture("aa", "ab", "aab", "abcd", env=QUICK)
 
 
 def healthy():
-    """The job still works, named and unnamed, with every operation."""
+    """Check that every operation still works, with a name and without."""
     size, rank = hvd.size(), hvd.rank()
     for name in (None, "after"):
         assert hvd.allreduce(np.array([rank]), op=hvd.Sum, name=name) == size * (size - 1) // 2
@@ -35,17 +34,17 @@ def healthy():
 
 
 def until_the_last_error(outcomes):
-    """Seconds from when the last rank began its call, so that all were waiting, until the last one had its error."""
+    """Seconds from the start of the last rank's call until the last rank had its error."""
     return max(o.ended for o in outcomes) - max(o.began for o in outcomes)
 
 
 def both(first, others):
-    """A call that differs on rank 0."""
+    """A call that is ``first`` on rank 0 and ``others`` on the other ranks."""
     return lambda name: first(name) if hvd.rank() == 0 else others(name)
 
 
 ONES = np.ones((4, 3), np.float32)
-# What differs: (word that the message must have, calls)
+# What differs: (word in the message, calls)
 MISMATCHES = {
     "reduction": both(
         lambda n: hvd.allreduce(ONES, op=hvd.Sum, name=n),
@@ -102,7 +101,7 @@ def test_mismatch_names_operation_and_ranks(ranks, what, named):
 
 
 def check_mismatch_among_good(key):
-    """One bad operation between good ones in flight: only that one fails."""
+    """Of several operations in flight, only the mismatched one fails."""
     draw = random.Random(key)
     bad = draw.randrange(20)
     for _ in range(3):
@@ -152,7 +151,7 @@ def test_deadlock_is_noticed_with_default_settings(pool):
 
 
 def check_slow_is_no_deadlock():
-    """A rank that computes for longer than the deadlock time while the others wait."""
+    """One rank computes for longer than the deadlock time while the others wait."""
     if hvd.rank() == 0:
         until = time.monotonic() + 2.5
         while time.monotonic() < until:
@@ -165,11 +164,11 @@ def test_slow_rank_is_not_a_deadlock(ranks):
 
 
 def test_stopped_rank_is_waited_for(pool):
-    """SIGSTOP is not death, nor a deadlock: the others wait until it goes on."""
+    """A rank stopped by SIGSTOP is neither dead nor in a deadlock: the others wait until it continues."""
     with pool.ranks(2, env=QUICK) as job:
         os.kill(job.workers[1].process.pid, signal.SIGSTOP)
         job.start(lambda: hvd.allreduce(np.ones(2), op=hvd.Sum, name="stopped")[0])
-        # It stands still for longer than the deadlock time.
+        # The rank is stopped for longer than the deadlock time.
         threading.Timer(2.5, os.kill, (job.workers[1].process.pid, signal.SIGCONT)).start()
         assert [o.value for o in job.collect()] == [2, 2]
 
@@ -182,7 +181,7 @@ def leave_early():
 
 
 def test_rank_that_shuts_down_is_named(ranks):
-    """shutdown() in good order on one rank ends what the others wait for, and says so."""
+    """shutdown() on one rank fails the operations that the others wait for, with an error that says so."""
     outcomes = ranks.outcomes(leave_early)
     assert not outcomes[0].failed
     internal(outcomes[1:], "rank 0")
@@ -192,7 +191,7 @@ def test_rank_that_shuts_down_is_named(ranks):
 
 
 def go_round(path):
-    """Allreduces, one after the other, until one fails; says so at the path when some have been done."""
+    """Run allreduces until one fails. Creates the file at the path once some have completed."""
     for step in range(1_000_000):
         hvd.allreduce(np.ones(200_000, np.float32), op=hvd.Sum, name="round")
         if step == 10 and hvd.rank() == 0:
@@ -200,7 +199,7 @@ def go_round(path):
 
 
 def test_rank_stopped_during_a_transfer_is_named(pool, tmp_path):
-    """By all, though most of them wait for one that waits itself."""
+    """All ranks name it, although most of them wait for a rank that is itself waiting."""
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2", "HOROPLUG_ALGORITHM": "ring"}
     with pool.ranks(4, hosts="abcd", env=env) as job:
         *others, stopped = job.workers
@@ -221,7 +220,7 @@ def test_rank_stopped_during_a_transfer_is_named(pool, tmp_path):
 
 
 def test_rank_stopped_before_an_operation_is_named(pool):
-    """And not the one whose answer would have come by it."""
+    """The errors do not name ranks whose messages the stopped rank would have forwarded."""
     env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
     with pool.ranks(4, hosts="aabb", env=env) as job:
         stopped = job.workers[2]

@@ -39,7 +39,7 @@ def die_after_submitting(victim, _):
 
 
 def die_under_load(victim, key):
-    """At any moment of a stream of large transfers."""
+    """Die at a random moment in a series of large transfers."""
     if hvd.rank() == victim:
         threading.Timer(random.Random(key).uniform(0.0, 0.3), die).start()
     data = np.ones(2_000_000, np.float32)
@@ -55,7 +55,7 @@ def die_during_small_ones(victim, key):
 
 
 def die_while_plans_break(victim, key):
-    """Steps repeat for long enough to be locked, and then something new comes, again and again."""
+    """Die while plans are repeatedly installed by equal steps and uninstalled by new operations."""
     if hvd.rank() == victim:
         threading.Timer(random.Random(key).uniform(0.0, 0.3), die).start()
     names = ["waiting", "new"][:: 1 if hvd.rank() == 0 else -1]
@@ -73,7 +73,7 @@ def die_before_barrier(victim, _):
 
 
 def die_while_others_compute(victim, _):
-    """Nobody is waiting for anything: the next operation tells."""
+    """Die while no rank waits: the next operation fails."""
     if hvd.rank() == victim:
         die()
     while not _gone(victim):
@@ -82,14 +82,14 @@ def die_while_others_compute(victim, _):
 
 
 def die_before_joining(victim, _):
-    """The others have no more data, and wait for nothing else."""
+    """Die while the others wait in join()."""
     if hvd.rank() == victim:
         die()
     hvd.join()
 
 
 def die_in_a_set(victim, key):
-    """In the middle of a reduction in a set of two; who is not in it hears of it, too."""
+    """Die during a reduction in a process set of two; ranks outside of the set get the error, too."""
     other = (victim + 1) % hvd.size()
     both = hvd.global_process_set if hvd.size() == 2 else hvd.add_process_set([victim, other])
     if hvd.rank() == victim:
@@ -118,7 +118,7 @@ def _gone(victim):
 
 
 def environment(key):
-    """No limits, and one or several connections between hosts."""
+    """Variables without time limits, and with one or several connections between hosts."""
     return NO_LIMITS | {"HOROPLUG_NUM_STREAMS": str(random.Random(key).choice([1, 3]))}
 
 
@@ -143,14 +143,14 @@ def test_killed_rank_is_named_by_the_survivors(pool, phase, hosts):
     victim = random.Random(key).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=environment(key)) as job:
         internal(errors_of_survivors(job.outcomes(phase, victim, key), victim))
-        # What comes after fails at once, with the same culprit.
+        # Later operations fail at once and name the same rank.
         survivors = type(job)([w for r, w in enumerate(job.workers) if r != victim])
         internal(survivors.outcomes(lambda: hvd.allreduce(np.ones(2))), f"rank {victim}")
         survivors.run(hvd.shutdown)
 
 
 def die_while_joining(victim, key):
-    """At any moment of init, or of shutdown."""
+    """Die at a random moment of init or shutdown."""
     if hvd.rank() == victim:
         threading.Timer(random.Random(key).uniform(0.0, 0.1), die).start()
     while True:
@@ -174,7 +174,7 @@ def die_before_init(victim):
 
 
 def test_rank_killed_before_init_is_named_after_the_start_timeout(pool):
-    """Nobody knows of a rank that never came, but for its number: this takes the start timeout, and no other one."""
+    """A rank that never starts can only be noticed by the start timeout."""
     env = NO_LIMITS | {"HOROVOD_START_TIMEOUT": "1"}
     with pool.ranks(3, env=env, init=False) as job:
         outcomes = job.outcomes(die_before_init, 1)
@@ -183,12 +183,12 @@ def test_rank_killed_before_init_is_named_after_the_start_timeout(pool):
 
 
 def linger(victim, over):
-    """A child that was forked from the victim outlives it, with copies of all its descriptors."""
+    """Die, leaving a forked child that has copies of all descriptors."""
     if hvd.rank() == victim:
         fifo = os.open(over, os.O_RDONLY | os.O_NONBLOCK)
         child = os.fork()
         if child == 0:
-            os.close(int(sys.argv[1]))  # the connection to the test, which is to see the death
+            os.close(int(sys.argv[1]))  # the connection to the test, which detects the death
             select.select([fifo], [], [], 60)
             os._exit(0)
         die()

@@ -82,7 +82,7 @@ def test_init_and_shutdown_repeatedly(pool, hosts):
 
 
 def resources():
-    """What a process holds: descriptors, threads, mapped segments, and KiB of memory that only it uses."""
+    """The resources of a process: descriptors, threads, mapped segments, and KiB of private memory."""
     status = Path("/proc/self/status").read_text()
     threads = int(re.search(r"Threads:\s+(\d+)", status).group(1))
     segments = Path("/proc/self/maps").read_text().count("memfd")
@@ -100,14 +100,14 @@ def check_cycles(count):
         assert hvd.allgather(x).shape == (10_000 * hvd.size(),)
         hvd.shutdown()
 
-    for _ in range(count // 3):  # until allocators and caches have what they need
+    for _ in range(count // 3):  # warm-up of allocators and caches
         cycle()
     before = resources()
     started = time.monotonic()
     for _ in range(count - count // 3):
         cycle()
     deadline = time.monotonic() + 5
-    # The kernel counts a thread for a moment after it was joined.
+    # The kernel may still count a thread for a moment after it was joined.
     while (after := resources())[1] > before[1] and time.monotonic() < deadline:
         pass
     print(f"{(time.monotonic() - started) / (count - count // 3) * 1e3:.2f} ms per cycle")
@@ -123,7 +123,7 @@ def test_init_cycles_leak_no_resources(pool, hosts):
 
 
 def check_idle_cycles(count):
-    """A rank may leave while others are still on their way in."""
+    """Repeat init and shutdown without operations: a rank may leave while others are still connecting."""
     for _ in range(count):
         hvd.init()
         hvd.shutdown()
@@ -135,11 +135,11 @@ def test_init_cycles_without_operations(pool, hosts):
         job.run(check_idle_cycles, 200)
 
 
-# ---- processes of their own -----------------------------------------------------------------------------------------
+# ---- new processes --------------------------------------------------------------------------------------------------
 
 
 def python(code, **variables):
-    """Run code in a new process and return what it has printed."""
+    """Run code in a new process and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment() | variables,
@@ -162,12 +162,12 @@ def test_single_process_without_a_launcher():
 
 
 def test_exit_without_shutdown():
-    """The process ends, with operations in flight or not, and says nothing."""
+    """The process ends without a message, with and without operations in flight."""
     python("import horoplug as hvd, numpy as np; hvd.init(); hvd.allreduce_async(np.ones(9))")
 
 
 def test_all_ranks_exit_with_operations_in_flight(tmp_path):
-    """All ranks end with operations in flight, in good order: nobody complains, nobody waits."""
+    """All ranks exit with operations in flight, without a message and without waiting."""
     script = tmp_path / "script.py"
     script.write_text(
         "import horoplug as hvd, numpy as np\n"
@@ -234,7 +234,7 @@ def test_invalid_environment_is_refused_by_init(variables, text):
 
 
 def in_child(function):
-    """Run a function in a forked child, and return what it has printed; it must end in good order."""
+    """Run a function in a forked child and return its output; the child must exit with status 0."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -266,13 +266,13 @@ def check_fork():
         gc.collect()
         for name in [n for n in os.environ if n.startswith(("HOROVOD_", "HOROPLUG_"))]:
             del os.environ[name]
-        hvd.init()  # a job of its own
+        hvd.init()  # a separate job of one rank
         alone = hvd.size(), float(hvd.allreduce(np.full(2, 3.0))[0])
         hvd.shutdown()
         return alone
 
     assert in_child(child) == "(1, 3.0)"
-    # The parent is as it was.
+    # The parent's job is unaffected.
     for rank in range(hvd.size()):
         if rank != hvd.rank():
             hvd.allreduce_async(np.ones(100), name=f"early{rank}")
@@ -294,7 +294,7 @@ def test_forked_child_leaves_the_parent_job_intact(pool, hosts):
 
 
 def test_forked_child_exits_without_ending_the_parent_job():
-    """A child that ends like any program (exit handlers, destructors) does not end the parent's job."""
+    """A child that exits normally, with exit handlers and destructors, does not end the parent's job."""
     out = python(
         "import os, horoplug as hvd, numpy as np\n"
         "hvd.init()\n"
@@ -310,14 +310,14 @@ def test_forked_child_exits_without_ending_the_parent_job():
 
 
 def check_interrupt():
-    """Ctrl-C while waiting: the operation stays in flight with its tensors, and can be waited for again."""
+    """After a KeyboardInterrupt in a wait, the operation is still in flight and can be waited for again."""
     interrupt = os.kill, os.getpid(), signal.SIGINT
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(np.full(50_000, 1.0), op=hvd.Sum, name="late")
         with once_this_thread_waits(*interrupt), pytest.raises(KeyboardInterrupt):
             hvd.synchronize(handle)
         assert not hvd.poll(handle)
-        # A blocking call: nobody has its handle, but its buffers are still being written to.
+        # A blocking call returns no handle, but its buffers are still being written to.
         lost = np.full(50_000, 2.0)
         with once_this_thread_waits(*interrupt), pytest.raises(KeyboardInterrupt):
             hvd.allreduce(lost, op=hvd.Sum, name="lost")
@@ -338,7 +338,7 @@ def test_keyboard_interrupt_ends_a_blocking_operation(pool):
 
 
 def check_threads():
-    """Many threads wait at once."""
+    """Many threads wait at the same time."""
     failures = []
 
     def work(number):

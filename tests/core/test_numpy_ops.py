@@ -146,7 +146,7 @@ def check_alltoall(dtype, key):
     even = arrays(dtype, (2 * size, 3), key, size)
     expected = np.concatenate([a[2 * rank : 2 * rank + 2] for a in even])
     same(hvd.alltoall(even[rank]), expected, dtype)
-    output, counts = hvd.alltoall(even[rank], splits=[1] * size)  # rows beyond that stay
+    output, counts = hvd.alltoall(even[rank], splits=[1] * size)  # further rows are not sent
     same(output, np.stack([a[rank] for a in even]), dtype)
     output, counts = hvd.synchronize(hvd.alltoall_async(even[rank], name="even"))
     same(output, expected, dtype)
@@ -239,7 +239,7 @@ def check_layouts():
         same(hvd.allreduce(x[view]), mean[view], "float64")
     same(hvd.allreduce(x.T), mean.T, "float64")
     same(hvd.allreduce(np.asfortranarray(x)), mean, "float64")
-    # Numbers and lists are arrays, too.
+    # Numbers and lists are converted to arrays.
     assert hvd.allreduce(float(rank), op=hvd.Sum) == size * (size - 1) / 2
     assert hvd.allgather([rank, rank]).tolist() == [r for r in range(size) for _ in range(2)]
     assert hvd.allreduce(np.float32(3)).dtype == np.float32
@@ -265,7 +265,7 @@ def test_broadcast_and_allgather_of_objects(ranks):
 
 
 def check_barrier(folder):
-    """Nobody leaves a barrier before the last has come."""
+    """No rank leaves a barrier before the last one has entered it."""
     for number in range(20):
         (folder / f"{number}.{hvd.rank()}").touch()
         hvd.barrier()
@@ -298,7 +298,7 @@ def test_rank_and_size_functions(pool, hosts):
         assert job.run(check_place, hosts) == list(range(len(hosts)))
 
 
-# ---- the functions themselves ---------------------------------------------------------------------------------------
+# ---- signatures and constants ---------------------------------------------------------------------------------------
 
 TENSOR_ARGUMENTS = {
     "allreduce": "average name op prescale_factor postscale_factor process_set",
@@ -315,7 +315,7 @@ TENSOR_ARGUMENTS = {
 
 
 def test_variants_of_an_operation_share_one_signature():
-    """One signature per operation, shared by its variants; names, documentation and module are the function's own."""
+    """The variants of an operation share a signature; each has its own name, documentation and module."""
     variants = {
         "allreduce": "{} {}_async {}_ {}_async_ grouped_{} grouped_{}_async grouped_{}_ grouped_{}_async_",
         "allgather": "{} {}_async grouped_{} grouped_{}_async",

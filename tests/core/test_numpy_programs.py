@@ -15,7 +15,7 @@ ranks = ranks_fixture(*PLACES)
 
 
 def check_async(key):
-    """Many operations of all kinds in flight, submitted in another order on every rank."""
+    """Many operations of all kinds are in flight, submitted in a different order on every rank."""
     size, rank = hvd.size(), hvd.rank()
     draw = random.Random(key + rank)
     jobs = [
@@ -56,12 +56,13 @@ def test_many_operations_in_flight(ranks):
 
 
 def check_program(key):
-    """Steps of random operations, in another order on every rank, with tensors that come, go, change and repeat."""
+    """Steps of random operations in a different order on every rank. From step to step, tensors are added, removed,
+    changed and repeated."""
     size, rank = hvd.size(), hvd.rank()
     shared, own = random.Random(key), random.Random(key + rank + 1)
     program = []
     for step in range(30):
-        if step % 10 == 0 or shared.random() < 0.1:  # otherwise the step before is repeated
+        if step % 10 == 0 or shared.random() < 0.1:  # otherwise the previous step is repeated
             kinds = ["sum", "min", "group", "gather", "root", "exchange", "scatter"]
             program = [
                 (
@@ -142,7 +143,7 @@ def test_random_programs_with_random_settings(pool, hosts, knob):
 
 
 def check_large():
-    """More than any buffer in between holds."""
+    """Arrays that exceed every internal buffer."""
     size, rank = hvd.size(), hvd.rank()
     x = np.arange(12_000_001, dtype=np.float32) % 1000 + rank
     total = (np.arange(12_000_001, dtype=np.float32) % 1000) * size + sum(range(size))

@@ -17,8 +17,8 @@ def stats():
 
 
 def train(steps, every=0):
-    """Steps of training with a metric of no name; with evaluation after every so many. Returns the parameters and,
-    by step, the control messages so far."""
+    """Train with an unnamed metric, and an evaluation after every ``every`` steps (0: none). Returns the parameters and
+    the number of control messages up to each step."""
     torch.manual_seed(hvd.rank())
     model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
     thvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -53,7 +53,7 @@ def test_training_needs_no_control_messages(pool, hosts):
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 def test_results_do_not_depend_on_plans(pool, hosts):
-    """The same bits with plans, with plans that break at each evaluation, and without."""
+    """Results have the same bits with plans, with plans that each evaluation uninstalls, and without plans."""
     with pool.ranks(2, hosts=hosts) as job:
         planned = job.run(train, 60, 25)
         assert all(counts["broken_plans"] >= 1 for _, _, counts in planned)
@@ -64,7 +64,7 @@ def test_results_do_not_depend_on_plans(pool, hosts):
 
 
 def changing_order(_):
-    """Blocking operations whose order changes when the plan is long locked, in different ways on the ranks."""
+    """The order of blocking operations changes after the plan was installed, differently on each rank."""
     x = np.ones(4)
     for _ in range(30):
         hvd.allreduce(x, name="a")
@@ -77,7 +77,7 @@ def changing_order(_):
             handles.reverse()
         for handle in handles:
             hvd.synchronize(handle)
-    # Rank 0 waits for each in turn, in an order of its own, which works since the others do not wait.
+    # Rank 0 waits for each operation in its own order, which works since the others do not wait.
     for _ in range(30):
         handles = {}
         for name in ["b", "a"]:
@@ -96,7 +96,7 @@ def test_plan_follows_a_changed_order(pool):
 
 
 def disagree(_):
-    """A shape that differs between ranks, in a locked plan."""
+    """A shape differs between ranks while a plan is installed."""
     for _ in range(20):
         hvd.allreduce(np.ones(4), name="x")
     assert stats()["planned_batches"] > 0
@@ -110,7 +110,7 @@ def test_mismatch_inside_a_plan_names_ranks_and_tensor(pool):
 
 
 def deadlock(_):
-    """Ranks that wait for each other, with all of it in the plan."""
+    """Ranks wait for each other in operations that all belong to the plan."""
     x = np.ones(4)
     for _ in range(20):
         hvd.allreduce(x, name="a")

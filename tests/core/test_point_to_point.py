@@ -34,7 +34,7 @@ def test_many_sends_and_recvs_in_flight(ranks):
 
 
 def check_blocking():
-    """A token goes around the ranks, and grows."""
+    """A token is passed around the ranks and grows with each hop."""
     size, rank = hvd.size(), hvd.rank()
     token = np.zeros((2, 3))
     for step in range(20):
@@ -99,7 +99,7 @@ def test_deadlock_of_recvs_names_both_ranks(pool):
 
 
 def die(victim, key):
-    """At any moment of a stream of large transfers."""
+    """Die at a random moment in a series of large transfers."""
     size, rank = hvd.size(), hvd.rank()
     if rank == victim:
         kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731

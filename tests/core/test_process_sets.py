@@ -19,18 +19,18 @@ def test_process_sets_passed_to_init(pool):
         even, first = hvd.ProcessSet([2, 0]), hvd.ProcessSet([0])
         unregistered = even.size(), even.rank(), even.included()
         hvd.init(process_sets=[even, first, [1, 2]])
-        facts = [(each.process_set_id, each.size(), each.rank()) for each in (even, first)]
+        members = [(each.process_set_id, each.size(), each.rank()) for each in (even, first)]
         total = hvd.allreduce(torch.ones(2), process_set=even, op=hvd.Sum) if even.included() else 0
         hvd.barrier()
         hvd.shutdown()
         after = even.process_set_id, first.included()
-        hvd.init()  # without them
-        return unregistered, facts, total, after
+        hvd.init()  # without process sets
+        return unregistered, members, total, after
 
     with pool.ranks(3, init=False) as job:
-        for rank, (unregistered, facts, total, after) in enumerate(job.run(run)):
+        for rank, (unregistered, members, total, after) in enumerate(job.run(run)):
             assert unregistered == (None, None, None)
-            assert facts == [(1, 2, [0, None, 1][rank]), (2, 1, [0, None, None][rank])]
+            assert members == [(1, 2, [0, None, 1][rank]), (2, 1, [0, None, None][rank])]
             assert total == 0 if rank == 1 else total.tolist() == [2, 2]
             assert after == (None, None)
 
@@ -140,7 +140,7 @@ def test_every_operation_in_a_set(ranks):
             hvd.broadcast_optimizer_state(optimizer, 2, process_set=members)
             assert layer.weight.eq(2).all()
             assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3)
-            # Gradients know the set's ranks.
+            # Gradients use the set's ranks.
             z = torch.full((me + 1, 2), 1.0, requires_grad=True)
             gathered = hvd.allgather(z, process_set=members)
             gathered.mul(torch.arange(8.0).view(4, 2)).sum().backward()
@@ -200,8 +200,8 @@ def test_subset_of_processes_can_be_a_separate_job(pool):
     def run(rank):
         for _ in range(3):
             hvd.init(comm=[2, 0] if rank != 1 else [1])
-            facts = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
-            assert facts == {0: (1, 2, 1, 2), 1: (0, 1, 0, 1), 2: (0, 2, 0, 2)}[rank]
+            position = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
+            assert position == {0: (1, 2, 1, 2), 1: (0, 1, 0, 1), 2: (0, 2, 0, 2)}[rank]
             total = hvd.allreduce(torch.tensor(rank), op=hvd.Sum)
             assert total == (1 if rank == 1 else 2)
             assert hvd.broadcast(torch.tensor(rank), 0) == (1 if rank == 1 else 2)

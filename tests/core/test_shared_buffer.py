@@ -50,7 +50,7 @@ def test_views_outlive_the_buffer_and_the_job(pool):
         hvd.shutdown()
         gc.collect()
         kept = np.unique(array).tolist()
-        array[:] = 7  # still there to be written
+        array[:] = 7  # still writable
         with pytest.raises(ValueError, match="init"):
             SharedBuffer(10)
         return kept

@@ -18,7 +18,7 @@ COPIES = ("MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER")
 
 
 def read(path):
-    """The events in the file. A read is no snapshot, so that it may be repeated once."""
+    """The events in the file. The read is repeated once if the file changed meanwhile."""
     try:
         return json.loads(path.read_bytes())
     except ValueError:
@@ -26,7 +26,7 @@ def read(path):
 
 
 def read_until(path, condition, seconds=20.0):
-    """The events, as soon as they fulfil a condition."""
+    """The events in the file, once they fulfil a condition."""
     deadline = time.monotonic() + seconds
     while True:
         events = read(path) if path.exists() and path.stat().st_size else []
@@ -37,7 +37,7 @@ def read_until(path, condition, seconds=20.0):
 
 
 def rows(events):
-    """Events by the title of their row, in the order of their begin; checks that every field is there."""
+    """Events by the title of their row, ordered by start time. Checks that each event has every field."""
     titles = {}
     by_row = collections.defaultdict(list)
     for event in events:
@@ -66,7 +66,7 @@ def spans(events):
 
 
 def check_nesting(events):
-    """Two spans of a row are apart, or one is inside the other. Times are exact to a nanosecond."""
+    """Check that two spans of a row are disjoint or nested. Times are exact to a nanosecond."""
     open_until = []
     for event in spans(events):
         begin = round(event["ts"] * 1000)
@@ -78,7 +78,7 @@ def check_nesting(events):
 
 
 def check_tensor(events, operation):
-    """A tensor's row: submitted, negotiated, waited, run, and again. Returns the numbers of its batches."""
+    """Check that a tensor's row repeats: submitted, negotiated, waited, run. Returns the numbers of its batches."""
     check_nesting(events)
     found = spans(events)
     inside = [e for e in found if e["name"] in COPIES or e["name"].split("_")[0] in MEDIA]
@@ -100,7 +100,7 @@ def check_tensor(events, operation):
 
 
 def train(steps):
-    """Several operations a step, fused and not, some of them in memory that must be packed."""
+    """Several operations in each step, fused and not fused, some of them in memory that must be packed."""
     for _ in range(steps):
         handles = [hvd.allreduce_async(np.ones(100 * i + 1), name=f"grad.{i}") for i in range(8)]
         handles.append(hvd.allgather_async(np.ones((3, 2)), name="gathered"))
@@ -131,7 +131,7 @@ def test_timeline_events_of_every_operation(pool, tmp_path, hosts):
     for name in expected:
         names = [e["name"] for e in by_row[name] if e["ph"] == "i"]
         assert names.count("SUBMITTED") == 5
-        # A child of the root speaks for all ranks below it.
+        # A child of the root reports for all ranks below it.
         if len(hosts) > 1:
             ready = [e["args"]["ready"] for e in by_row[name] if e["name"] == "READY"]
             assert len(ready) == 5 * len(set(ready))
@@ -150,7 +150,7 @@ def test_timeline_events_of_every_operation(pool, tmp_path, hosts):
 
 
 def test_timeline_of_planned_batches_has_the_plan_number(pool, tmp_path):
-    """When the order is locked, batches carry the plan's number, and nobody says READY any more."""
+    """While a plan is installed, batches carry its number and there are no READY events."""
     path = tmp_path / "timeline.json"
     with pool.ranks(2, env={"HOROVOD_TIMELINE": str(path)}) as ranks:
         ranks.run(train, 20)
@@ -163,7 +163,7 @@ def test_timeline_of_planned_batches_has_the_plan_number(pool, tmp_path):
 
 
 def test_timeline_has_the_events_of_horovod(pool, tmp_path):
-    """Within moments, while the job goes on."""
+    """The file has Horovod's events soon after the operations, while the job runs."""
     path = tmp_path / "timeline.json"
     env = {"HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
     with pool.ranks(2, env=env) as ranks:
@@ -195,7 +195,7 @@ def test_timeline_file_is_valid_json_at_any_time(pool, tmp_path):
 
 
 def test_timeline_of_a_killed_job_shows_operations_in_flight(pool, tmp_path):
-    """What was under way can be seen."""
+    """The row of an operation in flight has the event SUBMITTED only."""
     rng = np.random.default_rng(seed())
     for attempt in range(5):
         path = tmp_path / f"{attempt}.json"
@@ -222,7 +222,7 @@ def test_timeline_of_a_killed_job_shows_operations_in_flight(pool, tmp_path):
 
 
 def test_timeline_of_a_job_killed_under_load_is_readable(pool, tmp_path):
-    """At any moment of a stream of operations."""
+    """The job is killed at a random moment in a series of operations."""
     rng = np.random.default_rng(seed())
     for attempt in range(8):
         path = tmp_path / f"{attempt}.json"
@@ -238,7 +238,7 @@ def test_timeline_of_a_job_killed_under_load_is_readable(pool, tmp_path):
 
 def test_start_and_stop_timeline(pool, tmp_path):
     def part(name, marks):
-        # Everybody calls; rank 0 writes.
+        # All ranks call the function, and rank 0 writes.
         hvd.start_timeline(f"{name}.{hvd.rank()}.json", mark_cycles=marks)
         train(2)
         if name != "b":  # b is completed by the start of c
@@ -258,7 +258,7 @@ def test_start_and_stop_timeline(pool, tmp_path):
                 assert "cycles" not in rows(json.loads(file.read_text()))
         ranks.run(os.chdir, "/")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.0.json", "b.0.json", "c.0.json"]
-    for path, times in (("a", 2), ("b", 3), ("c", 2)):  # a was replaced
+    for path, times in (("a", 2), ("b", 3), ("c", 2)):  # the first file a was replaced
         by_row = rows(json.loads((tmp_path / f"{path}.0.json").read_text()))
         assert len(check_tensor(by_row["allreduce.grad.1"], "ALLREDUCE")) == times
 
@@ -285,7 +285,7 @@ def test_invalid_start_and_stop_calls_are_refused(pool, tmp_path):
             assert first.kind == "ValueError"
             assert path in first.message
             assert reason in first.message
-            assert not second.failed  # it writes nothing
+            assert not second.failed  # rank 1 writes no file
         for path in ("", "a\0b"):
             assert {o.kind for o in ranks.outcomes(start, path)} == {"ValueError"}
         ranks.run(start, tmp_path / "x.json")
@@ -326,7 +326,7 @@ def test_unwritable_timeline_is_a_one_line_warning(tmp_path):
 
 
 def test_more_tensor_names_than_timeline_rows(tmp_path):
-    """Endless new names must not make endless rows: late ones share some, without overlap."""
+    """The number of rows is limited: later names share rows, without overlap."""
     script = tmp_path / "script.py"
     script.write_text(
         "import numpy as np\n"

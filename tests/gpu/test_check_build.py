@@ -29,7 +29,7 @@ def check_build(*flags, env):
 
 
 def gpus(env):
-    """The lines on the driver, NVRTC and NCCL."""
+    """The lines of the report about the driver, NVRTC and NCCL."""
     lines = check_build("--verbose", env=env).splitlines()
     at = lines.index("GPUs:")
     driver, nvrtc, nccl = lines[at + 1 : at + 4]
@@ -38,7 +38,7 @@ def gpus(env):
 
 @pytest.fixture
 def wheels(tmp_path):
-    """Puts stub libraries where PyPI's wheels have theirs; gives the environment to find them by."""
+    """A function that puts stub libraries where PyPI's wheels have theirs, and returns the environment to find them."""
 
     def install(**files):
         for place, (kind, name) in files.items():

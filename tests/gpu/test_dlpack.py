@@ -55,7 +55,7 @@ def equal(array, expected):
 
 
 def ended(*producers):
-    """Whether all is given back, and was given for the default stream."""
+    """Whether everything exported was released, and was exported for the default stream."""
     gc.collect()
     return all(p.all_ended() and p.streams and {*p.streams} == {1} and p.ended for p in producers)
 
@@ -65,7 +65,7 @@ def check_operations(versioned):
     for dtype in DTYPES:
         mine, op = values(dtype), hvd.Max if dtype == "bool" else hvd.Sum
         expected = hvd.allreduce(mine, op=op)
-        # Far behind: what does not wait for it finds other numbers.
+        # The stream is delayed: work that does not wait for it reads wrong values.
         stream = device().new_stream()
         device().delay(0.005, stream)
         array = Producer(device().array(mine, stream=stream), versioned)
@@ -93,7 +93,10 @@ def check_layouts():
     array = Producer(device().array(mine))
     array.shape, array.offset = (4, 5), 2 * 5 * 4
     equal(hvd.allreduce(array, op=hvd.Sum), expected[2:])
-    array.shape, array.strides = (1, 1, 5), (77, 0, 1)  # of one: no stride is used
+    array.shape, array.strides = (
+        (1, 1, 5),
+        (77, 0, 1),
+    )  # the strides of dimensions of size 1 are not used
     equal(hvd.allreduce(array, op=hvd.Sum), expected[None, 2:3])
     array.shape, array.strides, array.offset = (), None, 0
     equal(hvd.allreduce(array, op=hvd.Sum), expected[0, 0])
@@ -147,7 +150,7 @@ def check_refusals():
     with pytest.raises(ValueError, match="no capsule of DLPack, or one that is used"):
         hvd.allreduce(twice)
     assert ended(twice)
-    # One of a group, of which the others were taken already.
+    # The last member of a group, after the others were taken.
     good, bad = (Producer(device().array(np.ones(4))) for _ in range(2))
     bad.strides = (2,)
     with pytest.raises(ValueError, match="contiguous"):
@@ -176,7 +179,7 @@ def test_bfloat16_without_ml_dtypes(ranks):
 
 
 def check_lifetimes():
-    """The memory is the operation's until it has ended, also if nobody else has it."""
+    """The operation keeps the memory alive until it has ended, even without another reference."""
     array = Producer(device().array(values("float32")))
     hvd.barrier()
     device().hold()
@@ -185,7 +188,7 @@ def check_lifetimes():
         gc.collect()
         assert not array.ended
     finally:
-        device().let_go()
+        device().resume()
     equal(hvd.synchronize(handle), hvd.allreduce(values("float32"), op=hvd.Sum))
     assert ended(array)
 
@@ -195,7 +198,7 @@ def test_dlpack_arrays_live_as_long_as_needed(ranks):
 
 
 def check_given():
-    """Results as other libraries take them."""
+    """Results are exported the way other libraries import them."""
     for dtype in DTYPES:
         mine = values(dtype)
         expected = hvd.allgather(mine)
@@ -216,20 +219,20 @@ def check_given():
             equal(result, expected)
             del result
             gc.collect()
-            assert there() is not None  # the one who has taken it keeps it
+            assert there() is not None  # the importer keeps the memory alive
             result = there()
             managed.deleter(ctypes.addressof(managed))
         capsule = result.__dlpack__()
         del result
         gc.collect()
         assert there() is not None
-        del capsule  # that nobody has taken
+        del capsule  # the capsule was not consumed
         gc.collect()
         assert there() is None
 
 
 class Only:
-    """A DeviceArray without its other interface."""
+    """A DeviceArray without ``__cuda_array_interface__``."""
 
     def __init__(self, array):
         self.array = array
@@ -248,15 +251,15 @@ def check_given_streams():
     result = hvd.allreduce(array, op=hvd.Sum)
     assert result.stream == stream
     expected = hvd.allreduce(mine, op=hvd.Sum)
-    hvd.allreduce(Only(result), op=hvd.Max)  # the first of its kind may wait
+    hvd.allreduce(Only(result), op=hvd.Max)  # the first operation of a kind may wait
     device().synchronize()
     waits = device().host_waits()
     device().hold()
     try:
-        again = hvd.allreduce(Only(result), op=hvd.Max)  # in the default stream, which has to wait
+        again = hvd.allreduce(Only(result), op=hvd.Max)  # ordered after the default stream
         assert device().host_waits() == waits
     finally:
-        device().let_go()
+        device().resume()
     assert again.stream == 0
     equal(again, expected)
     other = device().new_stream()
@@ -282,7 +285,7 @@ def test_results_are_exported_by_dlpack(ranks):
 
 
 class OnHost:
-    """Memory of an array, as horoplug would give it if it were a GPU's."""
+    """An array in host memory with horoplug's DLPack export."""
 
     def __init__(self, values):
         self.values = values
@@ -297,7 +300,7 @@ class OnHost:
 
 
 def test_numpy_imports_exported_arrays():
-    """The layout, by a library that has nothing to do with this one."""
+    """An independent library reads the exported layout."""
     values = np.array([[0, 1, 2], [3, 4, 5]], np.float32)
     for how in ({}, {"max_version": (1, 0)}):
         before = sys.getrefcount(values)

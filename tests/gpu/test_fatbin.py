@@ -32,7 +32,7 @@ def compile_kernels(out, *options, path, **variables):
 
 
 def kernels_line(env):
-    """Of ``--check-build --verbose``."""
+    """The line about the kernel file in ``--check-build --verbose``."""
     done = subprocess.run(
         [sys.executable, "-m", "horoplug.runner", "--check-build", "--verbose"],
         env=environment() | env,
@@ -46,7 +46,7 @@ def kernels_line(env):
 
 @pytest.fixture(scope="module")
 def without_nvrtc(tmp_path_factory):
-    """A folder to import from, which hides the wheels that are installed."""
+    """A folder for PYTHONPATH that hides the installed wheels."""
     folder = tmp_path_factory.mktemp("hiding")
     (folder / "nvidia").mkdir()
     (folder / "nvidia" / "__init__.py").touch()
@@ -55,7 +55,7 @@ def without_nvrtc(tmp_path_factory):
 
 @pytest.mark.timeout(300)
 def test_fatbin_has_every_kernel(tmp_path, without_nvrtc):
-    """One architecture is enough to see that nvcc takes the source without a word, and what it makes of it."""
+    """nvcc compiles the source without a message, and the file contains every kernel. One architecture is enough."""
     places = importlib.util.find_spec("nvidia").submodule_search_locations
     found = [path.parent for place in places for path in Path(place).glob("*/bin/nvcc")]
     if not found:
@@ -67,7 +67,9 @@ def test_fatbin_has_every_kernel(tmp_path, without_nvrtc):
     assert done.stderr == ""
     code = out.read_bytes()[HEADER:]
     names = kernel_names()
-    assert len(names) == len(set(names)) == 34 + 4 * 15 + 2 * 2  # no order of complex numbers
+    assert (
+        len(names) == len(set(names)) == 34 + 4 * 15 + 2 * 2
+    )  # complex numbers have no minimum and no maximum
     for name in names:
         assert b".text." + name.encode() + b"\0" in code, name
         assert b".entry " + name.encode() + b"(" in code, name
@@ -78,7 +80,7 @@ def test_fatbin_has_every_kernel(tmp_path, without_nvrtc):
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """Path of a file of kernels for simulated GPUs; next to it, ``asked`` is what their nvcc was told."""
+    """Path of a kernel file for simulated GPUs; the file ``asked`` beside it has the arguments of their nvcc."""
     folder = tmp_path_factory.mktemp("nvcc")
     write_nvcc(folder)
     done = compile_kernels(folder / "kernels.fatbin", path=folder)
@@ -142,7 +144,7 @@ def test_failing_compiler_is_an_error(tmp_path):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Starts jobs of two ranks with simulated GPUs and no NVRTC that they could use."""
+    """A function that starts jobs of two ranks with simulated GPUs and without NVRTC."""
     folder = tmp_path_factory.mktemp("gpus")
     pool = Pool(variables=simulated_gpu.environment(folder, gpu_count=2, nvrtc_version=11080))
     yield lambda kernels: pool.ranks(2, env={"HOROPLUG_KERNELS": str(kernels)})
@@ -170,7 +172,7 @@ def test_job_without_nvrtc_uses_compiled_kernels(job, simulated):
 
 
 def test_simulated_gpu_loads_every_compiled_kernel(simulated, tmp_path):
-    """What tests/gpu/device does on a GPU."""
+    """tests/gpu/device does the same on a GPU."""
     done = subprocess.run(
         [str(ROOT / "build" / "release" / "bin" / "gpu_device_test"), "--test-case=*on the GPU*"],
         env=environment()
@@ -201,7 +203,7 @@ def damage(content, how):
         return b"\x50\xed\x55\xba" + content[4:]
     if how == "too new for the driver, which is for CUDA 12.4":
         return content[:32] + struct.pack("<i", 13010) + content[36:]
-    if how == "has none for the GPU (sm_90)":  # but for sm_80 alone
+    if how == "has none for the GPU (sm_90)":  # only for sm_80
         return content[:36] + struct.pack("<iii", 0, 80, 0) + bytes(48) + content[96:]
     return content
 

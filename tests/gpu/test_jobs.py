@@ -48,7 +48,7 @@ def test_operations_on_gpu_arrays_match_numpy(ranks, dtype):
 
 
 def check_forgotten():
-    """Handles that nobody waits for: their arrays stay until the next init, and the GPU has done with them then."""
+    """Arrays of handles that are never waited for stay alive until the next init, when the GPU is done with them."""
     array = device().array(values("float32", (100,)))
     handles = [hvd.allreduce_async_(array, op=hvd.Sum, name=f"f{n}") for n in range(3)]
     hvd.barrier()
@@ -71,15 +71,15 @@ def test_batches_groups_streams_and_refusals(ranks):
 
 
 def check_way():
-    """How often NCCL was used for one more allreduce."""
+    """How often NCCL was used for another allreduce."""
     before = device().count("AllReduce")
     hvd.allreduce(device().array(values("float32", (100,))), op=hvd.Sum)
     return device().count("AllReduce") - before
 
 
 def check_ahead():
-    """Operations end although no stream does anything; the results are there when they do. The first of each kind may
-    wait for those before it."""
+    """Operations complete while the streams are held; the results are correct once the streams continue. The first
+    operation of each kind may wait for those before it."""
     mine = values("float32", (1000,))
     expected = hvd.allreduce(mine, op=hvd.Sum)
     array = device().array(mine)
@@ -92,7 +92,7 @@ def check_ahead():
         gathered = hvd.allgather(array, name="behind")
         assert device().host_waits() == waits
     finally:
-        device().let_go()
+        device().resume()
     equal(array, expected)
     equal(gathered, np.concatenate([expected] * hvd.size()))
 
@@ -106,7 +106,7 @@ def test_transport_of_gpu_data(ranks, request):
 
 
 def check_process_sets():
-    """Sets that overlap work on the same GPU, each by itself."""
+    """Overlapping process sets run operations on the same GPU independently."""
     size, rank = hvd.size(), hvd.rank()
     sets = [
         hvd.add_process_set(members)
@@ -135,7 +135,7 @@ def test_overlapping_process_sets_on_one_gpu(job, algorithm):
 
 
 def check_large(timeline):
-    """An allreduce of several windows, of which rank 0 writes a timeline. Returns how often NCCL was used here."""
+    """Run an allreduce of several windows, of which rank 0 writes a timeline. Returns how often this rank used NCCL."""
     mine = values("float32", (5_000_001,))
     expected = hvd.allreduce(mine, op=hvd.Sum)
     before = device().count("ReduceScatter")
@@ -145,7 +145,7 @@ def check_large(timeline):
     return device().count("ReduceScatter") - before
 
 
-# GPUs; variables. With one GPU for all ranks, NCCL refuses to work within a host.
+# Number of GPUs, and variables. With one GPU for all ranks, NCCL cannot be used within a host.
 HIERARCHICAL = [
     (4, {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}),
     (1, {"HOROPLUG_ALGORITHM": "hierarchical"}),
@@ -164,7 +164,7 @@ def test_hierarchical_allreduce_on_gpus(job, tmp_path, devices, env):
     assert [times > 0 for times in used] == [devices > 1] * 4
 
 
-# Whoever is stopped may be in a transfer, or before an operation that the others have begun.
+# The stopped rank may be in a transfer, or before an operation that the others have begun.
 QUICK = {
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "2",
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
@@ -173,8 +173,8 @@ QUICK = {
 
 
 def check_told_who_is_gone(ranks, how, function, *args):
-    """Rank 1 goes in the middle of what ends with an error on the others: it names the operation and the rank. Gives
-    the errors."""
+    """Kill or stop rank 1 while the ranks run a function. Checks that the errors of the others name the operation and
+    the rank, and returns the errors."""
     ranks.start(function, *args)
     gone = ranks.workers[1]
     until(args[0].exists, 60)
@@ -192,7 +192,7 @@ def check_told_who_is_gone(ranks, how, function, *args):
 
 
 def check_gone(started, op):
-    """Until somebody is gone: an error then, and no hang."""
+    """Run operations until one fails because a rank is gone."""
     array = device().array(values("float32", (10_000,)))
     try:
         for step in itertools.count():
@@ -203,7 +203,7 @@ def check_gone(started, op):
         return str(error)
 
 
-# Processes keep their GPUs, so that others would share one afterwards: no other test has five GPUs.
+# Processes keep their GPU for their lifetime. No other test has five GPUs, so its processes are separate.
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
     ("hosts", "devices", "algorithm", "op"),
@@ -222,8 +222,8 @@ def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, devices, algorith
 
 
 def check_crossing_sets(started):
-    """Each rank has operations on two sets under way all the time, whose other members have others: until somebody is
-    gone."""
+    """Each rank keeps operations on two process sets in flight, whose other members have operations on further sets,
+    until one fails because a rank is gone."""
     rank, size = hvd.rank(), hvd.size()
     pairs = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2]), hvd.add_process_set([2, 3])]
     pairs.append(hvd.add_process_set([0, 3]))
@@ -250,19 +250,19 @@ def check_crossing_sets(started):
 def test_killed_or_stopped_rank_of_overlapping_sets_is_named(
     job, tmp_path, devices, algorithm, how
 ):
-    """All others are told so: those who share a set with it, and the one that does not."""
+    """All others get the error: those that share a set with the rank, and the one that does not."""
     with job("aaaa", devices, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **QUICK) as ranks:
         check_told_who_is_gone(ranks, how, check_crossing_sets, tmp_path / "started")
 
 
 def let_the_engine_poll_the_device():
-    """The engine does so whenever it has nothing else to do, and so in between of these."""
+    """Run host operations: the engine polls the device between them."""
     for _ in range(200):
         hvd.allreduce(np.ones(3), op=hvd.Sum, name="host")
 
 
 def check_standing_still(started, go_on):
-    """An allreduce is under way on the GPUs when the ranks are stopped, and then goes on."""
+    """An allreduce is in progress on the GPUs when the ranks are stopped, and continues afterwards."""
     mine = values("float32", (300,))
     array = device().array(mine)
     expected = hvd.allreduce(mine, op=hvd.Sum)
@@ -276,7 +276,7 @@ def check_standing_still(started, go_on):
     until(go_on.exists, 60)
     let_the_engine_poll_the_device()
     if hvd.rank() == 1:
-        device().let_go()
+        device().resume()
     equal(result, expected)
 
 
@@ -287,7 +287,7 @@ def test_own_suspension_does_not_count_towards_the_timeout(job, tmp_path):
         until(started.exists, 60)
         for worker in ranks.workers:
             os.kill(worker.process.pid, signal.SIGSTOP)
-        time.sleep(5)  # longer than the limit: a machine that is suspended, for example
+        time.sleep(5)  # longer than the timeout, as on a suspended machine
         go_on.touch()
         for worker in ranks.workers:
             os.kill(worker.process.pid, signal.SIGCONT)
@@ -296,7 +296,7 @@ def test_own_suspension_does_not_count_towards_the_timeout(job, tmp_path):
 
 
 def check_held_up(started):
-    """Rank 0's GPU waits for rank 1's, which has begun nothing when that rank is stopped."""
+    """Rank 0's GPU waits for rank 1's, which has not begun the operation when rank 1 is stopped."""
     array = device().array(values("float32", (300,)))
     on_host(hvd.allreduce(array))
     if hvd.rank() == 1:
@@ -310,7 +310,7 @@ def check_held_up(started):
     except hvd.HorovodInternalError as error:
         return str(error)
     finally:
-        device().let_go()
+        device().resume()
 
 
 def test_operation_waiting_on_the_gpu_names_the_stopped_rank(job, tmp_path):
@@ -323,7 +323,7 @@ def test_operation_waiting_on_the_gpu_names_the_stopped_rank(job, tmp_path):
 
 
 def check_again():
-    """After a shutdown everything begins anew, on the same GPU."""
+    """After shutdown and init, operations work on the same GPU."""
     mine = values("float32", (50,))
     for _ in range(3):
         equal(hvd.allreduce(device().array(mine), op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum))

@@ -17,7 +17,7 @@ from tests.harness.nvrtc import Nvrtc
 
 # As in csrc/device/cuda/jit/compile.cc.
 OPTIONS = ["--std=c++17", "--fmad=false"]
-# One kernel of each kind; the reductions by what costs most registers.
+# One kernel of each kind; of the reductions, those that need the most registers.
 SAMPLES = {
     "copy_32": "HP_MOVE(copy_32, Raw32, Raw32)",
     "cast_float32_float16": "HP_MOVE(cast_float32_float16, Float32, Float16)",
@@ -44,7 +44,8 @@ def nvrtc(library):
 
 
 def compile_quietly(nvrtc, *options):
-    """The code, and by kernel its bytes of stack and its registers."""
+    """The compiled code, and for each kernel the bytes of stack and the number of registers. Checks that NVRTC does not
+    warn."""
     code, log = nvrtc.compile([*OPTIONS, "--ptxas-options=-v", *options])
     assert "warning" not in log.lower(), log
     return code, {name: (int(stack), int(registers)) for name, stack, registers in USE.findall(log)}
@@ -59,7 +60,7 @@ def test_every_kernel_compiles_with_nvrtc(nvrtc):
     for name, (stack, registers) in used.items():
         print(f"{name:24} {registers:3} registers, {stack} bytes of stack")
         assert stack <= 16, name
-        # At least three blocks of 256 threads on a multiprocessor, which has 65536 registers.
+        # At least three blocks of 256 threads fit on a multiprocessor, which has 65536 registers.
         assert registers <= 85, name
 
 
@@ -88,13 +89,13 @@ def ptx(nvrtc, name):
 @pytest.mark.parametrize("name", ["copy_32", "cast_float32_float16", "reduce_sum_bfloat16"])
 def test_memory_is_accessed_in_vectors(nvrtc, name):
     text = ptx(nvrtc, name)
-    # Four packets in flight: as many loads, or twice as many of the wider type, in a row.
+    # Four packets are in flight: four loads in a row, or eight of the wider type.
     assert len(re.findall(r"\bld(?:\.global)?\.v4\.[uf]32", text)) >= 4
     assert len(re.findall(r"\bst(?:\.global)?\.v4\.[uf]32", text)) >= 4
 
 
 def test_kernels_have_no_fused_multiply_add(nvrtc):
-    """Products are rounded before they are added, as on the CPU."""
+    """Products are rounded before the addition, as on the CPU."""
     assert not re.findall(r"\bfma\.rn\.f\d+", ptx(nvrtc, "dots_float32"))
 
 

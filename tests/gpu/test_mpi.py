@@ -22,14 +22,14 @@ pytest.importorskip("mpi4py")
 __all__ = ["no_files_of_mpi"]  # fixture
 
 
-# Intel's mpirun starts slowly, and what is between the GPU and MPI is the same for all.
+# Not Intel MPI: its mpirun starts slowly, and the code between GPU and MPI is the same for all MPIs.
 @pytest.fixture(params=["openmpi", "mpich"])
 def place(request):
     return find(request.param)
 
 
 def start(place, folder: Path, script: str, *args: str, np: int = 2, options=(), **variables: str):
-    """Ranks by turns on two hosts, which are this machine, and with it share a GPU: NCCL refuses that."""
+    """Start ranks alternately on two host names of this machine. They share a GPU, so that NCCL cannot be used."""
     devices = folder / "gpus"
     devices.mkdir()
     simulated = simulated_gpu.environment(devices, gpu_delay=300)
@@ -45,7 +45,7 @@ def done(output: str) -> list[str]:
 
 
 def ways(timeline: Path) -> dict[str, set[str]]:
-    """By operation on a GPU: the algorithms that a timeline names for it."""
+    """By operation on a GPU: the algorithms that the timeline names for it."""
     found: dict[str, set[str]] = {}
     for event in json.loads(timeline.read_text()):
         name = event.get("name", "")
@@ -127,7 +127,7 @@ sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
 def test_mpi_operations_on_gpu_arrays(place, tmp_path, level):
-    """The results are those of the host; with less than ``multiple``, another thread calls MPI."""
+    """The results equal those on the host; below thread level ``multiple``, the MPI thread calls MPI."""
     if (place.name, level) == ("openmpi", "serialized"):
         pytest.skip("what is between the threads is the same for all")
     timeline = tmp_path / "timeline.json"
@@ -175,18 +175,18 @@ sys.stdout.write(f"rank {rank} is done\\n")
 
 
 def test_every_rank_checks_whether_mpi_is_cuda_aware(place, tmp_path):
-    """The libraries here say that they are not CUDA-aware. One line says why MPI does not get GPU tensors."""
+    """The installed libraries report that they are not CUDA-aware. A log line says why MPI moves no GPU tensors."""
     job = start(place, tmp_path, SAYING, str(tmp_path), HOROVOD_LOG_LEVEL="info")
     status, output = finish(job)
     assert status == 0, output
     assert done(output) == ["0", "1"], output
-    # Of both ranks.
+    # One line for each rank.
     assert output.count("not moved by MPI: it does not say that it takes GPUs' memory") == 2, output
     assert output.count("not moved by MPI: on rank 1, it does not say") == 2, output
     for name in "asked", "some":
         found = ways(tmp_path / f"{name}.json")
         assert set().union(*found.values()) == {"staged"}, (name, found)
-    # Nothing was forced: it goes before the host's memory.
+    # Without a forced algorithm, MPI is preferred to staging through host memory.
     found = ways(tmp_path / "yes.json")
     by_mpi = MOVES | REDUCES if place.name == "mpich" else MOVES
     assert {kind for kind in found if "mpi" in found[kind]} == by_mpi, found
@@ -197,7 +197,7 @@ def test_variable_overrides_the_report_of_mpi(tmp_path):
     job = start(find("mpich"), tmp_path, SAYING, str(tmp_path), "differ", HOROPLUG_ALGORITHM="mpi")
     status, output = finish(job)
     assert status == 0, output
-    # A warning of rank 0's, as MPI was asked for.
+    # Rank 0 warns, because MPI was requested.
     assert output.count("not moved by MPI: on rank 0, it does not say") == 1, output
     assert set().union(*ways(tmp_path / "differ.json").values()) == {"staged"}
 
@@ -224,8 +224,8 @@ except hvd.HorovodInternalError as error:
 
 @pytest.mark.parametrize("operation", ["allreduce", "alltoall"])
 def test_rank_that_dies_is_named(place, tmp_path, operation):
-    """Everybody else hears which one it was, and all processes end, while MPI still has memory of the GPUs. MPICH's
-    mpirun may end them before they say so."""
+    """All other ranks get an error that names the rank, and all processes end although MPI still uses GPU memory.
+    MPICH's mpirun may end them before they print the error."""
     kept = place.name == "openmpi"
     job = start(
         place,
@@ -237,7 +237,7 @@ def test_rank_that_dies_is_named(place, tmp_path, operation):
         options=["--continuous" if kept else "-disable-auto-cleanup"],
         HOROPLUG_ALGORITHM="mpi",
         HOROPLUG_MPI_CUDA="1",
-        # Open MPI's MPI_Finalize may wait for who is dead.
+        # Open MPI's MPI_Finalize may wait for the dead rank.
         **NO_LIMITS | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "5"},
     )
     file = tmp_path / "pid"
@@ -251,7 +251,7 @@ def test_rank_that_dies_is_named(place, tmp_path, operation):
     assert all("rank 1 has died" in text for text in failures), output
 
 
-# ---- what MPIs say ---------------------------------------------------------------------------------------------------
+# ---- GPU support that MPI libraries report ---------------------------------------------------------------------------
 
 
 class Info:
@@ -269,7 +269,7 @@ DIES = object()
         ("Open MPI v5.0.11", (3, 1), None, 1, True, GpuSupport.MOVES),
         ("Open MPI v5.0.11", (3, 1), None, 0, False, GpuSupport.NOTHING),
         ("Open MPI v4.1.8", (3, 1), None, None, None, GpuSupport.NOTHING),
-        # Kinds that mpirun was not told of are missing in Open MPI 6.
+        # Open MPI 6 lists only the memory kinds that were requested from mpirun.
         ("Open MPI v6.0.0", (4, 1), "mpi,system", 1, True, GpuSupport.MOVES),
         (
             "MPICH Version:      5.0.2",

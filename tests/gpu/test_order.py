@@ -1,5 +1,5 @@
-"""Stream order of GPU tensors in Python: the calls of the core for them, and when they are released. A recorder takes
-the place of the core, and host memory that of the GPU."""
+"""Stream order of GPU tensors in Python: the calls of the core for them, and when they are released. A recorder
+replaces the core, and host memory the GPU's."""
 
 import itertools
 import weakref
@@ -18,7 +18,7 @@ from horoplug.torch import streams
 
 
 class Recorder:
-    """Stands for ``_native.Engine``: notes calls as ``(what, …, stream)``; operations are done at once."""
+    """Replaces ``_native.Engine``: records calls as ``(what, …, stream)``; operations complete at once."""
 
     def __init__(self):
         self.calls = []
@@ -83,7 +83,7 @@ def core(monkeypatch):
 
 
 class Array:
-    """On GPU 3, ready in a stream."""
+    """An array on GPU 3 that is ready in a stream."""
 
     def __init__(self, values, stream=None, **fields):
         self.values = np.array(values, np.float32)
@@ -221,7 +221,7 @@ def test_incomplete_dlpack_interface_is_refused(core):
 
 
 class OnDevice(torch.Tensor):
-    """A tensor in the host's memory that says it is on GPU 1."""
+    """A tensor in host memory that reports GPU 1 as its device."""
 
     is_cpu = False
     is_cuda = True
@@ -232,7 +232,7 @@ class OnDevice(torch.Tensor):
 
 @pytest.fixture
 def current(monkeypatch):
-    """The stream that is current; a list with one element."""
+    """The current stream, in a list with one element."""
     now = [5]
     monkeypatch.setattr(streams, "current", lambda device: now[0])
     return now
@@ -243,7 +243,7 @@ def on_device(*shape):
 
 
 def test_torch_tensor_is_ordered_by_its_stream(core, current):
-    """Submitted in one stream, waited for in another: both come after it."""
+    """An operation that was submitted in one stream and waited for in another is ordered before later work in both."""
     handle = horoplug.torch.allreduce_async_(on_device(2), name="x")
     current[0] = 6
     horoplug.torch.synchronize(handle)
@@ -298,7 +298,7 @@ def test_optimizer_with_parameters_on_host_and_gpu(core, current):
 
 
 def test_optimizer_without_synchronize_releases_in_order(core, current):
-    """What was submitted and is given up is let go in order at the latest by the next ``init``."""
+    """Submitted gradients that are abandoned are released in stream order, at the latest by the next ``init``."""
     model = linear()
     wrapped = optimizer(model)
     (model.weight.sum() + model.bias.sum()).backward()
@@ -343,7 +343,7 @@ def test_groups_across_streams(core, monkeypatch, where):
     wrapped = optimizer(model, groups=1)
 
     class Last(torch.autograd.Function):
-        """Its backward is the first part of backward, so that what it queues is called first at the end."""
+        """Its backward runs first, so that the callback that it queues is called first at the end of backward."""
 
         @staticmethod
         def forward(ctx, x):

@@ -42,7 +42,7 @@ class Handle(ctypes.Structure):
 
 
 def give():
-    """Fill memory of this process, and record an event after that, which others can wait for."""
+    """Fill memory of this process, then record an event that other processes can wait for."""
     import horoplug as hvd
 
     device = simulated_gpu.Device()
@@ -60,13 +60,13 @@ def give():
     device.call("cuEventRecord", event, stream)
     hvd.broadcast_object((bytes(of_memory), bytes(of_event)), root_rank=0)
     hvd.barrier()
-    device.let_go()
+    device.resume()
     hvd.barrier()  # the memory is still in use
     array.free()
 
 
 def take():
-    """Read it before the event has come to pass, and after."""
+    """Read the memory of the other process before and after its event has completed."""
     import horoplug as hvd
 
     device = simulated_gpu.Device()
@@ -96,7 +96,7 @@ def test_memory_and_events_of_another_process(pool):
 
 
 def sum_by_nccl():
-    """An allreduce of NCCL, called directly."""
+    """Call NCCL's allreduce directly."""
     import horoplug as hvd
 
     device = simulated_gpu.Device(hvd.rank())

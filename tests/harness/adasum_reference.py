@@ -12,7 +12,7 @@ def pair(a, b):
 
 
 def adasum(vectors):
-    """What the ranks' vectors (any shape, 2^n of them) become, in a binary tree over the ranks."""
+    """Adasum of the ranks' vectors (2^n of them, of any shape) along a binary tree over the ranks."""
     vectors = [np.asarray(vector, np.float64) for vector in vectors]
     while len(vectors) > 1:
         vectors = [pair(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]

@@ -1,5 +1,5 @@
-"""Tests that every framework has; a framework supplies the check functions that run on the ranks. The tests need the
-module's fixture ``ranks``."""
+"""Tests that all frameworks share. The framework's module supplies the check functions, which run on the ranks, and
+the fixture ``ranks``."""
 
 import pytest
 
@@ -16,7 +16,7 @@ REDUCTIONS = {
 
 
 def allreduce_test(check, dtypes):
-    """A test of a function of (dtype, op, key) that returns the bits which it has seen."""
+    """A test that calls ``check(dtype, op, key)`` on every rank; the returned bits must be equal on all ranks."""
 
     @pytest.mark.parametrize("dtype", dtypes)
     @pytest.mark.parametrize("op", REDUCTIONS)
@@ -30,7 +30,7 @@ def allreduce_test(check, dtypes):
 
 
 def gradient_test(*checks):
-    """A test of functions of (key), one at a time."""
+    """A test that calls each ``check(key)`` on every rank, as a separate case."""
 
     @pytest.mark.parametrize("check", checks)
     def test_gradient(ranks, check):
@@ -40,8 +40,8 @@ def gradient_test(*checks):
 
 
 def exchanged(values, rank):
-    """How a rank splits its rows for alltoall, which then receives as many from each, and the rows that it gets.
-    ``values``: of every rank; it uses none or one row for each rank."""
+    """The splits of a rank for alltoall, which equal its received splits, and the rows that it receives.
+    ``values``: the rows of every rank; each rank sends one row to each rank, or none."""
     size = len(values)
     splits = [(rank + r) % 2 for r in range(size)]
     parts = []

@@ -9,7 +9,7 @@ from tests.harness import simulated_gpu
 
 ON_CUDA = 2
 READ_ONLY, COPIED = 1, 2
-CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # by kind, and of the types of ml_dtypes by name
+CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # by NumPy's kind; types of ml_dtypes by name
 ML_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
 
 
@@ -57,7 +57,7 @@ _rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def consume(capsule: object, kind: type[Any]) -> Any:
-    """What is in a capsule, whose ``deleter`` is the caller's to call."""
+    """The struct in a capsule. The caller has to call its ``deleter``."""
     managed = kind.from_address(_get(capsule, kind.name))
     _rename(capsule, kind.used_name)
     return managed
@@ -68,7 +68,7 @@ def numbers(values: Any) -> Any:
 
 
 class Producer:
-    """An array of ``simulated_gpu`` as DLPack has it. Attributes may be changed before it is given."""
+    """An array of ``simulated_gpu`` that is exported by DLPack. Attributes may be changed before the export."""
 
     def __init__(self, array: simulated_gpu.Array, versioned: bool = True) -> None:
         self.array, self.versioned = array, versioned
@@ -81,8 +81,8 @@ class Producer:
         self.major, self.flags = 1, 0
         self.device_type = ON_CUDA
         self.capsules: list[object] = []
-        self.streams: list[object] = []  # that were asked for
-        self.ended: list[int] = []  # addresses of what was given, when it is given back
+        self.streams: list[object] = []  # requested by importers
+        self.ended: list[int] = []  # addresses of the exported structs that were deleted
         self._kept: dict[int, Any] = {}
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -110,5 +110,5 @@ class Producer:
         return self.capsules[-1]
 
     def all_ended(self) -> bool:
-        """Whether everything that was given has been given back, once."""
+        """Whether every exported struct was deleted exactly once."""
         return sorted(self.ended) == sorted(self._kept)

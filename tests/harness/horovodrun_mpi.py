@@ -20,7 +20,7 @@ sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()}: {total} {sys.argv[1:]}\\n"
 
 @pytest.fixture(params=KINDS)
 def place(request):
-    """Variables that make this MPI's mpirun the one in use."""
+    """Variables that select this MPI's mpirun."""
     pytest.importorskip("mpi4py")
     found = find(request.param)
     env = {"PATH": f"{found.mpirun.parent}:{os.environ['PATH']}"}

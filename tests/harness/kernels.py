@@ -1,4 +1,4 @@
-"""The names of all GPU kernels, from the list that the core itself is made from."""
+"""The names of all GPU kernels, from the list from which the core is built."""
 
 import functools
 import re

@@ -17,7 +17,7 @@ from harness import mpi
 
 KINDS = ["openmpi", "mpich", "impi"]
 
-# Ranks by turns on so many hosts; for the beginning of a script.
+# Distributes the ranks round-robin over a number of hosts; the beginning of a script.
 ON_HOSTS = """
 import os
 from mpi4py import MPI
@@ -30,7 +30,7 @@ def on_hosts(script: str, hosts: int = 2) -> str:
 
 
 def find(name: str) -> mpi.Mpi:
-    """An MPI; skips the test if it is not there."""
+    """The MPI of this name; skips the test if it is not installed."""
     found = mpi.find(name)
     if found is None:
         pytest.skip(f"{name} is not installed: make mpi")
@@ -38,8 +38,8 @@ def find(name: str) -> mpi.Mpi:
 
 
 def between_hosts(variables: dict[str, str]) -> dict[str, str]:
-    """The variables of an MPI's job for one on several hosts; skips the test if its MPI cannot have one."""
-    # Slots are counted on several hosts.
+    """The variables for a job on several hosts; skips the test if the MPI cannot simulate one."""
+    # On several hosts, mpirun counts slots.
     wanted = {name: text for name, text in variables.items() if "oversub" not in name + text}
     if wanted.pop("I_MPI_FABRICS", ""):
         try:
@@ -51,7 +51,7 @@ def between_hosts(variables: dict[str, str]) -> dict[str, str]:
 
 
 def files_of_mpi() -> set[Path]:
-    """What MPIs have in shared memory."""
+    """The files of MPI libraries in shared memory."""
     folder = Path("/dev/shm")
     return {
         file
@@ -62,14 +62,14 @@ def files_of_mpi() -> set[Path]:
 
 @pytest.fixture(params=KINDS)
 def place(request):
-    """Each of the MPIs."""
+    """Each installed MPI."""
     return find(request.param)
 
 
 @pytest.fixture(autouse=True)
 def no_files_of_mpi():
-    """Remove what an MPI leaves in shared memory: if a process was killed, and without an mpirun of its own. For all
-    tests of a module that imports this."""
+    """Remove files that MPI leaves in shared memory if a process is killed or the MPI has no mpirun of its own. Applies
+    to all tests of a module that imports this fixture."""
     before = files_of_mpi()
     yield
     for file in files_of_mpi() - before:
@@ -96,7 +96,7 @@ def mpirun(
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str]:
-    """Its status and output; fails the test if it does not end in time."""
+    """Exit code and output of a job; fails the test if it does not end in time."""
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

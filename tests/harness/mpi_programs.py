@@ -1,4 +1,4 @@
-"""Programs that run under mpirun, and how tests read what they print."""
+"""Programs that run under mpirun, and functions that parse their output."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from tests.harness.support import until
 
 pytest.importorskip("mpi4py")
 
-# Two ranks on each of two hosts. Inputs depend on the rank, and sums of them on the order of adding.
+# Two ranks on each of two hosts. Inputs depend on the rank, and their sums on the order of addition.
 COLLECTIVES = """
 import hashlib
 import os
@@ -187,7 +187,7 @@ def failures(output: str) -> list[str]:
 
 
 def kill(job, folder: Path, number: int) -> int:
-    """Send rank 1 a signal once it has begun; returns its process number."""
+    """Send rank 1 a signal once it has begun. Returns its pid."""
     file = folder / "pid"
     until(lambda: file.exists() or job.poll() is not None, timeout=40)
     assert job.poll() is None, job.communicate()[0]

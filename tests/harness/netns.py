@@ -1,10 +1,10 @@
-"""Hosts for tests: network namespaces of this machine, joined by bridges, each with its own sshd.
+"""Hosts for tests: network namespaces of this machine, connected by bridges, each with its own sshd.
 
     with Cluster(3) as cluster:
         cluster.launch(0, "-np", 3, "-H", "h0,h1,h2", "python", "train.py")
 
-Host ``h1`` of network 0 has the address 10.214.0.2, by which all others know it. A host has a link to every network
-that it is told to be in. Needs root, iproute2 and OpenSSH's server."""
+Host ``h1`` has the address 10.214.0.2 in network 0, under which all others reach it. A host has a link to each of its
+networks. Needs root, iproute2 and OpenSSH's server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Host *
 
 @functools.cache
 def why_not() -> str:
-    """Why there can be no such hosts here; empty if there can."""
+    """Why this machine cannot have such hosts; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     if shutil.which("ip") is None:
@@ -76,9 +76,9 @@ def why_not() -> str:
 
 
 class Cluster:
-    """So many hosts, ``h0`` and on. ``networks``: for each, the networks that it is in; ``devices``: the name of its
-    links without number, for hosts that call them otherwise than ``eth``; ``ipv6``: there are no other addresses;
-    ``names``: other ones."""
+    """A number of hosts, ``h0``, ``h1`` and so on. ``networks``: the networks of each host; ``devices``: the prefix of
+    each host's link names, by default ``eth``; ``ipv6``: the hosts have IPv6 addresses only; ``names``: other host
+    names."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- making ------------------------------------------------------------------------------------------------------
+    # ---- creation ----------------------------------------------------------------------------------------------------
 
     def _make(self) -> None:
         bridge = self.space("b")
@@ -132,7 +132,7 @@ class Cluster:
                 )
                 ip("-n", bridge, "link", "set", port, "master", f"br{network}", "up")
                 address = [f"{self.address(i, network)}/24", "dev", device]
-                if self.ipv6:  # without waiting for somebody else who has it
+                if self.ipv6:  # without duplicate address detection, which takes time
                     address = [f"{self.address(i, network)}/64", "dev", device, "nodad"]
                 ip("-n", space, "addr", "add", *address)
                 ip("-n", space, "link", "set", device, "up")
@@ -159,7 +159,7 @@ class Cluster:
         log = (self.folder / f"sshd{host}.log").open("wb")
         with log:
             server = subprocess.Popen(
-                # A host name of its own, too.
+                # The host also gets its own host name.
                 [
                     *("ip", "netns", "exec", self.space(self.names[host]), "unshare", "--uts"),
                     *("sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]),
@@ -185,18 +185,18 @@ class Cluster:
         return f"{self.devices[host]}{network}"
 
     def inside(self, host: int) -> list[str]:
-        """What a command starts with that is to run on a host."""
+        """The prefix of a command that runs on a host."""
         spaces = ["--net", "--uts", "--mount", f"--wd={os.getcwd()}"]
         return ["nsenter", "-t", str(self._servers[host].pid), *spaces]
 
     @property
     def ssh(self) -> str:
-        """ssh with this cluster's keys, and nothing of the user's."""
+        """The ssh command with this cluster's keys and without the user's settings."""
         return f"ssh -F {self.folder}/ssh_config"
 
     @property
     def rsh(self) -> Path:
-        """The same as one program, for an mpirun."""
+        """A script that runs :meth:`ssh`, for mpirun."""
         return self.folder / "ssh"
 
     def start(
@@ -206,7 +206,7 @@ class Cluster:
         env: dict[str, str] | None = None,
         later: float | None = None,
     ) -> subprocess.Popen[str]:
-        """Start horovodrun on a host. ``later``: how much longer than ranks it waits for a host that is silent."""
+        """Start horovodrun on a host. ``later``: seconds after the ranks' timeout at which a silent host is lost."""
         program = ["-m", "horoplug.runner"]
         if later is not None:
             program = ["-c", f"{HURRIED}; job._LATER = {later}; sys.exit(launch.main())"]
@@ -228,7 +228,7 @@ class Cluster:
     def launch(
         self, host: int, *arguments: object, timeout: float = 60, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """horovodrun on a host, until its end."""
+        """Run horovodrun on a host and wait for its end."""
         process = self.start(host, *arguments, env=env)
         return subprocess.CompletedProcess(process.args, *finish(process, timeout))
 
@@ -237,8 +237,8 @@ class Cluster:
         ip(*("-n", self.space(self.names[host]), "link", "set"), self.device(host, network), state)
 
     def processes(self, servers: bool = False) -> dict[int, str]:
-        """What runs on the hosts: command lines by pid. Without their servers, which may not know yet that somebody
-        has gone whose link is down."""
+        """The command lines of the hosts' processes by pid. Omits ssh servers, which may not have noticed yet that a
+        client with a link that is down has gone."""
         found = {}
         for name in self.names:
             listed = subprocess.run(
@@ -252,14 +252,14 @@ class Cluster:
         return found
 
     def wait_gone(self, timeout: float = 20) -> None:
-        """Until nothing runs on the hosts but their servers."""
+        """Wait until only the ssh servers run on the hosts."""
         deadline = time.monotonic() + timeout
         while left := self.processes():
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Remove everything. Idempotent; also what was made only in part."""
+        """Remove everything, also after an incomplete creation. Idempotent."""
         for server in self._servers:
             server.terminate()
             server.wait(10)
@@ -292,7 +292,7 @@ def cluster_fixture(*arguments: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For modules that import it: a test leaves nothing running on the hosts that it was given."""
+    """Check that a test leaves no process on its hosts. Applies to all tests of a module that imports this fixture."""
     yield
     for made in request.node.funcargs.values():
         if isinstance(made, Cluster):

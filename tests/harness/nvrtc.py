@@ -1,4 +1,4 @@
-"""NVRTC, CUDA's run-time compiler, as far as tests of the GPU kernels need it. It works without a GPU."""
+"""A wrapper of NVRTC, CUDA's run-time compiler, for tests of the GPU kernels. It needs no GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOURCES = ROOT / "csrc" / "device" / "cuda" / "kernels"
 
 
 class Nvrtc:
-    """A library opened from a file; failures raise ``RuntimeError`` with the compiler's log."""
+    """An NVRTC library. Failures raise ``RuntimeError`` with the compiler's log."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -28,7 +28,7 @@ class Nvrtc:
         return major.value, minor.value
 
     def archs(self) -> list[int]:
-        """Compute capabilities that it compiles for: 75 is sm_75."""
+        """The supported compute capabilities: 75 is sm_75."""
         count = ctypes.c_int()
         self._call("GetNumSupportedArchs", ctypes.byref(count))
         archs = (ctypes.c_int * count.value)()
@@ -36,9 +36,9 @@ class Nvrtc:
         return sorted(archs)
 
     def compile(self, options: Sequence[str]) -> tuple[bytes, str]:
-        """Cubin (PTX for a virtual architecture) of the kernels, and what the compiler said."""
+        """The cubin of the kernels, or PTX for a virtual architecture, and the compiler's log."""
         program = ctypes.c_void_p()
-        # By the names under which the kernels include them.
+        # Headers by the names under which the kernels include them.
         headers = {
             f"device/cuda/kernels/{path.name}": path
             for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.def")))

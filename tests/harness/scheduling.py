@@ -1,7 +1,7 @@
-"""Which tests run side by side when ``pytest -n`` (pytest-xdist) runs them.
+"""Decides which tests run at the same time under ``pytest -n`` (pytest-xdist).
 
-A worker gets whole files, so that the fixtures of a module are made once. The files of one group go to one worker. The
-files in ``ALONE`` come after all others, one at a time with nothing beside them. All results are in one summary.
+A worker gets whole files, so that the fixtures of a module are set up once. The files of one group go to one worker.
+The files in ``ALONE`` run after all others, one at a time, with no other test running. All results are in one summary.
 """
 
 from collections import OrderedDict
@@ -10,7 +10,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-# Files that measure time, or own something of which the machine has one, with the reason.
+# Files that measure time or need exclusive use of a resource of the machine, with the reason.
 ALONE = {
     "tests/launcher/test_hosts.py": "network namespaces",
     "tests/launcher/test_run_hosts.py": "network namespaces",
@@ -24,16 +24,16 @@ ALONE = {
     "tests/core/test_autotune.py": "measures speed",
     "tests/mpi/test_transport.py": "measures CPU time",
     "tests/project/test_packaging.py": "builds with all cores",
-    "tests/project/test_leftovers.py": "looks for what all other tests have left",
+    "tests/project/test_leftovers.py": "looks for leftovers of all other tests",
 }
-# Their tests remove files of MPI from shared memory that have appeared meanwhile.
+# The tests in these files remove MPI's new files from shared memory, including those of other running tests.
 MPI = (
     "tests/mpi/",
     "tests/gpu/test_mpi.py",
     "tests/gpu/device/test_mpi.py",
     "tests/launcher/test_mpi.py",
 )
-# Files whose tests have nothing in common and take long: a worker gets them one by one, at the end of the queue.
+# Files with independent, long tests: each test is assigned to a worker separately, at the end of the queue.
 SPLIT = ("tests/project/test_cpp.py", "tests/api/test_horovod_api.py")
 
 
@@ -48,14 +48,14 @@ def group_of(test: str) -> str:
 
 
 def queue_order(group: str) -> int:
-    """The largest group first, and single tests last, so that no worker idles for long at the end."""
+    """Sort key: the largest group first and single tests last, so that no worker idles for long at the end."""
     if group == "mpi":
         return 0
     return 2 if group.startswith(SPLIT) else 1
 
 
 class Scheduling(LoadScopeScheduling):
-    """Two phases: all workers share the queue; then the last one of them runs the files in ``ALONE``."""
+    """Two phases: all workers share the queue; then the last remaining worker runs the files in ``ALONE``."""
 
     def __init__(self, config: pytest.Config, log: object = None) -> None:
         super().__init__(config, log)
@@ -82,7 +82,7 @@ class Scheduling(LoadScopeScheduling):
                 units.setdefault(group_of(test), {})[test] = False
             for group in sorted(units, key=queue_order):
                 (self.alone if group in ALONE else self.workqueue)[group] = units[group]
-        for _ in range(2):  # a worker begins with a test only when it has the next one, too
+        for _ in range(2):  # a worker starts a test only when it has been assigned the next one
             for node in self.nodes:
                 self._reschedule(node)
 
@@ -108,7 +108,7 @@ class Scheduling(LoadScopeScheduling):
             return
         others = [other for other in self.nodes if other is not node]
         if any(not other.shutting_down for other in others):
-            node.shutdown()  # after the tests that it has
+            node.shutdown()  # after the tests that it has been assigned
         elif not any(self._pending_of(self.assigned_work[other]) for other in others):
             self.workqueue, self.alone = self.alone, OrderedDict()
             super()._reschedule(node)

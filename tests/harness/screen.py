@@ -1,8 +1,8 @@
-"""A stand-in for standard output."""
+"""A replacement for standard output."""
 
 
 class Screen:
-    """Collects what is written, as a terminal or as a file."""
+    """Collects the written text. Acts as a terminal or as a file."""
 
     def __init__(self, terminal):
         self.terminal = terminal

@@ -3,9 +3,9 @@
     with Pool(variables=simulated_gpu.environment(folder)) as pool: ...   # in the test
     device = simulated_gpu.Device(0); array = device.array(numpy_array)         # in a process of the job
 
-The libraries are those of ``csrc/tests/stubs/simulated_*.cc``, which ``make cpp`` builds and which say more. Streams
-run apart from each other and late, operations of NCCL wait for all ranks, and misuse of CUDA ends the process with a
-message that begins with "simulated GPU:".
+The libraries are those of ``csrc/tests/stubs/simulated_*.cc``, which ``make cpp`` builds and which describe
+the simulation. Streams run independently and with delays, operations of NCCL wait for all ranks, and misuse of CUDA
+ends the process with a message that begins with "simulated GPU:".
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _POINTER = ctypes.c_void_p
 
 
 def environment(folder: Path, **settings: int | str) -> dict[str, str]:
-    """Variables by which the processes of a job find the libraries, and share memory in ``folder``, which is empty.
+    """Variables with which the processes of a job find the libraries and share memory in ``folder``, which is empty.
 
-    ``settings``: what the GPUs are like, as ``simulated_cuda.cc`` and ``simulated_nccl.cc`` list it: ``gpu_count=2``,
+    ``settings``: properties of the GPUs, listed in ``simulated_cuda.cc`` and ``simulated_nccl.cc``: ``gpu_count=2``,
     ``gpu_same=1``, ``nccl_late=0``."""
     missing = [name for name in _NAMES if not (LIBRARIES / name).exists()]
     if missing:
@@ -46,13 +46,13 @@ def environment(folder: Path, **settings: int | str) -> dict[str, str]:
 
 
 def load() -> ctypes.CDLL:
-    """Load the libraries, as a framework would that runs on these GPUs; gives the driver's."""
+    """Load the libraries, like a framework that runs on these GPUs, and return that of the driver."""
     driver, *_ = [ctypes.CDLL(str(LIBRARIES / name)) for name in _NAMES]
     return driver
 
 
 class Device:
-    """A GPU, used by its own stream, apart from the default one. Failures raise ``RuntimeError``."""
+    """A GPU with its own stream, independent of the default stream. Failures raise ``RuntimeError``."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
@@ -69,7 +69,7 @@ class Device:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Make the context of this GPU that of the thread."""
+        """Make the context of this GPU current in the thread."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -77,28 +77,28 @@ class Device:
             self._call("cuCtxPopCurrent_v2", None)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function of the driver's, by its symbol, in the context of this GPU."""
+        """Call a function of the driver, by its symbol, in the context of this GPU."""
         with self.current():
             self._call(name, *arguments)
 
     def new_stream(self) -> int:
-        """One more stream; the handle."""
+        """Create a stream and return its handle."""
         made = _POINTER()
         self.call("cuStreamCreateWithPriority", ctypes.byref(made), 1, 0)
         assert made.value
         return made.value
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Wait for all that is in a stream; by default, in the GPU's own."""
+        """Wait for all work in a stream, by default the GPU's own."""
         self.call("cuStreamSynchronize", _POINTER(self.stream if stream is None else stream))
 
     def delay(self, seconds: float, stream: int | None = None) -> None:
-        """Have a stream do nothing for so long."""
+        """Enqueue a pause of this length on a stream."""
         handle = _POINTER(self.stream if stream is None else stream)
         self.call("simulated_gpu_delay", handle, int(seconds * 1e6))
 
     def order(self, stream: Any, other: int) -> None:
-        """Have what comes into a stream from now on wait for what is in the other one."""
+        """Make later work in a stream wait for the current work in another one."""
         event = _POINTER()
         self.call("cuEventCreate", ctypes.byref(event), 2)
         self.call("cuEventRecord", event, _POINTER(other))
@@ -106,19 +106,19 @@ class Device:
         self.call("cuEventDestroy_v2", event)
 
     def hold(self) -> None:
-        """Have this process's streams begin nothing more, until :meth:`let_go`."""
+        """Stop this process's streams from starting further work, until :meth:`resume`."""
         self._driver.simulated_gpu_hold()
 
-    def let_go(self) -> None:
-        """Have them go on."""
+    def resume(self) -> None:
+        """Let the streams continue after :meth:`hold`."""
         self._driver.simulated_gpu_let_go()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
-        """An array that holds anything."""
+        """An uninitialised array."""
         return Array(self, (shape,) if isinstance(shape, int) else shape, np.dtype(dtype))
 
     def array(self, values: Any, dtype: Any = None, stream: int | None = None) -> Array:
-        """A copy on the GPU, made in a stream: it is there for what comes later in that."""
+        """A copy on the GPU, made in a stream: later work in that stream sees it."""
         source = np.ascontiguousarray(values, dtype)
         made = self.empty(source.shape, source.dtype)
         made.stream = self.stream if stream is None else stream
@@ -130,12 +130,12 @@ class Device:
         return made
 
     def fail(self, function: str, result: int) -> None:
-        """Have all calls of a function fail: ``fail("cuMemAlloc", 2)``; 0: no longer."""
+        """Make all calls of a function fail: ``fail("cuMemAlloc", 2)``; 0 ends this."""
         self._driver.simulated_gpu_fail(function.encode(), result)
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """The GPU's own stream is as if it were being captured into a graph."""
+        """The GPU's own stream acts as if it were being captured into a graph."""
         self.call("simulated_gpu_capture", _POINTER(self.stream), 1)
         try:
             yield
@@ -143,20 +143,20 @@ class Device:
             self.call("simulated_gpu_capture", _POINTER(self.stream), 0)
 
     def fall_off(self) -> None:
-        """From now on, all calls fail and nothing more is done."""
+        """Fail all calls from now on, as if the GPU had fallen off the bus."""
         self._driver.simulated_gpu_fall_off(999)
 
     def host_waits(self) -> int:
-        """In how many calls of the driver this process has waited for a stream, or might have."""
+        """The number of driver calls in which this process has waited for a stream, or might have."""
         return int(self._driver.simulated_gpu_host_waits())
 
     def count(self, what: str) -> int:
-        """How often streams were told to do something: the name of a kernel or NCCL's operation, "copy to the GPU"."""
+        """How often an action was enqueued: a kernel or NCCL operation by name, or "copy to the GPU"."""
         return int(self._driver.simulated_gpu_count(what.encode()))
 
 
 class Array:
-    """Memory of a GPU as an array: contiguous, and what other libraries take for one of CUDA's."""
+    """A contiguous array in GPU memory, with ``__cuda_array_interface__``."""
 
     def __init__(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.device, self.shape, self.dtype = device, shape, dtype
@@ -180,7 +180,7 @@ class Array:
         }
 
     def numpy(self, stream: int | None = None) -> np.ndarray[Any, Any]:
-        """A copy on the host, made in a stream, which this waits for."""
+        """A copy on the host, made in a stream; waits for the stream."""
         values = np.empty(self.shape, self.dtype)
         data = values.ctypes.data_as(_POINTER)
         size = ctypes.c_size_t(self.nbytes)
@@ -189,7 +189,7 @@ class Array:
         return values
 
     def free(self) -> None:
-        """Give the memory back when the GPU is done."""
+        """Free the memory when the GPU is done with it."""
         if self.address:
             self.device.call("cuMemFree_v2", _ADDRESS(self.address))
             self.address = 0

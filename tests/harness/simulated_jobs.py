@@ -16,7 +16,7 @@ from tests.harness.support import Pool
 
 @functools.lru_cache(maxsize=1)
 def device() -> simulated_gpu.Device:
-    """This rank's; each process has it once."""
+    """This rank's device, created once in each process."""
     count = ctypes.c_int()
     driver = simulated_gpu.load()
     driver.cuInit(0)
@@ -26,8 +26,8 @@ def device() -> simulated_gpu.Device:
 
 @contextlib.contextmanager
 def starter(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
-    """``start(hosts, devices, algorithm=None, **env)`` starts a job (see :meth:`support.Pool.ranks`), for each number
-    of GPUs with the same processes. ``make_folder``: ``tmp_path_factory.mktemp``."""
+    """``start(hosts, devices, algorithm=None, **env)`` starts a job (see :meth:`support.Pool.ranks`). Jobs with the
+    same number of GPUs share their processes. ``make_folder``: ``tmp_path_factory.mktemp``."""
     pools: dict[int, Pool] = {}
     with contextlib.ExitStack() as stack:
 
@@ -43,7 +43,7 @@ def starter(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
 
 
 def job_fixture() -> Any:
-    """A fixture that gives :func:`starter`'s ``start``, for a module."""
+    """A fixture of a module that returns ``start`` of :func:`starter`."""
 
     @pytest.fixture(scope="module")
     def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
@@ -54,8 +54,8 @@ def job_fixture() -> Any:
 
 
 def device_ranks_fixture(jobs: dict[str, tuple[str, int, str | None]]) -> Any:
-    """A fixture that gives a job of each kind in turn, started by the module's ``job``. ``jobs``: by name, ranks by
-    host, the number of GPUs, and what carries the data; None: what horoplug chooses."""
+    """A fixture with a job of each kind in turn, started by the module's ``job``. ``jobs``: by name, the ranks by host,
+    the number of GPUs, and the forced algorithm; None: horoplug chooses."""
 
     @pytest.fixture(params=jobs, scope="module")
     def ranks(request: pytest.FixtureRequest, job: Callable[..., Any]) -> Iterator[Any]:

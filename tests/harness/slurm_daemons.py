@@ -12,7 +12,7 @@ from tests.harness.support import environment, until
 
 HOST = socket.gethostname().split(".")[0]
 
-# Without passwords or accounting, for one user. The first node, where rank 0 is, has a name that leads to this machine.
+# Without passwords or accounting, for one user. The name of the first node, where rank 0 runs, is that of this machine.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -48,7 +48,7 @@ def program(name):
 
 
 def free_ports(count):
-    """Below those that Linux gives away, so that nobody takes one until Slurm does."""
+    """Free ports below Linux's ephemeral range, so that no other process takes one before Slurm does."""
     found = []
     for port in range(10000 + 7 * (id(found) % 1000), 32000):
         with socket.socket() as sock:
@@ -61,7 +61,7 @@ def free_ports(count):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """A function that runs one of Slurm's programs, and returns its exit code and output."""
+    """A function that runs one of Slurm's programs and returns its exit code and output."""
     missing = [name for name in PROGRAMS if program(name) is None]
     if missing:
         pytest.skip(f"no {missing[0]}: apt-get install slurmctld slurmd slurm-client")

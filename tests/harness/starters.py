@@ -1,7 +1,7 @@
-"""Environments that launchers which are not installed here give to their processes, and jobs with these environments.
+"""The environments of other launchers' processes, and jobs with these environments. The launchers are not installed.
 
-horoplug recognises a launcher by its variables alone, so that processes with exactly these variables stand for its
-processes. All host names mean this machine."""
+horoplug recognises a launcher by its variables alone, so processes with exactly these variables replace the
+launcher's. All host names resolve to this machine."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ def srun(size: int, *, nodes: int = 1, step: int = 0, **more: str) -> list[Varia
 
 
 def jsrun(size: int) -> list[Variables]:
-    """LSF's jsrun: the batch script's host is the first one, and runs no rank."""
+    """LSF's jsrun: the first host is that of the batch script and runs no rank."""
     common = {
         "LSB_JOBID": str(os.getpid()),
         "LSB_MCPU_HOSTS": "batch.invalid 1 localhost 4",
@@ -101,8 +101,8 @@ def run(
     timeout: float = 40,
     before: Sequence[Sequence[str]] = (),
 ) -> list[tuple[int, str]]:
-    """Run ``python -c script args`` in each environment at once; exit code and output of each. ``before``: what each
-    command begins with."""
+    """Run ``python -c script args`` in all environments at the same time. Returns exit code and output of each.
+    ``before``: the prefix of each command."""
     processes = []
     with contextlib.ExitStack() as stack:
         for i, variables in enumerate(environments):

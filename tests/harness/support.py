@@ -1,11 +1,11 @@
-"""Real ranks for tests: a pool of processes in which tests start one job after the other, of any size.
+"""Real ranks for tests: a pool of processes in which tests start successive jobs of any size.
 
     def test_sum(pool):
         with pool.ranks(3) as ranks:
             assert ranks.run(lambda: hvd.allreduce(np.ones(2), op=hvd.Sum)[0]) == [3, 3, 3]
 
-A function is pickled by value and run on every rank at once. Every wait has a limit, at which the processes' stacks are
-printed and they are killed. The processes stay for all tests, because each takes a second or two to import PyTorch.
+A function is pickled by value and run on all ranks at the same time. Every wait has a limit, at which the processes
+print their stacks and are killed. All tests share the processes, because importing PyTorch takes a second or two.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ import pytest
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
 
-# The repository's root takes the place of the working directory: in the folder tests there is a package named torch.
+# The repository's root replaces the working directory, because the folder tests contains a package named torch.
 _WORKER = f"""
 import sys
 sys.path[0] = {str(ROOT)!r}
@@ -43,8 +43,8 @@ _serve()
 """
 TIMEOUT = 100.0  # seconds for a function on all ranks, unless the test says otherwise
 
-# The limits of the product, all longer than a test may take: with these, an error within TIMEOUT has come because its
-# cause was noticed, and not because somebody had waited long enough.
+# horoplug's own time limits, all longer than a test may take: with these, an error within TIMEOUT was caused by the
+# detection of a failure and not by a time limit.
 NO_LIMITS = {
     "HOROVOD_START_TIMEOUT": "600",
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
@@ -60,7 +60,7 @@ def seed() -> int:
 
 
 def until(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
-    """Wait for something that nobody announces: ask until the answer is true, and return it."""
+    """Poll a condition until it is true, and return its value."""
     deadline = time.monotonic() + timeout
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"not so after {timeout:g} s"
@@ -70,9 +70,9 @@ def until(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
 
 @contextlib.contextmanager
 def once_this_thread_waits(action: Callable[..., Any], *args: Any) -> Iterator[None]:
-    """Have another thread do something as soon as this one waits in a call that lets go of the interpreter's lock.
+    """Run an action in another thread as soon as this one waits in a call that releases the GIL.
 
-    Nothing else makes the lock change hands meanwhile."""
+    Nothing else releases the GIL meanwhile."""
     before = sys.getswitchinterval()
     gate = threading.Lock()
 
@@ -83,7 +83,7 @@ def once_this_thread_waits(action: Callable[..., Any], *args: Any) -> Iterator[N
     thread = threading.Thread(target=run)
     with gate:
         sys.setswitchinterval(3600)
-        thread.start()  # returns when the thread waits at the gate
+        thread.start()  # returns when the thread waits for the GIL
     try:
         yield
     finally:
@@ -93,15 +93,17 @@ def once_this_thread_waits(action: Callable[..., Any], *args: Any) -> Iterator[N
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a function on one rank: a value, an exception, or (neither) the end of the process."""
+    """The outcome of a function on one rank: a value, an exception, or neither if the process died."""
 
     value: Any = None
-    kind: str = ""  # the exception's class
-    bases: tuple[str, ...] = ()  # and those it is derived from
+    kind: str = ""  # name of the exception's class
+    bases: tuple[str, ...] = ()  # names of its base classes
     message: str = ""
     trace: str = ""
     died: bool = False
-    began: float = 0.0  # by time.monotonic(), which is the same on all ranks of a machine; 0: died
+    began: float = (
+        0.0  # time.monotonic(), which is the same for all ranks of a machine; 0: the process died
+    )
     ended: float = 0.0
 
     @property
@@ -127,7 +129,9 @@ class _Worker:
         self.connection = Connection(ours.detach())
 
     def send(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
-        with contextlib.suppress(OSError):  # it has died: collecting its answer will show that
+        with contextlib.suppress(
+            OSError
+        ):  # the process has died, which collecting its answer reports
             self.connection.send_bytes(cloudpickle.dumps((function, tuple(args))))
 
     def receive(self) -> Outcome:
@@ -138,11 +142,11 @@ class _Worker:
             return Outcome(died=True)
 
     def end(self) -> None:
-        """Wait for its end after its connection was closed; kill it if it does not come."""
+        """Wait for the end of the process after its connection was closed; kill it after a time limit."""
         try:
-            self.process.wait(60)  # it may have to end three frameworks, on a busy machine
+            self.process.wait(60)  # shutting down three frameworks can take long on a busy machine
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGUSR1)  # it says where it is, see _serve
+            self.process.send_signal(signal.SIGUSR1)  # it prints its stacks, see _serve
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(10)
             self.process.kill()
@@ -166,7 +170,7 @@ class Ranks:
         return len(self.workers)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> list[Any]:
-        """The function's results by rank. If any rank fails, so does the test, with all tracebacks."""
+        """Run the function and return its results by rank. If any rank fails, the test fails with all tracebacks."""
         outcomes = self.outcomes(function, *args, timeout=timeout)
         if any(outcome.failed for outcome in outcomes):
             texts = [f"--- rank {r}: {o}" for r, o in enumerate(outcomes)]
@@ -176,12 +180,12 @@ class Ranks:
     def outcomes(
         self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT
     ) -> list[Outcome]:
-        """What became of the function on each rank, failures included."""
+        """Run the function and return its outcome on each rank, including failures."""
         self.start(function, *args)
         return self.collect(timeout)
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have every rank begin; :meth:`collect` waits for them."""
+        """Start the function on every rank; :meth:`collect` waits for the outcomes."""
         for worker in self.workers:
             worker.send(function, args)
 
@@ -203,20 +207,22 @@ class Ranks:
         os.kill(self.workers[rank].process.pid, signal.SIGKILL)
 
     def _give_up(self, late: list[int], timeout: float) -> None:
-        for rank in late:  # their stacks go to stderr
+        for rank in late:  # the processes print their stacks on stderr
             print(f"--- stacks of rank {rank} follow", file=sys.stderr, flush=True)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it has been stopped
-                self.workers[rank].process.wait(10)  # it dies of the signal when they are written
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the process is stopped
+                self.workers[rank].process.wait(
+                    10
+                )  # the signal ends the process after the stacks are printed
         for worker in self.workers:
             worker.kill()
         pytest.fail(f"ranks {late} were not done after {timeout:g} s", pytrace=False)
 
 
 class Pool:
-    """Processes that are used for one job after the other. ``python``: their interpreter, of this one's version;
-    ``variables``: of their environment."""
+    """Processes that run successive jobs. ``python``: their interpreter, of this one's version; ``variables``:
+    additional environment variables."""
 
     def __init__(
         self, python: str | Path = sys.executable, variables: dict[str, str] | None = None
@@ -229,8 +235,8 @@ class Pool:
     def ranks(
         self, size: int, hosts: str = "", env: dict[str, str] | None = None, init: bool = True
     ) -> Iterator[Ranks]:
-        """A job of ``size`` ranks. ``hosts``: one letter for each rank; different letters share no memory. ``env``: for
-        all ranks. ``init=False``: leave ``hvd.init()`` to the test."""
+        """A job of ``size`` ranks. ``hosts``: one letter for each rank; ranks with different letters share no memory.
+        ``env``: variables of all ranks. ``init=False``: leave ``hvd.init()`` to the test."""
         self.workers = [
             w for w in self.workers if w.process.poll() is None and not w.connection.closed
         ]
@@ -272,7 +278,7 @@ class Pool:
 
 
 def ranks_fixture(*places: str, env: dict[str, str] | None = None) -> Any:
-    """The fixture ``ranks`` of a module: a job for each of the places (see ``hosts`` of :meth:`Pool.ranks`)."""
+    """The fixture ``ranks`` of a module: a job for each string of hosts (see ``hosts`` of :meth:`Pool.ranks`)."""
 
     @pytest.fixture(scope="module", params=places)
     def ranks(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Ranks]:
@@ -289,7 +295,7 @@ def run_script(
     timeout: float = 100,
     env: dict[str, str] | None = None,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a script on ``size`` ranks (1: alone, without a launcher's variables) and return what each has printed."""
+    """Run a script on ``size`` ranks (1: without a launcher's variables) and return the output of each."""
     command = [sys.executable, str(script), *args]
     with contextlib.ExitStack() as stack:
         key = secrets.token_bytes(32)
@@ -333,10 +339,10 @@ def _put_down(process: subprocess.Popen[str]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without anything that would make a rank of it."""
+    """This process's environment, without variables that would make it a rank."""
     kept = {k: v for k, v in os.environ.items() if "HOROVOD_" not in k and "HOROPLUG_" not in k}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # One thread each: the ranks share the machine's cores.
+    # One thread for each rank, since the ranks share the machine's cores.
     return kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
@@ -378,7 +384,7 @@ def _serve() -> None:
     if os.getppid() != parent:
         sys.exit(1)
     faulthandler.enable()
-    # With chain=True the signal does what it did before, once the stacks are written: it ends the process.
+    # With chain=True the signal's default action, which ends the process, follows the stacks.
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
     connection = Connection(fd)
     os.set_inheritable(fd, False)

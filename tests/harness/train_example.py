@@ -1,4 +1,4 @@
-"""The training example of PyTorch: its data set in small, and the summary that it prints."""
+"""The training example of PyTorch: a small data set for it, and its printed summary."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ TRAIN = ROOT / "examples" / "pytorch" / "train.py"
 
 
 def write_fashion_mnist(folder, count=300):
-    """Files in Fashion-MNIST's format; a class is a bright row of its own."""
+    """Write files in Fashion-MNIST's format; each class is a different bright row."""
     draw = np.random.default_rng(0)
     for prefix in ("train", "t10k"):
         labels = draw.integers(0, 10, count, dtype=np.uint8)
@@ -25,7 +25,7 @@ def write_fashion_mnist(folder, count=300):
 
 
 def summary(done):
-    """The line of JSON that rank 0 ends with; the other ranks print nothing."""
+    """The JSON in the last line of rank 0; the other ranks print nothing."""
     for process in done:
         assert process.returncode == 0, process.stdout + process.stderr
     assert not any(process.stdout for process in done[1:])

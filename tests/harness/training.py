@@ -1,4 +1,4 @@
-"""A model, its training on this rank, and the same training alone with the gradients of all ranks."""
+"""A model, its training on this rank, and the same training in one process with the gradients of all ranks."""
 
 import torch
 
@@ -6,7 +6,7 @@ import horoplug.torch as hvd
 
 
 class Model(torch.nn.Module):
-    """Two layers in use, and one that never is."""
+    """Two layers that are used, and one that is never used."""
 
     def __init__(self, key=0):
         super().__init__()
@@ -20,7 +20,7 @@ class Model(torch.nn.Module):
 
 
 def batches(count, key=1):
-    """Batch ``step`` of every rank, as one tensor (count, ranks, rows, 4)."""
+    """The batches of all ranks, as one tensor (count, ranks, rows, 4)."""
     return torch.randn(count, hvd.size(), 6, 4, generator=torch.Generator().manual_seed(key))
 
 
@@ -35,7 +35,7 @@ def wrapped(model, kind=torch.optim.SGD, options=None, **more):
 
 
 def joined(steps, passes=1, op=hvd.Average, options=None, kind=torch.optim.SGD, data=None):
-    """The parameters after training alone with the gradients of all ranks."""
+    """The parameters after training in one process with the gradients of all ranks."""
     model = Model()
     optimizer = kind(model.parameters(), **(options or {"lr": 0.1, "momentum": 0.9}))
     data = batches(steps * passes) if data is None else data
@@ -45,7 +45,7 @@ def joined(steps, passes=1, op=hvd.Average, options=None, kind=torch.optim.SGD, 
             for x in data[step * passes + n]:
                 factor = 1 / hvd.size() if op == hvd.Average else 1
                 (loss(model, x) * factor).backward()
-        if hvd.size() > 1:  # then the wrapper makes zeros of missing gradients
+        if hvd.size() > 1:  # the wrapper replaces missing gradients by zeros
             for p in model.unused.parameters():
                 p.grad = torch.zeros_like(p)
         optimizer.step()

@@ -1,4 +1,4 @@
-"""A stand-in for XLA that calls its handlers: the structs of its C API in ctypes, its functions in Python.
+"""A replacement for XLA that calls the handlers: the structs of XLA's C API in ctypes, and its functions in Python.
 
     xla = Xla(stream=device.stream, device=0)
     failure = xla.call(library.horoplug_jax_run, [array], [result], operation=0, name="allreduce.x", ...)
@@ -101,7 +101,7 @@ class Xla:
         if old:
             self.api.struct_size = _Api.ordinal.offset
 
-    # ---- its functions ----
+    # ---- functions of XLA's API ----
 
     def _error(self, message: bytes, code: int = 13) -> int:
         handle = next(self._handles)
@@ -130,7 +130,7 @@ class Xla:
         _Ordinal.from_address(address).ordinal = self.device
         return self._error(b"no device today") if "ordinal" in self.failing else None
 
-    # ---- its calls ----
+    # ---- calls of handlers ----
 
     def call(
         self,
@@ -140,8 +140,8 @@ class Xla:
         stage: int = EXECUTE,
         **attributes: Any,
     ) -> str | None:
-        """With arrays that have ``address``, ``shape`` and ``dtype``; a token comes before them. All errors but the one
-        that is returned must have been destroyed."""
+        """Call a handler with a token and arrays that have ``address``, ``shape`` and ``dtype``. Checks that all errors
+        except the returned one were destroyed."""
         kept: list[Any] = []
         frame = _Frame(
             ctypes.sizeof(_Frame),
@@ -162,7 +162,7 @@ class Xla:
         return message.decode()
 
     def traits(self, handler: Any) -> tuple[int, int, int]:
-        """API version and traits, as a handler says when it is registered."""
+        """API version and traits, which a handler reports when it is registered."""
         metadata = _Metadata(ctypes.sizeof(_Metadata), _Version(), 99)
         extension = _Extension(ctypes.sizeof(_Extension), 1, None, ctypes.addressof(metadata))
         frame = _Frame(
@@ -178,7 +178,7 @@ class Xla:
 
     @contextlib.contextmanager
     def without(self, name: str) -> Iterator[None]:
-        """A function fails meanwhile: "stream" or "ordinal"."""
+        """Make a function fail within the block: "stream" or "ordinal"."""
         self.failing.add(name)
         try:
             yield
@@ -205,7 +205,7 @@ def _buffers(arrays: Sequence[Any], kept: list[Any]) -> Any:
 
 
 def _attribute(value: Any, kept: list[Any]) -> tuple[int, int]:
-    """Its type and address."""
+    """The type and the address of an attribute."""
     if isinstance(value, str):
         return _STRING, _keep(_Span(value.encode(), len(value.encode())), kept)
     if isinstance(value, list):

@@ -81,7 +81,7 @@ def test_killed_rank_is_reported(pool, phase, hosts):
         survivors.run(hvd.shutdown)
 
 
-# ---- ranks disagree -------------------------------------------------------------------------------------------------
+# ---- mismatches -----------------------------------------------------------------------------------------------------
 
 
 def check_disagreement():

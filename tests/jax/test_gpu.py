@@ -1,4 +1,4 @@
-"""horoplug.jax on simulated GPUs: the tests call the handler like XLA, with streams of simulated GPUs, lower programs
+"""horoplug.jax on simulated GPUs. The tests call the handler like XLA with streams of simulated GPUs, lower programs
 for CUDA, and run eager calls with arrays on CPUs."""
 
 import contextlib
@@ -152,7 +152,7 @@ def check_order():
     for kind in expected:
         begin(kind)
     assert device().host_waits() == waits
-    device().let_go()
+    device().resume()
     for kind, wanted in expected.items():
         assert arrays[kind][1].numpy().tobytes() == wanted.tobytes()
 

@@ -78,7 +78,7 @@ def test_verbose_check_build_shows_the_recognised_launcher(tmp_path):
     ],
 )
 def test_user_settings_override_the_launcher_environment(monkeypatch, variables, line):
-    """It is what a program would go by."""
+    """The report shows the settings that a program would use."""
     monkeypatch.setattr(diagnostics, "_mpi", list)
     assert line in diagnostics.describe(srun(4, nodes=2)[1] | variables)
 
@@ -129,7 +129,7 @@ def test_rank_count_defaults_to_the_allocation(tmp_path):
     status, text, errors = horovodrun(*command, **slurm)
     assert status == 0, errors
     assert text.count("3 ranks") == 3
-    # -np is stronger.
+    # -np takes precedence.
     assert horovodrun("-np", "2", *command, **slurm)[1].count("2 ranks") == 2
     status, _, errors = horovodrun(*command, SLURM_JOB_NODELIST="node[1")
     assert status == 2
@@ -151,9 +151,9 @@ ONE_NODE = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
         ("-np 6", TWO_NODES, (6, "node1:4,node2:4")),
         ("-np 6 -H other:6", TWO_NODES, (6, "other:6")),
         ("-np 6 -hostfile file", TWO_NODES, (6, None)),
-        ("--mpi", TWO_NODES, (8, None)),  # mpirun asks Slurm
+        ("--mpi", TWO_NODES, (8, None)),  # mpirun takes the hosts from Slurm
         ("", ONE_NODE, (2, "localhost:2")),
-        ("-np 6", ONE_NODE, (6, None)),  # as many as one likes
+        ("-np 6", ONE_NODE, (6, None)),  # any number
         ("-np 6", {}, (6, None)),
         ("", {"SM_HOSTS": '["fe80::1", "b"]'}, (2, "[fe80::1]:1,b:1")),
     ],

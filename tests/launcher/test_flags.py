@@ -11,7 +11,7 @@ from horoplug.runner.flags import all_flags
 from horoplug.runner.mpirun_launch import environment
 from tests.harness import ROOT
 
-# As docs of Horovod 0.28.1 have them.
+# The flags in the documentation of Horovod 0.28.1.
 HOROVOD = """
 -v --version -np --num-proc -cb --check-build --start-timeout --output-filename --verbose --config-file
 --fusion-threshold-mb --cycle-time-ms --cache-capacity --hierarchical-allreduce --no-hierarchical-allreduce

@@ -35,7 +35,7 @@ def python(*lines):
     return [sys.executable, "-c", "\n".join(("import os, sys, time", *lines))]
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- invalid command lines -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_check_build_imports_no_framework(tmp_path):
     assert "CPU kernels: " in done.stdout or "The core cannot be loaded: " in done.stdout
 
 
-# ---- what the ranks are told -----------------------------------------------------------------------------------------
+# ---- environment of the ranks ----------------------------------------------------------------------------------------
 
 
 def test_environment_of_the_ranks():
@@ -236,7 +236,7 @@ def test_arguments_and_environment_are_passed_unchanged():
 def test_ranks_run_in_the_working_directory_of_the_launcher(tmp_path):
     done = launch("-np", 1, *python("print(os.getcwd(), sys.stdin.read() == '')"), cwd=tmp_path)
     assert done.stdout == f"[0]<stdout>:{tmp_path} True\n"
-    # Ctrl-C and a hangup work in the ranks as anywhere else.
+    # The ranks have the default handlers of SIGINT and SIGHUP.
     done = launch(
         "-np", 1, *python("import signal", "print(*map(signal.getsignal, (1, 2, 13, 15, 17)))")
     )
@@ -268,7 +268,7 @@ def test_output_lines_of_ranks_are_not_mixed():
     seen = {rank: [] for rank in "0123"}
     for line in done.stdout.splitlines():
         rank, number = re.fullmatch(r"\[(\d)\]<stdout>:\1{50}-(?:\1{5000})?(\d+)", line).groups()
-        # 5000 times the rank and a number that begins with it cannot be told apart: only the end counts.
+        # The number may begin with the repeated digit of the rank, which makes the pattern ambiguous.
         seen[rank].append(number)
     assert all(len(numbers) == 400 for numbers in seen.values())
     lines = done.stderr.splitlines()
@@ -296,7 +296,7 @@ def test_invalid_utf8_passes_through():
 
 
 def test_output_is_forwarded_while_the_job_runs():
-    """A line is passed on when it is written, not when the job ends."""
+    """A line is forwarded when it is written, not when the job ends."""
     command = python("import signal", "print('first')", "signal.pause()")
     with subprocess.Popen(
         [sys.executable, "-m", "horoplug.runner", "-np", "1", *command],
@@ -367,9 +367,9 @@ def test_progress_bar_on_a_terminal():
     merged.feed(0, 1, b"\r10%")
     assert screen.data == b"\r\x1b[K[0]<stderr>:10%"
     screen.data = b""
-    merged.feed(1, 1, b"\r15%")  # there is one bar at a time
+    merged.feed(1, 1, b"\r15%")  # only one bar is shown at a time
     assert screen.data == b""
-    merged.feed(1, 0, b"text\n")  # goes above the bar
+    merged.feed(1, 0, b"text\n")  # is printed above the bar
     assert screen.data == b"\r\x1b[K[1]<stdout>:text\n[0]<stderr>:10%"
     screen.data = b""
     merged.feed(0, 1, b"\r100%\n")
@@ -392,7 +392,7 @@ def test_endless_line_uses_bounded_memory():
 
 
 def test_installed_commands():
-    """Where the package is installed, both names are there and are the same program."""
+    """If the package is installed, both command names exist and are the same program."""
     scripts = Path(sysconfig.get_path("scripts"))
     names = [scripts / name for name in ("horovodrun", "horoplugrun")]
     if not any(name.exists() for name in names):

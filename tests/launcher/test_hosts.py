@@ -21,11 +21,11 @@ from tests.harness.support import until
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
-START = 8  # seconds in which a wrong start has to be over
+START = 8  # seconds within which an invalid start has to fail
 
 
 cluster = cluster_fixture(4)
-# Two hosts in two networks, of which one has other names for its links, and a third in the second only.
+# Two hosts in two networks, one of which has different link names, and a third host in the second network only.
 two_networks = cluster_fixture(3, [[0, 1], [0, 1], [1]], ["eth", "ens", "eth"])
 
 
@@ -39,7 +39,7 @@ SPIN = "while True: signal.pause()"
 
 
 def wait_for(process, pattern, count=1):
-    """Read lines of a launcher's output until so many have matched; the matches."""
+    """Read lines of a launcher's output until ``count`` have matched. Returns the matches."""
     found = []
     while len(found) < count:
         line = process.stdout.readline()
@@ -50,13 +50,13 @@ def wait_for(process, pattern, count=1):
 
 
 def one_line(done):
-    """What a launcher has said that printed one line and nothing else."""
+    """The line that a launcher printed. Checks that it printed nothing else."""
     assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr), done.stderr
     assert done.stdout == ""
     return done.stderr.removeprefix("horovodrun: ").rstrip("\n")
 
 
-# ---- jobs that work --------------------------------------------------------------------------------------------------
+# ---- successful jobs -------------------------------------------------------------------------------------------------
 
 COLLECTIVES = """
 import json, os
@@ -99,7 +99,7 @@ hvd.shutdown()
                 *((2, 0, 2, 1, 2, "h1"), (3, 1, 2, 1, 2, "h1")),
             ],
         ),
-        # The launcher's host has no rank, names come with a user or as addresses, and hosts have different numbers.
+        # The launcher's host has no rank, hosts are given with a user or as addresses, and numbers of ranks differ.
         (
             "root@h2:1,10.214.0.4:2,h1",
             [
@@ -120,12 +120,12 @@ def test_collectives_across_hosts(cluster, hosts, expected):
     assert (done.returncode, done.stderr) == (0, "")
     rows = sorted(json.loads(line.partition(":")[2]) for line in done.stdout.splitlines())
     assert [tuple(row[:-1]) for row in rows] == expected
-    # Where they really were.
+    # The hosts on which the ranks ran.
     assert len({row[-1] for row in rows}) == len({row[-2] for row in rows})
 
 
 def test_training_across_hosts(cluster, tmp_path):
-    """As in one process with the gradients of all; from a hostfile."""
+    """Training with a hostfile equals training in one process with the gradients of all ranks."""
     pytest.importorskip("torch")
     hostfile = tmp_path / "hosts"
     hostfile.write_text("h0 slots=1 # the first\n\nh1:2\n")
@@ -169,7 +169,7 @@ MPIRUN = {
 
 @pytest.mark.parametrize("way", ["mpi", "gloo"])
 def test_mpirun_across_hosts(cluster, place, way):
-    """Ranks find each other over MPI, and talk over MPI or TCP."""
+    """Ranks find each other over MPI and exchange data over MPI or TCP."""
     pytest.importorskip("mpi4py")
     program = """
 from mpi4py import MPI
@@ -276,7 +276,7 @@ print(sorted({one.laddr.ip for one in found if one.status == psutil.CONN_ESTABLI
     ids=["found", "list", "twice", "variable"],
 )
 def test_interfaces_with_different_names(two_networks, flags, env, network):
-    """All connections of the ranks, to the launcher and to each other, are in the network that was chosen."""
+    """All connections of the ranks, to the launcher and to each other, use the chosen network."""
     done = two_networks.launch(
         0, "-np", 2, "-H", "h0,h1", *flags, sys.executable, "-c", ADDRESSES, env=env
     )
@@ -302,7 +302,7 @@ def test_no_common_network():
 
 
 def test_host_name_known_only_to_ssh(cluster, tmp_path):
-    """An alias of the launching user's, which is no name to the resolver, here or there."""
+    """The host is an alias in the user's ssh configuration, unknown to the resolvers of both hosts."""
     config = tmp_path / "config"
     own = (cluster.folder / "ssh_config").read_text()
     config.write_text(f"Host worker\n    HostName {cluster.address(2)}\n{own}")
@@ -314,11 +314,11 @@ def test_host_name_known_only_to_ssh(cluster, tmp_path):
     assert len({row[-1] for row in rows}) == 2
 
 
-# ---- what is wrong at the start --------------------------------------------------------------------------------------
+# ---- failures before the start ---------------------------------------------------------------------------------------
 
 
 def wrapper(folder, *lines, last='exec "$python" "$@"'):
-    """A Python for other hosts that does something first."""
+    """A script for other hosts that runs commands before Python."""
     script = folder / "python"
     head = f"#!/bin/sh\npython={sys.executable}\n"
     script.write_text(head + "\n".join((*lines, last)) + "\n")
@@ -327,13 +327,13 @@ def wrapper(folder, *lines, last='exec "$python" "$@"'):
 
 
 def refused(cluster, *arguments, hosts="h0,h1", cwd=None, env=None):
-    """The line with which a job does not start, in time."""
+    """The error line of a job that must fail to start in time."""
     began = time.monotonic()
     done = cluster.launch(
         0, "-np", len(hosts.split(",")), "-H", hosts, "--start-timeout", START, *arguments, env=env
     )
     assert done.returncode == 1
-    assert time.monotonic() - began < START + 15  # of which most is for a busy machine
+    assert time.monotonic() - began < START + 15  # most of this is allowance for a busy machine
     return one_line(done)
 
 
@@ -390,7 +390,7 @@ def test_remote_horoplug_without_multi_host_support(cluster, tmp_path):
     package = tmp_path / "horoplug"
     package.mkdir()
     (package / "__init__.py").touch()
-    # Without site: an editable install would find the rest of the package all the same.
+    # Without site, because an editable install would still find the rest of the package.
     head, last = f"cd /; export PYTHONPATH={tmp_path}", 'exec "$python" -S "$@"'
     older = wrapper(tmp_path, head, last=last)
     text = refused(cluster, "--remote-python", older, "true")
@@ -401,14 +401,14 @@ def test_remote_horoplug_of_another_version(cluster, tmp_path):
     info = tmp_path / "horoplug-9.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: horoplug\nVersion: 9.9\n")
-    # The checkout, where Python would look first, may have metadata of its own.
+    # The checkout, which precedes on Python's path, may contain metadata.
     newer = wrapper(tmp_path, f'cd {tmp_path}; export PYTHONPATH="{tmp_path}:$PYTHONPATH"')
     text = refused(cluster, "--remote-python", newer, "true")
     assert re.match(r"h1 has horoplug 9\.9, and this host [\d.]+: all hosts need the same", text)
 
 
 def test_missing_remote_folder_or_program_is_named(cluster, tmp_path):
-    """The file system is everybody's here: what is missing on a host has to go away in time."""
+    """All hosts share the file system, so that the test removes the folder or program at the right moment."""
     gone = tmp_path / "gone"
     gone.mkdir()
     vanishing = wrapper(tmp_path, f"rmdir {gone} 2>/dev/null")
@@ -429,7 +429,7 @@ def test_missing_remote_folder_or_program_is_named(cluster, tmp_path):
 
 @pytest.fixture
 def filtered(cluster):
-    """A firewall on hosts that lets nobody connect but through ssh."""
+    """A function that adds a firewall to a host, which accepts connections of ssh only."""
     if shutil.which("iptables", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
         pytest.skip("needs iptables")
     rule = ["INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "--dport", "1024:65535", "-j", "DROP"]
@@ -481,7 +481,7 @@ sys.exit(launch.main(sys.argv[2:]))
 
 
 def test_unresponsive_resolver_is_reported(cluster, tmp_path):
-    """It is asked once, ssh waits for it, too, and all that counts as a part of the start."""
+    """The start timeout includes the time of the resolver, which is asked once and for which ssh waits, too."""
     flags = ["--start-timeout", 4, "--ssh", "sh -c 'sleep 60'"]
     asked = tmp_path / "asked"
     command = [sys.executable, "-c", SLOW, asked, *flags, "-np", 2, "-H", "h0,nowhere", "true"]
@@ -491,7 +491,7 @@ def test_unresponsive_resolver_is_reported(cluster, tmp_path):
 
 
 def test_host_lost_during_the_start_is_named(cluster, tmp_path):
-    """Its link goes down when the agent has begun there."""
+    """The link of a host goes down after its agent has started."""
     began = tmp_path / "began"
     slow = wrapper(tmp_path, f'case "$*" in *probe*) touch {began}; sleep 3;; esac')
     process = cluster.start(
@@ -538,14 +538,14 @@ def test_interrupt_while_a_host_hangs(cluster, tmp_path):
     assert time.monotonic() - began_at < 5
 
 
-TREE = [  # with a grandchild and a daemon
+TREE = [  # a rank with a grandchild and a daemon
     *("sh", "-c"),
     "sleep 600 & (setsid sleep 600 &) ; echo ready; sleep 600; true",
 ]
 
 
 def ssh_to(process, host):
-    """The ssh that a launcher has started for a host."""
+    """The ssh process that a launcher has started for a host."""
     for child in psutil.Process(process.pid).children(recursive=True):
         if host in child.cmdline() and child.name() == "ssh":
             return child
@@ -576,7 +576,7 @@ def test_remote_ranks_end_when_ssh_is_killed(cluster):
 def test_job_ends_when_an_agent_is_killed(cluster):
     process = cluster.start(0, "-np", 2, "-H", "h0,h1", *TREE)
     wait_for(process, "ready", 2)
-    # The agent's parent, which is the same program, stays.
+    # The agent's parent, which runs the same program, is not killed.
     agents = [pid for pid, text in cluster.processes().items() if "-c f=open(0" in text]
     (child,) = [pid for pid in agents if psutil.Process(pid).ppid() in agents]
     os.kill(child, signal.SIGKILL)
@@ -604,7 +604,8 @@ except hvd.HorovodInternalError as error:
 
 
 def test_lost_host_is_named(cluster, tmp_path):
-    """Its link goes down: every rank gets an error that names one on the other side, in time, and nothing is left."""
+    """A host's link goes down: every rank gets an error in time that names a rank beyond the link, and no process is
+    left."""
     deadline = 4
     flags = ["-np", 4, "-H", "h0,h1,h2:2", "--gloo-timeout-seconds", deadline]
     process = cluster.start(0, *flags, sys.executable, "-c", VANISHING, tmp_path, later=4)
@@ -631,7 +632,7 @@ def test_lost_host_is_named(cluster, tmp_path):
 
 
 def test_lost_host_is_named_while_the_job_is_idle(cluster):
-    """The launcher notices it by itself, and so does the host."""
+    """Both the launcher and the host notice the loss without traffic of ranks."""
     flags = ["-np", 2, "-H", "h0,h2", "--gloo-timeout-seconds", 1]
     process = cluster.start(0, *flags, *python(READY, SPIN), later=2)
     wait_for(process, "ready", 2)
@@ -648,7 +649,7 @@ def test_lost_host_is_named_while_the_job_is_idle(cluster):
 
 
 def test_suspended_launcher_is_not_lost(cluster):
-    """Ctrl-Z, for longer than a host or the launcher would be silent."""
+    """The launcher is suspended by Ctrl-Z for longer than the limit of silence."""
     flags = ["-np", 2, "-H", "h0,h1", "--gloo-timeout-seconds", 1]
     command = python(READY, "sys.stdout.flush()", "import time", "time.sleep(8)", "print('end')")
     process = cluster.start(0, *flags, *command, later=3)
@@ -664,7 +665,8 @@ def test_suspended_launcher_is_not_lost(cluster):
 
 
 def test_launcher_with_blocked_output_is_not_lost(cluster):
-    """As in a pager: it is stuck in a write, and the host must not take that for its end, nor it for the host's."""
+    """The launcher is blocked in a write, as with a pager. Neither the hosts nor the launcher may count the other as
+    lost."""
     flags = ["-np", 1, "-H", "h1", "--gloo-timeout-seconds", 1]
     process = cluster.start(0, *flags, "yes", later=3)
     wait_for(process, "y")

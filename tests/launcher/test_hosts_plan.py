@@ -175,18 +175,18 @@ def test_ssh_command():
 
 
 def test_agent_source_can_be_sent_to_a_host():
-    """It ends with the call that starts it, and has no zero byte, which marks its end."""
+    """The agent's source ends with the call that starts it and has no zero byte, which marks the end of the source."""
     with open(agent.__file__, "rb") as file:
         source = file.read()
     assert b"\0" not in source
     assert b"__main__" in source.splitlines()[-2]
 
 
-# ---- before ranks begin ----------------------------------------------------------------------------------------------
+# ---- preflight -------------------------------------------------------------------------------------------------------
 
 
 class Talk:
-    """A preflight of hosts a, b and c with probes that are played by the test."""
+    """A preflight of hosts a, b and c whose probes the test imitates."""
 
     def __init__(self, candidates=2, hosts="abc"):
         addresses = [(f"10.0.{i}.1", 1000 + i) for i in range(candidates)]
@@ -241,7 +241,7 @@ def test_first_address_is_preferred_for_a_short_time():
     talk.tried(0, 0, reason="no answer")
     for host in range(2):
         talk.tried(host, 1, own=f"10.0.1.{host + 2}")
-    assert talk.preflight.server == 1  # the first one is out of question
+    assert talk.preflight.server == 1  # the first address is excluded
 
 
 def test_prescribed_interfaces():

@@ -25,7 +25,7 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "MPI_LOCALRAN
 
 
 def complaint(function, *arguments):
-    """The text of the ValueError that it ends in, which is one line."""
+    """The text of the ValueError that a function raises. Checks that it is one line."""
     with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as caught:
         function(*arguments)
     return str(caught.value)
@@ -40,7 +40,7 @@ def test_launchers_are_recognised_by_their_variables(launcher):
     found = recognise(variables(launcher, "1", "3"))
     assert found is not None
     assert (found.launcher, found.rank, found.size) == (launcher, 1, 3)
-    # Horovod's own variables are stronger, and a job of one needs nobody.
+    # Horovod's own variables take precedence, and a job of one process needs no launcher.
     assert recognise(variables(launcher, "1", "3") | {"HOROVOD_SIZE": "2"}) is None
     assert recognise(variables(launcher, "1", "3") | {"HOROPLUG_SIZE": "2"}) is None
     assert recognise(variables(launcher, "0", "1")) is None
@@ -106,13 +106,13 @@ def test_restart_is_a_different_job():
         )
     ]
     assert len(set(jobs)) == len(jobs)
-    # Not always on the same ports either, and never on one that Linux gives to somebody else.
+    # The ports differ, too, and are never ephemeral ports of Linux.
     assert len({tuple(ports(job)) for job in jobs}) == len(jobs)
     assert all(1024 < port < 32768 for job in jobs for port in ports(job))
 
 
 def name_of(*parts):
-    """Who wins if the variables of several are set."""
+    """The recognised launcher if the variables of several are set."""
     merged = {}
     for part in parts:
         merged |= part
@@ -122,7 +122,7 @@ def name_of(*parts):
 
 def test_innermost_launcher_wins():
     step = srun(4, nodes=4)[0]
-    assert name_of(step, OPEN_MPI) == "Open MPI's mpirun"  # its daemons are a step of srun
+    assert name_of(step, OPEN_MPI) == "Open MPI's mpirun"  # Open MPI's daemons are a step of srun
     assert name_of(step, HYDRA) == "mpirun of MPICH or Intel MPI"
     assert name_of(step, {"PMI_RANK": "0", "PMI_SIZE": "4"}) == "Slurm's srun"  # --mpi=pmi2
     assert name_of(step, {"PMIX_RANK": "0"}) == "Slurm's srun"
@@ -131,8 +131,8 @@ def test_innermost_launcher_wins():
     assert name_of(step, distributed(4)[0]) == "Slurm's srun"  # a script that exports MASTER_ADDR
     assert name_of(sagemaker(4)[0], OPEN_MPI) == "Open MPI's mpirun"
     assert name_of(trainer(2)[0], TORCHRUN) == "torchrun"
-    assert name_of(jsrun(2)[0]) == "LSF's jsrun"  # although it sets Open MPI's, too
-    # A job of one inside a larger one is a job of one.
+    assert name_of(jsrun(2)[0]) == "LSF's jsrun"  # jsrun sets Open MPI's variables, too
+    # A job of one process inside a larger job is a job of one process.
     assert (
         name_of(step, OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) is None
     )
@@ -141,7 +141,9 @@ def test_innermost_launcher_wins():
 def test_processes_outside_a_job_are_no_ranks():
     batch_script = {key: value for key, value in srun(2)[0].items() if "STEP" not in key}
     assert recognise(batch_script) is None
-    assert recognise({"RANK": "1", "WORLD_SIZE": "2"}) is None  # may be anything
+    assert (
+        recognise({"RANK": "1", "WORLD_SIZE": "2"}) is None
+    )  # these variables do not identify a launcher
     assert recognise({}) is None
 
 
@@ -227,7 +229,7 @@ def test_task_counts_are_expanded():
         complaint(slurm.counts, text)
 
 
-# ---- what schedulers have given to a job -----------------------------------------------------------------------------
+# ---- allocations of schedulers ---------------------------------------------------------------------------------------
 
 
 def test_hosts_and_slots_of_scheduler_allocations(tmp_path):

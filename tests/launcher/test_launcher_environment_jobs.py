@@ -37,7 +37,7 @@ except (ValueError, RuntimeError) as error:
 
 @pytest.fixture
 def home(tmp_path):
-    """Where the user's key is, and what a job's processes are told of it."""
+    """The folder with the user's key, and the variables that lead a job's processes to it."""
     return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOROPLUG_START_TIMEOUT": "25"}
 
 
@@ -55,7 +55,7 @@ def check(results):
 
 
 def refusal(result):
-    """The line that a process of REFUSED has printed, if nothing else."""
+    """The line that a process of REFUSED printed. Checks that it printed nothing else."""
     found = re.fullmatch(r"refused: (.*)\n", result[1])
     assert found, result[1]
     return found[1]
@@ -83,7 +83,7 @@ sys.stdout.write(f"rank {hvd.rank()} of 4 is done\\n")
 
 
 def test_bootstrap_over_mpi_on_request(home):
-    """Who has been told of no other process by MPI does not go on alone."""
+    """A process to which MPI reports no other process raises an error instead of running alone."""
     pytest.importorskip("mpi4py")
     variables = find("mpich").environment() | {"HOROVOD_CONTROLLER": "mpi"}
     for result in run(every(srun(2), home, variables), REFUSED):
@@ -115,7 +115,7 @@ sys.stdout.write(f"rank {rank} of 3 is done\\n")
 
 
 def test_rank_0_ends_before_others_init_again(home, tmp_path):
-    """It serves the store: as long as others are there, it waits for them with its end, for a while."""
+    """Rank 0 serves the store, so its exit waits for the other ranks, for a limited time."""
     check(run(every(srun(3), home), PARTED, str(tmp_path)))
 
 
@@ -123,12 +123,12 @@ def test_rank_0_ends_before_others_init_again(home, tmp_path):
     os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
 )
 def test_job_across_two_hosts(home):
-    """Rank 0's launcher gives it another name for its host than it gives to the other rank, and no route leads out."""
+    """The launcher gives the two ranks different names for rank 0's host, and there is no default route."""
     environments = every(distributed(2), home)
     with Network(2, rate=0, congestion="reno") as network:
         environments[1]["MASTER_ADDR"] = network.addresses[0]
         check(run(environments, JOB, before=[network.inside(0), network.inside(1)]))
-        # By names that nobody knows, with the address given.
+        # The host names are unknown, and the address is set.
         address = {"HOROPLUG_GLOO_RENDEZVOUS_ADDR": network.addresses[0]}
         unknown = every(srun(2, nodes=2, SLURM_STEP_NODELIST="x[1-2]"), home, address)
         check(run(unknown, JOB, before=[network.inside(0), network.inside(1)]))
@@ -157,11 +157,11 @@ def test_job_under_torchrun(home, tmp_path):
 
 
 def test_job_restarted_by_torchrun(home, tmp_path):
-    """The second attempt's ranks find each other, not those of the first."""
+    """The ranks of the second attempt find each other and not those of the first."""
     pytest.importorskip("torch")
     script = tmp_path / "job.py"
     script.write_text(
-        # Both have printed their line before torchrun ends the one because of the other.
+        # Both ranks print their line before torchrun ends one because of the other.
         JOB + "sys.stdout.flush()\nhvd.barrier()\nimport os\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(3)\n"
     )
@@ -170,7 +170,7 @@ def test_job_restarted_by_torchrun(home, tmp_path):
     assert sorted(re.findall(r"rank (\d) of 2 is done", output)) == ["0", "0", "1", "1"]
 
 
-# ---- ports that are taken --------------------------------------------------------------------------------------------
+# ---- ports in use ----------------------------------------------------------------------------------------------------
 
 
 def first_port(variables):
@@ -212,7 +212,7 @@ def test_port_set_by_the_user(home):
 
 
 def test_shared_key_set_by_the_user(home):
-    """With HOROPLUG_SECRET_KEY nothing is looked for in the home, which may not be there."""
+    """With HOROPLUG_SECRET_KEY the home folder is not used and may be missing."""
     key = {"HOROPLUG_SECRET_KEY": os.urandom(32).hex(), "XDG_CONFIG_HOME": "/proc/nowhere"}
     check(run(every(srun(2), home, key), JOB))
 
@@ -245,7 +245,7 @@ print(user_key().hex())
 
 
 def test_key_file_is_created_once(home):
-    """By processes that all begin at the same moment."""
+    """Several processes start at the same moment."""
     gate, opener = os.pipe()
     processes = [
         subprocess.Popen(
@@ -316,7 +316,7 @@ def test_key_file_of_another_user_is_refused(key, monkeypatch):
         job_secret(None, "job")
 
 
-# ---- rank 0 is not there ---------------------------------------------------------------------------------------------
+# ---- rank 0 is missing -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "localhost"])
@@ -335,7 +335,7 @@ def test_different_job_sizes_are_refused(home):
 
 
 def test_unresponsive_server_is_an_error_in_time(home):
-    """Something takes connections on every port and says nothing."""
+    """A server accepts connections on every port and sends nothing."""
     variables = distributed(2)[1] | home | {"HOROPLUG_START_TIMEOUT": "2"}
     variables["HOROPLUG_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""``horovodrun --mpi`` and ``--jsrun``: the command lines they make, and jobs under every MPI that is installed."""
+"""``horovodrun --mpi`` and ``--jsrun``: the command lines that they build, and jobs under every installed MPI."""
 
 import os
 import re
@@ -154,7 +154,7 @@ def test_hosts_of_an_lsf_allocation(tmp_path):
     assert lsf_hosts({"LSB_MCPU_HOSTS": "h1 4"}) == [Host("h1", 4)]
     assert lsf_hosts({}) == []
     assert lsf_hosts({"PBS_NODEFILE": "/nonesuch"}) == []
-    # The list is left out where it would be too long.
+    # A list that would be too long is omitted.
     (tmp_path / "hosts").write_text("batch1\n" + "h1\n" * 3 + "h2\n" * 3)
     assert lsf_hosts({"LSB_DJOB_HOSTFILE": str(tmp_path / "hosts")}) == [("h1", 3), ("h2", 3)]
 
@@ -168,7 +168,7 @@ def test_forwarded_names():
     assert mpirun.forwarded(env) == ["HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "PATH", "PYTHONPATH", "_x"]
 
 
-# ---- for real --------------------------------------------------------------------------------------------------------
+# ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
 def launch(*arguments, env, timeout=60):
@@ -238,12 +238,12 @@ def test_run_function_with_mpirun(place):
         horoplug.run(fail, **options)
 
 
-# ---- what cannot be started ------------------------------------------------------------------------------------------
+# ---- failures to start -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def path(tmp_path):
-    """A folder that is all of PATH but for Python; returns a function that puts a program there."""
+    """A function that puts a program into a folder. PATH consists of this folder and Python's."""
 
     def put(name, script):
         file = tmp_path / name
@@ -302,7 +302,7 @@ def test_job_under_jsrun(path):
     assert line.startswith("--np 8 --nrs 2 --rs_per_host 1 --tasks_per_rs 4 ")
     assert line.endswith(" --bind none train")
     assert job == "12"
-    # As many processes as there are slots where jsrun starts any.
+    # By default, one process for each slot of the hosts on which jsrun starts ranks.
     assert launch("--jsrun", "train", env=env).stdout.splitlines()[0] == line
     done = launch("--jsrun", "-np", 8, "train", env=env | {"LSB_MCPU_HOSTS": "h1 x"})
     assert re.fullmatch("horovodrun: LSF has set LSB_MCPU_HOSTS=h1 x, but: [^\n]+\n", done.stderr)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def namespaces(pid):
-    """Those of a run of the benchmark that exist."""
+    """The existing network namespaces of a run of the benchmark."""
     shown = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     return re.findall(rf"^hp{pid}[bh]\d*", shown.stdout, re.MULTILINE)
 

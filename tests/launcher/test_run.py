@@ -24,7 +24,7 @@ from horoplug.rendezvous.errors import AuthenticationError
 from horoplug.runner import exchange
 from tests.harness.support import environment, until
 
-# As those of a notebook: the ranks cannot import this module.
+# As for functions of a notebook, the ranks cannot import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 MARK = "HOROPLUG_TEST_RUN"
 
@@ -36,11 +36,13 @@ def nothing_is_left(monkeypatch):
     descriptors = len(os.listdir("/proc/self/fd"))
     yield
     assert not processes(mark)
-    until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)  # threads close theirs
+    until(
+        lambda: len(os.listdir("/proc/self/fd")) == descriptors
+    )  # descriptors of threads are closed soon
 
 
 def processes(mark):
-    """Those of a test, but for this one."""
+    """The processes of a test, except this one."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -50,7 +52,7 @@ def processes(mark):
 
 
 class MyError(Exception):
-    """Of the program, and with arguments of its own."""
+    """An exception class of the program, with its own arguments."""
 
     def __init__(self, number, text):
         super().__init__(f"{text} ({number})")
@@ -87,7 +89,7 @@ def test_one_process_and_the_deprecated_np_argument():
 
 
 def test_large_results():
-    """More than any message of the rendezvous can have."""
+    """The results exceed the size limit of the rendezvous' messages."""
 
     def work(size):
         return np.full(size, rank(), np.float32)
@@ -172,7 +174,7 @@ exec sh -c "$*"
 
 
 def test_run_on_several_hosts_of_one_machine(tmp_path, monkeypatch):
-    """One of them by what is called as ssh."""
+    """One host is reached through a script in place of ssh."""
     ssh = tmp_path / "ssh"
     ssh.write_text(FAKE_SSH)
     ssh.chmod(0o755)
@@ -186,7 +188,7 @@ def test_run_on_several_hosts_of_one_machine(tmp_path, monkeypatch):
 
     found = run(work, num_proc=3, hosts="localhost:1,elsewhere:2", verbose=1)
     assert found == [(0, 0, 0), (1, 0, 1), (2, 1, 0)]
-    # Python may be elsewhere there.
+    # Python may have another path on the other host.
     python = tmp_path / "python"
     python.symlink_to(sys.executable)
     monkeypatch.setenv("HOROPLUG_REMOTE_PYTHON", str(python))
@@ -205,7 +207,7 @@ def test_exception_of_a_rank_is_raised():
         hvd.init()
         if hvd.rank() == 1:
             raise MyError(7, "something is wrong")
-        hvd.barrier()  # the others fail, too, but because of that
+        hvd.barrier()  # the other ranks fail as a consequence
 
     with pytest.raises(RankError) as caught:
         run(work, num_proc=3)
@@ -237,7 +239,7 @@ def fail_on_1(how):
     def work():
         if rank() == 1:
             how()
-        while True:  # is ended when rank 1 has failed
+        while True:  # the launcher ends this rank after rank 1 has failed
             signal.pause()
 
     return work
@@ -279,7 +281,7 @@ def test_unpicklable_result_is_an_error():
     with pytest.raises(RankError, match=r"result, a _thread.lock, cannot be pickled: ") as caught:
         run(lambda: (b"x" * 3_000_000, threading.Lock())[1] if rank() else 1, num_proc=2)
     assert caught.value.rank == 1
-    # Also after a part of it has been sent.
+    # The same after a part of the result has been sent.
     with pytest.raises(RankError, match=r"result, a builtins.list, cannot be pickled: "):
         run(lambda: [b"x" * 3_000_000, threading.Lock()])
 
@@ -326,11 +328,11 @@ def test_non_functions_and_unpicklable_arguments_are_refused():
         run(lambda: lock)
 
 
-# ---- where it is called ----------------------------------------------------------------------------------------------
+# ---- callers ---------------------------------------------------------------------------------------------------------
 
 
 class Stream(io.StringIO):
-    """In place of sys.stdout, as a notebook has one; tells when a text has come."""
+    """Replaces sys.stdout, as in a notebook, and signals when a text was written."""
 
     def __init__(self, text, action):
         super().__init__()
@@ -345,7 +347,7 @@ class Stream(io.StringIO):
 
 
 def test_output_is_forwarded_while_the_function_runs(tmp_path, monkeypatch):
-    """It does not return before its first line has been seen."""
+    """The function returns only after its first line was forwarded."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -364,7 +366,7 @@ def test_output_is_forwarded_while_the_function_runs(tmp_path, monkeypatch):
 
 
 def test_long_lines_of_multibyte_characters(monkeypatch):
-    """They come in pieces of even lengths, of which most begin and end in the middle of a letter."""
+    """The output arrives in parts of even lengths, most of which begin and end within a character."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     line = "x" + "\u00df" * 200_000
@@ -401,7 +403,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def program(monkeypatch):
-    """A program whose ranks have begun and never end, and its mark."""
+    """A program whose ranks have started and never end, and the mark of its processes."""
     mark = uuid.uuid4().hex
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
@@ -426,7 +428,7 @@ def test_keyboard_interrupt_ends_the_job(program):
 
 
 def test_terminal_interrupt_ends_the_job():
-    """Goes to every process of the terminal, and counts once: a second one would not let ranks clean up."""
+    """The interrupt reaches every process of the terminal and counts once, so that ranks can clean up."""
     work = """
     import time
     def tidy(*_):
@@ -467,7 +469,7 @@ def test_job_fails_when_the_launcher_is_killed(tmp_path):
         if rank() == 0:
             import psutil
 
-            psutil.Process().parent().parent().kill()  # the agent's
+            psutil.Process().parent().parent().kill()  # the agent's parent
         signal.pause()
 
     with pytest.raises(RankError, match="the launcher ended with code -9; all ranks were ended"):

@@ -61,7 +61,7 @@ def test_run_function_on_several_hosts(cluster, tmp_path):
 
 
 def test_mpirun_on_several_hosts(cluster, place):
-    """With this cluster's ssh, which is a command with options."""
+    """The ssh command of this cluster has options."""
     env = between_hosts(place) | {"HOROVOD_CACHE_CAPACITY": "77"}
     arguments = ["--mpi", "--tcp", "-np", 3, "-H", "h0:2,h1:1"]
     process = cluster.start(0, *arguments, sys.executable, "-c", JOB, env=env)

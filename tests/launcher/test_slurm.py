@@ -37,7 +37,7 @@ def test_benchmark_under_srun(slurm):
 
 
 def test_batch_script_with_srun(slurm, tmp_path):
-    """The script itself is no rank; it can start several jobs, one after the other and side by side."""
+    """The script itself is not a rank and can start several jobs, in succession and in parallel."""
     job, script = tmp_path / "job.py", tmp_path / "script.sh"
     job.write_text(JOB)
     python = f"{sys.executable} {job}"
@@ -72,7 +72,7 @@ sys.stdout.write(f"rank {world.rank} of 2 is done\\n")
 
 @pytest.mark.parametrize(("name", "how"), [("mpich", "pmi2"), ("openmpi", "pmix")])
 def test_job_under_srun_with_mpi(slurm, name, how):
-    """With an MPI that Slurm has told who is who, communicators may be given to init(), and MPI may carry the data."""
+    """With an MPI that Slurm has initialised, init() accepts communicators, and MPI can carry the data."""
     pytest.importorskip("mpi4py")
     found = find(name)
     command = ("srun", f"--mpi={how}", "-n", "2", sys.executable, "-c")
@@ -82,7 +82,7 @@ def test_job_under_srun_with_mpi(slurm, name, how):
         pytest.skip("Slurm looks for a PMIx that is not there: apt-get install libpmix-dev")
     assert status == 0, output
     assert done(output) == ["0 of 2", "1 of 2"]
-    # Without it, every process is a world of its own for MPI.
+    # Without it, MPI starts every process as a separate job.
     status, output = slurm("srun", *command[2:], COMMUNICATOR, **found.environment())
     assert status != 0
     assert "MPI knows of 1 of the 2 processes that Slurm's srun has started" in output

@@ -20,7 +20,7 @@ from horoplug.runner.status import Status
 from tests.harness.screen import Screen
 from tests.harness.support import environment, until
 
-# ---- what it says ----------------------------------------------------------------------------------------------------
+# ---- text ------------------------------------------------------------------------------------------------------------
 
 
 def test_status_line_text():
@@ -40,10 +40,10 @@ def test_status_line_text():
     assert at(107, counters=Counters(30, 3_001_000)) == (
         "4 ranks up, 0:00:07, 1.5 MB/s in 10 tensors/s"
     )
-    # The same counters twice: not told anew. For long: nothing is done any more.
+    # Unchanged counters keep the line; after a longer time it reports that nothing happens.
     assert at(108, counters=Counters(30, 3_001_000)).endswith("1.5 MB/s in 10 tensors/s")
     assert at(112, counters=Counters(30, 3_001_000)).endswith("0.0 B/s in 0 tensors/s")
-    # After another init they begin anew.
+    # After another init the counters start from zero.
     assert at(113, counters=Counters(1, 10)) == "4 ranks up, 0:00:13"
     assert at(114, counters=Counters(2, 2_000_000_010)).endswith("2.0 GB/s in 1 tensors/s")
     assert at(3761, up=0, ended=3) == "1 process, 3 ended, 1:01:01"
@@ -87,7 +87,7 @@ def test_counter_reports_reach_the_server():
     assert len(asked) == count
 
 
-# ---- how it is shown -------------------------------------------------------------------------------------------------
+# ---- display ---------------------------------------------------------------------------------------------------------
 
 CLEAR = b"\r\x1b[K"
 
@@ -169,7 +169,7 @@ while True:
 """
 
 
-# As a shell that controls jobs starts it: in a process group of its own, which gets the terminal or does not.
+# A shell with job control starts a job in a new process group, in the foreground or background of the terminal.
 IN_FOREGROUND = f"""
 import fcntl, os, signal, subprocess, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -184,7 +184,7 @@ IN_BACKGROUND = IN_FOREGROUND.replace("    os.tcsetpgrp(0, os.getpgrp())\n", "")
 
 
 class Terminal:
-    """A job on a terminal of 80 columns, and what has been written there."""
+    """A job on a terminal of 80 columns, and its output there."""
 
     def __init__(self, *arguments, stdout=None, program=QUICK, **variables):
         self.master, slave = pty.openpty()
@@ -201,7 +201,7 @@ class Terminal:
         self.data = b""
 
     def read(self, pattern=None, timeout=40):
-        """Until a pattern was written, or to the end; what it matched."""
+        """Read until a pattern was written, or to the end. Returns the match."""
         deadline = time.monotonic() + timeout
         while True:
             if pattern and (match := re.search(pattern, self.data)):
@@ -217,7 +217,7 @@ class Terminal:
             self.data += piece
 
     def screen(self):
-        """The lines that stay, as a terminal shows them."""
+        """The lines that remain on the screen of a terminal."""
         lines = [""]
         for piece in re.findall(r"\r\n|\r\x1b\[K|[^\r\x1b]+|.", self.data.decode(), re.DOTALL):
             if piece == "\r\n":
@@ -275,7 +275,7 @@ def test_job_on_a_terminal_without_the_status_line(terminal, flags, variables):
 
 
 def test_background_job_of_a_shell_shows_no_status_line(terminal):
-    """Which has the terminal for itself then, but for what jobs print."""
+    """The shell owns the terminal then, and only the output of jobs appears."""
     job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.5", program=IN_BACKGROUND)
     job.read()
     assert job.data == b"[0]<stdout>:hello\r\n"
@@ -285,7 +285,7 @@ def test_background_job_of_a_shell_shows_no_status_line(terminal):
 
 
 def test_piped_output_has_no_status_line(terminal):
-    """Which may lead to the same terminal."""
+    """The pipe may lead to the same terminal."""
     job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.2", stdout=subprocess.PIPE)
     assert job.process.stdout.read() == b"[0]<stdout>:hello\n"
     job.read()

@@ -25,7 +25,7 @@ from tests.harness.support import until
 MARK = "HOROPLUG_TEST_JOB"  # a variable that every process of a job inherits
 NEVER = 600  # seconds: longer than any test
 GRACE_PROMISE = 5.0  # seconds that a rank has to clean up between SIGTERM and SIGKILL
-SPIN = "while True: signal.pause()"  # a rank that never ends by itself: that the job ends proves that it was ended
+SPIN = "while True: signal.pause()"  # a rank that never ends by itself
 PATIENT_LAUNCHER = f"""
 import sys
 from horoplug.runner import blame, job, launch
@@ -35,8 +35,8 @@ sys.exit(launch.main())
 
 
 class Run:
-    """A launcher under test, and all processes that stem from it. ``patient``: it waits for everyone as long as it
-    takes, so that what it does has a cause other than time."""
+    """A launcher under test, and all its descendants. ``patient``: its time limits are too long to expire in a test,
+    so that every action has another cause."""
 
     def __init__(self, *arguments, patient=False):
         self.mark = uuid.uuid4().hex
@@ -47,7 +47,7 @@ class Run:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,  # so that a line can be read without taking more out of the pipe
+            bufsize=0,  # reading a line must not consume more of the pipe
         )
 
     def lines(self, count):
@@ -55,7 +55,7 @@ class Run:
         return [self._line(self.process.stdout) for _ in range(count)]
 
     def said(self, pattern):
-        """Wait for a line on stderr, where ``--verbose`` tells what happens; the match."""
+        """Wait for a line of ``--verbose`` on stderr that matches. Returns the match."""
         while line := self._line(self.process.stderr):
             if match := re.search(pattern, line):
                 return match
@@ -83,7 +83,7 @@ class Run:
         return found
 
     def agent(self):
-        """The agent's process; None if there is none yet."""
+        """The agent's process; None before it has started."""
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children():
                 if "".join(process.cmdline()[-1:]).endswith("agent.py"):
@@ -102,7 +102,7 @@ class Run:
 
 @pytest.fixture
 def run():
-    """Starts launchers; none of their processes may be left at the end."""
+    """A function that starts launchers. No process of theirs may be left after the test."""
     started = []
 
     def start(*arguments, **options):
@@ -117,11 +117,11 @@ def run():
 
 
 class Gate:
-    """Where a rank waits until the test lets it go on."""
+    """A FIFO at which a rank waits until the test opens it."""
 
     def __init__(self, path):
         os.mkfifo(path)
-        self._fd = os.open(path, os.O_RDWR)  # both ends: nobody waits for the other to open it
+        self._fd = os.open(path, os.O_RDWR)  # both ends, so that opening does not block
         self.wait = f"os.read(os.open({str(path)!r}, os.O_RDONLY), 1)"  # for the rank's program
 
     def open(self):
@@ -147,7 +147,7 @@ def last_line(err):
 
 
 def ends(err):
-    """How each rank ended, in the order in which ``--verbose`` tells."""
+    """The end of each rank, in the order of the lines of ``--verbose``."""
     found = re.findall(
         r"^horovodrun: rank (\d+) (exited with code \d+|was killed by signal .*\))$",
         err,
@@ -195,7 +195,7 @@ def test_job_reports_the_first_signal(run, number):
 
 
 def test_killed_rank_is_the_cause_not_ranks_that_fail_after_it(run, tmp_path):
-    """Ranks 0 and 2 exit with 1 because rank 1 has gone, as soon as they can."""
+    """Ranks 0 and 2 exit with 1 as soon as they notice that rank 1 is gone."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     command = python(
@@ -204,7 +204,7 @@ def test_killed_rank_is_the_cause_not_ranks_that_fail_after_it(run, tmp_path):
         "    pipe = open(path, 'w')",
         "    print('ready')",
         "    signal.pause()",
-        "open(path).read()",  # until rank 1 is dead
+        "open(path).read()",  # blocks until rank 1 is dead
         "sys.exit(1)",
     )
     job = run("-np", 3, "--verbose", *command, fifo)
@@ -216,7 +216,7 @@ def test_killed_rank_is_the_cause_not_ranks_that_fail_after_it(run, tmp_path):
 
 
 def test_rank_that_exited_first_is_the_cause(run, gate):
-    """Rank 1 fails and tells the others, who are faster to end than its interpreter is."""
+    """Rank 1 fails and notifies the others, which exit before its interpreter does."""
     command = python(
         "from horoplug.base.config import Config",
         "from horoplug.rendezvous.session import Rendezvous",
@@ -242,7 +242,7 @@ def test_rank_that_exited_first_is_the_cause(run, gate):
 
 
 def test_surviving_ranks_print_their_errors_before_they_are_ended(run, gate):
-    """However long they take for it, here."""
+    """The ranks have unlimited time for it in this test."""
     command = python(
         "import numpy as np",
         "import horoplug as hvd",
@@ -279,11 +279,15 @@ def test_grace_period_for_surviving_ranks():
         assert blame.first == 1
         return blame.due
 
-    assert due([], departures=[1]) == 10.0  # they have nothing to do with each other
+    assert (
+        due([], departures=[1]) == 10.0
+    )  # ranks that never connected have no consequences to wait for
     assert due([], departures=[1], present=2) == 10.0 + LAST_WORDS_SECONDS
     assert due([0], departures=[1], present=2) == 10.0 + LAST_WORDS_SECONDS
-    assert due([], departures=[1, 2, 0]) == 10.0 + LAST_WORDS_SECONDS  # have just lost their place
-    assert due([0, 2], departures=[1], present=2) == 10.5  # all have ended by themselves
+    assert (
+        due([], departures=[1, 2, 0]) == 10.0 + LAST_WORDS_SECONDS
+    )  # the ranks have just left the rendezvous
+    assert due([0, 2], departures=[1], present=2) == 10.5  # all ranks have ended by themselves
 
 
 def test_crash_is_the_cause_among_simultaneous_exits():
@@ -316,7 +320,7 @@ def test_rank_that_ignores_sigterm_is_killed(run, gate):
     assert code == 4
     assert "rank 1 exited with code 4" in last_line(err)
     assert ends(err) == {1: "exited with code 4", 0: KILLED}
-    # A lower bound, which a slow machine only makes longer.
+    # A lower bound, which also holds on a slow machine.
     assert time.monotonic() - start >= GRACE_PROMISE
 
 
@@ -341,7 +345,7 @@ def test_output_of_ranks_that_clean_up_is_forwarded(run, gate):
 
 
 def test_rank_that_exits_without_init_fails_the_others_at_once(run):
-    """Rank 1 ends with 0 before it has met the others: they do not wait for the start timeout."""
+    """Rank 1 exits with 0 before it has connected to the others, which do not wait for the start timeout."""
     command = python(
         "if rank == 1: sys.exit(0)",
         "from horoplug.base.config import Config",
@@ -372,7 +376,7 @@ def test_signal_to_the_launcher_ends_all_ranks(run, number, word):
     assert code == 128 + number
     assert last_line(err) == f"horovodrun: {word}; all ranks were ended"
     assert ends(err) == dict.fromkeys(range(3), ASKED)
-    # Nothing else is said, but what --verbose says: the rendezvous, and each rank's start and end.
+    # The only other lines are those of --verbose: the rendezvous, and each rank's start and end.
     assert len(err.splitlines()) == 1 + 3 + 3 + 1
 
 
@@ -390,7 +394,7 @@ def test_second_interrupt_kills_the_ranks(run):
     assert ends(err) == dict.fromkeys(range(2), KILLED)
 
 
-# What to wait for, and whether the launcher says by then how it was ended.
+# The moment to wait for, and whether the launcher reports at that time how it was ended.
 MOMENTS = {
     "its interpreter starts": (lambda job: None, False),
     "it starts the agent": (lambda job: job.said("rendezvous on"), True),
@@ -412,10 +416,10 @@ def test_signal_during_the_start(run, moment):
         assert last_line(err) == "horovodrun: terminated; all ranks were ended"
 
 
-# ---- nothing is left -------------------------------------------------------------------------------------------------
+# ---- leftover processes ----------------------------------------------------------------------------------------------
 
-# A shell that is not replaced by its last command, with a grandchild in the background, and a daemon: its parent has
-# ended and it has a session of its own.
+# A shell that does not exec its last command, with a grandchild in the background and a daemon, whose parent has ended
+# and which has its own session.
 GRANDCHILD = f'{sys.executable} -c "import signal; signal.pause()"'
 TREE = ["sh", "-c", f"{GRANDCHILD} & (setsid sleep {NEVER} &) ; echo ready; sleep {NEVER}; true"]
 
@@ -423,7 +427,7 @@ TREE = ["sh", "-c", f"{GRANDCHILD} & (setsid sleep {NEVER} &) ; echo ready; slee
 def start_tree(run, size=2):
     job = run("-np", size, *TREE)
     job.lines(size)
-    # Launcher and agent, and of each rank the shell, two sleeps and Python.
+    # Launcher and agent, and for each rank the shell, two sleeps and Python.
     until(lambda: len(job.processes()) >= 2 + 4 * size)
     return job
 
@@ -472,7 +476,7 @@ def test_interrupt_ends_grandchildren(run):
 
 
 def test_processes_left_by_a_successful_job_are_ended(run):
-    """A daemon with its own session, its output still open, does not keep the launcher, nor outlive it."""
+    """A daemon with its own session and an open output neither delays the launcher's exit nor outlives it."""
     job = run("-np", 2, "sh", "-c", f"setsid sleep {NEVER} & echo ready")
     code, out, err = job.finish()
     assert (code, err) == (0, "")
@@ -481,7 +485,7 @@ def test_processes_left_by_a_successful_job_are_ended(run):
 
 
 def is_stuck(process):
-    """Whether a process that always has something to write sleeps because the pipe at its stdout is full."""
+    """Whether a process that writes continuously sleeps because the pipe at its stdout is full."""
     pipe = os.open(f"/proc/{process.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
     try:
         full = not select.select([], [pipe], [], 0)[1]
@@ -491,7 +495,7 @@ def is_stuck(process):
 
 
 def test_ranks_end_when_a_launcher_with_blocked_output_is_killed(run):
-    """The ranks, the agent and the launcher are all stuck on full pipes."""
+    """The ranks, the agent and the launcher are all blocked on full pipes."""
     job = run("-np", 2, "yes")
     until(lambda: len(job.processes()) == 4 and all(map(is_stuck, job.processes())), 40)
     job.process.kill()
@@ -499,7 +503,7 @@ def test_ranks_end_when_a_launcher_with_blocked_output_is_killed(run):
 
 
 def test_output_of_ending_ranks_is_complete(run):
-    """Also when a rank has ended before the agent has had time to read any of it."""
+    """The output is complete even if a rank ended before the agent has read any of it."""
     count = 30000
     command = python(
         "import fcntl",
@@ -521,7 +525,7 @@ def test_output_of_ending_ranks_is_complete(run):
 
 
 def test_agent_without_a_launcher_ends():
-    """As when a host vanishes between the login and the first command: its ssh may keep the connection for hours."""
+    """The launcher's host may vanish between the login and the first command, while sshd keeps the connection open."""
     source = Path(agent_module.__file__).read_text()
     first = "_FIRST_SILENCE_SECONDS = 60.0\n"
     assert first in source
@@ -566,18 +570,18 @@ def test_invalid_agent_messages_are_refused(tmp_path, said, why):
         link.end(20.0)
 
 
-# ---- who is to blame -------------------------------------------------------------------------------------------------
+# ---- blame -----------------------------------------------------------------------------------------------------------
 
 
 def test_rank_that_left_after_the_cause_is_not_blamed():
-    """Rank 0 leaves, which is why 1, 2 and 3 do; of them, 3 is the first to have ended."""
+    """Rank 0 leaves first, and ranks 1, 2 and 3 as a consequence, of which rank 3 is the first to end."""
     blame = Blame(range(4))
     departures = [0, 1, 2, 3]
     blame.ended(3, 1, departures, 10.0)
     assert (blame.first, blame.due) == (3, 10.0 + CAUSE_SECONDS)
     blame.ended(1, 1, departures, 10.1)
     assert (blame.first, blame.due) == (1, 10.0 + CAUSE_SECONDS)
-    blame.ended(2, 2, departures, 10.2)  # it left after rank 1
+    blame.ended(2, 2, departures, 10.2)  # rank 2 left after rank 1
     assert (blame.first, blame.due) == (1, 10.0 + CAUSE_SECONDS)
     blame.ended(0, 7, departures, 10.3)
     assert (blame.first, blame.code, blame.due) == (0, 7, 10.3)

@@ -212,21 +212,21 @@ def test_mpi_collectives_match_own_algorithms(place, tmp_path):
     )
     assert status == 0, output
     assert sorted(re.findall(r"rank (\d) is done", output)) == ["0", "1", "2", "3"], output
-    # It was MPI that did it, and then both, by size.
+    # MPI's collectives were used: always, and then depending on the size.
     forced, chosen = map(spans, timelines)
     for kind in ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER"):
-        if (place.name, kind) == ("impi", "ALLGATHER"):  # it may never end there
+        if (place.name, kind) == ("impi", "ALLGATHER"):  # Intel MPI's allgather may hang
             assert not forced.keys() & {f"MPI_{kind}"}
             continue
         assert f"MPI_{kind}" in forced, (kind, forced)
         if kind in ("ALLGATHER", "ALLTOALL"):
-            # Ranks prepare these with small ones.
+            # Small operations precede the large ones.
             assert max(forced[f"MPI_{kind}"]) > 10_000, (kind, forced)
             assert max(chosen[f"MPI_{kind}"]) < max(chosen[f"STREAM_{kind}"]), (kind, chosen)
 
 
 def spans(timeline):
-    """By their names: what is in a timeline, as numbers of bytes."""
+    """The sizes in bytes of the spans in a timeline, by name."""
     found = {}
     for event in json.loads(timeline.read_text()):
         if "bytes" in event.get("args", {}):

@@ -29,8 +29,8 @@ def level(name: str) -> str:
     return f"import mpi4py; mpi4py.rc.thread_level = {name!r}\n"
 
 
-# For a program that leaves MPI to horoplug: two hosts by the ranks' numbers, which it cannot ask MPI for. What horoplug
-# finds is a module MPI that notes which threads use it.
+# For a program that leaves MPI to horoplug: two hosts by the ranks' numbers, which the program cannot get from MPI.
+# horoplug gets a module MPI that records which threads use it.
 LEFT_TO_HOROPLUG = """
 import atexit
 import os
@@ -90,7 +90,7 @@ def test_collectives_through_one_thread(mpi, name, algorithms):
 
 @pytest.mark.parametrize("name", ["multiple", "serialized", "funneled", "single"])
 def test_requested_thread_level_is_granted(mpich, name):
-    """A process with horoplug in it has several threads: it asks for no less than "funneled"."""
+    """A process with horoplug has several threads, so it requests at least "funneled"."""
     script = level(name) + LEFT_TO_HOROPLUG + WAY + FORKS
     script += "sys.stdout.write(f'main {real.Is_thread_main()}\\n')"
     job = mpirun(mpich, script, HOROVOD_CPU_OPERATIONS="mpi", HOROVOD_LOG_LEVEL="info")
@@ -107,7 +107,7 @@ def test_requested_thread_level_is_granted(mpich, name):
 
 
 def test_mpi4py_without_threads_gets_thread_level_funneled(mpich):
-    """And a communicator for the job, of MPI that is not there yet."""
+    """init() also accepts a communicator although MPI is not initialised yet."""
     script = "import mpi4py; mpi4py.rc.threads = False\n" + LEFT_TO_HOROPLUG
     script += WAY.replace("init()", "init(comm=real.COMM_WORLD)")
     script += "assert real.Query_thread() == real.THREAD_FUNNELED"
@@ -149,11 +149,11 @@ def test_thread_level_serialized_set_by_the_program(one_of_two):
 
 @pytest.mark.parametrize("name", ["single", "funneled", "serialized"])
 def test_low_thread_level_falls_back_to_tcp_with_advice(mpich, name):
-    """The program may call MPI at any time, or is the only one who may."""
+    """The program may call MPI at any time, or is the only one that may call it."""
     status, output = finish(mpirun(mpich, level(name) + on_hosts(WAY)))
     assert status == 0, output
     assert ways(output) == ["TCP", "TCP"], output
-    [line] = re.findall(f"W horoplug.*thread level is '{name}'.*", output)  # rank 0's
+    [line] = re.findall(f"W horoplug.*thread level is '{name}'.*", output)  # rank 0's warning
     advice = (
         "HOROVOD_CPU_OPERATIONS=mpi" if name == "serialized" else "mpi4py.rc.initialize = False"
     )
@@ -169,11 +169,11 @@ def test_too_low_thread_level_is_refused(mpich, name):
     assert len(re.findall(refusal, output)) == 2, output
 
 
-# ---- the end ---------------------------------------------------------------------------------------------------------
+# ---- ranks that die or stop ------------------------------------------------------------------------------------------
 
 
 def start(place, folder, algorithm, seconds, options=(), way="mpi"):
-    """Three ranks, of which rank 1 is to end."""
+    """Start three ranks, of which rank 1 will be killed or stopped."""
     return mpirun(
         place,
         level("funneled") + LEFT_TO_HOROPLUG + ENDING,
@@ -190,7 +190,7 @@ def start(place, folder, algorithm, seconds, options=(), way="mpi"):
 
 @pytest.mark.parametrize(("mpi", "algorithm"), [("openmpi", "pairwise"), ("mpich", "mpi")])
 def test_rank_that_dies_is_named(mpi, tmp_path, algorithm):
-    """Everybody else hears which one it was. (MPICH's mpirun may end them before they say so.)"""
+    """All other ranks get an error that names it. (MPICH's mpirun may end them before they print it.)"""
     kept = mpi == "openmpi"
     options = ["--continuous" if kept else "-disable-auto-cleanup"]
     job = start(find(mpi), tmp_path, algorithm, "20", options)
@@ -203,8 +203,8 @@ def test_rank_that_dies_is_named(mpi, tmp_path, algorithm):
 
 @pytest.mark.parametrize("way", ["mpi", "gloo"])
 def test_stopped_rank_is_named(mpich, tmp_path, way):
-    """The others fail, and MPI_Finalize, on its own thread, holds them up no longer than it may: wherever the data
-    went, if the ranks have met over MPI."""
+    """The others fail, and the time limit for MPI_Finalize, on its own thread, holds whichever transport carried the
+    data, if the ranks found each other over MPI."""
     job = start(mpich, tmp_path, "pairwise", "2", way=way)
     pid = kill(job, tmp_path, signal.SIGSTOP)
     try:

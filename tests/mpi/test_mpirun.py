@@ -53,7 +53,7 @@ def test_job_under_mpirun(place):
 
 
 def test_job_on_hosts_without_shared_memory(place):
-    """They find rank 0 by its address on the network."""
+    """Ranks find rank 0 by its network address."""
     pytest.importorskip("mpi4py")
     script = """
 import numpy as np
@@ -84,7 +84,7 @@ except hvd.HorovodInternalError as error:
 
 
 def test_rank_that_exits_early_is_named(place):
-    """The others hear of it, and nobody waits for anybody when MPI ends."""
+    """The other ranks get an error that names it, and MPI_Finalize does not hang."""
     pytest.importorskip("mpi4py")
     status, output = finish(mpirun(place, FAILING))
     assert status == 0, output
@@ -132,7 +132,7 @@ def refusals(output: str) -> list[str]:
     return re.findall(r"refused: (.*)", output)
 
 
-def test_job_under_mpirun_without_mpi4py(place):
+def test_missing_mpi4py_is_an_error(place):
     _, output = finish(mpirun(place, REFUSED, "no mpi4py"))
     assert len(refusals(output)) == 2, output
     assert all("pip install mpi4py" in text for text in refusals(output))
@@ -147,7 +147,7 @@ def test_missing_mpi_library_is_an_error(place):
 
 
 def test_mpirun_of_another_mpi_is_an_error():
-    """Open MPI's library makes jobs of one process under another mpirun, which must not go unnoticed."""
+    """Under another MPI's mpirun, Open MPI's library starts jobs of one process each, which must be an error."""
     pytest.importorskip("mpi4py")
     theirs, ours = find("mpich"), find("openmpi")
     variables = ours.environment() | {"PATH": theirs.environment()["PATH"]}
@@ -163,7 +163,7 @@ ctypes.CDLL(sys.argv[1], os.RTLD_LOCAL | os.RTLD_NOW)
 
 
 def test_two_mpi_libraries_in_one_process_are_an_error():
-    """A program that has opened the library of another MPI than that of mpirun and mpi4py."""
+    """The program has opened the library of another MPI than that of mpirun and mpi4py."""
     pytest.importorskip("mpi4py")
     ours, theirs = find("openmpi"), find("mpich")
     _, output = finish(mpirun(ours, TWO, str(theirs.library)))
@@ -189,7 +189,7 @@ libraries.check_single_library()
 @pytest.mark.parametrize(
     ("names", "are_two"),
     [
-        (["libmpi.so.40.30.4", "libmpich.so.12.2.0"], True),  # as Debian has them, in one folder
+        (["libmpi.so.40.30.4", "libmpich.so.12.2.0"], True),  # Debian's names, in one folder
         (["libmpich.so.12.2.0"], False),
         (["libmpi.so.12.0.0", "libmpi_ilp64.so.4.1"], False),
     ],

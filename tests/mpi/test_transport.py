@@ -18,7 +18,7 @@ from tests.harness.mpi_programs import COLLECTIVES, ENDING, WAY, failures, kill,
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
 
 
-# What is between these tests and MPI is the same for all; Intel's starts slowly.
+# Not Intel MPI: it starts slowly, and the tested code is the same for all MPIs.
 @pytest.fixture(params=["openmpi", "mpich"])
 def one_of_two(request):
     return find(request.param)
@@ -48,7 +48,7 @@ assert "libmpi_abi" in library, library
 
 @pytest.mark.parametrize("name", ["mpich", "impi"])
 def test_mpi4py_of_the_mpi_standard_abi(name):
-    """With an mpi4py that knows no other one."""
+    """The job uses an mpi4py that supports only MPI's standard ABI."""
     found, abi = find(name), ROOT / "build/mpi/abi"
     if not (abi / ".installed").exists():
         pytest.skip("mpi4py for the standard ABI is not installed: make mpi")
@@ -64,7 +64,7 @@ def test_mpi4py_of_the_mpi_standard_abi(name):
     assert sorted(re.findall(r"rank (\d) is done", output)) == ["0", "1", "2", "3"], output
 
 
-# ---- which way is taken ----------------------------------------------------------------------------------------------
+# ---- choice of the transport -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_transport_is_chosen_by_variables(mpich, variables, way):
     status, output = finish(mpirun(mpich, on_hosts(WAY), HOROVOD_LOG_LEVEL="info", **variables))
     assert status == 0, output
     assert ways(output) in (["MPI"] * 2, ["TCP"] * 2), output
-    if way is None:  # whatever is faster, and rank 0 says which and why
+    if way is None:  # the faster transport, and rank 0 logs which one and why
         assert f"data between hosts goes over {ways(output)[0]}: MPICH" in output
     else:
         assert ways(output)[0] == way, output
@@ -101,7 +101,7 @@ def test_different_transport_settings_are_refused(mpich):
 
 @pytest.mark.parametrize("name", ["CPU_OPERATIONS", "CONTROLLER"])
 def test_mpi_transport_needs_mpirun(monkeypatch, name):
-    """A job that something else has started cannot use MPI; one of a single process need not."""
+    """A job that mpirun has not started cannot use MPI, unless it has a single process, which needs no transport."""
     import horoplug as hvd
 
     monkeypatch.setenv(f"HOROVOD_{name}", "mpi")
@@ -169,7 +169,7 @@ def test_process_sets_from_mpi_communicators(one_of_two):
     assert output.count("done") == 4, output
 
 
-# ---- the end ---------------------------------------------------------------------------------------------------------
+# ---- ranks that die, stop or shut down -------------------------------------------------------------------------------
 
 
 def start(
@@ -181,7 +181,7 @@ def start(
     operation="allreduce",
     **variables: str,
 ):
-    """Three ranks, of which rank 1 ends in this way."""
+    """Start three ranks, of which rank 1 ends in this way."""
     return mpirun(
         place,
         on_hosts(ENDING),
@@ -204,10 +204,10 @@ def start(
     ],
 )
 def test_rank_that_dies_is_named(one_of_two, tmp_path, operation, algorithm):
-    """Everybody else hears which one it was, and all processes end. MPICH's mpirun may end them before they say so."""
+    """All other ranks get an error that names it, and all processes end. MPICH's mpirun may end them before that."""
     kept = one_of_two.name == "openmpi"
     options = ["--continuous" if kept else "-disable-auto-cleanup"]
-    # Open MPI's MPI_Finalize may wait for who is dead.
+    # Open MPI's MPI_Finalize may wait for the dead rank.
     limits = NO_LIMITS | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
     job = start(one_of_two, tmp_path, "dies", algorithm, options, operation, **limits)
     kill(job, tmp_path, signal.SIGKILL)
@@ -229,7 +229,7 @@ def test_stopped_rank_is_named(mpich, tmp_path, algorithm):
             os.kill(pid, signal.SIGKILL)
     assert "MPI_Finalize has not returned for 2 s" in output, output
     assert len(failures(output)) == 2, output
-    # MPI's own collectives do not say who is late.
+    # MPI's own collectives do not tell which rank is late.
     assert all(
         re.search(r"no progress for 2 s, waiting for ranks? [\d, -]*", t) for t in failures(output)
     )

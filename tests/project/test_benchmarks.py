@@ -27,7 +27,7 @@ needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="make cpp-release 
 
 
 def run(program, *options, status=0):
-    """Run a benchmark; what it has printed."""
+    """Run a benchmark and return its output."""
     command = [sys.executable, str(BENCHMARKS / f"{program}.py"), *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == status, done.stdout + done.stderr
@@ -35,7 +35,7 @@ def run(program, *options, status=0):
 
 
 def record(path):
-    """A record, after a look at whether it is one."""
+    """Read a record and check its format."""
     found = json.loads(path.read_text())
     assert found["format"] == 1
     assert found["rows"]
@@ -50,11 +50,11 @@ def record(path):
     return found
 
 
-# ---- allreduce.py: what is swept, and the check ----------------------------------------------------------------------
+# ---- allreduce.py ----------------------------------------------------------------------------------------------------
 
 
 def sweep(tmp_path, *options):
-    """Rows of a small sweep on two ranks, and the text that was printed."""
+    """The rows of a small sweep on two ranks, and the printed text."""
     table = tmp_path / "table.json"
     shape = ("-np", 2, "-n", 5, "-b", 8, "-e", "8K", "-f", 8)
     text = run("allreduce", *shape, "--json", table, *options)
@@ -157,7 +157,7 @@ def test_mpi_is_found_by_its_files(tmp_path, monkeypatch, name):
     ],
 )
 def test_benchmark_with_peer_horovod(tmp_path, program, options):
-    """Horovod's place is taken by horoplug under that name, which has the same API."""
+    """horoplug under the name horovod replaces Horovod, since it has the same API."""
     pytest.importorskip("torch")
     table = tmp_path / "table.json"
     script = [sys.executable, BENCHMARKS / f"{program}.py", *options.split(), "--peer", "horovod"]
@@ -188,7 +188,7 @@ def test_unavailable_peers_are_refused(tmp_path):
     ],
 )
 def test_model_sizes(model, tensors, elements, first, last):
-    """The numbers of parameters are those that the papers' reference implementations have."""
+    """The numbers of parameters equal those of the papers' reference implementations."""
     shapes = models.gradients(model)
     assert len(shapes) == tensors
     assert models.elements(shapes) == elements
@@ -220,7 +220,7 @@ def test_ranks_with_equal_subtrees_can_share_a_negotiator(ranks, tensors, bursts
 
 
 def test_horovod_protocol_costs():
-    """Two ranks, one cycle, 60 cached tensors and four bits of status: a word each way."""
+    """With two ranks, 60 cached tensors and four status bits, a cycle sends one word in each direction."""
     later = control_plane.horovod(2, 60, 600, 1, first=False)
     assert later == control_plane.Traffic(1, 8, 2, 16)
     assert control_plane.horovod(2, 61, 600, 1, first=False).bytes == 16
@@ -228,17 +228,17 @@ def test_horovod_protocol_costs():
     requests, responses = 600 + 60 * (30 + 16), 600 + 60 * 8
     assert first.messages == 1 + 2
     assert first.bytes == 8 + (4 + requests + 4 + responses) / 2
-    # What rank 0 hears grows with the ranks, what it says with their logarithm.
+    # The bytes that rank 0 receives grow with the number of ranks, those that it sends with its logarithm.
     many = control_plane.horovod(1024, 60, 600, 1, first=True)
     assert many.busiest_bytes == 2 * 10 * 8 + 1023 * (4 + requests) + 10 * (4 + responses)
 
 
-# ---- everything once, and the report ---------------------------------------------------------------------------------
+# ---- all benchmarks, and the report ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A function that runs a part of the tiny suite, once, and gives the path of its record."""
+    """A function that runs a part of the tiny suite, once, and returns the path of its record."""
     folder = tmp_path_factory.mktemp("measured")
 
     def measure(part):
@@ -307,7 +307,7 @@ def test_report_has_every_plot_and_table(measured, tmp_path):
     names = ["torch-hooks", "allreduce"] + (["control-plane"] if BINARY.exists() else [])
     for name in names:
         (tmp_path / f"{name}.json").write_text(measured(PARTS[name]).read_text())
-    # The same again beside another peer: it shares section and plots.
+    # A second record with another peer shares the section and the plots.
     other = json.loads((tmp_path / "allreduce.json").read_text())
     for row in other["rows"]:
         row["library"] = row["library"].replace("torch-gloo", "a <peer>")
@@ -330,7 +330,7 @@ def test_report_has_every_plot_and_table(measured, tmp_path):
 
 
 def test_report_is_rewritten_from_its_figures(measured, tmp_path):
-    """figures.json is enough to write the same page and plots again."""
+    """figures.json suffices to write the same page and plots again."""
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     (tmp_path / "allreduce.json").write_text(measured(PARTS["allreduce"]).read_text())
@@ -348,7 +348,7 @@ def test_report_without_figures(tmp_path):
 
 
 def test_recorded_report_is_current(tmp_path):
-    """docs/benchmarks.md and its plots are what report.py writes from the figures that are kept."""
+    """docs/benchmarks.md and its plots equal the output of report.py for the recorded figures."""
     pytest.importorskip("matplotlib")
     run("report", ROOT / "docs" / "benchmarks", "-o", tmp_path / "benchmarks.md")
     assert (tmp_path / "benchmarks.md").read_text() == (ROOT / "docs/benchmarks.md").read_text()
@@ -357,7 +357,7 @@ def test_recorded_report_is_current(tmp_path):
 
 
 def test_gpu_results_table_is_updated():
-    """The table of docs/gpu-results.md: what is measured gets its row, and nothing else changes."""
+    """A measurement updates its row in the table of docs/gpu-results.md and nothing else."""
     page = gpu_results.PAGE.read_text()
     for how, rows in ((gpu.HOW, gpu.rows()), (seen.HOW, [*seen.rows().values()])):
         assert gpu_results.updated(page, how, rows) == page, "every row is there"
@@ -374,7 +374,7 @@ def test_gpu_results_table_is_updated():
 
 @pytest.mark.skipif(not gpu.MOVE_BENCH.exists(), reason="make cpp-release builds it")
 def test_gpu_kernel_benchmark(tmp_path, monkeypatch):
-    """Packing and unpacking are timed; here on a simulated GPU, which says nothing about any real one."""
+    """The benchmark times packing and unpacking, here on a simulated GPU, whose times are meaningless."""
     for name, value in simulated_gpu.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(gpu, "MODELS", ("3x1KiB",))

@@ -1,4 +1,4 @@
-"""Runs the C++ tests, plain and under the sanitizers, and the fuzz targets, so that one summary covers everything.
+"""Runs the C++ tests, plain and under the sanitizers, and the fuzz targets, so that one summary includes all tests.
 
 ``make cpp`` builds them; a binary that is missing is a failure, not a skip."""
 
@@ -14,7 +14,7 @@ from tests.harness import ROOT
 SOURCES = ROOT / "csrc" / "tests"
 TESTS = sorted(path.stem for path in SOURCES.rglob("*_test.cc"))
 FUZZERS = sorted(path.stem for path in (SOURCES / "fuzz").glob("*_fuzz.cc"))
-# Taken out of the environment, because it is no variable of horoplug's that ranks should see.
+# Removed from the environment of the tested processes, because it is not a variable of horoplug.
 FUZZ_SECONDS = int(os.environ.pop("HOROPLUG_FUZZ_SECONDS", "30"))
 
 # Seconds a binary may take. The sanitizers slow code down five to fifteen times.
@@ -60,7 +60,7 @@ def test_cpp_test(name, config):
     command = [str(binary(config, name)), "--no-colors"]
     status, output = run(command, LIMITS[config])
     if status != 0 and "unexpected memory mapping" in output:
-        # This kernel randomises addresses more than the sanitizer's runtime can follow.
+        # This kernel's address randomisation exceeds what the sanitizer's runtime supports.
         status, output = run(["setarch", "-R", *command], LIMITS[config])
     assert status == 0, output
 

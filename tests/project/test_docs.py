@@ -1,9 +1,9 @@
 """The commands in the guides about starting a job run; code that cannot run here at least parses.
 
-A block that is marked ``sh run`` is run as it stands, in a folder with a small train.py. Further words say what it
-needs: ``checkout`` is run in the checkout, ``mpi`` with an MPI's mpirun, ``openmpi`` and ``mpich`` with that one's,
-``torch`` where PyTorch is, ``hosts`` on the first of two hosts, ``each`` on both of them, ``slurm`` is a script for
-sbatch, ``slurm-shell`` is run where Slurm's programs are."""
+A block that is marked ``sh run`` is run unchanged, in a folder with a small train.py. Further words give its
+requirements: ``checkout``: run in the checkout; ``mpi``: with the mpirun of any MPI; ``openmpi``, ``mpich``: with the
+mpirun of that MPI; ``torch``: needs PyTorch; ``hosts``: run on the first of two hosts; ``each``: on both of them;
+``slurm``: a script for sbatch; ``slurm-shell``: needs Slurm's programs."""
 
 import ast
 import importlib.util
@@ -87,7 +87,7 @@ def test_documentation_has_commands_to_run():
 
 
 def variables_of(block, tmp_path):
-    """Those that a block needs. Skips what is not here."""
+    """The variables that a block needs. Skips the test if a requirement is missing."""
     variables = {"XDG_CONFIG_HOME": str(tmp_path)}
     if "torch" in block.words and importlib.util.find_spec("torch") is None:
         pytest.skip("needs PyTorch")
@@ -101,7 +101,7 @@ def variables_of(block, tmp_path):
 
 
 def check(block, output):
-    """All ranks of all jobs are done, and nothing else has gone wrong."""
+    """Check that all ranks of all jobs have finished and that there is no error."""
     if "train.py" in block.text:
         done = Counter(
             (int(n), int(r)) for r, n in re.findall(r"rank (\d+) of (\d+) is done", output)
@@ -124,7 +124,7 @@ def cluster():
 
 
 def run_on_hosts(cluster, block, variables):
-    """As somebody whose ssh asks nothing, and whose MPI passes on which library it is."""
+    """Run a block with an ssh that never prompts and an MPI that forwards the choice of its library."""
     agents = ("PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC")
     variables = dict.fromkeys(agents, str(cluster.rsh)) | variables
     rack = re.findall(r"^    .*(?:rack|node\d).*\n", HOSTFILE.read_text(), re.MULTILINE)
@@ -174,7 +174,7 @@ def test_command_of_the_documentation(block, tmp_path, request, monkeypatch):
 
 
 def test_other_code_blocks_parse():
-    """YAML and Python parse, and shells find no mistake."""
+    """Blocks of YAML and Python parse, and those for shells have no syntax error."""
     yaml = pytest.importorskip("yaml")
     for block in BLOCKS:
         if block.language == "yaml":
@@ -188,7 +188,7 @@ def test_other_code_blocks_parse():
 
 
 def test_kubernetes_manifests_are_consistent():
-    """Every secret that a manifest takes is made as the page says, under the name that horoplug reads."""
+    """Every secret that a manifest uses is created on the page, under the name that horoplug reads."""
     yaml = pytest.importorskip("yaml")
     text = (ROOT / "docs" / "launch-kubernetes.md").read_text()
     assert "create secret generic horoplug --from-literal=key=" in text
@@ -213,7 +213,7 @@ def test_kubernetes_manifests_are_consistent():
 
 
 def test_guide_lists_every_launcher():
-    """The page's is that of the code, in its order."""
+    """The page's table equals the code's, in the same order."""
     rows = re.findall(
         r"^\| ([^|]+) \| `(\w+)` \| `(\w+)` \|([^|]*)\|",
         (ROOT / "docs" / "launching.md").read_text(),

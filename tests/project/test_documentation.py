@@ -1,4 +1,4 @@
-"""The documentation names what exists: links, files and variables."""
+"""Links, files and variables in the documentation exist."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.harness import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
 FOLDERS = "benchmarks|csrc|docs|examples|horoplug|requirements|scripts|tests"
-# Made by a build, or a user's.
+# Created by a build, or files of users.
 ABSENT = {"horoplug/kernels", "horoplug/kernels.fatbin"}
 
 
@@ -36,7 +36,7 @@ def test_every_environment_variable_is_documented():
     text = (ROOT / "docs" / "configuration.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    # Read by the core itself.
+    # Variables that the core reads itself.
     assert documented - {"CPU_KERNELS"} == {variable.name for variable in VARIABLES}
 
 

@@ -21,7 +21,7 @@ NUMBER = r"([\d,]+(?:\.\d+)?)"
 
 
 def launch(program, *arguments, flags=(), size=2, variables=None):
-    """Run a program on two ranks, and return what each has printed on stdout."""
+    """Run a program on two ranks and return the stdout of each."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "horoplug.runner", "-np", str(size), *flags),
@@ -40,7 +40,7 @@ def launch(program, *arguments, flags=(), size=2, variables=None):
 
 
 def figures(pattern, text):
-    """The numbers that a pattern with ``#`` for each finds: a tuple for every place."""
+    """The numbers at the ``#`` of a pattern: a tuple for each match in the text."""
     found = re.findall(re.escape(pattern).replace(r"\#", NUMBER), text)
     assert found, f"no {pattern!r} in:\n{text}"
     groups = [each if isinstance(each, tuple) else (each,) for each in found]
@@ -67,7 +67,7 @@ def check_benchmark(texts, size):
     average = sum(rates) / 3
     deviation = (sum((rate - average) ** 2 for rate in rates) / 3) ** 0.5
     assert mean == pytest.approx(average, abs=0.11)
-    assert interval == pytest.approx(1.96 * deviation, abs=0.3)  # the figures are rounded
+    assert interval == pytest.approx(1.96 * deviation, abs=0.3)  # the printed numbers are rounded
     assert total == pytest.approx(size * mean, abs=0.1 * size)
     assert of_total == pytest.approx(size * interval, abs=0.1 * size)
 
@@ -91,7 +91,9 @@ def test_benchmarks_default_model_is_a_resnet_50():
     model = module.resnet(*module.MODELS["resnet50"])
     parameters = {name: p.shape for name, p in model.named_parameters()}
     assert sum(shape.numel() for shape in parameters.values()) == 25_557_032
-    assert sum(len(shape) == 4 for shape in parameters.values()) == 49 + 4  # 4 are in shortcuts
+    assert (
+        sum(len(shape) == 4 for shape in parameters.values()) == 49 + 4
+    )  # 4 of them are shortcuts
 
 
 # ---- language_model.py ----------------------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ SMALL = (
     *("--epochs", 2, "--max-characters", 20000, "--context", 16, "--width", 16, "--layers", 1),
     *("--batch-size", 16, "--warmup-steps", 5, "--lr", 0.02, "--sample", 40, "--threads", 1),
 )
-# Runs main(), and prints what the model has become. Only the first epoch's checkpoint is kept.
+# Runs main() and prints a digest of the parameters. Keeps only the checkpoint of the first epoch.
 DIGEST = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
@@ -116,7 +118,7 @@ print("digest", hashlib.sha256(state).hexdigest())
 
 @pytest.fixture
 def language_model(tmp_path):
-    """Trains the small model, and returns what rank 0 has printed and the digest of the parameters of each rank."""
+    """A function that trains the small model and returns rank 0's output and the digest of each rank's parameters."""
     program = tmp_path / "digest.py"
     program.write_text(DIGEST)
 
@@ -145,7 +147,7 @@ def test_language_model_learns(language_model, compression):
 
 
 def test_language_model_continues_from_a_checkpoint(language_model, tmp_path):
-    """Training from the checkpoint of the first epoch ends with the bits of a training in one go."""
+    """Training that continues from the first epoch's checkpoint gives the same bits as uninterrupted training."""
     file = tmp_path / "checkpoint"
     text, digests = language_model("--checkpoint", file)
     assert "epoch 1/2" in text

@@ -1,4 +1,4 @@
-"""The test harness itself, where a defect in it would go unnoticed."""
+"""The parts of the test harness whose defects other tests would not reveal."""
 
 import signal
 
@@ -27,7 +27,7 @@ def test_stacks_of_a_hanging_rank_are_printed(tmp_path, capfd):
 
 
 def test_action_happens_once_a_thread_waits():
-    """It does not happen while the thread computes, however long, and it ends the wait."""
+    """The action does not happen while the thread computes, and it ends the wait."""
     happened = []
     with once_this_thread_waits(lambda: happened.append(1)):
         assert not any(happened for _ in range(1_000_000))

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import FILES_BEFORE, SESSION_VARIABLE, leftover_files
 
-GRACE = 10.0  # seconds for what is ending already
+GRACE = 10.0  # seconds for processes that are about to end
 
 
 def processes() -> dict[int, str]:
@@ -25,9 +25,9 @@ def processes() -> dict[int, str]:
             command = (
                 (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             )
-        except OSError:  # ended meanwhile, or someone else's
+        except OSError:  # ended meanwhile, or of another user
             continue
-        # Python's own helper of multiprocessing lives as long as pytest, and so do the workers of pytest -n.
+        # multiprocessing's resource tracker and the workers of pytest -n live as long as pytest.
         lasting = "multiprocessing.resource_tracker" in command or int(folder.name) in workers
         if marked and not lasting:
             found[int(folder.name)] = command

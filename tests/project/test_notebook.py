@@ -19,7 +19,7 @@ MARK = "HOROPLUG_TEST_NOTEBOOK"
 
 @pytest.fixture
 def variables(tmp_path, monkeypatch):
-    """The environment of kernels, of this test alone; nothing of it may be left."""
+    """The environment of the notebook kernels of this test. Checks that no process of the test is left."""
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     mark = uuid.uuid4().hex
@@ -76,7 +76,7 @@ def test_interrupted_cell_ends_the_job(variables, tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(FOREVER)])
 
     class Client(nbclient.NotebookClient):
-        """Interrupts when both ranks have printed something: it is there while the cell runs."""
+        """Interrupts the cell once the output of both ranks has appeared, which happens while the cell runs."""
 
         def process_message(self, msg, cell, cell_index):
             output = super().process_message(msg, cell, cell_index)

@@ -15,7 +15,7 @@ from horoplug import _native
 from tests.harness import ROOT
 
 VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
-# glibc is libc, libm, libdl, libpthread and the loader; which of them are named depends on its version.
+# glibc consists of libc, libm, libdl, libpthread and the loader; its version determines which are named.
 ALLOWED = {
     "libc.so.6",
     "libm.so.6",
@@ -37,7 +37,7 @@ def run(command, **options):
 
 
 def build(source, folder, *options, **more):
-    """Wheel of a source tree or archive."""
+    """Build the wheel of a source tree or archive."""
     run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, *options, source],
         **more,
@@ -48,7 +48,7 @@ def build(source, folder, *options, **more):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built with this environment's tools on the objects that make has compiled."""
+    """The wheel, built with this environment's tools from the objects that make has compiled."""
     return build(ROOT, tmp_path_factory.mktemp("wheel"), "--no-build-isolation")
 
 
@@ -131,7 +131,7 @@ def test_only_the_c_abi_is_exported(unpacked):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """bin folder of a fresh virtual environment with the wheel in it, and an environment without a compiler."""
+    """The bin folder of a new virtual environment with the wheel, and environment variables without a compiler."""
     folder = tmp_path_factory.mktemp("venv")
     run([sys.executable, "-m", "venv", folder])
     bare = {
@@ -176,7 +176,7 @@ class TestInstalled:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_source_archive_builds_with_a_compiler_and_nothing_else(sdist, tmp_path):
-    """As ``pip install horoplug`` does without a wheel: CMake and the rest come from pip alone."""
+    """Like ``pip install horoplug`` without a wheel: pip alone provides CMake and the other build tools."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("c++", "g++", "cc", "gcc", "as", "ld", "ar", "ranlib", "uname", "sh"):

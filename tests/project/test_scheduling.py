@@ -1,4 +1,4 @@
-"""The order in which ``pytest -n`` runs the tests (tests/harness/scheduling.py), with workers that are simulated."""
+"""The order in which ``pytest -n`` runs the tests (tests/harness/scheduling.py), with simulated workers."""
 
 import random
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ class Config:
 
 
 class Worker:
-    """Runs a test when it has the next one, too, or when it is told that there is none."""
+    """A worker, which starts a test when it has been assigned the next one or is told that there is none."""
 
     def __init__(self):
         self.gateway = SimpleNamespace(id="worker")
@@ -37,12 +37,12 @@ class Worker:
         self.shutting_down = True
 
     def next_test(self):
-        """The index of the test that it can run; None if it has to wait."""
+        """The index of the test that this worker can run; None if it has to wait."""
         return self.queue[0] if len(self.queue) > self.shutting_down ^ 1 else None
 
 
 def run(tests, workers, key):
-    """Run all tests, in random turns of the workers; gives (worker, test) in the order in which they end."""
+    """Run all tests, with workers in random order. Returns (worker, test) in the order of completion."""
     draw = random.Random(key)
     schedule = scheduling.Scheduling(Config(workers))
     nodes = [Worker() for _ in range(workers)]
@@ -71,7 +71,7 @@ def run(tests, workers, key):
 
 
 def made_up(draw):
-    """Tests of some files of each kind."""
+    """Test ids in some files of each kind."""
     files = [
         *scheduling.ALONE,
         "tests/mpi/test_mpirun.py",

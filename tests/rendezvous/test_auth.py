@@ -19,7 +19,7 @@ def flipped(secret: bytes) -> bytes:
 
 
 def both_sides(client_args, server_args):
-    """Run both sides over a socket pair; returns what each of them raised, or None."""
+    """Run both sides over a socket pair. Returns the exception of each, or None."""
     ends = socket.socketpair()
     raised = {}
 
@@ -69,7 +69,7 @@ def test_secret_of_wrong_length_is_refused():
 
 @pytest.mark.parametrize("role", Role)
 def test_reflected_handshake_fails(role):
-    """An attacker who sends back whatever it is sent does not get through."""
+    """An attacker who echoes every frame does not authenticate."""
     mine, attacker = socket.socketpair()
 
     def reflect():
@@ -77,7 +77,7 @@ def test_reflected_handshake_fails(role):
             while data := attacker.recv(FRAME_BYTES):
                 attacker.sendall(data)
 
-    if role is Role.SERVER:  # it speaks second: give it something to answer
+    if role is Role.SERVER:  # the server answers only after a client's frame
         attacker.sendall(Handshake(SECRET, Role.CLIENT, b"x", "x").start())
     thread = threading.Thread(target=reflect)
     thread.start()
@@ -90,18 +90,18 @@ def test_reflected_handshake_fails(role):
 
 
 def test_reflected_handshake_over_two_connections_fails():
-    """Nor does one that has a second connection to the same server answer the first one's challenge."""
+    """An attacker cannot have the server answer its own challenge over a second connection."""
     victim, oracle = (Handshake(SECRET, Role.SERVER, b"x", "x") for _ in range(2))
     hello = Handshake(SECRET, Role.CLIENT, b"x", "x").start()
     challenge = victim.feed(hello)
     oracle_challenge = oracle.feed(challenge)  # the victim's nonce as the attacker's own
     with pytest.raises(AuthenticationError):
-        # The server never makes a client's proof, so all there is to send are its own frames.
+        # The server never sends a client's proof, so the attacker can only send the server's own frames.
         victim.feed(oracle_challenge)
 
 
 def test_proof_is_not_accepted_as_its_own_answer():
-    """A false server, with a nonce of its own, sends the client's proof back as the server's."""
+    """A false server with its own nonce sends the client's proof back as the server's proof."""
     client = Handshake(SECRET, Role.CLIENT, b"x", "x")
     client.start()
     challenge = Handshake(flipped(SECRET), Role.SERVER, b"x", "x").feed(
@@ -114,7 +114,7 @@ def test_proof_is_not_accepted_as_its_own_answer():
 
 
 def test_replayed_handshake_fails():
-    """A recorded client cannot be played back: the server's nonce is fresh."""
+    """A recorded handshake of a client cannot be replayed, since the server's nonce is fresh."""
     client, server = (
         Handshake(SECRET, Role.CLIENT, b"x", "x"),
         Handshake(SECRET, Role.SERVER, b"x", "x"),
@@ -164,11 +164,11 @@ def test_silent_slow_and_closing_peers_fail_in_time(role):
     with mine, stranger:
         with pytest.raises(AuthenticationError, match=r"within 0\.1 s"):
             authenticate(mine, *arguments(role, timeout=0.1))
-        assert mine.gettimeout() is None  # as it was
+        assert mine.gettimeout() is None  # unchanged
     mine, stranger = socket.socketpair()
     stop = threading.Event()
 
-    def drip():  # each byte in time, all of them not
+    def drip():  # each byte arrives in time, but the frame does not
         while not stop.wait(0.02):
             stranger.send(b"H")
 

@@ -1,4 +1,4 @@
-"""Bootstrap at an address within this process: how rank 0 chooses its host and the other ranks find rank 0.
+"""Bootstrap over TCP within this process: how rank 0 chooses its address and the other ranks find rank 0.
 
 launcher/test_launcher_environment_jobs.py starts whole jobs."""
 
@@ -18,10 +18,10 @@ from horoplug.rendezvous.store.server import StoreServer
 from tests.harness.starters import srun
 
 KEY = os.urandom(32)
-LONG = 40.0  # seconds; nothing here is to take as long
+LONG = 40.0  # seconds; longer than any test here takes
 
 
-def meet(rank, *hosts, port=None):
+def bootstrap(rank, *hosts, port=None):
     launched = recognise(srun(2)[rank])
     address = launched.bootstrap_address._replace(hosts=hosts, on_one_host=False)
     config = Config(secret_key=KEY, rendezvous_port=port, start_timeout=LONG)
@@ -29,26 +29,26 @@ def meet(rank, *hosts, port=None):
 
 
 def test_rank_0_skips_addresses_of_other_hosts():
-    """The first host of an allocation can be one on which no rank runs."""
-    (address, _), _, server = meet(0, "192.0.2.1", "nowhere.invalid")
+    """The first host of an allocation may run no rank."""
+    (address, _), _, server = bootstrap(0, "192.0.2.1", "nowhere.invalid")
     server.close()
     assert address != "192.0.2.1"
 
 
 def test_different_secret_is_retried_for_a_limited_time(monkeypatch):
-    """A job that ended may serve there for a moment; but who has another key need not wait for ever."""
+    """The server of an earlier job may still listen for a moment, so refusals are retried, but not indefinitely."""
     monkeypatch.setattr(over_tcp, "_REFUSED_SECONDS", 0.5)
     began = time.monotonic()
     with (
         StoreServer(bytes(32), "127.0.0.1") as server,
         pytest.raises(WrongSecretError, match="HOROPLUG_SECRET_KEY must be the same"),
     ):
-        meet(1, "127.0.0.1", port=server.address[1])
+        bootstrap(1, "127.0.0.1", port=server.address[1])
     assert 0.5 < time.monotonic() - began < LONG / 2
 
 
 def test_slow_server_is_given_more_time(monkeypatch):
-    """In every round twice as much."""
+    """The limit of an attempt doubles in every round."""
     given = []
 
     def attempt(address, port, secret, timeout):
@@ -61,5 +61,5 @@ def test_slow_server_is_given_more_time(monkeypatch):
     monkeypatch.setattr(StoreClient, "attempt", attempt)
     job = recognise(srun(2)[1]).bootstrap_address.job
     with StoreServer(job_secret(KEY, job), "127.0.0.1") as server:
-        assert meet(1, "127.0.0.1", port=server.address[1])[0] == server.address
+        assert bootstrap(1, "127.0.0.1", port=server.address[1])[0] == server.address
     assert given == [1, 2, 4, 8]

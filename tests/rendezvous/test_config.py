@@ -63,13 +63,13 @@ def test_single_variable_is_read_alone(monkeypatch):
     assert config.value("ELASTIC") is True
     monkeypatch.setenv("HOROPLUG_ELASTIC", "0")
     assert config.value("ELASTIC") is False
-    monkeypatch.setenv("HOROVOD_SIZE", "wrong")  # not asked for
+    monkeypatch.setenv("HOROVOD_SIZE", "wrong")  # not read
     assert config.value("RANK") == 0
     with pytest.raises(ValueError, match="HOROVOD_SIZE='wrong' is wrong"):
         config.value("SIZE")
 
 
-# Horovod's variables that say something to a running job, whatever its framework and its launcher.
+# Horovod's variables that affect a running job with any framework and launcher.
 HOROVOD = """
     ADASUM_MPI_CHUNK_SIZE AUTOTUNE AUTOTUNE_BAYES_OPT_MAX_SAMPLES AUTOTUNE_GAUSSIAN_PROCESS_NOISE AUTOTUNE_LOG
     AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_WARMUP_SAMPLES BATCH_D2D_MEMCOPIES CACHE_CAPACITY CCL_CACHE CONTROLLER
@@ -102,7 +102,7 @@ def test_autotune_variables():
     other_rank = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_AUTOTUNE": "1"}
     assert Config.from_env(samples | other_rank).core_autotune == (1, 0, 5, 6, 7, "")
     assert Config.from_env({"HOROVOD_AUTOTUNE": "1"}).num_streams == 4
-    # What has a variable of its own stays as it says.
+    # A setting with its own variable is not tuned.
     fixed = {
         "HOROVOD_AUTOTUNE": "1",
         "HOROPLUG_NUM_STREAMS": "3",
@@ -160,7 +160,7 @@ def test_unsupported_variables_are_reported_in_one_line(caplog):
         config.log_notes(logger)
     assert len(caplog.records) == 1
     assert all(name in caplog.text for name in env)
-    # What the launcher sets for everyone is no news.
+    # Variables that the launcher sets for all ranks are not reported.
     quiet = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     assert Config.from_env(quiet).notes == ()
 

@@ -1,4 +1,5 @@
-"""The connections: either all ranks are connected with each other, or every rank gets an error that names the cause."""
+"""The connections between ranks: either every pair of ranks is connected, or every rank gets an error that names the
+cause."""
 
 import contextlib
 import json
@@ -65,10 +66,10 @@ def stores(server):
 
 
 def build_all(clients, ranks=None, **changes):
-    """Build the by_rank of some ranks in threads; by rank a connections or an exception. ``changes`` by name: value or
+    """Connect some ranks, in threads. Returns by rank the connections or an exception. ``changes`` by name: value or
     {rank: value}.
 
-    Unless the test says otherwise, no rank gives up in the time that it has here: an error comes at once or never."""
+    By default the timeout exceeds that of the test, so that no error is caused by it."""
     ranks = list(range(len(clients))) if ranks is None else ranks
     outcome = {}
 
@@ -104,7 +105,7 @@ def close_all(outcome):
 
 
 def check(by_rank):
-    """Every pair is connected, by the right kind of socket, and has each other's memory and doorbell."""
+    """Check that every pair of ranks is connected by the right kind of socket and has each other's memory and doorbell."""
     for rank, connections in by_rank.items():
         assert [peer[0] for peer in connections.peers] == [r for r in by_rank if r != rank]
         for other, host, stream, segment, doorbell in connections.peers:
@@ -148,7 +149,7 @@ def check(by_rank):
                     os.set_blocking(lane, False)
 
 
-# ---- good ones -------------------------------------------------------------------------------------------------------
+# ---- success ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
@@ -264,7 +265,7 @@ def test_different_connection_counts_are_refused(stores):
 
 
 def test_wrong_secret_on_an_additional_connection_is_refused(stores, monkeypatch):
-    """Every connection is authenticated for itself."""
+    """Every connection is authenticated separately."""
     original = connect_module.Connector._dial
 
     def dial(connector, key):
@@ -400,14 +401,14 @@ def test_processes_connect_to_each_other(server, mode, size, hosts):
         for rank in reversed(range(size))
     ]
     with workers(started):
-        # In the rank-0 mode, rank 0 may end first: the others have their connections, and their goodbye is not needed.
+        # If rank 0 serves the store, it may end first: the others have their connections and need not say goodbye.
         results = [finish(process) for process in started]
     assert sorted(r["rank"] for r in results) == list(range(size))
     assert all(r["hosts"] == [x % min(hosts, size) for x in range(size)] for r in results)
     assert max(r["fds"] for r in results) <= 5  # stdin, stdout, stderr, /proc/self/fd; one to spare
 
 
-# ---- bad ones --------------------------------------------------------------------------------------------------------
+# ---- failures --------------------------------------------------------------------------------------------------------
 
 
 def test_missing_ranks_are_named(stores):
@@ -416,7 +417,7 @@ def test_missing_ranks_are_named(stores):
     opened = descriptors()
     outcome = build_all(clients, [0, 3], size=5, timeout=0.3)
     for error in outcome.values():
-        # Whoever times out first tells the other, which may be told before its own time is over.
+        # The rank that times out first notifies the other, possibly before that one's own timeout.
         assert isinstance(error, (MissingRanksError, PeerLostError))
         assert "ranks [1, 2, 4] did not connect within 0.3 s" in str(error)
     assert descriptors() == opened > before
@@ -441,7 +442,7 @@ def test_rank_that_dies_before_connecting_is_named_at_once(server):
 
 
 def test_rank_that_dies_while_connecting_is_named_at_once(stores, monkeypatch):
-    """Rank 1 publishes its record, is then waited for on rank 0's listener, and never comes."""
+    """Rank 1 publishes its record, so that rank 0 waits for it on its listener, and then dies."""
     zero, one = stores(2)
     before = descriptors()
     one.register(1)
@@ -459,11 +460,11 @@ def test_rank_that_dies_while_connecting_is_named_at_once(stores, monkeypatch):
     assert isinstance(error, PeerLostError)
     assert isinstance(error, HorovodInternalError)
     assert error.rank == 1
-    assert descriptors() == before - 2  # rank 1's socket, and the server's end of it
+    assert descriptors() == before - 2  # rank 1's socket and the server's end of it are closed
 
 
 def test_loss_of_a_rank_reaches_ranks_that_do_not_wait_for_it(stores):
-    """Rank 2 gives up because rank 0 died; rank 1 has all that it needs of rank 0, and waits for rank 2's address."""
+    """Rank 2 gives up because rank 0 died. Rank 1 needs nothing more from rank 0 and waits for rank 2's address."""
     zero, one, two = stores(3)
     keys = {1: "a", 2: "b"}
     zero.register(0)
@@ -488,7 +489,7 @@ def test_unreachable_rank_is_named(stores):
 
 
 def test_failure_of_one_rank_fails_all(stores):
-    """One rank has a wrong interface: the others do not wait for it."""
+    """One rank has an invalid interface, and the others do not wait for it."""
     keys = {0: "a", 1: "b", 2: "b"}
     outcome = build_all(stores(3), key=keys, interface={2: "nonesuch0"})
     assert isinstance(outcome[2], ValueError)
@@ -505,7 +506,7 @@ def test_duplicate_rank_is_refused(stores):
     assert f"rank 1 of this job is already taken by another process (pid {os.getpid()}" in str(
         error
     )
-    # The rank's rightful owner is not disturbed by that.
+    # The process that registered the rank first is not affected.
     outcome = build_all([third, first], [0, 1], size=2)
     check(outcome)
     close_all(outcome)
@@ -520,7 +521,7 @@ def test_different_job_sizes_are_refused(stores):
 
 @pytest.mark.parametrize("theirs", [{"version": "9.9"}, {}])
 def test_different_version_is_refused(stores, theirs):
-    """Whatever has started it, a rank of another horoplug ends the job in a line that says so."""
+    """A rank with another version of horoplug ends the job with an error of one line."""
     one, other = stores(2)
     other.register(1)
     record = {"size": 2, "host": "elsewhere", "unix": "nobody-listens-here"} | theirs
@@ -531,7 +532,7 @@ def test_different_version_is_refused(stores, theirs):
 
 
 def test_wrong_secret_is_refused(stores):
-    """Even with the store's help, a rank with one bit wrong is connected with nobody."""
+    """A rank whose secret has one wrong bit gets no connection, although it knows the addresses in the store."""
     before = descriptors()
     clients = stores(3)
     opened = descriptors()
@@ -546,8 +547,8 @@ def test_wrong_secret_is_refused(stores):
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
 def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplog):
-    """Garbage, silence, half a frame, unasked-for descriptors: the good ones' connections comes about all the same."""
-    strangers = []
+    """The ranks connect although other processes send garbage, nothing, half a frame, or unexpected descriptors."""
+    attackers = []
     original = connect_module.Connector.connect_to
 
     def attack_first(connector, addresses, local, streams):
@@ -556,7 +557,7 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
                 sock = socket.socket(listener.family, socket.SOCK_STREAM)
                 sock.settimeout(10)
                 sock.connect(listener.getsockname())
-                strangers.append(sock)
+                attackers.append(sock)
                 if i % 4 == 0:
                     sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + secrets.token_bytes(100))
                 elif i % 4 == 1:
@@ -566,18 +567,18 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
         original(connector, addresses, local, streams)
 
     monkeypatch.setattr(connect_module.Connector, "connect_to", attack_first)
-    monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # nobody waits for strangers
+    monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # no time limit applies
     clients = stores(3)
     before = descriptors()
     by_rank = build_all(clients, key={rank: f"h{rank if tcp else 0}" for rank in range(3)})
     check(dict(sorted(by_rank.items())))
     close_all(by_rank)
-    assert strangers
-    for stranger in strangers:  # all were shown the door, at the latest with the listener
+    assert attackers
+    for attacker in attackers:  # all were closed, at the latest with the listener
         with contextlib.suppress(ConnectionResetError):
-            while stranger.recv(4096):
+            while attacker.recv(4096):
                 pass
-        stranger.close()
+        attacker.close()
     assert descriptors() == before
     assert "does not speak horoplug's protocol" in caplog.text
 
@@ -593,10 +594,10 @@ def test_silent_connection_is_dropped_while_ranks_connect(stores, monkeypatch, c
     )
     rank0.start()
     record = json.loads(one.get(["0/rank/0"], 5)[0])
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-        stranger.settimeout(20)
-        stranger.connect("\0" + record["unix"])
-        assert stranger.recv(1) == b""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attacker:
+        attacker.settimeout(20)
+        attacker.connect("\0" + record["unix"])
+        assert attacker.recv(1) == b""
     assert "was too slow to identify itself" in caplog.text
     assert not outcome  # rank 0 still waits for rank 1
     one._sock.close()
@@ -657,7 +658,7 @@ def test_authenticated_peer_with_wrong_identity_is_refused(stores, what, monkeyp
     builder.start()
     outcome.update(build_all(clients[2:], [2], size=3))
     builder.join(30)
-    if errors:  # for a duplicate the connections may be complete before the intruder comes
+    if errors:  # a duplicate may connect after the connections are complete
         assert "rank 0 refused the connection" in str(errors[0])
         assert f"was refused: {what}" in caplog.text
     else:

@@ -14,7 +14,7 @@ from horoplug.rendezvous.connections.measure import Measurement, agree
 
 
 def pairs(count):
-    """Connections that do not block, by (from, to)."""
+    """Nonblocking connections by (from, to)."""
     ends = [socket.socketpair() for _ in range(count)]
     for pair in ends:
         for sock in pair:
@@ -23,7 +23,7 @@ def pairs(count):
 
 
 def run_all(arguments, deadline=20.0):
-    """One measurement per rank, side by side; by rank what came out of it."""
+    """Run one measurement per rank at the same time. Returns the results by rank."""
     results = [None] * len(arguments)
 
     def one(rank):
@@ -65,14 +65,14 @@ def test_two_ranks_share_a_connection():
 
 @pytest.mark.parametrize("ranks", [3, 5])
 def test_measurement_around_a_ring(ranks):
-    ends = pairs(ranks)  # rank r has the first end of pair r, the next rank the second one
+    ends = pairs(ranks)  # rank r has the first end of pair r, the next rank has the second
     results = run_all([(ends[r][0], ends[r - 1][1]) for r in range(ranks)])
     assert all(map(plausible, results))
     nothing_left(ends)
 
 
 def test_measurement_along_a_chain():
-    """Neighbours on one host have nothing to measure."""
+    """Neighbours on one host do not measure."""
     ends = pairs(1)
     results = run_all([(ends[0][0], None), (None, ends[0][1]), (None, None)])
     assert plausible(results[0])
@@ -99,7 +99,7 @@ def test_ranks_agree_on_the_median_link():
     assert agree([None, (2e-5, 1e8)]) == (2e-5, 1e8)
     assert agree([(1e-5, 3e8), (9e-5, 1e8), (2e-5, 2e8), None]) == (2e-5, 2e8)
     assert agree([[1.23456789e-5, 123456789.0]]) == (1.23e-5, 123460000.0)
-    assert measure._PINGS > 1  # the first does not count
+    assert measure._PINGS > 1  # the first one is discarded
 
 
 # ---- MPI beside TCP --------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_ranks_agree_on_the_median_link():
 def test_ranks_agree_on_mpi():
     assert mpi_measure.agree([None, None]) is None
     reports = [
-        [[1e-5, 3e8], [[4e-5, 1e-9], [7e-5, 0.0]]],  # as JSON has them
+        [[1e-5, 3e8], [[4e-5, 1e-9], [7e-5, 0.0]]],  # lists, as in JSON
         None,
         mpi_measure.Costs(LinkSpeed(9e-5, 1e8), ((6e-5, 3e-9), (8e-5, 0.0))),
         mpi_measure.Costs(LinkSpeed(2e-5, 2e8), ((5e-5, 2.34567e-9), (6e-5, 0.0))),
@@ -119,7 +119,7 @@ def test_ranks_agree_on_mpi():
 
 
 def test_faster_transport_is_chosen_for_data():
-    """For pieces of data, not for the shortest message."""
+    """The comparison uses the size of a data chunk, not of the shortest message."""
     tcp = LinkSpeed(2e-5, 1e9)
     assert mpi_measure.is_faster(tcp, None)
     assert mpi_measure.is_faster(LinkSpeed(1e-5, 1e9), tcp)

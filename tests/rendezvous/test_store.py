@@ -31,7 +31,7 @@ NEVER = 600.0  # seconds: longer than any test
 
 @pytest.fixture(autouse=True)
 def _heard_by_caplog(monkeypatch):
-    """An init() elsewhere in this process takes the logger away from the root."""
+    """Make the logger propagate: an init() elsewhere in this process has stopped that."""
     monkeypatch.setattr(logging.getLogger("horoplug"), "propagate", True)
     monkeypatch.setattr(logging.getLogger("horoplug"), "level", logging.NOTSET)
 
@@ -56,7 +56,7 @@ def connect(server):
 
 
 class Background:
-    """Runs a function in a thread; ``result()`` waits for it and returns or raises what it did."""
+    """Runs a function in a thread; ``result()`` waits for it and returns its value or raises its exception."""
 
     def __init__(self, function, *args, **kwargs):
         self._outcome = None
@@ -81,14 +81,14 @@ class Background:
 
 
 def raw(server):
-    """An authenticated connection without a client's manners."""
+    """An authenticated connection that can send invalid messages."""
     sock = socket.create_connection(server.address, timeout=10)
     authenticate(sock, SECRET, Role.CLIENT, protocol.AUTH_CONTEXT, 5.0, "server")
     return sock
 
 
 def until_closed(sock):
-    """Read until the server hangs up; False if it does not."""
+    """Read until the server closes the connection; False if it does not."""
     try:
         while sock.recv(4096):
             pass
@@ -99,7 +99,7 @@ def until_closed(sock):
     return True
 
 
-# ---- what it does ----------------------------------------------------------------------------------------------------
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 
 def test_set_get_claim_delete(connect):
@@ -145,7 +145,7 @@ def test_requests_are_served_while_a_get_waits(connect):
     while (values := a.poll_get(pending)) is None:
         a._wait_readable(time.monotonic() + 5)
     assert values == [b"2"]
-    a.abandon(pending)  # nothing to abandon any more
+    a.abandon(pending)  # does nothing, because the get was answered
     other = a.begin_get(["never"], 10)
     a.abandon(other)
     b.set("never", b"")
@@ -178,15 +178,15 @@ def test_lost_rank_ends_a_waiting_get(connect):
     b.register(1)
     waiting = Background(a.get, ["from 1"], NEVER, [1])
     patient = Background(c.get, ["from 2"], 30, [2])
-    b._sock.close()  # as when it is killed
+    b._sock.close()  # as if the process was killed
     with pytest.raises(PeerLostError, match=rf"rank 1 \(pid {os.getpid()} .*\) ended") as caught:
         waiting.result()
     assert caught.value.rank == 1
-    with pytest.raises(PeerLostError):  # who asks later learns at once, too
+    with pytest.raises(PeerLostError):  # later gets fail at once
         a.get(["from 1"], 30, [1])
     a.set("was set by 1", b"")
     assert a.get(["was set by 1"], 30, [1]) == [b""]
-    with pytest.raises(PeerLostError):  # there, but of no use without the other
+    with pytest.raises(PeerLostError):  # set, but the get also needs the key of the lost rank
         a.get(["was set by 1", "from 9"], 30, [1, 9])
     a.set("from 2", b"ok")
     assert patient.result() == [b"ok"]
@@ -259,7 +259,7 @@ def test_forked_child_does_not_delay_the_detection_of_a_dead_rank(connect, serve
     finally:
         os.close(write)
         os.waitpid(child, 0)
-    a.set("x", b"")  # and the server was not disturbed
+    a.set("x", b"")  # the server still works
     assert a.get(["x"], 5) == [b""]
 
 
@@ -307,7 +307,7 @@ def test_server_listens_on_one_interface_only(server):
     assert server.address[0] == "127.0.0.1"
 
 
-# ---- bad clients -----------------------------------------------------------------------------------------------------
+# ---- misbehaving clients ---------------------------------------------------------------------------------------------
 
 BAD_MESSAGES = {
     "unknown request": protocol.frame(99, 1),
@@ -347,7 +347,7 @@ def test_malformed_message_ends_only_its_connection(server, connect, data):
 
 
 def test_unauthenticated_connections_are_dropped(caplog):
-    """Garbage, oversized, slow and silent connections; the good client's requests do not wait until they are gone."""
+    """Connections that send garbage, too much, slowly or nothing do not delay requests of authenticated clients."""
     with (
         StoreServer(SECRET, auth_seconds=NEVER) as server,
         StoreClient.connect(*server.address, SECRET, 5.0) as good,
@@ -358,7 +358,7 @@ def test_unauthenticated_connections_are_dropped(caplog):
             if i % 3 == 0:
                 stranger.sendall(b"\x16\x03\x01" + secrets.token_bytes(200))
             elif i % 3 == 1:
-                stranger.sendall(b"HPau")  # and no more
+                stranger.sendall(b"HPau")  # an incomplete frame
         good.set("k", b"v")
         assert good.get(["k"], 5) == [b"v"]
         assert all(until_closed(s) for s in strangers[::3])
@@ -385,7 +385,7 @@ def test_flood_of_connections_leaves_room_for_ranks(server, connect, monkeypatch
     good = connect()
     strangers = [socket.create_connection(server.address, timeout=10) for _ in range(40)]
     assert all(until_closed(stranger) for stranger in strangers[:30])
-    connect().set("k", b"")  # new clients still get in
+    connect().set("k", b"")  # new clients can still connect
     assert good.get(["k"], 5) == [b""]
     for stranger in strangers:
         stranger.close()
@@ -398,14 +398,14 @@ def test_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
     with raw(server) as bad:
         bad.setsockopt(
             socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16
-        )  # or it takes tens of MiB unread
+        )  # otherwise tens of MiB stay unread
         request = b"".join(
             protocol.frame(protocol.Op.GET, i, protocol.pack_get(5, [b"big"], [-1]))
             for i in range(40)
         )
         bad.sendall(request)
-        good.set("after", b"")  # the server has read at least some of it, and lives
-        until(lambda: len(server._connections) == 1)  # to read now would be good manners
+        good.set("after", b"")  # the server has read some of it and still works
+        until(lambda: len(server._connections) == 1)  # the client still does not read
         assert until_closed(bad)
     assert good.get(["after"], 5) == [b""]
 

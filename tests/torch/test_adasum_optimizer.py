@@ -1,5 +1,5 @@
-"""DistributedOptimizer(op=Adasum) against its algorithm written out: every rank steps by itself, and the steps are
-combined."""
+"""DistributedOptimizer(op=Adasum) compared with a reference: every rank steps separately, and Adasum combines the
+steps."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def data(count):
 
 def expected(steps, kind=torch.optim.SGD, options=None, passes=1, every=1):
     """The parameters after training with one model and one optimizer for each rank, all in this process. ``every``:
-    ranks that are no multiple of it have no gradient for the layer ``unused``."""
+    only ranks that are multiples of it have a gradient for the layer ``unused``."""
     models = [Model().double() for _ in range(hvd.size())]
     optimizers = [kind(m.parameters(), **(options or MOMENTUM)) for m in models]
     inputs = data(steps * passes)
@@ -106,12 +106,12 @@ def check_passes():
     optimizer = adasum_optimizer(model, backward_passes_per_step=2)
     train(optimizer, model, 3, passes=2)
     equal(model, expected(3, passes=2), **CLOSE)
-    # Fewer passes than announced: step submits what is there.
+    # With fewer passes than configured, step submits the accumulated gradients.
     model = Model().double()
     optimizer = adasum_optimizer(model, backward_passes_per_step=5)
     train(optimizer, model, 3, passes=2)
     equal(model, expected(3, passes=2), **CLOSE)
-    # More.
+    # More passes than configured.
     optimizer.set_backward_passes_per_step(1)
     x = data(1)[0][hvd.rank()]
     loss(model, x).backward()
@@ -204,7 +204,7 @@ def check_refusals():
 
 
 def check_state():
-    """Momentum is local; a state that is loaded is gone on from."""
+    """Momentum is local, and training continues from a loaded state."""
     model = Model().double()
     optimizer = adasum_optimizer(model)
     train(optimizer, model, 1)
@@ -268,7 +268,7 @@ def check_alone():
     optimizer = adasum_optimizer(model)
     train(optimizer, model, 3)
     equal(model, expected(3), **CLOSE)
-    with optimizer.skip_synchronize():  # the usual one
+    with optimizer.skip_synchronize():  # the ordinary optimizer
         optimizer.step()
 
 

@@ -1,4 +1,5 @@
-"""DistributedOptimizer(gradient_as_bucket_view=True): the same bits as without, whatever becomes of the views."""
+"""DistributedOptimizer(gradient_as_bucket_view=True): the same bits as without buckets, also if the program replaces
+the views."""
 
 import copy
 import os
@@ -21,7 +22,7 @@ ranks = ranks_fixture("a", "aa", "aaa", "ab", "aab")
 
 
 class Tower(nn.Module):
-    """Convolutions in channels_last order, a layer that is used twice, and one that never is."""
+    """Convolutions in channels_last order, a layer that is used twice, and one that is never used."""
 
     def __init__(self, channels_last):
         super().__init__()
@@ -41,7 +42,7 @@ class Tower(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Parameters of three types, without elements, and of one shape in another memory order."""
+    """Parameters of three dtypes, without elements, and in another memory order."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +69,7 @@ def distributed(model, **options):
 
 
 def in_buckets(model, optimizer):
-    """Whether every gradient is where it belongs."""
+    """Whether every gradient is a view of its place in the bucket."""
     if hvd.size() == 1:
         assert optimizer._buckets is None
         return True
@@ -78,7 +79,7 @@ def in_buckets(model, optimizer):
 
 
 def pair(make, **options):
-    """The same model twice, with buckets and without."""
+    """Two equal models, with buckets and without."""
     return [
         (model, distributed(model, gradient_as_bucket_view=views, **options))
         for views in (True, False)
@@ -92,12 +93,12 @@ def same_bits(made):
     one_host = len({*hvd.allgather_object(hvd.cross_rank())}) == 1
     for (name, a), (_, b) in zip(model.named_parameters(), other.named_parameters(), strict=True):
         for x, y in ((a, b), (a.grad, b.grad)):
-            if y is None:  # one rank alone leaves out what is not used
+            if y is None:  # a single rank omits unused parameters
                 assert x is None
                 assert hvd.size() == 1
             elif one_host or hvd.size() == 2:
                 assert torch.equal(x, y), name
-            else:  # the order of addition between hosts depends on the place
+            else:  # the order of addition between hosts depends on the position in the buffer
                 torch.testing.assert_close(x, y)
     whole = [p.detach() for p in model.parameters()]
     for theirs in hvd.allgather_object(whole):
@@ -130,7 +131,7 @@ KINDS = {
 
 def check_kinds(kind):
     make, shape = KINDS[kind]
-    steps(pair(make), shape, count=10)  # by then the steps are a locked plan
+    steps(pair(make), shape, count=10)  # enough steps to install a plan
     steps(pair(make, op=hvd.Sum), shape)
 
 
@@ -140,7 +141,7 @@ def test_buckets_give_the_same_bits(ranks, kind):
 
 
 def check_one_order_of_memory():
-    """The order of a gradient is that of rank 0, since that of another rank may differ."""
+    """All ranks use rank 0's memory order of a gradient, since orders may differ between ranks."""
     made = pair(lambda: Tower(hvd.rank() % 2 == 1))
     steps(made, (2, 3, 6, 6))
     if hvd.size() > 1:
@@ -161,12 +162,12 @@ def check_zeroing():
 
     for zero in (in_place, by_the_model, each):
         steps(pair(Model), (6, 4), zero)
-    # As in PyTorch, and not a view of zeros.
+    # None as in PyTorch, and not a view of zeros.
     model, optimizer = pair(Model)[0]
     train(optimizer, model, 1)
     optimizer.zero_grad()
     assert all(p.grad is None for p in model.parameters())
-    # Gradients that are there already are taken over, and unused ones count as zeros.
+    # Existing gradients are copied into the buckets, and unused ones count as zeros.
     for p in model.first.parameters():
         p.grad = torch.full_like(p, float(hvd.rank()))
     optimizer.step()
@@ -176,7 +177,7 @@ def check_zeroing():
 
 
 def check_replaced_gradients():
-    """What people do to gradients, before and after they are reduced."""
+    """Programs may replace gradients before and after the reduction."""
 
     def clipped(model, optimizer):
         optimizer.synchronize()
@@ -187,11 +188,11 @@ def check_replaced_gradients():
     def another_tensor(model, optimizer):
         optimizer.synchronize()
         for p in model.parameters():
-            if p.grad is not None:  # alone: of those that are not used
+            if p.grad is not None:  # None on a single rank for unused parameters
                 p.grad = p.grad * 2
         with optimizer.skip_synchronize():
             optimizer.step()
-        optimizer.synchronize()  # reduces once more what is there now
+        optimizer.synchronize()  # reduces the current gradients again
 
     def other_data(model, optimizer):
         optimizer.synchronize()
@@ -209,7 +210,7 @@ def check_replaced_gradients():
             steps(pair(Model), (6, 4), keep, between)
 
     def lost(model, optimizer):
-        model.zero_grad()  # too late: the sums come nevertheless
+        model.zero_grad()  # too late: the reduced gradients are written nevertheless
         optimizer.step()
 
     if hvd.size() > 1:
@@ -232,7 +233,7 @@ def check_create_graph():
         for model, optimizer in made:
             optimizer.zero_grad(set_to_none=step == 1)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PyTorch's, about reference cycles
+                warnings.simplefilter("ignore")  # PyTorch warns about reference cycles
                 model(data(step, 6, 4)).pow(2).mean().backward(create_graph=True)
             # The gradient is part of a graph, as without buckets.
             penalty = sum(p.grad.pow(2).sum() for p in model.first.parameters())
@@ -283,7 +284,7 @@ def check_options():
 
 
 def check_small_buckets():
-    """Many buckets, of which some are complete during backward."""
+    """Many buckets, some of which are complete during backward."""
     sizes = buckets.BUCKET_BYTES, buckets.FIRST_BUCKET_BYTES
     buckets.BUCKET_BYTES, buckets.FIRST_BUCKET_BYTES = 5000, 100
     try:
@@ -366,7 +367,7 @@ def check_state_and_copies():
 
 
 def check_joining():
-    """A rank with less data joins; the others go on."""
+    """A rank with less data joins, and the others continue."""
     torch.manual_seed(0)
     made = pair(Model)
     for model, optimizer in made:
@@ -423,7 +424,7 @@ def check_refusals():
     )
     model = Model() if hvd.rank() == 0 else Model().first
     refused("has a parameter", model)
-    # All ranks have seen it: nobody waits for anybody.
+    # All ranks have raised the error, so no rank waits.
     table = nn.Embedding(10, 3, sparse=True)
     optimizer = distributed(table, gradient_as_bucket_view=True)
     with pytest.raises(ValueError, match="sparse"):
@@ -439,7 +440,7 @@ def test_invalid_bucket_options_are_refused(ranks):
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 def test_buckets_after_shutdown_and_init(pool, hosts):
-    """The views stay memory when the job ends, and another one gets buckets of its own."""
+    """The views remain valid after the end of the job, and another job gets its own buckets."""
 
     def run():
         hvd.init()
@@ -468,7 +469,7 @@ def test_buckets_after_shutdown_and_init(pool, hosts):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_buckets_in_an_elastic_job(pool, size):
-    """Where ranks may come later, the first step is without, so that old and new ones make them at one point."""
+    """In an elastic job the first step uses no buckets, so that old and new ranks create them at the same point."""
 
     def run():
         made = pair(Model)
@@ -486,7 +487,7 @@ def test_buckets_in_an_elastic_job(pool, size):
 
 @pytest.mark.parametrize("hosts", ["aa", "aab"])
 def test_killed_rank_is_reported_with_buckets(pool, hosts):
-    """The others get an error, at the next step at the latest, and keep their views."""
+    """The other ranks get an error at the next step at the latest, and their views remain valid."""
 
     def run():
         model, optimizer = pair(Model)[0]
@@ -507,7 +508,7 @@ def test_killed_rank_is_reported_with_buckets(pool, hosts):
 
 
 def test_parameters_are_divided_into_buckets(monkeypatch):
-    """One type each, in the order in which they are full, a small one first."""
+    """Each bucket has one dtype. Buckets are ordered by the time when they are complete, and the first one is small."""
     monkeypatch.setattr(buckets, "FIRST_BUCKET_BYTES", 256)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1024)
 
@@ -516,7 +517,7 @@ def test_parameters_are_divided_into_buckets(monkeypatch):
 
     kinds = [torch.float32, torch.float64, torch.float32, torch.float64, *[torch.float32] * 20]
     places = [place(n, dtype, 17 if n else 1) for n, dtype in enumerate(kinds)]
-    assert places[0].nbytes == 64  # a cache line at least
+    assert places[0].nbytes == 64  # at least a cache line
     divided = divide(places)
     names = [[int(p.name) for p in members] for members in divided]
     assert sorted(n for members in names for n in members) == list(range(len(kinds)))

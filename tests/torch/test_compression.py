@@ -1,4 +1,4 @@
-"""Compression of float32 in the core: the same bits as by a compressor that PyTorch runs before and after."""
+"""Compression of float32 in the core gives the same bits as a compressor that casts with PyTorch."""
 
 from unittest.mock import patch
 
@@ -20,7 +20,7 @@ OPS = [hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product]
 
 
 def by_pytorch(compression):
-    """What derives from a compressor may do anything: the core leaves it the casts."""
+    """A class derived from a compressor, whose casts the core does not replace."""
     return type("Own", (compression,), {})
 
 
@@ -29,7 +29,7 @@ def on_one_host():
 
 
 def by_the_core():
-    """Where no compressor is called."""
+    """Make calls of a compressor fail, since the core has to cast."""
     message = "compressed by PyTorch"
     return patch.object(CastCompressor, "compress", side_effect=AssertionError(message))
 
@@ -49,7 +49,7 @@ def check_one(key):
 
 
 def check_factors(key):
-    """They are applied before anything is rounded, and after it has been reduced."""
+    """Factors are applied before rounding and after the reduction."""
     torch.manual_seed(key + hvd.rank())
     x = torch.randn(5000)
     options = {"op": hvd.Sum, "compression": hvd.Compression.fp16}
@@ -60,7 +60,7 @@ def check_factors(key):
 
 
 def check_group(key):
-    """Float32 is left to the core; a group may hold anything else."""
+    """The core casts float32; the group may contain other dtypes."""
     torch.manual_seed(key + hvd.rank())
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     group = [(torch.randn(40, 7) * 9).to(dtype) for dtype in (*dtypes, *dtypes)]
@@ -70,7 +70,7 @@ def check_group(key):
         expected = hvd.grouped_allreduce(group, op=hvd.Sum, compression=own)
         for x, y, given in zip(found, expected, group, strict=True):
             assert x.dtype == given.dtype
-            # Between hosts, 16 bits are added in an order that depends on what travels with them.
+            # Between hosts, the order of additions in 16 bits depends on the other tensors of the batch.
             close = {"rtol": 0, "atol": 0} if on_one_host() else {"rtol": 0.02, "atol": 0.2}
             torch.testing.assert_close(x, y, **close)
     assert hvd.grouped_allreduce([group[1]], compression=hvd.Compression.fp16)[0].dtype == (
@@ -79,7 +79,7 @@ def check_group(key):
 
 
 def check_gradient(key):
-    """It goes back as it came."""
+    """The gradient is compressed like the tensor."""
     torch.manual_seed(key + hvd.rank())
     start, weight = torch.randn(300), torch.randn(300)
     gradients = []
@@ -101,7 +101,7 @@ def check_training(key):
                 torch.manual_seed(key)
                 models.append(Model())
                 train(wrapped(models[-1], compression=each, **some), models[-1], 2)
-            # The factors of predivision are rounded with the gradients, or by themselves.
+            # The core applies the factors of predivision before it rounds; PyTorch's casts round first.
             equal(models[0], models[1], rtol=0.02, atol=0.02)
             if not some and on_one_host():
                 equal(models[0], models[1], rtol=0, atol=0)

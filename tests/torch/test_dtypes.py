@@ -1,4 +1,4 @@
-"""Complex numbers and floats of 8 bits on PyTorch tensors."""
+"""Complex numbers and 8-bit floats in PyTorch tensors."""
 
 import pytest
 import torch

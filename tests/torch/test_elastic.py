@@ -1,5 +1,4 @@
-"""The state of a PyTorch training run that is committed and restored, the sampler, and the loop around a training
-function."""
+"""Elastic training with PyTorch: the sampler, the state, and the loop around a training function."""
 
 import copy
 import random
@@ -60,13 +59,13 @@ def test_sampler_order_without_shuffling(size, length, expected):
 
 
 def test_sampler_order_with_shuffling():
-    first = [4, 1, 5, 2, 0, 3, 7, 6]  # by random.Random(0)
+    first = [4, 1, 5, 2, 0, 3, 7, 6]  # from random.Random(0)
     samplers = [sampler_of(rank, 2, range(8)) for rank in range(2)]
     assert [list(sampler) for sampler in samplers] == [first[0::2], first[1::2]]
     sampler = sampler_of(0, 1, range(8), seed=3)
     sampler.set_epoch(2)
     for _ in range(2):
-        assert list(sampler) == [6, 3, 1, 0, 7, 2, 5, 4]  # by random.Random(5)
+        assert list(sampler) == [6, 3, 1, 0, 7, 2, 5, 4]  # from random.Random(5)
 
 
 def test_sampler_drops_processed_samples():
@@ -76,14 +75,14 @@ def test_sampler_drops_processed_samples():
     for sampler in samplers:
         sampler.record_batch(0, 1)
         assert sampler.processed_num == 3
-        assert len(sampler) == 4  # only a reset deals out anew
+        assert len(sampler) == 4  # only a reset divides the samples again
         sampler.load_state_dict(sampler.state_dict())
     left = expected[3:]
     padded = left + left[:2]
     assert [list(sampler) for sampler in samplers] == [padded[rank::3] for rank in range(3)]
     assert sampler.state_dict() == {"epoch": 0, "processed_num": 3}
     assert sampler.processed_indices == set()
-    # The job goes on with two ranks.
+    # The job continues with two ranks.
     samplers = [sampler_of(rank, 2, range(10), seed=1) for rank in range(2)]
     for rank, sampler in enumerate(samplers):
         sampler.load_state_dict({"epoch": 0, "processed_num": 3})
@@ -91,7 +90,7 @@ def test_sampler_drops_processed_samples():
         sampler.set_epoch(1)
         assert sampler.processed_num == 0
         assert len(sampler) == 5
-        # More than there is: nothing is left.
+        # With more than all samples processed, no samples remain.
         sampler.load_state_dict({"epoch": 1, "processed_num": 14})
         assert (list(sampler), len(sampler)) == ([], 0)
 
@@ -197,7 +196,7 @@ def test_state_sync_commit_and_restore(ranks):
         change()
         state.commit()
         committed = frozen(model, optimizer, schedule)
-        for _ in range(2):  # also a second time: the copy is no longer the one in use
+        for _ in range(2):  # twice, because the restored values must not share memory with the copy
             change()
             change()
             state.restore()
@@ -305,7 +304,8 @@ def test_optimizer_has_hooks_at_size_1_in_an_elastic_job(pool):
 
 
 def test_run_restores_the_last_commit_after_a_failure(ranks):
-    """Ranks that disagree fail together; all go back to the last commit and finish as if nothing had been."""
+    """After a mismatch, all ranks fail together, restore the last commit, and finish with the result of an undisturbed
+    run."""
 
     def run(fail):
         rank, size = hvd.rank(), hvd.size()
@@ -328,7 +328,7 @@ def test_run_restores_the_last_commit_after_a_failure(ranks):
                 state.batch += 1
                 sampler.record_batch(state.batch, 1)
                 if fail and state.batch == 4 and len(calls) == 1:
-                    if size == 1:  # nobody to disagree with
+                    if size == 1:  # a single rank has no mismatch
                         raise hvd.HorovodInternalError("made up")
                     hvd.allreduce(torch.ones(2 + rank), name="mismatch")
                 if state.batch % 3 == 0:
@@ -394,7 +394,7 @@ def test_run_stops_when_every_attempt_fails(ranks):
     ],
 )
 def test_host_updates_interrupt_all_ranks_at_one_commit(ranks, changes, skip_sync):
-    """All ranks are interrupted at the same commit, although only rank 0 has heard of it; nothing is undone."""
+    """All ranks are interrupted at the same commit, although only rank 0 was notified, and keep their current state."""
 
     def check():
         model, optimizer = make(hvd.rank())
@@ -437,5 +437,5 @@ def test_repeated_host_update_counts_once():
         state.check_host_updates()
     assert caught.value.skip_sync
     state.on_hosts_updated(7, HostUpdateResult.added)
-    state.on_reset()  # what came before it does not matter any more
+    state.on_reset()  # earlier notifications are dropped
     state.commit()

@@ -79,7 +79,7 @@ KINDS = [
 
 
 def check_state(steps_of_root, steps_of_others, wrap):
-    """After the broadcast every rank goes on exactly as the root does."""
+    """After the broadcast every rank trains exactly like the root."""
     root = hvd.size() - 1
     for kind, options in KINDS:
         mine = dict(options)
@@ -139,7 +139,7 @@ def test_unsupported_optimizer_state_is_refused(ranks):
 
 
 def check_scheduler():
-    """A scheduler that was there before goes on working: groups are changed in place."""
+    """A scheduler created before the broadcast still works, because parameter groups are changed in place."""
     model = network(0)
     plain = torch.optim.SGD(model.parameters(), lr=1.0 + hvd.rank(), momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)

@@ -1,4 +1,4 @@
-"""Gradients of the operations: each rule of horoplug/torch/autograd.py, written out."""
+"""Gradients of the operations, compared with explicit formulas for each rule of horoplug/torch/autograd.py."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def check_broadcast_gradient(key):
 
 
 def check_alltoall_gradient(key):
-    """A row's gradient is what came of it where it went."""
+    """The gradient of a row comes from the rank to which the row was sent."""
     size, rank = hvd.size(), hvd.rank()
     splits = [(rank + r) % 3 for r in range(size)]
     x = torch.randn(sum(splits), 2, requires_grad=True)

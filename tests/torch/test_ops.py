@@ -1,4 +1,4 @@
-"""Every operation on PyTorch tensors: dtypes and ranks, compression, sparse tensors, refusals."""
+"""Every operation on PyTorch tensors: dtypes, compression, sparse tensors, layouts, invalid calls."""
 
 import inspect
 
@@ -149,14 +149,14 @@ def test_data_movement_operations(ranks, dtype):
     ranks.run(check_others, dtype, seed())
 
 
-# ---- compression, sparse tensors, layouts, refusals -----------------------------------------------------------------
+# ---- compression, sparse tensors, layouts, invalid calls ------------------------------------------------------------
 
 
 def check_compression():
     size, rank = hvd.size(), hvd.rank()
 
     class Halved:
-        """Not even derived from the interface."""
+        """A compressor that is not derived from Compressor."""
 
         @staticmethod
         def compress(tensor):
@@ -225,7 +225,7 @@ def check_layouts():
     assert torch.equal(hvd.allreduce(x.to(memory_format=torch.channels_last)), mean)
     assert torch.equal(hvd.allreduce(torch.ones(1).expand(5)), torch.ones(5))
     whole = torch.zeros(4, 3)
-    hvd.allreduce_(whole[1:3].fill_(rank), op=hvd.Sum)  # part of a tensor
+    hvd.allreduce_(whole[1:3].fill_(rank), op=hvd.Sum)  # a view of a part of a tensor
     assert whole.sum() == 6 * sum(range(size))
     parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
     assert hvd.broadcast_(parameter, size - 1) is parameter
@@ -251,7 +251,7 @@ VIEWS = {
 
 
 def check_views(dtype):
-    """Any strided tensor will do, and in place it is the one that gets the result."""
+    """All strided tensors are supported, and in-place operations write to the tensor itself."""
     rank, size = hvd.rank(), hvd.size()
     dtype = getattr(torch, dtype)
     start = torch.arange(48).reshape(2, 3, 2, 4).to(dtype)
@@ -352,7 +352,7 @@ def test_invalid_calls_are_refused(ranks):
 
 
 def check_kept_alive(key):
-    """Tensors that the caller has dropped stay until the core is done with them."""
+    """Tensors without references stay alive until the core is done with them."""
     size = hvd.size()
     handles = []
     for n in range(50):
@@ -360,7 +360,7 @@ def check_kept_alive(key):
         handles.append(hvd.allreduce_async(x, op=hvd.Sum, name=f"kept{n}"))
         handles.append(hvd.allgather_async(x + 1, name=f"kept{n}"))
         del x
-        torch.full((3000,), -1.0)  # would take the place of a freed one
+        torch.full((3000,), -1.0)  # would reuse the memory of a freed tensor
     for n in range(50):
         assert (hvd.synchronize(handles[2 * n]) == n * size).all()
         assert (hvd.synchronize(handles[2 * n + 1]) == n + 1).all()
@@ -377,7 +377,7 @@ def test_tensors_are_kept_alive(ranks):
 
 
 def test_signatures_are_horovods():
-    """Horovod's, argument by argument; what comes after them is horoplug's own."""
+    """The arguments are Horovod's, followed by horoplug's own."""
     expected = {
         "allreduce": "tensor average=None name=None compression=C op=None prescale_factor=1.0 postscale_factor=1.0 ps",
         "allreduce_async": "tensor average=None name=None op=None prescale_factor=1.0 postscale_factor=1.0 ps",
@@ -420,7 +420,7 @@ def test_signatures_are_horovods():
 
 
 def test_stubs_are_up_to_date():
-    """What editors know of the generated functions."""
+    """The stubs describe the generated functions."""
     for framework in stubs.FRAMEWORKS:
         path, text = stubs.stubs(framework)
         assert path.read_text() == text, "run: python -m horoplug.common.stubs"

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: each of its options, against training alone with the joined gradients."""
+"""DistributedOptimizer with each of its options, compared with one process that has the gradients of all ranks."""
 
 import warnings
 
@@ -51,11 +51,11 @@ def check_passes():
     optimizer = wrapped(model, backward_passes_per_step=3)
     train(optimizer, model, 3, passes=3)
     equal(model, joined(3, passes=3), **CLOSE)
-    # Fewer passes than announced: synchronize submits what is there.
+    # With fewer passes than configured, synchronize submits the accumulated gradients.
     optimizer.zero_grad()
     loss(model, batches(1)[0][hvd.rank()]).backward()
     optimizer.step()
-    # Changed on the way.
+    # Change the number of passes between steps.
     model = Model()
     optimizer = wrapped(model)
     optimizer.set_backward_passes_per_step(2)
@@ -134,7 +134,7 @@ def check_groups():
 
 
 def check_different_order():
-    """The ranks' parameters are in another order: names pair them."""
+    """The order of the parameters differs between ranks, and names match them."""
     model = Model()
     named = list(model.named_parameters())
     if hvd.rank() % 2:
@@ -148,7 +148,7 @@ def check_different_order():
 
 
 def check_missing_gradients():
-    """A layer that only some ranks use in a step."""
+    """Only some ranks use a layer in a step."""
     for groups in (None, 1, 3):
         model = Model()
         optimizer = wrapped(model, groups=groups, options={"lr": 1.0})
@@ -227,7 +227,7 @@ def check_closure():
 
 
 def check_broken_step():
-    """A gradient of another shape on one rank: the step fails everywhere, the next one works."""
+    """A gradient has another shape on one rank: the step fails on all ranks, and the next one works."""
     if hvd.size() == 1:
         return
     model = Model()

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: sparse gradients, memory orders, and what else optimizers and models can be like."""
+"""DistributedOptimizer with sparse gradients, other memory orders, and unusual optimizers and models."""
 
 import gc
 import warnings
@@ -60,7 +60,7 @@ def check_sparse_in_group():
 
 
 def check_channels_last():
-    """Gradients of convolutions in channels_last order, which differs from rank to rank."""
+    """The memory order of convolutions' gradients is channels_last on some ranks only."""
     torch.manual_seed(0)
     model = torch.nn.Conv2d(3, 4, 3)
     if hvd.rank() % 2 == 0:
@@ -82,7 +82,7 @@ def check_channels_last():
 
 
 def check_shared_state():
-    """The wrapper has the optimizer's groups and state, and leaves the optimizer's own hooks alone."""
+    """The wrapper shares the optimizer's groups and state, and the optimizer's own hooks still run."""
     model = Model()
     plain = torch.optim.Adam(model.parameters(), lr=0.1)
     for p in model.parameters():
@@ -111,7 +111,7 @@ def check_shared_state():
 
 
 def check_custom_optimizer():
-    """One whose constructor needs more than the parameters."""
+    """The constructor of the optimizer requires further arguments."""
 
     class Plain(torch.optim.Optimizer):
         def __init__(self, params, rate, *, sign):
@@ -155,7 +155,7 @@ def check_frozen_and_added():
 
 
 def check_replaced():
-    """A dropped wrapper takes its hooks with it, so that the same parameters can be wrapped again."""
+    """The hooks of a wrapper disappear with it, so that the same parameters can be wrapped again."""
     model = Model()
     for _ in range(3):
         optimizer = wrapped(model)
@@ -173,7 +173,7 @@ def check_create_graph():
     model = Model()
     optimizer = wrapped(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's, about reference cycles
+        warnings.simplefilter("ignore")  # PyTorch warns about reference cycles
         loss(model, batches(1)[0][hvd.rank()]).backward(create_graph=True)
     optimizer.step()
     optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""DistributedOptimizer in the ways that programs use it: local accumulation, clipping, AMP, bfloat16, torch.compile."""
+"""Uses of DistributedOptimizer in programs: local accumulation, clipping, AMP, bfloat16, torch.compile."""
 
 import inspect
 import warnings
@@ -43,7 +43,7 @@ def check_no_sync():
 
 
 def check_no_sync_and_passes():
-    """It does not count for backward_passes_per_step, wherever it stands."""
+    """Passes inside of no_sync do not count for backward_passes_per_step."""
     model = Model()
     optimizer = wrapped(model, backward_passes_per_step=2)
     for x in batches(8).split(4):
@@ -65,9 +65,9 @@ def check_no_sync_too_late():
     optimizer = wrapped(model)
     loss(model, torch.ones(6, 4)).backward()
     with optimizer.no_sync(), pytest.raises(AssertionError, match="more than backward_passes"):
-        loss(model, torch.ones(6, 4)).backward()  # into gradients that are being reduced
+        loss(model, torch.ones(6, 4)).backward()  # writes to gradients that are being reduced
     optimizer.step()
-    # An exception leaves no trace.
+    # An exception ends no_sync.
     with pytest.raises(ZeroDivisionError), optimizer.no_sync():
         _ = 1 / 0
     optimizer.zero_grad()
@@ -77,7 +77,7 @@ def check_no_sync_too_late():
 
 
 def check_no_sync_only_before():
-    """Gradients that only passes inside of it have touched are reduced, too."""
+    """Gradients that only passes inside of no_sync have written are reduced as well."""
     model = Model()
     optimizer = wrapped(model, options={"lr": 1.0})
     before = model.unused.weight.detach().clone()
@@ -106,11 +106,11 @@ def check_no_sync_sparse():
         torch.testing.assert_close(table.weight.detach(), expected)
 
 
-# ---- when gradients are submitted, and what others see of it --------------------------------------------------------
+# ---- submission of gradients ----------------------------------------------------------------------------------------
 
 
 def check_overlap():
-    """Large gradients leave while backward goes on."""
+    """Large gradients are submitted during backward."""
     if hvd.size() == 1:
         return
     model = torch.nn.Sequential(*[torch.nn.Linear(600, 600) for _ in range(3)])
@@ -133,7 +133,7 @@ def check_overlap():
 
 
 def check_handles():
-    """They are those of any other operation; what is synchronised early is not missed later."""
+    """The handles of gradients can be used like others, and step accepts gradients that were synchronised before."""
     if hvd.size() == 1:
         return
     table = torch.nn.Embedding(5, 4, sparse=True)
@@ -152,7 +152,7 @@ def check_handles():
             ):
                 if callable(handle):
                     handle()
-                elif unit is not model.second.bias:  # left to step
+                elif unit is not model.second.bias:  # synchronised by step
                     output = hvd.synchronize(handle)
                     assert hvd.poll(handle)
                     tensors = output if isinstance(unit, tuple) else [output]
@@ -165,7 +165,7 @@ def check_handles():
 
 
 def check_two_optimizers():
-    """Both get their gradients from one backward pass."""
+    """Two optimizers get their gradients from one backward pass."""
     model = Model()
     halves = [
         hvd.DistributedOptimizer(
@@ -183,7 +183,7 @@ def check_two_optimizers():
 
 
 def check_failed_backward():
-    """After an exception in the middle of backward, step reduces what is there."""
+    """After an exception during backward, step reduces the existing gradients."""
     if hvd.size() == 1:
         return
     model = Model()
@@ -198,14 +198,14 @@ def check_failed_backward():
         else:
             with pytest.raises(AssertionError):
                 optimizer.zero_grad()
-            optimizer.load_state_dict(optimizer.state_dict())  # forgets
+            optimizer.load_state_dict(optimizer.state_dict())  # discards the pending gradients
         optimizer.zero_grad()
     train(optimizer, model, 2)
     same_everywhere(model.parameters())
 
 
 def check_checkpointing():
-    """A backward pass inside of a backward pass."""
+    """Checkpointing runs a backward pass inside of another one."""
     for reentrant in (True, False):
         model = Model()
         optimizer = wrapped(model)
@@ -220,11 +220,11 @@ def check_checkpointing():
         equal(model, joined(3), **CLOSE)
 
 
-# ---- parameters that come and go ------------------------------------------------------------------------------------
+# ---- changes of parameters ------------------------------------------------------------------------------------------
 
 
 def check_requires_grad_changes():
-    """A generator and a discriminator take turns."""
+    """A generator and a discriminator are trained in turn."""
     one, other = torch.nn.Conv2d(1, 10, 1), torch.nn.Conv2d(10, 1, 1)
     x = torch.rand(1, 1, 10, 10)
     optimizers = [
@@ -248,7 +248,7 @@ def check_requires_grad_changes():
 
 
 def check_thawed():
-    """Parameters that were frozen when the optimizer was wrapped."""
+    """Parameters that were frozen when the optimizer was wrapped are trained later."""
     for groups in (None, 2):
         model = Model()
         for p in model.first.parameters():
@@ -277,7 +277,7 @@ def check_zero_grad():
 
 
 def check_replaced_gradients():
-    """Gradients that the program has put in the place of others on the way."""
+    """The program replaces gradients before the step."""
     model = Model()
     optimizer = wrapped(model)
     for x in batches(2):
@@ -295,13 +295,13 @@ def check_replaced_gradients():
 
 
 def check_all_optimizers():
-    """Each rank uses another part of the model: every gradient is reduced by step, whether this rank has it or not."""
+    """Each rank uses another part of the model, and step also reduces gradients that this rank does not have."""
     if hvd.size() == 1:
         return
     kinds = sorted(torch.optim.Optimizer.__subclasses__(), key=lambda kind: kind.__name__)
     left_out = (torch.optim.LBFGS, torch.optim.SparseAdam)
     if hasattr(torch.optim, "Muon"):
-        left_out += (torch.optim.Muon,)  # takes matrices only
+        left_out += (torch.optim.Muon,)  # supports matrices only
     kinds = [k for k in kinds if k.__module__.startswith("torch.optim") and k not in left_out]
     assert len(kinds) > 8
     x = torch.randn(16, 4).requires_grad_()
@@ -342,7 +342,7 @@ def check_bfloat16():
 
 def check_own_compression():
     class Packed(hvd.Compression.none):
-        """Another dtype, another shape, and a state that is different each time."""
+        """A compressor with another dtype, another shape, and a different context in each call."""
 
         count = 0
 
@@ -357,7 +357,7 @@ def check_own_compression():
             return (tensor[0] / count).view(shape).float()
 
     class InPlace(hvd.Compression.none):
-        """Sends the very gradient."""
+        """A compressor that sends the gradient itself."""
 
         @staticmethod
         def compress(tensor):
@@ -410,7 +410,7 @@ def check_clipping_warns_once():
 
 
 def check_amp():
-    """GradScaler with clipping, with a step that is skipped because of an overflow on one rank."""
+    """GradScaler with clipping; one step is skipped because of an overflow on one rank."""
 
     def steps(model, optimizer, scaler, backward):
         scales = []
@@ -458,7 +458,7 @@ def check_amp():
 
 
 def check_broadcast_of_new_optimizer():
-    """Without any state yet, gradients become zeros, except those of frozen parameters."""
+    """Broadcasting an optimizer without state makes gradients zero, except those of frozen parameters."""
     model = Model()
     model.first.bias.requires_grad_(False)
     optimizer = wrapped(model)
@@ -470,7 +470,7 @@ def check_broadcast_of_new_optimizer():
 
 
 def check_compiled(backend):
-    """Compiled models without a break in their graphs, and a compiled step."""
+    """Compiled models without graph breaks, and a compiled step."""
     torch._dynamo.reset()
     model = Model()
     optimizer = wrapped(model)
@@ -542,7 +542,7 @@ def test_models_compiled_to_cpp(pool):
 
 
 def check_elastic_alone():
-    """A job that may grow: one rank does what several would."""
+    """In an elastic job, a single rank runs the same code as several."""
     for options in ({}, {"groups": 2}):
         model = Model()
         optimizer = wrapped(model, **options)

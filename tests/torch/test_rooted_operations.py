@@ -59,7 +59,7 @@ def check_pair():
     assert hvd.recv(data, (rank - 1) % size, tag=3) is data
     assert (data == (rank - 1) % size).all()
     assert hvd.synchronize(handle) is None
-    wide = torch.zeros(4, 6)  # its columns are not dense: they are received in a copy
+    wide = torch.zeros(4, 6)  # columns are not dense, so they are received into a copy
     handle = hvd.send_async(torch.full((4, 3), 7.0), rank)
     assert hvd.recv(wide[:, ::2], rank).shape == (4, 3)
     hvd.synchronize(handle)

@@ -1,4 +1,4 @@
-"""SyncBatchNorm is BatchNorm over the joined batch: outputs, gradients, statistics."""
+"""SyncBatchNorm equals BatchNorm over the batches of all ranks: outputs, gradients, statistics."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ TAIL = {2: (), 3: (5,), 4: (3, 2), 5: (2, 3, 2)}
 
 
 def batches(key, dims, rows, dtype=torch.float64, channels=4):
-    """Inputs of all ranks, and factors that make a loss of the outputs."""
+    """Inputs of all ranks, and factors by which the outputs are multiplied in the loss."""
     made = torch.Generator().manual_seed(key)
     shapes = [(n, channels, *TAIL[dims]) for n in rows]
     draw = [torch.randn(2, *s, generator=made, dtype=torch.float64) * 3 + 5 for s in shapes]
@@ -27,7 +27,7 @@ def batches(key, dims, rows, dtype=torch.float64, channels=4):
 
 
 def pair(dims, key, dtype=torch.float64, **options):
-    """A layer of each kind, with the same parameters."""
+    """A BatchNorm and a SyncBatchNorm layer with the same parameters."""
     plain = PLAIN[dims](4, **options).to(dtype)
     sync = hvd.SyncBatchNorm(4, **options).to(dtype)
     made = torch.Generator().manual_seed(key)
@@ -43,7 +43,7 @@ def same(actual, expected, **tolerance):
 
 
 def compare(plain, sync, inputs, factors, **tolerance):
-    """One step of both: everything that they compute."""
+    """Compare outputs, gradients and statistics of both layers for one step."""
     rank = hvd.rank()
     whole = torch.cat(inputs).requires_grad_()
     mine = inputs[rank].clone().requires_grad_()
@@ -101,7 +101,7 @@ def test_sync_batch_norm_with_empty_and_small_batches(ranks, rows):
 
 
 def check_large_mean(key):
-    """Statistics do not suffer from a mean that is large beside the deviation."""
+    """The statistics are accurate if the mean is much larger than the deviation."""
     plain, sync = pair(4, key)
     inputs, factors = batches(key, 4, [4] * hvd.size())
     sync32 = copy.deepcopy(sync).float()
@@ -151,7 +151,7 @@ def check_memory_order(key):
 
 
 class Twice(nn.Module):
-    """A layer that is used twice in one pass, and another one between."""
+    """A layer that is used twice in one pass, with another layer in between."""
 
     def __init__(self, norm, other):
         super().__init__()
@@ -170,7 +170,7 @@ def check_several(key):
 
 
 def check_dropped_graphs(key):
-    """Ranks that keep their graphs and ranks that drop them understand each other."""
+    """Some ranks keep their graphs and others drop them."""
     plain, sync = pair(4, key)
     kept = []
     for step in range(6):
@@ -218,7 +218,7 @@ def check_convert(key):
 
 
 def check_training(key):
-    """A model with the optimizer, against training alone on the joined batch."""
+    """Training a model with the optimizer equals training in one process on the batches of all ranks."""
 
     def model():
         torch.manual_seed(key)
@@ -251,7 +251,7 @@ def check_training(key):
 
 
 def check_new_job(key):
-    """After init has been called again, also with a model that is new on some ranks."""
+    """The layers work after another init, also if the model is new on some ranks."""
     plain, sync = pair(4, key)
     compare(plain, sync, *batches(key, 4, [3] * hvd.size()))
     hvd.shutdown()

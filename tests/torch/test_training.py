@@ -1,4 +1,4 @@
-"""Training on N processes is training on one with the joined batch; and the example does what it says."""
+"""Training on N processes equals training in one process with the whole batch; and the training example."""
 
 import gzip
 import os
@@ -17,11 +17,11 @@ from tests.harness.train_example import TRAIN, summary, write_fashion_mnist
 
 pytest_plugins = ["tests.harness.jobs"]
 
-STEPS, BATCH = 12, 24  # a batch divides by 2, 3 and 4
+STEPS, BATCH = 12, 24  # the batch can be divided by 2, 3 and 4
 
 
 def network(key, dtype=torch.float32):
-    """Smooth: where a maximum is taken, the last bit of a sum may decide which gradient a weight gets."""
+    """A smooth network: with a maximum, the last bit of a sum might decide which weight gets a gradient."""
     torch.manual_seed(key)
     made = nn.Sequential(
         nn.Conv2d(1, 6, 3),
@@ -35,8 +35,8 @@ def network(key, dtype=torch.float32):
     return made.to(dtype)
 
 
-# Name: (optimizer, dtype, relative and absolute tolerance). Adam divides by the size of a gradient, and so blows up the
-# rounding of those that are next to nothing: float32 is too coarse to compare it.
+# Name: (optimizer, dtype, relative and absolute tolerance). Adam divides by the magnitude of a gradient, which
+# amplifies the rounding errors of tiny gradients: float32 is too coarse to compare it.
 OPTIMIZERS = {
     "sgd": (
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -72,10 +72,10 @@ def alone(kind, key):
 
 
 def distributed(kind, options, key):
-    """The same on this rank's part of every batch; parameters and the bits of all of them."""
+    """Train on this rank's part of every batch. Returns the parameters and their bytes."""
     size, rank = hvd.size(), hvd.rank()
     make, dtype, _ = OPTIMIZERS[kind]
-    model = network(key + rank, dtype)  # different: the broadcast makes them the same
+    model = network(key + rank, dtype)  # initial parameters differ until the broadcast
     optimizer = make(model.parameters())
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -127,7 +127,7 @@ def die_in_backward(victim, step_of_death):
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
 def test_killed_rank_is_reported_in_the_middle_of_a_step(pool, hosts):
-    """The others get the error out of backward() or step()."""
+    """The other ranks get the error from backward() or step()."""
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as ranks:
         outcomes = ranks.outcomes(die_in_backward, 1, 3)
         assert outcomes[1].died
@@ -137,7 +137,7 @@ def test_killed_rank_is_reported_in_the_middle_of_a_step(pool, hosts):
 
 
 def with_data_loader():
-    """Forked workers beside the engine."""
+    """A data loader forks workers while the engine runs."""
     dataset = TensorDataset(torch.arange(40.0))
     total = 0.0
     for (part,) in DataLoader(dataset, batch_size=4, num_workers=2):
@@ -181,7 +181,7 @@ def test_example_refuses_other_files(tmp_path):
 
 
 def test_example_trains_on_digits(monkeypatch):
-    """Without Fashion-MNIST: what comes with scikit-learn."""
+    """Without Fashion-MNIST, the example uses scikit-learn's digits."""
     pytest.importorskip("sklearn")
     import importlib.util
 

@@ -1,11 +1,11 @@
-"""What Horovod's users rely on, as tests that know nothing but ``import horovod.torch as hvd``.
+"""Horovod's PyTorch API: tests that use nothing but ``import horovod.torch as hvd``.
 
-They run as a user of Horovod runs a test suite, every rank the same tests in the same order:
+Every rank runs the same tests in the same order, as in a user's own test suite:
 
     horovodrun --compat -np 3 python -m pytest tests/api/horovod_api/test_allreduce.py
 
-``tests/api/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a job of
-its own: ``hvd.init()`` before it, ``hvd.shutdown()`` after it.
+``tests/api/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a
+separate job: ``hvd.init()`` precedes it and ``hvd.shutdown()`` follows it.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def job(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A job around every test but those that are marked ``no_job``. What a test leaves in flight is no reason for the
-    next one to fail."""
+    """Run each test in its own job, except tests marked ``no_job``. Operations that a test leaves in flight do not fail
+    the next test."""
     if request.node.get_closest_marker("no_job"):
         yield
         hvd.shutdown()

@@ -1,4 +1,4 @@
-"""The tensors of the tests: dtypes and shapes that Horovod has promised, with values that are exact in all of them."""
+"""Dtypes and shapes that Horovod supports, and tensors with values that every dtype represents exactly."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def cube(dtype, ndim, seed=1234):
 
 
 def scaled(tensor, factor):
-    """``tensor * factor`` as Horovod computes it: integers in float64 and then cut off, float16 in float32, others in
+    """``tensor * factor`` as Horovod computes it: integers in float64, then truncated, float16 in float32, others in
     their own dtype."""
     if tensor.dtype in INTEGERS:
         return (tensor.double() * factor).to(tensor.dtype)
@@ -36,7 +36,7 @@ def scaled(tensor, factor):
 
 
 def times(tensor, number):
-    """``number`` equal tensors summed, in the tensor's dtype."""
+    """The sum of ``number`` equal tensors, in the tensor's dtype."""
     if tensor.dtype == torch.float16:
         return (tensor.float() * number).half()
     return tensor * number

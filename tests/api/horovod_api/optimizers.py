@@ -25,7 +25,7 @@ def accepted(kind, options):
 
 
 def network(name):
-    bias = name != "Muon"  # which takes matrices only
+    bias = name != "Muon"  # Muon supports matrices only
     return torch.nn.Sequential(
         torch.nn.Linear(20, 10, bias=bias), torch.nn.ReLU(), torch.nn.Linear(10, 10, bias=bias)
     )

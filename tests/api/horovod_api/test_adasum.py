@@ -10,7 +10,7 @@ from tests.api.horovod_api.matrix import equal
 
 
 def check_close(dtype, expected, actual):
-    """Horovod's measure: a hundredth of the relative error is below the dtype's epsilon."""
+    """Horovod's criterion: the relative error is below 100 times the dtype's epsilon."""
     error = np.linalg.norm(expected - actual.astype(np.float64)) / np.linalg.norm(expected)
     assert error / 100 < np.finfo(dtype).eps
 
@@ -54,7 +54,7 @@ def test_adasum_averages_parallel_tensors(dtype):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_adasum_of_tiny_values(dtype):
-    """Squares of them are below the smallest number of the dtype."""
+    """The squares of the values underflow in the dtype."""
     random = np.random.default_rng(2)
     tiny = float(np.finfo(dtype).tiny)
     q = (random.normal(0, tiny, (1024, 1)) @ random.normal(size=(1, hvd.size()))).astype(dtype)
@@ -89,7 +89,7 @@ def test_adasum_result_is_the_same_on_every_rank():
 
 
 def test_grouped_adasum_equals_single_calls():
-    """Every tensor by itself: the outputs are those of single calls."""
+    """Each tensor of a group is combined separately, as in single calls."""
     torch.manual_seed(hvd.rank())
     tensors = [torch.randn(n) for n in (3, 100, 1)]
     single = [hvd.allreduce(tensor, op=hvd.Adasum) for tensor in tensors]
@@ -98,7 +98,7 @@ def test_grouped_adasum_equals_single_calls():
 
 
 def test_adasum_optimizer_averages_parallel_changes():
-    """The parameters' changes are combined, not the gradients: parallel changes are averaged."""
+    """The optimizer combines the changes of the parameters, not the gradients: parallel changes are averaged."""
     model = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

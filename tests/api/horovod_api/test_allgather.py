@@ -15,7 +15,7 @@ def filled(dtype, ndim, rank, rows=17):
 
 
 def check_rows(gathered, dtype, ndim, rows):
-    """``rows[r]`` rows of the number r for every rank, in rank order."""
+    """Check that the result has ``rows[r]`` rows with the value r of each rank, in rank order."""
     expected = [filled(dtype, ndim, rank, count) for rank, count in enumerate(rows)]
     equal(gathered, torch.cat(expected))
 
@@ -44,7 +44,7 @@ def test_grouped_allgather(dtype, ndim):
 
 
 def test_allgather_of_empty_tensors():
-    """Of some ranks, of all, and with other dimensions of no size."""
+    """Some or all ranks have no rows, or another dimension has size 0."""
     rows = [rank % 2 * 3 for rank in range(hvd.size())]
     check_rows(
         hvd.allgather(filled(torch.float32, 2, hvd.rank(), rows[hvd.rank()])),
@@ -81,7 +81,7 @@ def test_grouped_allgather_async():
 
 
 def test_allgather_output_belongs_to_the_caller():
-    """It can be written to, and outlives the operation's handle."""
+    """The output is writable and outlives the handle of the operation."""
     first = hvd.allgather(torch.full((2,), hvd.rank()))
     first += 1
     second = hvd.allgather(torch.full((2,), hvd.rank()))
@@ -108,7 +108,7 @@ def test_allgather_refuses_different_dtypes():
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("grouped", [False, True])
 def test_allgather_gradient(dtype, ndim, grouped):
-    """The average of what the ranks send back for this rank's rows."""
+    """The gradient is the average over the ranks of the gradients of this rank's rows."""
     rank, rows = hvd.rank(), FEW_ROWS[: hvd.size()]
     tensors = [
         filled(dtype, ndim, rank, rows[rank]).requires_grad_() for _ in range(5 if grouped else 1)

@@ -23,7 +23,7 @@ FACTORS = [0.1915194503788923, 0.6221087710398319, 2.5, -0.75]
 
 
 def ranks_tensors(dtype, ndim):
-    """Every rank's tensor, different from each other's and small enough for a product of three."""
+    """A different tensor for each rank, with values small enough for a product of three."""
     return [cube(dtype, ndim, seed) for seed in range(hvd.size())]
 
 
@@ -47,7 +47,7 @@ def test_allreduce_average_of_equal_tensors(dtype, ndim):
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_allreduce_average_truncates_integers(dtype):
-    """Towards zero, also for negative sums."""
+    """The quotient is truncated towards zero, also for negative sums."""
     tensor = torch.arange(-10, 11, dtype=dtype)
     mine = tensor if hvd.rank() == 0 else torch.zeros_like(tensor)
     equal(hvd.allreduce(mine), tensor.div(hvd.size(), rounding_mode="trunc"))
@@ -93,7 +93,7 @@ def test_allreduce_async_results_and_identity():
 
 @pytest.mark.parametrize("variant", ["allreduce_async", "allreduce_async_"])
 def test_many_allreduces_in_flight(variant):
-    """And at least one of them is not done at once: the functions do not block."""
+    """At least one of the operations is not done immediately, so the functions do not block."""
     pending = []
     polled = []
     for dtype, ndim in REDUCED_CASES:
@@ -108,7 +108,7 @@ def test_many_allreduces_in_flight(variant):
 
 
 def test_allreduces_match_by_name_in_any_order():
-    """Names pair the calls, not their order."""
+    """Calls match by name, not by order."""
     order = list(range(10))
     if hvd.rank() % 2:
         order.reverse()
@@ -119,7 +119,7 @@ def test_allreduces_match_by_name_in_any_order():
 
 @pytest.mark.parametrize(("dtype", "ndim"), REDUCED_CASES)
 def test_prescale_factor_applies_before_the_sum(dtype, ndim):
-    """Before the sum: what a rank contributes is rounded to the dtype first."""
+    """Each rank's scaled tensor is rounded to the dtype before the sum."""
     for factor in FACTORS:
         tensor = cube(dtype, ndim)
         output = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=factor)
@@ -208,7 +208,7 @@ def test_average_and_op_together_are_refused(average):
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_strided_tensors_in_place(grouped):
-    """Horovod refuses it as a ValueError; what is accepted must come out right, and touch nothing around it."""
+    """Horovod raises ValueError; horoplug's result must be correct, and memory between the elements unchanged."""
     square = torch.arange(16.0).reshape(4, 4)
     expected = square.clone()
     expected[:, ::2] *= hvd.size()
@@ -232,11 +232,11 @@ def test_unsupported_dtype_is_refused():
         hvd.allreduce(torch.ones(2, dtype=torch.float8_e4m3fnuz))
 
 
-# ---- disagreement ---------------------------------------------------------------------------------------------------
+# ---- mismatches -----------------------------------------------------------------------------------------------------
 
 
 def check_disagreement(*tensors):
-    """``tensors``: of rank 0 and of the others. An error everywhere, after which the job goes on."""
+    """``tensors``: of rank 0 and of the others. Check that every rank gets an error and the job continues."""
     with pytest.raises(hvd.HorovodInternalError):
         hvd.allreduce(tensors[min(hvd.rank(), 1)], name="disagreement")
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="disagreement") == hvd.size()
@@ -266,8 +266,8 @@ def test_different_scale_factors_are_an_error_on_every_rank():
         hvd.allreduce(torch.ones(3), op=hvd.Sum, prescale_factor=1.0 + hvd.rank(), name="scaling")
 
 
-def test_different_operations_with_one_name_are_an_error():
-    """Horovod prefixes names with the operation, so these two wait for each other; here they are told apart, too."""
+def test_different_operations_may_share_a_name():
+    """Calls match by operation and name, as in Horovod."""
     handles = [
         hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="shared"),
         hvd.allgather_async(torch.ones(2), name="shared"),
@@ -382,7 +382,7 @@ def test_grouped_allreduce_scale_factors(dtype):
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("op", ["Sum", "Average"])
 def test_grouped_allreduce_gradient(dtype, ndim, op):
-    """The outputs go backward one after the other; none counts twice."""
+    """``backward`` is called on each output in turn, and no gradient counts twice."""
     tensors = [cube(dtype, ndim, seed).requires_grad_() for seed in range(5)]
     for output in hvd.grouped_allreduce(tensors, op=getattr(hvd, op)):
         output.backward(torch.ones_like(output))

@@ -8,7 +8,7 @@ from tests.api.horovod_api.matrix import FLOAT_CASES, MOVED_CASES, equal
 
 
 def outgoing(dtype, ndim):
-    """``rank + 1`` rows for every rank, filled with the receiver's number."""
+    """``rank + 1`` rows for each rank, filled with the receiver's rank."""
     rows = [
         torch.full((hvd.rank() + 1, *[2] * (ndim - 1)), r, dtype=dtype) for r in range(hvd.size())
     ]
@@ -39,14 +39,14 @@ def test_alltoall_with_splits(dtype, ndim):
 
 @pytest.mark.parametrize(("dtype", "ndim"), MOVED_CASES)
 def test_alltoall_without_splits(dtype, ndim):
-    """Equal parts; the result is the tensor alone."""
+    """All ranks get equal parts, and the result is only the tensor."""
     output = hvd.alltoall(outgoing(dtype, ndim))
     assert isinstance(output, torch.Tensor)
     equal(output, incoming(dtype, ndim))
 
 
 @pytest.mark.parametrize("kind", ["int32", "int64", "list", "tuple"])
-def test_splits_may_be_lists_arrays_or_tensors(kind):
+def test_splits_may_be_tensors_lists_or_tuples(kind):
     splits = even_splits().long() if kind == "int64" else even_splits()
     splits = {"list": list, "tuple": tuple}.get(kind, lambda s: s)(
         splits.tolist() if kind in ("list", "tuple") else splits
@@ -78,7 +78,7 @@ def test_alltoall_with_uneven_splits():
 
 
 def test_alltoall_with_zero_splits():
-    """Everything to rank 0, and nothing to anyone."""
+    """All rows go to rank 0, or no rows are sent at all."""
     rank, size = hvd.rank(), hvd.size()
     output, counts = hvd.alltoall(torch.full((2, 3), rank), [2] + [0] * (size - 1))
     assert counts.tolist() == [2 if rank == 0 else 0] * size
@@ -129,7 +129,7 @@ def test_alltoall_refuses_negative_splits():
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 @pytest.mark.parametrize("given", [True, False])
 def test_alltoall_gradient(dtype, ndim, given):
-    """Every row comes back to where it came from."""
+    """The gradient of a row returns to the rank that sent the row."""
     tensor = outgoing(dtype, ndim).requires_grad_()
     if given:
         output, counts = hvd.alltoall(tensor, even_splits())

@@ -1,4 +1,4 @@
-"""Joining and leaving the job, ranks and sizes, and what a build says of itself."""
+"""init and shutdown, ranks and sizes, and the queries about the build."""
 
 import os
 
@@ -80,7 +80,7 @@ def test_operations_need_init():
 
 
 def test_handle_from_before_shutdown_is_stale():
-    """What was in flight at shutdown has no result; asking for it must not block."""
+    """An operation that was in flight at shutdown has no result; waiting for it must not block."""
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="left behind")
     hvd.barrier()
@@ -104,7 +104,7 @@ def test_build_queries():
     assert hvd.mpi_enabled() or hvd.gloo_enabled()
 
 
-def test_operation_errors_are_horovod_internal_errors():
+def test_horovod_internal_error_is_a_runtime_error():
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     assert not issubclass(hvd.HorovodInternalError, ValueError)
 

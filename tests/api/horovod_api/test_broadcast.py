@@ -1,4 +1,4 @@
-"""broadcast, in place and not."""
+"""broadcast, in place and out of place."""
 
 import contextlib
 
@@ -49,7 +49,7 @@ def test_broadcast_of_every_shape(shape):
 
 
 def test_broadcast_supports_bool():
-    """Horovod refuses it; nothing is lost by accepting it."""
+    """Horovod refuses bool tensors; horoplug accepts them."""
     assert hvd.broadcast(torch.tensor([hvd.rank() == 0]), 0).tolist() == [True]
 
 
@@ -77,7 +77,7 @@ def test_broadcast_refuses_root_out_of_range():
 
 
 def test_broadcast_of_strided_tensors_in_place():
-    """Horovod refuses it as a ValueError; what is accepted must come out right."""
+    """Horovod raises ValueError; horoplug's result must be correct."""
     whole = torch.arange(16.0).reshape(4, 4) + 100 * hvd.rank()
     expected = whole.clone()
     expected[:, 1] = torch.arange(16.0).reshape(4, 4)[:, 1]
@@ -88,7 +88,7 @@ def test_broadcast_of_strided_tensors_in_place():
 
 @pytest.mark.parametrize(("dtype", "ndim"), FLOAT_CASES)
 def test_broadcast_gradient(dtype, ndim):
-    """The average at the root, zero elsewhere."""
+    """The gradient is the average on the root and zero on other ranks."""
     for root in range(hvd.size()):
         tensor = filled(dtype, ndim, hvd.rank()).requires_grad_()
         output = hvd.broadcast(tensor, root)

@@ -34,7 +34,7 @@ def test_no_compression_returns_the_tensor():
 
 
 class Halving(Compressor):
-    """A user's own: any class with these two static methods."""
+    """A user-defined compressor: any class with these two static methods."""
 
     @staticmethod
     def compress(tensor):

@@ -1,4 +1,4 @@
-"""Hundreds of jobs in one process, one for each test, leave nothing behind."""
+"""Hundreds of jobs in one process, one for each test, leak no descriptors, threads or memory."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 CYCLES = 300
-WARM_UP = 20  # until caches, pools and lazily made threads are there
+WARM_UP = 20  # cycles until caches, pools and lazily created threads exist
 
 
 def open_files():
@@ -16,7 +16,7 @@ def open_files():
 
 
 def threads():
-    """A thread that has been joined may be listed for a moment longer: the least of what is seen for a while."""
+    """The number of threads: the minimum over a short time, since the kernel may still list a joined thread."""
     alone = threading.active_count()
     for _ in range(10_000):
         found = len(os.listdir("/proc/self/task"))
@@ -37,7 +37,7 @@ def mappings():
 
 
 MEASURES = {"files": open_files, "threads": threads, "KiB": resident_kib, "mappings": mappings}
-after = {}  # by number of the cycle
+after = {}  # by cycle
 
 
 @pytest.mark.no_job

@@ -77,7 +77,7 @@ def test_reset_callbacks_are_called():
 
 
 def test_elastic_run_returns_the_result():
-    """The function gets the synchronised state, and its result is returned."""
+    """``run`` calls the function with the synchronised state and returns its result."""
 
     @hvd.elastic.run
     def train(state, extra):
@@ -92,7 +92,7 @@ def test_elastic_run_returns_the_result():
 
 
 def test_elastic_run_restores_after_an_internal_error():
-    """The last commit is restored, the job is formed anew, and the function called again."""
+    """``run`` restores the last commit, initialises the job again, and calls the function again."""
     seen = []
 
     @hvd.elastic.run
@@ -129,7 +129,7 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def order(count, epoch, processed=0):
-    """Horovod's: a resumed job must go on with the very same samples."""
+    """Horovod's order, since a resumed job must continue with the same samples."""
     indices = list(range(count))
     random.Random(epoch).shuffle(indices)
     return indices[processed:]
@@ -172,7 +172,7 @@ def test_elastic_sampler_divides_remaining_samples():
     state.commit()
     state.sync()
     assert sampler.processed_num == 3 * BATCH * size
-    # What is left is divided anew.
+    # The remaining samples are divided again.
     assert len(sampler) == BATCH
     assert list(sampler) == order(count, 2, 3 * BATCH * size)[rank::size]
     assert sum(1 for _ in loader) == 1
@@ -182,7 +182,7 @@ def test_elastic_sampler_divides_remaining_samples():
 
 
 def test_elastic_sampler_pads_with_the_first_samples():
-    """Every rank gets as many; the first samples are repeated."""
+    """Every rank gets the same number of samples, because the first ones are repeated."""
     size, rank = hvd.size(), hvd.rank()
     count = 4 * size + 1
     sampler = hvd.elastic.ElasticSampler(Numbers(count), shuffle=False)

@@ -14,8 +14,8 @@ from tests.api.horovod_api.operations import SUBMIT
 
 @pytest.mark.parametrize("kind", SUBMIT)
 def test_name_in_flight_is_refused(kind):
-    """At once, as ValueError, and without harm to the operation that has the name. (Rank 0 alone: what every rank has
-    submitted may be done before the second call.)"""
+    """The call raises ValueError at once, and the operation with the name is unaffected. Only rank 0 submits, since an
+    operation that every rank has submitted may be done before the second call."""
     submit, tensor = SUBMIT[kind], torch.ones(17, 17)
     if hvd.rank() == 0:
         handle = submit(tensor, name="duplicate_name")
@@ -29,7 +29,7 @@ def test_name_in_flight_is_refused(kind):
 
 
 def test_shutdown_with_unmatched_operations_in_flight():
-    """A test that ends with operations that only one rank has submitted; ``job`` shuts down around it."""
+    """Operations that only one rank has submitted are in flight when ``job`` shuts down."""
     if hvd.rank() == 0:
         hvd.allreduce_async(torch.ones(3), name="nobody else")
     hvd.broadcast_async(torch.eye(3), root_rank=0)
@@ -37,7 +37,7 @@ def test_shutdown_with_unmatched_operations_in_flight():
 
 
 def test_refused_calls_do_not_shift_automatic_names():
-    """A refused call on one rank must not shift the numbering of the unnamed calls that follow."""
+    """A refused call on one rank must not change the automatic names of later calls."""
     if hvd.rank() == 0:
         for _ in range(3):
             with pytest.raises(ValueError, match="float8_e4m3fnuz"):
@@ -66,7 +66,7 @@ def test_poll_becomes_true():
 
 
 def test_poll_of_a_failed_operation_is_true():
-    """Done is done; the error comes from synchronize."""
+    """A failed operation is done; synchronize raises its error."""
     handle = hvd.allreduce_async(torch.ones(2 + hvd.rank()), name="failure")
     deadline = time.monotonic() + 60
     while not hvd.poll(handle):
@@ -86,11 +86,11 @@ def test_tensors_of_a_handle_are_kept_alive():
 
 
 def test_barrier_waits_for_every_rank():
-    """Nobody is through before the last has come: what it had written is there."""
+    """No rank leaves the barrier before the last one has entered it, so all see the file of the last one."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(hvd.broadcast_object(made, 0))
         last = folder / "0"
-        if hvd.rank() == 0:  # comes when all others are about to wait, or do already
+        if hvd.rank() == 0:  # enters when all others are waiting or about to wait
             deadline = time.monotonic() + 60
             while len(list(folder.iterdir())) < hvd.size() - 1:
                 assert time.monotonic() < deadline

@@ -1,8 +1,8 @@
 """hvd.join: a rank has no more data.
 
-Two differences from Horovod are in this file. Horovod refuses allgather and broadcast once a rank has joined; here that
-rank takes part in an allgather with no rows, and in a broadcast unless it is the root. And Horovod has it contribute
-zeros to every reduction; here Min, Max and Product do not see it."""
+Two differences from Horovod are in this file. Horovod refuses allgather and broadcast once a rank has joined; in
+horoplug that rank takes part in an allgather with no rows, and in a broadcast unless it is the root. In Horovod it
+contributes zeros to every reduction; in horoplug it contributes the identity element to Min, Max and Product."""
 
 import horovod.torch as hvd
 import pytest
@@ -12,7 +12,7 @@ from tests.api.horovod_api.matrix import INTEGERS, NDIMS, equal, whole
 
 
 def check_last(last, first):
-    """Every rank gets the same answer, and it is not the rank that came first."""
+    """Check that every rank gets the same last rank, which is not the one that joined first."""
     assert isinstance(last, int)
     assert last != first
     assert hvd.allgather_object(last) == [last] * hvd.size()
@@ -22,8 +22,8 @@ def check_last(last, first):
 @pytest.mark.parametrize("ndim", NDIMS)
 @pytest.mark.parametrize("dtype", [*INTEGERS, torch.float32, torch.float64])
 def test_allreduce_with_a_joined_rank(dtype, ndim, cached):
-    """A joined rank contributes zero; an average still divides by the size of the job. ``cached``: the names are known
-    from before."""
+    """A joined rank contributes zero, and an average still divides by the size of the job. ``cached``: the names were
+    used before."""
     size = hvd.size()
     for first in range(size):
         tensors = {"tensor_a": whole(dtype, *[5] * ndim), "tensor_b": whole(dtype, *[17] * ndim)}
@@ -65,7 +65,7 @@ def test_grouped_allreduce_with_a_joined_rank():
 
 
 def test_join_returns_the_last_rank():
-    """In an order that is enforced: rank r joins after r more allreduces than rank 0."""
+    """Rank r joins after r more allreduces than rank 0, which fixes the order."""
     for _ in range(hvd.rank()):
         hvd.allreduce(torch.ones(1), op=hvd.Sum)
     hvd.join()
@@ -80,7 +80,7 @@ def test_join_returns_the_last_rank():
 
 
 def test_join_accepts_a_device():
-    """-1 for the CPU, else the number of a GPU, which does not matter here."""
+    """The device is -1 for the CPU or the number of a GPU, and has no effect."""
     assert isinstance(hvd.join(-1), int)
     assert isinstance(hvd.join(device=hvd.local_rank()), int)
 
@@ -92,7 +92,7 @@ def test_all_ranks_join_at_once():
 
 
 def test_ranks_with_different_numbers_of_batches():
-    """What join is for: every rank has another number of batches."""
+    """The purpose of join: the number of batches differs between ranks."""
     model = torch.nn.Linear(2, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -9,7 +9,7 @@ from tests.api.horovod_api.operations import SUBMIT
 
 @pytest.mark.parametrize("kind", SUBMIT)
 def test_second_submission_of_a_name_is_refused(kind):
-    """Horovod's users rely on it: one of its cycles is longer than the time between two lines of a program."""
+    """In Horovod, a cycle is longer than the time between two calls, so the second one is always refused."""
     submit, tensor = SUBMIT[kind], torch.ones(17, 17)
     for _ in range(200):
         handle = submit(tensor, name="twice")
@@ -26,7 +26,7 @@ def test_refused_call_leaves_the_name_free():
 
 @pytest.mark.parametrize("way", ["synchronize", "poll", "barrier", "another", "failure"])
 def test_name_is_free_after_a_wait(way):
-    """After any wait that was long enough, not only for the operation itself."""
+    """The name is free after a wait for the operation or for a later one."""
     first = hvd.allreduce_async(torch.ones(1 + hvd.rank() * (way == "failure")), name="name")
     if way in ("synchronize", "poll"):
         while way == "poll" and not hvd.poll(first):

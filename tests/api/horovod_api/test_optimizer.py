@@ -26,7 +26,7 @@ def wrapped(model, lr=1.0, **options):
 
 
 def mean_of_ranks():
-    """Of rank + 1."""
+    """The mean of rank + 1 over the ranks."""
     return (hvd.size() + 1) / 2
 
 
@@ -35,7 +35,7 @@ def backward(model, factor=1.0):
     model(torch.full((1, 1), factor * (1.0 + hvd.rank()))).sum().backward()
 
 
-# ---- what it is -----------------------------------------------------------------------------------------------------
+# ---- class and names ------------------------------------------------------------------------------------------------
 
 
 def test_optimizer_class_and_attributes():
@@ -55,7 +55,7 @@ def test_gradient_names_contain_parameter_names():
 
 
 def test_generated_names_are_unique_and_equal_on_every_rank():
-    """Made up, but different from each other and the same on every rank."""
+    """The optimizer generates names that are unique and the same on every rank."""
     model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 10))
     optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in model], lr=0.001)
     optimizer = hvd.DistributedOptimizer(optimizer)
@@ -81,12 +81,12 @@ def test_step_takes_and_returns_the_loss_of_a_closure():
     assert model.weight.item() == pytest.approx(0.5 - mean_of_ranks())
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
+# ---- invalid arguments ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.no_job
 def test_duplicate_names_are_refused():
-    """Found before init() is asked for."""
+    """Duplicate names are reported even without init()."""
     first, second = torch.nn.Conv2d(1, 1, 1), torch.nn.Conv2d(1, 1, 1)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     named = itertools.chain(first.named_parameters(), second.named_parameters())
@@ -137,7 +137,7 @@ def test_invalid_groups_are_refused(case):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_equals_one_process_on_all_data(name, options):
-    """Every optimizer: ranks that average their gradients do what one process does with the mean of their losses."""
+    """Ranks that average their gradients train like one process with the mean of their losses, for every optimizer."""
     model, optimizer = build(name, OPTIONS[options])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     reference, plain = build(name, OPTIONS[options], wrap=False)
@@ -152,7 +152,7 @@ def test_training_equals_one_process_on_all_data(name, options):
         (sum(F.mse_loss(reference(x), y) for x, y in pairs) / hvd.size()).backward()
         plain.step()
     for mine, expected in zip(model.parameters(), reference.parameters(), strict=True):
-        # Rprop and others look at signs: gradients that are all but zero may differ.
+        # Rprop and others use the signs of gradients, which may differ for gradients close to zero.
         close = torch.isclose(mine, expected, rtol=1e-3, atol=1e-4).float().mean()
         assert close > 0.98
     state = [parameter.detach() for parameter in model.parameters()]
@@ -198,7 +198,7 @@ def test_optimizer_with_fp16_compression():
 
 
 def test_gradients_present_on_some_ranks_only():
-    """Every parameter takes part in every step; a rank without a gradient contributes zero."""
+    """Every parameter is reduced in every step; a rank without a gradient contributes zero."""
 
     class Net(torch.nn.Module):
         def __init__(self):
@@ -211,7 +211,7 @@ def test_gradients_present_on_some_ranks_only():
             return first, self.fc3(F.relu(first))
 
     for name in OPTIMIZERS:
-        if name == "Muon":  # takes no vectors
+        if name == "Muon":  # supports no vectors
             continue
         model = Net()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -235,7 +235,7 @@ def test_gradients_absent_on_all_ranks_become_zeros():
 
 
 def test_requires_grad_changes_between_steps():
-    """A GAN: parameters are frozen and thawed between steps, for two optimizers in turn."""
+    """As in a GAN, the parameters of two optimizers are frozen and unfrozen in turn between steps."""
     generator, discriminator = torch.nn.Conv2d(1, 10, 1), torch.nn.Conv2d(10, 1, 1)
     optimizers = {
         model: hvd.DistributedOptimizer(
@@ -270,7 +270,7 @@ def test_parameters_without_requires_grad():
 
 
 def test_gradient_clipping_between_synchronize_and_step():
-    """synchronize, clip, step inside of skip_synchronize: the clipped gradient is what counts."""
+    """synchronize, clip, then step inside of skip_synchronize: the step uses the clipped gradient."""
     model = linear()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = wrapped(model, lr=0.1)
@@ -332,7 +332,7 @@ def test_too_many_backward_passes_are_refused():
 
 
 def test_backward_passes_per_step_sums_gradients():
-    """The sum of the passes is reduced; it is not divided by their number."""
+    """The sum of the passes is reduced, without division by their number."""
     model = linear(bias=False)
     optimizer = wrapped(model, backward_passes_per_step=3)
     for step in (1, 2):
@@ -362,7 +362,7 @@ def test_set_backward_passes_per_step():
 
 
 def test_load_state_dict_of_a_plain_optimizer():
-    """It takes what a plain optimizer has saved, and training goes on."""
+    """The state of a plain optimizer can be loaded, and training continues."""
     model = linear(bias=False)
     plain = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
@@ -396,7 +396,7 @@ def test_learning_rate_scheduler():
 
 
 def check_groups(model, optimizer):
-    """Two steps give what a plain optimizer gives on the mean of the ranks' losses."""
+    """Check that two steps equal those of a plain optimizer on the mean of the ranks' losses."""
     reference = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
     reference.load_state_dict(model.state_dict())
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)

@@ -59,7 +59,7 @@ def check_equal(mine, roots):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_of_a_checkpoint_reaches_all_ranks(name, options, wrap):
-    """The root alone has loaded one; the others get its parameters, state, and number of entries."""
+    """Only the root has loaded a checkpoint; the others get its parameters and the complete state."""
     model, optimizer = build(name, OPTIONS[options])
     train(model, optimizer)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -79,7 +79,7 @@ def test_state_of_a_checkpoint_reaches_all_ranks(name, options, wrap):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_options_of_the_root_are_broadcast(name):
-    """lr, betas … are the root's, of the types they had, and training goes on with them."""
+    """Options such as lr and betas equal the root's, keep their types, and are used in training."""
     model, optimizer = build(name, OF_ROOT if hvd.rank() == 0 else OF_OTHERS)
     train(model, optimizer)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -132,7 +132,7 @@ def test_state_of_another_root():
 
 
 def test_broadcast_keeps_group_and_parameter_objects():
-    """Schedulers and wrappers hold them."""
+    """Schedulers and wrappers hold references to the groups and parameters."""
     model, optimizer = build("SGD", OPTIONS["full"])
     groups, parameters = optimizer.param_groups, list(model.parameters())
     group = groups[0]
@@ -144,8 +144,8 @@ def test_broadcast_keeps_group_and_parameter_objects():
 
 
 def test_broadcast_before_training_makes_gradients_zero():
-    """Horovod initialises an optimizer without state by a step with zero gradients, which stay; code that looks at
-    them right after finds zeros, and none for parameters that need no gradient."""
+    """Horovod initialises an optimizer without state by a step with zero gradients. These remain, except that
+    parameters without requires_grad have none."""
 
     class Model(torch.nn.Module):
         def __init__(self):

@@ -10,7 +10,7 @@ from tests.api.horovod_api.matrix import equal
 
 
 def network():
-    """Different parameters on every rank, buffers of several dtypes included."""
+    """A network with different parameters on every rank and buffers of several dtypes."""
     torch.manual_seed(100 + hvd.rank())
     model = torch.nn.Sequential(
         torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)
@@ -64,7 +64,7 @@ def test_invalid_parameters_are_refused(wrong):
 
 
 def test_dicts_in_different_orders():
-    """The ranks' dicts may have been filled in different orders."""
+    """The order of insertion of the dicts may differ between ranks."""
     names = ["a", "b", "c"]
     values = {name: torch.full((n + 1,), float(hvd.rank())) for n, name in enumerate(names)}
     if hvd.rank() % 2:
@@ -90,7 +90,7 @@ def test_broadcast_of_simple_objects(obj):
 
 
 def test_broadcast_of_a_function():
-    """cloudpickle: also what cannot be imported."""
+    """cloudpickle also pickles functions that cannot be imported."""
     function = hvd.broadcast_object((lambda x: x + 40) if hvd.rank() == 0 else None)
     assert function(2) == 42
 

@@ -1,4 +1,4 @@
-"""Process sets, static and dynamic, and everything that runs on them."""
+"""Process sets, static and dynamic, and operations on them."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ RANK, SIZE = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
 
 @pytest.fixture
 def dynamic():
-    """A job in which sets can be added and removed."""
+    """A job in which process sets can be added and removed."""
     hvd.init(process_sets="dynamic")
     yield
     hvd.barrier()
@@ -33,7 +33,7 @@ def dynamic():
 
 
 class Parity:
-    """The sets of even and of odd ranks; ``mine`` is the one that this rank is in."""
+    """The process sets of even and of odd ranks; ``mine`` is the one that contains this rank."""
 
     def __init__(self):
         size, rank = hvd.size(), hvd.rank()
@@ -56,7 +56,7 @@ def known():
     return mpi_ops._basics._get_process_set_ids_and_ranks()
 
 
-# ---- what they are --------------------------------------------------------------------------------------------------
+# ---- attributes -----------------------------------------------------------------------------------------------------
 
 
 def test_process_set_attributes(parity):
@@ -107,7 +107,7 @@ def test_process_sets_passed_to_init():
 
 
 def test_duplicate_process_sets_passed_to_init_are_refused():
-    """Refused, also one of the global set; the next init is as if this one had not been."""
+    """Duplicates, also of the global set, are refused, and the next init is unaffected."""
     sets = [[0], range(1, SIZE), range(SIZE - 1, -1, -1), [0]]
     with pytest.raises(ValueError, match=r"\S"):
         hvd.init(process_sets=[hvd.ProcessSet(ranks) for ranks in sets])
@@ -117,7 +117,7 @@ def test_duplicate_process_sets_passed_to_init_are_refused():
 
 
 def test_process_sets_can_be_added_without_the_dynamic_option():
-    """Horovod wants HOROVOD_DYNAMIC_PROCESS_SETS=1 for this; here it costs nothing."""
+    """Horovod requires HOROVOD_DYNAMIC_PROCESS_SETS=1; horoplug does not."""
     hvd.init(process_sets=[hvd.ProcessSet([0])])
     assert hvd.add_process_set([1]).process_set_id == 2
     hvd.barrier()
@@ -271,7 +271,7 @@ def test_reducescatter_in_a_process_set(parity, dtype, ndim):
 
 
 def test_names_are_separate_in_each_set(parity):
-    """The same name in two sets at once, and unnamed calls whose numbers differ between the sets."""
+    """One name is in flight in two sets, and the counts of unnamed calls differ between the sets."""
     for _ in range(hvd.rank() % 2 + 1):
         hvd.allreduce(torch.ones(1), process_set=parity.mine)
     first = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="x", process_set=parity.mine)
@@ -382,7 +382,7 @@ def test_reducescatter_gradient_in_a_process_set(parity, dtype, ndim, op):
 
 @pytest.mark.parametrize("options", ["none", "groups", "two passes"])
 def test_optimizer_in_a_process_set(parity, options):
-    """Members of the set stay the same; the others step by themselves, without communication."""
+    """Members of the set have equal parameters; the others step alone, without communication."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -409,7 +409,7 @@ def test_optimizer_in_a_process_set(parity, options):
 
 
 def test_optimizers_in_two_process_sets(parity):
-    """One model on the even ranks, another on the odd ones, with the same names of parameters."""
+    """The even and the odd ranks train different models with the same parameter names."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = hvd.DistributedOptimizer(

@@ -39,7 +39,7 @@ def test_reducescatter_averages_by_default(dtype, ndim):
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 4, 5, 7])
 def test_reducescatter_of_uneven_rows(rows):
-    """The first ``rows % size`` ranks get one more."""
+    """The first ``rows % size`` ranks get one row more."""
     size, rank = hvd.size(), hvd.rank()
     tensor = torch.arange(rows * 3.0).reshape(rows, 3)
     counts = [rows // size + (r < rows % size) for r in range(size)]

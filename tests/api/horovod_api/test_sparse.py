@@ -25,7 +25,7 @@ def test_sparse_allreduce_equals_a_dense_allreduce(op):
     ]
     for function, expected in zip(pending, dense, strict=True):
         assert callable(function)
-        assert hvd.synchronize(function) is None  # as for everything that is no handle
+        assert hvd.synchronize(function) is None  # as for every object that is not a handle
         output = function()
         assert output.is_sparse
         torch.testing.assert_close(output.to_dense(), expected, rtol=1e-6, atol=1e-6)
@@ -41,7 +41,7 @@ def test_sparse_allreduce_of_empty_tensors():
 @pytest.mark.parametrize("as_dense", [False, True])
 @pytest.mark.parametrize("kind", ["SparseAdam", "SGD"])
 def test_optimizer_with_sparse_embedding_gradients(as_dense, kind):
-    """The ranks look up different rows, and different numbers of them."""
+    """The looked-up rows and their number differ between ranks."""
     torch.manual_seed(7)
     embedding = torch.nn.Embedding(10, 3, sparse=True)
     reference = torch.nn.Embedding(10, 3, sparse=True)

@@ -1,4 +1,4 @@
-"""hvd.SyncBatchNorm: statistics of the whole batch. Horovod's runs on GPUs only; this one on CPUs, too."""
+"""hvd.SyncBatchNorm: statistics of the whole batch. Horovod supports GPUs only, horoplug also CPUs."""
 
 import horovod.torch as hvd
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 
 def batches(positions):
-    """What all ranks have, stacked: (ranks, channels, positions)."""
+    """The batches of all ranks, stacked: (ranks, channels, positions)."""
     rows = [[[r * k + i for i in range(positions)] for k in range(1, 5)] for r in range(hvd.size())]
     return torch.tensor(rows, dtype=torch.float32)
 
@@ -39,7 +39,7 @@ def test_sync_batch_norm_equals_batch_norm_on_the_whole_batch(positions):
 
 
 def test_sync_batch_norm_gradient_of_the_input():
-    """With a loss whose gradient is not zero."""
+    """The loss is one whose gradient is not zero."""
     torch.manual_seed(1)
     every = torch.randn(hvd.size(), 3, 4, 5)
     weights = torch.randn(hvd.size(), 3, 4, 5)
@@ -63,7 +63,7 @@ def test_sync_batch_norm_with_batches_of_different_sizes():
 
 
 def test_sync_batch_norm_in_eval_mode_does_not_communicate():
-    """With tracked statistics, no communication."""
+    """A layer with tracked statistics does not communicate in eval mode."""
     sync = hvd.SyncBatchNorm(4).eval()
     if hvd.rank() == 0:
         torch.testing.assert_close(sync(torch.ones(2, 4)), torch.ones(2, 4), rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.no_job
 
 
 def path_for_all(tmp_path):
-    """A path of rank 0, which writes the file."""
+    """The path that rank 0, which writes the file, has chosen."""
     return hvd.broadcast_object(str(tmp_path / "timeline.json")) if hvd.is_initialized() else None
 
 
@@ -20,7 +20,7 @@ def reduce():
 
 
 def check(path, *, cycles):
-    """On rank 0, the only one that writes."""
+    """Check the file on rank 0, the only rank that writes."""
     if hvd.rank() != 0:
         return
     with open(path) as file:
@@ -33,7 +33,7 @@ def check(path, *, cycles):
 
 
 def test_timeline_by_environment_variable(tmp_path, monkeypatch):
-    """While the job runs, the file can be read, if not yet parsed."""
+    """The file exists while the job runs and is complete JSON after shutdown."""
     path = tmp_path / "timeline.json"
     monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
     monkeypatch.setenv("HOROVOD_TIMELINE_MARK_CYCLES", "1")
@@ -51,7 +51,7 @@ def test_timeline_by_environment_variable(tmp_path, monkeypatch):
 
 
 def test_start_and_stop_timeline(tmp_path, monkeypatch):
-    """One file after the other, with marks of cycles and without."""
+    """Two files in succession, with cycle marks and without."""
     monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
     hvd.init()
     for n, cycles in enumerate([True, True, False, True]):

@@ -1,9 +1,9 @@
-"""What Horovod's TensorFlow users rely on, as tests that know nothing but ``import horovod.tensorflow as hvd``.
+"""Horovod's TensorFlow API: tests that use nothing but ``import horovod.tensorflow as hvd``.
 
     horovodrun --compat -np 2 python -m pytest tests/api/horovod_tensorflow_api
 
-``tests/api/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a job of
-its own, and those that ask for ``evaluate`` run twice: eagerly, and in a graph of TensorFlow 1 with a session.
+``tests/api/test_horovod_api.py`` does this; the ordinary test run does not collect this folder. Every test is a
+separate job, and tests with the fixture ``evaluate`` run twice: eagerly, and in a graph of TensorFlow 1 with a session.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ import tensorflow as tf
 
 @pytest.fixture(autouse=True)
 def job(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A job around every test but those that are marked ``no_job``. What a test leaves in flight is no reason for the
-    next one to fail."""
+    """Run each test in its own job, except tests marked ``no_job``. Operations that a test leaves in flight do not fail
+    the next test."""
     if request.node.get_closest_marker("no_job"):
         yield
         hvd.shutdown()
@@ -30,7 +30,7 @@ def job(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=["eager", "graph"])
 def evaluate(request: pytest.FixtureRequest, job: None) -> Iterator[Callable[..., Any]]:
-    """Makes NumPy arrays of tensors, one or a structure of them."""
+    """A function that converts a tensor or a structure of tensors to NumPy arrays."""
     if request.param == "eager":
         yield lambda tensors: tf.nest.map_structure(
             lambda t: t.numpy() if hasattr(t, "numpy") else t, tensors
@@ -39,7 +39,6 @@ def evaluate(request: pytest.FixtureRequest, job: None) -> Iterator[Callable[...
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 
         def run(tensors: Any) -> Any:
-            # What is there already is not made anew.
             session.run(tf.compat.v1.report_uninitialized_variables())
             return session.run(tensors)
 

@@ -1,4 +1,4 @@
-"""The tensors of the tests: dtypes and shapes that Horovod has promised, with values that are exact in all of them."""
+"""Dtypes and shapes that Horovod supports, and tensors with values that every dtype represents exactly."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def filled(dtype, ndim, rank, rows=17):
 
 
 def scaled(array, factor):
-    """``array * factor`` as Horovod computes it: integers in float64 and then cut off, float16 in float32, others in
+    """``array * factor`` as Horovod computes it: integers in float64, then truncated, float16 in float32, others in
     their own dtype."""
     if array.dtype.kind in "iu":
         return (array.astype(np.float64) * factor).astype(array.dtype)
@@ -52,7 +52,7 @@ def equal(actual, expected):
 
 
 def names_rank(error):
-    """An error that the ranks have together says so."""
+    """Whether the error text names a rank, as errors that all ranks get do."""
     assert any(f"rank {rank}" in str(error.value) for rank in range(hvd.size())) or "ranks" in str(
         error.value
     ), error.value

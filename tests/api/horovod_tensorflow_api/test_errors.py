@@ -1,4 +1,4 @@
-"""What ranks do not agree about, and what one has wrong."""
+"""Mismatches between ranks, and invalid calls of one rank."""
 
 import horovod.tensorflow as hvd
 import pytest
@@ -10,7 +10,7 @@ FAILED = tf.errors.FailedPreconditionError
 
 
 def operations():
-    """By name: a function of a tensor."""
+    """The operations by name, each as a function of a tensor."""
     return {
         "allreduce": lambda t: hvd.allreduce(t, op=hvd.Sum),
         "grouped_allreduce": lambda t: hvd.grouped_allreduce([t, t], op=hvd.Sum),

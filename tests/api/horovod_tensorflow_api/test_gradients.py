@@ -11,7 +11,7 @@ CASES = [(dtype, ndim) for dtype in FLOATS for ndim in NDIMS]
 
 
 def gradient(function, array, outer=None):
-    """Of a function of a tensor; `outer` is the gradient of the result. In float32 whatever the tensor is."""
+    """The gradient of a function of a tensor; `outer` is the gradient of the result. Always float32."""
     if tf.executing_eagerly():
         variable = tf.Variable(array)
         with tf.GradientTape() as tape:
@@ -90,7 +90,7 @@ def test_reducescatter_gradient(evaluate):
 
 
 def test_gradients_of_another_dtype_are_accepted(evaluate):
-    """Of float32 for a tensor of float64, as older programs pass it."""
+    """The gradient of a float64 tensor may be float32, as in older programs."""
     array = np.ones(5)
     splits = tf.ones([hvd.size()], tf.int32)
     functions = [

@@ -10,7 +10,7 @@ from horovod.runner.common.util.env import get_env_rank_and_size
 
 
 class Adding(keras.optimizers.Optimizer):
-    """Adds gradients to variables."""
+    """An optimizer that adds gradients to variables."""
 
     def __init__(self, learning_rate=1.0, name="adding", **kwargs):
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
@@ -141,7 +141,7 @@ def check_same(optimizer, other):
 
 
 class Own(keras.optimizers.RMSprop):
-    """An optimizer of the user's."""
+    """A user-defined optimizer."""
 
 
 @pytest.mark.parametrize("module", [hvd, hvd_keras], ids=["tensorflow.keras", "keras"])
@@ -153,12 +153,12 @@ def test_load_model_wraps_the_optimizer(module, tmp_path):
     assert type(loaded.optimizer).__name__ == "RMSprop"
     assert np.isclose(loaded.optimizer.learning_rate, 0.0001)
     check_same(model.optimizer, loaded.optimizer)
-    # It reduces, too.
+    # The loaded optimizer reduces gradients.
     loaded.train_on_batch(*batch(1))
     model.train_on_batch(*batch(1))
     for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
         assert np.allclose(a, b)
-    # And Keras can load it without horovod.
+    # Keras can load the model without horovod.
     assert (
         type(keras.models.load_model(tmp_path / "model.keras").optimizer)
         is keras.optimizers.RMSprop

@@ -10,7 +10,7 @@ v1 = tf.compat.v1
 
 
 class Adding(v1.train.Optimizer):
-    """Adds gradients to a variable. The gradient is this rank's number."""
+    """An optimizer that adds gradients to a variable. The gradient is this rank's number."""
 
     def __init__(self, use_resource=True, **kwargs):
         super().__init__(use_locking=False, name="adding", **kwargs)

@@ -62,7 +62,7 @@ def test_allreduce_accepts_tensor_like_values(evaluate):
 
 
 def test_many_allreduces_in_flight(evaluate):
-    """Which Horovod fuses."""
+    """Horovod fuses these operations."""
     size = hvd.size()
     arrays = [cube(dtype, ndim) for dtype, ndim in cases(REDUCED)]
     results = evaluate([hvd.allreduce(tf.constant(a), op=hvd.Sum) for a in arrays])
@@ -108,7 +108,7 @@ def test_allreduce_with_compression(evaluate):
 
 
 def test_allreduce_of_indexed_slices(evaluate):
-    """The ranks' rows, one after the other; the values of an average are divided."""
+    """The ranks' rows are concatenated, and an average divides the values."""
     size, rank = hvd.size(), hvd.rank()
     slices = tf.IndexedSlices(tf.fill([2, 3], rank + 1.0), tf.constant([0, rank]), [7, 3])
     for op in (hvd.Sum, hvd.Average):

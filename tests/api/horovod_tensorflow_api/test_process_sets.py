@@ -1,4 +1,4 @@
-"""Operations, tapes and objects among some of the ranks."""
+"""Operations, tapes and objects in process sets."""
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -23,7 +23,7 @@ def job():
 
 @pytest.fixture
 def own(job):
-    """The set that this rank is in."""
+    """The process set that contains this rank."""
     return job[hvd.rank() % 2]
 
 
@@ -99,7 +99,7 @@ def test_variables_and_objects_in_a_process_set(own):
 
 
 def test_distributed_tape_in_a_process_set(evaluate, job):
-    """On ranks outside of the set gradients stay as they are."""
+    """Ranks outside of the set keep their gradients."""
     even = job[0]
     x = tf.constant(float(hvd.rank()))
     with tf.GradientTape() as tape:

@@ -58,7 +58,7 @@ def test_keras_state(kind):
 
 
 def test_elastic_run_restores_the_committed_state():
-    """After a failure the committed state is there again."""
+    """After a failure the committed state is restored."""
     variable = tf.Variable(0.0)
     state = hvd.elastic.TensorFlowState([variable], steps=0, failed=0)
     failures = []

@@ -18,7 +18,8 @@ def need():
     return None if cupy.cuda.is_available() else "CuPy finds no CUDA device"
 
 
-def card():
+def cupy_on_own_gpu():
+    """The module cupy, with this rank's GPU as the current device."""
     import cupy
 
     device = cupy.cuda.Device(hvd.local_rank() % cupy.cuda.runtime.getDeviceCount())
@@ -27,7 +28,7 @@ def card():
 
 
 def check_operations(dtype):
-    cupy, rank, size = card(), hvd.rank(), hvd.size()
+    cupy, rank, size = cupy_on_own_gpu(), hvd.rank(), hvd.size()
     host = np.random.default_rng(rank).integers(0, 5, (2 * size, 3)).astype(dtype)
 
     def equal(found, expected):
@@ -50,7 +51,7 @@ def check_operations(dtype):
 
 
 def check_streams():
-    cupy = card()
+    cupy = cupy_on_own_gpu()
     side = cupy.cuda.Stream(non_blocking=True)
     results = []
     for turn in range(10):

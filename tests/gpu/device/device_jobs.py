@@ -1,4 +1,4 @@
-"""Jobs of one and two ranks that share the GPU of this machine, for frameworks' tensors on it."""
+"""Jobs of one and two ranks that share the GPU of this machine."""
 
 import re
 from collections.abc import Iterator
@@ -10,28 +10,28 @@ from horoplug.runner import gpu
 from tests.harness.support import Pool, Ranks
 from tests.harness.support import run_script as run_script
 
-# NCCL takes two ranks on one GPU from 2.30 on, if it is told to.
+# NCCL supports two ranks on one GPU from version 2.30, if this variable is set.
 _NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
 # For one rank, several hosts (test_several_hosts.py), mpirun (test_mpi.py).
 _OTHERS = {"copy", "hierarchical", "mpi"}
 
 
 def _algorithms() -> list[list[str]]:
-    """Name and medium of each."""
+    """Name and medium of each algorithm."""
     return [line.split()[1:] for line in algorithms().splitlines()]
 
 
-# What carries the data between ranks; None: what horoplug chooses.
+# The forced algorithm; None: horoplug chooses.
 BACKENDS = (None, *sorted({name for name, medium in _algorithms() if medium == "gpu"} - _OTHERS))
 
 
 def nccl_obstacle() -> str | None:
     """Why two ranks on one GPU cannot use NCCL here; None if they can."""
-    fact = gpu.lines()[2].strip()
-    version = re.match(r"\[X\] NCCL (\d+)\.(\d+)", fact)
+    nccl = gpu.lines()[2].strip()
+    version = re.match(r"\[X\] NCCL (\d+)\.(\d+)", nccl)
     if version is None:
-        return fact
-    return None if tuple(map(int, version.groups())) >= (2, 30) else f"two ranks: {fact}"
+        return nccl
+    return None if tuple(map(int, version.groups())) >= (2, 30) else f"two ranks: {nccl}"
 
 
 @pytest.fixture(scope="session")
@@ -47,8 +47,7 @@ def gpu_pool() -> Iterator[Pool]:
     ids=lambda p: f"{p[0]}-{p[1] or 'auto'}",
 )
 def ranks(request: pytest.FixtureRequest, gpu_pool: Pool) -> Iterator[Ranks]:
-    """A job on the GPU, for each way in which its ranks can reach each other. Skipped as the module's ``need()``
-    says."""
+    """A job on the GPU with each algorithm. Skipped if the module's ``need()`` returns a reason."""
     reason = request.module.need()
     if reason:
         pytest.skip(reason)

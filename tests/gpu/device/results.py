@@ -1,5 +1,5 @@
-"""Notes in docs/gpu-results.md what ``make test-gpu`` has seen, a row for each of its files, and prints the table:
-``pytest -p tests.gpu.device.results tests/gpu/device``. What was skipped has not been seen."""
+"""Writes the results of ``make test-gpu`` to docs/gpu-results.md, one row for each test file, and prints the table:
+``pytest -p tests.gpu.device.results tests/gpu/device``. Skipped tests do not count."""
 
 import ast
 import sys
@@ -21,7 +21,7 @@ _outcomes: dict[str, Counter[str]] = defaultdict(Counter)
 
 
 def rows() -> dict[str, str]:
-    """What each file sees, by its name."""
+    """What each file tests, by the file's name."""
     texts = {path.name: path.read_text() for path in sorted(FOLDER.glob("test_*.py"))}
     docs = {name: ast.get_docstring(ast.parse(text)) or name for name, text in texts.items()}
     return {
@@ -31,7 +31,7 @@ def rows() -> dict[str, str]:
 
 
 def summary(outcomes: Counter[str]) -> str | None:
-    """None if nothing was seen."""
+    """The text for the outcomes of a file; None if no test ran."""
     if not outcomes["passed"] + outcomes["failed"]:
         return None
     return ", ".join(

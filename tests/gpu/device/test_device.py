@@ -1,6 +1,6 @@
 """Every kernel gives the same bits on the GPU as on the CPU, also under compute-sanitizer.
 
-Like all tests here, it says what is missing and is skipped where there is no GPU."""
+The tests in this folder are skipped, with a reason, on machines without a GPU."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from tests.harness import ROOT
 
 @pytest.fixture(scope="module")
 def nvrtc():
-    """Path of a wheel's NVRTC; empty if the system's has to do."""
+    """Path of the NVRTC of a wheel; empty: the system's is used."""
     driver, compiler = gpu.lines()[:2]
     for line in (driver, compiler):
         if "[X]" not in line:
@@ -30,7 +30,7 @@ SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sa
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", [None, "memcheck", "racecheck"])
 def test_gpu_kernels_match_cpu_kernels(nvrtc, tool):
-    """Every kernel, compiled by NVRTC for this card, gives what the CPU gives, and does nothing that it must not."""
+    """Every kernel, compiled by NVRTC for this GPU, gives the CPU's bits, and compute-sanitizer finds no error."""
     checked = [] if tool is None else [SANITIZER, "--tool", tool, "--error-exitcode", "9"]
     if checked and not Path(SANITIZER).exists():
         pytest.skip("compute-sanitizer is not installed")

@@ -19,7 +19,7 @@ def need():
 
 
 class Array:
-    """A tensor, of which nothing else can be seen."""
+    """A tensor that exposes only DLPack's methods."""
 
     def __init__(self, tensor):
         self._tensor = tensor

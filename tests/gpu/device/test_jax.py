@@ -1,4 +1,4 @@
-"""JAX arrays on a GPU give the same results as on the CPU, inside and outside of programs."""
+"""JAX arrays on a GPU give the same results as on the CPU, inside and outside of compiled programs."""
 
 import os
 
@@ -35,8 +35,8 @@ def need():
     return None if cuda_devices() else "JAX finds no CUDA device"
 
 
-def card():
-    """This rank's: the ranks share what there is."""
+def own_gpu():
+    """The GPU of this rank. The ranks share the machine's GPUs."""
     devices = cuda_devices()
     return devices[hvd.local_rank() % len(devices)]
 
@@ -52,15 +52,15 @@ def values(dtype, shape, key=0):
 
 
 def equal(found, expected):
-    assert found.devices() == {card()}
+    assert found.devices() == {own_gpu()}
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
 
 
 def same(function, *arrays):
-    """At once and as a program, on the GPU and on the CPU."""
+    """Check that eager and compiled calls give the same results on the GPU as on the CPU."""
     expected = jax.tree_util.tree_leaves(function(*arrays))
-    on_gpu = [jax.device_put(array, card()) for array in arrays]
+    on_gpu = [jax.device_put(array, own_gpu()) for array in arrays]
     for compiled in jax.jit(function), function:
         found = jax.tree_util.tree_leaves(compiled(*on_gpu))
         for result, wanted in zip(found, expected, strict=True):
@@ -93,10 +93,10 @@ def test_jax_gpu_operations_match_cpu(ranks, dtype):
 
 
 def check_rows():
-    """Ranks with different numbers of rows."""
+    """The number of rows differs between ranks."""
     rank, size = hvd.rank(), hvd.size()
     mine = values("float32", (rank + size + 1, 3))
-    on_gpu = jax.device_put(mine, card())
+    on_gpu = jax.device_put(mine, own_gpu())
     assert gpu.is_on_gpu(on_gpu)
     equal(hvd.allgather(on_gpu), hvd.allgather(mine))
     splits = [rank + 1] + [1] * (size - 1)
@@ -115,7 +115,7 @@ def test_allgather_and_alltoall_of_different_row_counts(ranks):
 
 
 def check_order():
-    """Much to do before and after each of many operations, in programs that nobody waits for."""
+    """Much work precedes and follows each of many operations, in programs that are dispatched without waiting."""
     size = hvd.size()
 
     @jax.jit
@@ -127,8 +127,8 @@ def check_order():
         hvd.allgather(x, name="unused")
         return hvd.allreduce(x, op=hvd.Sum, name="x") / size + 1, work
 
-    x = jax.device_put(jnp.zeros(100_000), card())
-    work = jax.device_put(jnp.eye(1500), card())
+    x = jax.device_put(jnp.zeros(100_000), own_gpu())
+    work = jax.device_put(jnp.eye(1500), own_gpu())
     for _ in range(20):
         x, work = step(x, work)
     x = hvd.allreduce(x, name="at once")
@@ -176,7 +176,7 @@ def check_training():
         def make(options=options):
             return hvd.DistributedOptimizer(optax.adam(0.01), **options)
 
-        found, expected = trained(card(), make), trained(cpu(), make)
+        found, expected = trained(own_gpu(), make), trained(cpu(), make)
         for name, wanted in expected.items():
             np.testing.assert_allclose(
                 np.asarray(found[name]), np.asarray(wanted), rtol=2e-3, atol=2e-4
@@ -197,7 +197,7 @@ def check_gradients():
     params = {"w": random.normal(size=(8, 4)), "b": np.zeros(4), "v": random.normal(size=(4, 2))}
     x = np.random.default_rng(hvd.rank()).normal(size=(16, 8)).astype("f4")
     results = []
-    for device in cpu(), card():
+    for device in cpu(), own_gpu():
         put = functools.partial(jax.device_put, device=device)
         placed = jax.tree_util.tree_map(lambda leaf, put=put: put(leaf.astype("f4")), params)
         for compiled in jax.jit(both), both:
@@ -212,8 +212,8 @@ def test_gradients_on_gpu_match_cpu(ranks):
 
 
 def check_failures():
-    """A disagreement is an error everywhere, in programs and outside of them, and what comes next runs."""
-    x = jax.device_put(jnp.ones(3 + hvd.rank()), card())
+    """A mismatch is an error on every rank, inside and outside of programs, and later operations work."""
+    x = jax.device_put(jnp.ones(3 + hvd.rank()), own_gpu())
     with pytest.raises(hvd.HorovodInternalError, match=r"allreduce\.x"):
         hvd.allreduce(x, name="x")
     with pytest.raises(RuntimeError, match=r"allreduce\.y"):

@@ -35,7 +35,7 @@ def test_cupy_operations_over_mpi(name, tmp_path):
     pytest.importorskip("mpi4py")
     timeline = tmp_path / "timeline.json"
     variables = {"HOROPLUG_ALGORITHM": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
-    # Two hosts by their names, and one GPU.
+    # Two host names on one machine with one GPU.
     script = on_hosts(SCRIPT)
     status, output = finish(mpirun(find(name), script, str(timeline), **variables), 120)
     if "not CUDA-aware" in output:

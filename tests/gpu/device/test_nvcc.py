@@ -12,14 +12,14 @@ from tests.harness import ROOT
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("code", ["of this card", "PTX"])
+@pytest.mark.parametrize("code", ["of this GPU", "PTX"])
 def test_nvcc_kernels_match_cpu_kernels(tmp_path, code):
     driver = gpu.lines()[0]
     found = re.search(r"\(sm_(\d+),", driver)
     if "[X]" not in driver or not found:
         pytest.skip(driver.strip())
     out = tmp_path / "kernels.fatbin"
-    archs = found[1] if code == "of this card" else "75"
+    archs = found[1] if code == "of this GPU" else "75"
     command = [sys.executable, str(ROOT / "scripts" / "kernels.py"), "--archs", archs]
     made = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True)
     if "nvcc not found" in made.stderr:

@@ -13,7 +13,7 @@ def check_allreduces():
     device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.uint8):
-        # The last one takes several windows.
+        # The last size needs several windows.
         for count in (0, 1, 7, 10_001, 20_000_003):
             made = torch.Generator().manual_seed(hvd.rank())
             host = torch.randint(0, 5, (count,), generator=made).to(dtype)
@@ -25,7 +25,7 @@ def check_allreduces():
 
 
 def check_step(timeline):
-    """An allreduce of which rank 0 writes a timeline."""
+    """Run an allreduce of which rank 0 writes a timeline."""
     hvd.start_timeline(str(timeline))
     tensor = torch.ones(1000, device="cuda")
     assert hvd.allreduce(tensor, op=hvd.Sum).tolist() == [hvd.size()] * 1000

@@ -20,8 +20,8 @@ def need():
     return None if torch.cuda.is_available() else "PyTorch finds no CUDA device"
 
 
-def card():
-    """This rank's: the ranks share what there is."""
+def own_gpu():
+    """The GPU of this rank. The ranks share the machine's GPUs."""
     device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
@@ -42,7 +42,7 @@ def equal(on_card, expected):
 
 
 def check_reductions(dtype):
-    device = card()
+    device = own_gpu()
     ops = [hvd.Max, hvd.Min] if dtype == "bool" else [hvd.Sum, hvd.Max, hvd.Min, hvd.Average]
     for n, shape in enumerate(SHAPES):
         host = values(dtype, shape, n)
@@ -69,7 +69,7 @@ def test_cuda_reductions_match_cpu(ranks, dtype):
 
 
 def check_moves(dtype):
-    device, rank, size = card(), hvd.rank(), hvd.size()
+    device, rank, size = own_gpu(), hvd.rank(), hvd.size()
     host = values(dtype, (2 * size, 3))
     for root in range(size):
         equal(hvd.broadcast(host.to(device), root), hvd.broadcast(host, root))
@@ -96,7 +96,7 @@ def test_cuda_data_movement_matches_cpu(ranks, dtype):
 
 
 def check_groups():
-    device = card()
+    device = own_gpu()
     hosts = [values(dtype, shape, 3) for dtype in ("float32", "float16") for shape in SHAPES]
     expected = hvd.grouped_allreduce(hosts, op=hvd.Sum)
     mixed = [tensor.to(device) if n % 3 else tensor for n, tensor in enumerate(hosts)]
@@ -116,7 +116,7 @@ def test_grouped_and_strided_cuda_tensors(ranks):
 
 
 def check_adasum():
-    device = card()
+    device = own_gpu()
     host = torch.rand(999, generator=torch.Generator().manual_seed(hvd.rank()))
     found = hvd.allreduce(host.to(device), op=hvd.Adasum)
     torch.testing.assert_close(found.cpu(), hvd.allreduce(host, op=hvd.Adasum))
@@ -131,8 +131,8 @@ def test_adasum_and_compression_of_cuda_tensors(ranks):
 
 
 def check_streams():
-    """Nothing synchronises but what the test itself does at its end."""
-    device = card()
+    """The streams are synchronised only by the test itself, at its end."""
+    device = own_gpu()
     side, other = torch.cuda.Stream(device), torch.cuda.Stream(device)
     work = torch.randn(2000, 2000, device=device)
     results = []
@@ -143,8 +143,10 @@ def check_streams():
                 work = work / work.norm()
             tensor = torch.full((100_000,), float(hvd.rank() + turn), device=device)
             handle = hvd.allreduce_async(tensor, op=hvd.Sum, name="x")
-            tensor = None  # the operation keeps it
-            torch.empty(100_000, device=device).fill_(-1.0)  # may get its memory, but not too soon
+            tensor = None  # the operation keeps the tensor alive
+            torch.empty(100_000, device=device).fill_(
+                -1.0
+            )  # may reuse its memory, but only after the operation
         with torch.cuda.stream(other):
             result = hvd.synchronize(handle)
             results.append((result * 2).sum())
@@ -161,9 +163,11 @@ def test_operations_follow_cuda_streams(ranks):
 
 
 def check_host_is_not_held_up():
-    """An operation is done long before the GPU has done what comes before it."""
-    device = card()
-    hvd.allreduce(torch.ones(4, device=device), name="first")  # connects the ranks
+    """The call completes long before the GPU has finished the preceding work."""
+    device = own_gpu()
+    hvd.allreduce(
+        torch.ones(4, device=device), name="first"
+    )  # a first operation connects the ranks
     torch.cuda.synchronize(device)
     before = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)  # cycles: about a second
@@ -182,7 +186,7 @@ def test_operations_do_not_block_the_host(ranks):
 
 
 def check_capture():
-    device = card()
+    device = own_gpu()
     tensor = torch.ones(4, device=device)
     hvd.allreduce(tensor, op=hvd.Sum)
     stream = torch.cuda.Stream(device)
@@ -237,7 +241,7 @@ OPTIONS = {
 
 def check_training(name):
     for found, expected in zip(
-        trained(card(), **OPTIONS[name]),
+        trained(own_gpu(), **OPTIONS[name]),
         trained(torch.device("cpu"), **OPTIONS[name]),
         strict=True,
     ):
@@ -250,8 +254,8 @@ def test_training_on_gpu_matches_cpu(ranks, name):
 
 
 def check_optimizer_state():
-    """Ranks that have no state get it on their GPU; what is on the CPU stays there."""
-    device = card()
+    """Ranks without state get it on their GPU; state on the CPU stays there."""
+    device = own_gpu()
     model = network(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * (hvd.rank() + 1))
     if hvd.rank() == 0:
@@ -271,7 +275,7 @@ def test_optimizer_state_is_broadcast_to_the_gpu(ranks):
 
 
 def check_sync_batch_norm():
-    device = card()
+    device = own_gpu()
     inputs = torch.randn(3 + hvd.rank(), 5, 4, generator=torch.Generator().manual_seed(hvd.rank()))
     outcomes = []
     for where in torch.device("cpu"), device:
@@ -290,7 +294,7 @@ def test_sync_batch_norm_on_gpu_matches_cpu(ranks):
 
 
 def check_gradients_of_operations():
-    device, size = card(), hvd.size()
+    device, size = own_gpu(), hvd.size()
 
     def gradients(where):
         x = torch.arange(4.0 * size, device=where).reshape(2 * size, 2).requires_grad_()
@@ -307,7 +311,7 @@ def test_gradients_on_gpu_match_cpu(ranks):
 
 
 def check_sparse():
-    device = card()
+    device = own_gpu()
     indices = torch.tensor([[hvd.rank(), 3]])
     host = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0]), (5,))
     found = hvd.sparse_allreduce_async(host.to(device), "s", hvd.Sum)()
@@ -319,9 +323,9 @@ def test_sparse_cuda_tensors(ranks):
 
 
 def check_join():
-    """Rank 0 has tensors on the GPU for longer than the others, which have had none there."""
+    """Rank 0 still reduces tensors on the GPU after the others, which used none there, have joined."""
     if hvd.rank() == 0:
-        device = card()
+        device = own_gpu()
         for _ in range(3):
             assert hvd.allreduce(torch.ones(9, device=device), op=hvd.Sum).tolist() == [1.0] * 9
     hvd.join()
@@ -332,12 +336,12 @@ def test_join_with_cuda_tensors(ranks):
 
 
 def check_mismatch():
-    device = card() if hvd.rank() == 0 else "cpu"
+    device = own_gpu() if hvd.rank() == 0 else "cpu"
     if hvd.size() == 1:
         return
     with pytest.raises(hvd.HorovodInternalError, match=r"(?s)device.*(CPU|GPU).*(CPU|GPU)"):
         hvd.allreduce(torch.ones(3, device=device), name="where")
-    assert hvd.allreduce(torch.ones(3, device=card()), op=hvd.Sum)[0] == hvd.size()
+    assert hvd.allreduce(torch.ones(3, device=own_gpu()), op=hvd.Sum)[0] == hvd.size()
 
 
 def test_cpu_and_gpu_tensors_with_one_name_are_a_mismatch(ranks):
@@ -345,7 +349,7 @@ def test_cpu_and_gpu_tensors_with_one_name_are_a_mismatch(ranks):
 
 
 def check_process_sets():
-    device = card()
+    device = own_gpu()
     for rank in range(hvd.size()):
         alone = hvd.add_process_set([rank])
         if alone.included():
@@ -364,7 +368,7 @@ def test_process_sets_with_cuda_tensors(gpu_pool):
 
 
 def check_elastic_state():
-    device = card()
+    device = own_gpu()
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0)

@@ -26,7 +26,7 @@ def arrays(dtype, shape, key, size):
 
 
 def reduced(inputs, op, dtype):
-    """What the reduction must give, computed in the widest type."""
+    """The expected result of the reduction, computed in the widest type."""
     if dtype == "bool":
         both = np.logical_and if op in (hvd.Min, hvd.Product) else np.logical_or
         return both.reduce(inputs)
@@ -49,7 +49,8 @@ def same(actual, expected, dtype, shape=None):
 
 
 def shapes(key):
-    """Nothing, one number, an odd count, and enough for several chunks and the fusion buffer's alignment."""
+    """Shapes without elements, with one element, with an odd count, and with enough elements for several chunks and the
+    alignment of the fusion buffer."""
     draw = random.Random(key)
     return [
         (),

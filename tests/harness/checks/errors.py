@@ -1,4 +1,4 @@
-"""Checks of the errors that calls and whole jobs end in."""
+"""Checks of the errors of operations and jobs."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def refused(error, text, call):
 
 
 def internal(outcomes, *words):
-    """Every outcome is a HorovodInternalError of one line that has these words."""
+    """Check that every outcome is a HorovodInternalError of one line that contains these words."""
     for rank, outcome in enumerate(outcomes):
         assert outcome.kind == "HorovodInternalError", f"rank {rank}: {outcome}"
         assert "RuntimeError" in outcome.bases
@@ -22,7 +22,7 @@ def internal(outcomes, *words):
 
 
 def errors_of_survivors(outcomes, victim, kind="HorovodInternalError"):
-    """The victim has died, and all others have an error of this kind that names the victim; returns theirs."""
+    """Check that the victim died and that all others have an error of this kind that names it. Returns the errors."""
     assert outcomes[victim].died
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
     for outcome in others:

@@ -21,7 +21,7 @@ def values(dtype, shape, key=0):
 
 
 def on_host(array):
-    """A copy of a result, made after what is in its stream."""
+    """A copy of a result in host memory, made in stream order."""
     found = simulated_gpu.Array(device(), (0,), array.dtype)
     found.address, found.shape, found.stream = array.address, array.shape, array.stream
     found.nbytes = int(np.prod(array.shape)) * array.dtype.itemsize
@@ -86,7 +86,7 @@ def check_rooted(dtype, mine):
 
 
 def check_many():
-    """Operations that are in flight together, of which a plan is made."""
+    """Many operations in flight, repeated until they become a plan."""
     for _ in range(8):
         mine = [values("float32", (n * 37,), n) for n in range(20)]
         arrays = [device().array(each) for each in mine]
@@ -98,7 +98,7 @@ def check_many():
 
 
 def check_batches():
-    """The way of gradients: submitted together from one stream, used in another one."""
+    """Like gradients, tensors are submitted together in one stream and used in another one."""
     side = device().new_stream()
     prepared = [
         prepare(BY_NAME["allreduce"], Call(f"b{n}", hvd.Sum), FLOAT32, (n * 50,), device().ordinal)
@@ -127,7 +127,7 @@ def check_groups():
     arrays = [device().array(each) for each in mine]
     for found, wanted in zip(hvd.grouped_allreduce(arrays, op=hvd.Sum), expected, strict=True):
         equal(found, wanted)
-    # Some on the GPU, some on the host.
+    # Some tensors on the GPU, some on the host.
     mixed = [
         each if n % 2 else array for n, (each, array) in enumerate(zip(mine, arrays, strict=True))
     ]
@@ -139,7 +139,7 @@ def check_groups():
 
 
 def check_streams():
-    """Results are used in the stream that the array says, while the GPU is far behind."""
+    """Results are used in the array's stream while the GPU is delayed."""
     stream = device().new_stream()
     for turn in range(3):
         mine = values("float32", (5000,), turn)
@@ -149,7 +149,7 @@ def check_streams():
 
 
 def check_join():
-    """The last rank has arrays on its GPU; the others take part with nothing, on GPUs that they have not used."""
+    """Only the last rank still has arrays on its GPU; the joined ranks take part with GPUs that they have not used."""
     last = hvd.size() - 1
     if hvd.rank() == last:
         for n in range(3):
@@ -160,7 +160,8 @@ def check_join():
 
 
 def check_mismatch():
-    """The host's memory on one rank, a GPU's on another: every rank hears so, and the job goes on."""
+    """Host memory on one rank and GPU memory on another are a mismatch: every rank gets an error, and the job
+    continues."""
     mine = values("float32", (4,))
     given = mine if hvd.rank() == 0 else device().array(mine)
     with pytest.raises(hvd.HorovodInternalError, match=r"(?is)device.*[cg]pu.*rank"):

@@ -10,12 +10,12 @@ DTYPES = ["float32", "float64", "float16", "int32", "int64", "uint8"]
 
 
 def array_of(rank, shape, dtype):
-    """Small whole numbers, whose sums are exact in every dtype."""
+    """An array of small integers, whose sums are exact in every dtype."""
     return np.random.default_rng([rank, *shape]).integers(0, 5, shape).astype(dtype)
 
 
 def check_rooted(key, process_set=hvd.global_process_set, members=None):
-    """Random shapes, dtypes and roots; ``members`` are the global ranks of the set."""
+    """Check reduce, gather and scatter with random shapes, dtypes and roots. ``members``: global ranks of the set."""
     if not process_set.included():
         return
     members = members or list(range(hvd.size()))
@@ -52,7 +52,7 @@ def check_rooted(key, process_set=hvd.global_process_set, members=None):
 
 
 def check_pairs(key, process_set=hvd.global_process_set, members=None):
-    """Many sends in flight between random ranks, submitted in an order of each rank's own."""
+    """Many sends are in flight between random ranks, submitted in a different order on each rank."""
     if not process_set.included():
         return
     members = members or list(range(hvd.size()))
