@@ -105,7 +105,7 @@ def close_all(outcome):
 
 
 def check(by_rank):
-    """Check that every pair of ranks is connected by the right kind of socket and has each other's memory and doorbell."""
+    """Check the connection of every pair of ranks: the kind of socket, and on one host memory and doorbell of the peer."""
     for rank, connections in by_rank.items():
         assert [peer[0] for peer in connections.peers] == [r for r in by_rank if r != rank]
         for other, host, stream, segment, doorbell in connections.peers:
