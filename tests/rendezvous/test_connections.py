@@ -105,7 +105,7 @@ def close_all(outcome):
 
 
 def check(by_rank):
-    """Check the connection of every pair of ranks: the kind of socket, and on one host memory and doorbell of the peer."""
+    """Check every pair's connection: the kind of socket, and between ranks of one host the memory and the doorbell."""
     for rank, connections in by_rank.items():
         assert [peer[0] for peer in connections.peers] == [r for r in by_rank if r != rank]
         for other, host, stream, segment, doorbell in connections.peers:
