@@ -15,7 +15,7 @@ PYTHON_FILES := horoplug tests benchmarks examples scripts setup.py conftest.py
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo build kernels test test-gpu gpu-python cpp lint lint-types tidy format bench bench-gpu bench-report mpi wheel docs clean
+.PHONY: help demo build kernels test test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,7 +24,8 @@ help:
 	@echo "make test-gpu   what needs a GPU, into docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make kernels compile the GPU kernels with nvcc, where NVRTC is not to do it (docs/gpu.md)"
-	@echo "make lint    formatters and checkers; make format repairs; make tidy is clang-tidy (slow)"
+	@echo "make lint    formatters and checkers; make format repairs"
+	@echo "make tidy    clang-tidy on everything (slow); make tidy-changed: on what a change touches"
 	@echo "make bench-gpu  what GPUs cost, into docs/gpu-results.md"
 	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks.md"
 	@echo "make docs    build the documentation site into build/site"
@@ -37,7 +38,7 @@ build/.system-demo: scripts/system-packages
 	@mkdir -p build && touch $@
 
 build/.system-test: scripts/system-packages build/.system-demo
-	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev iproute2 iptables libclang-rt-16-dev \
+	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev git iproute2 iptables libclang-rt-16-dev \
 	  libpmix-dev mold openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
@@ -184,9 +185,17 @@ lint-types: .venv/.dev
 	$(BIN)/mypy
 
 # Fuzz targets are compiled by clang only and are not in the list of compile commands.
-tidy: .venv/.dev cpp-release build
+tidy: .venv/.dev compile-commands
 	@find csrc -name '*.cc' -not -path '*/fuzz/*' -print0 | \
-	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet --extra-arg=-Wno-unknown-warning-option -p build/release
+	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet -p build/release
+
+# What differs from TIDY_BASE; see find_base in the script for the default.
+tidy-changed: .venv/.dev compile-commands
+	@$(BIN)/python scripts/tidy_changed.py
+
+# clang-tidy needs no object files.
+compile-commands: build/.system-test .venv/.test
+	@$(CONFIGURE) -B build/release $(OPTIONS_release) >/dev/null
 
 format: .venv/.dev
 	$(BIN)/clang-format -i $(CPP_FILES)
