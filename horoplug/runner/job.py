@@ -12,7 +12,6 @@ import secrets
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,14 +23,16 @@ from horoplug.rendezvous.store.report import KEY, unpack
 from horoplug.rendezvous.store.server import StoreServer
 
 from . import agent
-from .agent_connection import AgentConnection, LostError, describe_job
+from .agent_connection import AgentConnection, LostError
 from .agents import Agents
 from .blame import Blame, describe
-from .environment import common_environment, forwarded, job_environment, rank_environment
-from .hosts import Placement, local_and_cross_ranks
+from .environment import common_environment
+from .hosts import Placement
+from .job_description import JobDescription
 from .output import Descriptor, Output
 from .preflight import StartError
 from .remote import Ssh
+from .signals import signal_handlers
 from .start import Start
 from .status import SECONDS, Status, fit, in_foreground, wanted
 
@@ -72,21 +73,16 @@ class Job:
         further variables for them. With ``serve``, the caller reports the failure (:attr:`verdict`).
 
         Errors: ValueError for an invalid variable; OSError if the folder for the output cannot be created."""
-        self._command = command
-        self._size = size
-        self._settings = settings
         self._placements = hosts
         self._began = began
         self._ssh = ssh or Ssh()
-        self._compat = compat
         self._verbose = verbose
-        self._variables = dict(variables or {})
-        self._serve = serve
+        self._is_reported_by_caller = serve is not None
         plain = common_environment(os.environ, settings)
         named: str | None = config.value("GLOO_IFACE", plain)
         self._interfaces = tuple(interfaces) or tuple((named or "").replace(",", " ").split())
         self._own_interface: str | None = None
-        if interfaces and self._is_local:
+        if interfaces and all(host.is_local for host in hosts):
             self._own_interface = select_interfaces(interfaces)[0].name
         self._start_seconds: float = config.value("START_TIMEOUT", plain)
         timeout: float = config.value("GLOO_TIMEOUT_SECONDS", plain)
@@ -97,7 +93,19 @@ class Job:
         self._status: Status | None = None
         if status and wanted(os.environ, [writer.terminal for writer in writers]):
             self._status = Status(size, time.monotonic())
-            self._settings = dict(settings) | {"STATUS_SECONDS": str(SECONDS)}
+            settings = dict(settings) | {"STATUS_SECONDS": str(SECONDS)}
+        self._description = JobDescription(
+            command,
+            size,
+            settings,
+            hosts=hosts,
+            python=self._ssh.python,
+            silence=self._agents.lost_seconds,
+            grace=GRACE_SECONDS,
+            compat=compat,
+            variables=variables,
+            serve=serve,
+        )
         self._started: set[int] = set()
         self._gone: set[int] = set()  # ranks whose process has ended
         self._secret = secrets.token_bytes(32)
@@ -108,36 +116,20 @@ class Job:
         self._server: StoreServer | None = None  # None: its address is not chosen yet
         self._start: Start | None = None  # the checks before the start; None with one host
 
-    @property
-    def _is_local(self) -> bool:
-        return all(host.is_local for host in self._placements)
-
     def run(self) -> int:
         """Start the ranks and wait until the last process of the job has ended. Returns the exit code."""
         agent.become_subreaper()  # adopts the descendants of an agent that is killed
-        woken_in, woken_out = socket.socketpair()
-        woken_in.setblocking(False)
-        woken_out.setblocking(False)
-        before = {}
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                before[number] = signal.signal(number, self._on_signal)
-        if not self._is_local and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
-            before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_suspension)
-        wakeup = signal.set_wakeup_fd(woken_out.fileno(), warn_on_full_buffer=False)
-        try:
-            with woken_in, woken_out:
+        suspend = None if self._description.is_local else self._on_suspension
+        with signal_handlers(self._on_signal, suspend) as woken:
+            try:
                 self._begin()
                 with self._agents.pinged():
-                    self._loop(woken_in)
-        except BrokenPipeError:
-            # The reader of the output has ended, as in "horovodrun ... | head".
-            self._cause = "", 128 + signal.SIGPIPE
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            self._end()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+                    self._loop(woken)
+            except BrokenPipeError:
+                # The reader of the output has ended, as in "horovodrun ... | head".
+                self._cause = "", 128 + signal.SIGPIPE
+            finally:
+                self._end()
         return self._report()
 
     @property
@@ -149,7 +141,7 @@ class Job:
 
     def _begin(self) -> None:
         """Start the agents and then the ranks or, with other hosts, the checks that precede them."""
-        if self._is_local:
+        if self._description.is_local:
             self._server = StoreServer(self._secret)
             self._say(f"rendezvous on {self._server.address[0]}:{self._server.address[1]}")
         connect_seconds = min(10.0, self._start_seconds * 2 / 3)
@@ -166,66 +158,22 @@ class Job:
         except (StartError, LostError) as error:
             self._fail(str(error))
             return
-        check = [self._ssh.python, "-m", "horoplug.runner.probe"]
         for connection in self._agents.all:
-            command = [sys.executable, *check[1:]] if connection.host.is_local else check
-            connection.send(
-                b"C", self._description(connection, command, self._common(connection), None)
-            )
+            connection.send(b"C", self._description.check(connection))
             connection.send(b"M", self._start.question())
         if self._is_ending:
             self._command_agents(b"T")
 
-    def _common(self, connection: AgentConnection) -> dict[str, str]:
-        outer = os.environ if connection.host.is_local else forwarded(os.environ)
-        return common_environment(outer, self._settings, compat=self._compat)
-
-    def _description(
-        self,
-        connection: AgentConnection,
-        command: list[str],
-        env: Mapping[str, str],
-        ranks: Mapping[int, Mapping[str, str]] | None,
-    ) -> bytes:
-        remote = not connection.host.is_local
-        return describe_job(
-            command,
-            env,
-            ranks,
-            inherit=remote,
-            silence=self._agents.lost_seconds if remote else None,
-            grace=GRACE_SECONDS,
-        )
-
     def _send_job(self) -> None:
         """Start the ranks."""
         assert self._server is not None
-        if self._serve is not None:
-            self._variables |= self._serve(self._server.address[0], self._secret)
-        places = local_and_cross_ranks(self._placements)
+        self._description.serve(self._server.address[0], self._secret)
         for connection in self._agents.all:
-            env = job_environment(
-                self._common(connection),
-                size=self._size,
-                server=self._server.address,
-                secret=self._secret,
-                host=None if self._is_local else connection.host.name,
-                interface=self._start.interface(connection) if self._start else self._own_interface,
+            interface = self._start.interface(connection) if self._start else self._own_interface
+            payload = self._description.ranks(
+                connection, self._server.address, self._secret, interface
             )
-            ranks = {rank: rank_environment(rank, places[rank]) for rank in connection.host.ranks}
-            command = self._command
-            if (
-                self._serve is not None
-                and command[0] == sys.executable
-                and not connection.host.is_local
-            ):
-                command = [
-                    self._ssh.python,
-                    *command[1:],
-                ]  # run the function with that host's Python
-            connection.send(
-                b"J", self._description(connection, command, env | self._variables, ranks)
-            )
+            connection.send(b"J", payload)
 
     def _start_if_ready(self) -> None:
         if self._start is not None and self._start.done:
@@ -291,8 +239,7 @@ class Job:
         for connection in silent:
             self._lost(connection, f"no sign of life for {self._agents.lost_seconds:g} s")
 
-    # ---- frames of agents
-    # -----------------------------------------------------------------------------------------------
+    # ---- frames of agents --------------------------------------------------------------------------------------------
 
     def _read(self, connection: AgentConnection) -> None:
         try:
@@ -317,12 +264,12 @@ class Job:
             self._output.feed(rank, 0 if kind == agent.STDOUT else 1, payload)
         elif kind == b"P":
             self._started.add(rank)
-            where = "" if self._is_local else f" on {connection.host.name}"
+            where = "" if self._description.is_local else f" on {connection.host.name}"
             self._say(f"rank {rank} is pid {struct.unpack('!i', payload)[0]}{where}")
         elif kind == b"X":
             self._ended(rank, *struct.unpack("!i", payload))
         elif kind == b"E":
-            where = "" if self._is_local else f" on {connection.host.name}"
+            where = "" if self._description.is_local else f" on {connection.host.name}"
             text = payload.decode(errors="replace")
             self._blame.lost(connection.host.ranks)
             self._fail(f"rank {rank} could not be started{where}: {text}", 126)
@@ -428,7 +375,7 @@ class Job:
         text, code = self._cause or ("", 0)
         try:
             self._output.close()
-            if text and self._serve is None:
+            if text and not self._is_reported_by_caller:
                 self._output.notice(f"horovodrun: {text}")
         except OSError as error:
             if error.errno != errno.EPIPE:

@@ -55,29 +55,29 @@ class Start:
 
     def __init__(
         self,
-        links: Sequence[AgentConnection],
+        connections: Sequence[AgentConnection],
         secret: bytes,
         names: Sequence[str],
         began: float,
         seconds: float,
     ) -> None:
-        """``links``: the agents' connections; ``names``: the network interfaces to use, empty: any; ``seconds``: limit
-        of the checks, counted from ``began`` (``time.monotonic()``).
+        """``connections``: to the agents; ``names``: the network interfaces to use, empty: any; ``seconds``: limit of
+        the checks, counted from ``began`` (``time.monotonic()``).
 
         Errors: StartError."""
-        self._links = links
+        self._connections = connections
         self._names = names
         self._seconds = seconds
         self._secret = secret
         self._deadline = began + seconds
-        self._inboxes = {link: bytearray() for link in links}
-        self._stderr = dict.fromkeys(links, b"")
+        self._inboxes = {connection: bytearray() for connection in connections}
+        self._stderr = dict.fromkeys(connections, b"")
         self._servers: list[StoreServer] = []
-        for address in candidates([link.host for link in links], names):
+        for address in candidates([connection.host for connection in connections], names):
             with contextlib.suppress(OSError):  # the address has just vanished, or is not ready yet
                 self._servers.append(StoreServer(secret, address))
         self._preflight = Preflight(
-            [link.host.name for link in links],
+            [connection.host.name for connection in connections],
             [server.address for server in self._servers],
             horoplug.__version__,
         )
@@ -88,31 +88,32 @@ class Start:
         patience = min(_CONNECT_SECONDS, self._seconds / 3)
         return question(self._secret, addresses, self._names, patience)
 
-    def feed(self, link: AgentConnection, kind: bytes, payload: bytes) -> None:
+    def feed(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
         """Handle a frame about a host's probe. Errors: StartError."""
-        name = link.host.name
+        name = connection.host.name
         if kind == agent.STDERR:
-            self._stderr[link] += payload
+            self._stderr[connection] += payload
         elif kind == b"E":
             raise StartError(f"host {name}: {payload.decode(errors='replace')}")
         elif kind == b"X":
-            raise StartError(f"host {name}: {self._why_ended(link, *struct.unpack('!i', payload))}")
+            raise StartError(
+                f"host {name}: {self._why_ended(connection, *struct.unpack('!i', payload))}"
+            )
         elif kind == agent.STDOUT:
-            inbox = self._inboxes[link]
+            inbox = self._inboxes[connection]
             inbox += payload
             *lines, rest = bytes(inbox).split(b"\n")
             inbox[:] = rest
             for line in lines:
-                with contextlib.suppress(
-                    ValueError
-                ):  # not from the probe: something else printed there
+                # A line that is not JSON is not from the probe.
+                with contextlib.suppress(ValueError):
                     message = json.loads(line)
-                    number = self._links.index(link)
+                    number = self._connections.index(connection)
                     self._send(self._preflight.feed(number, message, time.monotonic()))
 
-    def _why_ended(self, link: AgentConnection, code: int) -> str:
+    def _why_ended(self, connection: AgentConnection, code: int) -> str:
         """Why a probe has ended."""
-        lines = self._stderr[link].decode(errors="replace").strip().splitlines()
+        lines = self._stderr[connection].decode(errors="replace").strip().splitlines()
         last = lines[-1] if lines else f"it ended with code {code}"
         if "No module named 'horoplug'" in last:
             return f"horoplug is not installed for the Python there ({last})"
@@ -129,7 +130,7 @@ class Start:
 
     def _send(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            self._links[message.host].send(b"M", message.line)
+            self._connections[message.host].send(b"M", message.line)
 
     @property
     def due(self) -> float:
@@ -141,9 +142,9 @@ class Start:
         """Whether ranks may start."""
         return self._preflight.done
 
-    def interface(self, link: AgentConnection) -> str | None:
+    def interface(self, connection: AgentConnection) -> str | None:
         """The name of the prescribed interface on a host; None if any may be used."""
-        return self._preflight.interface(self._links.index(link))
+        return self._preflight.interface(self._connections.index(connection))
 
     def server(self) -> StoreServer:
         """Hand over the server that all hosts reach, and close the others."""

@@ -1,0 +1,102 @@
+"""What the launcher tells the agents about a job: the command of the ranks or of a check, and its environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from .agent_connection import AgentConnection, describe_job
+from .environment import common_environment, forwarded, job_environment, rank_environment
+from .hosts import Placement, local_and_cross_ranks
+
+
+class JobDescription:
+    """Describes one job to the agents of its hosts."""
+
+    def __init__(
+        self,
+        command: list[str],
+        size: int,
+        settings: Mapping[str, str],
+        *,
+        hosts: Sequence[Placement],
+        python: str,
+        silence: float,
+        grace: float,
+        compat: bool = False,
+        variables: Mapping[str, str] | None = None,
+        serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
+    ) -> None:
+        """``python``: the Python of other hosts; ``silence``: seconds of silence after which the agents of other hosts
+        count the launcher as gone; ``grace``: seconds between SIGTERM and SIGKILL. The other arguments are those of
+        :class:`horoplug.runner.job.Job`."""
+        self.is_local = all(host.is_local for host in hosts)
+        self._command = command
+        self._size = size
+        self._settings = settings
+        self._numbers = local_and_cross_ranks(hosts)
+        self._python = python
+        self._silence = silence
+        self._grace = grace
+        self._compat = compat
+        self._variables = dict(variables or {})
+        self._serve = serve
+
+    def check(self, connection: AgentConnection) -> bytes:
+        """The payload for an agent that starts the probe of its host."""
+        python = sys.executable if connection.host.is_local else self._python
+        command = [python, "-m", "horoplug.runner.probe"]
+        return self._describe(connection, command, self._common(connection), None)
+
+    def serve(self, address: str, secret: bytes) -> None:
+        """Start the caller's server, if there is one, and add the variables that it returns to those of the ranks."""
+        if self._serve is not None:
+            self._variables |= self._serve(address, secret)
+
+    def ranks(
+        self,
+        connection: AgentConnection,
+        server: tuple[str, int],
+        secret: bytes,
+        interface: str | None,
+    ) -> bytes:
+        """The payload for an agent that starts the ranks of its host.
+
+        ``server``: address and port of the rendezvous; ``interface``: the network interface on which the ranks
+        listen, None: any."""
+        host = connection.host
+        env = job_environment(
+            self._common(connection),
+            size=self._size,
+            server=server,
+            secret=secret,
+            host=None if self.is_local else host.name,
+            interface=interface,
+        )
+        ranks = {rank: rank_environment(rank, self._numbers[rank]) for rank in host.ranks}
+        command = self._command
+        if self._serve is not None and command[0] == sys.executable and not host.is_local:
+            command = [self._python, *command[1:]]  # run the function with that host's Python
+        return self._describe(connection, command, env | self._variables, ranks)
+
+    def _common(self, connection: AgentConnection) -> dict[str, str]:
+        outer = os.environ if connection.host.is_local else forwarded(os.environ)
+        return common_environment(outer, self._settings, compat=self._compat)
+
+    def _describe(
+        self,
+        connection: AgentConnection,
+        command: list[str],
+        env: Mapping[str, str],
+        ranks: Mapping[int, Mapping[str, str]] | None,
+    ) -> bytes:
+        remote = not connection.host.is_local
+        return describe_job(
+            command,
+            env,
+            ranks,
+            inherit=remote,
+            silence=self._silence if remote else None,
+            grace=self._grace,
+        )
