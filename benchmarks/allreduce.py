@@ -1,4 +1,4 @@
-"""Speed of the collectives by size, in the manner of nccl-tests, with a check of the results.
+"""Speed of the collectives by message size, like nccl-tests, with a check of the results.
 
     horovodrun -np 2 python benchmarks/allreduce.py -b 8 -e 256M -f 2
     python benchmarks/allreduce.py -np 2 --collective allgather --dtype float16     (starts the ranks itself)
@@ -8,9 +8,9 @@ blocks of iterations, and prints how many times horoplug's median its median is.
 started by mpirun; ``--peer mpi4py:mpich`` takes that MPI of several.
 
 An iteration takes as long as on its slowest rank; ``time`` is the median of the iterations, ``p99`` their 99th
-percentile, ``spread`` the distance of their quartiles over the median. ``algbw`` is size over time; ``busbw`` is what
-each rank must at least have sent or received over time (nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per second.
-Buffers hold zeros while the clock runs, and other values for the check.
+percentile, ``spread`` the interquartile range over the median. ``algbw`` is size over time; ``busbw`` is the least
+number of bytes that each rank must send or receive, over time (nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per
+second. Buffers hold zeros in timed iterations, and other values for the check.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ COLLECTIVES = {
 
 
 def pattern(case: Case, rank: int) -> np.ndarray:
-    """What a rank's input repeats: small numbers, so that every dtype holds the exact result."""
+    """The pattern that a rank's input repeats: small numbers, so that every dtype represents the result exactly."""
     start = np.arange(4) + rank
     return (1 + start % 2 if case.op == "prod" else start % 4).astype(case.dtype)
 
@@ -92,7 +92,7 @@ def expected(case: Case, rank: int, size: int) -> np.ndarray:
 
 
 def wrong_elements(hvd: Any, case: Case, prepared: Prepared) -> int:
-    """Elements with a wrong result, on all ranks together."""
+    """The number of elements with a wrong result, summed over all ranks."""
     prepared.x[:] = values(case, hvd.rank())
     got, right = prepared.result(), expected(case, hvd.rank(), hvd.size())
     wrong = right.size if got.size != right.size else int(np.count_nonzero(got != right))

@@ -1,15 +1,15 @@
-"""What it costs the ranks to agree on the next operations, for jobs of 2 to 65,536 ranks.
+"""The cost of the agreement on the next operations, for jobs of 2 to 65,536 ranks.
 
     make cpp-release && python benchmarks/control_plane.py --tensors 1000
 
-The engine's own negotiators run, joined in memory (csrc/tests/bench/control_plane_bench.cc says how, and why few of
-them can stand for many): messages and bytes are counted, not estimated. In every step each rank submits all tensors, in
-``bursts`` parts of which each is agreed upon before the next is submitted. Protocols:
+The engine's own negotiators run, connected in memory (csrc/tests/bench/control_plane_bench.cc explains how, and why few
+of them can represent many): messages and bytes are counted, not estimated. In every step each rank submits all tensors,
+in ``bursts`` parts of which each is agreed upon before the next is submitted. Protocols:
 
 horoplug, first step    every name is new
 horoplug, later steps   names have numbers
-horoplug, last step     the last of the steps, when the order has recurred so often that a plan can be locked: what is
-                        left of agreeing then. Equal to the later steps where no plan is locked.
+horoplug, last step     the last of the steps, after the order has recurred often enough to install a plan. Equal to the
+                        later steps if no plan is installed.
 Horovod, first step     as computed below
 Horovod, later steps    as computed below
 
@@ -55,12 +55,12 @@ COLUMNS = {
 
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = "control_plane_bench"
-STEPS = 20  # the last of which counts as what is left once the order has recurred
+STEPS = 20  # the last one is reported as the last step
 FULL = 2**17  # ranks x tensors up to which there is a negotiator for each rank
 
 
 class Traffic(NamedTuple):
-    """Of one step."""
+    """The messages and bytes of one step."""
 
     messages: float
     bytes: float
@@ -95,7 +95,9 @@ def horovod(ranks: int, tensors: int, name_bytes: int, cycles: int, *, first: bo
     return Traffic(
         messages + (up + down) / ranks,
         size + (up_bytes + down_bytes) / ranks,
-        2 * messages + up + 2 * rounds,  # rank 0 hears from everyone, and begins a binomial tree
+        2 * messages
+        + up
+        + 2 * rounds,  # rank 0 receives from all ranks, and is the root of a binomial tree
         2 * size + up_bytes + rounds * (LENGTH + responses),
     )
 

@@ -153,7 +153,7 @@ def step() -> Results:
 
 
 def reduce(way: str) -> Results:
-    """On each of two ranks."""
+    """The function that runs on each of two ranks."""
     import torch
 
     import horoplug.torch as hvd

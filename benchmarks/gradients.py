@@ -4,10 +4,10 @@
     python benchmarks/gradients.py -np 2 --model 200x1KiB --model bert-large
     python benchmarks/gradients.py -np 2 --compression fp16
 
-The gradients are there all at once, in the order in which backward makes them; each is submitted by itself, in that
-order, and then all are waited for. The time includes the averaging, but where the variant is called bare. Variants:
+All gradients exist from the start. Each is submitted separately, in the order of the backward pass, and then all are
+waited for. The time includes the averaging, except for the variant called bare. Variants:
 
-horoplug              ``DistributedOptimizer.synchronize()``, which submits what hooks have not: the way of training
+horoplug              ``DistributedOptimizer.synchronize()``, which submits all gradients, as in training
 horoplug, views       the same with gradient_as_bucket_view=True and the gradients in the buckets already, where
                       hooks or backward have put them
 horoplug, cast before with --compression: the same by a compressor of one's own, which PyTorch runs before and after
@@ -96,16 +96,16 @@ def horoplug_steps(_: Peer, tensors: Tensors, compression: str) -> Variants:
 
     yield Variant("horoplug", of_all("gradient"), False)
     if compression != "none":
-        # What derives from a compressor may do anything, and so the core leaves the casts to it.
+        # The core does not replace the casts of a derived class, which may do anything.
         yield Variant(
             "horoplug, cast before", of_all("cast", type("Own", (compressor,), {})), False
         )
 
     parameters = [torch.nn.Parameter(torch.empty_like(tensor)) for tensor in tensors]
-    # Buckets are filled in the opposite order of the names, since that of backward is the opposite of forward's.
+    # Buckets are filled in the reverse order of the names, because backward runs in the reverse order of forward.
     named = [(f"view.{number}", p) for number, p in enumerate(parameters)][::-1]
     in_buckets = optimizer(parameters, named, True)
-    in_buckets.synchronize()  # makes them zeros
+    in_buckets.synchronize()  # sets the gradients to zero
     views = [p.grad for p in parameters if p.grad is not None]
     yield Variant("horoplug, views", in_buckets.synchronize, False, views)
 
@@ -211,7 +211,7 @@ PEERS_STEPS: dict[str, Steps] = {
 
 
 def wrong_elements(hvd: Any, tensors: Tensors, step: Run, sums: bool) -> int:
-    """Elements that one step leaves wrong, on all ranks together."""
+    """The number of wrong elements after one step, summed over all ranks."""
     ranks = hvd.size()
     for number, tensor in enumerate(tensors):
         tensor.fill_(number % 7 + hvd.rank())
@@ -230,7 +230,7 @@ def wrong_elements(hvd: Any, tensors: Tensors, step: Run, sums: bool) -> int:
 def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Record) -> None:
     shapes = gradients(model)
     size = elements(shapes) * 4
-    # All variants but one work on the same memory.
+    # All variants except one use the same memory.
     tensors = [torch.zeros(shape) for shape in shapes]
     steps: dict[str, Steps] = {
         **PEERS_STEPS,

@@ -1,15 +1,15 @@
-"""What a job costs while it has nothing to do: processor time and wake-ups.
+"""The cost of a job without work: processor time and wake-ups.
 
     python benchmarks/idle.py -np 2 --peer torch-gloo --peer mpi4py
 
-idle        the library is initialised, has done something, and nobody calls it
-straggler   rank 0 comes late to a small allreduce, for which the other ranks wait
+idle        the library is initialised and has run an operation, and the program makes no calls
+straggler   rank 0 submits a small allreduce late, while the other ranks wait for it
 
 Both are measured for some seconds on every rank; the table has the rank with most. ``processor`` is processor time of
 the whole process over the time that has passed, in percent of a core. ``wake-ups`` are those of horoplug's progress
 thread by its own count; ``switches`` is how often any thread of the process but the main one was put to sleep or off
-its core (voluntary and nonvoluntary context switches in /proc). While horoplug is idle nobody else is initialised; the
-rows of a straggler come after one another in one job.
+its core (voluntary and nonvoluntary context switches in /proc). While horoplug is idle no other library is initialised;
+the libraries wait for the straggler one after the other in one job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ COLUMNS = {
     "switches": Column("switches", "1/s", ".2f", 9),
 }
 
-MARGIN = 0.2  # seconds around what is measured, so that nobody's measuring wakes the others
+MARGIN = (
+    0.2  # seconds before and after a measurement, so that ranks that measure do not wake the others
+)
 LATE = Case("allreduce", np.dtype(np.float32), "sum", 16)
 
 
@@ -65,7 +67,7 @@ def watched(hvd: Any, run: Run, *, matters: bool = True) -> dict[str, float]:
     """What a run of some seconds has cost the rank that it cost most. ``matters``: this rank is to be looked at."""
     hvd.barrier()
     time.sleep(MARGIN)
-    # To count costs milliseconds: the clocks do not see it.
+    # Counting takes milliseconds, so it is outside of the timed interval.
     begin = (*counts(), *clocks())
     run()
     end_clocks = clocks()
@@ -81,7 +83,7 @@ def straggle(hvd: Any, library: Peer, seconds: float) -> dict[str, float]:
     """Every rank but the first waits so many seconds in an allreduce."""
     prepared = library.prepare(LATE)
     prepared.x[:] = 0
-    prepared.run()  # connections and memory are there
+    prepared.run()  # creates connections and memory
     late = hvd.rank() == 0
 
     def wait() -> None:

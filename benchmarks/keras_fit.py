@@ -3,16 +3,16 @@
     python benchmarks/keras_fit.py -np 2
     python benchmarks/keras_fit.py -np 2 --model 200x1KiB
 
-Whatever uses the gradients does nothing: what is timed is the reduction and what it costs the framework to get to it
-and back. Variants:
+The consumer of the gradients does nothing: the time is that of the reduction and of the framework's calls around it.
+Variants:
 
 torch          ``DistributedOptimizer.synchronize()`` of horoplug.torch, as in gradients.py
 tape           ``DistributedGradientTape.gradient`` in a ``tf.function``
-tape, alone    the same without horoplug: what it takes to write the gradients, which torch has already
+tape, alone    the same without horoplug: the time to write the gradients, which exist already in the torch variant
 keras          ``DistributedOptimizer.apply`` of a Keras optimizer that changes nothing, in a ``tf.function``
 keras, alone   the same without horoplug
 
-``ratio`` is the median over that of torch; ``net`` is the same after the time of the variant alone has been taken off.
+``ratio`` is the median over that of torch; ``net`` is the same after subtracting the time of the variant alone.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def tensorflow_variants(values: list[np.ndarray]) -> Iterator[Variant]:
     one = tf.Variable(1.0)
 
     def fresh() -> list[Any]:
-        """Gradients in memory of their own, as a backward pass makes them."""
+        """Gradients in new memory, as from a backward pass."""
         return [grad * one for grad in given]
 
     @tf.custom_gradient
@@ -105,7 +105,7 @@ def tensorflow_variants(values: list[np.ndarray]) -> Iterator[Variant]:
         return tf.constant(0.0), gradient
 
     class Nothing(keras.optimizers.Optimizer):
-        """Takes the gradients and changes nothing. They are there for ``results``."""
+        """An optimizer that only keeps the gradients, for ``results``."""
 
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             taken.append(gradient)
@@ -138,7 +138,7 @@ def tensorflow_variants(values: list[np.ndarray]) -> Iterator[Variant]:
 
 
 def wrong_elements(hvd: Any, variant: Variant, expected: np.ndarray, own: np.ndarray) -> int:
-    """Elements that one step leaves wrong, on all ranks together."""
+    """The number of wrong elements after one step, summed over all ranks."""
     wrong = int((variant.results() != (expected if variant.reduces else own)).sum())
     return int(hvd.allreduce(np.array([wrong], np.int64), op=hvd.Sum, name="check")[0])
 

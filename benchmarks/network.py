@@ -54,8 +54,8 @@ PEERS = ("torch-gloo", MPICH)
 TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "MPIR_CVAR_NOLOCAL": "1"}
 ROOT = Path(__file__).resolve().parent.parent
 PORT = 29400
-# What a filter lets through at once, and for how long it keeps what has to wait. Small enough that it does not hide the
-# rate from messages of 256 KiB; a queue as long as those of cheap switches.
+# Burst size and queueing time of a filter. The burst is small enough that messages of 256 KiB see the rate; the queue
+# is as long as those of cheap switches.
 BURST = "128kb"
 QUEUE = "20ms"
 
@@ -70,7 +70,7 @@ class Network:
     """Namespaces ``<prefix>0`` ... with addresses 10.213.0.1 ..., and one more for the bridge between them."""
 
     def __init__(self, hosts: int, rate: int, congestion: str) -> None:
-        """``rate``: Mbit/s of each host's line in either direction; 0: unshaped."""
+        """``rate``: Mbit/s of each host's link in either direction; 0: unshaped."""
         self.prefix = f"hp{os.getpid()}h"
         self.names = [f"{self.prefix}{i}" for i in range(hosts)]
         self.addresses = [f"10.213.0.{i + 1}" for i in range(hosts)]
@@ -116,11 +116,11 @@ class Network:
                     )
 
     def inside(self, host: int) -> list[str]:
-        """What a command starts with that is to run on a host."""
+        """The prefix of a command that runs on a host."""
         return ["ip", "netns", "exec", self.names[host]]
 
     def remove(self) -> None:
-        """Idempotent; also what was made only in part."""
+        """Remove the namespaces, also after an incomplete creation. Idempotent."""
         for name in (*self.names, self.bridge):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
@@ -164,7 +164,7 @@ def start_ranks(
 def start_mpi(
     network: Network, script: Sequence[str], variables: dict[str, str], scratch: str
 ) -> list[subprocess.Popen[bytes]]:
-    """The same by Hydra, MPICH's launcher: what it takes for ssh enters a namespace instead."""
+    """Run the benchmark with Hydra, MPICH's launcher, whose ssh is replaced by a script that enters a namespace."""
     found = mpi.find("mpich")
     if found is None:
         raise SystemExit("mpich is not installed here: make mpi")
@@ -188,7 +188,7 @@ def start_mpi(
 
 
 def wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """The first exit code that is not 0. Ends all of them if one fails or this process is to end."""
+    """Wait for processes and return the first exit code that is not 0. Ends all of them if one fails or on SIGTERM."""
     try:
         code = 0
         for process in processes:
@@ -204,7 +204,7 @@ def wait(processes: list[subprocess.Popen[bytes]]) -> int:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM, like Ctrl-C, lets everything be cleaned up."""
+    """Handle SIGTERM like Ctrl-C, so that everything is cleaned up."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -256,7 +256,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--hosts", default="2,4", help="numbers of hosts, separated by commas [2,4]")
-    add("--rate", type=int, default=1000, help="Mbit/s of a host's line; 0: unshaped [1000]")
+    add("--rate", type=int, default=1000, help="Mbit/s of a host's link; 0: unshaped [1000]")
     add("--peer", choices=PEERS, help="another library, in the same run")
     add("--over", choices=("tcp", "mpi"), default="tcp", help="what carries the data [tcp]")
     add("--congestion", default="reno", help="TCP's congestion control [reno]")

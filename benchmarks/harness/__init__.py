@@ -1,1 +1,1 @@
-"""What all benchmarks share: starting ranks, the libraries to compare with, the clock, the machine, and the record."""
+"""Code that all benchmarks share: starting ranks, the compared libraries, timing, the machine, and the record."""

@@ -1,4 +1,4 @@
-"""Timing things that are compared: in turns, within one run, as the slowest rank sees them."""
+"""Times compared functions in alternating blocks of one run, on the slowest rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 Run = Callable[[], Any]
 
-BLOCKS = 5  # of iterations, between which those that are compared take turns
+BLOCKS = 5  # blocks of iterations; the compared functions alternate between blocks
 
 
 def alternate(
@@ -18,8 +18,8 @@ def alternate(
 ) -> list[np.ndarray]:
     """Seconds of each iteration of each run, on its slowest rank; at least ``iterations`` of each.
 
-    A block is one run's share of iterations after some to warm up; then it is the next run's turn. The load of the
-    machine, which comes and goes, so meets all of them."""
+    Each function runs a block of iterations after a warm-up, then the next function has its turn. So the varying load
+    of the machine affects all functions alike."""
     clock = time.perf_counter
     seconds: list[list[float]] = [[] for _ in runs]
     warm_up = max(1 if iterations <= blocks else 2, iterations // 20)
@@ -40,7 +40,7 @@ class Summary(NamedTuple):
     median: float
     p99: float
     spread: float
-    """Distance of the quartiles over the median: how much the middle half of the times differs."""
+    """The interquartile range over the median."""
 
     @classmethod
     def of(cls, seconds: np.ndarray) -> Summary:

@@ -23,13 +23,13 @@ def command_line(doc: str | None, peers: tuple[str, ...] = ()) -> argparse.Argum
     )
     add = parser.add_argument
     add("-np", type=int, default=0, help="start this many ranks on this machine")
-    add("--json", metavar="FILE", help="write what was measured there as well")
+    add("--json", metavar="FILE", help="also write the results to this file")
     if peers:
         add(
             "--hosts",
             type=int,
             default=0,
-            help="have ranks take turns on so many hosts that share no memory, by their names",
+            help="distribute ranks round-robin over a number of simulated hosts that share no memory",
         )
         add(
             "--peer",
@@ -64,7 +64,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 @contextmanager
 def job(args: argparse.Namespace, *, peers: bool = True) -> Iterator[tuple[Horoplug, list[Peer]]]:
-    """Horoplug, initialised, and unless it is to be alone the peers that were asked for."""
+    """Horoplug, initialised, and the requested peers if ``peers`` is set."""
     own = Horoplug()
     wanted = getattr(args, "peer", []) if peers else []
     opened = [open_peer(name, own.hvd) for name in wanted]
@@ -75,7 +75,7 @@ def job(args: argparse.Namespace, *, peers: bool = True) -> Iterator[tuple[Horop
 
 
 def open_peer(name: str, hvd: Any) -> Peer:
-    """A peer by its name on the command line, by which it is called from then on."""
+    """The peer of a name on the command line, which is also its name in results."""
     peer = PEERS[name.partition(":")[0]](hvd)
     peer.name = name
     return peer
@@ -89,7 +89,7 @@ def byte_count(text: str) -> int:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What a record is to tell of the command line."""
+    """The options of the command line that belong into the record."""
     return {name: value for name, value in vars(args).items() if name not in ("np", "json")}
 
 

@@ -11,7 +11,7 @@ PACKAGES = ("numpy", "torch", "mpi4py", "horovod")
 
 
 def describe() -> dict[str, str]:
-    """What and how fast it is, by label; versions of what is installed."""
+    """Properties of the machine and versions of installed packages, by label."""
     import horoplug
     from horoplug import _native
 
@@ -32,7 +32,7 @@ def describe() -> dict[str, str]:
 
 
 def load() -> float:
-    """Processes that wanted a core, on average over the last minute; those of the benchmark itself are among them."""
+    """The load average of the last minute, which includes the benchmark's own processes."""
     return os.getloadavg()[0]
 
 

@@ -1,4 +1,4 @@
-"""The gradients of known models: the shapes of their parameters, worked out from the architecture."""
+"""The gradients of known models: the shapes of their parameters, computed from the architecture."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ MODELS: dict[str, Callable[[], list[Shape]]] = {"resnet50": resnet50, "bert-larg
 
 
 def gradients(model: str) -> list[Shape]:
-    """Shapes of a model's gradients, of float32 values, in the order in which backward makes them: the last parameter
-    first. ``200x1KiB`` is a model of so many tensors of that size. ValueError if there is no such model."""
+    """Shapes of a model's gradients, of float32 values, in the order of the backward pass: the last parameter
+    first. ``200x1KiB`` is a model of 200 tensors of 1 KiB. ValueError if there is no such model."""
     if model in MODELS:
         return MODELS[model]()[::-1]
     uniform = re.fullmatch(r"(\d+)x(\d+[KMG]?)(iB|B)?", model)

@@ -1,7 +1,7 @@
 """The MPIs of this machine, and starting a benchmark under one, so that horoplug and MPI see the same ranks.
 
-An MPI is looked for where Python is, in ``build/mpi/NAME`` (``make mpi`` puts PyPI's wheels there, since two of them
-cannot share a place), and wherever a program named mpirun is.
+An MPI is searched for beside Python, in ``build/mpi/NAME`` (where ``make mpi`` installs PyPI's wheels separately, since
+their files conflict), and beside each mpirun on PATH.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Mpi(NamedTuple):
     library: Path
 
     def environment(self) -> dict[str, str]:
-        """What mpirun and mpi4py need to find this MPI and no other."""
+        """The variables with which mpirun and mpi4py find this MPI and no other."""
         paths = {"PATH": [self.mpirun.parent], "LD_LIBRARY_PATH": [self.library.parent]}
         added = {"MPI4PY_LIBMPI": str(self.library), "MPI4PY_MPIABI": KINDS[self.name].abi}
         if self.name == "openmpi":
-            # It refuses root and more ranks than cores unless it is told.
+            # By default it refuses to run as root and to start more ranks than cores.
             added |= {
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -48,7 +48,7 @@ class Mpi(NamedTuple):
                 "OMPI_MCA_rmaps_base_oversubscribe": "1",
             }
         if self.name == "impi":
-            # What its script of variables would set. All ranks are on this machine, and bound to no core, like those
+            # The variables that its own script would set. Ranks are on this machine and not bound to cores, like those
             # of the other libraries.
             added |= {"I_MPI_ROOT": str(self.prefix), "I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"}
         for name, wanted in paths.items():
@@ -76,8 +76,8 @@ def installed() -> list[str]:
 
 
 def start(name: str, ranks: int, script: list[str]) -> None:
-    """Become ``mpirun -np ranks script`` of the MPI of that name (empty: the first that is installed), all on this
-    machine. SystemExit with one line if there is none."""
+    """Replace this process by ``mpirun -np ranks script`` of the MPI of that name (empty: the first that is installed),
+    all on this machine. SystemExit with one line if there is none."""
     found = find(name or next(iter(installed()), "openmpi"))
     if found is None:
         raise SystemExit(f"no {name or 'MPI'} is installed here: make mpi")

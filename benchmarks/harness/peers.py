@@ -1,4 +1,4 @@
-"""The libraries that a benchmark can measure: horoplug, and peers to compare with, all behind one method.
+"""The libraries that a benchmark can measure, horoplug and its peers, behind one interface.
 
 ``prepare(case)`` gives an input and what runs the case's collective on it.
 """
@@ -21,7 +21,7 @@ OPS = ("sum", "avg", "min", "max", "prod")
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: ``count`` elements per rank as input of ``collective``."""
+    """A measured case: ``collective`` with an input of ``count`` elements per rank."""
 
     collective: str
     dtype: np.dtype[Any]
@@ -34,14 +34,14 @@ class Case:
 
 
 class Prepared(NamedTuple):
-    """An input, one operation on it, and where its output is: None if the operation returns it."""
+    """An input, one operation on it, and its output: None if the operation returns the output."""
 
     x: np.ndarray
     run: Run
     output: Any = None
 
     def result(self) -> np.ndarray:
-        """Run it; the output."""
+        """Run the operation and return its output."""
         returned = self.run()
         output = returned if self.output is None else self.output
         if not isinstance(
@@ -65,15 +65,15 @@ class Peer:
         raise NotImplementedError
 
     def prepare(self, case: Case) -> Prepared:
-        """SystemExit if the library does not know such a case."""
+        """Raise SystemExit if the library does not support the case."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The job is over."""
+        """Shut the library down."""
 
 
 class Horoplug(Peer):
-    """horoplug's NumPy functions; in place where there is such a variant."""
+    """horoplug's NumPy functions, in place if that variant exists."""
 
     name = "horoplug"
 

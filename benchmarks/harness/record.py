@@ -1,4 +1,4 @@
-"""What a benchmark says: a table while it runs, and one JSON format for all of them, which ``report.py`` reads.
+"""The output of a benchmark: a table while it runs, and a JSON file in a common format, which ``report.py`` reads.
 
 A JSON file is one object: ``format``, ``benchmark``, ``title``, ``about``, ``command``, ``ranks``, ``options``,
 ``machine``, ``started``, ``columns`` (title, unit and form by name), ``plots``, ``load`` (before and after), ``notes``
@@ -39,7 +39,7 @@ class Plot(NamedTuple):
 
 
 class Record:
-    """Prints on the first rank only; the other ranks may use it all the same."""
+    """Prints on the first rank only. The other ranks use it in the same way."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Record:
         self._say("#" + " ".join(f"{unit:>{c.width}}" for unit, c in line))
 
     def row(self, **values: Any) -> None:
-        """Add a row; what it leaves out is null. A value for ``wrong`` counts."""
+        """Add a row; missing columns are null. ``wrong``: the number of wrong results."""
         unknown = values.keys() - self.columns.keys()
         if unknown:
             raise TypeError(f"no such columns: {unknown}")
@@ -109,7 +109,7 @@ class Record:
         self.note(f"{peer.name}: {peer.version}")
 
     def end(self, path: str | None) -> int:
-        """Write the JSON file, if there is to be one. Returns the exit status."""
+        """Write the JSON file, if one was requested. Returns the exit status."""
         self.load["after"] = machine.load()
         if "wrong" in self.columns:
             self.note(f"wrong results: {self.wrong}")
@@ -132,7 +132,7 @@ def _compact(record: dict[str, Any]) -> str:
 
 
 def _command(benchmark: str, ranks: int) -> str:
-    """How to repeat it on one machine."""
+    """The command that repeats the benchmark on one machine."""
     words = sys.argv[1:]
     if "--json" in words:
         at = words.index("--json")

@@ -77,7 +77,9 @@ class HorovodBasics:
 
     def _comm_process_set_id(self, comm: Any) -> int:
         """Always raises ValueError: process sets cannot be found by an MPI communicator."""
-        raise ValueError("horoplug has no MPI; give the ranks of a process set.")
+        raise ValueError(
+            "process sets cannot be found by their communicator; give the ranks of the process set."
+        )
 
 
 _basics = HorovodBasics()
