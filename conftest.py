@@ -1,4 +1,4 @@
-"""Marks everything a test session starts, so that its last test can tell what was left behind."""
+"""Marks all processes and files of a test session, so that its last test can find leftovers."""
 
 import os
 import shutil
@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-# Helpers, whose assertions show values like those of tests.
+# Helpers whose assertions are rewritten like those of tests.
 pytest.register_assert_rewrite("tests.harness")
 
-# Inherited by every process that a test starts, however deep.
+# Inherited by every descendant of a test.
 SESSION_VARIABLE = "PYTEST_SESSION_OF_HOROPLUG"
 
 
 def leftover_files() -> set[Path]:
-    """Files of the kinds that this project, or a framework it drives, could leave on the machine."""
+    """Files of the kinds that this project, or a framework that it uses, could leave on the machine."""
     temporary = {"/tmp", os.environ["TMPDIR"]}
     files = {file for folder in temporary for file in Path(folder).glob("*horoplug*")}
     return {*files, *Path("/dev/shm").glob("*")}
@@ -30,17 +30,18 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Ignored if a shell has started the session in the background, or nohup has: tests that end processes in these
-    # ways would wait for them in vain.
+    # These signals are ignored if a shell in the background or nohup started the session. Processes that tests end by
+    # such a signal would not end.
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     for number, handler in handlers.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
-    if is_worker(config):  # it has inherited the variables
+    if is_worker(config):  # a worker inherits the variables
         config.stash[FILES_BEFORE] = {Path(file) for file in config.workerinput["files_before"]}
         return
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
-    # What frameworks and pip leave in it when they are killed goes with it. (This process keeps to what there was.)
+    # The folder is removed with all files that killed frameworks and pip leave in it. (This process itself uses the
+    # previous TMPDIR.)
     folder = tempfile.mkdtemp(prefix="tests-", dir=tempfile.gettempdir())
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["TMPDIR"] = folder
@@ -59,12 +60,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-# Run by tests/api/test_horovod_api.py, on several ranks at once.
+# tests/api/test_horovod_api.py runs these on several ranks.
 collect_ignore = ["tests/api/horovod_api", "tests/api/horovod_tensorflow_api"]
 
 FILES_BEFORE = pytest.StashKey[set[Path]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leftovers can only be looked for after everything else."""
+    """Run the test for leftovers after all others."""
     items.sort(key=lambda item: item.path.name == "test_leftovers.py")

@@ -1,4 +1,4 @@
-"""The allreduce of one host by itself, called from C++, beside MPI's and oneCCL's: float32 in place, in turns.
+"""The allreduce within one host, called from C++, compared with MPI's and oneCCL's: float32 in place, alternating.
 
     make cpp-release mpi && python benchmarks/raw.py --ranks 2
 
@@ -47,7 +47,7 @@ COLUMNS = {
 
 
 class Contender(NamedTuple):
-    """A program that prints a line ``bytes microseconds …`` for each size."""
+    """A library's program, which prints a line ``bytes microseconds …`` for each size."""
 
     name: str
     command: list[str]
@@ -71,7 +71,7 @@ class Contender(NamedTuple):
 
 
 def contenders(ranks: int, seconds: float, folder: Path) -> list[Contender]:
-    """Horoplug and whatever is installed."""
+    """Horoplug and the installed libraries."""
     binary = HERE.parent / "build" / "release" / "bin" / BINARY
     if not binary.exists():
         raise SystemExit(f"{binary} is not built: make cpp-release")
@@ -92,7 +92,7 @@ def contenders(ranks: int, seconds: float, folder: Path) -> list[Contender]:
         if abi in programs:
             found.append(Contender(name, [*start, str(programs[abi]), str(seconds)], env))
         if name == "impi" and ONECCL.exists():
-            # Without a thread of its own for progress, which would take cores from the ranks.
+            # Without a separate progress thread, which would take cores from the ranks.
             settings = {
                 "CCL_ATL_TRANSPORT": "mpi",
                 "CCL_LOG_LEVEL": "error",
@@ -121,7 +121,7 @@ def main() -> int:
         ABOUT,
         COLUMNS,
         [Plot("lines", "size", "time", "library"), Plot("lines", "size", "ratio", "library")],
-        ranks=1,  # it starts them itself
+        ranks=1,  # the programs start the ranks themselves
         options=options_of(args),
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def main() -> int:
 
 
 def is_hopeless(times: dict[str, float], name: str) -> bool:
-    """Libraries that spin lose whole time slices where ranks share a core, and would take hours."""
+    """Whether a library is too slow to continue: libraries that spin lose whole time slices if ranks share a core."""
     return name not in OURS and times.get(name, math.inf) > HOPELESS * min(times.values())
 
 

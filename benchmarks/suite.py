@@ -1,4 +1,4 @@
-"""Runs several benchmarks, one after the other, and keeps what they have measured as JSON files.
+"""Runs several benchmarks in succession and stores their results as JSON files.
 
     python benchmarks/suite.py short            a few minutes, beside gloo
     python benchmarks/suite.py full             all that can run here, beside every peer that is installed
@@ -91,7 +91,7 @@ SUITES = {"tiny": TINY, "short": SHORT, "full": FULL}
 
 
 def missing(part: Part) -> str:
-    """What the part needs and this machine does not have; empty if nothing."""
+    """The requirement of the part that this machine lacks; empty if there is none."""
     words = part.options.split()
     for at in (at for at, word in enumerate(words) if word == "--peer"):
         kind, _, which = words[at + 1].partition(":")
@@ -104,7 +104,7 @@ def missing(part: Part) -> str:
 
 
 def run(part: Part, out: Path) -> str:
-    """Run it; what went wrong, empty if nothing."""
+    """Run the part. Returns the error; empty if it succeeded."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{part.name}.json").unlink(missing_ok=True)
     try:
@@ -122,7 +122,7 @@ def main() -> int:
     add = parser.add_argument
     add("--out", type=Path, default=HERE.parent / "build" / "bench", help="[build/bench]")
     add("--only", default="", metavar="TEXT", help="parts with this in their name")
-    add("--report", type=Path, metavar="FILE", help="make a page of all that is in --out")
+    add("--report", type=Path, metavar="FILE", help="write a page about all records in --out")
     args = parser.parse_args()
     remarks, failed = [], False
     for part in SUITES[args.suite]:

@@ -1,12 +1,12 @@
-"""What the hooks of ``horoplug.torch.DistributedOptimizer`` cost a model of many small parameters.
+"""The cost of the hooks of ``horoplug.torch.DistributedOptimizer`` for a model of many small parameters.
 
     python benchmarks/torch_hooks.py                (one rank, hooks forced)
     python benchmarks/torch_hooks.py -np 2          (starts the ranks itself)
 
 All times are microseconds per parameter, medians over the iterations on rank 0:
 
-hooks      what runs in the backward thread for horoplug: the hooks, and what they have put off to the end of backward;
-           the clock's own cost is taken off. It is to stay below 3 µs.
+hooks      the time of the hooks in the backward thread, including their work at the end of backward, without the cost
+           of reading the clock. It must stay below 3 µs.
 backward   the backward pass with the hooks, less that of the same model without them. It has, besides ``hooks``,
            what autograd needs to call a hook, and whatever the progress thread takes from a busy core.
 finish     ``optimizer.synchronize()`` when every reduction is done already.
@@ -82,7 +82,7 @@ class TimedEngine:
 
 
 def idle_nanoseconds() -> float:
-    """What a stopwatch shows for a function that does nothing."""
+    """The time that a stopwatch measures for an empty function."""
     watch = Stopwatch()
     nothing = watch.around(lambda _: None)
     readings = []
@@ -94,7 +94,7 @@ def idle_nanoseconds() -> float:
 
 
 class Model(torch.nn.Module):
-    """Many parameters with next to no computation."""
+    """A model of many parameters with almost no computation."""
 
     def __init__(self, count: int, elements: int) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def measure(args: argparse.Namespace, hvd: Any) -> dict[str, float]:
 def main() -> int:
     parser = command_line(__doc__)
     add = parser.add_argument
-    add("--parameters", type=int, default=1000, help="how many there are [1000]")
+    add("--parameters", type=int, default=1000, help="number of parameters [1000]")
     add("--elements", type=int, default=64, help="float32 elements in each of them [64]")
     add("--groups", type=int, default=0, help="reduce them in so many groups [each by itself]")
     add("--iterations", type=int, default=50, help="[50]")

@@ -1,4 +1,4 @@
-"""Speed of data-parallel training beside that of one process alone, which is what perfect scaling would multiply.
+"""Speed of data-parallel training relative to one process, which perfect scaling would multiply by the number of ranks.
 
     python benchmarks/train.py -np 2 --peer torch-gloo
     python benchmarks/train.py -np 2 --model cnn --peer torch-gloo
@@ -9,7 +9,7 @@ many times the samples per second of the process alone: with as many ranks as co
 of memory and caches leave of the machine. Variants:
 
 alone            no communication, and nobody else computes
-apart            no communication, every rank computes: what the machine leaves of two processes, whatever reduces
+apart            no communication, every rank computes: the upper limit for any reduction on this machine
 horoplug         ``DistributedOptimizer``
 horoplug, views  ``DistributedOptimizer(gradient_as_bucket_view=True)``
 torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
@@ -91,7 +91,7 @@ TASKS = {"mlp": Task(mlp, 64, (1024,)), "cnn": Task(cnn, 32, (3, 32, 32))}
 
 
 class Trainer:
-    """A copy of the model, and what reduces its gradients: nothing, as it is."""
+    """Trains a copy of the model; this base class reduces no gradients."""
 
     def __init__(self, name: str, model: nn.Module, data: list[tuple[torch.Tensor, Any]]) -> None:
         self.name = name
@@ -204,7 +204,7 @@ def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Reco
     )
     trainers = list(trainers_of(libraries, task, hvd.rank()))
     wrong = [0, 0, *wrong_parameters(hvd, alone, trainers)]
-    # The other ranks have nothing to do: they go on to the next barrier, where they sleep.
+    # The other ranks continue to the next barrier, where they sleep.
     steps_alone = alone.step if hvd.rank() == 0 else lambda: None
     runs = [steps_alone, apart.step, *(t.step for t in trainers)]
     times = alternate(hvd, runs, args.steps, args.blocks)

@@ -1,4 +1,4 @@
-"""What ``make demo`` shows: train on two processes, then briefly on one, and say how much faster two are."""
+"""The program of ``make demo``: train on two processes, then briefly on one, and print the speed-up."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ TRAIN = ROOT / "examples" / "pytorch" / "train.py"
 
 
 def run(title: str, command: list[str]) -> dict:
-    """Run the training, with its output passed on as it comes, and return its line of JSON."""
+    """Run the training, forward its output, and return its line of JSON."""
     print(f"--- {title}:\n$ {' '.join(command)}", flush=True)
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
@@ -41,7 +41,7 @@ def main() -> None:
 
     train = [sys.executable, str(TRAIN.relative_to(ROOT))]
     launch = [sys.executable, "-m", "horoplug.runner", "-np", str(args.count)]
-    # A thread each, so that what is compared is one process on one core with more processes on more cores.
+    # One thread for each process, which compares one process on one core with several processes on as many cores.
     many = run(
         f"on {args.count} processes",
         [*launch, *train, "--threads", "1", "--epochs", str(args.epochs)],

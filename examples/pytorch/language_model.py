@@ -3,9 +3,9 @@
     python examples/pytorch/language_model.py                         # alone
     horovodrun -np 2 python examples/pytorch/language_model.py        # on two processes
 
-The text is Python's own reference, which ``help()`` shows and which comes with every Python; --text takes another. What
-is shown beside the usual five lines (see train.py): a learning rate that warms up, clipping of the averaged gradients,
-gradients that travel as 16-bit numbers, and a checkpoint that the training goes on from.
+The text is Python's own reference, which ``help()`` shows and which comes with every Python; --text takes another.
+Besides the usual five lines (see train.py) the script shows a learning rate with warm-up, clipping of the averaged
+gradients, gradients that are sent as 16-bit numbers, and a checkpoint from which training continues.
 """
 
 import argparse
@@ -131,7 +131,7 @@ def schedule(step: int, warm_up: int, steps: int) -> float:
 
 
 def write(model: Transformer, text: Text, start: str, length: int) -> str:
-    """Have the model go on from ``start``."""
+    """Let the model continue the text ``start``."""
     model.eval()
     written = [text.alphabet.find(character) for character in start if character in text.alphabet]
     written = written or [0]
@@ -166,7 +166,7 @@ def train(
         optimizer.zero_grad()
         loss = loss_of(model, part)
         loss.backward()
-        # What is clipped is the average: so wait for it here, and have step() not wait again.
+        # Clipping applies to the averaged gradients: wait for them here, and skip the wait in step().
         optimizer.synchronize()
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         with optimizer.skip_synchronize():
@@ -179,7 +179,7 @@ def train(
 
 
 def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take over a checkpoint, if there is one; returns how many epochs it has seen."""
+    """Load a checkpoint, if there is one. Returns the number of its epochs."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -192,7 +192,7 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epochs:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epochs}
     new = path.with_name(path.name + ".new")
     torch.save(state, new)
-    os.replace(new, path)  # there is a whole checkpoint at any time
+    os.replace(new, path)  # a complete checkpoint exists at any time
 
 
 def main(arguments: list[str] | None = None) -> Transformer:
@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> Transformer:
         named_parameters=model.named_parameters(),
         compression=getattr(hvd.Compression, args.compression),
     )
-    # Rank 0 alone has read the checkpoint; the others get all of it from there.
+    # Only rank 0 has read the checkpoint; the others get its contents from rank 0.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     epochs_seen = hvd.broadcast_object(epochs_seen, root_rank=0)

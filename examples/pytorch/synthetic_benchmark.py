@@ -1,4 +1,4 @@
-"""Measure on how many images per second a ResNet-50 trains. The images are made up, so that only training counts.
+"""Measure how many images per second a ResNet-50 trains on. The images are synthetic, so that only training counts.
 
     horovodrun -np 2 python examples/pytorch/synthetic_benchmark.py --batch-size 8 --num-iters 3   # minutes on a CPU
     python examples/pytorch/synthetic_benchmark.py --model tiny --image-size 32                    # seconds, alone
@@ -112,7 +112,7 @@ def main() -> None:
 
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(args.threads or max(1, cores // hvd.local_size()))
-    torch.manual_seed(hvd.rank())  # every process has images of its own
+    torch.manual_seed(hvd.rank())  # images differ between processes
     model = resnet(*MODELS[args.model])
     images = torch.randn(args.batch_size, 3, args.image_size, args.image_size)
     labels = torch.randint(CLASSES, (args.batch_size,))

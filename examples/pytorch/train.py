@@ -195,7 +195,7 @@ def main() -> None:
     data = load(args.data_dir, args.max_samples).to(device)
     model = Network().to(device)
 
-    # (2) as many times the images per step, as many times the learning rate
+    # (2) scale the learning rate with the number of images per step
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)
     # (3) average the gradients of all processes
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
