@@ -40,7 +40,7 @@ TuningLog::TuningLog(const std::string& path, const Log& log) : log_(log) {
     throw Error(HP_INVALID_ARGUMENT, "the log of the autotuner cannot be written to '" + path +
                                          "' (HOROVOD_AUTOTUNE_LOG): " + std::strerror(errno));
   }
-  file_ << "process_set,setting,value,steps,median_step_ms,chosen" << std::endl;
+  file_ << "process_set,setting,value,steps,median_step_ms,chosen\n" << std::flush;
 }
 
 void TuningLog::write(std::uint32_t set, const Trial& trial) {

@@ -180,7 +180,7 @@ void StallInspector::check_answers(double now) {
   const double silence = now - begun_at_;
   std::vector<int> ranks = inspection_.unanswered();
   // The answers of the ranks below one that does not answer are missing, too.
-  if (std::vector<int> silent = liveness_.silent(ranks); !silent.empty()) ranks = silent;
+  if (std::vector<int> silent = liveness_.silent(ranks); !silent.empty()) ranks = std::move(silent);
   const std::string text = describe_ranks(ranks) + " did not answer for " +
                            describe_seconds(silence) + " while other ranks wait for an operation";
   if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");

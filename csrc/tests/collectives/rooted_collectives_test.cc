@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <span>
 
 #include "harness/cluster.h"
 #include "harness/elements.h"
@@ -275,7 +276,7 @@ TEST_CASE("reduce, gather and scatter run in an installed plan") {
           throw std::runtime_error("gather");
         const float expected[] = {static_cast<float>(step + 2 * rank),
                                   static_cast<float>(step + 2 * rank + 1)};
-        if (std::memcmp(scattered.data(), expected, sizeof expected) != 0)
+        if (!std::ranges::equal(scattered, std::as_bytes(std::span(expected))))
           throw std::runtime_error("scatter");
       }
       if (engine.stats().planned_batches == 0) throw std::runtime_error("no plan was installed");

@@ -359,6 +359,7 @@ TEST_CASE("dot products: right, and the same bits in any batch, grid and alignme
         std::memcpy(y.at((count + 32) * size), b.data(), 7 * size);
         const Dots fused =
             dots_of(dtype, x.at(0), y.at(0), {{count + 32, 7}, {shift, count}}, random)[1];
+        // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): the same bits
         CHECK(std::memcmp(&fused, &alone, sizeof fused) == 0);
       }
     }

@@ -237,7 +237,7 @@ TEST_CASE("failures name the call and the kernel, and leave nothing behind") {
 TEST_CASE("code that has several kernels is loaded once") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
-  const auto all = std::make_shared<const Image>("image of all");
+  auto all = std::make_shared<const Image>("image of all");
   Launcher launcher(context, [&](const std::string&, int) { return all; });
   Tensors tensors(1);
   launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);

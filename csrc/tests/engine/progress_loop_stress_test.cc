@@ -75,7 +75,7 @@ class TicketWork {
 
   bool step() {
     CHECK(!inside_.exchange(true));  // one thread at a time
-    ++steps_;
+    ++steps;
     bool busy = false;
     if (requests_.load()) {
       std::lock_guard lock(mutex_);
@@ -97,12 +97,12 @@ class TicketWork {
     };
     std::erase_if(pending_, end);
     inside_.store(false);
-    if (throws_.exchange(false)) throw std::runtime_error("broken");
+    if (throws.exchange(false)) throw std::runtime_error("broken");
     return busy;
   }
-  void watch() { ++watches_; }
+  void watch() { ++watches; }
   void fail(const Status& status) {
-    failure_ = status;
+    failure = status;
     stopped_ = true;
   }
   bool stopped() const { return stopped_; }
@@ -117,9 +117,9 @@ class TicketWork {
   double watch_interval() const { return watch_seconds; }
 
   std::atomic<double> watch_seconds{10 * kPatience};
-  std::atomic<bool> throws_{false};
-  std::atomic<std::uint64_t> steps_{0}, watches_{0};
-  Status failure_;
+  std::atomic<bool> throws{false};
+  std::atomic<std::uint64_t> steps{0}, watches{0};
+  Status failure;
 
  private:
   Doorbell& doorbell_;
@@ -235,10 +235,10 @@ TEST_CASE("a caller that releases the loop has the progress thread kicked at the
   // Without a flag the ticket is never served, only watched.
   const TicketPtr ticket = rank.work.submit(false);
   CHECK(!rank.wait(*ticket, 0.01));
-  const std::uint64_t before = rank.work.watches_;
+  const std::uint64_t before = rank.work.watches;
   const double end = steady_now() + kPatience;
-  while (rank.work.watches_ < before + 3 && steady_now() < end) std::this_thread::yield();
-  CHECK(rank.work.watches_ >= before + 3);
+  while (rank.work.watches < before + 3 && steady_now() < end) std::this_thread::yield();
+  CHECK(rank.work.watches >= before + 3);
 }
 
 TEST_CASE("a wait with a time limit returns in time, whichever thread holds the loop") {
@@ -267,25 +267,25 @@ TEST_CASE("an idle loop rests: it does not wake up, also not for flags") {
   CHECK(rank.wait(*ticket, kPatience));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const std::uint64_t wakeups = rank.loop.wakeups();
-  const std::uint64_t steps = rank.work.steps_;
+  const std::uint64_t steps = rank.work.steps;
   rank.doorbell->ring_unless_resting();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   CHECK(rank.loop.wakeups() == wakeups);
-  CHECK(rank.work.steps_ == steps);
+  CHECK(rank.work.steps == steps);
 }
 
 TEST_CASE("an exception in a step fails the work and ends every wait") {
   Rank rank;
   rank.loop.start();
   const TicketPtr ticket = rank.work.submit();
-  rank.work.throws_ = true;
+  rank.work.throws = true;
   const double end = steady_now() + kPatience;
-  while (rank.work.throws_ && steady_now() < end) {
+  while (rank.work.throws && steady_now() < end) {
     rank.doorbell->ring();
     rank.wait(*ticket, 1e-3);
   }
   rank.loop.join();
   CHECK(rank.work.stopped());
-  CHECK(rank.work.failure_.code == HP_INTERNAL);
-  CHECK(rank.work.failure_.message == "internal error: broken");
+  CHECK(rank.work.failure.code == HP_INTERNAL);
+  CHECK(rank.work.failure.message == "internal error: broken");
 }

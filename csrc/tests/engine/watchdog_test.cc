@@ -247,9 +247,9 @@ TEST_CASE("the watchdog does not hold it against the peers that this process sto
   Watchdog watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,
                     100);
   watchdog.watch(150);  // it was stopped for 50 seconds
-  for (double time = 150.5; time < 159.9; time += 0.5) watchdog.watch(time);
+  for (int half = 301; half < 320; ++half) watchdog.watch(half / 2.0);
   CHECK(failure_of([&] {
-          for (double time = 160; time < 162; time += 0.5) watchdog.watch(time);
+          for (int half = 320; half < 324; ++half) watchdog.watch(half / 2.0);
         }).code == HP_TIMEOUT);
   CHECK(watchdog.interval() > 0);
   CHECK(watchdog.interval() <= 0.25);

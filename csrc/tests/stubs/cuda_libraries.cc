@@ -18,6 +18,8 @@
 
 extern "C" {
 
+// NOLINTBEGIN(readability-identifier-naming): the names are theirs.
+
 #if defined(STUB_DRIVER)
 
 STUB_EXPORT int cuDriverGetVersion(int* version) {
@@ -84,5 +86,7 @@ STUB_EXPORT int ncclGetVersion(int* version) {
 }
 
 #endif
+
+// NOLINTEND(readability-identifier-naming)
 
 }  // extern "C"

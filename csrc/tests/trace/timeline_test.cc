@@ -4,13 +4,13 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <random>
 #include <thread>
 
@@ -85,7 +85,7 @@ TraceEvent tick(TraceRow row, std::int64_t number = 0) {
   return event;
 }
 
-const auto no_failure = [](const std::string& text) { FAIL_CHECK("failed: " << text); };
+const auto kNoFailure = [](const std::string& text) { FAIL_CHECK("failed: " << text); };
 
 }  // namespace
 
@@ -127,7 +127,7 @@ TEST_CASE("the trace file is valid JSON while it grows") {
   constexpr int kReads = kSanitized ? 30 : 200;
   std::atomic<int> reads{0};
   int events = 0;
-  Timeline timeline(path, {.interval = std::chrono::milliseconds(1)}, no_failure);
+  Timeline timeline(path, {.interval = std::chrono::milliseconds(1)}, kNoFailure);
   timeline.begin();
   std::thread writer([&] {
     std::mt19937_64 random(test_seed());
@@ -159,7 +159,7 @@ TEST_CASE("the trace file is valid JSON while it grows") {
 TEST_CASE("dropped events are counted") {
   const Folder folder;
   const std::string path = folder / "a.json";
-  Timeline timeline(path, {.max_events = 10, .interval = std::chrono::hours(1)}, no_failure);
+  Timeline timeline(path, {.max_events = 10, .interval = std::chrono::hours(1)}, kNoFailure);
   timeline.begin();
   for (int i = 0; i < 100; ++i) timeline.add(tick(1, i));
   timeline.close();
@@ -172,13 +172,13 @@ TEST_CASE("dropped events are counted") {
 TEST_CASE("an unwritable file is rejected with the reason") {
   const Folder folder;
   const auto refused = [&](const std::string& path, const std::string& reason) {
+    const std::string expected = path + ": " + reason;
     try {
-      Timeline(path, {}, no_failure).begin();
+      Timeline(path, {}, kNoFailure).begin();
       FAIL("not refused");
     } catch (const Error& error) {
       CHECK(error.code() == HP_INVALID_ARGUMENT);
-      CHECK_MESSAGE(std::string(error.what()).find(path + ": " + reason) != std::string::npos,
-                    error.what());
+      CHECK_MESSAGE(std::string(error.what()).find(expected) != std::string::npos, error.what());
     }
   };
   refused(folder / "missing/a.json", "No such file or directory");
