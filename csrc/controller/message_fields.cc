@@ -1,0 +1,190 @@
+#include "controller/message_fields.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace horoplug {
+namespace {
+
+constexpr std::size_t kMostNameBytes = 64 << 20;  // in one message
+
+void put_signature(Writer& writer, const Signature& signature) {
+  writer.put(signature.op);
+  writer.put(signature.dtype);
+  writer.put(signature.wire_dtype());
+  writer.put(signature.reduce);
+  writer.put(signature.root);
+  writer.put(signature.device);
+  writer.put(signature.prescale);
+  writer.put(signature.postscale);
+  writer.put(static_cast<std::uint8_t>(signature.recurring));
+  writer.put_varint(signature.shapes.size());
+  for (const Shape& shape : signature.shapes) {
+    writer.put_varint(shape.size());
+    for (const std::int64_t dimension : shape) {
+      writer.put_varint(static_cast<std::uint64_t>(dimension));
+    }
+  }
+}
+
+Signature get_signature(Reader& reader) {
+  Signature signature;
+  signature.op = reader.get_enum<OpKind>(kOpKindCount);
+  signature.dtype = reader.get_enum<DType>(kDTypeCount);
+  const DType wire = reader.get_enum<DType>(kDTypeCount);
+  if (wire != signature.dtype) signature.compressed = wire;
+  signature.reduce = reader.get_enum<ReduceOp>(kReduceOpCount);
+  signature.root = reader.get<std::int32_t>();
+  signature.device = reader.get<std::int32_t>();
+  signature.prescale = reader.get<double>();
+  signature.postscale = reader.get<double>();
+  signature.recurring = get_bool(reader);
+  signature.shapes.resize(reader.get_count(1));
+  for (Shape& shape : signature.shapes) {
+    shape.resize(reader.get_count(1));
+    for (std::int64_t& dimension : shape) {
+      const std::uint64_t value = reader.get_varint();
+      if (value > std::numeric_limits<std::int64_t>::max()) throw WireError("dimension too large");
+      dimension = static_cast<std::int64_t>(value);
+    }
+  }
+  return signature;
+}
+
+}  // namespace
+
+Writer begin_message(MessageKind kind, std::uint32_t set) {
+  Writer writer;
+  writer.put(kind);
+  writer.put_varint(set);
+  return writer;
+}
+
+std::uint32_t get_u32(Reader& reader) {
+  const std::uint64_t value = reader.get_varint();
+  if (value > std::numeric_limits<std::uint32_t>::max()) throw WireError("number out of range");
+  return static_cast<std::uint32_t>(value);
+}
+
+bool get_bool(Reader& reader) {
+  const auto value = reader.get<std::uint8_t>();
+  if (value > 1) throw WireError("invalid boolean");
+  return value == 1;
+}
+
+hp_status get_status(Reader& reader) { return static_cast<hp_status>(reader.get_int(HP_INTERNAL)); }
+
+double get_seconds(Reader& reader) {
+  const auto value = reader.get<double>();
+  if (!std::isfinite(value) || value < 0) throw WireError("invalid duration");
+  return value;
+}
+
+void put_ranks(Writer& writer, const std::vector<int>& ranks) {
+  writer.put_varint(ranks.size());
+  for (const int rank : ranks) writer.put_varint(static_cast<std::uint64_t>(rank));
+}
+
+std::vector<int> get_ranks(Reader& reader) {
+  std::vector<int> ranks(reader.get_count(1));
+  for (int& rank : ranks) rank = reader.get_int(kMaxRank);
+  return ranks;
+}
+
+void put_numbers(Writer& writer, const std::vector<std::uint32_t>& numbers) {
+  writer.put_varint(numbers.size());
+  for (const std::uint32_t number : numbers) writer.put_varint(number);
+}
+
+std::vector<std::uint32_t> get_numbers(Reader& reader) {
+  std::vector<std::uint32_t> numbers(reader.get_count(1));
+  for (auto& number : numbers) number = static_cast<std::uint32_t>(reader.get_int(kMaxId));
+  return numbers;
+}
+
+void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids) {
+  if (ids.empty()) {
+    writer.put_varint(0);
+    return;
+  }
+  const std::uint32_t base = ids.front() / 8;
+  std::vector<std::uint8_t> bits(ids.back() / 8 - base + 1);
+  for (const std::uint32_t id : ids) bits[id / 8 - base] |= static_cast<std::uint8_t>(1 << id % 8);
+  writer.put_varint(bits.size());
+  writer.put_varint(base);
+  for (const std::uint8_t byte : bits) writer.put(byte);
+}
+
+std::vector<std::uint32_t> get_bits(Reader& reader) {
+  std::vector<std::uint32_t> ids;
+  const std::size_t size = reader.get_count(1);
+  if (size == 0) return ids;
+  const auto base = static_cast<std::uint32_t>(reader.get_int(kMaxId / 8));
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto byte = reader.get<std::uint8_t>();
+    for (std::uint32_t bit = 0; bit < 8; ++bit) {
+      if ((byte >> bit & 1) != 0) ids.push_back((base + static_cast<std::uint32_t>(i)) * 8 + bit);
+    }
+  }
+  return ids;
+}
+
+void put_leaver(Writer& writer, int rank) {
+  writer.put_varint(static_cast<std::uint64_t>(rank - kSetRemoved));
+}
+
+int get_leaver(Reader& reader) { return reader.get_int(kMaxRank) + kSetRemoved; }
+
+void Series::put_name(Writer& writer, const std::string& name) {
+  const auto [head, tail] = shared(name);
+  writer.put_varint(head);
+  writer.put_varint(tail);
+  writer.put_string(name.substr(head, name.size() - head - tail));
+  name_ = name;
+}
+
+std::string Series::get_name(Reader& reader) {
+  const std::uint64_t head = reader.get_varint();
+  const std::uint64_t tail = reader.get_varint();
+  if (head > name_.size() || tail > name_.size() - head) {
+    throw WireError("a name shares more characters than its predecessor has");
+  }
+  const std::string middle = reader.get_string();
+  name_ = name_.substr(0, head) + middle + name_.substr(name_.size() - tail);
+  if (name_.empty()) throw WireError("empty operation name");
+  // A few bytes could repeat a long name many times.
+  bytes_ += name_.size();
+  if (name_.size() > kLongestName || bytes_ > kMostNameBytes)
+    throw WireError("operation names too long");
+  return name_;
+}
+
+void Series::put(Writer& writer, const Signature& signature) {
+  const bool is_same = signature_ && *signature_ == signature;
+  writer.put(static_cast<std::uint8_t>(is_same));
+  if (!is_same) put_signature(writer, signature);
+  signature_ = signature;
+}
+
+Signature Series::get(Reader& reader) {
+  if (!get_bool(reader)) {
+    signature_ = get_signature(reader);
+  } else if (!signature_) {
+    throw WireError("the first signature refers to a predecessor");
+  }
+  return *signature_;
+}
+
+std::pair<std::size_t, std::size_t> Series::shared(const std::string& name) const {
+  const std::size_t most = std::min(name.size(), name_.size());
+  std::size_t head = 0;
+  while (head < most && name[head] == name_[head]) ++head;
+  std::size_t tail = 0;
+  while (tail < most - head && name.rbegin()[static_cast<std::ptrdiff_t>(tail)] ==
+                                   name_.rbegin()[static_cast<std::ptrdiff_t>(tail)]) {
+    ++tail;
+  }
+  return {head, tail};
+}
+
+}  // namespace horoplug

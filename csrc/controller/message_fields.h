@@ -1,0 +1,64 @@
+// The fields that control messages have in common, and their encoding. Reading validates, and
+// throws WireError. Only the files that encode messages include this.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "base/wire.h"
+#include "controller/messages.h"
+#include "controller/signature.h"
+
+namespace horoplug {
+
+inline constexpr int kMaxRank = std::numeric_limits<std::int32_t>::max() - 1;
+// Far beyond any model. It keeps a forged bit field from allocating much memory.
+inline constexpr std::uint32_t kMaxId = 1 << 26;
+
+// A message that consists of its header so far.
+Writer begin_message(MessageKind kind, std::uint32_t set = 0);
+
+std::uint32_t get_u32(Reader& reader);
+bool get_bool(Reader& reader);
+hp_status get_status(Reader& reader);
+double get_seconds(Reader& reader);
+
+void put_ranks(Writer& writer, const std::vector<int>& ranks);
+std::vector<int> get_ranks(Reader& reader);
+
+// Numbers of at most kMaxId.
+void put_numbers(Writer& writer, const std::vector<std::uint32_t>& numbers);
+std::vector<std::uint32_t> get_numbers(Reader& reader);
+
+// Ascending ids, as a bit field that starts at the byte of the smallest one.
+void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids);
+std::vector<std::uint32_t> get_bits(Reader& reader);
+
+// A rank, or kSetRemoved.
+void put_leaver(Writer& writer, int rank);
+int get_leaver(Reader& reader);
+
+// The names and signatures of one message. Successive names mostly differ in a few characters, and
+// successive signatures are mostly equal. A name is encoded by the prefix and suffix that it shares
+// with the name before it, and a signature that equals its predecessor by one byte.
+class Series {
+ public:
+  void put_name(Writer& writer, const std::string& name);
+  std::string get_name(Reader& reader);
+  void put(Writer& writer, const Signature& signature);
+  Signature get(Reader& reader);
+
+ private:
+  std::pair<std::size_t, std::size_t> shared(const std::string& name) const;
+
+  std::string name_;
+  std::size_t bytes_ = 0;  // of all names read so far
+  std::optional<Signature> signature_;
+};
+
+}  // namespace horoplug
