@@ -11,10 +11,10 @@
 //
 // When steps repeat, the order becomes a plan (plan.h) and negotiation stops: each rank joins the
 // plan's batches as its own operations become ready, and no message is sent. The root detects the
-// repetition (StepPattern), queries which operations may share a batch (DependencyQuery), and
-// installs the plan by a decision at the end of a step. A rank that meets an operation outside the
-// plan, or that waits for an operation that the plan delays, breaks the plan: the root halts all
-// ranks, collects the last batch that each has joined, and uninstalls the plan at the minimum.
+// repetition, queries which operations may share a batch (both PlanLearner), and
+// installs the plan by a decision at the end of a step. A rank that submits an operation outside
+// the plan, or that waits for an operation that the plan delays, breaks the plan: the root halts
+// all ranks, collects the last batch that each has joined, and uninstalls the plan at the minimum.
 // Batches that all ranks have joined run to completion. A later batch is withdrawn, and its
 // operations are negotiated again together with everything else that is ready
 // (negotiator_plans.cc).
@@ -23,24 +23,28 @@
 // messages and decisions come out. Every rank sees the same decisions in the same order, with one
 // exception: when a plan breaks, some ranks may see one more batch, which is withdrawn. Every
 // message carries an epoch; messages of an earlier epoch are dropped.
+//
+// The parts, each with its own state: PendingOperations (submitted here), ReadinessTable (submitted
+// in the subtree), DecisionQueue (the root's batches, errors and ids), PlanLearner, Plan, PlanHalt
+// and Tuner. The Negotiator sends and receives the messages between them and applies decisions.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
-#include "controller/fusion.h"
+#include "controller/decision_queue.h"
 #include "controller/messages.h"
 #include "controller/name_table.h"
+#include "controller/pending_operations.h"
 #include "controller/plan.h"
-#include "controller/step_pattern.h"
+#include "controller/plan_halt.h"
+#include "controller/plan_learner.h"
+#include "controller/readiness.h"
 #include "controller/topology.h"
 #include "controller/tuner.h"
 
@@ -88,6 +92,8 @@ class Negotiator {
   };
 
   Negotiator(std::uint32_t set, TreePosition position, Options options);
+  Negotiator(const Negotiator&) = delete;
+  Negotiator& operator=(const Negotiator&) = delete;
 
   // This rank is ready to run an operation. The name must not be pending, and the set must be open.
   // `dependency_epoch` grows with every submission that follows the observation of a result (see
@@ -109,9 +115,9 @@ class Negotiator {
   bool has_plan() const { return plan_.has_value(); }
   // An operation is ready here, but the plan delays it because its batch or an earlier one is
   // incomplete on this rank.
-  bool held_up() const { return plan_ && !breaking_ && plan_->held_up(); }
+  bool held_up() const { return plan_ && !halt_.asked() && plan_->held_up(); }
   // This rank has joined a batch of the plan, and other ranks may not have.
-  bool waits_in_plan() const { return plan_ && !breaking_ && plan_->running(); }
+  bool waits_in_plan() const { return plan_ && !halt_.asked() && plan_->running(); }
   // Fewer submissions than this cannot change anything.
   std::size_t submissions_wanted() const;
   // Ends the plan, if there is one, on all ranks.
@@ -125,7 +131,7 @@ class Negotiator {
   void receive(int from, const Decisions& decisions);
   void receive_leave(int from, int rank);
   void receive_join(int from, const Joined& joined);
-  void receive(int from, const DependencyLabels& waves);
+  void receive(int from, const DependencyLabels& labels);
   // kBreak, kHalt, kHalted.
   void receive(int from, MessageKind kind, const PlanNotice& notice);
 
@@ -152,101 +158,57 @@ class Negotiator {
   std::uint32_t epoch() const { return epoch_; }
 
  private:
-  // The parts of the subtree that have submitted an operation with compatible signatures.
-  struct VariantGroup {
-    Signature signature;
-    bool self = false;
-    std::vector<std::size_t> children;  // children whose whole subtree belongs to the group
-    std::vector<int> ranks;             // single ranks, where a subtree is divided
-  };
-  // The dependency epoch of an operation that not every rank has submitted.
-  static constexpr std::uint64_t kNoDependencyEpoch = ~std::uint64_t{0};
-  struct Pending {
-    Signature signature;
-    std::uint64_t dependency_epoch;
-    std::uint64_t order;  // in order of submission
-  };
-  struct Entry {
-    std::vector<VariantGroup> groups;
-    std::vector<std::size_t> children_in;
-    bool self_in = false;
-  };
-
   std::size_t child_index(int from) const;
-  bool everyone_joined(const std::vector<int>& ranks) const;
-  bool is_full(const Entry& entry) const;
+  void send_to_parent(Bytes message);
+  void send_to_children(const Bytes& message);
+
+  // An operation is complete in the subtree.
+  void enter(const std::string& name, const Signature& signature);
+  void pass_on(std::optional<ReadinessTable::Complete> complete);
+  void pass_up(ReadinessTable::Complete complete);
+  void decide(ReadinessTable::Complete complete);
   void note_join(int rank);
   void request_end(int rank);
+
+  // Decisions.
+  void flush_up();
+  void flush_decisions();
+  void publish(const std::vector<DecisionItem>& items);
+  void apply(const DecisionItem& item);
+  void apply_batch(const DecisionItem& item, Decision& decision);
+  void advance_batch(std::uint64_t number);
   void forget_everything();
-  void enter(const std::string& name, const Signature& signature);
 
   // Plans (negotiator_plans.cc).
-  void note_decided(const std::vector<ReadyOperation>& batch);
-  void remember(const std::string& name, const Signature& signature,
-                std::uint64_t dependency_epoch);
   std::optional<DecisionItem> consider_plan();
   bool plan_would_break() const;
-  void join_dependency_query(const DecisionItem& query);
   void answer_dependency_query();
   void install_plan(const DecisionItem& item);
   void join_plan();
-  std::vector<const std::pair<const std::string, Pending>*> pending_in_order() const;
   void halt();
   void answer_halt();
   void uninstall_plan(const DecisionItem& item);
-  VariantGroup& group_of(Entry& entry, const Signature& signature);
-  void add_child(const std::string& name, std::size_t child, const Signature& signature);
-  Entry& entry_for_child(const std::string& name, std::size_t child);
-  void complete_if_full(const std::string& name);
-  std::vector<Variant> variants_of(const Entry& entry) const;
-  void pass_up(const std::string& name, const Entry& entry);
-  void decide(const std::string& name, const Entry& entry);
-  std::vector<int> absent_from(const std::vector<int>& submitted) const;
-  std::string objection_to(const Signature& signature, const std::vector<int>& absent) const;
-  void refuse(const std::string& name, const std::string& text);
-  DecisionItem make_batch(const std::vector<ReadyOperation>& batch);
-  void publish(const std::vector<DecisionItem>& items);
-  void apply(const DecisionItem& item);
 
   const std::uint32_t set_;
   const TreePosition position_;
   const Options options_;
   std::uint32_t epoch_ = 0;
   Status end_;  // not HP_OK: the set is closed
+  std::uint64_t last_batch_ = 0;
 
   NameTable table_;
-  std::unordered_map<std::string, Pending> pending_;  // submitted on this rank and not decided
-  std::unordered_map<std::string, Entry> entries_;    // submitted somewhere in the subtree
-  Ready up_;                                          // to be sent to the parent
-  std::uint64_t last_batch_ = 0;
-  std::set<int> joined_;  // ranks of the subtree
-  std::uint64_t submissions_ = 0;
-
-  std::deque<StepMember> history_;  // the last decided operations, identical on all ranks
-  DependencyQuery dependency_query_;
-  std::uint64_t last_query_ = 0;
+  PendingOperations pending_;
+  ReadinessTable readiness_;
+  Ready up_;  // to be sent to the parent
+  PlanLearner learner_;
   std::optional<Plan> plan_;
-  bool breaking_ = false;        // this rank has announced or learned that the plan ends
-  bool halted_ = false;          // this rank joins no further batch
-  std::set<int> halt_missing_;   // children that have not reported their last joined batch
-  std::uint64_t halted_at_ = 0;  // minimum over the subtree so far
-  bool join_later_ = false;      // join once the plan has ended
+  PlanHalt halt_;            // of plan_
+  bool join_later_ = false;  // join once the plan has ended
 
   // Root only.
-  StepPattern step_pattern_;
-  std::vector<std::uint64_t> queried_step_;  // the queried step, as in step_pattern_
-  std::uint64_t queries_ = 0;
+  DecisionQueue queue_;
   Tuner tuner_;
-  int steps_wanted_;                     // identical steps required before the next plan
   std::optional<Status> failure_later_;  // fail everything with this status once the plan has ended
-  std::deque<ReadyOperation> ready_;
-  // errors and the end of the set, which are decided without delay
-  std::vector<DecisionItem> urgent_;
-  std::unordered_set<std::string> seen_once_;
-  std::uint64_t batches_decided_ = 0;
-  int outstanding_ = 0;
-  int last_joined_ = -1;
-  std::uint32_t next_id_ = 0;
 
   std::vector<Outgoing> outgoing_;
   std::vector<Decision> decisions_;

@@ -1,152 +1,89 @@
 // The part of the Negotiator that installs, follows and uninstalls plans.
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 
-#include "base/hash.h"
 #include "controller/negotiator.h"
 
 namespace horoplug {
-namespace {
-
-// A plan that lasted for fewer steps than this multiple of the steps it took to learn was installed
-// too early.
-constexpr std::uint64_t kWorthIt = 8;
-constexpr int kMostSteps = 1 << 16;
-
-}  // namespace
 
 // ---- learning ----
-
-void Negotiator::note_decided(const std::vector<ReadyOperation>& batch) {
-  for (const ReadyOperation& operation : batch) {
-    if (!operation.absent.empty() || is_administrative(operation.signature.op)) {
-      step_pattern_.disturb();
-    } else {
-      const std::uint64_t contents = digest(operation.signature);
-      step_pattern_.note(
-          Hash().add(step_key(operation.name, operation.signature)).add(contents).value());
-    }
-  }
-}
-
-void Negotiator::remember(const std::string& name, const Signature& signature,
-                          std::uint64_t dependency_epoch) {
-  if (dependency_epoch == kNoDependencyEpoch || is_administrative(signature.op)) {
-    history_.clear();
-    return;
-  }
-  history_.push_back({step_key(name, signature), signature, dependency_epoch});
-  if (history_.size() > StepPattern::kMostOperations) history_.pop_front();
-}
 
 // Root only: the item that follows a batch that was just decided: a dependency query, a plan, or
 // none.
 std::optional<DecisionItem> Negotiator::consider_plan() {
-  if (options_.plan_after <= 0 || position_.size() == 1 || !step_pattern_.at_boundary())
-    return std::nullopt;
-  const auto& step = step_pattern_.step();
-  const bool is_queried =
-      dependency_query_.number() > 0 && queried_step_.size() == step.size() &&
-      std::is_permutation(queried_step_.begin(), queried_step_.end(), step.begin());
+  const auto proposal = learner_.propose();
+  if (!proposal) return std::nullopt;
   DecisionItem item;
-  item.batch = queries_;
-  if (is_queried && dependency_query_.complete()) {
-    if (plan_would_break()) return std::nullopt;
-    item.kind = DecisionItem::Kind::kInstallPlan;
-    item.choices = tuner_.choices(dependency_query_.step(), dependency_query_.labels(),
-                                  options_.fusion_threshold, options_.fuse_groups);
-    item.rounds = tuner_.rounds();
+  item.batch = proposal->number;
+  if (!proposal->install) {
+    item.kind = DecisionItem::Kind::kDependencyQuery;
+    item.operations = proposal->operations;
     return item;
   }
-  // The first repetition means two equal steps.
-  if (is_queried || step_pattern_.repeated() + 2 < steps_wanted_) return std::nullopt;
-  queried_step_ = step;
-  item.kind = DecisionItem::Kind::kDependencyQuery;
-  item.batch = ++queries_;
-  item.operations = static_cast<std::uint32_t>(step.size());
+  if (plan_would_break()) return std::nullopt;
+  item.kind = DecisionItem::Kind::kInstallPlan;
+  const DependencyQuery& query = learner_.query();
+  item.choices =
+      tuner_.choices(query.step(), query.labels(), options_.fusion_threshold, options_.fuse_groups);
+  item.rounds = tuner_.rounds();
   return item;
 }
 
-// An operation that the plan lacks has been submitted, or a decision is due that it cannot contain.
+// A rank has joined, or has submitted an operation that the plan lacks.
 bool Negotiator::plan_would_break() const {
-  if (!joined_.empty() || !urgent_.empty()) return true;
+  if (readiness_.any_joined()) return true;
   std::unordered_set<std::string> keys;
-  for (const StepMember& member : dependency_query_.step()) keys.insert(member.key);
-  return std::any_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
-    return !keys.contains(step_key(entry.first, entry.second.groups.front().signature));
+  for (const StepMember& member : learner_.query().step()) keys.insert(member.key);
+  return readiness_.any([&](const std::string& name, const Signature& signature) {
+    return !keys.contains(step_key(name, signature));
   });
 }
 
-void Negotiator::join_dependency_query(const DecisionItem& item) {
-  if (item.operations == 0 || item.operations > history_.size()) {
-    throw WireError("dependency query for operations that have not run");
-  }
-  std::vector<StepMember> step(history_.end() - item.operations, history_.end());
-  last_query_ = item.batch;
-  dependency_query_ = DependencyQuery(item.batch, std::move(step), position_.children.size());
-  answer_dependency_query();
-}
-
 void Negotiator::answer_dependency_query() {
-  if (!dependency_query_.complete() || is_root()) return;
-  outgoing_.push_back(
-      {position_.parent,
-       encode(set_, DependencyLabels{dependency_query_.number(), dependency_query_.labels()})});
+  const DependencyQuery& query = learner_.query();
+  if (!query.complete() || is_root()) return;
+  send_to_parent(encode(set_, DependencyLabels{query.number(), query.labels()}));
 }
 
 void Negotiator::receive(int from, const DependencyLabels& labels) {
   child_index(from);
-  if (labels.query > last_query_) throw WireError("answer to a future dependency query");
-  // the query was abandoned meanwhile
-  if (labels.query != dependency_query_.number() || closed()) return;
-  if (!dependency_query_.add(labels.labels))
-    throw WireError("answer that does not match the dependency query");
-  answer_dependency_query();
+  if (!closed() && learner_.add_answer(labels.query, labels.labels)) answer_dependency_query();
 }
 
 // ---- installing ----
 
 void Negotiator::install_plan(const DecisionItem& item) {
-  if (!dependency_query_.complete() || item.batch != dependency_query_.number()) {
+  const DependencyQuery& query = learner_.query();
+  if (!query.complete() || item.batch != query.number()) {
     throw WireError("plan without a completed dependency query");
   }
   ++epoch_;
-  plan_.emplace(epoch_, last_batch_, dependency_query_.step(), item.choices, item.rounds);
+  plan_.emplace(epoch_, last_batch_, query.step(), item.choices, item.rounds);
   // Negotiation state is obsolete: from here on readiness counts for the plan.
-  entries_.clear();
-  ready_.clear();
+  readiness_.clear();
+  queue_.clear();
   up_ = {};
-  dependency_query_ = {};
-  history_.clear();
-  step_pattern_.disturb();
-  breaking_ = halted_ = false;
-  if (joined_.contains(position_.rank)) {
+  learner_.reset();
+  halt_.reset();
+  if (readiness_.has_joined(position_.rank)) {
     join_later_ = true;
     break_plan();
   }
-  joined_.clear();
-  for (const auto* entry : pending_in_order()) {
+  readiness_.end_join();
+  for (const auto* entry : pending_.in_order()) {
     if (!plan_->ready(entry->first, entry->second.signature)) break_plan();
   }
 }
 
-std::vector<const std::pair<const std::string, Negotiator::Pending>*> Negotiator::pending_in_order()
-    const {
-  std::vector<const std::pair<const std::string, Pending>*> entries;
-  for (const auto& entry : pending_) entries.push_back(&entry);
-  std::sort(entries.begin(), entries.end(),
-            [](const auto* a, const auto* b) { return a->second.order < b->second.order; });
-  return entries;
-}
-
 std::size_t Negotiator::submissions_wanted() const {
-  if (!plan_ || breaking_) return 1;
+  if (!plan_ || halt_.asked()) return 1;
   const std::size_t missing = plan_->missing();
   return missing > 0 ? missing : std::numeric_limits<std::size_t>::max();
 }
 
 void Negotiator::join_plan() {
-  if (halted_ || !plan_->join_next()) return;
+  if (halt_.halted() || !plan_->join_next()) return;
   Decision decision;
   decision.kind = DecisionItem::Kind::kBatch;
   decision.batch = plan_->joined();
@@ -159,72 +96,60 @@ void Negotiator::join_plan() {
 // ---- leaving ----
 
 void Negotiator::break_plan() {
-  if (!plan_ || breaking_) return;
-  breaking_ = true;
+  if (!plan_ || !halt_.ask()) return;
   if (is_root()) {
     halt();
   } else {
-    outgoing_.push_back(
-        {position_.parent, encode(MessageKind::kBreak, set_, PlanNotice{plan_->epoch(), 0})});
+    send_to_parent(encode(MessageKind::kBreak, set_, PlanNotice{plan_->epoch(), 0}));
   }
 }
 
 void Negotiator::receive(int from, MessageKind kind, const PlanNotice& notice) {
   if (closed()) return;
   const std::uint32_t current = plan_ ? plan_->epoch() : 0;
+  const bool is_current = plan_ && notice.epoch == current;
   if (kind == MessageKind::kHalt) {
     if (from != position_.parent) throw WireError("the sender is not the parent of this rank");
-    if (!plan_ || notice.epoch != current || halted_)
-      throw WireError("halt of a plan that is not installed");
-    breaking_ = true;
+    if (!is_current || halt_.halted()) throw WireError("halt of a plan that is not installed");
     halt();
     return;
   }
   child_index(from);
   if (kind == MessageKind::kBreak) {
     if (notice.epoch > epoch_) throw WireError("message about a future plan");
-    if (notice.epoch == current) break_plan();  // otherwise the plan has ended meanwhile
+    if (is_current) break_plan();  // otherwise the plan has ended meanwhile
     return;
   }
-  if (!plan_ || notice.epoch != current || !halted_ || halt_missing_.erase(from) == 0) {
-    throw WireError("halt report without a halt");
-  }
-  halted_at_ = std::min(halted_at_, notice.batch);
+  if (!is_current) throw WireError("halt report without a halt");
+  halt_.report(from, notice.batch);
   answer_halt();
 }
 
 void Negotiator::halt() {
-  halted_ = true;
-  halted_at_ = plan_->joined();
-  halt_missing_.insert(position_.children.begin(), position_.children.end());
-  for (const int child : position_.children) {
-    outgoing_.push_back({child, encode(MessageKind::kHalt, set_, PlanNotice{plan_->epoch(), 0})});
-  }
+  halt_.begin(plan_->joined());
+  send_to_children(encode(MessageKind::kHalt, set_, PlanNotice{plan_->epoch(), 0}));
   answer_halt();
 }
 
 void Negotiator::answer_halt() {
-  if (!halt_missing_.empty()) return;
+  if (!halt_.complete()) return;
   if (!is_root()) {
-    const PlanNotice notice{plan_->epoch(), halted_at_};
-    outgoing_.push_back({position_.parent, encode(MessageKind::kHalted, set_, notice)});
+    const PlanNotice notice{plan_->epoch(), halt_.last_batch()};
+    send_to_parent(encode(MessageKind::kHalted, set_, notice));
     return;
   }
-  const std::uint64_t steps = plan_->steps_joined();
-  const bool was_worth_it =
-      tuner_.trial_over() || steps >= kWorthIt * static_cast<std::uint64_t>(steps_wanted_);
+  learner_.plan_ended(plan_->steps_joined(), tuner_.trial_over());
   tuner_.plan_ended();
-  steps_wanted_ = was_worth_it ? options_.plan_after : std::min(2 * steps_wanted_, kMostSteps);
   DecisionItem item;
   item.kind = DecisionItem::Kind::kUninstallPlan;
-  item.batch = halted_at_;
+  item.batch = halt_.last_batch();
   publish({item});
   if (failure_later_) fail_all(*std::exchange(failure_later_, std::nullopt));
 }
 
 void Negotiator::uninstall_plan(const DecisionItem& item) {
   const std::uint64_t joined = plan_->joined();
-  if (!halted_ || item.batch > joined || joined - item.batch > (plan_->running() ? 1 : 0)) {
+  if (!halt_.halted() || item.batch > joined || joined - item.batch > (plan_->running() ? 1 : 0)) {
     throw WireError("plan ended at an impossible batch");
   }
   // A batch that all ranks have joined runs to completion.
@@ -237,13 +162,13 @@ void Negotiator::uninstall_plan(const DecisionItem& item) {
   decision.plan = plan_->epoch();
   decisions_.push_back(std::move(decision));
   plan_.reset();
-  breaking_ = halted_ = false;
+  halt_.reset();
   last_batch_ = item.batch;
-  if (is_root()) batches_decided_ = item.batch;
+  if (is_root()) queue_.continue_after(item.batch);
   ++epoch_;
 
   // All other ready operations return to negotiation.
-  for (const auto* entry : pending_in_order()) enter(entry->first, entry->second.signature);
+  for (const auto* entry : pending_.in_order()) enter(entry->first, entry->second.signature);
   if (std::exchange(join_later_, false)) note_join(position_.rank);
 }
 

@@ -43,6 +43,8 @@ struct Traffic {
 
 // A rank that is simulated, for itself and all ranks with a subtree like its own.
 struct Actor {
+  explicit Actor(const TreePosition& place) : negotiator(kSet, place, {}) {}
+
   Negotiator negotiator;
   std::uint64_t stands_for = 1;
   // Where a message to the parent arrives: the actors with such a child, and the child's rank.
@@ -141,7 +143,7 @@ class ControlPlane {
         const auto parent = shapes[static_cast<std::size_t>(place.parent)];
         actors_[actor_of.at(parent)].below[place.rank] = actors_.size();
       }
-      actors_.push_back({Negotiator(kSet, place, {}), 1, {}, {}, {}, {}});
+      actors_.emplace_back(place);
     }
     for (std::size_t i = 0; i < actors_.size(); ++i) {
       for (const int child : actors_[i].negotiator.position().children) {

@@ -30,7 +30,7 @@ class Job {
       : size_(static_cast<int>(hosts.size())) {
     const Topology topology(hosts);
     for (int rank = 0; rank < size_; ++rank) {
-      ranks_.push_back(std::make_unique<Rank>(Negotiator(3, topology.position(rank), options),
+      ranks_.push_back(std::make_unique<Rank>(topology.position(rank), options,
                                               std::move(programs[static_cast<std::size_t>(rank)])));
     }
   }
@@ -43,7 +43,8 @@ class Job {
     bool operator==(const Batch&) const = default;
   };
   struct Rank {
-    Rank(Negotiator n, Program p) : negotiator(std::move(n)), program(std::move(p)) {}
+    Rank(TreePosition position, const Negotiator::Options& options, Program its_program)
+        : negotiator(3, std::move(position), options), program(std::move(its_program)) {}
     Negotiator negotiator;
     Program program;
     std::size_t at = 0;

@@ -1,0 +1,302 @@
+// The parts of the negotiator, each without the others.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/wire.h"
+#include "controller/decision_queue.h"
+#include "controller/pending_operations.h"
+#include "controller/plan_halt.h"
+#include "controller/plan_learner.h"
+#include "controller/readiness.h"
+#include "controller/refusal.h"
+#include "harness/cluster.h"
+
+using namespace horoplug;
+using horoplug::testing::test_seed;
+
+namespace {
+
+Signature signature_of(OpKind op = OpKind::kAllreduce, std::int64_t elements = 4) {
+  Signature signature;
+  signature.op = op;
+  signature.dtype = DType::kFloat32;
+  signature.shapes = {{elements}};
+  return signature;
+}
+
+// Rank 0 with the children 1, which has the child 2, and 3.
+const TreePosition kRoot{0, -1, {1, 3}, {{1, 2}, {3}}};
+
+std::vector<std::string> names_of(const std::vector<ReadinessTable::Complete>& operations) {
+  std::vector<std::string> names;
+  for (const auto& operation : operations) names.push_back(operation.name);
+  return names;
+}
+
+DecisionQueue::Options queue_options(std::size_t capacity = 8) {
+  return {.fusion_threshold = 1 << 20,
+          .fuse_groups = true,
+          .cache_capacity = capacity,
+          .max_outstanding = 2};
+}
+
+// Decides one batch of one operation and applies it to the table, as every rank does.
+DecisionItem::Member decide(DecisionQueue& queue, NameTable& names, const std::string& name,
+                            const Signature& signature) {
+  queue.add({name, signature, {}});
+  REQUIRE(queue.has_batch(false));
+  const DecisionQueue::Batch batch = queue.take_batch(names);
+  queue.batch_done();
+  REQUIRE(batch.item.members.size() == 1);
+  const DecisionItem::Member member = batch.item.members.front();
+  if (member.id && !member.name.empty()) REQUIRE(names.set(*member.id, name, signature));
+  return member;
+}
+
+// Feeds steps of the operations a, b, c until the learner proposes something.
+std::optional<PlanLearner::Proposal> run_steps(PlanLearner& learner, int most, int* steps) {
+  for (*steps = 1; *steps <= most; ++*steps) {
+    for (const char* name : {"a", "b", "c"}) {
+      learner.note(name, signature_of(), 1);
+      learner.note_batch({{name, signature_of(), {}}});
+    }
+    if (auto proposal = learner.propose()) return proposal;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+TEST_CASE("an operation is complete when this rank and all children have it, in any order") {
+  std::mt19937_64 random(test_seed());
+  for (int round = 0; round < 50; ++round) {
+    ReadinessTable table(kRoot);
+    std::vector<int> order{-1, 0, 1};  // -1: this rank; otherwise a child's index
+    std::shuffle(order.begin(), order.end(), random);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const auto complete =
+          order[i] < 0
+              ? table.add_self("x", signature_of())
+              : table.add_child(static_cast<std::size_t>(order[i]), "x", signature_of());
+      CHECK(complete.has_value() == (i + 1 == order.size()));
+      if (!complete) continue;
+      CHECK(complete->name == "x");
+      CHECK(complete->signature == signature_of());
+      CHECK(complete->variants.empty());
+    }
+    CHECK(!table.any([](const auto&, const auto&) { return true; }));
+  }
+}
+
+TEST_CASE("incompatible signatures become variants with their ranks") {
+  ReadinessTable table(kRoot);
+  CHECK(!table.add_self("x", signature_of(OpKind::kAllreduce, 4)));
+  const std::vector<Variant> divided{{signature_of(OpKind::kAllreduce, 4), {1}},
+                                     {signature_of(OpKind::kAllreduce, 5), {2}}};
+  CHECK(!table.add_child(0, "x", divided));
+  const auto complete = table.add_child(1, "x", signature_of(OpKind::kAllreduce, 5));
+  REQUIRE(complete);
+  REQUIRE(complete->variants.size() == 2);
+  CHECK(complete->variants[0].ranks == std::vector{0, 1});
+  CHECK(complete->variants[1].ranks == std::vector{2, 3});
+  const std::string text = refusal("x", complete->signature, complete->variants, {});
+  CHECK(text.find("ranks 0, 1") != std::string::npos);
+}
+
+TEST_CASE("a child announces a name once") {
+  ReadinessTable table(kRoot);
+  CHECK(!table.add_child(0, "x", signature_of()));
+  CHECK_THROWS_AS(table.add_child(0, "x", signature_of()), WireError);
+}
+
+TEST_CASE("a join completes what only the joining ranks lacked, in the order of the names") {
+  ReadinessTable table(kRoot);
+  for (const char* name : {"b", "a", "c"}) {
+    CHECK(!table.add_self(name, signature_of()));
+    CHECK(!table.add_child(0, name, signature_of()));
+  }
+  CHECK(!table.add_self("d", signature_of()));
+  const auto complete = table.join(3);
+  CHECK(names_of(complete) == std::vector<std::string>{"a", "b", "c"});
+  CHECK(complete.front().variants.front().ranks == std::vector{0, 1, 2});
+  CHECK(table.absent_from({0, 1, 2}) == std::vector{3});
+  CHECK(table.any_joined());
+  CHECK(table.last_joined() == 3);
+  CHECK_THROWS_AS(table.join(3), std::logic_error);
+
+  // One of two ranks of a subtree is not enough.
+  CHECK(table.join(2).empty());
+  CHECK(names_of(table.join(1)) == std::vector<std::string>{"d"});
+  CHECK(!table.all_joined());
+  CHECK(table.join(0).empty());
+  CHECK(table.all_joined());
+  table.end_join();
+  CHECK(!table.any_joined());
+}
+
+TEST_CASE("an operation is refused without its root, and an administrative one without any rank") {
+  Signature broadcast = signature_of(OpKind::kBroadcast);
+  broadcast.root = 2;
+  CHECK(refusal("x", broadcast, {}, {}).empty());
+  CHECK(refusal("x", broadcast, {}, {1}).empty());
+  CHECK(refusal("x", broadcast, {}, {1, 2}) ==
+        "'x' cannot run: its root, rank 2, has joined");
+  CHECK(refusal("x", signature_of(), {}, {1, 2}).empty());
+  CHECK(!refusal("x", signature_of(OpKind::kAddSet), {}, {1}).empty());
+}
+
+TEST_CASE("operations that become ready behind two outstanding batches share the third") {
+  DecisionQueue queue(queue_options());
+  const NameTable names;
+  for (std::uint64_t number : {1, 2}) {
+    queue.add({"early" + std::to_string(number), signature_of(), {}});
+    CHECK(queue.take_batch(names).item.batch == number);
+  }
+  for (int i = 0; i < 5; ++i) queue.add({"late" + std::to_string(i), signature_of(), {}});
+  CHECK(!queue.has_batch(false));
+  CHECK(queue.has_batch(true));
+  queue.batch_done();
+  REQUIRE(queue.has_batch(false));
+  const DecisionQueue::Batch batch = queue.take_batch(names);
+  CHECK(batch.operations.size() == 5);
+  CHECK(batch.item.members.size() == 5);
+  CHECK(batch.item.batch == 3);
+  CHECK(!queue.has_batch(true));
+  CHECK(queue.take_join(7).batch == 4);
+  queue.continue_after(20);
+  CHECK(queue.take_join(7).batch == 21);
+}
+
+TEST_CASE("half of the ids go to new names, the rest to names that recur") {
+  DecisionQueue queue(queue_options(4));
+  NameTable names;
+  CHECK(decide(queue, names, "a", signature_of()).id == 0U);
+  CHECK(decide(queue, names, "b", signature_of()).id == 1U);
+  CHECK(!decide(queue, names, "c", signature_of()).id);
+  CHECK(decide(queue, names, "c", signature_of()).id == 2U);
+  // A known name travels as its id, unless its signature has changed.
+  CHECK(decide(queue, names, "a", signature_of()).name.empty());
+  CHECK(decide(queue, names, "a", signature_of(OpKind::kAllreduce, 9)).name == "a");
+  Signature generated = signature_of();
+  generated.recurring = false;
+  for (int i = 0; i < 2; ++i) CHECK(!decide(queue, names, "g", generated).id);
+  // All ids are in use after one more.
+  for (int i = 0; i < 2; ++i) decide(queue, names, "d", signature_of());
+  for (int i = 0; i < 3; ++i) CHECK(!decide(queue, names, "e", signature_of()).id);
+  CHECK(names.size() == 4);
+}
+
+TEST_CASE("errors and ends are taken once, in order") {
+  DecisionQueue queue(queue_options());
+  queue.add_error("a", "first");
+  queue.add_end(kSetRemoved);
+  queue.add_error("b", "second");
+  const auto errors = queue.take_errors();
+  REQUIRE(errors.size() == 2);
+  CHECK(errors[0].name == "a");
+  CHECK(errors[1].text == "second");
+  CHECK(queue.take_errors().empty());
+  const auto ends = queue.take_ends();
+  REQUIRE(ends.size() == 1);
+  CHECK(ends[0].rank == kSetRemoved);
+  CHECK(queue.take_ends().empty());
+}
+
+TEST_CASE("equal steps lead to a query, and its answers to a plan") {
+  PlanLearner learner(3, 1);
+  int steps = 0;
+  auto proposal = run_steps(learner, 20, &steps);
+  REQUIRE(proposal);
+  CHECK(!proposal->install);
+  CHECK(proposal->operations == 3);
+  learner.begin_query(proposal->number, proposal->operations);
+  CHECK(!learner.query().complete());
+  CHECK(!run_steps(learner, 5, &steps));  // a child has not answered
+  CHECK_THROWS_AS(learner.add_answer(proposal->number + 1, {0, 0, 0}), WireError);
+  CHECK_THROWS_AS(learner.add_answer(proposal->number, {0, 0}), WireError);
+
+  CHECK(learner.add_answer(proposal->number, {0, 0, 0}));
+  CHECK(learner.query().complete());
+  const std::uint64_t query = proposal->number;
+  proposal = run_steps(learner, 5, &steps);
+  REQUIRE(proposal);
+  CHECK(proposal->install);
+  CHECK(proposal->number == query);
+  learner.reset();
+  CHECK(!learner.add_answer(query, {0, 0, 0}));  // out of date
+}
+
+TEST_CASE("a query needs operations that every rank has submitted") {
+  PlanLearner learner(3, 0);
+  learner.note("a", signature_of(), 1);
+  CHECK_THROWS_AS(learner.begin_query(1, 2), WireError);
+  CHECK_THROWS_AS(learner.begin_query(1, 0), WireError);
+  learner.note("b", signature_of(), PlanLearner::kNoDependencyEpoch);
+  CHECK_THROWS_AS(learner.begin_query(1, 1), WireError);
+  learner.note("c", signature_of(), 1);
+  learner.begin_query(1, 1);
+  CHECK(learner.query().complete());  // a leaf of the tree
+}
+
+TEST_CASE("a plan that ends soon doubles the steps that the next one needs") {
+  PlanLearner learner(3, 0);
+  int first = 0, second = 0, third = 0;
+  REQUIRE(run_steps(learner, 100, &first));
+  learner.reset();
+  learner.plan_ended(3, false);
+  REQUIRE(run_steps(learner, 100, &second));
+  CHECK(second == first + 3);
+  learner.reset();
+  learner.plan_ended(3, true);  // its trial was over
+  REQUIRE(run_steps(learner, 100, &third));
+  CHECK(third == first);
+  PlanLearner never(0, 0);
+  CHECK(!run_steps(never, 100, &third));
+}
+
+TEST_CASE("a plan ends at the last batch that all ranks have joined") {
+  std::mt19937_64 random(test_seed());
+  for (int round = 0; round < 50; ++round) {
+    std::vector<int> children{4, 7, 9};
+    PlanHalt halt(children);
+    CHECK(halt.ask());
+    CHECK(!halt.ask());
+    CHECK(!halt.halted());
+    CHECK_THROWS_AS(halt.report(4, 1), WireError);  // before the halt
+    std::uint64_t least = 10 + random() % 2;
+    halt.begin(least);
+    std::shuffle(children.begin(), children.end(), random);
+    for (const int child : children) {
+      CHECK(!halt.complete());
+      const std::uint64_t batch = 10 + random() % 2;
+      least = std::min(least, batch);
+      halt.report(child, batch);
+      CHECK_THROWS_AS(halt.report(child, batch), WireError);
+    }
+    CHECK(halt.complete());
+    CHECK(halt.last_batch() == least);
+    halt.reset();
+    CHECK(!halt.asked());
+    CHECK(!halt.complete());
+  }
+}
+
+TEST_CASE("pending operations are listed in the order of their submission") {
+  PendingOperations pending;
+  for (const char* name : {"c", "a", "b"}) pending.add(name, signature_of(), 5);
+  CHECK_THROWS_AS(pending.add("a", signature_of(), 5), std::logic_error);
+  CHECK(pending.erase("a"));
+  CHECK(!pending.erase("a"));
+  CHECK(pending.find("a") == nullptr);
+  pending.add("a", signature_of(), 6);
+  std::string order;
+  for (const auto* entry : pending.in_order()) order += entry->first;
+  CHECK(order == "cba");
+  CHECK(pending.find("a")->dependency_epoch == 6);
+}
