@@ -81,9 +81,8 @@ TEST_CASE("an operation is complete when this rank and all children have it, in 
     std::shuffle(order.begin(), order.end(), random);
     for (std::size_t i = 0; i < order.size(); ++i) {
       const auto complete =
-          order[i] < 0
-              ? table.add_self("x", signature_of())
-              : table.add_child(static_cast<std::size_t>(order[i]), "x", signature_of());
+          order[i] < 0 ? table.add_self("x", signature_of())
+                       : table.add_child(static_cast<std::size_t>(order[i]), "x", signature_of());
       CHECK(complete.has_value() == (i + 1 == order.size()));
       if (!complete) continue;
       CHECK(complete->name == "x");
@@ -145,8 +144,7 @@ TEST_CASE("an operation is refused without its root, and an administrative one w
   broadcast.root = 2;
   CHECK(refusal("x", broadcast, {}, {}).empty());
   CHECK(refusal("x", broadcast, {}, {1}).empty());
-  CHECK(refusal("x", broadcast, {}, {1, 2}) ==
-        "'x' cannot run: its root, rank 2, has joined");
+  CHECK(refusal("x", broadcast, {}, {1, 2}) == "'x' cannot run: its root, rank 2, has joined");
   CHECK(refusal("x", signature_of(), {}, {1, 2}).empty());
   CHECK(!refusal("x", signature_of(OpKind::kAddSet), {}, {1}).empty());
 }

@@ -2,6 +2,7 @@
 // A wake-up that is lost shows as a wait that does not end, because the work asks for no time limit
 // unless a test says so.
 #include <doctest/doctest.h>
+#include <poll.h>
 
 #include <atomic>
 #include <chrono>
@@ -25,6 +26,20 @@ namespace {
 
 constexpr double kPatience = 30;  // seconds; a correct test never waits for so long
 
+// What Doorbell writes to its word.
+constexpr std::uint32_t kAsleep = 1, kResting = 2;
+
+// Waits until `condition()`, at most for kPatience; returns whether it holds.
+template <typename Condition>
+bool eventually(const Condition& condition) {
+  const double end = steady_now() + kPatience;
+  while (!condition()) {
+    if (steady_now() >= end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
 // One piece of work. It is done when the loop has seen `flag`.
 struct Ticket {
   std::atomic<bool> flag{false};
@@ -39,8 +54,9 @@ class TicketWork {
 
   // ---- any thread
 
-  TicketPtr submit(bool wakes = true) {
+  TicketPtr submit(bool wakes = true, bool flag = false) {
     auto ticket = std::make_shared<Ticket>();
+    ticket->flag = flag;
     {
       std::lock_guard lock(mutex_);
       submitted_.push_back(ticket);
@@ -139,7 +155,9 @@ class TicketWork {
 
 // A loop of a rank without peers, with its work.
 struct Rank {
-  Rank() : work(*doorbell), loop(work, mesh, *doorbell, has_fewer_processors_than(4)) {}
+  Rank() : work(*doorbell), loop(work, mesh, *doorbell, has_fewer_processors_than(4)) {
+    doorbell->share_word(&word);
+  }
   ~Rank() {
     work.stop();
     loop.join();
@@ -161,6 +179,7 @@ struct Rank {
     return ticket.done.load();
   }
 
+  Doorbell::Word word{0};
   std::shared_ptr<Doorbell> doorbell = std::make_shared<Doorbell>();
   Mesh mesh{std::vector<std::vector<std::unique_ptr<Stream>>>(1), doorbell, {}};
   TicketWork work;
@@ -215,30 +234,27 @@ TEST_CASE("the progress thread serves a submission that no caller waits for") {
   rank.loop.start();
   for (int round = 0; round < 200; ++round) {
     const TicketPtr ticket = rank.work.submit();
-    if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    // In every other round the flag finds the progress thread asleep, with the ticket.
+    if (round % 2 == 0) REQUIRE(eventually([&] { return rank.word == kAsleep; }));
     rank.work.set_flag(*ticket);
-    const double end = steady_now() + kPatience;
-    while (!ticket->done && steady_now() < end) std::this_thread::yield();
-    CHECK(ticket->done);
+    REQUIRE(eventually([&] { return ticket->done.load(); }));
   }
 }
 
 TEST_CASE("a caller that releases the loop has the progress thread kicked at the next deadline") {
   Rank rank;
   rank.loop.start();
-  // The progress thread falls asleep without a time limit.
-  const TicketPtr first = rank.work.submit();
-  rank.work.set_flag(*first);
-  while (!first->done) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  // The progress thread has no work, and sleeps without a time limit once it has released the loop.
+  REQUIRE(eventually([&] { return rank.word == kResting; }));
+  REQUIRE(eventually([&] { return rank.loop.acquire(); }));
   rank.work.watch_seconds = 0.05;
   // Without a flag the ticket is never served, only watched.
   const TicketPtr ticket = rank.work.submit(false);
-  CHECK(!rank.wait(*ticket, 0.01));
+  Rank::Wait wait{*ticket};
+  rank.loop.run_until_done(wait, 0.01);
+  CHECK(!ticket->done);
   const std::uint64_t before = rank.work.watches;
-  const double end = steady_now() + kPatience;
-  while (rank.work.watches < before + 3 && steady_now() < end) std::this_thread::yield();
-  CHECK(rank.work.watches >= before + 3);
+  CHECK(eventually([&] { return rank.work.watches >= before + 3; }));
 }
 
 TEST_CASE("a wait with a time limit returns in time, whichever thread holds the loop") {
@@ -259,19 +275,35 @@ TEST_CASE("a wait with a time limit returns in time, whichever thread holds the 
   CHECK(in_time == 3);
 }
 
-TEST_CASE("an idle loop rests: it does not wake up, also not for flags") {
+TEST_CASE("an idle loop rests: a submission wakes it once, and flags do not wake it") {
   Rank rank;
   rank.loop.start();
-  const TicketPtr ticket = rank.work.submit();
-  rank.work.set_flag(*ticket);
+  REQUIRE(eventually([&] { return rank.word == kResting; }));
+  for (std::uint64_t round = 1; round <= 20; ++round) {
+    const TicketPtr ticket = rank.work.submit(true, true);
+    REQUIRE(eventually([&] { return ticket->done && rank.word == kResting; }));
+    CHECK(rank.loop.wakeups() == round);
+    const std::uint64_t steps = rank.work.steps;
+    for (int i = 0; i < 1000; ++i) rank.doorbell->ring_unless_resting();
+    CHECK(rank.word == kResting);
+    CHECK(rank.work.steps == steps);
+  }
+}
+
+TEST_CASE("a caller that leaves an idle loop lets it rest") {
+  Rank rank;  // without a progress thread: nobody else reads the doorbell
+  const auto is_rung = [&] {
+    pollfd event{rank.doorbell->fd(), POLLIN, 0};
+    return ::poll(&event, 1, 0) == 1;
+  };
+  const TicketPtr ticket = rank.work.submit(true, true);
   CHECK(rank.wait(*ticket, kPatience));
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  const std::uint64_t wakeups = rank.loop.wakeups();
-  const std::uint64_t steps = rank.work.steps;
+  CHECK(rank.word == kResting);
+  rank.doorbell->silence();
   rank.doorbell->ring_unless_resting();
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  CHECK(rank.loop.wakeups() == wakeups);
-  CHECK(rank.work.steps == steps);
+  CHECK(!is_rung());
+  rank.work.submit();
+  CHECK(is_rung());
 }
 
 TEST_CASE("an exception in a step fails the work and ends every wait") {
