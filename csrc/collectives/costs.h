@@ -1,4 +1,5 @@
-// The cost model, in microseconds: two constants for each kind of link (Hockney's alpha and beta),
+// The cost model, in microseconds: two constants for each kind of link (alpha and beta of Hockney,
+// "The communication challenge for MPP", 1994),
 // from which the table of algorithms estimates durations. They must be equal on all ranks;
 // otherwise ranks would choose different algorithms.
 #pragma once

@@ -1,6 +1,6 @@
 // Adasum in shared memory: every rank takes its slice of all ranks' vectors and combines them by
 // itself. Ranks exchange only the dot products of the slices, once for each level of the tree, and
-// the results at the end.
+// the results at the end. For the arithmetic, see adasum.h (Maleki et al., 2021).
 #include <cstring>
 
 #include "collectives/adasum/adasum.h"

@@ -1,5 +1,6 @@
 // Adasum over streams for small batches: log2(p) exchanges of the whole vector, which both ranks
-// combine identically.
+// combine identically. For recursive doubling, see allreduce_doubling.cc; for Adasum, see adasum.h
+// (Maleki et al., 2021).
 #include "collectives/adasum/adasum.h"
 #include "collectives/collective.h"
 #include "collectives/stream/exchange.h"

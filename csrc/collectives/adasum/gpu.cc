@@ -1,4 +1,5 @@
-// Adasum of GPU tensors by recursive doubling; for the arithmetic, see adasum.h. At distance d a
+// Adasum of GPU tensors by recursive doubling; for the arithmetic, see adasum.h (Maleki et al.,
+// 2021). At distance d a
 // rank exchanges whole vectors with rank ^ d. Each vector represents d ranks, and both ranks
 // compute the same combination. Vectors and dot products stay on the GPU.
 //

@@ -1,4 +1,6 @@
-// Adasum over streams by vector halving and distance doubling. At distance d the ranks r and r ^ d,
+// Adasum over streams by vector halving and distance doubling: ADASUMRVH of Maleki et al. ("Scaling
+// Distributed Training with Adaptive Summation", MLSys 2021), after the allreduce of Rabenseifner
+// (Thakur, Rabenseifner and Gropp, 2005). At distance d the ranks r and r ^ d,
 // which represent d ranks each, divide their current range. Each rank sends one half of its vector,
 // receives the other half of its partner's, and combines it. The dot products of whole tensors are
 // sums over the 2d ranks that hold their parts. At the end every rank has its share of the result,

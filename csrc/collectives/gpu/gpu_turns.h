@@ -10,8 +10,9 @@
 //
 // Sets are independent of each other, and any ranks may be members of them. The order follows from
 // numbers: for each batch, every rank of its set proposes a number higher than all it has seen, and
-// the maximum becomes the batch's number (Skeen's algorithm: one exchange among the set's ranks).
-// On a rank it is a batch's turn when no other batch has, or can still get, a lower number.
+// the maximum becomes the batch's number (Skeen's algorithm, as in Birman and Joseph, "Reliable
+// communication in the presence of failures", 1987: one exchange among the set's ranks). On a rank
+// it is a batch's turn when no other batch has, or can still get, a lower number.
 #pragma once
 
 #include <cstdint>

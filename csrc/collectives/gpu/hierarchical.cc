@@ -3,6 +3,8 @@
 // passes through pinned memory in chunks, and the ranks that hold it reduce it between the hosts,
 // all slices concurrently, with the algorithms for CPU tensors. Finally the GPUs of a host share
 // the slices. A host's link carries the data once, and each GPU's bus carries one slice.
+// (For the scheme, see Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a
+// flash", 2018.)
 //
 // A buffer is processed in windows, each as large as all slices together. Slices have equal
 // lengths, so the end of the last one is padded. While the CPU works on a window, the GPUs reduce

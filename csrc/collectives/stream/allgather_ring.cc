@@ -1,4 +1,6 @@
-// Allgather around a ring: every part passes around the ring once, and every rank keeps a copy.
+// Allgather around a ring: every part passes around the ring once, and every rank keeps a copy
+// (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+// 2005).
 #include <cstring>
 
 #include "collectives/stream/ring.h"

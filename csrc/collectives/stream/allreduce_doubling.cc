@@ -1,5 +1,6 @@
 // Allreduce by recursive doubling: log2(p) exchanges of the whole buffer, for messages whose cost
-// is latency.
+// is latency (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations
+// in MPICH", 2005).
 //
 // Ranks beyond the largest power of two first fold their data into a neighbour and receive the
 // result at the end. Values are always combined in the order of the ranks that they represent, so

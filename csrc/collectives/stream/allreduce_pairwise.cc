@@ -1,7 +1,9 @@
 // Allreduce by direct exchange: every rank sends each other rank that rank's part, reduces its own
 // part from all ranks at once, and sends the result to all. This takes the latency of two messages,
 // whatever the number of ranks, and sends as many bytes as a ring. p - 1 flows arrive at once,
-// which suits few hosts.
+// which suits few hosts. The first half is the pairwise reduce-scatter of Thakur, Rabenseifner and
+// Gropp ("Optimization of collective communication operations in MPICH", 2005), with all messages
+// in flight at once.
 //
 // Operands are combined in rank order, with float32 accumulation for 16-bit floats, by one rank for
 // each element. A result depends on every rank's contribution, so no output is written before every

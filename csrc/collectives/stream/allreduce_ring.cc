@@ -1,5 +1,6 @@
 // Allreduce around a ring: a reduce-scatter pass and an allgather pass, 2 (p-1)/p of the data over
-// each link.
+// each link (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// workstations", 2009).
 #include "collectives/stream/ring.h"
 
 namespace horoplug {

@@ -1,4 +1,6 @@
-// Alltoall by messages between every pair of ranks, all of them in flight at once.
+// Alltoall by messages between every pair of ranks, all of them in flight at once: the algorithm
+// for medium-sized messages of Thakur, Rabenseifner and Gropp ("Optimization of collective
+// communication operations in MPICH", 2005).
 #include <cstring>
 #include <deque>
 

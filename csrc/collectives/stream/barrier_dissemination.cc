@@ -1,5 +1,5 @@
 // Barrier by dissemination: in round k a rank tells the one 2^k after it (Hensgen, Finkel and
-// Manber, 1988).
+// Manber, "Two algorithms for barrier synchronization", 1988).
 #include "collectives/collective.h"
 
 namespace horoplug {

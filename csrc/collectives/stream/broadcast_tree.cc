@@ -1,5 +1,9 @@
 // Broadcast down a tree, chunk by chunk: a binomial tree for few bytes, a chain for many (where a
 // rank sends every byte once only, and the pipeline hides the chain's length).
+//
+// The binomial tree is that of Thakur, Rabenseifner and Gropp ("Optimization of collective
+// communication operations in MPICH", 2005); the pipelined chain is described by Pjesivac-Grbovic
+// et al. ("Performance analysis of MPI collective operations", 2007).
 #include <deque>
 
 #include "collectives/collective.h"

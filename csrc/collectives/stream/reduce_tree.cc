@@ -3,6 +3,10 @@
 //
 // A rank combines its own elements with those of its children in one call of the kernel, in the
 // order of the tree, so that the result has the same bits in every run.
+//
+// The binomial tree is that of Thakur, Rabenseifner and Gropp ("Optimization of collective
+// communication operations in MPICH", 2005); the pipelined chain is described by Pjesivac-Grbovic
+// et al. ("Performance analysis of MPI collective operations", 2007).
 #include <deque>
 
 #include "collectives/collective.h"

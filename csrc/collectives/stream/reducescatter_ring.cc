@@ -1,5 +1,6 @@
 // Reduce-scatter around a ring: starting one part earlier than allreduce does, each rank ends up
-// with its own part.
+// with its own part (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// workstations", 2009).
 #include <cstring>
 
 #include "collectives/stream/ring.h"
