@@ -50,6 +50,11 @@ class Writer {
     bytes_.insert(bytes_.end(), begin, begin + text.size());
   }
 
+  void put_bytes(std::span<const std::byte> bytes) {
+    put_varint(bytes.size());
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
+
   Bytes take() { return std::move(bytes_); }
   std::size_t size() const { return bytes_.size(); }
 
@@ -110,6 +115,11 @@ class Reader {
   std::string get_string() {
     const auto text = take(get_count(1));
     return {reinterpret_cast<const char*>(text.data()), text.size()};
+  }
+
+  Bytes get_bytes() {
+    const auto bytes = take(get_count(1));
+    return {bytes.begin(), bytes.end()};
   }
 
   bool empty() const { return rest_.empty(); }

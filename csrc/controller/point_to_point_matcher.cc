@@ -19,11 +19,12 @@ Signature comparable(DType dtype, const Shape& shape) {
 
 }  // namespace
 
-void PointToPointMatcher::send(const Posting& posting) {
-  const Offer offer{++last_send_, posting.tag, posting.dtype, posting.shape};
-  sends_.emplace(offer.send, posting);
+void PointToPointMatcher::send(const Posting& posting, Offer::Source source, Bytes data) {
+  Offer offer{++last_send_,  posting.tag, posting.dtype,
+              posting.shape, source,      std::move(data)};
+  sends_.emplace(offer.send, Sending{posting, source == Offer::Source::kInline});
   if (posting.peer == rank_) {
-    receive_offer(rank_, posting.set, offer);
+    receive_offer(rank_, posting.set, std::move(offer));
   } else {
     outgoing_.push_back({posting.peer, encode(posting.set, offer)});
   }
@@ -37,10 +38,10 @@ void PointToPointMatcher::receive(const Posting& posting) {
     ++waiting_;
     return;
   }
-  const Offer offer = std::move(found->second.front());
+  Offer offer = std::move(found->second.front());
   found->second.pop_front();
   if (found->second.empty()) offers_.erase(found);
-  match(posting.peer, offer, posting);
+  match(posting.peer, std::move(offer), posting);
 }
 
 void PointToPointMatcher::receive_offer(int from, std::uint32_t set, Offer offer) {
@@ -57,10 +58,10 @@ void PointToPointMatcher::receive_offer(int from, std::uint32_t set, Offer offer
   found->second.pop_front();
   if (found->second.empty()) postings_.erase(found);
   --waiting_;
-  match(from, offer, posting);
+  match(from, std::move(offer), posting);
 }
 
-void PointToPointMatcher::match(int from, const Offer& offer, const Posting& posting) {
+void PointToPointMatcher::match(int from, Offer offer, const Posting& posting) {
   const bool same = offer.dtype == posting.dtype && offer.shape == posting.shape;
   if (!same) {
     const std::string name = "send from rank " + std::to_string(from) + " to rank " +
@@ -72,7 +73,7 @@ void PointToPointMatcher::match(int from, const Offer& offer, const Posting& pos
                                  {comparable(posting.dtype, posting.shape), {rank_}}})};
     fail_one(posting.ticket, status);
     if (from == rank_) {
-      fail_one(sends_.at(offer.send).ticket, status);
+      fail_one(sends_.at(offer.send).posting.ticket, status);
       sends_.erase(offer.send);
     } else {
       outgoing_.push_back({from, encode(MessageKind::kReject, posting.set,
@@ -82,17 +83,34 @@ void PointToPointMatcher::match(int from, const Offer& offer, const Posting& pos
   }
   if (from == rank_) {
     events_.push_back({.kind = Event::Kind::kCopy,
-                       .ticket = sends_.at(offer.send).ticket,
+                       .ticket = sends_.at(offer.send).posting.ticket,
                        .partner = posting.ticket});
     sends_.erase(offer.send);
     return;
+  }
+  if (offer.source == Offer::Source::kInline) {
+    const auto elements = static_cast<std::size_t>(elements_of(posting.shape));
+    if (offer.data.size() != elements * dtype_size(posting.dtype)) {
+      throw WireError("an offer with a part of its tensor");
+    }
+    events_.push_back({.kind = Event::Kind::kDeliver,
+                       .ticket = posting.ticket,
+                       .peer = from,
+                       .transfer = offer.send,
+                       .data = std::move(offer.data)});
+    return accept(from, offer.send, {});
   }
   receiving_.emplace(std::pair(from, offer.send), posting.ticket);
   events_.push_back({.kind = Event::Kind::kReceive,
                      .ticket = posting.ticket,
                      .peer = from,
-                     .transfer = offer.send});
-  outgoing_.push_back({from, encode_accept(offer.send)});
+                     .transfer = offer.send,
+                     .source = offer.source});
+}
+
+void PointToPointMatcher::accept(int from, std::uint64_t transfer,
+                                 std::vector<std::uint32_t> slots) {
+  outgoing_.push_back({from, encode(Accept{transfer, std::move(slots)})});
 }
 
 void PointToPointMatcher::received(std::uint64_t ticket) {
@@ -101,25 +119,35 @@ void PointToPointMatcher::received(std::uint64_t ticket) {
   if (found != receiving_.end()) receiving_.erase(found);
 }
 
-void PointToPointMatcher::receive_accept(int from, std::uint64_t send) {
-  if (send == 0 || send > last_send_) throw WireError("an answer to what was not offered");
-  const auto found = sends_.find(send);
+void PointToPointMatcher::receive_accept(int from, Accept accept) {
+  const auto found = find_offered(from, accept.send);
   if (found == sends_.end()) return;  // withdrawn: the receiver hears of it
-  if (found->second.peer != from) throw WireError("an answer to what was offered to another rank");
-  events_.push_back(
-      {.kind = Event::Kind::kSend, .ticket = found->second.ticket, .peer = from, .transfer = send});
+  const bool in_offer = found->second.in_offer;
+  if (in_offer && !accept.slots.empty()) throw WireError("slots for a tensor that it has");
+  events_.push_back({.kind = in_offer ? Event::Kind::kSent : Event::Kind::kSend,
+                     .ticket = found->second.posting.ticket,
+                     .peer = from,
+                     .transfer = accept.send,
+                     .slots = std::move(accept.slots)});
   sends_.erase(found);
 }
 
 void PointToPointMatcher::receive_reject(int from, const Refusal& refusal) {
-  if (refusal.send == 0 || refusal.send > last_send_) {
-    throw WireError("an answer to what was not offered");
-  }
-  const auto found = sends_.find(refusal.send);
+  const auto found = find_offered(from, refusal.send);
   if (found == sends_.end()) return;
-  if (found->second.peer != from) throw WireError("an answer to what was offered to another rank");
-  fail_one(found->second.ticket, {refusal.code, refusal.text});
+  fail_one(found->second.posting.ticket, {refusal.code, refusal.text});
   sends_.erase(found);
+}
+
+// The send that a peer answers; the end of the map if it was withdrawn.
+std::map<std::uint64_t, PointToPointMatcher::Sending>::iterator PointToPointMatcher::find_offered(
+    int peer, std::uint64_t send) {
+  if (send == 0 || send > last_send_) throw WireError("an answer to what was not offered");
+  const auto found = sends_.find(send);
+  if (found != sends_.end() && found->second.posting.peer != peer) {
+    throw WireError("an answer to what was offered to another rank");
+  }
+  return found;
 }
 
 void PointToPointMatcher::receive_cancel(int from, std::uint32_t set, const Refusal& refusal) {
@@ -149,7 +177,8 @@ void PointToPointMatcher::take_back(int from, std::uint64_t send) {
 
 void PointToPointMatcher::fail(std::uint32_t set, const Status& status) {
   for (auto entry = sends_.begin(); entry != sends_.end();) {
-    const auto& [number, posting] = *entry;
+    const auto& [number, sending] = *entry;
+    const Posting& posting = sending.posting;
     if (posting.set != set) {
       ++entry;
       continue;

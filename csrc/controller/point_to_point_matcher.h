@@ -6,9 +6,13 @@
 //
 //   sender                      receiver
 //   send(): kOffer  ------->    receive_offer(): kept until there is a recv
-//                   <-------    kAccept: dtype and shape are the same; both sides start
+//                   <-------    accept(): kAccept: dtype and shape are the same; both sides start
 //                   <-------    kReject: they differ; both operations fail with one text
-//   fail(): kCancel ------->    drops the offer, or fails the recv that has just accepted it
+//   fail(): kCancel ------->    drops the offer, or fails the recv that it has started
+//
+// The caller chooses when a recv that has started accepts, because the transfer may need memory
+// first. An offer that contains the tensor is accepted at once: there is no transfer, and a recv
+// that has got the tensor does not fail even if its sender withdraws the offer meanwhile.
 //
 // Messages between two ranks arrive in order. Invariant: a send that starts has been accepted by
 // exactly one recv, which starts too, unless one of the ranks ends.
@@ -40,14 +44,17 @@ class PointToPointMatcher {
     DType dtype = DType::kUInt8;
     Shape shape;
   };
-  void send(const Posting& posting);
+  // `source`: where the tensor is; `data`: the tensor itself if it is to be in the offer.
+  void send(const Posting& posting, Offer::Source source = Offer::Source::kHost, Bytes data = {});
   void receive(const Posting& posting);
+  // Lets the sender of a recv that has started begin. `slots`: see Accept.
+  void accept(int from, std::uint64_t transfer, std::vector<std::uint32_t> slots);
   // The transfer of a recv that has started is over.
   void received(std::uint64_t ticket);
 
   // Messages of other ranks. Throw WireError for what cannot be.
   void receive_offer(int from, std::uint32_t set, Offer offer);
-  void receive_accept(int from, std::uint64_t send);
+  void receive_accept(int from, Accept accept);
   void receive_reject(int from, const Refusal& refusal);
   void receive_cancel(int from, std::uint32_t set, const Refusal& refusal);
 
@@ -58,13 +65,17 @@ class PointToPointMatcher {
 
   // What the engine is to do.
   struct Event {
-    enum class Kind { kSend, kReceive, kCopy, kFail };
+    // kSent: the receiver has the tensor, which was in the offer. kDeliver: `data` is the tensor.
+    enum class Kind { kSend, kSent, kReceive, kDeliver, kCopy, kFail };
     Kind kind;
     std::uint64_t ticket;
-    int peer = 0;                // kSend, kReceive
-    std::uint64_t transfer = 0;  // kSend, kReceive: its number among those from the sender
+    int peer = 0;                // not kCopy, kFail
+    std::uint64_t transfer = 0;  // not kCopy, kFail: its number among those from the sender
     std::uint64_t partner = 0;   // kCopy: the recv of this rank that gets what `ticket` sends
     Status status{};             // kFail; a recv may have started before
+    std::vector<std::uint32_t> slots{};             // kSend: see Accept
+    Offer::Source source = Offer::Source::kHost;    // kReceive
+    Bytes data{};                                   // kDeliver
   };
   std::vector<Event> take_events() { return std::exchange(events_, {}); }
   struct Message {
@@ -78,7 +89,12 @@ class PointToPointMatcher {
 
  private:
   using Key = std::tuple<std::uint32_t, int, std::int32_t>;  // process set, source, tag
-  void match(int from, const Offer& offer, const Posting& posting);
+  struct Sending {
+    Posting posting;
+    bool in_offer;
+  };
+  std::map<std::uint64_t, Sending>::iterator find_offered(int peer, std::uint64_t send);
+  void match(int from, Offer offer, const Posting& posting);
   void fail_one(std::uint64_t ticket, const Status& status);
   void take_back(int from, std::uint64_t send);
 
@@ -87,7 +103,7 @@ class PointToPointMatcher {
   // By sender and process set: messages about a set that comes into being later are kept until
   // then.
   std::map<std::pair<int, std::uint32_t>, std::uint64_t> last_offer_;
-  std::map<std::uint64_t, Posting> sends_;  // offered, and not answered
+  std::map<std::uint64_t, Sending> sends_;  // offered, and not answered
   std::map<Key, std::deque<Posting>> postings_;
   std::size_t waiting_ = 0;  // in postings_
   std::map<Key, std::deque<Offer>> offers_;

@@ -23,6 +23,8 @@ Bytes encode(std::uint32_t set, const Offer& offer) {
   for (const std::int64_t dimension : offer.shape) {
     writer.put_varint(static_cast<std::uint64_t>(dimension));
   }
+  writer.put(offer.source);
+  if (offer.source == Offer::Source::kInline) writer.put_bytes(offer.data);
   return writer.take();
 }
 
@@ -37,16 +39,28 @@ Offer decode_offer(Reader& reader) {
     if (value > std::numeric_limits<std::int64_t>::max()) throw WireError("dimension too large");
     dimension = static_cast<std::int64_t>(value);
   }
+  offer.source = reader.get_enum<Offer::Source>(Offer::kSourceCount);
+  if (offer.source == Offer::Source::kInline) offer.data = reader.get_bytes();
   reader.expect_end();
   return offer;
 }
 
-Bytes encode_accept(std::uint64_t send) { return begin(MessageKind::kAccept, 0, send).take(); }
+Bytes encode(const Accept& accept) {
+  Writer writer = begin(MessageKind::kAccept, 0, accept.send);
+  writer.put_varint(accept.slots.size());
+  for (const std::uint32_t slot : accept.slots) writer.put_varint(slot);
+  return writer.take();
+}
 
-std::uint64_t decode_accept(Reader& reader) {
-  const std::uint64_t send = reader.get_varint();
+Accept decode_accept(Reader& reader) {
+  Accept accept;
+  accept.send = reader.get_varint();
+  accept.slots.resize(reader.get_count(1));
+  for (std::uint32_t& slot : accept.slots) {
+    slot = static_cast<std::uint32_t>(reader.get_int(std::numeric_limits<std::int32_t>::max()));
+  }
   reader.expect_end();
-  return send;
+  return accept;
 }
 
 Bytes encode(MessageKind kind, std::uint32_t set, const Refusal& refusal) {

@@ -65,7 +65,7 @@ Engine::Engine(EngineConfig config)
       activity_{.last_event = steady_now()},
       mesh_(take_lanes(config_), doorbell_,
             [this](int from, Bytes message) { dispatcher_.receive(from, std::move(message)); }),
-      point_to_point_(config_.rank, mesh_,
+      point_to_point_(config_, mesh_,
                       [this](Batch& batch) { scheduler_.trace_transfer(batch); }),
       segments_(config_.members.size()),
       completion_(submissions_, handles_, tracing_),

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/time.h"
-#include "transport/shm/arena.h"
+#include "transport/shm/transfer_slots.h"
 
 namespace horoplug {
 namespace {
@@ -55,7 +55,7 @@ Handshake::Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done 
 void Handshake::begin() {
   Member& self = config_.members[static_cast<std::size_t>(config_.rank)];
   if (!self.segment && self.segment_file) {
-    self.segment = Segment::create(self.segment_file, Arena::kSegmentBytes);
+    self.segment = Segment::create(self.segment_file, TransferSlots::kEnd);
     doorbell_.share_word(&Arena(*self.segment).header().asleep);
   }
   Hello hello;
@@ -99,8 +99,8 @@ void Handshake::finish() {
     Member& member = config_.members[static_cast<std::size_t>(rank)];
     if (rank != config_.rank && !member.segment && member.segment_file) {
       const auto& hello = hellos_[static_cast<std::size_t>(rank)];
-      if (hello->segment_bytes < Arena::kSegmentBytes) throw WireError("its segment is too small");
-      member.segment = Segment::map(member.segment_file, Arena::kSegmentBytes);
+      if (hello->segment_bytes < TransferSlots::kEnd) throw WireError("its segment is too small");
+      member.segment = Segment::map(member.segment_file, TransferSlots::kEnd);
       member.doorbell->share_word(&Arena(*member.segment).header().asleep);
     }
     if (member.host == here && member.segment) segments.push_back(*member.segment);

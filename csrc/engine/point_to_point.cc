@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <deque>
+#include <span>
 #include <utility>
 
 #include "collectives/gpu/gpu_group.h"
@@ -11,12 +11,6 @@
 
 namespace horoplug {
 namespace {
-
-// In a transfer's Comm.
-constexpr int kPeer = 1;
-// Chunks that are queued on the links at a time.
-constexpr std::size_t kWindow = 16;
-constexpr std::size_t kWindowBytes = kWindow * Comm::kChunkBytes;
 
 using Purpose = cuda::Workspace::Purpose;
 
@@ -32,29 +26,6 @@ Channel channel_of(const Operation& operation, int source, int destination, std:
 
 std::size_t bytes_of(const Operation& operation) {
   return static_cast<std::size_t>(payload_bytes(operation.signature));
-}
-
-Task send_data(Comm& comm, const std::byte* data, std::size_t bytes) {
-  for (std::size_t i = 0; i < chunk_count(bytes, Comm::kChunkBytes); ++i) {
-    const Part chunk = chunk_of({0, bytes}, i, Comm::kChunkBytes);
-    comm.send(kPeer, data + chunk.begin, chunk.bytes);
-    if (i % kWindow == kWindow - 1) co_await comm.flushed();
-  }
-  co_await comm.flushed();
-}
-
-Task receive_data(Comm& comm, std::byte* data, std::size_t bytes) {
-  std::deque<Link::Receive> posted;
-  const std::size_t chunks = chunk_count(bytes, Comm::kChunkBytes);
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < chunks; ++i) {
-    for (; next < chunks && next < i + kWindow; ++next) {
-      const Part chunk = chunk_of({0, bytes}, next, Comm::kChunkBytes);
-      comm.post(posted, kPeer, data + chunk.begin, chunk.bytes);
-    }
-    co_await posted.front();
-    posted.pop_front();
-  }
 }
 
 CUdeviceptr device_address(const std::byte* memory) { return std::bit_cast<CUdeviceptr>(memory); }
@@ -79,32 +50,53 @@ void wait_for_framework(const Operation& operation, const cuda::Stream& stream) 
 Task send_from_gpu(Comm& comm, const Operation& operation, cuda::Workspace& workspace,
                    bool is_first) {
   if (is_first) co_await DeviceIdle(workspace.device());
-  std::byte* const host = workspace.on_host(Purpose::kInput, kWindowBytes);
+  std::byte* const host = workspace.on_host(Purpose::kInput, kStreamWindowBytes);
   wait_for_framework(operation, workspace.stream());
   const CUdeviceptr from = device_address(operation.tensors.front().input);
   const std::size_t bytes = bytes_of(operation);
-  for (std::size_t i = 0; i < chunk_count(bytes, kWindowBytes); ++i) {
-    const Part window = chunk_of({0, bytes}, i, kWindowBytes);
+  for (std::size_t i = 0; i < chunk_count(bytes, kStreamWindowBytes); ++i) {
+    const Part window = chunk_of({0, bytes}, i, kStreamWindowBytes);
     workspace.fetch(host, from + window.begin, window.bytes);
     co_await Passed(workspace.mark());
-    co_await send_data(comm, host, window.bytes);
+    co_await send_stream(comm, host, window.bytes);
   }
 }
 
 Task receive_on_gpu(Comm& comm, const Operation& operation, cuda::Workspace& workspace,
                     bool is_first) {
   if (is_first) co_await DeviceIdle(workspace.device());
-  std::byte* const host = workspace.on_host(Purpose::kOutput, kWindowBytes);
+  std::byte* const host = workspace.on_host(Purpose::kOutput, kStreamWindowBytes);
   wait_for_framework(operation, workspace.back());
   const CUdeviceptr to = device_address(operation.tensors.front().output);
   const std::size_t bytes = bytes_of(operation);
-  for (std::size_t i = 0; i < chunk_count(bytes, kWindowBytes); ++i) {
-    const Part window = chunk_of({0, bytes}, i, kWindowBytes);
-    co_await receive_data(comm, host, window.bytes);
+  for (std::size_t i = 0; i < chunk_count(bytes, kStreamWindowBytes); ++i) {
+    const Part window = chunk_of({0, bytes}, i, kStreamWindowBytes);
+    co_await receive_stream(comm, host, window.bytes);
     workspace.bring(to + window.begin, host, window.bytes);
     co_await Passed(workspace.mark_back());
   }
 }
+
+// What came with the offer.
+Task deliver_to_gpu(std::span<const std::byte> data, const Operation& operation,
+                    cuda::Workspace& workspace, bool is_first) {
+  if (is_first) co_await DeviceIdle(workspace.device());
+  std::byte* const host = workspace.on_host(Purpose::kOutput, kStreamWindowBytes);
+  wait_for_framework(operation, workspace.back());
+  if (!data.empty()) {
+    std::memcpy(host, data.data(), data.size());
+    workspace.bring(device_address(operation.tensors.front().output), host, data.size());
+  }
+  co_await Passed(workspace.mark_back());
+}
+
+Task deliver(std::span<const std::byte> data, const Operation& operation) {
+  if (!data.empty()) std::memcpy(operation.tensors.front().output, data.data(), data.size());
+  co_return;
+}
+
+// The tensor has left already.
+Task nothing() { co_return; }
 
 // From a rank to itself.
 Task copy_to_self(const Operation& from, const Operation& to, cuda::Workspace* workspace) {
@@ -142,8 +134,13 @@ void set_outcome(Operation& operation) {
 
 }  // namespace
 
-PointToPoint::PointToPoint(int rank, Mesh& mesh, std::function<void(Batch&)> on_start)
-    : rank_(rank), mesh_(mesh), on_start_(std::move(on_start)), matcher_(rank) {}
+PointToPoint::PointToPoint(const EngineConfig& config, Mesh& mesh,
+                           std::function<void(Batch&)> on_start)
+    : config_(config),
+      rank_(config.rank),
+      mesh_(mesh),
+      on_start_(std::move(on_start)),
+      matcher_(config.rank) {}
 
 PointToPoint::~PointToPoint() = default;
 
@@ -154,19 +151,28 @@ void PointToPoint::submit(const OperationPtr& operation) {
   const PointToPointMatcher::Posting posting{ticket,          operation->members->set,
                                              signature.root,  operation->tag,
                                              signature.dtype, signature.shapes.front()};
-  if (signature.op == OpKind::kSend) {
-    matcher_.send(posting);
-  } else {
-    matcher_.receive(posting);
+  if (signature.op == OpKind::kReceive) return matcher_.receive(posting);
+  const TransferFacts facts = facts_of(*operation);
+  if (fits_into_offer(facts)) {
+    const std::byte* const data = operation->tensors.front().input;
+    return matcher_.send(posting, Offer::Source::kInline, Bytes(data, data + facts.bytes));
   }
+  matcher_.send(posting, facts.on_gpu ? Offer::Source::kGpu : Offer::Source::kHost);
 }
 
 void PointToPoint::receive(int from, const MessageHead& head, Reader& reader) {
   switch (head.kind) {
     case MessageKind::kOffer:
       return matcher_.receive_offer(from, head.set, decode_offer(reader));
-    case MessageKind::kAccept:
-      return matcher_.receive_accept(from, decode_accept(reader));
+    case MessageKind::kAccept: {
+      Accept accept = decode_accept(reader);
+      const bool known = std::all_of(accept.slots.begin(), accept.slots.end(),
+                                     [](auto slot) { return slot < TransferSlots::kSlots; });
+      if (!known || (!accept.slots.empty() && !shares_memory_with(from))) {
+        throw WireError("slots that do not exist");
+      }
+      return matcher_.receive_accept(from, std::move(accept));
+    }
     case MessageKind::kReject:
       return matcher_.receive_reject(from, decode_refusal(reader));
     default:
@@ -188,15 +194,34 @@ OperationPtr PointToPoint::take_waiting(std::uint64_t ticket) {
   return operation;
 }
 
-void PointToPoint::handle(const PointToPointMatcher::Event& event) {
+void PointToPoint::handle(PointToPointMatcher::Event& event) {
   using Kind = PointToPointMatcher::Event::Kind;
   OperationPtr operation = take_waiting(event.ticket);
   if (event.kind != Kind::kFail) {
-    transfers_.push_back(
-        {.operation = std::move(operation),
-         .partner = event.kind == Kind::kCopy ? take_waiting(event.partner) : nullptr,
-         .peer = event.kind == Kind::kCopy ? rank_ : event.peer,
-         .number = event.transfer});
+    Transfer& transfer = transfers_.emplace_back(
+        Transfer{.operation = std::move(operation), .partner = nullptr, .peer = event.peer, .number = event.transfer});
+    switch (event.kind) {
+      case Kind::kCopy:
+        transfer.partner = take_waiting(event.partner);
+        transfer.peer = rank_;
+        transfer.path = &kCopyPath;
+        break;
+      case Kind::kSent:
+        transfer.path = &kInlinePath;
+        break;
+      case Kind::kDeliver:
+        transfer.data = std::move(event.data);
+        transfer.path = &kInlinePath;
+        break;
+      case Kind::kSend:
+        transfer.path = event.slots.empty() ? &kStreamPath : &kDirectPath;
+        if (!event.slots.empty()) {
+          transfer.loan = make_loan(transfer.peer, transfer.peer, std::move(event.slots));
+        }
+        break;
+      default:
+        transfer.source = event.source;
+    }
     return;
   }
   if (operation != nullptr) {
@@ -212,20 +237,65 @@ void PointToPoint::handle(const PointToPointMatcher::Event& event) {
   transfers_.erase(started);
 }
 
+bool PointToPoint::shares_memory_with(int peer) const {
+  const Member& mine = config_.members[static_cast<std::size_t>(rank_)];
+  const Member& other = config_.members[static_cast<std::size_t>(peer)];
+  return mine.host == other.host && mine.segment && other.segment;
+}
+
+// As far as this rank knows.
+TransferFacts PointToPoint::facts_of(const Operation& operation) const {
+  const int peer = operation.signature.root;
+  return {.bytes = bytes_of(operation),
+          .to_itself = peer == rank_,
+          .shares_memory = shares_memory_with(peer),
+          .on_gpu = operation.signature.device >= 0,
+          .forced = config_.options.algorithm};
+}
+
+// `owner`: of the slots.
+std::unique_ptr<SlotLoan> PointToPoint::make_loan(int owner, int peer,
+                                                  std::vector<std::uint32_t> slots) const {
+  return std::make_unique<SlotLoan>(
+      TransferSlots(*config_.members[static_cast<std::size_t>(owner)].segment), std::move(slots),
+      peer, config_.members[static_cast<std::size_t>(peer)].doorbell);
+}
+
+// Chooses the path of a recv and lets its sender begin, unless there is no slot for it. Transfers
+// that have slots give them back without the programs of the two ranks.
+bool PointToPoint::accept(Transfer& transfer) {
+  TransferFacts facts = facts_of(*transfer.operation);
+  facts.on_gpu |= transfer.source == Offer::Source::kGpu;
+  const TransferPath& path = choose_path(facts);
+  std::vector<std::uint32_t> slots;
+  if (&path == &kDirectPath) {
+    slots = slots_.take(slots_wanted(facts.bytes));
+    if (slots.empty()) return false;
+    transfer.loan = make_loan(rank_, transfer.peer, slots);
+    transfer.loan->begin();
+  }
+  transfer.path = &path;
+  matcher_.accept(transfer.peer, transfer.number, std::move(slots));
+  return true;
+}
+
+bool PointToPoint::send_messages() {
+  auto messages = matcher_.take_outgoing();
+  for (auto& message : messages) mesh_.send_control(message.to, std::move(message.bytes));
+  return !messages.empty();
+}
+
 bool PointToPoint::advance(bool gpu_may_run) {
   bool busy = false;
-  for (auto& message : matcher_.take_outgoing()) {
-    mesh_.send_control(message.to, std::move(message.bytes));
-    busy = true;
-  }
-  for (const auto& event : matcher_.take_events()) {
+  for (auto& event : matcher_.take_events()) {
     handle(event);
     busy = true;
   }
   for (auto it = transfers_.begin(); it != transfers_.end();) {
     Transfer& transfer = *it;
+    if (transfer.path == nullptr && accept(transfer)) busy = true;
     const bool waits = transfer.on_gpu() && !gpu_may_run;
-    if (waits || (!transfer.fiber && !may_begin(transfer))) {
+    if (transfer.path == nullptr || waits || (!transfer.fiber && !may_begin(transfer))) {
       ++it;
       continue;
     }
@@ -243,7 +313,7 @@ bool PointToPoint::advance(bool gpu_may_run) {
     it = transfers_.erase(it);
     busy = true;
   }
-  return busy;
+  return send_messages() || busy;
 }
 
 // Those on GPUs share memory of the host: one at a time in each direction. What comes meanwhile
@@ -268,11 +338,10 @@ void PointToPoint::begin(Transfer& transfer) {
   BatchTrace* const trace = transfer.batch.trace.get();
   if (trace != nullptr) {
     trace->start();
-    trace->begin_transfer(transfer.partner ? "self" : "stream",
-                          op_kind_name(transfer.operation->signature.op),
+    trace->begin_transfer(transfer.path->medium, op_kind_name(transfer.operation->signature.op),
                           bytes_of(*transfer.operation));
   }
-  if (!transfer.partner) {
+  if (transfer.path == &kStreamPath) {
     std::vector<std::vector<Link*>> lanes{{}, mesh_.data_lanes(transfer.peer)};
     transfer.comm = std::make_unique<Comm>(0, std::move(lanes), nullptr);
     const int source = transfer.sends() ? rank_ : transfer.peer;
@@ -284,27 +353,40 @@ void PointToPoint::begin(Transfer& transfer) {
 
 Task PointToPoint::run(Transfer& transfer) {
   const Operation& operation = *transfer.operation;
-  if (transfer.partner) {
-    const bool from_gpu = operation.signature.device >= 0;
-    return copy_to_self(
-        operation, *transfer.partner,
-        transfer.on_gpu() ? &workspace(from_gpu ? operation : *transfer.partner) : nullptr);
-  }
-  Comm& comm = *transfer.comm;
-  const bool is_first =
-      transfer.on_gpu() && !std::exchange(has_host_memory_[transfer.sends() ? 0 : 1], true);
+  if (transfer.path == &kInlinePath && transfer.sends()) return nothing();
+  if (transfer.on_gpu()) return run_on_gpu(transfer);
   const TensorArgument& tensor = operation.tensors.front();
-  if (transfer.sends()) {
-    return transfer.on_gpu() ? send_from_gpu(comm, operation, workspace(operation), is_first)
-                             : send_data(comm, tensor.input, bytes_of(operation));
+  const std::size_t bytes = bytes_of(operation);
+  if (transfer.path == &kCopyPath) return copy_to_self(operation, *transfer.partner, nullptr);
+  if (transfer.path == &kInlinePath) return deliver(transfer.data, operation);
+  if (transfer.path == &kDirectPath) {
+    return transfer.sends() ? send_direct(*transfer.loan, tensor.input, bytes)
+                            : receive_direct(*transfer.loan, tensor.output, bytes);
   }
-  return transfer.on_gpu() ? receive_on_gpu(comm, operation, workspace(operation), is_first)
-                           : receive_data(comm, tensor.output, bytes_of(operation));
+  return transfer.sends() ? send_stream(*transfer.comm, tensor.input, bytes)
+                          : receive_stream(*transfer.comm, tensor.output, bytes);
+}
+
+Task PointToPoint::run_on_gpu(Transfer& transfer) {
+  const Operation& operation = *transfer.operation;
+  if (transfer.path == &kCopyPath) {
+    const bool from_gpu = operation.signature.device >= 0;
+    return copy_to_self(operation, *transfer.partner,
+                        &workspace(from_gpu ? operation : *transfer.partner));
+  }
+  const bool is_first = !std::exchange(has_host_memory_[transfer.sends() ? 0 : 1], true);
+  cuda::Workspace& memory = workspace(operation);
+  if (transfer.path == &kInlinePath) {
+    return deliver_to_gpu(transfer.data, operation, memory, is_first);
+  }
+  return transfer.sends() ? send_from_gpu(*transfer.comm, operation, memory, is_first)
+                          : receive_on_gpu(*transfer.comm, operation, memory, is_first);
 }
 
 void PointToPoint::end(Transfer& transfer, const Status& status) {
   transfer.fiber.reset();
   if (transfer.comm) transfer.comm->end();
+  if (transfer.loan && !transfer.sends()) slots_.give_back(transfer.loan->slots());
   if (transfer.batch.trace) {
     transfer.batch.trace->end_transfer();
     transfer.batch.trace->end();

@@ -1,8 +1,8 @@
 // send and recv on one rank: matches them with the peers' and moves the tensors.
 //
-// Data travels over the links that collectives use between two ranks, on channels of its own, in
-// windows, so that a large tensor does not keep other frames from a link for long. Tensors on a GPU
-// go through the host's memory.
+// A tensor takes one of the paths of collectives/point_to_point.h: in the offer, through slots in
+// shared memory, or over the links that collectives use between two ranks, on a channel of its own.
+// Tensors on a GPU go through the host's memory.
 #pragma once
 
 #include <functional>
@@ -13,19 +13,23 @@
 #include <vector>
 
 #include "collectives/comm.h"
+#include "collectives/point_to_point.h"
 #include "controller/point_to_point_matcher.h"
 #include "device/cuda/runtime/workspace.h"
 #include "engine/executor.h"
 #include "engine/operation.h"
+#include "engine/options.h"
 #include "transport/mesh.h"
+#include "transport/shm/transfer_slots.h"
 
 namespace horoplug {
 
 // Used by the thread that runs the progress loop.
 class PointToPoint {
  public:
-  // `on_start` is told of each transfer before it begins.
-  PointToPoint(int rank, Mesh& mesh, std::function<void(Batch&)> on_start);
+  // `on_start` is told of each transfer before it begins. The handshake, which maps the segments of
+  // the members, is over before the first operation.
+  PointToPoint(const EngineConfig& config, Mesh& mesh, std::function<void(Batch&)> on_start);
   ~PointToPoint();
 
   void submit(const OperationPtr& operation);
@@ -71,27 +75,39 @@ class PointToPoint {
     OperationPtr partner;  // the recv of this rank, if it sends to itself
     int peer = 0;
     std::uint64_t number = 0;
-    Batch batch{};  // for the timeline
-    std::unique_ptr<Comm> comm{};
-    std::unique_ptr<Fiber> fiber{};  // nullptr: has not begun
+    Offer::Source source = Offer::Source::kHost;  // of a recv: where the sender has the tensor
+    Bytes data{};                                 // of a recv: the tensor, if the offer had it
+    const TransferPath* path = nullptr;           // nullptr: a recv that has not accepted yet
+    std::unique_ptr<SlotLoan> loan{};             // of kDirectPath
+    Batch batch{};                                // for the timeline
+    std::unique_ptr<Comm> comm{};                 // of kStreamPath
+    std::unique_ptr<Fiber> fiber{};               // nullptr: has not begun
     bool sends() const { return operation->signature.op == OpKind::kSend; }
     bool on_gpu() const {
       return operation->signature.device >= 0 ||
              (partner != nullptr && partner->signature.device >= 0);
     }
   };
-  void handle(const PointToPointMatcher::Event& event);
+  void handle(PointToPointMatcher::Event& event);
   OperationPtr take_waiting(std::uint64_t ticket);
+  TransferFacts facts_of(const Operation& operation) const;
+  bool shares_memory_with(int peer) const;
+  std::unique_ptr<SlotLoan> make_loan(int owner, int peer, std::vector<std::uint32_t> slots) const;
+  bool accept(Transfer& transfer);
+  bool send_messages();
   bool may_begin(const Transfer& transfer) const;
   void begin(Transfer& transfer);
   Task run(Transfer& transfer);
+  Task run_on_gpu(Transfer& transfer);
   void end(Transfer& transfer, const Status& status);
   cuda::Workspace& workspace(const Operation& operation);
 
+  const EngineConfig& config_;
   const int rank_;
   Mesh& mesh_;
   const std::function<void(Batch&)> on_start_;
   PointToPointMatcher matcher_;
+  SlotPool slots_;
   std::map<std::uint64_t, OperationPtr> waiting_;
   std::unique_ptr<cuda::Workspace> workspace_;  // if a tensor has been on a GPU
   bool has_host_memory_[2]{};                   // of the workspace, by direction

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/shm/arena.h"
+#include "transport/shm/transfer_slots.h"
 
 namespace horoplug {
 
@@ -14,8 +14,9 @@ namespace horoplug {
 // the thread that runs the loop.
 class SegmentAllocator {
  public:
-  // The first part of every segment belongs to the set of all ranks.
-  explicit SegmentAllocator(std::size_t ranks) : ends_(ranks, Arena::kSegmentBytes) {}
+  // The first part of every segment belongs to the set of all ranks, the second one to transfers
+  // between two ranks.
+  explicit SegmentAllocator(std::size_t ranks) : ends_(ranks, TransferSlots::kEnd) {}
 
   // Reserves memory in the segment of a rank; returns its offset.
   std::size_t reserve(int rank, std::size_t bytes) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
+#include "collectives/point_to_point.h"
 #include "engine/abi/abi.h"
 #include "transport/tcp/socket_stream.h"
 
@@ -121,12 +122,16 @@ EngineOptions make_options(const hp_config& given) {
 void check_algorithm(const std::string& name) {
   if (name.empty()) return;
   std::string known;
-  for (const auto& algorithm : algorithms()) {
-    if (name == algorithm.name) return;
-    if (known.find(algorithm.name) == std::string::npos) {
-      known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
+  bool found = false;
+  const auto compare = [&](const char* other) {
+    found |= name == other;
+    if (known.find(other) == std::string::npos) {
+      known += (known.empty() ? "" : ", ") + std::string(other);
     }
-  }
+  };
+  for (const auto& algorithm : algorithms()) compare(algorithm.name);
+  for (const auto& path : transfer_paths()) compare(path.name);
+  if (found) return;
   throw Error(HP_INVALID_ARGUMENT, "unknown algorithm '" + name + "'; there are " + known);
 }
 

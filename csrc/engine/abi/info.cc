@@ -1,5 +1,6 @@
 // The C ABI of what this library is and can do, and of the last error.
 #include "collectives/collective.h"
+#include "collectives/point_to_point.h"
 #include "device/cpu/kernels.h"
 #include "engine/abi/abi.h"
 
@@ -46,6 +47,11 @@ const char* hp_algorithms(void) {
     for (const auto& algorithm : horoplug::algorithms()) {
       *lines += std::string(horoplug::op_kind_name(algorithm.kind)) + " " + algorithm.name + " " +
                 algorithm.medium + "\n";
+    }
+    for (const auto kind : {horoplug::OpKind::kSend, horoplug::OpKind::kReceive}) {
+      for (const auto& path : horoplug::transfer_paths()) {
+        *lines += std::string(horoplug::op_kind_name(kind)) + " " + path.name + " " + path.medium + "\n";
+      }
     }
     return lines;
   }();

@@ -30,7 +30,25 @@ struct Network {
     for (auto& message : this->rank(rank).take_outgoing()) {
       under_way[{rank, message.to}].push_back(std::move(message.bytes));
     }
-    for (auto& event : this->rank(rank).take_events()) events.emplace_back(rank, event);
+    for (auto& event : this->rank(rank).take_events()) {
+      if (event.kind == Kind::kReceive) unaccepted.emplace_back(rank, event);
+      if (event.kind == Kind::kFail) {
+        std::erase_if(unaccepted, [&](const auto& other) {
+          return other.first == rank && other.second.ticket == event.ticket;
+        });
+      }
+      events.emplace_back(rank, event);
+    }
+  }
+
+  // The recv that has started first and waits for its slots.
+  bool accept() {
+    if (unaccepted.empty()) return false;
+    const auto [to, event] = unaccepted.front();
+    unaccepted.pop_front();
+    rank(to).accept(event.peer, event.transfer, {3, static_cast<std::uint32_t>(event.ticket)});
+    collect(to);
+    return true;
   }
 
   // The oldest message of one pair. Returns whether there was any.
@@ -66,6 +84,7 @@ struct Network {
         collect(from);
         for (int to = 0; to < size; ++to) moved |= deliver(from, to);
       }
+      moved |= accept();
     }
   }
 
@@ -74,6 +93,7 @@ struct Network {
   std::vector<Matcher> ranks;
   std::map<std::pair<int, int>, std::deque<Bytes>> under_way;
   std::vector<std::pair<int, Matcher::Event>> events;
+  std::deque<std::pair<int, Matcher::Event>> unaccepted;
 };
 
 Posting posting(std::uint64_t ticket, int peer, int tag = 0, Shape shape = {4},
@@ -162,7 +182,8 @@ TEST_CASE("a send that is withdrawn while it is accepted fails the recv") {
   network.rank(0).send(posting(1, 1));
   network.collect(0);
   network.rank(1).receive(posting(2, 0));
-  network.deliver(0, 1);  // the offer; the answer is under way
+  network.deliver(0, 1);  // the offer
+  network.accept();       // the answer is under way
   network.rank(0).fail(0, {HP_DEADLOCK, "why"});
   network.deliver_all();
   const auto events = network.take();
@@ -193,11 +214,71 @@ TEST_CASE("an offer that is withdrawn is not there for a later recv") {
 
 TEST_CASE("messages that cannot be are refused") {
   Network network(2);
-  CHECK_THROWS_AS(network.rank(0).receive_accept(1, 1), WireError);
+  CHECK_THROWS_AS(network.rank(0).receive_accept(1, {1}), WireError);
   CHECK_THROWS_AS(network.rank(0).receive_reject(1, {1, HP_MISMATCH, ""}), WireError);
   CHECK_THROWS_AS(network.rank(0).receive_cancel(1, 0, {1, HP_MISMATCH, ""}), WireError);
   network.rank(0).receive_offer(1, 0, {2, 0, DType::kInt8, {}});
   CHECK_THROWS_AS(network.rank(0).receive_offer(1, 0, {2, 0, DType::kInt8, {}}), WireError);
+  // A part of a tensor, and slots for a tensor that has arrived.
+  network.rank(1).receive(posting(1, 0));
+  CHECK_THROWS_AS(network.rank(1).receive_offer(
+                      0, 0, {1, 0, DType::kFloat32, {4}, Offer::Source::kInline, Bytes(15)}),
+                  WireError);
+  network.rank(0).send(posting(2, 1), Offer::Source::kInline, Bytes(16));
+  CHECK_THROWS_AS(network.rank(0).receive_accept(1, {1, {0}}), WireError);
+}
+
+TEST_CASE("a tensor in an offer arrives with it, and its send ends when it is accepted") {
+  Network network(2);
+  const Bytes data(16, std::byte{7});
+  network.rank(0).send(posting(1, 1), Offer::Source::kInline, data);
+  network.collect(0);
+  network.rank(1).receive(posting(2, 0));
+  network.deliver(0, 1);
+  auto events = network.take();
+  REQUIRE(events.size() == 1);
+  CHECK(events[0].second.kind == Kind::kDeliver);
+  CHECK(events[0].second.ticket == 2);
+  CHECK(events[0].second.data == data);
+  network.deliver_all();
+  events = network.take();
+  REQUIRE(events.size() == 1);
+  CHECK(events[0].second.kind == Kind::kSent);
+  CHECK(events[0].second.ticket == 1);
+}
+
+TEST_CASE("a tensor in an offer that is withdrawn while it is accepted has arrived") {
+  Network network(2);
+  network.rank(0).send(posting(1, 1), Offer::Source::kInline, Bytes(16));
+  network.collect(0);
+  network.rank(1).receive(posting(2, 0));
+  network.deliver(0, 1);
+  network.rank(0).fail(0, {HP_DEADLOCK, "why"});
+  network.deliver_all();
+  const auto events = network.take();
+  REQUIRE(events.size() == 2);
+  CHECK(events[0].second.kind == Kind::kDeliver);
+  CHECK(events[1].second.kind == Kind::kFail);
+  CHECK(events[1].second.ticket == 1);
+}
+
+TEST_CASE("a send begins when the recv has accepted, with the slots that it names") {
+  Network network(2);
+  network.rank(0).send(posting(1, 1), Offer::Source::kGpu);
+  network.rank(1).receive(posting(2, 0));
+  network.collect(0);
+  network.deliver(0, 1);
+  auto events = network.take();
+  REQUIRE(events.size() == 1);
+  CHECK(events[0].second.kind == Kind::kReceive);
+  CHECK(events[0].second.source == Offer::Source::kGpu);
+  CHECK(!network.deliver(1, 0));
+  network.accept();
+  network.deliver_all();
+  events = network.take();
+  REQUIRE(events.size() == 1);
+  CHECK(events[0].second.kind == Kind::kSend);
+  CHECK(events[0].second.slots == std::vector<std::uint32_t>{3, 2});
 }
 
 TEST_CASE("whatever the order of calls and messages, sends match recvs in order") {
@@ -218,11 +299,16 @@ TEST_CASE("whatever the order of calls and messages, sends match recvs in order"
     std::uint64_t ticket = 0;
     std::map<std::uint64_t, std::uint64_t> transfer_of;
     for (int i = 0; i < 200; ++i) {
-      const int from = below(size), to = below(size), tag = below(2), action = below(fails ? 9 : 8);
+      const int from = below(size), to = below(size), tag = below(2);
+      const int action = below(fails ? 11 : 10);
       const auto set = static_cast<std::uint32_t>(below(2));
       if (action < 2) {
         sends[{set, from, to, tag}].push_back(++ticket);
-        network.rank(from).send(posting(ticket, to, tag, {4}, DType::kFloat32, set));
+        // The rank itself needs no offer. What was sent is told by its first byte.
+        const bool in_offer = from != to && below(2) == 0;
+        network.rank(from).send(posting(ticket, to, tag, {4}, DType::kFloat32, set),
+                                in_offer ? Offer::Source::kInline : Offer::Source::kHost,
+                                in_offer ? Bytes(16, std::byte(ticket)) : Bytes());
         network.collect(from);
       } else if (action < 4) {
         receives[{set, from, to, tag}].push_back(++ticket);
@@ -230,6 +316,8 @@ TEST_CASE("whatever the order of calls and messages, sends match recvs in order"
         network.collect(to);
       } else if (action < 8) {
         network.deliver(from, to);
+      } else if (action < 10) {
+        network.accept();
       } else if (below(10) == 0) {
         network.rank(from).fail(set, {HP_DEADLOCK, "why"});
         network.collect(from);
@@ -239,9 +327,15 @@ TEST_CASE("whatever the order of calls and messages, sends match recvs in order"
     std::map<std::uint64_t, std::uint64_t> partner;                    // of a recv: the send
     std::map<std::pair<int, std::uint64_t>, std::uint64_t> sent, got;  // by sender and transfer
     std::map<std::uint64_t, int> failed;
+    std::map<std::uint64_t, Bytes> delivered;
     for (const auto& [rank, event] : network.take()) {
-      if (event.kind == Kind::kSend) sent[{rank, event.transfer}] = event.ticket;
-      if (event.kind == Kind::kReceive) got[{event.peer, event.transfer}] = event.ticket;
+      if (event.kind == Kind::kSend || event.kind == Kind::kSent) {
+        sent[{rank, event.transfer}] = event.ticket;
+      }
+      if (event.kind == Kind::kReceive || event.kind == Kind::kDeliver) {
+        got[{event.peer, event.transfer}] = event.ticket;
+      }
+      if (event.kind == Kind::kDeliver) delivered[event.ticket] = event.data;
       if (event.kind == Kind::kCopy) partner[event.partner] = event.ticket;
       if (event.kind == Kind::kFail) ++failed[event.ticket];
     }
@@ -249,6 +343,10 @@ TEST_CASE("whatever the order of calls and messages, sends match recvs in order"
       const auto send = sent.find(transfer);
       if (send != sent.end()) {
         partner[receive] = send->second;
+        const auto data = delivered.find(receive);
+        if (data != delivered.end()) CHECK(data->second.front() == std::byte(send->second));
+      } else if (delivered.contains(receive)) {
+        CHECK(failed[receive] == 0);  // the send was withdrawn after the tensor had arrived
       } else {
         CHECK(failed[receive] == 1);  // the send was withdrawn
       }

@@ -52,7 +52,7 @@ inline void decode_any(std::span<const std::byte> bytes) {
       encode(head.set, decode_offer(reader));
       break;
     case MessageKind::kAccept:
-      encode_accept(decode_accept(reader));
+      encode(decode_accept(reader));
       break;
     case MessageKind::kReject:
     case MessageKind::kCancel:

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "transport/inproc/pipe.h"
-#include "transport/shm/arena.h"
+#include "transport/shm/transfer_slots.h"
 #include "transport/tcp/socket_stream.h"
 
 namespace horoplug::testing {
@@ -106,7 +106,7 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
   for (int rank = 0; rank < ranks; ++rank) {
     doorbells.push_back(std::make_shared<Doorbell>());
     if (plainly) {
-      segments.push_back(Segment::allocate(Arena::kSegmentBytes));
+      segments.push_back(Segment::allocate(TransferSlots::kEnd));
     }
     if (by_file) files.emplace_back(::memfd_create("horoplug-test", MFD_CLOEXEC));
   }

@@ -56,7 +56,7 @@ struct EngineParts {
   SubmissionQueue submissions{handles, *doorbell};
   Completion completion{submissions, handles, tracing};
   SegmentAllocator segments{config.members.size()};
-  PointToPoint point_to_point{config.rank, mesh, [](Batch&) {}};
+  PointToPoint point_to_point{config, mesh, [](Batch&) {}};
   ProcessSetRegistry registry{config, mesh, point_to_point, segments, submissions, completion};
   GpuQueue gpu{config, registry, mesh};
   Liveness liveness{mesh, config.rank};

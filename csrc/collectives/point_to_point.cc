@@ -1,0 +1,45 @@
+#include "collectives/point_to_point.h"
+
+#include <algorithm>
+#include <array>
+
+#include "collectives/partition.h"
+
+namespace horoplug {
+namespace {
+
+constexpr auto kPaths = std::to_array({kCopyPath, kInlinePath, kDirectPath, kStreamPath});
+
+// Up to here a copy into the message and out of it costs less than the two messages that it saves.
+constexpr std::size_t kMostInline = 16 << 10;
+constexpr std::size_t kLeastChunk = 16 << 10;
+
+}  // namespace
+
+std::span<const TransferPath> transfer_paths() { return kPaths; }
+
+bool fits_into_offer(const TransferFacts& facts) {
+  const bool other_path = facts.forced == kDirectPath.name || facts.forced == kStreamPath.name;
+  return facts.bytes <= kMostInline && !facts.to_itself && !facts.on_gpu && !other_path;
+}
+
+const TransferPath& choose_path(const TransferFacts& facts) {
+  if (facts.to_itself) return kCopyPath;
+  // Transfers on GPUs run one at a time in each direction. Through slots, a sender would wait for
+  // the receiver, and ranks could wait for each other in a circle.
+  const bool can_be_direct = facts.shares_memory && !facts.on_gpu;
+  const bool other_path = facts.forced == kStreamPath.name;
+  return can_be_direct && !other_path ? kDirectPath : kStreamPath;
+}
+
+std::size_t slot_chunk_bytes(std::size_t bytes) {
+  const std::size_t part = (bytes / TransferSlots::kMostPerTransfer + 4095) / 4096 * 4096;
+  return std::clamp(part, kLeastChunk, TransferSlots::kSlotBytes);
+}
+
+std::size_t slots_wanted(std::size_t bytes) {
+  const std::size_t chunks = chunk_count(bytes, slot_chunk_bytes(bytes));
+  return std::clamp(chunks, std::size_t{1}, TransferSlots::kMostPerTransfer);
+}
+
+}  // namespace horoplug
