@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "harness/cluster.h"
 #include "harness/gpu_job.h"
@@ -129,6 +130,146 @@ TEST_CASE("many sends in flight arrive by tag, and in order within a tag") {
         if (all[i].to == rank) {
           expect(got[i] == numbers(all[i].count, static_cast<int>(i)), "wrong contents");
         }
+      }
+    });
+  }
+}
+
+TEST_CASE("all paths, whatever the order in which the program waits, beside collectives") {
+  const std::uint64_t seed = test_seed();
+  for (const Transport transport : {Transport::kThreads, Transport::kShm, Transport::kMixed}) {
+    for (const char* const algorithm : {"", "direct", "stream"}) {
+      CAPTURE(seed);
+      CAPTURE(algorithm);
+      CAPTURE(transport_name(transport));
+      constexpr int kRanks = 4;
+      EngineOptions options = test_options();
+      options.algorithm = algorithm;
+      Cluster cluster(transport, kRanks, options);
+      cluster.run([&](int rank) {
+        Engine& engine = cluster.engine(rank);
+        std::mt19937_64 common(seed), own(seed + 1 + static_cast<std::uint64_t>(rank));
+        // What comes to a rank is far more than its slots hold, also in one tensor.
+        const std::size_t most = kSanitized ? 60'000 : 800'000;
+        const int rounds = kSanitized ? 2 : 4;
+        for (int round = 0; round < rounds; ++round) {
+          struct Work {
+            OpKind op;
+            int peer, tag;
+            std::vector<float> data;
+          };
+          std::vector<Work> all;
+          for (int tag = 0; tag < 60; ++tag) {
+            const int from = static_cast<int>(common() % kRanks);
+            const int to = static_cast<int>(common() % kRanks);
+            const std::size_t count = common() % (common() % 4 == 0 ? most : 5000);
+            if (from == rank) all.push_back({OpKind::kSend, to, tag, numbers(count, tag)});
+            if (to == rank) all.push_back({OpKind::kReceive, from, tag, std::vector<float>(count)});
+          }
+          for (int i = 0; i < 4; ++i) all.push_back({OpKind::kAllreduce, 0, i, numbers(10'000, i)});
+          std::shuffle(all.begin(), all.end(), own);
+          std::vector<hp_handle> handles;
+          for (Work& work : all) {
+            Order order = order_of(work.op, work.data, work.peer, work.tag);
+            if (work.op == OpKind::kAllreduce) {
+              order.tag = 0;
+              order.name = "beside." + std::to_string(work.tag);
+              order.output = work.data.data();
+            }
+            handles.push_back(submit(engine, order));
+          }
+          std::shuffle(handles.begin(), handles.end(), own);
+          for (const hp_handle handle : handles) finish(engine, handle);
+          for (const Work& work : all) {
+            if (work.op == OpKind::kSend) continue;
+            std::vector<float> expected = numbers(work.data.size(), work.tag);
+            if (work.op == OpKind::kAllreduce) {
+              for (float& value : expected) value *= kRanks;
+            }
+            expect(work.data == expected, "contents of " + std::to_string(work.tag));
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("a tensor larger than all slots, both ways at once") {
+  for (const Transport transport : {Transport::kThreads, Transport::kShm}) {
+    Cluster cluster(transport, 2);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const std::size_t count = TransferSlots::kEnd / sizeof(float) + 12'345;
+      std::vector<float> mine = numbers(count, rank), got(count);
+      const hp_handle send = submit(engine, order_of(OpKind::kSend, mine, 1 - rank));
+      perform(engine, order_of(OpKind::kReceive, got, 1 - rank));
+      finish(engine, send);
+      expect(got == numbers(count, 1 - rank), "contents");
+    });
+  }
+}
+
+TEST_CASE("slots return when process sets are removed while sends are under way") {
+  const std::uint64_t seed = test_seed();
+  CAPTURE(seed);
+  Cluster cluster(Transport::kThreads, 2, patient());
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    std::mt19937_64 own(seed + static_cast<std::uint64_t>(rank));
+    for (int round = 0; round < 2 * static_cast<int>(TransferSlots::kSlots); ++round) {
+      const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1})));
+      std::vector<std::vector<float>> data(3, std::vector<float>(100'000));
+      std::vector<hp_handle> handles;
+      for (std::vector<float>& one : data) {
+        Order order = order_of(rank == 0 ? OpKind::kSend : OpKind::kReceive, one, 1 - rank);
+        order.set = set;
+        handles.push_back(submit(engine, order));
+        for (auto pause = own() % 3; pause > 0; --pause) std::this_thread::yield();
+      }
+      await_value(engine, engine.remove_set(set));
+      for (const hp_handle handle : handles) {
+        const Status status = failure_of([&] { await(engine, handle); });
+        expect(status.ok() || status.message.find("was removed") != std::string::npos,
+               status.message);
+        if (status.ok()) engine.handles().release(handle);
+      }
+      // A rank that has nothing to do with the set any more still sends and receives.
+      std::vector<float> mine = numbers(200'000, rank), got(200'000);
+      const hp_handle send = submit(engine, order_of(OpKind::kSend, mine, 1 - rank));
+      perform(engine, order_of(OpKind::kReceive, got, 1 - rank));
+      finish(engine, send);
+      expect(got == numbers(200'000, 1 - rank), "contents");
+    }
+  });
+}
+
+TEST_CASE("an abort in the middle of transfers ends them, and their memory is left alone") {
+  const std::uint64_t seed = test_seed();
+  CAPTURE(seed);
+  for (int round = 0; round < (kSanitized ? 5 : 30); ++round) {
+    Cluster cluster(Transport::kThreads, 3, patient());
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      std::mt19937_64 own(seed + static_cast<std::uint64_t>(3 * round + rank));
+      const int next = (rank + 1) % 3, previous = (rank + 2) % 3;
+      const auto left = own() % 8;
+      for (std::uint64_t i = 0;; ++i) {
+        // The memory goes as soon as the operations have ended: a sanitizer sees who still uses it.
+        std::vector<float> mine = numbers(500'000, rank), got(500'000);
+        if (rank == 0 && i == left) engine.abort("enough");
+        std::vector<hp_handle> handles;
+        const Status refused = failure_of([&] {
+          handles.push_back(submit(engine, order_of(OpKind::kSend, mine, next)));
+          handles.push_back(submit(engine, order_of(OpKind::kReceive, got, previous)));
+        });
+        Status failed = refused;
+        for (const hp_handle handle : handles) {
+          const Status status = failure_of([&] { finish(engine, handle); });
+          if (!status.ok()) failed = status;
+        }
+        if (failed.ok()) continue;
+        expect(failed.message.find("enough") != std::string::npos, failed.message);
+        return;
       }
     });
   }
