@@ -20,7 +20,7 @@ struct TransferPath {
 std::span<const TransferPath> transfer_paths();
 
 inline constexpr TransferPath kCopyPath{"copy", "self"};        // to the rank itself
-inline constexpr TransferPath kInlinePath{"inline", "control"};  // in the message that offers it
+inline constexpr TransferPath kInlinePath{"inline", "inline"};  // in the message that offers it
 inline constexpr TransferPath kDirectPath{"direct", "shm"};     // through slots in shared memory
 inline constexpr TransferPath kStreamPath{"stream", "stream"};  // over the links
 

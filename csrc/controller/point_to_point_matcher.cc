@@ -20,8 +20,7 @@ Signature comparable(DType dtype, const Shape& shape) {
 }  // namespace
 
 void PointToPointMatcher::send(const Posting& posting, Offer::Source source, Bytes data) {
-  Offer offer{++last_send_,  posting.tag, posting.dtype,
-              posting.shape, source,      std::move(data)};
+  Offer offer{++last_send_, posting.tag, posting.dtype, posting.shape, source, std::move(data)};
   sends_.emplace(offer.send, Sending{posting, source == Offer::Source::kInline});
   if (posting.peer == rank_) {
     receive_offer(rank_, posting.set, std::move(offer));

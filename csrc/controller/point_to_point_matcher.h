@@ -73,9 +73,9 @@ class PointToPointMatcher {
     std::uint64_t transfer = 0;  // not kCopy, kFail: its number among those from the sender
     std::uint64_t partner = 0;   // kCopy: the recv of this rank that gets what `ticket` sends
     Status status{};             // kFail; a recv may have started before
-    std::vector<std::uint32_t> slots{};             // kSend: see Accept
-    Offer::Source source = Offer::Source::kHost;    // kReceive
-    Bytes data{};                                   // kDeliver
+    std::vector<std::uint32_t> slots{};           // kSend: see Accept
+    Offer::Source source = Offer::Source::kHost;  // kReceive
+    Bytes data{};                                 // kDeliver
   };
   std::vector<Event> take_events() { return std::exchange(events_, {}); }
   struct Message {

@@ -198,8 +198,10 @@ void PointToPoint::handle(PointToPointMatcher::Event& event) {
   using Kind = PointToPointMatcher::Event::Kind;
   OperationPtr operation = take_waiting(event.ticket);
   if (event.kind != Kind::kFail) {
-    Transfer& transfer = transfers_.emplace_back(
-        Transfer{.operation = std::move(operation), .partner = nullptr, .peer = event.peer, .number = event.transfer});
+    Transfer& transfer = transfers_.emplace_back(Transfer{.operation = std::move(operation),
+                                                          .partner = nullptr,
+                                                          .peer = event.peer,
+                                                          .number = event.transfer});
     switch (event.kind) {
       case Kind::kCopy:
         transfer.partner = take_waiting(event.partner);

@@ -1,9 +1,11 @@
 """send and recv on NumPy arrays."""
 
+import json
 import os
 import random
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -52,6 +54,78 @@ def test_blocking_send_and_recv(ranks):
     ranks.run(check_blocking)
 
 
+def check_large():
+    """Exchange tensors larger than the slots of a rank with all ranks at once, beside an allreduce."""
+    size, rank = hvd.size(), hvd.rank()
+    count = 1_500_000
+    handles, received = [], {}
+    for peer in range(size):
+        handles.append(hvd.send_async(np.full(count, 10 * rank + peer, np.float32), peer))
+    total = hvd.allreduce_async(np.ones(100_000), op=hvd.Sum, name="among")
+    for peer in reversed(range(size)):
+        received[peer] = np.zeros(count, np.float32)
+        handles.append(hvd.recv_async(received[peer], peer))
+    for handle in reversed(handles):
+        hvd.synchronize(handle)
+    assert (hvd.synchronize(total) == size).all()
+    for peer, data in received.items():
+        assert (data == 10 * peer + rank).all()
+
+
+def test_large_tensors_in_all_directions(ranks):
+    ranks.run(check_large)
+
+
+def check_beside_collectives(key):
+    """Send between random pairs and wait in random order while allreduces run."""
+    size, rank = hvd.size(), hvd.rank()
+    common, own = random.Random(key), random.Random(f"{key} {rank}")
+    for step in range(5):
+        calls, checks, handles = [], [], []
+        for tag in range(30):
+            source, dest = common.randrange(size), common.randrange(size)
+            count = common.choice([0, 1, 3000, 20_000, 300_000])
+            if source == rank:
+                calls.append((hvd.send_async, np.full(count, tag, np.float32), dest, tag))
+            if dest == rank:
+                data = np.full(count, -1, np.float32)
+                calls.append((hvd.recv_async, data, source, tag))
+                checks.append((data, tag))
+        for n in range(4):
+            data = np.full(10_000, n, np.float32)
+            calls.append((hvd.allreduce_async_, data, None, f"beside.{n}", hvd.Sum))
+            checks.append((data, n * size))
+        own.shuffle(calls)
+        handles = [call(*arguments) for call, *arguments in calls]
+        own.shuffle(handles)
+        for handle in handles:
+            hvd.synchronize(handle)
+        for data, value in checks:
+            assert (data == value).all(), (step, value)
+
+
+def test_random_traffic_beside_collectives(ranks):
+    ranks.run(check_beside_collectives, seed())
+
+
+def again(key):
+    hvd.shutdown()
+    hvd.init()
+    check_beside_collectives(key)
+
+
+def test_transfers_after_reinitialisation(ranks):
+    for _ in range(3):
+        ranks.run(again, seed())
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "stream", "inline"])
+def test_forced_paths(pool, algorithm):
+    with pool.ranks(3, hosts="aab", env={"HOROPLUG_ALGORITHM": algorithm}) as job:
+        job.run(check_beside_collectives, seed())
+        job.run(check_large)
+
+
 def check_refusals():
     data = np.ones(4)
     refused(ValueError, "rank 9 does not exist", lambda: hvd.send(data, 9))
@@ -98,23 +172,76 @@ def test_deadlock_of_recvs_names_both_ranks(pool):
         job.run(check_blocking)
 
 
-def die(victim, key):
-    """Die at a random moment in a series of large transfers."""
+def go_round(started=None):
+    """Pass large tensors around a ring until a call fails; create the file `started` after the first round."""
     size, rank = hvd.size(), hvd.rank()
-    if rank == victim:
-        kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-        threading.Timer(random.Random(key).uniform(0.0, 0.3), kill).start()
-    data = np.ones(1_000_000, np.float32)
+    data = np.ones(4_000_000, np.float32)
     while True:
         handle = hvd.send_async(data, (rank + 1) % size)
         hvd.recv(np.empty_like(data), (rank - 1) % size)
         hvd.synchronize(handle)
+        if started is not None and rank == 0:
+            started.touch()
 
 
-@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+def die(victim, key):
+    """Die at a random moment in a series of large transfers."""
+    if hvd.rank() == victim:
+        kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        threading.Timer(random.Random(key).uniform(0.0, 0.3), kill).start()
+    go_round()
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab", "aaa"])
 def test_killed_rank_is_named_by_the_survivors(pool, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
         for outcome in errors_of_survivors(job.outcomes(die, victim, key), victim):
             assert "recv" in outcome.message or "send" in outcome.message
+
+
+@pytest.mark.parametrize("hosts", ["aa", "aaa"])
+def test_rank_stopped_during_a_transfer_is_named(pool, hosts, tmp_path):
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+    with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
+        *others, stopped = job.workers
+        started = tmp_path / "started"
+        job.start(go_round, started)
+        until = time.monotonic() + 30
+        while not started.exists() and time.monotonic() < until:
+            os.sched_yield()
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        try:
+            outcomes = [worker.receive() for worker in others]
+        finally:
+            os.kill(stopped.process.pid, signal.SIGCONT)
+        victim = len(hosts) - 1
+        internal(outcomes, f"rank {victim}")
+        first = next(o.message for o in outcomes if "no progress" in o.message)
+        assert f"waiting for rank {victim}, which does not answer" in first
+        stopped.receive()
+
+
+def send_small_and_large():
+    """Send one small and one large tensor from rank 0 to every rank."""
+    size, rank = hvd.size(), hvd.rank()
+    for n, count in enumerate([1, 200_000]):
+        for peer in range(size):
+            if rank == 0:
+                handle = hvd.send_async(np.ones(count), peer, n)
+            if rank == peer:
+                hvd.recv(np.empty(count), 0, n)
+            if rank == 0:
+                hvd.synchronize(handle)
+
+
+def test_timeline_names_the_paths(pool, tmp_path):
+    path = tmp_path / "timeline.json"
+    with pool.ranks(3, hosts="aab", env={"HOROVOD_TIMELINE": str(path)}) as job:
+        job.run(send_small_and_large)
+        job.run(hvd.shutdown)
+    names = [event["name"] for event in json.loads(path.read_text())]
+    media = [name for name in names if name.endswith("_SEND") and not name.startswith("NEGOTIATE")]
+    # On the row of the tensor, and on the row of the batches.
+    assert sorted(set(media)) == ["INLINE_SEND", "SELF_SEND", "SHM_SEND", "STREAM_SEND"]

@@ -50,7 +50,8 @@ const char* hp_algorithms(void) {
     }
     for (const auto kind : {horoplug::OpKind::kSend, horoplug::OpKind::kReceive}) {
       for (const auto& path : horoplug::transfer_paths()) {
-        *lines += std::string(horoplug::op_kind_name(kind)) + " " + path.name + " " + path.medium + "\n";
+        *lines +=
+            std::string(horoplug::op_kind_name(kind)) + " " + path.name + " " + path.medium + "\n";
       }
     }
     return lines;
