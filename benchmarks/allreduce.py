@@ -11,6 +11,7 @@ An iteration takes as long as on its slowest rank; ``time`` is the median of the
 percentile, ``spread`` the interquartile range over the median. ``algbw`` is size over time; ``busbw`` is the least
 number of bytes that each rank must send or receive, over time (nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per
 second. Buffers hold zeros in timed iterations, and other values for the check.
+``sendrecv`` is a round trip between pairs of ranks: one sends and then receives, the other answers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from harness.clock import Summary, alternate, geometric_mean
 from harness.job import byte_count, command_line, job, options_of, parse
-from harness.peers import OPS, PEERS, Case, Peer, Prepared
+from harness.peers import OPS, PEERS, Case, Peer, Prepared, partner_of
 from harness.record import Column, Plot, Record
 
 ABOUT = """One collective on buffers of one size, again and again, called from Python on ordinary NumPy arrays, in place
@@ -58,6 +59,7 @@ COLLECTIVES = {
     "broadcast": Collective(lambda n: 1, lambda n: 1.0, False, False),
     "alltoall": Collective(lambda n: 1, lambda n: (n - 1) / n, True, False),
     "reducescatter": Collective(lambda n: 1, lambda n: (n - 1) / n, True, True),
+    "sendrecv": Collective(lambda n: 1, lambda n: 2.0, False, False),
 }
 
 
@@ -78,6 +80,8 @@ def expected(case: Case, rank: int, size: int) -> np.ndarray:
     part = slice(rank * (case.count // size), (rank + 1) * (case.count // size))
     if case.collective == "broadcast":
         return values(case, 0)
+    if case.collective == "sendrecv":
+        return values(case, partner_of(rank, size))
     if case.collective == "allgather":
         return np.concatenate([values(case, r) for r in range(size)])
     if case.collective == "alltoall":

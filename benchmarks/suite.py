@@ -75,6 +75,11 @@ FULL = [
     Part("raw-4", "raw", "--ranks 4 -e 64M"),
     *peers("allreduce", "allreduce-2", "-np 2 -b 4 -e 256M -f 4"),
     *peers("allreduce", "allreduce-4", "-np 4 -b 4 -e 64M -f 4 -n 100"),
+    Part(
+        "sendrecv-torch-gloo",
+        "allreduce",
+        "-np 2 --collective sendrecv -b 4 -e 64M -f 4 --peer torch-gloo",
+    ),
     *peers("gradients", "gradients-2", "-np 2 --model resnet50 --model 200x1KiB -n 50"),
     *peers("gradients", "gradients-bert-2", "-np 2 --model bert-large -n 5"),
     *peers("train", "train-2", "-np 2 --steps 120"),

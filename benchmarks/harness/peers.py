@@ -33,6 +33,24 @@ class Case:
         return f"{self.collective}.{self.dtype}.{self.op}.{self.count}"
 
 
+def partner_of(rank: int, size: int) -> int:
+    """The other rank of a pair; SystemExit if there is none."""
+    if size % 2:
+        raise SystemExit(f"sendrecv needs an even number of ranks, not {size}")
+    return rank ^ 1
+
+
+def round_trip(rank: int, send: Run, receive: Run) -> Run:
+    """The rank with the lower number begins."""
+    first, second = (receive, send) if rank % 2 else (send, receive)
+
+    def run() -> None:
+        first()
+        second()
+
+    return run
+
+
 class Prepared(NamedTuple):
     """An input, one operation on it, and its output: None if the operation returns the output."""
 
@@ -95,6 +113,10 @@ class Horoplug(Peer):
             "alltoall": lambda: hvd.alltoall(x, name=name),
             "reducescatter": lambda: hvd.reducescatter(x, op=op, name=name),
         }
+        if case.collective == "sendrecv":
+            y, other = np.empty_like(x), partner_of(hvd.rank(), hvd.size())
+            send, receive = lambda: hvd.send(x, other), lambda: hvd.recv(y, other)
+            return Prepared(x, round_trip(hvd.rank(), send, receive), y)
         return Prepared(x, runs[case.collective])
 
 
@@ -136,6 +158,11 @@ class TorchGloo(Peer):
             "reducescatter": lambda: dist.reduce_scatter_tensor(scattered, t, op),
         }
         outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
+        if case.collective == "sendrecv":
+            rank = dist.get_rank()
+            other = partner_of(rank, self.size)
+            send, receive = lambda: dist.send(t, other), lambda: dist.recv(exchanged, other)
+            return Prepared(x, round_trip(rank, send, receive), exchanged)
         return Prepared(x, runs[case.collective], outputs.get(case.collective, t))
 
     def close(self) -> None:
@@ -176,6 +203,10 @@ class Mpi4py(Peer):
             "reducescatter": lambda: comm.Reduce_scatter_block(x, scattered, op),
         }
         outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
+        if case.collective == "sendrecv":
+            other = partner_of(comm.rank, self.size)
+            send, receive = lambda: comm.Send(x, other), lambda: comm.Recv(exchanged, other)
+            return Prepared(x, round_trip(comm.rank, send, receive), exchanged)
         return Prepared(x, runs[case.collective], outputs.get(case.collective, x))
 
 
@@ -198,6 +229,8 @@ class Horovod(Peer):
         self.ops = dict(zip(OPS, reductions, strict=True))
 
     def prepare(self, case: Case) -> Prepared:
+        if case.collective == "sendrecv":
+            raise SystemExit("Horovod has no send and recv")
         x = np.empty(case.count, case.dtype)
         theirs, name, op, t = self.theirs, case.name, self.ops[case.op], as_tensor(self.torch, x)
         runs: dict[str, Run] = {

@@ -293,9 +293,12 @@ bool PointToPoint::advance(bool gpu_may_run) {
     handle(event);
     busy = true;
   }
+  // Slots that become free below are for the transfers that have waited for longest.
+  for (Transfer& transfer : transfers_) {
+    if (transfer.path == nullptr) busy |= accept(transfer);
+  }
   for (auto it = transfers_.begin(); it != transfers_.end();) {
     Transfer& transfer = *it;
-    if (transfer.path == nullptr && accept(transfer)) busy = true;
     const bool waits = transfer.on_gpu() && !gpu_may_run;
     if (transfer.path == nullptr || waits || (!transfer.fiber && !may_begin(transfer))) {
       ++it;
