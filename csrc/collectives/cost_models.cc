@@ -1,0 +1,125 @@
+#include "collectives/cost_models.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "collectives/gpu/gpu_group.h"
+
+namespace horoplug::cost_models {
+namespace {
+
+double steps(const Comm& comm) { return std::ceil(std::log2(comm.size())); }
+
+// Whole vectors at every distance.
+double cost_gpu_adasum(const Comm& comm, const LinkCosts& link, double bytes) {
+  return steps(comm) * (link.latency + bytes * link.byte);
+}
+
+}  // namespace
+
+double free_of_charge(const Comm&, double) { return 0; }
+
+double cost_direct(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().shared;
+  return 2 * link.latency + 3 * bytes * link.byte;
+}
+
+double cost_lines(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().shared;
+  return link.latency + comm.size() * bytes * link.byte;
+}
+
+double cost_ring(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  return 2 * (comm.size() - 1) * (link.latency + bytes / comm.size() * link.byte);
+}
+
+double cost_pairwise(const Comm& comm, double bytes) {
+  constexpr double kIncast = 0.01;
+  const LinkCosts& link = comm.costs().stream;
+  const double others = comm.size() - 1;
+  return 2 * (link.latency + (others - 1) * comm.costs().message) +
+         2 * others / comm.size() * bytes * link.byte * (1 + (others - 1) * kIncast);
+}
+
+double cost_doubling(const Comm& comm, double bytes) {
+  constexpr double kIdle = 1.1;
+  const LinkCosts& link = comm.costs().stream;
+  return steps(comm) * (link.latency + bytes * link.byte * kIdle);
+}
+
+double cost_between_hosts(const Comm& comm, double bytes) {
+  const double hosts = comm.cross_comm()->size();
+  const LinkCosts& link = comm.costs().stream;
+  return std::min(cost_pairwise(*comm.cross_comm(), bytes),
+                  2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
+}
+
+double cost_hierarchical(const Comm& comm, double bytes) {
+  return 2 * cost_direct(comm, bytes) + cost_between_hosts(comm, bytes);
+}
+
+double cost_mpi(OpKind kind, const Comm& comm, double bytes) {
+  const LinkCosts& own = comm.costs().mpi[static_cast<std::size_t>(kind)];
+  const double barrier = comm.planned() ? steps(comm) * comm.costs().stream.latency : 0;
+  return barrier + own.latency + bytes * own.byte;
+}
+
+double cost_halving(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  const double exchanges = 2 * steps(comm) + steps(comm) * (steps(comm) + 1) / 2;
+  return exchanges * link.latency + 2 * (comm.size() - 1) * bytes / comm.size() * link.byte;
+}
+
+double cost_chain(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  return (comm.size() - 1) * (link.latency + Comm::kChunkBytes * link.byte) + bytes * link.byte;
+}
+
+double cost_linear(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  return link.latency + (comm.size() - 2) * comm.costs().message + bytes * link.byte;
+}
+
+double cost_half_ring(const Comm& comm, double bytes) { return cost_ring(comm, bytes) / 2; }
+
+double cost_nccl(const Comm& comm, double bytes) {
+  const LinkCosts& gpus = comm.costs().gpus;
+  return gpus.latency + 2 * bytes * gpus.byte;
+}
+
+double cost_ipc(const Comm& comm, double bytes) {
+  const LinkCosts& peers = comm.costs().ipc;
+  const double others = comm.size() - 1;
+  return std::min(peers.latency + others * bytes * peers.byte,
+                  2 * (peers.latency + others / comm.size() * bytes * peers.byte));
+}
+
+double cost_adasum_nccl(const Comm& comm, double bytes) {
+  return cost_gpu_adasum(comm, comm.costs().gpus, bytes);
+}
+
+double cost_adasum_ipc(const Comm& comm, double bytes) {
+  return cost_gpu_adasum(comm, comm.costs().ipc, bytes);
+}
+
+double cost_staged(const Comm& comm, double bytes) {
+  const LinkCosts& bus = comm.costs().bus;
+  const double there =
+      comm.host_memory() != nullptr ? cost_direct(comm, bytes) : cost_ring(comm, bytes);
+  return 2 * (bus.latency + bytes * bus.byte) + there;
+}
+
+double cost_gpu_mpi(const Comm& comm, double bytes) {
+  return (cost_nccl(comm, bytes) + cost_staged(comm, bytes)) / 2;
+}
+
+double cost_gpu_hierarchical(const Comm& comm, double bytes) {
+  const LinkCosts& bus = comm.costs().bus;
+  const LinkCosts& devices = comm.gpu()->nccl_in_hosts() ? comm.costs().gpus : comm.costs().ipc;
+  return 2 * (devices.latency + bytes * devices.byte) +
+         2 * (bus.latency + bytes / comm.local_comm()->size() * bus.byte) +
+         cost_between_hosts(comm, bytes);
+}
+
+}  // namespace horoplug::cost_models

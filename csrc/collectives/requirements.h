@@ -1,0 +1,30 @@
+// What algorithms require of a call: the column `can` of the table of algorithms. The answers may
+// depend only on what all ranks know alike.
+#pragma once
+
+#include "collectives/collective.h"
+
+namespace horoplug::requirements {
+
+bool alone(const Comm& comm, const Call&);
+bool on_one_host(const Comm& comm, const Call&);
+bool always(const Comm& comm, const Call&);
+// An allreduce reduces either element by element or by Adasum.
+bool elementwise_on_one_host(const Comm& comm, const Call& call);
+bool fits_into_lines(const Comm& comm, const Call& call);
+bool elementwise(const Comm& comm, const Call& call);
+bool adasum(const Comm& comm, const Call& call);
+bool adasum_on_one_host(const Comm& comm, const Call& call);
+bool on_many_hosts(const Comm& comm, const Call& call);
+// Whether MPI has the collective, can count its data, and gives equal results on all ranks.
+bool by_mpi(const Comm& comm, const Call& call);
+bool by_nccl(const Comm& comm, const Call& call);
+bool by_ipc(const Comm& comm, const Call& call);
+bool adasum_by_nccl(const Comm& comm, const Call& call);
+bool adasum_by_ipc(const Comm& comm, const Call& call);
+// As on the host, if MPI accepts the memory of all ranks' GPUs.
+bool on_gpu_by_mpi(const Comm& comm, const Call& call);
+// Reduced within each host first, on its GPUs.
+bool by_hosts(const Comm& comm, const Call& call);
+
+}  // namespace horoplug::requirements
