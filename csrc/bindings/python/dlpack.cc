@@ -130,7 +130,7 @@ std::unique_ptr<DlpackTensor> take_dlpack(py::handle capsule) {
   throw py::buffer_error("__dlpack__ has returned no capsule of DLPack, or one that is used");
 }
 
-// An array of ours, until the one who has taken it ends it.
+// An array of the core, until its consumer releases it.
 template <typename Managed>
 struct Given {
   Managed managed{};

@@ -30,7 +30,7 @@ enum class Output {
   kRowsCounted,  // like kRows, and for each input a tensor with the rows received from each rank
 };
 
-// Operations that read a fact about the job without communicating.
+// Operations that read a property of the job without communicating.
 enum class Query { kNone, kSize, kLocalSize, kRank, kLocalRank, kIncluded, kDefers };
 
 struct OpRow {

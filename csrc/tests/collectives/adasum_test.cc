@@ -374,7 +374,7 @@ TEST_CASE("slices cover every tensor once, wherever it lies") {
     CHECK(slices.elements(slices.all()) == memory.size());
     std::vector<float> packed(memory.size());
     auto* const bytes = reinterpret_cast<std::byte*>(packed.data());
-    // In pieces that know nothing of slices.
+    // In chunks that do not align with slices.
     for (std::size_t from = 0; from < 4000; from += 28) {
       slices.pack(chunk_of({0, 4000}, from / 28, 28), bytes + from);
     }

@@ -115,15 +115,15 @@ TEST_CASE("memory that MPI may still write to is nobody's any more, and was neve
   std::vector<float> data(1000, 1);
   auto fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
-  std::byte* const lent = job.mpi.memory;
-  testing::left_to_mpi(lent);
-  CHECK((lent != reinterpret_cast<std::byte*>(data.data())));
+  std::byte* const leased = job.mpi.memory;
+  testing::left_to_mpi(leased);
+  CHECK((leased != reinterpret_cast<std::byte*>(data.data())));
   CHECK(data == std::vector<float>(1000, 1));
   fiber.reset();  // another rank has died
-  std::memset(lent, 0xff, 1000 * sizeof(float));
+  std::memset(leased, 0xff, 1000 * sizeof(float));
   fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
-  CHECK((job.mpi.memory != lent));
+  CHECK((job.mpi.memory != leased));
   job.mpi.others = true;
   CHECK(fiber->poll());
   CHECK(data == std::vector<float>(1000, 2));

@@ -338,7 +338,7 @@ TEST_CASE("MPI is asked for what it can, and not for what does not fit into its 
   }
 }
 
-TEST_CASE("ranks of a plan do not meet in a barrier of MPI's, which takes nothing back") {
+TEST_CASE("a batch of a plan does not use MPI's barrier, which cannot be withdrawn") {
   FakeJob fake(2);
   Rank rank(fake, 0);
   const auto chosen = [&] { return std::string(choose_algorithm(rank.comm, Call{}, "mpi").name); };

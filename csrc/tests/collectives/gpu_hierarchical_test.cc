@@ -1,6 +1,6 @@
 // Allreduces of tensors on GPUs over two hosts, which are reduced in each host first, on simulated
 // GPUs: the results are those of the CPU's hierarchical allreduce, of every type and size; the way
-// is taken by all ranks or by none; and who waits for a rank that will not come is let go.
+// is taken by all ranks or by none; and a rank that waits for one that will not come is released.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -342,7 +342,8 @@ TEST_CASE("a rank whose GPU does nothing any more is named in time") {
       running.wait();
       sums_up(job, rank, "third");  // where it was the last one that came
     });
-    // Who waits for the GPU is the first to say so, or who has done with it and watches it.
+    // Either a rank that waits for the GPU reports the failure first, or one that is done and
+    // watches it.
     CHECK(mentions(status, {"second", "0.5 s"}));
     job.framework(rank).read(0, 0);
   });

@@ -1,6 +1,6 @@
 // Tensors on the GPUs of one host by CUDA IPC, on simulated GPUs: the results are the CPU's in
 // every operation, of every size and with every number of rounds; ranks use it together or not at
-// all; and who waits for a rank that will not come is let go.
+// all; and a rank that waits for one that will not come is released.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -65,7 +65,7 @@ CUresult write_later(CUstream stream, CUdeviceptr word, std::uint32_t value, uns
 
 }  // namespace
 
-TEST_CASE("operations by CUDA IPC, many of them in flight") {
+TEST_CASE("many operations by CUDA IPC in flight") {
   for (const int ranks : {2, 3, 4}) {
     for (const EngineOptions& options : {with_ipc(), in_two_steps()}) {
       CAPTURE(ranks);
@@ -202,7 +202,7 @@ TEST_CASE("a stopped rank keeps nobody where a kernel is loaded") {
   });
 }
 
-TEST_CASE("who waits for a rank whose GPU does nothing any more goes on when the job fails") {
+TEST_CASE("a failing job releases ranks that wait for a GPU that has stopped") {
   stuck = false;
   GpuJob job({.ranks = 2, .engine = with_ipc(), .driver = [](int rank, cuda::DriverApi& api) {
                 if (rank != 1) return;

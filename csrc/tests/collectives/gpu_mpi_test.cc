@@ -152,7 +152,7 @@ constexpr OpKind kReduces[] = {OpKind::kAllreduce, OpKind::kReducescatter};
 
 }  // namespace
 
-TEST_CASE("operations by MPI on the memory of GPUs, many of them in flight") {
+TEST_CASE("many operations by MPI on GPU memory in flight") {
   for (const int ranks : {2, 3, 4}) {
     for (const int delay : {50, 2000}) {
       CAPTURE(ranks);

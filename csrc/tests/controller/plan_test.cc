@@ -265,7 +265,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
     options.plan_after = 2 + below(random, 3);
     options.max_outstanding = 1 + below(random, 3);
     options.tuning.bucket_bytes = 40 * (1 + below(random, 4));
-    // Every other job varies its batches and pieces while it runs.
+    // Every other job varies its batches and chunks while it runs.
     options.job = {.ranks = ranks, .one_host = false, .lanes = 2};
     options.tuner = {.mode = chance(random, 2) ? Autotune::kAll : Autotune::kOff,
                      .warmup = 1,

@@ -66,7 +66,7 @@ class Training {
   std::size_t steps_ = 0;
 };
 
-// Best with buckets of 2 MiB and pieces of 64 KiB.
+// Best with buckets of 2 MiB and chunks of 64 KiB.
 double bowl(const Tuning& tuning) {
   const double bucket = std::log2(static_cast<double>(tuning.bucket_bytes) / (2 << 20));
   const double chunk = std::log2(static_cast<double>(tuning.chunk_bytes) / (64 << 10));
@@ -120,7 +120,7 @@ TEST_CASE("warm-up turns of a trial are not measured") {
   TunerOptions options;
   options.warmup = 6;
   Tuner tuner(options, {}, {.ranks = 4});
-  Training program(1, 1 << 20);  // nothing but its pieces can differ
+  Training program(1, 1 << 20);  // only its chunks can differ
   const std::size_t warm = program.lock(tuner).size() * 6;
   const auto trials = program.run(tuner, [&](const Tuning& tuning, std::size_t step) {
     const bool best = tuning.chunk_bytes == 64 << 10;
@@ -180,7 +180,7 @@ TEST_CASE("settings that could change a result are tuned in mode kAll only") {
 
 TEST_CASE("no trial starts if all choices are equal") {
   Tuner tuner({}, {}, {.ranks = 4});
-  // All of it shares one batch in one piece, whatever the settings.
+  // All of it shares one batch of one chunk, whatever the settings.
   CHECK(Training(3, 4096).lock(tuner).size() == 1);
   CHECK(tuner.rounds() == 0);
   tuner.step_done(0, 1.0);
@@ -192,7 +192,7 @@ TEST_CASE("no trial starts if all choices are equal") {
 
 TEST_CASE("tuning gives up if plans keep breaking") {
   Tuner tuner({}, {}, {.ranks = 4});
-  const Training program(1, 1 << 20);  // nothing but its pieces can differ
+  const Training program(1, 1 << 20);  // only its chunks can differ
   for (int i = 0; i < 3; ++i) {
     CHECK(program.lock(tuner).size() == 4);
     tuner.step_done(0, 1.0);

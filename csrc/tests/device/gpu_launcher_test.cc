@@ -246,7 +246,7 @@ TEST_CASE("code that has several kernels is loaded once") {
   CHECK(std::count(calls.begin(), calls.end(), "load image of all") == 1);
 }
 
-TEST_CASE("a kernel is loaded once for all who launch on a GPU") {
+TEST_CASE("a kernel is loaded once for all launchers of a GPU") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
   const auto kernels = std::make_shared<LoadedKernels>(context, code);

@@ -1,4 +1,4 @@
-// Fuzz target: everything that a peer can send. The bytes come in pieces of odd sizes to a link
+// Fuzz target: everything that a peer can send. The bytes come in chunks of odd sizes to a link
 // with receives posted, and its control messages go to a negotiator and a inspection in the middle
 // of their work.
 #include <algorithm>
@@ -13,7 +13,7 @@ using namespace horoplug;
 
 namespace {
 
-// Gives out the input in pieces whose sizes come from the input as well.
+// Returns the input in chunks whose sizes come from the input as well.
 class FuzzStream final : public Stream {
  public:
   FuzzStream(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
@@ -25,11 +25,11 @@ class FuzzStream final : public Stream {
   }
   std::ptrdiff_t read(void* to, std::size_t bytes) override {
     if (size_ == 0) return kEnd;
-    const std::size_t piece = std::min({bytes, size_, std::size_t{1} + data_[0] % 61});
-    std::copy_n(data_, piece, static_cast<std::uint8_t*>(to));
-    data_ += piece;
-    size_ -= piece;
-    return static_cast<std::ptrdiff_t>(piece);
+    const std::size_t chunk = std::min({bytes, size_, std::size_t{1} + data_[0] % 61});
+    std::copy_n(data_, chunk, static_cast<std::uint8_t*>(to));
+    data_ += chunk;
+    size_ -= chunk;
+    return static_cast<std::ptrdiff_t>(chunk);
   }
   void close_write() override {}
   int fd() const override { return -1; }

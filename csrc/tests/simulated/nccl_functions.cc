@@ -113,7 +113,7 @@ ncclResult_t NcclFunctions::CommFinalize(ncclComm_t handle) {
 ncclResult_t NcclFunctions::CommDestroy(ncclComm_t handle) {
   const std::shared_ptr<Communicator> communicator = machine().take(handle);
   if (communicator == nullptr) return kInvalidArgument;
-  // As NCCL: who has not finalized waits for all ranks here.
+  // As in NCCL, a rank that has not finalized waits for all ranks here.
   communicator->join();
   if (!communicator->is_finalized()) communicator->finalize();
   communicator->join();

@@ -1,4 +1,4 @@
-// Frames over a stream that takes and gives bytes in pieces of any size.
+// Frames over a stream that writes and reads any number of bytes at a time.
 #include "transport/link.h"
 
 #include <doctest/doctest.h>

@@ -43,11 +43,11 @@ std::size_t MpiStream::write(const iovec* parts, int count) {
     }
     std::size_t bytes = 0;
     while (part < count && bytes < kSegmentBytes) {
-      const std::size_t piece = std::min(parts[part].iov_len - at, kSegmentBytes - bytes);
+      const std::size_t chunk = std::min(parts[part].iov_len - at, kSegmentBytes - bytes);
       std::memcpy(segment->data + bytes, static_cast<const std::byte*>(parts[part].iov_base) + at,
-                  piece);
-      bytes += piece;
-      at += piece;
+                  chunk);
+      bytes += chunk;
+      at += chunk;
       skip_empty();
     }
     segment->bytes = static_cast<std::uint32_t>(bytes);
