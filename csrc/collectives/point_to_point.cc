@@ -12,6 +12,9 @@ constexpr auto kPaths = std::to_array({kCopyPath, kInlinePath, kDirectPath, kStr
 
 // Up to here a copy into the message and out of it costs less than the two messages that it saves.
 constexpr std::size_t kMostInline = 16 << 10;
+// Below, the transfer consists of the messages before it, and a connection wakes the receiver at no
+// further cost.
+constexpr std::size_t kLeastDirect = 256 << 10;
 constexpr std::size_t kLeastChunk = 16 << 10;
 
 }  // namespace
@@ -28,8 +31,9 @@ const TransferPath& choose_path(const TransferFacts& facts) {
   // Transfers on GPUs run one at a time in each direction. Through slots, a sender would wait for
   // the receiver, and ranks could wait for each other in a circle.
   const bool can_be_direct = facts.shares_memory && !facts.on_gpu;
-  const bool other_path = facts.forced == kStreamPath.name;
-  return can_be_direct && !other_path ? kDirectPath : kStreamPath;
+  if (!can_be_direct || facts.forced == kStreamPath.name) return kStreamPath;
+  const bool pays = facts.bytes >= kLeastDirect || facts.forced == kDirectPath.name;
+  return pays ? kDirectPath : kStreamPath;
 }
 
 std::size_t slot_chunk_bytes(std::size_t bytes) {

@@ -77,6 +77,8 @@ TEST_CASE("the path of a transfer") {
   CHECK(path_of({.bytes = 4, .shares_memory = true, .forced = "direct"}) == "direct");
   CHECK(path_of({.bytes = 4, .shares_memory = true, .forced = "stream"}) == "stream");
   CHECK(path_of({.bytes = 4, .on_gpu = true}) == "stream");
+  CHECK(path_of({.bytes = 64 << 10, .shares_memory = true}) == "stream");
+  CHECK(path_of({.bytes = 64 << 10, .shares_memory = true, .forced = "direct"}) == "direct");
   CHECK(path_of({.bytes = kLarge}) == "stream");
   CHECK(path_of({.bytes = kLarge, .forced = "direct"}) == "stream");
   CHECK(path_of({.bytes = kLarge, .shares_memory = true}) == "direct");
