@@ -430,6 +430,9 @@ std::vector<int> PointToPoint::peers() const {
   for (const Transfer& transfer : transfers_) {
     if (transfer.peer != rank_) ranks.push_back(transfer.peer);
   }
+  // A rank can be the peer of several transfers.
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
 }
 
