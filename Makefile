@@ -14,6 +14,10 @@ PYTHON_FILES := horoplug tests benchmarks examples scripts setup.py conftest.py
 
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# For the release build: a test builds the source archive, whose objects are the same but for the folder.
+export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
+export CCACHE_BASEDIR ?= /
+export CCACHE_NOHASHDIR ?= 1
 
 .PHONY: help demo build kernels test test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi wheel docs clean
 .DELETE_ON_ERROR:
@@ -38,7 +42,7 @@ build/.system-demo: scripts/system-packages
 	@mkdir -p build && touch $@
 
 build/.system-test: scripts/system-packages build/.system-demo
-	@scripts/system-packages $(PYTHON) binutils clang-16 doctest-dev git iproute2 iptables libclang-rt-16-dev \
+	@scripts/system-packages $(PYTHON) binutils ccache clang-16 doctest-dev git iproute2 iptables libclang-rt-16-dev \
 	  libpmix-dev mold openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
@@ -138,6 +142,7 @@ OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer
 # CMake reads CXX only when a directory is configured for the first time. Passing the compiler as an option would reset the
 # other options.
 cpp-fuzz: export CXX := clang++-16
+cpp-release: export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 
 cpp-%: build/.system-test .venv/.test
 	@$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null

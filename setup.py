@@ -2,11 +2,13 @@
 
 All libraries come from one CMake build directory, ``build/release``, which ``make`` and CMake users share: building
 for another interpreter, or once more, does not compile the core again. What a directory was configured with stays
-(options such as ``HOROPLUG_WERROR``); only what belongs to the interpreter is set anew each time.
+(options such as ``HOROPLUG_WERROR``); only what belongs to the interpreter is set anew each time, and what the
+environment variable ``CMAKE_ARGS`` holds: options for CMake, separated by spaces.
 """
 
 import importlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,6 +55,7 @@ class BuildExt(build_ext):
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja', 'BIN_DIR')}",
             "-DHOROPLUG_PYTHON=ON",
             f"-DHOROPLUG_PYTHON_EXECUTABLE={sys.executable}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(

@@ -1,7 +1,8 @@
 """Decides which tests run at the same time under ``pytest -n`` (pytest-xdist).
 
-A worker gets whole files, so that the fixtures of a module are set up once. The files of one group go to one worker.
-The files in ``ALONE`` run after all others, one at a time, with no other test running. All results are in one summary.
+A worker gets whole files, so that the fixtures of a module are set up once. The files of one group in ``GROUPS`` go to
+one worker, one after the other. The files in ``ALONE`` come after all others, one at a time with nothing beside them.
+All results are in one summary.
 """
 
 from collections import OrderedDict
@@ -10,14 +11,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-# Files that measure time or need exclusive use of a resource of the machine, with the reason.
+# Files that measure time or need the whole machine, with the reason.
 ALONE = {
-    "tests/launcher/test_hosts.py": "network namespaces",
-    "tests/launcher/test_run_hosts.py": "network namespaces",
-    "tests/launcher/test_network.py": "network namespaces",
-    "tests/launcher/test_launcher_environment_jobs.py": "network namespaces",
-    "tests/project/test_docs.py": "network namespaces and Slurm daemons",
-    "tests/launcher/test_slurm.py": "Slurm daemons",
     "tests/launcher/test_termination.py": "time limits for processes to end",
     "tests/launcher/test_status.py": "time between lines of output",
     "tests/rendezvous/test_measure.py": "measures links",
@@ -26,13 +21,25 @@ ALONE = {
     "tests/project/test_packaging.py": "builds with all cores",
     "tests/project/test_leftovers.py": "looks for leftovers of all other tests",
 }
-# The tests in these files remove MPI's new files from shared memory, including those of other running tests.
-MPI = (
-    "tests/mpi/",
-    "tests/gpu/test_mpi.py",
-    "tests/gpu/device/test_mpi.py",
-    "tests/launcher/test_mpi.py",
-)
+# Files and folders that share a resource of which the machine has one. Other tests may run at the same time.
+GROUPS = {
+    # Their tests remove MPI's new files from shared memory, including those of other running tests.
+    "mpi": (
+        "tests/mpi/",
+        "tests/gpu/test_mpi.py",
+        "tests/gpu/device/test_mpi.py",
+        "tests/launcher/test_mpi.py",
+    ),
+    # Network namespaces, ssh servers and Slurm daemons.
+    "hosts": (
+        "tests/launcher/test_hosts.py",
+        "tests/launcher/test_run_hosts.py",
+        "tests/launcher/test_network.py",
+        "tests/launcher/test_launcher_environment_jobs.py",
+        "tests/launcher/test_slurm.py",
+        "tests/project/test_docs.py",
+    ),
+}
 # Files with independent, long tests: each test is assigned to a worker separately, at the end of the queue.
 SPLIT = ("tests/project/test_cpp.py", "tests/api/test_horovod_api.py")
 
@@ -42,14 +49,15 @@ def group_of(test: str) -> str:
     file = test.partition("::")[0]
     if file in ALONE:
         return file
-    if file.startswith(MPI):
-        return "mpi"
+    for group, files in GROUPS.items():
+        if file.startswith(files):
+            return group
     return test if file in SPLIT else file
 
 
 def queue_order(group: str) -> int:
-    """Sort key: the largest group first and single tests last, so that no worker idles for long at the end."""
-    if group == "mpi":
+    """Sort key: the largest groups first and single tests last, so that no worker idles for long at the end."""
+    if group in GROUPS:
         return 0
     return 2 if group.startswith(SPLIT) else 1
 

@@ -173,6 +173,25 @@ class TestInstalled:
         assert "numpy" in run([bin_folder / script, "--check-build"], env=env, cwd=tmp_path).lower()
 
 
+def reused_objects():
+    """Variables with which a build takes the objects of the checkout's release build from ccache. Objects of other source
+    text or options are compiled. No variables if the release build did not use ccache."""
+    cache = ROOT / "build" / "release" / "CMakeCache.txt"
+    options = re.findall(
+        r"^(HOROPLUG_WERROR|CMAKE_CXX_COMPILER_LAUNCHER):.*?=(.*)$", cache.read_text(), re.M
+    )
+    settings = dict(options)
+    if not settings.get("CMAKE_CXX_COMPILER_LAUNCHER"):
+        return {}
+    return {
+        "CCACHE_DIR": os.environ.get("CCACHE_DIR", str(ROOT / ".cache" / "ccache")),
+        "CCACHE_BASEDIR": "/",
+        "CCACHE_NOHASHDIR": "1",
+        "CMAKE_CXX_COMPILER_LAUNCHER": settings["CMAKE_CXX_COMPILER_LAUNCHER"],
+        "CMAKE_ARGS": f"-DHOROPLUG_WERROR={settings['HOROPLUG_WERROR']}",
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_source_archive_builds_with_a_compiler_and_nothing_else(sdist, tmp_path):
@@ -184,6 +203,7 @@ def test_source_archive_builds_with_a_compiler_and_nothing_else(sdist, tmp_path)
             (tools / name).symlink_to(found)
     folder = tmp_path / "wheel"
     folder.mkdir()
-    wheel = build(sdist, folder, env={**os.environ, "PATH": str(tools)}, cwd=tmp_path)
+    env = {**os.environ, "PATH": str(tools), **reused_objects()}
+    wheel = build(sdist, folder, env=env, cwd=tmp_path)
     names = zipfile.ZipFile(wheel).namelist()
     assert "horoplug/libhoroplug.so" in names

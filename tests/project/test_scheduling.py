@@ -76,6 +76,7 @@ def made_up(draw):
         *scheduling.ALONE,
         "tests/mpi/test_mpirun.py",
         "tests/gpu/test_mpi.py",
+        *scheduling.GROUPS["hosts"],
         *scheduling.SPLIT,
     ]
     files += [f"tests/core/test_{n}.py" for n in range(5)]
@@ -103,7 +104,8 @@ def test_every_test_runs_once_and_exclusive_files_run_alone(workers):
 
 
 def test_scheduled_files_exist():
-    for file in [*scheduling.ALONE, *scheduling.MPI, *scheduling.SPLIT]:
+    grouped = [file for files in scheduling.GROUPS.values() for file in files]
+    for file in [*scheduling.ALONE, *grouped, *scheduling.SPLIT]:
         assert (ROOT / file).exists(), file
 
 
