@@ -174,8 +174,8 @@ class TestInstalled:
 
 
 def reused_objects():
-    """Variables with which a build takes the objects of the checkout's release build from ccache. Objects of other source
-    text or options are compiled. No variables if the release build did not use ccache."""
+    """Variables with which a build takes the objects of the checkout's release build from ccache. Objects of other
+    source text or options are compiled. No variables if the release build did not use ccache."""
     cache = ROOT / "build" / "release" / "CMakeCache.txt"
     options = re.findall(
         r"^(HOROPLUG_WERROR|CMAKE_CXX_COMPILER_LAUNCHER):.*?=(.*)$", cache.read_text(), re.M
