@@ -93,7 +93,7 @@ struct Task::promise_type {
     Fiber*& fiber;
     bool await_ready() { return waitable.ready(); }
     void await_suspend(std::coroutine_handle<> self) {
-      fiber->leaf_ = self;
+      fiber->leaf_ = self;  // NOLINT(*-CallAndMessage): clang does not see that a caller sets it
       fiber->waiting_ = &waitable;
     }
     void await_resume() { waitable.finish(); }
@@ -106,9 +106,9 @@ struct Task::promise_type {
   void unhandled_exception() { failure = std::current_exception(); }
 
   Wait await_transform(Waitable& waitable) { return {waitable, fiber}; }
-  // A temporary Waitable lives in the coroutine's frame until its wait has ended.
+  // A temporary argument lives in the coroutine's frame until its wait has ended.
   Wait await_transform(Waitable&& waitable) { return {waitable, fiber}; }
-  const Task& await_transform(const Task& task) { return task; }
+  const Task& await_transform(const Task& task) { return task; }  // NOLINT(*-parameter): as above
 };
 
 struct Task::Awaiter {

@@ -19,7 +19,7 @@ struct ProcessSet {
              Negotiator::Options options, std::unique_ptr<Comm> comm, Executor::Forced forced)
       : members(std::move(ranks)),
         host_memory(std::move(memory)),
-        negotiator(members->set, std::move(position), options),
+        negotiator(members->set, std::move(position), std::move(options)),
         executor(members->set, std::move(comm), std::move(forced)) {}
 
   // Takes all operations that are pending.

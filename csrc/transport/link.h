@@ -61,7 +61,7 @@ class Link {
 
   using ControlHandler = std::function<void(int peer, Bytes message)>;
 
-  class Receive;
+  class Receive;  // NOLINT(*-virtual-class-destructor): final, which a declaration cannot say
 
   Link(int peer, std::unique_ptr<Stream> stream, ControlHandler on_control);
   ~Link();

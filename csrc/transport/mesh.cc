@@ -5,7 +5,7 @@
 namespace horoplug {
 
 Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
-           std::shared_ptr<Doorbell> doorbell, Link::ControlHandler on_control)
+           std::shared_ptr<Doorbell> doorbell, const Link::ControlHandler& on_control)
     : doorbell_(std::move(doorbell)), poller_(*doorbell_), lanes_(lanes.size()) {
   for (std::size_t rank = 0; rank < lanes.size(); ++rank) {
     for (auto& stream : lanes[rank]) {

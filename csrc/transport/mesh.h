@@ -15,7 +15,7 @@ class Mesh {
  public:
   // lanes[r]: the connections to rank r; empty for this rank itself.
   Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes, std::shared_ptr<Doorbell> doorbell,
-       Link::ControlHandler on_control);
+       const Link::ControlHandler& on_control);
   ~Mesh();
 
   int size() const { return static_cast<int>(lanes_.size()); }

@@ -42,7 +42,7 @@ inline void* to_pointer(PyObject* number) {
 }
 
 // Memory for the arrays of one call; small ones stay on the stack.
-// NOLINTNEXTLINE(*-member-init): clearing the bytes would cost more than their use
+// The bytes are left uninitialized: clearing them would cost more than their use.
 class CallArena {
  public:
   template <typename T>

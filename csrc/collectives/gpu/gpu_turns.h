@@ -47,7 +47,7 @@ class GpuTurn {
   Task come(Comm& comm);
 
  private:
-  class First;
+  class First;  // NOLINT(*-virtual-class-destructor): final, which a declaration cannot say
   GpuTurns& turns_;
   const std::uint32_t set_;
 };

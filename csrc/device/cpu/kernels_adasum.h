@@ -19,7 +19,7 @@ using F64 = Vector<double>;
 
 template <class T>
 HP_INLINE F64 load_doubles(const char* from) {
-  return __builtin_convertvector((load_vector<Vector<T, kDoubles>>(from)), F64);
+  return __builtin_convertvector(load_vector<Vector<T, kDoubles>>(from), F64);
 }
 
 template <class T>

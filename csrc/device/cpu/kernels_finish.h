@@ -65,7 +65,8 @@ struct IntegerLimits {
 template <class T>
 HP_INLINE T to_integer(double v) {
   using Limits = IntegerLimits<T>;
-  constexpr double kLimit = 2.0 * static_cast<double>(Limits::kMax / 2 + 1);
+  constexpr T kHalf = Limits::kMax / 2 + 1;
+  constexpr double kLimit = 2.0 * static_cast<double>(kHalf);
   constexpr double kLow = static_cast<double>(Limits::kMin);
   if constexpr (sizeof(T) < 8) {  // no branches: this form vectorises
     v = v == v ? v : 0.0;

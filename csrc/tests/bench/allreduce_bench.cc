@@ -268,14 +268,14 @@ Options parse(int argc, char** argv) {
   Options options;
   int flag;
   while ((flag = ::getopt(argc, argv, "n:a:c:ort:")) != -1) {
-    if (flag == 'n') options.ranks = std::clamp(std::atoi(optarg), 1, Board::kMaxRanks);
+    if (flag == 'n') options.ranks = std::clamp(std::stoi(optarg), 1, Board::kMaxRanks);
     if (flag == 'a') options.algorithm = optarg;
     if (flag == 'c')
       options.tuning.chunk_bytes =
-          std::clamp<std::int64_t>(std::atoi(optarg), Tuning::kLeastChunk, Tuning::kMostChunk);
+          std::clamp<std::int64_t>(std::stoll(optarg), Tuning::kLeastChunk, Tuning::kMostChunk);
     if (flag == 'o') options.in_place = false;
     if (flag == 'r') options.shared = true;
-    if (flag == 't') options.seconds = std::atof(optarg);
+    if (flag == 't') options.seconds = std::stod(optarg);
     if (flag == '?') std::exit(2);
   }
   for (; optind < argc; ++optind) options.sizes.push_back(std::strtoull(argv[optind], nullptr, 10));

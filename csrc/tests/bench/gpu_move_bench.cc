@@ -8,12 +8,11 @@
 // unpacking and by copies, and microseconds of the host's CPU for a launch.
 //
 // What is compared alternates within one run; medians over the rounds.
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <functional>
 #include <iostream>
 #include <numeric>

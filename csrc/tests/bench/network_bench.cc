@@ -205,7 +205,7 @@ class ModelledStream final : public Stream {
 // of the first and of the second stream.
 std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>> make_modelled_link(
     const LinkModel& model, Clock& clock, std::shared_ptr<Line> first, std::shared_ptr<Line> second,
-    std::shared_ptr<Doorbell> first_bell, std::shared_ptr<Doorbell> second_bell) {
+    const std::shared_ptr<Doorbell>& first_bell, const std::shared_ptr<Doorbell>& second_bell) {
   const auto there = std::make_shared<Half>();
   const auto back = std::make_shared<Half>();
   auto a = std::make_unique<ModelledStream>(model, clock, std::move(first), there, back, first_bell,
@@ -305,8 +305,8 @@ void bench(const LinkModel& model, std::size_t hosts) {
 }  // namespace horoplug
 
 int main(int argc, char** argv) {
-  const double delay = (argc > 1 ? std::atof(argv[1]) : 5.0) / 1e3;
-  const double bandwidth = (argc > 2 ? std::atof(argv[2]) : 1000.0) * 1e6 / 8;
+  const double delay = (argc > 1 ? std::stod(argv[1]) : 5.0) / 1e3;
+  const double bandwidth = (argc > 2 ? std::stod(argv[2]) : 1000.0) * 1e6 / 8;
   for (const std::size_t hosts : {2U, 4U}) horoplug::bench({delay, bandwidth, 8 << 20}, hosts);
   return 0;
 }

@@ -154,7 +154,8 @@ void check_alltoall(Engine& engine, int rank, DType dtype, std::size_t salt, std
     return (static_cast<std::size_t>(a) * 3 + static_cast<std::size_t>(b) * 5 + salt) % 6 * unit;
   };
   const auto rows_of_pair = [&](int a, int b) {
-    return zeros_and_ones(dtype, rows_between(a, b), static_cast<std::size_t>(a + b));
+    return zeros_and_ones(dtype, rows_between(a, b),
+                          static_cast<std::size_t>(a) + static_cast<std::size_t>(b));
   };
   Order request;
   Bytes input;

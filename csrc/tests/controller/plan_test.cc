@@ -441,11 +441,13 @@ TEST_CASE("failures and closings during a plan end the same operations on all ra
 TEST_CASE("fail_all is safe at every moment, including the one at which a plan is due") {
   const auto step = [&](Program& program) { submit_all_then_wait(program, {"a"}); };
   const std::vector<Program> programs(3, repeat(10, step));
+  const std::uint64_t seed = test_seed();
+  CAPTURE(seed);
   bool was_in_plan = false;
   for (int when = 0; !was_in_plan; ++when) {
     CAPTURE(when);
     REQUIRE(when < 10'000);
-    Random random(7);
+    Random random(seed);
     Job job({0, 0, 0}, {}, programs);
     for (int i = 0; i < when; ++i) REQUIRE(job.happen(random));
     was_in_plan = !job[0].done.empty() && job[0].done.back().plan != 0;

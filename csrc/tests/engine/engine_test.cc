@@ -57,7 +57,7 @@ std::size_t count_entries(const char* path) {
 // The other end of an engine's connection, played by the test: what it is sent and what it says.
 class RawPeer {
  public:
-  RawPeer(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  explicit RawPeer(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
 
   void send(FrameHeader header, const Bytes& payload) {
     std::vector<std::byte> frame(sizeof header);
@@ -103,12 +103,12 @@ Hello hello_of(int rank, int size, const EngineOptions& options) {
 
 // Engine 0 of a job of two whose rank 1 is the test.
 struct HalfJob {
-  explicit HalfJob(EngineOptions options = test_options()) {
+  explicit HalfJob(const EngineOptions& options = test_options()) {
     auto configs = make_configs(Transport::kTcp, 2, options);
     peer = std::make_unique<RawPeer>(std::move(configs[1].members[0].stream));
     engine = std::make_unique<Engine>(std::move(configs[0]));
   }
-  void introduce(EngineOptions options = test_options()) {
+  void introduce(const EngineOptions& options = test_options()) {
     peer->send(encode(hello_of(1, 2, options)));
     engine->wait_until_ready();
   }

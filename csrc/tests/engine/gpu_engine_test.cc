@@ -97,7 +97,7 @@ Bytes on_cpu(Engine& engine, const Given& given, int rank) {
   const std::byte nothing{};
   order.input = input.empty() ? &nothing : input.data();
   const bool has_output = operation_info(order.op).output == OpOutput::kSubmitted;
-  if (has_output) order.output = output.empty() ? output.data() : output.data();
+  if (has_output) order.output = output.data();
   return perform(engine, order);
 }
 

@@ -103,8 +103,8 @@ TEST_CASE("many sends in flight arrive by tag, and in order within a tag") {
       for (int& weight : weights) weight = static_cast<int>(own() % 1000);
       const auto key = [&](std::size_t i) {
         const Transfer& t = all[i];
-        return weights[static_cast<std::size_t>(((t.from * 4 + t.to) * 3 + t.tag) * 2 +
-                                                (t.set != 0 ? 1 : 0))];
+        return weights.at(
+            static_cast<unsigned>(((t.from * 4 + t.to) * 3 + t.tag) * 2 + (t.set != 0 ? 1 : 0)));
       };
       std::stable_sort(mine.begin(), mine.end(),
                        [&](std::size_t a, std::size_t b) { return key(a) < key(b); });

@@ -155,7 +155,7 @@ EngineOptions test_options() {
   return options;
 }
 
-Cluster::Cluster(Transport transport, int ranks, EngineOptions options, int lanes)
+Cluster::Cluster(Transport transport, int ranks, const EngineOptions& options, int lanes)
     : Cluster(make_configs(transport, ranks, options, lanes)) {}
 
 Cluster::Cluster(std::vector<EngineConfig> configs) {

@@ -48,7 +48,8 @@ EngineOptions test_options();
 
 class Cluster {
  public:
-  Cluster(Transport transport, int ranks, EngineOptions options = test_options(), int lanes = 1);
+  Cluster(Transport transport, int ranks, const EngineOptions& options = test_options(),
+          int lanes = 1);
   explicit Cluster(std::vector<EngineConfig> configs);
   ~Cluster();
 

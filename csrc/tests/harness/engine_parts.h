@@ -63,7 +63,8 @@ struct EngineParts {
 };
 
 // The parts of all ranks of a job without shared memory, connected to each other.
-inline std::vector<std::unique_ptr<EngineParts>> make_parts(int ranks, EngineOptions options = {}) {
+inline std::vector<std::unique_ptr<EngineParts>> make_parts(int ranks,
+                                                            const EngineOptions& options = {}) {
   std::vector<std::unique_ptr<EngineParts>> parts;
   for (EngineConfig& config : make_configs(Transport::kInproc, ranks, options)) {
     parts.push_back(std::make_unique<EngineParts>(std::move(config)));

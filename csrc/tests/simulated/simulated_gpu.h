@@ -34,7 +34,6 @@ struct SimulatedOptions {
   std::chrono::microseconds longest_delay{50};
   std::chrono::seconds patience{30};  // after which a wait of the host is one without an end
   // That processes have in common which share memory and events; empty: none do.
-  // NOLINTNEXTLINE(readability-redundant-member-init): GCC wants it
   std::string folder = {};
 };
 

@@ -28,7 +28,6 @@ struct SimulatedNcclOptions {
   bool multi_rank_gpu = false;  // as if that were set to 1, which counts, too
   unsigned seed = testing::seed();
   int late = 4;  // how seldom an operation is in progress when the call returns; 0: never
-  // NOLINTNEXTLINE(readability-redundant-member-init): GCC wants it
   std::string folder = {};  // as SimulatedOptions has it
 };
 

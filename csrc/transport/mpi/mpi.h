@@ -75,7 +75,7 @@ class Mpi {
     virtual bool enter() noexcept = 0;
     virtual void leave() noexcept = 0;
   };
-  virtual void set(std::shared_ptr<Setting>) {}
+  virtual void set(std::shared_ptr<Setting>) {}  // NOLINT(*-value-param): who overrides it keeps it
 
   // No function may be called after finalisation. As in MPI itself, any thread may ask at any time.
   virtual bool finalized() const = 0;

@@ -17,7 +17,8 @@ struct Limits {
 // float64 for all types.
 template <class T>
 HP_DEVICE T to_integer(double v) {
-  constexpr double kLimit = 2.0 * static_cast<double>(Limits<T>::kMax / 2 + 1);
+  constexpr T kHalf = Limits<T>::kMax / 2 + 1;
+  constexpr double kLimit = 2.0 * static_cast<double>(kHalf);
   constexpr double kLow = static_cast<double>(Limits<T>::kMin);
   if (v >= kLimit) return Limits<T>::kMax;
   if (v > kLow) return static_cast<T>(v);
