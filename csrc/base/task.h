@@ -93,7 +93,7 @@ struct Task::promise_type {
     Fiber*& fiber;
     bool await_ready() { return waitable.ready(); }
     void await_suspend(std::coroutine_handle<> self) {
-      fiber->leaf_ = self;  // NOLINT(*-CallAndMessage): clang does not see that a caller sets it
+      fiber->leaf_ = self;  // NOLINT(*CallAndMessage): clang does not see that a caller sets it
       fiber->waiting_ = &waitable;
     }
     void await_resume() { waitable.finish(); }

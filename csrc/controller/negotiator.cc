@@ -292,9 +292,9 @@ void Negotiator::apply_batch(const DecisionItem& item, Decision& decision) {
     if (member.id && !member.name.empty() && !table_.set(*member.id, name, signature)) {
       throw WireError("name id out of order");
     }
-    learner_.note(
-        name, signature,
-        member.absent.empty() ? pending->dependency_epoch : PlanLearner::kNoDependencyEpoch);
+    learner_.note(name, signature,
+                  pending != nullptr && member.absent.empty() ? pending->dependency_epoch
+                                                              : PlanLearner::kNoDependencyEpoch);
     if (is_absent) {
       decision.unknown.emplace(name, signature);
     } else {

@@ -75,10 +75,7 @@ void CollectiveCall::check_position() const {
 
 std::string CollectiveCall::subject() const {
   if (!name_.empty()) return "'" + name_ + "'";
-  constexpr const char* kKinds[] = {"allreduce", "allgather", "broadcast", "alltoall",
-                                    "reducescatter"};
-  const auto kind = static_cast<std::size_t>(op_);
-  return kind < std::size(kKinds) ? kKinds[kind] : "an operation";
+  return hp_op_name(op_);
 }
 
 // The memory of XLA's output if the core can write to it directly. Null if the output shape depends

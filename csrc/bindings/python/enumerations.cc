@@ -35,36 +35,30 @@ constexpr Member kStatuses[] = {
     {"INTERNAL", HP_INTERNAL},
 };
 
-constexpr Member kOps[] = {
-    {"ALLREDUCE", HP_ALLREDUCE},
-    {"ALLGATHER", HP_ALLGATHER},
-    {"BROADCAST", HP_BROADCAST},
-    {"ALLTOALL", HP_ALLTOALL},
-    {"REDUCESCATTER", HP_REDUCESCATTER},
-    {"BARRIER", HP_BARRIER},
-    {"JOIN", HP_JOIN},
-    {"ADD_PROCESS_SET", HP_ADD_PROCESS_SET},
-    {"REMOVE_PROCESS_SET", HP_REMOVE_PROCESS_SET},
-    {"CREATE_BUFFER", HP_CREATE_BUFFER},
-    {"REDUCE", HP_REDUCE},
-    {"GATHER", HP_GATHER},
-    {"SCATTER", HP_SCATTER},
-    {"SEND", HP_SEND},
-    {"RECV", HP_RECV},
-};
-static_assert(std::size(kOps) == HP_OP_COUNT, "an hp_op is missing");
-
 constexpr Member kReduceOps[] = {
     {"AVERAGE", HP_AVERAGE}, {"SUM", HP_SUM}, {"ADASUM", HP_ADASUM},
     {"MIN", HP_MIN},         {"MAX", HP_MAX}, {"PRODUCT", HP_PRODUCT},
 };
 static_assert(std::size(kReduceOps) == HP_REDUCE_OP_COUNT, "an hp_reduce_op is missing");
 
-// Adds an enum.IntEnum to the module.
+// The names of the operations, in capitals.
+py::dict operations() {
+  py::dict values;
+  for (int code = 0; code < HP_OP_COUNT; ++code) {
+    values[py::str(hp_op_name(code)).attr("upper")()] = code;
+  }
+  return values;
+}
+
 template <std::size_t kCount>
-void add_enumeration(py::module_& module, const char* name, const Member (&members)[kCount]) {
+py::dict values_of(const Member (&members)[kCount]) {
   py::dict values;
   for (const Member& member : members) values[member.name] = member.value;
+  return values;
+}
+
+// Adds an enum.IntEnum to the module.
+void add_enumeration(py::module_& module, const char* name, const py::dict& values) {
   const py::object enumeration = py::module_::import("enum").attr("IntEnum");
   module.attr(name) = enumeration(name, values, py::arg("module") = "horoplug._native");
 }
@@ -85,9 +79,9 @@ std::vector<DType> dtypes() {
 
 void add_enumerations(py::module_& module) {
   using namespace py::literals;
-  add_enumeration(module, "Status", kStatuses);
-  add_enumeration(module, "Op", kOps);
-  add_enumeration(module, "ReduceOp", kReduceOps);
+  add_enumeration(module, "Status", values_of(kStatuses));
+  add_enumeration(module, "Op", operations());
+  add_enumeration(module, "ReduceOp", values_of(kReduceOps));
   module.def("dtypes", &dtypes);
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
 }

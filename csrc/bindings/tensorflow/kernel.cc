@@ -73,7 +73,7 @@ std::string name_of(const Attributes& attributes, bool blocking,
 }  // namespace
 
 std::string wire_name(const OpRow& row, std::string_view name) {
-  return name.empty() ? "" : std::string(row.prefix) + "." + std::string(name);
+  return name.empty() ? "" : std::string(hp_op_name(row.op)) + "." + std::string(name);
 }
 
 Kernel::Kernel(const OpRow& op, TF_OpKernelConstruction* construction) : row(op) {

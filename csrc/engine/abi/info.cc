@@ -27,6 +27,11 @@ const char* hp_version(void) { return HOROPLUG_VERSION; }
 
 const char* hp_last_error(void) { return last_error.c_str(); }
 
+const char* hp_op_name(int32_t op) {
+  return op < 0 || op >= HP_OP_COUNT ? "unknown operation"
+                                     : horoplug::op_kind_name(static_cast<horoplug::OpKind>(op));
+}
+
 size_t hp_dtype_size(int32_t dtype) {
   return dtype < 0 || dtype >= HP_DTYPE_COUNT
              ? 0

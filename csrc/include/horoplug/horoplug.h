@@ -297,6 +297,11 @@ HP_API const char* hp_version(void);
 /* Text of the last failure on this thread; valid until the next call on this thread. Never NULL. */
 HP_API const char* hp_last_error(void);
 
+/* The public name of an operation of hp_op, such as "allreduce". It begins, followed by a dot, the
+ * names by which operations of different ranks are paired. "unknown operation" for other numbers.
+ */
+HP_API const char* hp_op_name(int32_t op);
+
 /* Bytes of one element, or 0 for an unknown dtype. */
 HP_API size_t hp_dtype_size(int32_t dtype);
 HP_API const char* hp_dtype_name(int32_t dtype);

@@ -34,6 +34,8 @@ StreamPair unix_pair() {
 
 StreamPair tcp_pair() {
   Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Fd a(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  require(listener && a, "socket");
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -42,7 +44,6 @@ StreamPair tcp_pair() {
   require(::bind(listener.get(), generic, size) == 0, "bind");
   require(::listen(listener.get(), 1) == 0, "listen");
   require(::getsockname(listener.get(), generic, &size) == 0, "getsockname");
-  Fd a(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   require(::connect(a.get(), generic, size) == 0, "connect");
   Fd b(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   require(static_cast<bool>(b), "accept");
