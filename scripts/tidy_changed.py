@@ -143,7 +143,7 @@ def find_units(root: Path) -> set[str]:
     return {file for file in files if file.startswith("csrc/") and (root / file).exists()}
 
 
-def check(root: Path, units: list[str], seconds: float, analyzer: bool) -> tuple[int, int]:
+def check(root: Path, units: list[str], seconds: float, analyzer: bool = False) -> tuple[int, int]:
     """Runs clang-tidy; returns how many units have findings, and how many there was no time for."""
     end = time.monotonic() + seconds
 
