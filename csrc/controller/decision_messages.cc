@@ -139,7 +139,7 @@ DecisionItem get_item(Reader& reader, Series& series) {
       item.name = reader.get_string();
       [[fallthrough]];
     case DecisionItem::Kind::kFailAll:
-      item.code = get_status(reader);
+      item.code = get_failure(reader);
       item.text = reader.get_string();
       break;
     case DecisionItem::Kind::kClose:

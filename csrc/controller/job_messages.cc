@@ -116,7 +116,7 @@ Bytes encode_fail(std::uint32_t set, const Abort& failure) {
 
 Abort decode_abort(Reader& reader) {
   Abort abort;
-  abort.code = get_status(reader);
+  abort.code = get_failure(reader);
   abort.text = reader.get_string();
   reader.expect_end();
   return abort;

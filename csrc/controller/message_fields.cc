@@ -6,8 +6,6 @@
 namespace horoplug {
 namespace {
 
-constexpr std::size_t kMostNameBytes = 64 << 20;  // in one message
-
 void put_signature(Writer& writer, const Signature& signature) {
   writer.put(signature.op);
   writer.put(signature.dtype);
@@ -72,7 +70,11 @@ bool get_bool(Reader& reader) {
   return value == 1;
 }
 
-hp_status get_status(Reader& reader) { return static_cast<hp_status>(reader.get_int(HP_INTERNAL)); }
+hp_status get_failure(Reader& reader) {
+  const auto code = static_cast<hp_status>(reader.get_int(HP_INTERNAL));
+  if (code == HP_OK || code == HP_IN_PROGRESS) throw WireError("a failure without an error code");
+  return code;
+}
 
 double get_seconds(Reader& reader) {
   const auto value = reader.get<double>();
@@ -149,39 +151,60 @@ std::string Series::get_name(Reader& reader) {
   if (head > name_.size() || tail > name_.size() - head) {
     throw WireError("a name shares more characters than its predecessor has");
   }
+  if (head > kMostShared || tail > kMostShared) {
+    throw WireError("a name shares too many characters");
+  }
   const std::string middle = reader.get_string();
   name_ = name_.substr(0, head) + middle + name_.substr(name_.size() - tail);
   if (name_.empty()) throw WireError("empty operation name");
-  // A few bytes could repeat a long name many times.
-  bytes_ += name_.size();
-  if (name_.size() > kLongestName || bytes_ > kMostNameBytes)
-    throw WireError("operation names too long");
+  if (name_.size() > kLongestName) throw WireError("operation name too long");
   return name_;
 }
 
 void Series::put(Writer& writer, const Signature& signature) {
-  const bool is_same = signature_ && *signature_ == signature;
+  const bool is_same = signature_ && repetitions_left_ > 0 && *signature_ == signature;
   writer.put(static_cast<std::uint8_t>(is_same));
-  if (!is_same) put_signature(writer, signature);
-  signature_ = signature;
+  if (is_same) {
+    --repetitions_left_;
+    return;
+  }
+  put_signature(writer, signature);
+  begin(signature);
 }
 
 Signature Series::get(Reader& reader) {
   if (!get_bool(reader)) {
-    signature_ = get_signature(reader);
+    begin(get_signature(reader));
   } else if (!signature_) {
     throw WireError("the first signature refers to a predecessor");
+  } else if (repetitions_left_ == 0) {
+    throw WireError("a signature is repeated too often");
+  } else {
+    --repetitions_left_;
   }
   return *signature_;
 }
 
+// A signature of n shapes and dimensions takes at least n bytes once and one byte in each
+// repetition, so that kRepeated / n repetitions expand a message by a constant factor.
+void Series::begin(const Signature& signature) {
+  constexpr std::size_t kRepeated = 4096;
+  constexpr std::size_t kFewest = 8;
+  std::size_t size = 1 + signature.shapes.size();
+  for (const Shape& shape : signature.shapes) size += shape.size();
+  repetitions_left_ = std::max(kFewest, kRepeated / size);
+  signature_ = signature;
+}
+
 std::pair<std::size_t, std::size_t> Series::shared(const std::string& name) const {
   const std::size_t most = std::min(name.size(), name_.size());
+  const std::size_t most_head = std::min(most, kMostShared);
   std::size_t head = 0;
-  while (head < most && name[head] == name_[head]) ++head;
+  while (head < most_head && name[head] == name_[head]) ++head;
+  const std::size_t most_tail = std::min(most - head, kMostShared);
   std::size_t tail = 0;
-  while (tail < most - head && name.rbegin()[static_cast<std::ptrdiff_t>(tail)] ==
-                                   name_.rbegin()[static_cast<std::ptrdiff_t>(tail)]) {
+  while (tail < most_tail && name.rbegin()[static_cast<std::ptrdiff_t>(tail)] ==
+                                 name_.rbegin()[static_cast<std::ptrdiff_t>(tail)]) {
     ++tail;
   }
   return {head, tail};

@@ -25,7 +25,8 @@ Writer begin_message(MessageKind kind, std::uint32_t set = 0);
 
 std::uint32_t get_u32(Reader& reader);
 bool get_bool(Reader& reader);
-hp_status get_status(Reader& reader);
+// The code of a failure. HP_OK and HP_IN_PROGRESS are refused: operations would end as successes.
+hp_status get_failure(Reader& reader);
 double get_seconds(Reader& reader);
 
 void put_ranks(Writer& writer, const std::vector<int>& ranks);
@@ -46,6 +47,10 @@ int get_leaver(Reader& reader);
 // The names and signatures of one message. Successive names mostly differ in a few characters, and
 // successive signatures are mostly equal. A name is encoded by the prefix and suffix that it shares
 // with the name before it, and a signature that equals its predecessor by one byte.
+//
+// Both are limited, so that the memory that a message takes is bounded by a multiple of its length:
+// a name shares at most kMostShared characters at each end, and after a number of repetitions that
+// falls with its size a signature is encoded again.
 class Series {
  public:
   void put_name(Writer& writer, const std::string& name);
@@ -54,11 +59,14 @@ class Series {
   Signature get(Reader& reader);
 
  private:
+  static constexpr std::size_t kMostShared = 255;
+
   std::pair<std::size_t, std::size_t> shared(const std::string& name) const;
+  void begin(const Signature& signature);
 
   std::string name_;
-  std::size_t bytes_ = 0;  // of all names read so far
   std::optional<Signature> signature_;
+  std::size_t repetitions_left_ = 0;  // of signature_
 };
 
 }  // namespace horoplug

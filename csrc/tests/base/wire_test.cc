@@ -166,11 +166,55 @@ TEST_CASE("names with common prefixes and suffixes round-trip and are compact") 
     CHECK(got.requests[i].name == ready.requests[i].name);
     CHECK(got.requests[i].variants[0].signature == some_signature());
   }
-  // A long name said again and again is more than a reader will hold.
-  ready.requests.assign(2'000, {std::string(60'000, 'x'), {{some_signature(), {}}}});
-  const Bytes bomb = encode(0, ready);
-  CHECK(bomb.size() < 100'000);
-  CHECK_THROWS_AS(decoded(bomb), WireError);
+}
+
+TEST_CASE("a message of repeated names and signatures expands by a bounded factor") {
+  Signature many_shapes = some_signature();
+  many_shapes.shapes.assign(20'000, {});
+  Signature two_shapes = some_signature();
+  two_shapes.shapes.assign(2, {5});
+  for (const Signature& signature : {many_shapes, two_shapes}) {
+    for (const std::size_t length : {5, 60'000}) {
+      Ready ready;
+      ready.requests.assign(300, {std::string(length, 'x'), {{signature, {}}}});
+      const Bytes message = encode(0, ready);
+      CAPTURE(length);
+      CAPTURE(signature.shapes.size());
+      CHECK(message.size() > 300 * (length + signature.shapes.size()) / 20);
+      Reader reader(message);
+      read_head(reader);
+      const Ready got = decode_ready(reader);
+      REQUIRE(got.requests.size() == ready.requests.size());
+      for (const auto& request : got.requests) {
+        CHECK(request.name == ready.requests[0].name);
+        CHECK(request.variants[0].signature == signature);
+      }
+    }
+  }
+}
+
+TEST_CASE("a failure needs an error code") {
+  for (int code = 0; code <= HP_INTERNAL; ++code) {
+    const auto status = static_cast<hp_status>(code);
+    const bool is_error = status != HP_OK && status != HP_IN_PROGRESS;
+    DecisionItem error;
+    error.kind = DecisionItem::Kind::kError;
+    error.name = "x";
+    error.code = status;
+    DecisionItem fail_all;
+    fail_all.kind = DecisionItem::Kind::kFailAll;
+    fail_all.code = status;
+    for (const Bytes& message :
+         {encode(Abort{status, "text"}), encode_fail(0, {status, "text"}),
+          encode(0, Decisions{1, {error}}), encode(0, Decisions{1, {fail_all}})}) {
+      CAPTURE(code);
+      if (is_error) {
+        CHECK_NOTHROW(decode_any(message));
+      } else {
+        CHECK_THROWS_AS(decode_any(message), WireError);
+      }
+    }
+  }
 }
 
 TEST_CASE("a truncated message is rejected") {
