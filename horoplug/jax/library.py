@@ -38,6 +38,17 @@ class _TracedState:
 TRACED = _TracedState()
 
 
+def _register(target: str, handler: Any, platform: str) -> None:
+    """Raises ImportError if XLA refuses the handler, such as for the version of its foreign function interface."""
+    try:
+        ffi.register_ffi_target(target, ffi.pycapsule(handler), platform=platform)
+    except Exception as error:
+        raise ImportError(
+            f"the XLA of JAX {jax.__version__} refuses horoplug's operations; install a newer horoplug or an older JAX: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+
+
 def _load() -> Any:
     if not _PATH.exists():
         raise ImportError(f"{_PATH} is missing: build or install horoplug again.")
@@ -64,7 +75,7 @@ def _load() -> Any:
             (TARGET, library.horoplug_jax_run),
             (COPY_RESULTS_TARGET, library.horoplug_jax_copy_results),
         ):
-            ffi.register_ffi_target(target, ffi.pycapsule(handler), platform=platform)
+            _register(target, handler, platform)
     context.follow(use)
     return library
 

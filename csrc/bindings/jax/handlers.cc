@@ -21,10 +21,11 @@ bool answer_metadata_request(xla::CallFrame* frame) {
   for (xla::Extension* at = frame->extensions; at != nullptr; at = at->next) {
     if (at->type != xla::kExtensionMetadata) continue;
     xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(at)->metadata;
-    // The functions used here exist in every version that supports this extension, so that the
-    // version of this library is that of the process.
-    metadata.api_version.major = frame->api != nullptr ? frame->api->api_version.major : 0;
-    metadata.api_version.minor = frame->api != nullptr ? frame->api->api_version.minor : 1;
+    // The functions used here exist in every minor version that supports this extension, so that
+    // the minor version of this library is that of the process.
+    const bool is_known = frame->api != nullptr && frame->api->api_version.major == xla::kMajor;
+    metadata.api_version.major = xla::kMajor;
+    metadata.api_version.minor = is_known ? frame->api->api_version.minor : xla::kFirstMinor;
     // In particular, not compatible with CUDA graphs: a replay would not communicate.
     metadata.traits = 0;
     return true;

@@ -11,6 +11,11 @@
 
 namespace horoplug::jax::xla {
 
+// The major version that these declarations are of, and its first minor version that passes the
+// structs below. XLA refuses to register handlers of another major version than its own.
+constexpr int kMajor = 0;
+constexpr int kFirstMinor = 1;
+
 enum ExtensionType : int { kExtensionMetadata = 1 };
 
 struct Extension {

@@ -1,0 +1,168 @@
+"""XLA's foreign function interface: its version, and its structs as csrc/bindings/jax/xla_ffi.h declares them."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT
+
+jaxlib = pytest.importorskip("jaxlib")
+library = pytest.importorskip("horoplug.jax.library")
+
+# XLA's struct and horoplug's, and the members of each.
+STRUCTS = {
+    ("Extension_Base", "Extension"): {"struct_size": "struct_size", "type": "type", "next": "next"},
+    ("Api_Version", "ApiVersion"): {"major_version": "major", "minor_version": "minor"},
+    ("Metadata", "Metadata"): {"api_version": "api_version", "traits": "traits"},
+    ("Metadata_Extension", "MetadataExtension"): {"metadata": "metadata"},
+    ("Error_Create_Args", "ErrorCreateArgs"): {"message": "message", "errc": "code"},
+    ("Error_GetMessage_Args", "ErrorMessageArgs"): {"error": "error", "message": "message"},
+    ("Error_Destroy_Args", "ErrorDestroyArgs"): {"error": "error"},
+    ("Stream_Get_Args", "StreamArgs"): {"ctx": "context", "stream": "stream"},
+    ("DeviceOrdinal_Get_Args", "OrdinalArgs"): {"ctx": "context", "device_ordinal": "ordinal"},
+    ("Api", "Api"): {
+        "api_version": "api_version",
+        "XLA_FFI_Error_Create": "error_create",
+        "XLA_FFI_Error_GetMessage": "error_message",
+        "XLA_FFI_Error_Destroy": "error_destroy",
+        "XLA_FFI_Stream_Get": "stream",
+        "XLA_FFI_DeviceOrdinal_Get": "ordinal",
+    },
+    ("Buffer", "Buffer"): {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"},
+    ("ByteSpan", "ByteSpan"): {"ptr": "data", "len": "size"},
+    ("Scalar", "Scalar"): {"dtype": "dtype", "value": "value"},
+    ("Array", "Array"): {"dtype": "dtype", "size": "size", "data": "data"},
+    ("Args", "Buffers"): {"size": "size", "types": "types", "args": "buffers"},
+    ("Rets", "Buffers"): {"size": "size", "types": "types", "rets": "buffers"},
+    ("Attrs", "Attributes"): {
+        "size": "size",
+        "types": "types",
+        "names": "names",
+        "attrs": "values",
+    },
+    ("CallFrame", "CallFrame"): {
+        "extension_start": "extensions",
+        "api": "api",
+        "ctx": "context",
+        "stage": "stage",
+        "args": "arguments",
+        "rets": "results",
+        "attrs": "attributes",
+    },
+}
+ENUMERATORS = {
+    "Extension_Metadata": "kExtensionMetadata",
+    "Error_Code_UNKNOWN": "kUnknown",
+    "Error_Code_INVALID_ARGUMENT": "kInvalidArgument",
+    "Error_Code_FAILED_PRECONDITION": "kFailedPrecondition",
+    "Error_Code_UNIMPLEMENTED": "kUnimplemented",
+    "Error_Code_INTERNAL": "kInternal",
+    "DataType_TOKEN": "kToken",
+    "AttrType_ARRAY": "kArray",
+    "AttrType_DICTIONARY": "kDictionary",
+    "AttrType_SCALAR": "kScalar",
+    "AttrType_STRING": "kString",
+    "ExecutionStage_EXECUTE": "kExecute",
+    "API_MAJOR": "kMajor",
+}
+
+
+class Extension(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("metadata", ctypes.c_void_p),
+    ]
+
+
+class Version(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("extensions", ctypes.c_void_p),
+        ("major", ctypes.c_int),
+        ("minor", ctypes.c_int),
+    ]
+
+
+class Metadata(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("version", Version),
+        ("traits", ctypes.c_uint32),
+        ("reserved", ctypes.c_int64 * 2),
+    ]
+
+
+class Api(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("extensions", ctypes.c_void_p),
+        ("version", Version),
+    ]
+
+
+class CallFrame(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("extensions", ctypes.POINTER(Extension)),
+        ("api", ctypes.POINTER(Api)),
+        ("rest", ctypes.c_byte * 256),
+    ]
+
+
+def test_declared_structs_have_the_layout_of_the_installed_xla(tmp_path):
+    header = Path(jaxlib.__file__).parent / "include/xla/ffi/api/c_api.h"
+    compiler = shutil.which("c++")
+    if compiler is None or not header.exists():
+        pytest.skip("needs a C++ compiler and the headers of jaxlib")
+    lines = ["#include <cstddef>", '#include "xla/ffi/api/c_api.h"', '#include "xla_ffi.h"']
+    lines.append("namespace ours = horoplug::jax::xla;")
+    for (theirs, ours), members in STRUCTS.items():
+        for member, own in members.items():
+            lines.append(
+                f"static_assert(offsetof(XLA_FFI_{theirs}, {member}) == offsetof(ours::{ours}, {own}));"
+            )
+    for theirs, own in ENUMERATORS.items():
+        lines.append(f"static_assert(int(XLA_FFI_{theirs}) == int(ours::{own}));")
+    source = tmp_path / "layout.cc"
+    source.write_text("\n".join(lines) + "\n")
+    done = subprocess.run(
+        [
+            *(compiler, "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof"),
+            *(f"-I{ROOT / 'csrc/bindings/jax'}", f"-I{header.parents[3]}", str(source)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("major", "minor", "answer"), [(0, 3, (0, 3)), (1, 7, (0, 1))])
+def test_handlers_declare_the_known_major_version(major, minor, answer):
+    metadata = Metadata(struct_size=ctypes.sizeof(Metadata))
+    extension = Extension(ctypes.sizeof(Extension), 1, None, ctypes.addressof(metadata))
+    api = Api(ctypes.sizeof(Api), None, Version(ctypes.sizeof(Version), None, major, minor))
+    frame = CallFrame(ctypes.sizeof(CallFrame), ctypes.pointer(extension), ctypes.pointer(api))
+    for handler in library.LIBRARY.horoplug_jax_run, library.LIBRARY.horoplug_jax_copy_results:
+        handler.restype = ctypes.c_void_p
+        assert handler(ctypes.byref(frame)) is None
+        assert (metadata.version.major, metadata.version.minor) == answer
+
+
+def test_handlers_of_another_major_version_are_refused_with_one_line():
+    """Registers a handler as XLA would see horoplug's after its own major version has changed."""
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
+    def handler(frame):
+        metadata = Metadata.from_address(frame.contents.extensions.contents.metadata)
+        metadata.version.major, metadata.version.minor = 1, 0
+        return
+
+    with pytest.raises(ImportError, match="install a newer horoplug") as caught:
+        library._register("horoplug_test_version", handler, "cpu")
+    assert "\n" not in str(caught.value)
