@@ -44,8 +44,8 @@ def _register(target: str, handler: Any, platform: str) -> None:
         ffi.register_ffi_target(target, ffi.pycapsule(handler), platform=platform)
     except Exception as error:
         raise ImportError(
-            f"the XLA of JAX {jax.__version__} refuses horoplug's operations; install a newer horoplug or an older JAX: "
-            f"{' '.join(str(error).split())}"
+            f"the XLA of JAX {jax.__version__} refuses horoplug's operations; install a newer horoplug or an older "
+            f"JAX: {' '.join(str(error).split())}"
         ) from error
 
 

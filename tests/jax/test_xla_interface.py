@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,15 +155,40 @@ def test_handlers_declare_the_known_major_version(major, minor, answer):
         assert (metadata.version.major, metadata.version.minor) == answer
 
 
-def test_handlers_of_another_major_version_are_refused_with_one_line():
-    """Registers a handler as XLA would see horoplug's after its own major version has changed."""
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
+def handler_of_another_version(frame):
+    metadata = Metadata.from_address(frame.contents.extensions.contents.metadata)
+    metadata.version.major, metadata.version.minor = 1, 0
 
-    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
-    def handler(frame):
-        metadata = Metadata.from_address(frame.contents.extensions.contents.metadata)
-        metadata.version.major, metadata.version.minor = 1, 0
-        return
 
-    with pytest.raises(ImportError, match="install a newer horoplug") as caught:
-        library._register("horoplug_test_version", handler, "cpu")
-    assert "\n" not in str(caught.value)
+# A process of its own: JAX cannot be used any more if handlers are refused before its first operation.
+REGISTER = """
+import sys
+import jax
+from horoplug.jax.library import _register
+from tests.jax.test_xla_interface import handler_of_another_version
+if "after" in sys.argv:
+    jax.devices()
+try:
+    _register("horoplug_test", handler_of_another_version, "cpu")
+    jax.devices()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("time", "error"), [("after", "ImportError the XLA of JAX"), ("before", "RuntimeError")]
+)
+def test_xla_refuses_handlers_of_another_major_version_with_one_line(time, error):
+    done = subprocess.run(
+        [sys.executable, "-c", REGISTER, time],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=ROOT,
+    )
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(error)
+    assert "horoplug_test" in line
+    assert "version (1.0)" in line
