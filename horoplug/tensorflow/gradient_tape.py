@@ -1,6 +1,6 @@
 """A ``tf.GradientTape`` whose gradients are reduced over the ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -41,16 +41,17 @@ class _DistributedTape:
         return tf.nest.pack_sequence_as(gradients, self._reduction.reduce(flat, flat_sources))
 
     @do_not_convert
-    def get_local_and_global_gradients(
-        self, gradients: Sequence[Any], sources: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """The gradients of local sources and those of the other sources, reduced: two lists with None where the other
-        list has a gradient."""
-        reduced = self._reduction.reduce(gradients, sources)
-        is_local = [self._reduction.is_local(source) for source in sources]
-        return (
-            [g if local else None for g, local in zip(reduced, is_local, strict=True)],
-            [None if local else g for g, local in zip(reduced, is_local, strict=True)],
+    def get_local_and_global_gradients(self, gradients: Any, sources: Any) -> tuple[Any, Any]:
+        """The gradients of local sources and those of the other sources, reduced: two structures like `gradients` (a
+        list, or a single tensor), each with None where the other one has a gradient."""
+        flat_sources = tf.nest.flatten(sources)
+        flat = list(tf.nest.flatten(gradients, expand_composites=False))
+        reduced = self._reduction.reduce(flat, flat_sources)
+        is_local = [self._reduction.is_local(source) for source in flat_sources]
+        local = [g if here else None for g, here in zip(reduced, is_local, strict=True)]
+        others = [None if here else g for g, here in zip(reduced, is_local, strict=True)]
+        return tf.nest.pack_sequence_as(gradients, local), tf.nest.pack_sequence_as(
+            gradients, others
         )
 
 

@@ -170,6 +170,13 @@ def check_tape():
     close(own[1], [2 / size])
     assert shared[1] is None
     close(shared[0], [mean + 1])
+    # A single tensor in place of a list.
+    own, shared = tape.get_local_and_global_gradients(raw[0], a)
+    assert own is None
+    close(shared, [mean + 1])
+    own, shared = tape.get_local_and_global_gradients(raw[1], b)
+    close(own, [2 / size])
+    assert shared is None
 
     half = hvd.DistributedGradientTape(tf.GradientTape(), compression=hvd.Compression.fp16)
     with half:
