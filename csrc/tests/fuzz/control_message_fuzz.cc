@@ -1,11 +1,10 @@
 // Fuzz target: control messages. Whatever the bytes, decoding ends in a message or in a WireError,
 // a message that was decoded can be encoded again, and the memory that this takes is bounded by a
 // multiple of the message's length.
-#include <malloc.h>
+#include <sanitizer/allocator_interface.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 
 #include "harness/any_message.h"
 
@@ -19,20 +18,19 @@ constexpr std::size_t kFactor = 2048;
 thread_local std::size_t used = 0;  // libFuzzer has threads of its own
 thread_local std::size_t most_used = 0;
 
-}  // namespace
-
-void* operator new(std::size_t size) {
-  void* const memory = std::malloc(size);
-  if (memory == nullptr) throw std::bad_alloc();
-  used += ::malloc_usable_size(memory);
+void count_allocation(const volatile void*, std::size_t size) {
+  used += size;
   if (used > most_used) most_used = used;
-  return memory;
 }
-void operator delete(void* memory) noexcept {
-  if (memory != nullptr) used -= ::malloc_usable_size(memory);
-  std::free(memory);
+
+void count_release(const volatile void* memory) {
+  if (memory != nullptr) used -= __sanitizer_get_allocated_size(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
+
+[[maybe_unused]] const int hooks =
+    __sanitizer_install_malloc_and_free_hooks(count_allocation, count_release);
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::size_t before = used;
