@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -172,16 +173,14 @@ def test_deadlock_of_recvs_names_both_ranks(pool):
         job.run(check_blocking)
 
 
-def go_round(started=None):
-    """Pass large tensors around a ring until a call fails; create the file `started` after the first round."""
+def go_round():
+    """Pass large tensors around a ring until a call fails."""
     size, rank = hvd.size(), hvd.rank()
     data = np.ones(4_000_000, np.float32)
     while True:
         handle = hvd.send_async(data, (rank + 1) % size)
         hvd.recv(np.empty_like(data), (rank - 1) % size)
         hvd.synchronize(handle)
-        if started is not None and rank == 0:
-            started.touch()
 
 
 def die(victim, key):
@@ -201,22 +200,38 @@ def test_killed_rank_is_named_by_the_survivors(pool, hosts):
             assert "recv" in outcome.message or "send" in outcome.message
 
 
+def stop_between_transfers(victim):
+    """Send and receive several large tensors at once; after the first one, the victim stops amid others."""
+    size, rank = hvd.size(), hvd.rank()
+    data = np.zeros(4 << 20, np.float32)
+    sends = [hvd.send_async(data, (rank + 1) % size, tag) for tag in range(12)]
+    receives = [hvd.recv_async(np.empty_like(data), (rank - 1) % size, tag) for tag in range(12)]
+    hvd.synchronize(receives[0])
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    for handle in [*sends, *receives[1:]]:
+        hvd.synchronize(handle)
+
+
+def is_stopped(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 @pytest.mark.parametrize("hosts", ["aa", "aaa"])
-def test_rank_stopped_during_a_transfer_is_named(pool, hosts, tmp_path):
+def test_rank_stopped_during_a_transfer_is_named(pool, hosts):
+    victim = len(hosts) - 1
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
     with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
         *others, stopped = job.workers
-        started = tmp_path / "started"
-        job.start(go_round, started)
-        until = time.monotonic() + 30
-        while not started.exists() and time.monotonic() < until:
+        job.start(stop_between_transfers, victim)
+        until = time.monotonic() + 60
+        while not is_stopped(stopped.process):
+            assert time.monotonic() < until
             os.sched_yield()
-        os.kill(stopped.process.pid, signal.SIGSTOP)
         try:
             outcomes = [worker.receive() for worker in others]
         finally:
             os.kill(stopped.process.pid, signal.SIGCONT)
-        victim = len(hosts) - 1
         internal(outcomes, f"rank {victim}")
         first = next(o.message for o in outcomes if "no progress" in o.message)
         assert f"waiting for rank {victim}, which does not answer" in first

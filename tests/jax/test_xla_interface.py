@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.xla_interface import Api, CallFrame, Extension, Metadata, Version
 
 jaxlib = pytest.importorskip("jaxlib")
 library = pytest.importorskip("horoplug.jax.library")
@@ -71,50 +72,6 @@ ENUMERATORS = {
 }
 
 
-class Extension(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("type", ctypes.c_int),
-        ("next", ctypes.c_void_p),
-        ("metadata", ctypes.c_void_p),
-    ]
-
-
-class Version(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("extensions", ctypes.c_void_p),
-        ("major", ctypes.c_int),
-        ("minor", ctypes.c_int),
-    ]
-
-
-class Metadata(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("version", Version),
-        ("traits", ctypes.c_uint32),
-        ("reserved", ctypes.c_int64 * 2),
-    ]
-
-
-class Api(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("extensions", ctypes.c_void_p),
-        ("version", Version),
-    ]
-
-
-class CallFrame(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("extensions", ctypes.POINTER(Extension)),
-        ("api", ctypes.POINTER(Api)),
-        ("rest", ctypes.c_byte * 256),
-    ]
-
-
 def test_declared_structs_have_the_layout_of_the_installed_xla(tmp_path):
     header = Path(jaxlib.__file__).parent / "include/xla/ffi/api/c_api.h"
     compiler = shutil.which("c++")
@@ -155,18 +112,12 @@ def test_handlers_declare_the_known_major_version(major, minor, answer):
         assert (metadata.version.major, metadata.version.minor) == answer
 
 
-@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
-def handler_of_another_version(frame):
-    metadata = Metadata.from_address(frame.contents.extensions.contents.metadata)
-    metadata.version.major, metadata.version.minor = 1, 0
-
-
 # A process of its own: JAX cannot be used any more if handlers are refused before its first operation.
 REGISTER = """
 import sys
 import jax
 from horoplug.jax.library import _register
-from tests.jax.test_xla_interface import handler_of_another_version
+from tests.harness.xla_interface import handler_of_another_version
 if "after" in sys.argv:
     jax.devices()
 try:
