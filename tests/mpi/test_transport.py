@@ -4,6 +4,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,14 +102,19 @@ def test_different_transport_settings_are_refused(mpich):
 
 
 @pytest.mark.parametrize("name", ["CPU_OPERATIONS", "CONTROLLER"])
-def test_mpi_transport_needs_mpirun(monkeypatch, name):
-    """A job that mpirun has not started cannot use MPI, unless it has a single process, which needs no transport."""
-    import horoplug as hvd
+def test_mpi_transport_needs_mpirun(name):
+    """A job that mpirun has not started cannot use MPI, unless it has a single process, which needs no transport.
 
-    monkeypatch.setenv(f"HOROVOD_{name}", "mpi")
-    hvd.init()
-    assert hvd.size() == 1
-    hvd.shutdown()
+    A process of its own: a daemon of Open MPI lives as long as the process that has initialized MPI without mpirun."""
+    script = "import horoplug as hvd; hvd.init(); assert hvd.size() == 1; hvd.shutdown()"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, f"HOROVOD_{name}": "mpi"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     monkeypatch.setenv("HOROVOD_RANK", "0")
     with pytest.raises(ValueError, match=f"HOROVOD_{name}=mpi.*mpirun"):
