@@ -102,7 +102,7 @@ def test_different_transport_settings_are_refused(mpich):
 
 
 @pytest.mark.parametrize("name", ["CPU_OPERATIONS", "CONTROLLER"])
-def test_mpi_transport_needs_mpirun(name):
+def test_mpi_transport_needs_mpirun(monkeypatch, name):
     """A job that mpirun has not started cannot use MPI, unless it has a single process, which needs no transport.
 
     A process of its own: a daemon of Open MPI lives as long as the process that has initialized MPI without mpirun."""
@@ -115,6 +115,10 @@ def test_mpi_transport_needs_mpirun(name):
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
+
+    import horoplug as hvd
+
+    monkeypatch.setenv(f"HOROVOD_{name}", "mpi")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     monkeypatch.setenv("HOROVOD_RANK", "0")
     with pytest.raises(ValueError, match=f"HOROVOD_{name}=mpi.*mpirun"):
