@@ -83,9 +83,12 @@ OPERATION: dict[str, Any] = {
 
 
 class Xla:
-    """``old``: a version without the function that returns the device. ``failing``: names of functions that fail."""
+    """``old``: a version without the function that returns the device. ``version``: major and minor version of the API.
+    ``failing``: names of functions that fail."""
 
-    def __init__(self, stream: int, device: int, old: bool = False) -> None:
+    def __init__(
+        self, stream: int, device: int, old: bool = False, version: tuple[int, int] = (0, 3)
+    ) -> None:
         self.stream, self.device = stream, device
         self.failing: set[str] = set()
         self.errors: dict[int, tuple[int, bytes]] = {}  # by handle
@@ -96,7 +99,7 @@ class Xla:
         ]
         self._functions += [_FUNCTION(self._get_stream), _FUNCTION(self._get_ordinal)]
         *first, ordinal = self._functions
-        self.api = _Api(ctypes.sizeof(_Api), None, _Version(0, None, 0, 3), None, *first)
+        self.api = _Api(ctypes.sizeof(_Api), None, _Version(0, None, *version), None, *first)
         self.api.ordinal = ordinal
         if old:
             self.api.struct_size = _Api.ordinal.offset
@@ -184,6 +187,17 @@ class Xla:
             yield
         finally:
             self.failing.discard(name)
+
+
+def handler_of_version(major: int, minor: int) -> Any:
+    """A handler that declares this version of XLA's API, as a C function; it does nothing else."""
+
+    def declare(address: int) -> None:
+        extension = _Extension.from_address(_Frame.from_address(address).extensions)
+        version = _Metadata.from_address(extension.metadata).version
+        version.major, version.minor = major, minor
+
+    return _FUNCTION(declare)
 
 
 def _keep(value: Any, kept: list[Any]) -> int:

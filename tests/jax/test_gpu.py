@@ -6,15 +6,11 @@ import ctypes
 import itertools
 import os
 import re
-import shutil
 import signal
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.harness import ROOT
 from tests.harness.checks import (
     jax_ops,
     jax_programs,
@@ -353,73 +349,6 @@ def check_lowering_for_cuda():
 def test_lowering_for_cuda(pool):
     with pool.ranks(1) as ranks:
         ranks.run(check_lowering_for_cuda)
-
-
-def test_structs_match_the_headers_of_jaxlib(tmp_path):
-    """The structs in xla_ffi.h have the layout of jaxlib's header."""
-    headers = Path(pytest.importorskip("jaxlib").__file__).parent / "include"
-    if not (headers / "xla/ffi/api/c_api.h").exists():
-        pytest.skip("this jaxlib has no headers")
-    compiler = shutil.which("g++") or shutil.which("clang++-16")
-    assert compiler
-    checks = "\n".join(
-        f"static_assert(offsetof({theirs}, {field}) == offsetof(xla::{ours}, {own}));\n"
-        f"static_assert(sizeof({theirs}::{field}) == sizeof(xla::{ours}::{own}));"
-        for theirs, ours, fields in STRUCTS
-        for field, own in fields.items()
-    )
-    source = tmp_path / "check.cc"
-    source.write_text(
-        f'#include "xla/ffi/api/c_api.h"\n#include "xla_ffi.h"\nusing namespace horoplug::jax;\n{checks}\n'
-        "static_assert(XLA_FFI_API_MAJOR == 0);\n"
-        "static_assert(int(XLA_FFI_ExecutionStage_EXECUTE) == xla::kExecute);\n"
-        "static_assert(int(XLA_FFI_DataType_TOKEN) == xla::kToken);\n"
-    )
-    include = [f"-I{headers}", f"-I{ROOT / 'csrc/bindings/jax'}"]
-    subprocess.run([compiler, "-std=c++20", "-fsyntax-only", *include, source], check=True)
-
-
-STRUCTS = [
-    (
-        "XLA_FFI_Api",
-        "Api",
-        {
-            "api_version": "api_version",
-            "XLA_FFI_Error_Create": "error_create",
-            "XLA_FFI_Error_GetMessage": "error_message",
-            "XLA_FFI_Error_Destroy": "error_destroy",
-            "XLA_FFI_Stream_Get": "stream",
-            "XLA_FFI_DeviceOrdinal_Get": "ordinal",
-        },
-    ),
-    ("XLA_FFI_Error_Create_Args", "ErrorCreateArgs", {"message": "message", "errc": "code"}),
-    ("XLA_FFI_Error_GetMessage_Args", "ErrorMessageArgs", {"error": "error", "message": "message"}),
-    ("XLA_FFI_Error_Destroy_Args", "ErrorDestroyArgs", {"error": "error"}),
-    ("XLA_FFI_Stream_Get_Args", "StreamArgs", {"ctx": "context", "stream": "stream"}),
-    (
-        "XLA_FFI_DeviceOrdinal_Get_Args",
-        "OrdinalArgs",
-        {"ctx": "context", "device_ordinal": "ordinal"},
-    ),
-    (
-        "XLA_FFI_CallFrame",
-        "CallFrame",
-        {
-            "api": "api",
-            "ctx": "context",
-            "stage": "stage",
-            "args": "arguments",
-            "rets": "results",
-            "attrs": "attributes",
-        },
-    ),
-    (
-        "XLA_FFI_Buffer",
-        "Buffer",
-        {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"},
-    ),
-    ("XLA_FFI_Metadata", "Metadata", {"api_version": "api_version", "traits": "traits"}),
-]
 
 
 # ---- eager calls, with arrays on CPUs -------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """XLA's foreign function interface: its version, and its structs as csrc/bindings/jax/xla_ffi.h declares them."""
 
-import ctypes
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
-from tests.harness.xla_interface import Api, CallFrame, Extension, Metadata, Version
+from tests.harness.xla_calls import Xla
 
 jaxlib = pytest.importorskip("jaxlib")
 library = pytest.importorskip("horoplug.jax.library")
@@ -72,44 +71,37 @@ ENUMERATORS = {
 }
 
 
-def test_declared_structs_have_the_layout_of_the_installed_xla(tmp_path):
-    header = Path(jaxlib.__file__).parent / "include/xla/ffi/api/c_api.h"
-    compiler = shutil.which("c++")
-    if compiler is None or not header.exists():
-        pytest.skip("needs a C++ compiler and the headers of jaxlib")
-    lines = ["#include <cstddef>", '#include "xla/ffi/api/c_api.h"', '#include "xla_ffi.h"']
-    lines.append("namespace ours = horoplug::jax::xla;")
-    for (theirs, ours), members in STRUCTS.items():
-        for member, own in members.items():
-            lines.append(
-                f"static_assert(offsetof(XLA_FFI_{theirs}, {member}) == offsetof(ours::{ours}, {own}));"
-            )
-    for theirs, own in ENUMERATORS.items():
-        lines.append(f"static_assert(int(XLA_FFI_{theirs}) == int(ours::{own}));")
-    source = tmp_path / "layout.cc"
-    source.write_text("\n".join(lines) + "\n")
-    done = subprocess.run(
-        [
-            *(compiler, "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof"),
-            *(f"-I{ROOT / 'csrc/bindings/jax'}", f"-I{header.parents[3]}", str(source)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
+def test_structs_match_the_headers_of_jaxlib(tmp_path):
+    """The structs in xla_ffi.h have the layout of jaxlib's header."""
+    headers = Path(jaxlib.__file__).parent / "include"
+    if not (headers / "xla/ffi/api/c_api.h").exists():
+        pytest.skip("this jaxlib has no headers")
+    compiler = shutil.which("g++") or shutil.which("clang++-16")
+    assert compiler
+    checks = [
+        f"static_assert(offsetof(XLA_FFI_{theirs}, {field}) == offsetof(xla::{ours}, {own}));\n"
+        f"static_assert(sizeof(XLA_FFI_{theirs}::{field}) == sizeof(xla::{ours}::{own}));"
+        for (theirs, ours), fields in STRUCTS.items()
+        for field, own in fields.items()
+    ]
+    checks += [
+        f"static_assert(int(XLA_FFI_{theirs}) == int(xla::{ours}));"
+        for theirs, ours in ENUMERATORS.items()
+    ]
+    source = tmp_path / "check.cc"
+    source.write_text(
+        '#include "xla/ffi/api/c_api.h"\n#include "xla_ffi.h"\nusing namespace horoplug::jax;\n'
+        + "\n".join(checks)
     )
-    assert done.returncode == 0, done.stderr
+    include = [f"-I{headers}", f"-I{ROOT / 'csrc/bindings/jax'}"]
+    subprocess.run([compiler, "-std=c++20", "-fsyntax-only", *include, source], check=True)
 
 
-@pytest.mark.parametrize(("major", "minor", "answer"), [(0, 3, (0, 3)), (1, 7, (0, 1))])
-def test_handlers_declare_the_known_major_version(major, minor, answer):
-    metadata = Metadata(struct_size=ctypes.sizeof(Metadata))
-    extension = Extension(ctypes.sizeof(Extension), 1, None, ctypes.addressof(metadata))
-    api = Api(ctypes.sizeof(Api), None, Version(ctypes.sizeof(Version), None, major, minor))
-    frame = CallFrame(ctypes.sizeof(CallFrame), ctypes.pointer(extension), ctypes.pointer(api))
+@pytest.mark.parametrize(("version", "declared"), [((0, 3), (0, 3)), ((1, 7), (0, 1))])
+def test_handlers_declare_the_known_major_version(version, declared):
+    xla = Xla(stream=0, device=0, version=version)
     for handler in library.LIBRARY.horoplug_jax_run, library.LIBRARY.horoplug_jax_copy_results:
-        handler.restype = ctypes.c_void_p
-        assert handler(ctypes.byref(frame)) is None
-        assert (metadata.version.major, metadata.version.minor) == answer
+        assert xla.traits(handler) == (*declared, 0)
 
 
 # A process of its own: JAX cannot be used any more if handlers are refused before its first operation.
@@ -117,11 +109,12 @@ REGISTER = """
 import sys
 import jax
 from horoplug.jax.library import _register
-from tests.harness.xla_interface import handler_of_another_version
+from tests.harness.xla_calls import handler_of_version
+handler = handler_of_version(1, 0)  # XLA keeps its address
 if "after" in sys.argv:
     jax.devices()
 try:
-    _register("horoplug_test", handler_of_another_version, "cpu")
+    _register("horoplug_test", handler, "cpu")
     jax.devices()
 except Exception as error:
     print(type(error).__name__, error)
