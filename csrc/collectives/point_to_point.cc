@@ -21,18 +21,20 @@ constexpr std::size_t kLeastChunk = 16 << 10;
 
 std::span<const TransferPath> transfer_paths() { return kPaths; }
 
-bool fits_into_offer(const TransferFacts& facts) {
-  const bool other_path = facts.forced == kDirectPath.name || facts.forced == kStreamPath.name;
-  return facts.bytes <= kMostInline && !facts.to_itself && !facts.on_gpu && !other_path;
+bool fits_into_offer(const TransferProperties& properties) {
+  const bool other_path =
+      properties.forced == kDirectPath.name || properties.forced == kStreamPath.name;
+  return properties.bytes <= kMostInline && !properties.to_itself && !properties.on_gpu &&
+         !other_path;
 }
 
-const TransferPath& choose_path(const TransferFacts& facts) {
-  if (facts.to_itself) return kCopyPath;
+const TransferPath& choose_path(const TransferProperties& properties) {
+  if (properties.to_itself) return kCopyPath;
   // Transfers on GPUs run one at a time in each direction. Through slots, a sender would wait for
   // the receiver, and ranks could wait for each other in a circle.
-  const bool can_be_direct = facts.shares_memory && !facts.on_gpu;
-  if (!can_be_direct || facts.forced == kStreamPath.name) return kStreamPath;
-  const bool pays = facts.bytes >= kLeastDirect || facts.forced == kDirectPath.name;
+  const bool can_be_direct = properties.shares_memory && !properties.on_gpu;
+  if (!can_be_direct || properties.forced == kStreamPath.name) return kStreamPath;
+  const bool pays = properties.bytes >= kLeastDirect || properties.forced == kDirectPath.name;
   return pays ? kDirectPath : kStreamPath;
 }
 

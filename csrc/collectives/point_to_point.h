@@ -24,23 +24,23 @@ inline constexpr TransferPath kInlinePath{"inline", "inline"};  // in the messag
 inline constexpr TransferPath kDirectPath{"direct", "shm"};     // through slots in shared memory
 inline constexpr TransferPath kStreamPath{"stream", "stream"};  // over the links
 
-// What the choice depends on.
-struct TransferFacts {
+// The properties of a transfer on which the choice of its path depends.
+struct TransferProperties {
   std::size_t bytes = 0;
   bool to_itself = false;
   bool shares_memory = false;  // the two ranks are on one host and map each other's segments
-  bool on_gpu = false;         // one of the tensors, as far as the chooser knows
+  bool on_gpu = false;         // one of the two tensors, as far as the choosing rank knows
   std::string_view forced{};   // the name of a path to take where it is possible; or empty
 };
-// The sender chooses kInlinePath or leaves the choice to the receiver, which chooses when it has a
-// recv for the tensor.
-bool fits_into_offer(const TransferFacts& facts);
-const TransferPath& choose_path(const TransferFacts& facts);
+// The sender chooses kInlinePath (fits_into_offer) or leaves the choice to the receiver, which
+// makes it (choose_path) when it has a recv for the tensor.
+bool fits_into_offer(const TransferProperties& properties);
+const TransferPath& choose_path(const TransferProperties& properties);
 
 // Chunks of a tensor that passes through slots: a tensor of any size is written and read at the
 // same time. Both sides compute the same.
 std::size_t slot_chunk_bytes(std::size_t bytes);
-// Slots that make the transfer as fast as it can be.
+// The number of slots beyond which a transfer of this size does not become faster.
 std::size_t slots_wanted(std::size_t bytes);
 
 // The other rank in a transfer's Comm.

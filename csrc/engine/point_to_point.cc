@@ -77,7 +77,7 @@ Task receive_on_gpu(Comm& comm, const Operation& operation, cuda::Workspace& wor
   }
 }
 
-// What came with the offer.
+// Copies the tensor that came with the offer to a tensor on a GPU.
 Task deliver_to_gpu(std::span<const std::byte> data, const Operation& operation,
                     cuda::Workspace& workspace, bool is_first) {
   if (is_first) co_await DeviceIdle(workspace.device());
@@ -90,15 +90,16 @@ Task deliver_to_gpu(std::span<const std::byte> data, const Operation& operation,
   co_await Passed(workspace.mark_back());
 }
 
+// The same for a tensor in host memory.
 Task deliver(std::span<const std::byte> data, const Operation& operation) {
   if (!data.empty()) std::memcpy(operation.tensors.front().output, data.data(), data.size());
   co_return;
 }
 
-// The tensor has left already.
+// The offer has carried the tensor: the sender has nothing left to do.
 Task nothing() { co_return; }
 
-// From a rank to itself.
+// A send of a rank to itself: one copy from its tensor to that of the recv.
 Task copy_to_self(const Operation& from, const Operation& to, cuda::Workspace* workspace) {
   const std::byte* const input = from.tensors.front().input;
   std::byte* const output = to.tensors.front().output;
@@ -152,12 +153,12 @@ void PointToPoint::submit(const OperationPtr& operation) {
                                              signature.root,  operation->tag,
                                              signature.dtype, signature.shapes.front()};
   if (signature.op == OpKind::kReceive) return matcher_.receive(posting);
-  const TransferFacts facts = facts_of(*operation);
-  if (fits_into_offer(facts)) {
+  const TransferProperties properties = properties_of(*operation);
+  if (fits_into_offer(properties)) {
     const std::byte* const data = operation->tensors.front().input;
-    return matcher_.send(posting, Offer::Source::kInline, Bytes(data, data + facts.bytes));
+    return matcher_.send(posting, Offer::Source::kInline, Bytes(data, data + properties.bytes));
   }
-  matcher_.send(posting, facts.on_gpu ? Offer::Source::kGpu : Offer::Source::kHost);
+  matcher_.send(posting, properties.on_gpu ? Offer::Source::kGpu : Offer::Source::kHost);
 }
 
 void PointToPoint::receive(int from, const MessageHead& head, Reader& reader) {
@@ -245,8 +246,8 @@ bool PointToPoint::shares_memory_with(int peer) const {
   return mine.host == other.host && mine.segment && other.segment;
 }
 
-// As far as this rank knows.
-TransferFacts PointToPoint::facts_of(const Operation& operation) const {
+// Of the transfer of one of this rank's operations. The peer's tensor may be on a GPU nevertheless.
+TransferProperties PointToPoint::properties_of(const Operation& operation) const {
   const int peer = operation.signature.root;
   return {.bytes = bytes_of(operation),
           .to_itself = peer == rank_,
@@ -255,7 +256,7 @@ TransferFacts PointToPoint::facts_of(const Operation& operation) const {
           .forced = config_.options.algorithm};
 }
 
-// `owner`: of the slots.
+// `owner`: the rank in whose segment the slots are. `peer`: the rank at the other end.
 std::unique_ptr<SlotLoan> PointToPoint::make_loan(int owner, int peer,
                                                   std::vector<std::uint32_t> slots) const {
   return std::make_unique<SlotLoan>(
@@ -266,12 +267,12 @@ std::unique_ptr<SlotLoan> PointToPoint::make_loan(int owner, int peer,
 // Chooses the path of a recv and lets its sender begin, unless there is no slot for it. Transfers
 // that have slots give them back without the programs of the two ranks.
 bool PointToPoint::accept(Transfer& transfer) {
-  TransferFacts facts = facts_of(*transfer.operation);
-  facts.on_gpu |= transfer.source == Offer::Source::kGpu;
-  const TransferPath& path = choose_path(facts);
+  TransferProperties properties = properties_of(*transfer.operation);
+  properties.on_gpu |= transfer.source == Offer::Source::kGpu;
+  const TransferPath& path = choose_path(properties);
   std::vector<std::uint32_t> slots;
   if (&path == &kDirectPath) {
-    slots = slots_.take(slots_wanted(facts.bytes));
+    slots = slots_.take(slots_wanted(properties.bytes));
     if (slots.empty()) return false;
     transfer.loan = make_loan(rank_, transfer.peer, slots);
     transfer.loan->begin();
@@ -321,8 +322,8 @@ bool PointToPoint::advance(bool gpu_may_run) {
   return send_messages() || busy;
 }
 
-// Those on GPUs share memory of the host: one at a time in each direction. What comes meanwhile
-// keeps, so that no peer waits for that.
+// Transfers on GPUs share one buffer of host memory for each direction, so that one runs at a time.
+// Frames that arrive for the others are kept: no peer waits.
 bool PointToPoint::may_begin(const Transfer& transfer) const {
   if (!transfer.on_gpu()) return true;
   return std::none_of(transfers_.begin(), transfers_.end(), [&](const Transfer& other) {

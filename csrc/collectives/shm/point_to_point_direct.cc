@@ -9,7 +9,8 @@ namespace {
 
 // Chunks until a transfer lets the engine do other work, even if the next chunk is ready.
 constexpr std::size_t kChunksAtOnce = 8;
-// What is larger does not stay in the caches of the receiver anyway.
+// Larger tensors do not fit in the receiver's cache, so that they are stored without going through
+// it.
 constexpr std::size_t kLarge = 8 << 20;
 
 // Ends the present poll of the fiber; the next one continues.

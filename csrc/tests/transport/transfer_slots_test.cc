@@ -68,8 +68,9 @@ TEST_CASE("tensors of any size pass through any number of slots, also slots used
 }
 
 TEST_CASE("the path of a transfer") {
-  const auto path_of = [](TransferFacts facts) {
-    return std::string(fits_into_offer(facts) ? kInlinePath.name : choose_path(facts).name);
+  const auto path_of = [](TransferProperties properties) {
+    return std::string(fits_into_offer(properties) ? kInlinePath.name
+                                                   : choose_path(properties).name);
   };
   constexpr std::size_t kLarge = 1 << 20;
   CHECK(path_of({.bytes = 4}) == "inline");
