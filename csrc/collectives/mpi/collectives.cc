@@ -8,6 +8,8 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
+#include <string>
 
 #include "collectives/mpi/common.h"
 #include "collectives/partition.h"
@@ -141,8 +143,13 @@ constexpr MpiCollective kMpiCollectives[] = {
 };
 
 const MpiCollective& collective_of(OpKind kind) {
-  return *std::find_if(std::begin(kMpiCollectives), std::end(kMpiCollectives),
-                       [kind](const MpiCollective& row) { return row.kind == kind; });
+  const auto* const found =
+      std::find_if(std::begin(kMpiCollectives), std::end(kMpiCollectives),
+                   [kind](const MpiCollective& row) { return row.kind == kind; });
+  if (found == std::end(kMpiCollectives)) {
+    throw std::logic_error(std::string("MPI has no function for ") + op_kind_name(kind));
+  }
+  return *found;
 }
 
 }  // namespace
