@@ -16,7 +16,7 @@ export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # For the release build: a test builds the source archive, whose objects are the same but for the folder.
 export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
-export CCACHE_BASEDIR ?= /
+export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
 .PHONY: help demo build kernels test test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi wheel docs clean

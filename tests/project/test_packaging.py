@@ -185,8 +185,9 @@ def reused_objects():
         return {}
     return {
         "CCACHE_DIR": os.environ.get("CCACHE_DIR", str(ROOT / ".cache" / "ccache")),
-        "CCACHE_BASEDIR": "/",
         "CCACHE_NOHASHDIR": "1",
+        # Of the new build, as the checkout's folder is of the release build: objects are the same but for it.
+        "CCACHE_BASEDIR": os.environ["TMPDIR"],
         "CMAKE_CXX_COMPILER_LAUNCHER": settings["CMAKE_CXX_COMPILER_LAUNCHER"],
         "CMAKE_ARGS": f"-DHOROPLUG_WERROR={settings['HOROPLUG_WERROR']}",
     }
