@@ -109,5 +109,13 @@ def test_scheduled_files_exist():
         assert (ROOT / file).exists(), file
 
 
+def test_files_of_a_group_go_to_one_worker_and_other_files_to_any():
+    for name, files in scheduling.GROUPS.items():
+        for file in files:
+            example = f"{file}test_any.py" if file.endswith("/") else file
+            assert scheduling.group_of(f"{example}::test_a[1]") == name
+    assert scheduling.group_of("tests/core/test_join.py::test_a") == "tests/core/test_join.py"
+
+
 def test_leftovers_test_runs_last():
     assert list(scheduling.ALONE)[-1].endswith("test_leftovers.py")
