@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <latch>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -367,14 +368,17 @@ TEST_CASE("an operation without a partner ends when the other rank leaves") {
 
 TEST_CASE("an abort ends transfers that are under way") {
   Cluster cluster(Transport::kTcp, 2, patient());
+  std::latch submitted(1);
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
     std::vector<float> data(1000);
     if (rank == 0) {
-      const Status status =
-          failure_of([&] { perform(engine, order_of(OpKind::kReceive, data, 1, 3)); });
+      const hp_handle handle = submit(engine, order_of(OpKind::kReceive, data, 1, 3));
+      submitted.count_down();
+      const Status status = failure_of([&] { await(engine, handle); });
       expect(mentions(status, {"recv.noname.1", "rank 1", "enough"}), "text");
     } else {
+      submitted.wait();
       engine.abort("enough");
     }
   });
