@@ -86,7 +86,7 @@ Task GpuGroup::agree_in_hosts(Comm& comm) {
   agreed_in_hosts_ = true;
   Comm* const host = comm.local_comm();
   if (host == nullptr) {
-    no_hosts_ = "that takes several ranks on each host, equally many";
+    no_hosts_ = "each host needs the same number of ranks, at least two";
     co_return;
   }
   host_ = std::make_shared<GpuGroup>(device_, nccl_ ? Ranks::kOfHostWithoutNccl : Ranks::kOfHost);

@@ -1,8 +1,8 @@
 // Allreduce of whole engines over a modelled network with a long delay, which virtual devices of a
 // kernel without netem do not have:
 //     network_bench [delay in ms [Mbit/s of a host]]
-// Prints the median time, busbw as a share of the line, and the time in round trips for each step
-// of recursive doubling.
+// Prints the median time, busbw as a share of the link bandwidth, and the time in round trips for
+// each step of recursive doubling.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -54,8 +54,8 @@ class Clock {
   std::jthread thread_;
 };
 
-// What a host sends leaves one after the other.
-struct Line {
+// A network interface of a host: it sends one packet after the other.
+struct Nic {
   std::mutex mutex;
   Clock::Time free;
 };
@@ -97,14 +97,14 @@ Clock::Time after(Clock::Time from, double seconds) {
 }
 
 // One direction of a link: what was written, and when it arrives.
-struct Half {
-  struct Piece {
+struct Direction {
+  struct Packet {
     std::vector<std::byte> bytes;
     Clock::Time at;
   };
   std::mutex mutex;
-  std::deque<Piece> pieces;
-  std::size_t read = 0;  // bytes of the first piece that are read
+  std::deque<Packet> packets;
+  std::size_t read = 0;  // bytes of the first packet that are read
   std::size_t held = 0;  // bytes in all
   bool closed = false;
   bool writer_waits = false;
@@ -112,12 +112,12 @@ struct Half {
 
 class ModelledStream final : public Stream {
  public:
-  ModelledStream(const LinkModel& model, Clock& clock, std::shared_ptr<Line> line,
-                 std::shared_ptr<Half> out, std::shared_ptr<Half> in, std::shared_ptr<Doorbell> own,
-                 std::shared_ptr<Doorbell> peer)
+  ModelledStream(const LinkModel& model, Clock& clock, std::shared_ptr<Nic> nic,
+                 std::shared_ptr<Direction> out, std::shared_ptr<Direction> in,
+                 std::shared_ptr<Doorbell> own, std::shared_ptr<Doorbell> peer)
       : model_(model),
         clock_(clock),
-        line_(std::move(line)),
+        nic_(std::move(nic)),
         out_(std::move(out)),
         in_(std::move(in)),
         own_(std::move(own)),
@@ -125,20 +125,20 @@ class ModelledStream final : public Stream {
   ~ModelledStream() override { close_write(); }
 
   std::size_t write(const iovec* parts, int count) override {
-    // As small as what a line sends at a time, so that several streams share it.
-    constexpr std::size_t kPiece = 16 * 1024;
+    // The unit in which a link serves its streams in turn.
+    constexpr std::size_t kPacketBytes = 16 * 1024;
     std::size_t taken = 0;
     std::lock_guard lock(out_->mutex);
     for (int i = 0; i < count; ++i) {
       const auto* data = static_cast<const std::byte*>(parts[i].iov_base);
       for (std::size_t left = parts[i].iov_len; left > 0;) {
-        const std::size_t bytes = std::min({left, kPiece, model_.window - out_->held});
+        const std::size_t bytes = std::min({left, kPacketBytes, model_.window - out_->held});
         if (bytes == 0) {
           out_->writer_waits = true;
           return taken;
         }
         const Clock::Time arrival = after(departure(bytes), model_.delay);
-        out_->pieces.push_back({{data, data + bytes}, arrival});
+        out_->packets.push_back({{data, data + bytes}, arrival});
         out_->held += bytes;
         clock_.ring_at(arrival, peer_);
         data += bytes;
@@ -151,22 +151,22 @@ class ModelledStream final : public Stream {
 
   std::ptrdiff_t read(void* data, std::size_t bytes) override {
     std::lock_guard lock(in_->mutex);
-    if (in_->pieces.empty()) return in_->closed ? kEnd : 0;
+    if (in_->packets.empty()) return in_->closed ? kEnd : 0;
     auto* to = static_cast<std::byte*>(data);
     std::size_t got = 0;
     const Clock::Time now = steady_clock::now();
-    while (got < bytes && !in_->pieces.empty() && in_->pieces.front().at <= now) {
-      Half::Piece& piece = in_->pieces.front();
-      const std::size_t part = std::min(bytes - got, piece.bytes.size() - in_->read);
-      std::copy_n(piece.bytes.data() + in_->read, part, to + got);
+    while (got < bytes && !in_->packets.empty() && in_->packets.front().at <= now) {
+      Direction::Packet& packet = in_->packets.front();
+      const std::size_t part = std::min(bytes - got, packet.bytes.size() - in_->read);
+      std::copy_n(packet.bytes.data() + in_->read, part, to + got);
       got += part;
       in_->read += part;
-      if (in_->read < piece.bytes.size()) break;
+      if (in_->read < packet.bytes.size()) break;
       in_->read = 0;
-      in_->pieces.pop_front();
+      in_->packets.pop_front();
     }
     in_->held -= got;
-    // The news that there is room takes its time as well.
+    // The notice of free space takes the delay of the link, too.
     if (got > 0 && std::exchange(in_->writer_waits, false)) {
       clock_.ring_at(after(now, model_.delay), peer_);
     }
@@ -186,28 +186,28 @@ class ModelledStream final : public Stream {
  private:
   // When the last of some bytes is on its way.
   Clock::Time departure(std::size_t bytes) {
-    std::lock_guard lock(line_->mutex);
-    line_->free = after(std::max(line_->free, steady_clock::now()),
-                        static_cast<double>(bytes) / model_.bandwidth);
-    return line_->free;
+    std::lock_guard lock(nic_->mutex);
+    nic_->free = after(std::max(nic_->free, steady_clock::now()),
+                       static_cast<double>(bytes) / model_.bandwidth);
+    return nic_->free;
   }
 
   const LinkModel model_;
   Clock& clock_;
-  std::shared_ptr<Line> line_;
-  std::shared_ptr<Half> out_;
-  std::shared_ptr<Half> in_;
+  std::shared_ptr<Nic> nic_;
+  std::shared_ptr<Direction> out_;
+  std::shared_ptr<Direction> in_;
   std::shared_ptr<Doorbell> own_;
   std::shared_ptr<Doorbell> peer_;
 };
 
-// A pair of connected streams between two hosts with lines of their own. Bells ring for the owners
-// of the first and of the second stream.
+// A pair of connected streams between two hosts, each with its network interface. Bells ring for
+// the owners of the first and of the second stream.
 std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>> make_modelled_link(
-    const LinkModel& model, Clock& clock, std::shared_ptr<Line> first, std::shared_ptr<Line> second,
+    const LinkModel& model, Clock& clock, std::shared_ptr<Nic> first, std::shared_ptr<Nic> second,
     const std::shared_ptr<Doorbell>& first_bell, const std::shared_ptr<Doorbell>& second_bell) {
-  const auto there = std::make_shared<Half>();
-  const auto back = std::make_shared<Half>();
+  const auto there = std::make_shared<Direction>();
+  const auto back = std::make_shared<Direction>();
   auto a = std::make_unique<ModelledStream>(model, clock, std::move(first), there, back, first_bell,
                                             second_bell);
   auto b = std::make_unique<ModelledStream>(model, clock, std::move(second), back, there,
@@ -217,10 +217,10 @@ std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>> make_modelled_link(
 
 std::vector<EngineConfig> make_hosts(const LinkModel& model, Clock& clock, std::size_t hosts) {
   std::vector<EngineConfig> configs(hosts);
-  std::vector<std::shared_ptr<Line>> lines;
+  std::vector<std::shared_ptr<Nic>> nics;
   std::vector<std::shared_ptr<Doorbell>> bells;
   for (std::size_t rank = 0; rank < hosts; ++rank) {
-    lines.push_back(std::make_shared<Line>());
+    nics.push_back(std::make_shared<Nic>());
     bells.push_back(std::make_shared<Doorbell>());
   }
   for (std::size_t rank = 0; rank < hosts; ++rank) {
@@ -235,7 +235,7 @@ std::vector<EngineConfig> make_hosts(const LinkModel& model, Clock& clock, std::
   }
   for (std::size_t a = 0; a < hosts; ++a) {
     for (std::size_t b = a + 1; b < hosts; ++b) {
-      auto pair = make_modelled_link(model, clock, lines[a], lines[b], bells[a], bells[b]);
+      auto pair = make_modelled_link(model, clock, nics[a], nics[b], bells[a], bells[b]);
       configs[a].members[b].stream = std::move(pair.first);
       configs[b].members[a].stream = std::move(pair.second);
     }

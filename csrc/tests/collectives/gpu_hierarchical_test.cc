@@ -219,8 +219,8 @@ TEST_CASE("where it cannot be taken, no rank takes it, and one line says why") {
     int refuses;  // to open others' memory
   };
   const Case cases[] = {
-      {"that takes several ranks on each host, equally many", 5, -1},
-      {"that takes several ranks on each host, equally many", 2, -1},
+      {"each host needs the same number of ranks, at least two", 5, -1},
+      {"each host needs the same number of ranks, at least two", 2, -1},
       {"ranks 1, 3 have neither NCCL nor CUDA IPC there", 4, 3},
   };
   for (const Case& one : cases) {

@@ -36,17 +36,17 @@ using Program = std::vector<Action>;
 
 inline const std::string kJoinName = "join";
 
-// Programs that end under full negotiation. A step is a sequence of waves; in each wave a rank
+// Programs that end under full negotiation. A step is a sequence of phases; in each phase a rank
 // submits the same operations, either all at once in an order of its own, or one by one, waiting
 // for each, in the order that all ranks who do so have.
 inline std::vector<Program> random_programs(Random& random, int ranks, int steps) {
   std::vector<Program> programs(static_cast<std::size_t>(ranks));
-  std::vector<std::vector<int>> waves(static_cast<std::size_t>(1 + below(random, 3)));
+  std::vector<std::vector<int>> phases(static_cast<std::size_t>(1 + below(random, 3)));
   int names = 0;
-  for (auto& wave : waves) {
-    for (int i = 1 + below(random, 4); i > 0; --i) wave.push_back(names++);
+  for (auto& phase : phases) {
+    for (int i = 1 + below(random, 4); i > 0; --i) phase.push_back(names++);
   }
-  const int disorder = 1 + below(random, 40);  // how seldom a step is unlike the others
+  const int disorder = 1 + below(random, 40);  // one step in `disorder` differs from the others
   const int strange = 1 + below(random, 60);
   std::vector<bool> blocks(static_cast<std::size_t>(ranks));
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) blocks[rank] = chance(random, 2);
@@ -59,12 +59,12 @@ inline std::vector<Program> random_programs(Random& random, int ranks, int steps
   for (int step = 0; step < steps; ++step) {
     if (chance(random, strange)) ++elements;
     const bool has_extra = chance(random, strange);
-    for (const auto& wave : waves) {
+    for (const auto& phase : phases) {
       for (int rank = 0; rank < ranks; ++rank) {
         const auto me = static_cast<std::size_t>(rank);
         if (step >= last_steps[me]) continue;
         std::vector<std::string> list;
-        for (const int n : wave) list.push_back("t" + std::to_string(n));
+        for (const int n : phase) list.push_back("t" + std::to_string(n));
         if (has_extra) list.push_back("extra" + std::to_string(step));
         const bool blocking = blocks[me] != chance(random, disorder);
         if (!blocking && chance(random, disorder)) std::shuffle(list.begin(), list.end(), random);
