@@ -81,7 +81,7 @@ Engine::Engine(EngineConfig config)
       stalls_(config_, mesh_, registry_, point_to_point_, handles_, liveness_, activity_),
       transfers_(config_, mesh_, registry_, point_to_point_, gpu_, liveness_),
       plans_(config_.options, registry_, handles_),
-      wakeups_(mesh_, registry_, point_to_point_, polling_, activity_, config_.rank),
+      wakeups_(mesh_, registry_, point_to_point_, polling_, config_.rank),
       watchdog_(lifecycle_, handshake_, transfers_, stalls_, liveness_, wakeups_, plans_,
                 steady_now()),
       scheduler_({.mesh = mesh_,

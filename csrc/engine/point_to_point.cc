@@ -310,6 +310,7 @@ bool PointToPoint::advance(bool gpu_may_run) {
       busy = true;
     }
     const bool done = transfer.fiber->poll();
+    transfer.advanced |= transfer.fiber->advanced();
     busy |= transfer.fiber->advanced();
     if (!done) {
       ++it;
@@ -422,8 +423,26 @@ bool PointToPoint::on_gpu() const {
                      [](const Transfer& transfer) { return transfer.on_gpu(); });
 }
 
-std::string PointToPoint::describe_oldest() const {
-  return transfers_.front().operation->describe();
+void PointToPoint::note_progress(double now, const std::vector<bool>& moved) {
+  for (Transfer& transfer : transfers_) {
+    const bool gets_on = std::exchange(transfer.advanced, false) || !transfer.fiber ||
+                         moved[static_cast<std::size_t>(transfer.peer)];
+    if (gets_on) transfer.last_progress = now;
+  }
+}
+
+void PointToPoint::excuse(double seconds) {
+  for (Transfer& transfer : transfers_) transfer.last_progress += seconds;
+}
+
+std::optional<PointToPoint::Standstill> PointToPoint::longest_standstill() const {
+  const Transfer* longest = nullptr;
+  for (const Transfer& transfer : transfers_) {
+    if (!transfer.fiber || transfer.advanced) continue;
+    if (!longest || transfer.last_progress < longest->last_progress) longest = &transfer;
+  }
+  if (longest == nullptr) return std::nullopt;
+  return Standstill{*longest->operation, longest->peer, longest->last_progress};
 }
 
 std::vector<int> PointToPoint::peers() const {

@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,11 +61,22 @@ class PointToPoint {
   bool on_gpu() const;
   // Operations without a partner, by handle.
   const std::map<std::uint64_t, OperationPtr>& waiting() const { return waiting_; }
-  // The transfer that began first: what it is, and the rank at the other end. Not if idle.
-  std::string describe_oldest() const;
+  // The ranks at the other ends of all transfers.
   std::vector<int> peers() const;
 
-  double last_progress = 0;  // when a transfer has last got on, or there was none
+  // Notes which transfers get on: those that have passed a wait since the last call, and those over
+  // whose peer's links data has moved (`moved`, by rank), be it the data of others that theirs has
+  // to queue behind. A transfer that has not begun waits for those that have.
+  void note_progress(double now, const std::vector<bool>& moved);
+  // Adds time that is not held against the peers.
+  void excuse(double seconds);
+  struct Standstill {
+    const Operation& operation;
+    int peer;
+    double last_progress;
+  };
+  // The transfer that has stood still for longest; nothing if none is under way.
+  std::optional<Standstill> longest_standstill() const;
 
   // All operations that have not ended, for the end of the engine.
   std::vector<OperationPtr> take_all();
@@ -82,6 +94,8 @@ class PointToPoint {
     Batch batch{};                                // for the timeline
     std::unique_ptr<Comm> comm{};                 // of kStreamPath
     std::unique_ptr<Fiber> fiber{};               // nullptr: has not begun
+    bool advanced = true;                         // it has passed a wait since the last look
+    double last_progress = 0;                     // at the last look
     bool sends() const { return operation->signature.op == OpKind::kSend; }
     bool on_gpu() const {
       return operation->signature.device >= 0 ||

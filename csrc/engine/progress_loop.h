@@ -91,7 +91,8 @@ class LoopOwnership {
 //
 // - bool step(): does all work that is possible without waiting, and returns whether there was any.
 //
-// - void watch(): checks deadlines. Called when there is nothing to do.
+// - void watch(): checks deadlines. Called when there is nothing to do, and about every
+//   watch_interval() otherwise: while one thing always gets on, another may stand still.
 //
 // - void fail(const Status&): handles an exception that left one of the functions above.
 //
@@ -110,7 +111,8 @@ class LoopOwnership {
 // - double sleep_seconds() const: the time after which step() or watch() must run again without an
 //   event; negative: no limit.
 //
-// - double watch_interval() const: the interval of watch() while another thread holds the loop.
+// - double watch_interval() const: the interval of watch() while another thread holds the loop, or
+//   there is always something to do.
 template <typename Work>
 class ProgressLoop {
  public:
@@ -158,8 +160,12 @@ class ProgressLoop {
   // when what it waits for can only be polled.
   static constexpr double kYieldSeconds = 500e-6;
 
+  // Steps of the progress thread after which it looks at the clock if each of them did something.
+  static constexpr unsigned kBusySteps = 64;
+
   void run();
   void run_while_busy();
+  void watch_if_due(double time);
   bool work_left();
   bool nothing_in_sight() const;
   void rest_if_idle();
@@ -184,6 +190,8 @@ class ProgressLoop {
   // Used by the thread that holds the loop.
   SpinBudget spin_budget_;
   bool socket_traffic_ = false;  // the last caller that ran the loop moved data over sockets
+  double watch_due_ = 0;         // when deadlines are checked though there is something to do
+  unsigned busy_steps_ = 0;
 };
 
 // ---- implementation ----
@@ -221,6 +229,16 @@ void ProgressLoop<Work>::rest_if_idle() {
   if (!work_.stopped() && nothing_in_sight()) doorbell_.rest();
 }
 
+template <typename Work>
+void ProgressLoop<Work>::watch_if_due(double time) {
+  if (time < watch_due_ || work_.stopped()) return;
+  watch_due_ = time + work_.watch_interval();
+  guarded([this] {
+    work_.watch();
+    return true;
+  });
+}
+
 // ---- the progress thread
 
 template <typename Work>
@@ -253,6 +271,7 @@ void ProgressLoop<Work>::run_while_busy() {
     if (guarded_step()) {
       idle_spins = 0;
       if (spin_budget_.waiting()) spin_budget_.found(steady_now());
+      if (++busy_steps_ % kBusySteps == 0) watch_if_due(steady_now());
       continue;
     }
     guarded([this] {
@@ -287,11 +306,13 @@ void ProgressLoop<Work>::run_until_done(Wait& wait, double timeout) {
   if (socket_traffic_ && !poller.muted()) poller.mute();
   spin_budget_.forget();
   if (wait.again()) spin_budget_.skip(time);  // the first slice of this wait had its spin
+  watch_if_due(time);
   while (!wait.done() && !work_.stopped()) {
     const bool busy = guarded_step();
     if (wait.done()) break;
     time = steady_now();
     if (time >= deadline) break;
+    watch_if_due(time);
     if (busy) {
       spin_budget_.found(time);
     } else if (spin_budget_.spin(time)) {

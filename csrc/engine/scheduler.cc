@@ -242,7 +242,7 @@ bool Scheduler::transfer() {
     }
     parts_.completion.end(operation, status);
   }
-  point_to_point.last_progress = parts_.activity.quiet_since = now;
+  parts_.activity.quiet_since = now;
   return true;
 }
 

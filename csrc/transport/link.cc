@@ -86,7 +86,7 @@ bool Link::pump_write() {
       if (taken == 0) break;
       moved = true;
       bytes_moved_ += taken;
-      if (frame.header.kind == FrameHeader::kData) data_moved_ += taken;
+      note_data(frame.header);
       current_done_ += taken;
     } catch (const std::system_error&) {
       // Data that the peer sent before it closed is still to be read and gives the reason. The
@@ -108,6 +108,23 @@ bool Link::pump_write() {
     stream_->close_write();
   }
   return moved;
+}
+
+// A link that moves much data of one flow looks nothing up.
+void Link::note_data(const FrameHeader& header) {
+  if (header.kind != FrameHeader::kData) return;
+  const Flow flow{header.set, header.epoch};
+  if (last_flow_ == flow) return;
+  flows_.insert(flow);
+  last_flow_ = flow;
+}
+
+bool Link::take_flows(std::set<Flow>& flows) {
+  if (flows_.empty()) return false;
+  flows.merge(flows_);
+  flows_.clear();
+  last_flow_.reset();
+  return true;
 }
 
 void Link::close_write() {
@@ -133,7 +150,7 @@ bool Link::pump_read() {
       if (direct) {
         target_ += got;
         payload_left_ -= static_cast<std::uint64_t>(got);
-        if (header_.kind == FrameHeader::kData) data_moved_ += static_cast<std::uint64_t>(got);
+        note_data(header_);
         if (payload_left_ == 0) end_frame();
       } else {
         consume(staging_.data(), static_cast<std::size_t>(got));
@@ -157,7 +174,7 @@ void Link::consume(const std::byte* data, std::size_t bytes) {
       data += part;
       bytes -= part;
       if (header_have_ == sizeof header_) {
-        if (header_.kind == FrameHeader::kData) data_moved_ += sizeof header_;
+        note_data(header_);
         begin_frame();
       }
     } else {
@@ -167,7 +184,7 @@ void Link::consume(const std::byte* data, std::size_t bytes) {
         target_ += part;
       }
       payload_left_ -= part;
-      if (header_.kind == FrameHeader::kData) data_moved_ += part;
+      note_data(header_);
       data += part;
       bytes -= part;
       if (payload_left_ == 0) end_frame();

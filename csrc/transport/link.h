@@ -18,7 +18,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "base/status.h"
 #include "base/task.h"
@@ -115,8 +117,11 @@ class Link {
   std::uint64_t control_messages() const { return control_messages_; }
   std::uint64_t control_bytes() const { return control_bytes_; }
   std::uint64_t bytes_moved() const { return bytes_moved_; }
-  // The part of these bytes that belongs to collectives.
-  std::uint64_t data_moved() const { return data_moved_; }
+  // The process set and the epoch whose frames carry data. Control messages have none.
+  using Flow = std::pair<std::uint32_t, std::uint32_t>;
+  // Adds the flows of which this link has moved data since the last call. Returns whether there
+  // are any.
+  bool take_flows(std::set<Flow>& flows);
 
  private:
   struct Outgoing {
@@ -147,6 +152,7 @@ class Link {
   void end_frame();
   void check_header(const FrameHeader& header) const;
   bool is_dropped(const FrameHeader& header) const;
+  void note_data(const FrameHeader& header);
   void forget(std::map<InboxKey, Inbox>::iterator inbox);
 
   const int peer_;
@@ -183,7 +189,8 @@ class Link {
   std::uint64_t control_messages_ = 0;
   std::uint64_t control_bytes_ = 0;
   std::uint64_t bytes_moved_ = 0;
-  std::uint64_t data_moved_ = 0;
+  std::set<Flow> flows_;           // since the last look
+  std::optional<Flow> last_flow_;  // the last one that was added
 };
 
 // A receive that is posted by the constructor and withdrawn by the destructor.

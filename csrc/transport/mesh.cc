@@ -141,10 +141,14 @@ std::uint64_t Mesh::bytes_moved() const {
   return sum;
 }
 
-std::uint64_t Mesh::data_moved() const {
-  std::uint64_t sum = 0;
-  for (const auto& link : links_) sum += link->data_moved();
-  return sum;
+void Mesh::take_movement(Movement& movement) {
+  movement.ranks.assign(lanes_.size(), false);
+  movement.flows.clear();
+  for (const auto& link : links_) {
+    if (link->take_flows(movement.flows)) {
+      movement.ranks[static_cast<std::size_t>(link->peer())] = true;
+    }
+  }
 }
 
 }  // namespace horoplug

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -77,7 +78,12 @@ class Mesh {
   std::uint64_t control_messages() const;
   std::uint64_t control_bytes() const;
   std::uint64_t bytes_moved() const;
-  std::uint64_t data_moved() const;
+  // Where data has moved since the last call.
+  struct Movement {
+    std::vector<bool> ranks;     // by rank: over a link to it
+    std::set<Link::Flow> flows;  // over any link
+  };
+  void take_movement(Movement& movement);
 
  private:
   bool read(Link& link);

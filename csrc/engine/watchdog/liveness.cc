@@ -7,28 +7,33 @@
 
 namespace horoplug {
 
-void Liveness::update(bool late) {
-  if (!late) {
-    answered_.clear();
-  } else if (answered_.empty()) {
-    answered_.assign(static_cast<std::size_t>(mesh_.size()), false);
-    answered_[static_cast<std::size_t>(rank_)] = true;
-    mesh_.send_control_to_all(encode_ping());
+void Liveness::ask(const std::vector<int>& ranks, double now, double interval) {
+  for (const int rank : ranks) {
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (rank == rank_ || peer.owes_answer || now - peer.asked_at < interval) continue;
+    peer = {.asked_at = now, .owes_answer = true};
+    mesh_.send_control(rank, encode_ping());
   }
 }
 
 void Liveness::receive_pong(int from) {
-  if (!answered_.empty()) answered_[static_cast<std::size_t>(from)] = true;
+  peers_[static_cast<std::size_t>(from)].owes_answer = false;
 }
 
-std::vector<int> Liveness::silent(std::vector<int> ranks) const {
-  if (answered_.empty()) return {};
-  std::erase_if(ranks, [this](int rank) { return answered_[static_cast<std::size_t>(rank)]; });
+void Liveness::excuse(double seconds) {
+  for (Peer& peer : peers_) peer.asked_at += seconds;
+}
+
+std::vector<int> Liveness::silent(std::vector<int> ranks, double now, double patience) const {
+  std::erase_if(ranks, [&](int rank) {
+    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    return !peer.owes_answer || now - peer.asked_at < patience;
+  });
   return ranks;
 }
 
-std::string Liveness::describe_silent(std::vector<int> ranks) const {
-  const std::vector<int> missing = silent(std::move(ranks));
+std::string Liveness::describe_silent(std::vector<int> ranks, double now, double patience) const {
+  const std::vector<int> missing = silent(std::move(ranks), now, patience);
   if (missing.empty()) return {};
   return describe_ranks(missing) + (missing.size() == 1 ? ", which does" : ", which do") +
          " not answer";

@@ -1,5 +1,8 @@
 // Which ranks answer while something stands still. A rank that waits for another one that waits
 // itself would otherwise blame the wrong one. Used by the thread that runs the loop.
+//
+// An engine answers a ping whatever its program does. Only a process that is stopped, starved or
+// cut off does not.
 #pragma once
 
 #include <string>
@@ -11,22 +14,29 @@ namespace horoplug {
 
 class Liveness {
  public:
-  Liveness(Mesh& mesh, int rank) : mesh_(mesh), rank_(rank) {}
+  Liveness(Mesh& mesh, int rank)
+      : mesh_(mesh), rank_(rank), peers_(static_cast<std::size_t>(mesh.size())) {}
 
-  // While something is late, a check runs: it begins with a ping to every peer.
-  void update(bool late);
-  // Answers to a check that is over are ignored.
+  // Something that `ranks` may be to blame for is late: pings them. A rank is pinged again when it
+  // has answered, and `interval` seconds have passed since the last ping.
+  void ask(const std::vector<int>& ranks, double now, double interval);
   void receive_pong(int from);
+  // This process has stood still for `seconds`, which are not held against the peers.
+  void excuse(double seconds);
 
-  // Those of `ranks` that have not answered; none if no check runs.
-  std::vector<int> silent(std::vector<int> ranks) const;
-  // "rank 1, which does not answer"; empty if all peers among `ranks` answer, or no check runs.
-  std::string describe_silent(std::vector<int> ranks) const;
+  // Those of `ranks` that have owed an answer for `patience` seconds.
+  std::vector<int> silent(std::vector<int> ranks, double now, double patience) const;
+  // "rank 1, which does not answer"; empty if there is none.
+  std::string describe_silent(std::vector<int> ranks, double now, double patience) const;
 
  private:
+  struct Peer {
+    double asked_at = -1e9;  // when it was pinged last
+    bool owes_answer = false;
+  };
   Mesh& mesh_;
   const int rank_;
-  std::vector<bool> answered_;  // by rank; empty: no check runs
+  std::vector<Peer> peers_;  // by rank
 };
 
 }  // namespace horoplug

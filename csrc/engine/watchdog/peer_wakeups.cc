@@ -2,29 +2,42 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "controller/messages.h"
 
 namespace horoplug {
+namespace {
 
-void PeerWakeUps::send_if_due(double now) {
+// Whether peers are to be woken for something that has stood still since `since`.
+bool is_due(double now, double since, double last_sent) {
   constexpr double kFirst = 0.01;
   constexpr double kMostApart = 1.0;
-  constexpr std::size_t kMostAtOnce = 8;  // most of a large number of peers wait, too
+  const double last = last_sent - since;  // negative: not in this wait
+  return now - since >= (last < 0 ? kFirst : std::fmin(2 * last, last + kMostApart));
+}
+
+}  // namespace
+
+// Each set has intervals of its own: it may stand still while another one gets on.
+void PeerWakeUps::send_if_due(double now) {
   if (!polling_.needed()) return;
-  const double last = last_sent_ - activity_.quiet_since;  // negative: not in this wait
-  const double next = last < 0 ? kFirst : std::fmin(2 * last, last + kMostApart);
-  if (now - activity_.quiet_since < next) return;
+  for (const auto& [id, set] : registry_.sets()) {
+    if (!is_due(now, set->last_progress, set->last_wake_up)) continue;
+    set->last_wake_up = now;
+    wake_up(set->executor.blame());
+  }
+  const auto transfer = point_to_point_.longest_standstill();
+  if (!transfer || !is_due(now, transfer->last_progress, last_sent_)) return;
   last_sent_ = now;
-  const auto wake_up = [&](const std::vector<int>& ranks) {
-    for (std::size_t i = 0; i < std::min(ranks.size(), kMostAtOnce); ++i) {
-      const int rank = ranks[next_++ % ranks.size()];
-      if (rank != rank_) mesh_.send_control(rank, encode_wake_up());
-    }
-  };
-  for (const auto& [id, set] : registry_.sets()) wake_up(set->executor.blame());
   wake_up(point_to_point_.peers());
+}
+
+void PeerWakeUps::wake_up(const std::vector<int>& ranks) {
+  constexpr std::size_t kMostAtOnce = 8;  // most of a large number of peers wait, too
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMostAtOnce); ++i) {
+    const int rank = ranks[next_++ % ranks.size()];
+    if (rank != rank_) mesh_.send_control(rank, encode_wake_up());
+  }
 }
 
 }  // namespace horoplug

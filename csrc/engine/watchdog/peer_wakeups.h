@@ -6,8 +6,8 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
-#include "engine/counters.h"
 #include "engine/point_to_point.h"
 #include "engine/polling.h"
 #include "engine/process_set_registry.h"
@@ -19,24 +19,24 @@ namespace horoplug {
 class PeerWakeUps {
  public:
   PeerWakeUps(Mesh& mesh, const ProcessSetRegistry& registry, const PointToPoint& point_to_point,
-              const Polling& polling, const Activity& activity, int rank)
+              const Polling& polling, int rank)
       : mesh_(mesh),
         registry_(registry),
         point_to_point_(point_to_point),
         polling_(polling),
-        activity_(activity),
         rank_(rank) {}
 
   void send_if_due(double now);
 
  private:
+  void wake_up(const std::vector<int>& ranks);
+
   Mesh& mesh_;
   const ProcessSetRegistry& registry_;
   const PointToPoint& point_to_point_;
   const Polling& polling_;
-  const Activity& activity_;
   const int rank_;
-  double last_sent_ = 0;
+  double last_sent_ = 0;  // for sends and recvs
   std::size_t next_ = 0;  // wake-ups so far; peers take turns if they are many
 };
 

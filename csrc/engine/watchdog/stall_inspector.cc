@@ -22,7 +22,7 @@ TreePosition position_of(const EngineConfig& config) {
 StallInspector::StallInspector(const EngineConfig& config, Mesh& mesh,
                                const ProcessSetRegistry& registry,
                                const PointToPoint& point_to_point, const HandleTable& handles,
-                               const Liveness& liveness, const Activity& activity)
+                               Liveness& liveness, const Activity& activity)
     : config_(config),
       mesh_(mesh),
       registry_(registry),
@@ -47,17 +47,16 @@ double StallInspector::interval() const {
 
 // A join waits for as long as the other ranks have data, which is no stall: it counts from the last
 // sign that they have.
-double StallInspector::waiting_since(const Operation& operation) const {
-  return operation.signature.op == OpKind::kJoin
-             ? std::fmax(operation.submitted_at, activity_.last_event)
-             : operation.submitted_at;
+double StallInspector::waiting_since(const ProcessSet& set, const Operation& operation) {
+  return operation.signature.op == OpKind::kJoin ? std::fmax(operation.submitted_at, set.last_event)
+                                                 : operation.submitted_at;
 }
 
 double StallInspector::oldest_wait(double now) const {
   double oldest = kNever;
   for (const auto& [id, set] : registry_.sets()) {
     for (const auto& [name, operation] : set->pending) {
-      oldest = std::fmin(oldest, waiting_since(*operation));
+      oldest = std::fmin(oldest, waiting_since(*set, *operation));
     }
   }
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
@@ -105,7 +104,7 @@ RankReport StallInspector::report_of_this_rank(double now) const {
   for (const auto& [id, set] : registry_.sets()) {
     report.executing |= !set->executor.idle();
     for (const auto& [name, operation] : set->pending) {
-      report.pending.push_back({id, name, std::fmax(0, now - waiting_since(*operation)),
+      report.pending.push_back({id, name, std::fmax(0, now - waiting_since(*set, *operation)),
                                 handles_.waited_for(*operation, now),
                                 operation->signature.op == OpKind::kJoin, -1});
     }
@@ -169,18 +168,16 @@ void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, double
   warned_ = std::move(warned);
 }
 
-bool StallInspector::is_late(double now) const {
-  const double limit = std::fmin(or_never(config_.options.stall_check_time), overdue_time());
-  return begun_at_ > 0 && inspection_.running() && now - begun_at_ >= limit / 2;
-}
-
 // Root: other ranks may not answer.
 void StallInspector::check_answers(double now) {
   if (begun_at_ == 0 || !inspection_.running()) return;
   const double silence = now - begun_at_;
+  const double limit = std::fmin(or_never(config_.options.stall_check_time), overdue_time());
   std::vector<int> ranks = inspection_.unanswered();
+  if (silence >= limit / 2) liveness_.ask(ranks, now, limit / 4);
   // The answers of the ranks below one that does not answer are missing, too.
-  if (std::vector<int> silent = liveness_.silent(ranks); !silent.empty()) ranks = std::move(silent);
+  std::vector<int> silent = liveness_.silent(ranks, now, limit / 4);
+  if (!silent.empty()) ranks = std::move(silent);
   const std::string text = describe_ranks(ranks) + " did not answer for " +
                            describe_seconds(silence) + " while other ranks wait for an operation";
   if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");

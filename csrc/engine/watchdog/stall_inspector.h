@@ -24,8 +24,8 @@ namespace horoplug {
 class StallInspector {
  public:
   StallInspector(const EngineConfig& config, Mesh& mesh, const ProcessSetRegistry& registry,
-                 const PointToPoint& point_to_point, const HandleTable& handles,
-                 const Liveness& liveness, const Activity& activity);
+                 const PointToPoint& point_to_point, const HandleTable& handles, Liveness& liveness,
+                 const Activity& activity);
 
   // Begins an inspection when one is due, and checks how long operations and answers take. Throws
   // Error(HP_TIMEOUT) if that is too long.
@@ -42,8 +42,6 @@ class StallInspector {
   void receive(int from, Report report) { inspection_.receive(from, std::move(report)); }
 
   bool running() const { return inspection_.running(); }
-  // Whether answers have been missing for so long that liveness is to be checked.
-  bool is_late(double now) const;
   // Seconds between two inspections while an operation waits.
   double interval() const;
   // This process has stood still for `seconds`, which are not held against the peers.
@@ -53,7 +51,7 @@ class StallInspector {
 
  private:
   double overdue_time() const;
-  double waiting_since(const Operation& operation) const;
+  static double waiting_since(const ProcessSet& set, const Operation& operation);
   double oldest_wait(double now) const;
   RankReport report_of_this_rank(double now) const;
   void judge(const Report& report, double now);
@@ -67,7 +65,7 @@ class StallInspector {
   const ProcessSetRegistry& registry_;
   const PointToPoint& point_to_point_;
   const HandleTable& handles_;
-  const Liveness& liveness_;
+  Liveness& liveness_;
   const Activity& activity_;
 
   const TreePosition position_;

@@ -1,83 +1,106 @@
 #include "engine/watchdog/transfer_deadlines.h"
 
-#include <utility>
-#include <vector>
+#include <algorithm>
 
 #include "base/time.h"
 #include "collectives/gpu/gpu_group.h"
 
 namespace horoplug {
+namespace {
 
-bool TransferDeadlines::check_transfers(double now) {
-  // Control messages (wake-ups, stall inspections) are no progress.
-  const std::uint64_t data = mesh_.data_moved();
-  const bool moved = std::exchange(last_data_moved_, data) != data;
-  const double limit = or_never(config_.options.data_timeout);
-  const bool framework_is_busy = gpu_.waits_for_framework();
-  bool late = check_point_to_point(now, moved);
+constexpr const char* kLimitIsSetBy = " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)";
+
+}  // namespace
+
+double TransferDeadlines::limit() const { return or_never(config_.options.data_timeout); }
+
+void TransferDeadlines::check_transfers(double now) {
+  mesh_.take_movement(movement_);
+  point_to_point_.note_progress(now, movement_.ranks);
+  check_point_to_point(now);
   for (const auto& [id, set] : registry_.sets()) {
-    // A batch that polls the GPU waits for the work that the framework has given it.
-    const bool waits_for_framework = framework_is_busy && set->executor.polled();
-    if ((set->executor.idle() && !set->removal) || moved || waits_for_framework) {
-      set->last_progress = now;
-    }
-    late |= now - set->last_progress >= limit / 2;
-    if (now - set->last_progress < limit) continue;
-    const Batch* running = set->executor.running();
-    throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set->removal->describe()) +
-                                " has made no progress for " + describe_seconds(limit) +
-                                ", waiting for " + blame(*set) +
-                                " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+    if (gets_on(*set)) set->last_progress = now;
+    check_batch(*set, now);
   }
-  return late;
 }
 
-// `moved`: data has moved over any link.
-bool TransferDeadlines::check_point_to_point(double now, bool moved) const {
-  if (moved || point_to_point_.idle()) point_to_point_.last_progress = now;
-  const double limit = or_never(config_.options.data_timeout);
-  const double seconds = now - point_to_point_.last_progress;
-  if (seconds < limit) return seconds >= limit / 2;
-  const std::vector<int> peers = point_to_point_.peers();
-  const std::string silent = liveness_.describe_silent(peers);
-  throw Error(HP_TIMEOUT, point_to_point_.describe_oldest() + " has made no progress for " +
-                              describe_seconds(limit) + ", waiting for " +
-                              (silent.empty() ? describe_ranks(peers) : silent) +
-                              " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+// The scheduler notes when the coroutine of the batch passes a wait.
+bool TransferDeadlines::gets_on(const ProcessSet& set) const {
+  const Executor& executor = set.executor;
+  const Batch* const running = executor.running();
+  if (running == nullptr) {
+    // A batch that has not begun waits for those of other sets. A removal waits for sends and
+    // recvs. They all have their own limits.
+    return !executor.idle() || !set.removal || point_to_point_.has_transfers(set.members->set);
+  }
+  // A batch that polls the GPU waits for the work that the framework has given it.
+  if (gpu_.waits_for_framework() && executor.polled()) return true;
+  if (movement_.flows.contains({executor.channel()->set, executor.channel()->epoch})) return true;
+  if (set.negotiator.waits_in_plan()) return false;
+  const std::vector<int> ranks = executor.blame();
+  const auto moves = [this](int rank) { return movement_.ranks[static_cast<std::size_t>(rank)]; };
+  // A batch that takes turns waits for one of the ranks that another batch waits for.
+  if (running->turns != nullptr) return std::any_of(ranks.begin(), ranks.end(), moves);
+  return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), moves);
 }
 
-// The ranks that keep a set from going on. Those that this rank waits for may wait themselves: if
-// some ranks do not answer, those are to blame.
-std::string TransferDeadlines::blame(const ProcessSet& set) const {
+void TransferDeadlines::check_batch(const ProcessSet& set, double now) {
+  const double seconds = now - set.last_progress;
+  if (seconds >= limit() / 2) liveness_.ask(suspects(set), now, patience());
+  if (seconds < limit()) return;
+  const Batch* const running = set.executor.running();
+  // The ranks that this one waits for may wait themselves. If some ranks do not answer, those are
+  // to blame.
+  std::string blamed = liveness_.describe_silent(suspects(set), now, patience());
+  if (blamed.empty()) {
+    blamed = describe_ranks(running != nullptr ? set.executor.blame() : suspects(set));
+  }
+  throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set.removal->describe()) +
+                              " has made no progress for " + describe_seconds(limit()) +
+                              ", waiting for " + blamed + kLimitIsSetBy);
+}
+
+void TransferDeadlines::check_point_to_point(double now) {
+  const auto longest = point_to_point_.longest_standstill();
+  if (!longest) return;
+  const std::vector<int> peer{longest->peer};
+  const double seconds = now - longest->last_progress;
+  if (seconds >= limit() / 2) liveness_.ask(peer, now, patience());
+  if (seconds < limit()) return;
+  const std::string silent = liveness_.describe_silent(peer, now, patience());
+  throw Error(HP_TIMEOUT, longest->operation.describe() + " has made no progress for " +
+                              describe_seconds(limit()) + ", waiting for " +
+                              (silent.empty() ? describe_ranks(peer) : silent) + kLimitIsSetBy);
+}
+
+// The ranks that may keep a set from going on.
+std::vector<int> TransferDeadlines::suspects(const ProcessSet& set) const {
   // A batch that takes turns may wait for batches of other sets, and so for any rank.
   const Batch* const running = set.executor.running();
   const bool takes_turns = running != nullptr && running->turns != nullptr;
   std::vector<int> ranks = (takes_turns ? registry_.global() : set).members->ranks;
   std::erase(ranks, config_.rank);
-  if (std::string silent = liveness_.describe_silent(ranks); !silent.empty()) return silent;
-  return describe_ranks(running != nullptr ? set.executor.blame() : ranks);
+  return ranks;
 }
 
 // Nothing says for which rank a GPU waits.
-bool TransferDeadlines::check_gpus(double now) {
-  const double limit = or_never(config_.options.data_timeout);
-  bool late = false;
+void TransferDeadlines::check_gpus(double now) {
   for (const auto& [id, set] : registry_.sets()) {
     GpuGroup* const gpu = set->executor.gpu();
     const double seconds = gpu != nullptr ? gpu->standstill(now) : 0;
-    late |= seconds >= limit / 2;
-    if (seconds < limit) continue;
-    const std::string silent = liveness_.describe_silent(registry_.global().members->ranks);
+    const std::vector<int>& all = registry_.global().members->ranks;
+    if (seconds >= limit() / 2) liveness_.ask(all, now, patience());
+    if (seconds < limit()) continue;
+    const std::string silent = liveness_.describe_silent(all, now, patience());
     throw Error(HP_TIMEOUT, gpu->next() + " has not ended on the GPU for " +
-                                describe_seconds(limit) +
+                                describe_seconds(limit()) +
                                 (silent.empty() ? ", though all ranks answer" : ", waiting for ") +
-                                silent + " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+                                silent + kLimitIsSetBy);
   }
-  return late;
 }
 
 void TransferDeadlines::excuse(double seconds) {
-  point_to_point_.last_progress += seconds;
+  point_to_point_.excuse(seconds);
   for (const auto& [id, set] : registry_.sets()) {
     set->last_progress += seconds;
     if (GpuGroup* const gpu = set->executor.gpu()) gpu->excuse(seconds);

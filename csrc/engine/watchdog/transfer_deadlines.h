@@ -1,9 +1,16 @@
 // Limits how long a batch may make no progress, between ranks and on the GPU. Used by the thread
 // that runs the loop.
+//
+// Progress belongs to a batch: that other sets get on is no sign that this one does. A batch gets
+// on if its coroutine passes a wait, if data of its own moves, or if data of others moves over the
+// links to all ranks that it waits for, since its own may have to queue behind that. The last rule
+// cannot hide a rank that is stopped: over the links to it nothing moves, so that whoever waits for
+// it directly finds out. It does not hold while ranks may not have joined the batch of a plan; who
+// is late then is for negotiation to find out.
 #pragma once
 
-#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/gpu_queue.h"
 #include "engine/options.h"
@@ -16,9 +23,8 @@ namespace horoplug {
 
 class TransferDeadlines {
  public:
-  TransferDeadlines(const EngineConfig& config, const Mesh& mesh,
-                    const ProcessSetRegistry& registry, PointToPoint& point_to_point,
-                    const GpuQueue& gpu, const Liveness& liveness)
+  TransferDeadlines(const EngineConfig& config, Mesh& mesh, const ProcessSetRegistry& registry,
+                    PointToPoint& point_to_point, const GpuQueue& gpu, Liveness& liveness)
       : config_(config),
         mesh_(mesh),
         registry_(registry),
@@ -26,24 +32,29 @@ class TransferDeadlines {
         gpu_(gpu),
         liveness_(liveness) {}
 
-  // Both throw Error(HP_TIMEOUT), which names the ranks to blame, when the limit has passed, and
-  // return whether half of it has.
-  bool check_transfers(double now);
-  bool check_gpus(double now);
+  // Both throw Error(HP_TIMEOUT), which names the ranks to blame, when the limit has passed. When
+  // half of it has, they begin to ask who answers.
+  void check_transfers(double now);
+  void check_gpus(double now);
   // This process has stood still for `seconds`, which are not held against the peers.
   void excuse(double seconds);
 
  private:
-  bool check_point_to_point(double now, bool moved) const;
-  std::string blame(const ProcessSet& set) const;
+  double limit() const;
+  // How long a rank may owe the answer to a ping.
+  double patience() const { return limit() / 4; }
+  bool gets_on(const ProcessSet& set) const;
+  void check_batch(const ProcessSet& set, double now);
+  void check_point_to_point(double now);
+  std::vector<int> suspects(const ProcessSet& set) const;
 
   const EngineConfig& config_;
-  const Mesh& mesh_;
+  Mesh& mesh_;
   const ProcessSetRegistry& registry_;
   PointToPoint& point_to_point_;
   const GpuQueue& gpu_;
-  const Liveness& liveness_;
-  std::uint64_t last_data_moved_ = 0;
+  Liveness& liveness_;
+  Mesh::Movement movement_;  // since the last check
 };
 
 }  // namespace horoplug

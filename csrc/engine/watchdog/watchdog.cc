@@ -11,10 +11,8 @@ void Watchdog::watch(double now) {
   const double gap = now - std::exchange(last_watch_, now);
   if (gap > 1.0) excuse(gap);
   if (lifecycle_.starting()) return handshake_.check_deadline(now);
-  bool late = transfers_.check_transfers(now);
-  late |= transfers_.check_gpus(now);
-  late |= stalls_.is_late(now);
-  liveness_.update(late);
+  transfers_.check_transfers(now);
+  transfers_.check_gpus(now);
   wakeups_.send_if_due(now);
   plans_.check(now);
   stalls_.check(now);
@@ -23,6 +21,7 @@ void Watchdog::watch(double now) {
 // This process was stopped, or starved of its processor. It must not hold the lost time against its
 // peers.
 void Watchdog::excuse(double seconds) {
+  liveness_.excuse(seconds);
   transfers_.excuse(seconds);
   stalls_.excuse(seconds);
   if (lifecycle_.starting()) handshake_.excuse(seconds);

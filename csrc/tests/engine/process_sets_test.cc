@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -278,5 +280,85 @@ TEST_CASE("a rank that shuts down ends its sets, and the errors name it") {
     CHECK(status.code == HP_SHUT_DOWN);
     CHECK(mentions(status, {"rank 2"}));
     CHECK(mentions(status, {"'never'"}));
+  }
+}
+
+namespace {
+
+// Stops an engine as SIGSTOP stops a process: the thread that runs its loop stays in a completion
+// call until this object is released.
+class Stop {
+ public:
+  // To be called before the operation can be done.
+  void when_done(Engine& engine, hp_handle handle) {
+    engine.on_done(handle, [](void* stop) { static_cast<Stop*>(stop)->hold(); }, this);
+  }
+  void await_stopped() { stopped_.get_future().wait(); }
+  void release() { released_.set_value(); }
+
+ private:
+  void hold() {
+    stopped_.set_value();
+    released_.get_future().wait();
+  }
+  std::promise<void> stopped_, released_;
+};
+
+}  // namespace
+
+TEST_CASE("a rank that stops fails its set in time, although another set always gets on") {
+  EngineOptions options = test_options();
+  options.data_timeout = 0.4;
+  for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 3, options);
+    std::uint32_t with_1 = 0, with_2 = 0;
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const std::uint32_t first = add_set(engine, {0, 1}), second = add_set(engine, {0, 2});
+      if (rank != 0) return;
+      with_1 = first;
+      with_2 = second;
+    });
+    float values[4] = {};
+    const auto order = [&](int rank, std::uint32_t set) {
+      Order sum;
+      sum.name = "x";
+      sum.shape = {1};
+      sum.input = sum.output = &values[set == with_1 ? rank : rank + 1];
+      sum.set = set;
+      return sum;
+    };
+    cluster.run([&](int rank) {
+      for (int step = 0; step < 12; ++step) {
+        if (rank < 2) perform(cluster.engine(rank), order(rank, with_1));
+        if (rank != 1) perform(cluster.engine(rank), order(rank, with_2));
+      }
+    });
+    CHECK(cluster.engine(0).stats().planned_batches > 0);
+    Stop stop;
+    stop.when_done(cluster.engine(1), submit(cluster.engine(1), order(1, with_1)));
+    perform(cluster.engine(0), order(0, with_1));
+    stop.await_stopped();
+
+    const auto start = std::chrono::steady_clock::now();
+    const auto seconds = [&] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
+    constexpr double kMost = 10;
+    std::vector<std::thread> others;
+    for (const int rank : {0, 2}) {
+      others.emplace_back([&, rank] {
+        failure_of([&] {
+          while (seconds() < kMost) perform(cluster.engine(rank), order(rank, with_2));
+        });
+      });
+    }
+    const Status status = failure_of([&] { perform(cluster.engine(0), order(0, with_1)); });
+    CHECK(seconds() < kMost);
+    CHECK(status.code == HP_TIMEOUT);
+    CHECK(mentions(status, {"'x'", "rank 1, which does not answer"}));
+    for (std::thread& thread : others) thread.join();
+    stop.release();
   }
 }

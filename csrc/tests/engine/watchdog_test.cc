@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "controller/messages.h"
 #include "engine/handshake.h"
 #include "engine/polling.h"
@@ -75,6 +77,22 @@ struct Inspectors {
   std::vector<std::unique_ptr<StallInspector>> inspectors;
 };
 
+// An allreduce of one number in place, under the name "x".
+OperationPtr allreduce_of(float& value, const MembersPtr& members) {
+  const std::int64_t shape = 1;
+  const hp_tensor tensor{&value, &value, &shape, 1, 0};
+  hp_submission submission{};
+  submission.struct_size = sizeof submission;
+  submission.op = HP_ALLREDUCE;
+  submission.dtype = HP_FLOAT32;
+  submission.reduce_op = HP_SUM;
+  submission.device = -1;
+  submission.name = "x";
+  submission.tensors = &tensor;
+  submission.tensor_count = 1;
+  return make_operation(submission, members);
+}
+
 std::string joined(const std::vector<std::string>& lines) {
   std::string text;
   for (const auto& line : lines) text += line + "\n";
@@ -86,22 +104,37 @@ std::string joined(const std::vector<std::string>& lines) {
 TEST_CASE("a liveness check pings all peers once and names those that do not answer") {
   const auto ranks = make_parts(4);
   Liveness& liveness = ranks[0]->liveness;
-  liveness.receive_pong(1);  // of a check that is over
-  CHECK(liveness.silent({0, 1, 2, 3}).empty());
-  liveness.update(true);
-  liveness.update(true);
+  liveness.receive_pong(1);  // to no ping
+  CHECK(liveness.silent({0, 1, 2, 3}, 0, 1).empty());
+  liveness.ask({0, 1, 2, 3}, 100, 2);
+  liveness.ask({0, 1, 2, 3}, 103, 2);
   pump(ranks);
   for (int peer = 1; peer < 4; ++peer) {
     CHECK(kinds_received(*ranks[static_cast<std::size_t>(peer)]) ==
           std::vector{MessageKind::kPing});
   }
-  CHECK(liveness.silent({0, 1, 2, 3}) == std::vector{1, 2, 3});
+  CHECK(liveness.silent({0, 1, 2, 3}, 103, 4).empty());
+  CHECK(liveness.silent({0, 1, 2, 3}, 104, 4) == std::vector{1, 2, 3});
   liveness.receive_pong(2);
-  CHECK(liveness.describe_silent({0, 1, 2}) == "rank 1, which does not answer");
-  CHECK(mentions({HP_OK, liveness.describe_silent({0, 1, 2, 3})}, {"1", "3", "which do not"}));
-  CHECK(liveness.describe_silent({0, 2}).empty());
-  liveness.update(false);
-  CHECK(liveness.silent({1, 3}).empty());
+  CHECK(liveness.describe_silent({0, 1, 2}, 104, 4) == "rank 1, which does not answer");
+  CHECK(mentions({HP_OK, liveness.describe_silent({0, 1, 2, 3}, 104, 4)},
+                 {"1", "3", "which do not"}));
+  CHECK(liveness.describe_silent({0, 2}, 104, 4).empty());
+  liveness.excuse(5);  // this process stood still, and may not have seen the answers
+  CHECK(liveness.silent({1, 3}, 108, 4).empty());
+}
+
+TEST_CASE("a rank that has answered is asked again, and may have stopped since") {
+  const auto ranks = make_parts(2);
+  Liveness& liveness = ranks[0]->liveness;
+  liveness.ask({1}, 100, 2);
+  liveness.receive_pong(1);
+  liveness.ask({1}, 101, 2);  // too soon
+  CHECK(liveness.silent({1}, 110, 2).empty());
+  liveness.ask({1}, 102, 2);
+  CHECK(liveness.silent({1}, 110, 2) == std::vector{1});
+  pump(ranks);
+  CHECK(kinds_received(*ranks[1]).size() == 2);
 }
 
 TEST_CASE(
@@ -155,10 +188,18 @@ TEST_CASE("a rank that does not answer the root is named, and excused time does 
   root.check(now);
   job.run(2);
   CHECK(root.running());
-  CHECK(!root.is_late(now + 4));
-  CHECK(root.is_late(now + 6));
+  const auto was_pinged = [&](int rank) {
+    pump(ranks);
+    const auto kinds = kinds_received(*ranks[static_cast<std::size_t>(rank)]);
+    return std::find(kinds.begin(), kinds.end(), MessageKind::kPing) != kinds.end();
+  };
+  root.check(now + 4);
+  CHECK(!was_pinged(2));
   root.excuse(3);
-  CHECK(!root.is_late(now + 6));
+  root.check(now + 7);
+  CHECK(!was_pinged(2));
+  root.check(now + 9);
+  CHECK(was_pinged(2));
   root.check(now + 14);
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"rank 2 did not answer for 11 s"}));
   const Status status = failure_of([&] { root.check(now + 104); });
@@ -198,37 +239,73 @@ TEST_CASE("a batch without progress fails with its name and the ranks it waits f
   ProcessSet& set = rank.registry.global();
   TransferDeadlines deadlines(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
                               rank.liveness);
-  CHECK(!deadlines.check_transfers(100));
+  deadlines.check_transfers(100);
   CHECK(set.last_progress == 100);  // nothing runs
 
   float value = 1;
-  const std::int64_t shape = 1;
-  const hp_tensor tensor{&value, &value, &shape, 1, 0};
-  hp_submission submission{};
-  submission.struct_size = sizeof submission;
-  submission.op = HP_ALLREDUCE;
-  submission.dtype = HP_FLOAT32;
-  submission.reduce_op = HP_SUM;
-  submission.device = -1;
-  submission.name = "x";
-  submission.tensors = &tensor;
-  submission.tensor_count = 1;
   Batch batch;
   batch.number = 1;
-  batch.operations = {make_operation(submission, set.members)};
+  batch.operations = {allreduce_of(value, set.members)};
   set.executor.enqueue(std::move(batch));
   CHECK(!set.executor.poll());
   CHECK(set.executor.running() != nullptr);
-  CHECK(!deadlines.check_transfers(104));
-  CHECK(deadlines.check_transfers(106));  // half of the time has passed
-  deadlines.excuse(5);
-  CHECK(!deadlines.check_transfers(109));
-  const Status late = failure_of([&] { deadlines.check_transfers(116); });
+  const auto pings = [&] {
+    pump(ranks);
+    const auto kinds = kinds_received(*ranks[1]);
+    return std::count(kinds.begin(), kinds.end(), MessageKind::kPing);
+  };
+  pump(ranks);
+  deadlines.check_transfers(104);
+  CHECK(set.last_progress == 104);  // its data has left
+  deadlines.excuse(2);
+  deadlines.check_transfers(110);
+  CHECK(pings() == 0);
+  deadlines.check_transfers(112);  // half of the time has passed
+  CHECK(pings() == 1);
+  rank.liveness.receive_pong(1);
+  deadlines.excuse(4);
+  deadlines.check_transfers(119);
+  const Status late = failure_of([&] { deadlines.check_transfers(121); });
   CHECK(late.code == HP_TIMEOUT);
   CHECK(mentions(late, {"allreduce 'x'", "no progress for 10 s", "waiting for rank 1"}));
-  rank.liveness.update(true);
-  CHECK(mentions(failure_of([&] { deadlines.check_transfers(116); }),
+  CHECK(mentions(failure_of([&] { deadlines.check_transfers(122); }),
                  {"rank 1, which does not answer"}));
+}
+
+TEST_CASE("data of other sets counts only over the links to the ranks that a batch waits for") {
+  EngineOptions options;
+  options.data_timeout = 10;
+  const auto ranks = make_parts(3, options);
+  EngineParts& rank = *ranks[0];
+  rank.registry.create_global({});
+  ProcessSet& set = rank.registry.global();
+  TransferDeadlines deadlines(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
+                              rank.liveness);
+  deadlines.check_transfers(100);
+  float value = 1;
+  Batch batch;
+  batch.number = 1;
+  batch.operations = {allreduce_of(value, set.members)};
+  set.executor.enqueue(std::move(batch));
+  CHECK(!set.executor.poll());
+  pump(ranks);
+  deadlines.check_transfers(101);
+  const std::vector<int> waits_for = set.executor.blame();
+  REQUIRE(waits_for.size() == 1);
+  const int other = 3 - waits_for.front();
+  // The frames of a set that this one knows nothing about.
+  const auto move_data = [&](int peer) {
+    rank.mesh.link(peer)->send({.set = 7, .batch = 1, .check = 1}, &value, sizeof value);
+    pump(ranks);
+  };
+  move_data(waits_for.front());
+  deadlines.check_transfers(105);
+  CHECK(set.last_progress == 105);
+  move_data(other);
+  deadlines.check_transfers(108);
+  CHECK(set.last_progress == 105);
+  move_data(other);
+  CHECK(failure_of([&] { deadlines.check_transfers(116); }).code == HP_TIMEOUT);
 }
 
 TEST_CASE("the watchdog does not hold it against the peers that this process stood still") {
@@ -243,7 +320,7 @@ TEST_CASE("the watchdog does not hold it against the peers that this process sto
   StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
                         rank.liveness, rank.activity);
   PlanDeadlines plans(rank.config.options, rank.registry, rank.handles);
-  PeerWakeUps wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, rank.activity, 0);
+  PeerWakeUps wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, 0);
   Watchdog watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,
                     100);
   watchdog.watch(150);  // it was stopped for 50 seconds
