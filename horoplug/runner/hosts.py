@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
 import re
 import socket
 import threading
@@ -17,8 +18,16 @@ from horoplug.rendezvous.network.interfaces import interfaces
 from .checks import UsageError
 
 _LOOKUP_SECONDS = 3.0
-_ADDRESS = re.compile(r"\[(?P<six>[^]]+)\]|(?P<name>(?!-)[^\[\]:,\s]+)")
-_HOST = re.compile(rf"(?:{_ADDRESS.pattern})(?::(?P<slots>\d+))?")
+_SHOWN = 200  # characters of a wrong list of hosts that an error message shows
+_SLOTS = re.compile("[0-9]{1,9}")
+# An IPv6 address in brackets, a name or an IPv4 address; each after an optional "user@". Neither part may look like a
+# flag of ssh, and a name has no empty label.
+_USER = r"(?:\w[\w.+\\-]*@)?"
+_NAME = r"\w(?:[\w+-]|\.(?!\.))*"
+_HOST = re.compile(
+    rf"(?:(?P<user>{_USER})\[(?P<six>[^]]+)\]|(?P<name>{_USER}{_NAME}))"
+    rf"(?::(?P<slots>{_SLOTS.pattern}))?"
+)
 
 
 class Host(NamedTuple):
@@ -47,7 +56,7 @@ def parse_hosts(text: str) -> list[Host]:
         host = _host(part.strip())
         if host is None:
             raise UsageError(
-                f"-H wants host:slots,host:slots, for example localhost:4, not {text!r}"
+                f"-H wants host:slots,host:slots, for example localhost:4, not {_cut(text)!r}"
             )
         found.append(host)
     return add_up(found)
@@ -72,7 +81,7 @@ def parse_hostfile(path: str) -> list[Host]:
         host = _host(words[0])
         for word in words[1:]:
             name, _, count = word.partition("=")
-            known = name in ("slots", "max_slots", "max-slots") and count.isdecimal()
+            known = name in ("slots", "max_slots", "max-slots") and _SLOTS.fullmatch(count)
             if host is None or not known or int(count) == 0:
                 host = None
                 break
@@ -80,7 +89,7 @@ def parse_hostfile(path: str) -> list[Host]:
                 host = Host(host.name, int(count))
         if host is None:
             raise UsageError(
-                f"{path}, line {number}: a line like host slots=4 is wanted, not {line.strip()!r}"
+                f"{path}, line {number}: a line like host slots=4 is wanted, not {_cut(line.strip())!r}"
             )
         found.append(host)
     if not found:
@@ -92,7 +101,19 @@ def _host(text: str) -> Host | None:
     match = _HOST.fullmatch(text)
     if match is None or (match["slots"] and int(match["slots"]) == 0):
         return None
-    return Host(match["six"] or match["name"], int(match["slots"] or 1))
+    name = match["name"]
+    if name is None:
+        try:
+            ipaddress.IPv6Address(match["six"])
+        except ValueError:
+            return None
+        name = match["user"] + match["six"]
+    return Host(name, int(match["slots"] or 1))
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text, for an error message."""
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def add_up(hosts: Iterable[Host]) -> list[Host]:

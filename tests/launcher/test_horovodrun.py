@@ -68,6 +68,8 @@ def python(*lines):
         ("-np 2 --ssh ' true", "--ssh"),
         ("-np 2 -H localhost:0 true", "-H wants host:slots"),
         ("-np 2 -H : true", "-H wants host:slots"),
+        ("-np 2 -H h1:" + 5000 * "9" + " true", "-H wants host:slots"),
+        ("-np 2 -H h1;reboot:2 true", "-H wants host:slots"),
         ("-np 2 --start-timeout 0 true", "a positive number of seconds is wanted, not '0'"),
         ("-np 2 --gloo-timeout-seconds soon true", "a positive number of seconds"),
         ("-np 2 --log-level LOUD true", "invalid choice: 'LOUD'"),

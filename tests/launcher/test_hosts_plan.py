@@ -34,18 +34,30 @@ from horoplug.runner.remote import Ssh
         ("a:1,b:2,a:3", [("a", 4), ("b", 2)]),
         ("user@node-1.cluster:4", [("user@node-1.cluster", 4)]),
         ("10.0.0.1:2,[fd00::1]:3,[::1]", [("10.0.0.1", 2), ("fd00::1", 3), ("::1", 1)]),
+        ("u@[fe80::1%eth0]:2", [("u@fe80::1%eth0", 2)]),
+        ("a_b.:1,n\u00f6de:2", [("a_b.", 1), ("n\u00f6de", 2)]),
     ],
 )
 def test_host_argument_is_parsed(text, expected):
     assert parse_hosts(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", ",", "a,,b", "a:", ":2", "a:0", "a:-1", "a:two", "fd00::1", "-oX=y:1", "a b", "[a"]
-)
+MALFORMED = [
+    *("", ",", "a,,b", "a,", "a b", "a\nb", "a\tb:1", "fd00::1"),
+    *("a:", ":2", "a:0", "a:-1", "a:+1", "a:two", "a:1.5", "a:22:4", "a:\u0663", "a:" + "9" * 5000),
+    *("[a", "[a]:1", "[]", "[1.2.3.4]:1", "[fd00::1]2", "a]"),
+    *("-oX=y:1", "u@-oX=y", "-u@a", "@a", "u@", "a@b@c"),
+    *("a;b", "a$b", "a/b", "a|b", "a'b", "..", "a..b", ".a", "a\0b", "\udcff"),
+]
+
+
+@pytest.mark.parametrize("text", MALFORMED, ids=lambda text: ascii(text[:20]))
 def test_invalid_host_arguments_are_refused(text):
-    with pytest.raises(UsageError, match=r"^-H wants host:slots,host:slots, for example"):
-        parse_hosts(text)
+    """In one line, also with a list that is too long for one."""
+    for whole in (text, f"h1:1,{text}"):
+        with pytest.raises(UsageError, match=r"\A-H wants host:slots,host:slots, for .*\Z") as caught:
+            parse_hosts(whole)
+        assert len(str(caught.value)) < 500
 
 
 def test_hostfile_is_parsed(tmp_path):
@@ -68,6 +80,8 @@ def test_hostfile_is_parsed(tmp_path):
         ("a\nb slots\n", "line 2: "),
         ("a:2:3\n", "line 1: "),
         ("a slots=2 b\n", "line 1: "),
+        ("a slots=" + 5000 * "9", "line 1: "),
+        ("a;b slots=2\n", "line 1: "),
         ("# nothing\n", "there are no hosts in"),
         ("\0\udcff", "it is not a text file"),
     ],
