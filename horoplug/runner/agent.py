@@ -3,16 +3,19 @@
 The agent is the *subreaper* of its descendants: processes that a rank leaves behind (a shell's children, daemons)
 become children of the agent instead of init, so that a walk over /proc finds them. The agent ends all processes when it
 is told to, when all ranks have ended, and when the launcher is gone: its standard input ends or, on another host, the
-launcher is silent for too long. If the agent itself is killed, the ranks die with it (PR_SET_PDEATHSIG), and the
-processes they leave become children of the launcher, which is a subreaper, too, or on another host of the agent's own
-parent (:func:`guarded`). If both are killed at the same moment, processes started by ranks survive; the two are in
-different sessions, so that no terminal and no process group does that.
+launcher is silent for too long.
+
+The agent is a child of a *guard* (:func:`guarded`), a subreaper that does nothing but wait. If the agent is
+killed, the ranks die with it (PR_SET_PDEATHSIG), and the guard kills the processes that they leave: with or without the
+launcher, so that nothing survives if launcher and agent are killed together. If the guard is killed, the agent ends the
+job. If both are, the launcher, a subreaper as well, kills what is left.
 
 The launcher sends frames on stdin (kind, length u32, payload):
 
     J  job, as JSON             C  check to run before the job, as JSON  M  bytes for the check's stdin
     T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill all ranks at once
     B  ping: launcher is alive  Z  the launcher is about to be suspended: do not expect pings
+    W  do not read the ranks' output for now                             G  read it again
 
 The agent first writes GREETING to stdout (a login shell may have printed something before), then frames (kind,
 rank i32, length u32, payload); the check counts as rank -1:
@@ -134,9 +137,10 @@ def severity(code: int) -> int:
 class Agent:
     """Runs the ranks of one host, from start to end."""
 
-    def __init__(self, silence: float | None = None) -> None:
+    def __init__(self, silence: float | None, guard: int) -> None:
         """``silence``: seconds of silence after which the launcher counts as gone, until it sets another limit; None:
-        never."""
+        never. ``guard``: the pid of the parent process."""
+        self._guard = guard
         self._selector = selectors.DefaultSelector()
         self._inbox = bytearray()
         self._begun = False  # whether there has been a job
@@ -146,6 +150,7 @@ class Agent:
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
         self._pipes: dict[int, tuple[int, bytes, IO[bytes]]] = {}  # by descriptor: rank, kind
         self._outbox = bytearray()
+        self._held = False  # the launcher's own output waits
         self._paused = False  # pipes are not read, since the launcher is slower than the ranks
         self._launcher_gone = False
         self._grace = 5.0
@@ -168,6 +173,8 @@ class Agent:
         self._selector.register(self._woken_in, selectors.EVENT_READ)
         self._selector.register(0, selectors.EVENT_READ)
         self._outbox += GREETING
+        if os.getppid() != self._guard:
+            self._terminate(0.0)  # the guard died before PR_SET_PDEATHSIG
         try:
             self._flush()
             while not self._is_finished():
@@ -315,6 +322,8 @@ class Agent:
             self._send(b"A", CHECK)
         elif kind == b"Z":
             self._heard = math.inf
+        elif kind in (b"W", b"G"):
+            self._held = kind == b"W"
         elif kind == b"M" and self._check is not None and self._check.stdin is not None:
             with contextlib.suppress(OSError):  # it has ended, which is reported elsewhere
                 self._check.stdin.write(payload)
@@ -385,7 +394,7 @@ class Agent:
                 self._selector.register(1, selectors.EVENT_WRITE)
             else:
                 self._selector.unregister(1)
-        pause = len(self._outbox) > _HIGH_WATER
+        pause = self._held or len(self._outbox) > _HIGH_WATER
         if pause != self._paused:
             self._paused = pause
             for fd in self._pipes:
@@ -417,20 +426,26 @@ def pack_text(text: str) -> str:
     return os.fsencode(text).decode("latin-1")
 
 
-def guarded() -> int:
+def guarded(silence: float | None) -> int:
     """Run the agent as a child of this process, which kills the agent's descendants if the agent is killed.
 
-    Returns the agent's exit code."""
+    ``silence``: see :class:`Agent`. Returns the agent's exit code, 128 + n for signal n."""
     become_subreaper()
+    guard = os.getpid()
     child = os.fork()
     if child == 0:
-        return Agent(_FIRST_SILENCE_SECONDS).run()
+        return Agent(silence, guard).run()
+    # Whoever ends the process that the launcher has started means the agent.
+    signal.signal(signal.SIGTERM, lambda *_: signal_all([child], signal.SIGTERM))
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     for fd in (0, 1):
         os.close(fd)  # only the agent may keep the pipes open
     _, status = os.waitpid(child, 0)
     kill_descendants()
-    return os.waitstatus_to_exitcode(status) & 0xFF
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    sys.exit(guarded() if sys.argv[0] == "-c" else Agent().run())
+    sys.exit(guarded(_FIRST_SILENCE_SECONDS if sys.argv[0] == "-c" else None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from .remote import END_OF_SOURCE, Ssh
 
 MAX_FRAME = 1 << 24
 _MAX_NOISE = 1 << 20  # bytes that a login shell may print before the agent's greeting
+_GUARD_SECONDS = 12.0  # limit for a guard to kill what its agent has left
 _MAX_STDERR = 1 << 13  # last bytes of ssh's stderr that are kept
 
 
@@ -173,12 +175,17 @@ class AgentConnection:
     def why_lost(self) -> str:
         """Why the agent has ended: its exit code, or the last line of ssh. Closes the connection."""
         self._close()
-        code = self._wait(2.0)
+        code = self._wait(_GUARD_SECONDS if self.host.is_local else 2.0)
         self.read_stderr()
+        is_signal = (
+            128 < code <= 128 + signal.SIGRTMAX
+        )  # the guard's way to tell it; 255 is ssh's own error
         if self.host.is_local:
-            return f"the agent on this host {describe(code)}"
+            return f"the agent on this host {describe(128 - code if is_signal else code)}"
         lines = [line.strip() for line in self._stderr_tail.decode(errors="replace").splitlines()]
         said = [line for line in lines if line]
+        if self.greeted and is_signal:
+            return f"the agent there {describe(128 - code)}"
         if self.greeted:
             return f"the connection was lost: {said[-1] if said else 'ssh ' + describe(code)}"
         if code in (126, 127):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ class Agents:
 
     @contextlib.contextmanager
     def pinged(self) -> Iterator[None]:
-        """Ping other hosts from a thread, even while this process is stuck writing to a stopped terminal."""
+        """Ping other hosts from a thread, even while this process is stuck writing a log to a slow disk."""
         remote = [connection for connection in self.all if not connection.host.is_local]
         over = threading.Event()
 
@@ -75,13 +75,15 @@ class Agents:
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def wait(
-        self, wakeup: socket.socket, timeout: float | None
+        self, wakeups: Sequence[int], timeout: float | None
     ) -> Iterator[tuple[AgentConnection, bool]]:
         """Wait for events, for at most ``timeout`` seconds, and yield (connection, whether stderr is readable).
 
-        For an event of stdout the second value is False. ``wakeup``: also ends the wait; it is emptied."""
+        For an event of stdout the second value is False. ``wakeups``: nonblocking descriptors that end the wait, too,
+        when they are readable; they are emptied."""
         poll = select.poll()
-        poll.register(wakeup, select.POLLIN)
+        for wakeup in wakeups:
+            poll.register(wakeup, select.POLLIN)
         readable: dict[int, tuple[AgentConnection, bool]] = {}
         writable: dict[int, AgentConnection] = {}
         for connection in self.open:
@@ -101,9 +103,9 @@ class Agents:
             elif fd in writable:
                 writable[fd].flush()
             else:
-                _empty(wakeup)
+                _empty(fd)
         if timeout is not None and time.monotonic() > asleep + timeout + 1.0:
-            # This process was suspended, or stuck writing, so that it could not hear the agents.
+            # This process was suspended, so that it could not hear the agents.
             for connection in self.open:
                 connection.heard = time.monotonic()
 
@@ -132,6 +134,6 @@ class Agents:
             connection.end(seconds)
 
 
-def _empty(wakeup: socket.socket) -> None:
+def _empty(wakeup: int) -> None:
     with contextlib.suppress(BlockingIOError):
-        wakeup.recv(4096)
+        os.read(wakeup, 4096)

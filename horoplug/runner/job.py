@@ -5,7 +5,7 @@ with them over their stdin and stdout, on this host or through ssh (agent_connec
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import math
 import os
 import secrets
@@ -29,7 +29,8 @@ from .blame import Blame, describe
 from .environment import common_environment
 from .hosts import Placement
 from .job_description import JobDescription
-from .output import Descriptor, Output
+from .outlet import Outlets
+from .output import Output
 from .preflight import StartError
 from .remote import Ssh
 from .signals import signal_handlers
@@ -39,6 +40,7 @@ from .status import SECONDS, Status, fit, in_foreground, wanted
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _PING_SECONDS = 5.0  # longest interval of pings to other hosts
 _LATER = 10.0  # seconds beyond the ranks' own timeout after which a host is lost: the ranks' error is the better one
+_STALLED_SECONDS = 10.0  # after a failure, limit for a reader of the output that accepts nothing
 _NO_RANKS_SECONDS = 2.0  # limit for agents to end if no rank has started
 _END_SECONDS = 12.0  # limit for an agent to end all processes, beyond the grace period
 
@@ -88,8 +90,10 @@ class Job:
         timeout: float = config.value("GLOO_TIMEOUT_SECONDS", plain)
         ping_seconds = min(timeout / 6, _PING_SECONDS)
         self._agents = Agents(timeout + _LATER, ping_seconds, max(3 * ping_seconds, 2.0))
-        writers = (Descriptor(1), Descriptor(2))
+        self._outlets = Outlets()
+        writers = self._outlets.writers
         self._output = Output(size, writers, folder=folder, timestamps=timestamps)
+        self._held = False  # the agents do not read the ranks' output for now
         self._status: Status | None = None
         if status and wanted(os.environ, [writer.terminal for writer in writers]):
             self._status = Status(size, time.monotonic())
@@ -130,7 +134,7 @@ class Job:
                 self._cause = "", 128 + signal.SIGPIPE
             finally:
                 self._end()
-        return self._report()
+            return self._report(woken)
 
     @property
     def verdict(self) -> str:
@@ -185,12 +189,22 @@ class Job:
 
     def _loop(self, woken: socket.socket) -> None:
         while self._agents.open:
-            for connection, is_stderr in self._agents.wait(woken, self._timeout()):
+            wakeups = woken.fileno(), self._outlets.wakeup
+            for connection, is_stderr in self._agents.wait(wakeups, self._timeout()):
                 if is_stderr:
                     self._read_stderr(connection)
                 else:
                     self._read(connection)
+            self._check_output()
             self._check_deadlines()
+
+    def _check_output(self) -> None:
+        """Report a stream that has failed, and let the ranks wait while the launcher's own output does."""
+        for line in self._outlets.new_errors():
+            self._output.notice(f"horovodrun: {line}")
+        if self._outlets.congested != self._held:
+            self._held = not self._held
+            self._agents.send(b"W" if self._held else b"G")
 
     def _timeout(self) -> float | None:
         """Seconds until the next deadline; None without one."""
@@ -217,7 +231,8 @@ class Job:
             counters=unpack(self._server.value(KEY)) if self._server is not None else None,
         )
         foreground = in_foreground(2)
-        self._output.show_status(fit(line, 2) if foreground else "", draw=foreground)
+        draw = foreground and not self._outlets.waiting  # a stopped terminal does not need it
+        self._output.show_status(fit(line, 2) if foreground else "", draw=draw)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -354,7 +369,7 @@ class Job:
                 signal.Signals(number), f"ended by {signal.Signals(number).name}"
             )
             self._cause = f"{name}; all ranks were ended", 128 + number
-        # Sent from the signal handler, since the loop may be stuck writing to a stopped terminal.
+        # Sent from the signal handler, since the loop may be stuck writing a log to a slow disk.
         self._command_agents(b"T" if self._interrupts == 1 else b"K")
 
     def _on_suspension(self, *_: object) -> None:
@@ -371,16 +386,31 @@ class Job:
         if self._server is not None:
             self._server.close()
 
-    def _report(self) -> int:
-        text, code = self._cause or ("", 0)
-        try:
+    def _report(self, woken: socket.socket) -> int:
+        """Write the last line and all output that waits. Returns the exit code.
+
+        After a failure, a reader that accepts nothing is given up; a signal ends the wait in any case."""
+        patience = None if self._cause is None else _STALLED_SECONDS
+        interrupts = self._interrupts
+        with contextlib.suppress(BrokenPipeError):
             self._output.close()
-            if text and not self._is_reported_by_caller:
-                self._output.notice(f"horovodrun: {text}")
-        except OSError as error:
-            if error.errno != errno.EPIPE:
-                raise
-        return code
+            if self.verdict and not self._is_reported_by_caller:
+                self._output.notice(f"horovodrun: {self.verdict}")
+            while True:
+                lost = self._outlets.flush(
+                    woken.fileno(), patience, lambda: self._interrupts > interrupts
+                )
+                lines = self._outlets.new_errors()
+                if lost or not lines:
+                    break
+                for line in lines:
+                    self._output.notice(f"horovodrun: {line}")
+            if lost:
+                self._output.notice(
+                    f"horovodrun: {lost} bytes of output were not accepted and are lost"
+                )
+                self._outlets.flush(woken.fileno(), 0.1, lambda: False)
+        return self._cause[1] if self._cause is not None else 0
 
     def _say(self, text: str) -> None:
         if self._verbose:

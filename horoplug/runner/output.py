@@ -9,7 +9,6 @@ one. Progress bars redraw a line with a carriage return:
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -31,25 +30,36 @@ class Writer(Protocol):
         """Write all of ``data``. Errors: OSError, in particular BrokenPipeError."""
 
 
-class Descriptor:
-    """A file descriptor as a :class:`Writer`."""
+@dataclasses.dataclass
+class _Log:
+    """The file with the raw output of one stream of a rank. It ends with the first error, such as a full disk."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self.terminal = os.isatty(fd)
+    path: Path
+    file: BinaryIO
+    error: OSError | None = None
 
     def write(self, data: bytes) -> None:
-        """Write all of ``data``."""
+        """Write all of ``data``, or set :attr:`error`."""
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view and self.error is None:
+                view = view[self.file.write(view) :]
+        except OSError as error:
+            self.error = error
+
+    def close(self) -> None:
+        """Close the file. A network file system may only now report that it is full."""
+        try:
+            self.file.close()
+        except OSError as error:
+            self.error = self.error or error
 
 
 @dataclasses.dataclass
 class _Stream:
     prefix: str
     writer: Writer
-    file: BinaryIO | None
+    file: _Log | None
     partial: bytes = b""
     shown: float = float("-inf")  # when a state of its progress bar was last shown
 
@@ -76,11 +86,11 @@ class Output:
         width = len(str(size - 1))
         for rank in range(size):
             for number, name in enumerate(STREAMS):
-                file: BinaryIO | None = None
+                file: _Log | None = None
                 if folder is not None:
                     place = folder / f"rank.{rank:0{width}d}"
                     place.mkdir(parents=True, exist_ok=True)
-                    file = (place / name).open("wb", buffering=0)
+                    file = _Log(place / name, (place / name).open("wb", buffering=0))
                 stream = _Stream(f"[{rank}]<{name}>:", writers[number], file)
                 self._streams[rank, number] = stream
 
@@ -88,7 +98,7 @@ class Output:
         """Handle what ``rank`` has printed on its stdout (``number`` 0) or stderr (1)."""
         stream = self._streams[rank, number]
         if stream.file is not None:
-            stream.file.write(data)
+            self._log(stream.file, data)
         lines = (stream.partial + data).split(b"\n")
         stream.partial = lines.pop()
         ready = b"".join([self._line(stream, line) for line in lines])
@@ -110,15 +120,18 @@ class Output:
             self._errors.write(_CLEAR + self._status)
 
     def close(self) -> None:
-        """Write incomplete lines, and close the files."""
+        """Write incomplete lines, and close the files. If several of these are incomplete, a line tells how many."""
         self.show_status("")
         for stream in self._streams.values():
             if stream.partial.strip(b"\r"):
                 self._end_bar(stream)
                 self._write(stream, self._line(stream, stream.partial))
             stream.partial = b""
-            if stream.file is not None:
-                stream.file.close()
+        for log in [stream.file for stream in self._streams.values() if stream.file is not None]:
+            log.close()
+        broken = self._broken_logs
+        if broken > 1:
+            self.notice(f"horovodrun: {broken} logs of ranks are incomplete")
 
     def notice(self, text: str) -> None:
         """Write a line of the launcher itself to stderr."""
@@ -126,6 +139,21 @@ class Output:
             if number == 1:
                 self._write(stream, text.encode("utf-8", "backslashreplace") + b"\n")
                 return
+
+    # ---- the ranks' files --------------------------------------------------------------------------------------------
+
+    @property
+    def _broken_logs(self) -> int:
+        logs = [stream.file for stream in self._streams.values()]
+        return sum(log is not None and log.error is not None for log in logs)
+
+    def _log(self, log: _Log, data: bytes) -> None:
+        """Write to a rank's file. Only the first one that fails is reported: others fail for the same reason."""
+        if log.error is not None:
+            return
+        log.write(data)
+        if log.error is not None and self._broken_logs == 1:
+            self.notice(f"horovodrun: {log.path}: {log.error.strerror}; this log ends here")
 
     # ---- lines and bars ----------------------------------------------------------------------------------------------
 

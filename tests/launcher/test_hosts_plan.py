@@ -55,7 +55,9 @@ MALFORMED = [
 def test_invalid_host_arguments_are_refused(text):
     """In one line, also with a list that is too long for one."""
     for whole in (text, f"h1:1,{text}"):
-        with pytest.raises(UsageError, match=r"\A-H wants host:slots,host:slots, for .*\Z") as caught:
+        with pytest.raises(
+            UsageError, match=r"\A-H wants host:slots,host:slots, for .*\Z"
+        ) as caught:
             parse_hosts(whole)
         assert len(str(caught.value)) < 500
 

@@ -1,6 +1,7 @@
 """The end of a job: the reported failure, the exit code, and no process left, whichever process is killed."""
 
 import contextlib
+import itertools
 import os
 import re
 import select
@@ -82,10 +83,19 @@ class Run:
                     found.append(process)
         return found
 
+    def guard(self):
+        """The process that waits for the agent; None before it has started."""
+        return self._agent_below(self.process.pid)
+
     def agent(self):
         """The agent's process; None before it has started."""
+        guard = self.guard()
+        return guard and self._agent_below(guard.pid)
+
+    @staticmethod
+    def _agent_below(pid):
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self.process.pid).children():
+            for process in psutil.Process(pid).children():
                 if "".join(process.cmdline()[-1:]).endswith("agent.py"):
                     return process
         return None
@@ -399,7 +409,7 @@ MOMENTS = {
     "its interpreter starts": (lambda job: None, False),
     "it starts the agent": (lambda job: job.said("rendezvous on"), True),
     "the agent starts": (lambda job: until(job.agent), True),
-    "the first rank starts": (lambda job: until(lambda: len(job.processes()) > 2), True),
+    "the first rank starts": (lambda job: until(lambda: len(job.processes()) > 3), True),
     "the ranks have been started": (lambda job: job.said("rank 0 is pid"), True),
 }
 
@@ -427,8 +437,8 @@ TREE = ["sh", "-c", f"{GRANDCHILD} & (setsid sleep {NEVER} &) ; echo ready; slee
 def start_tree(run, size=2):
     job = run("-np", size, *TREE)
     job.lines(size)
-    # Launcher and agent, and for each rank the shell, two sleeps and Python.
-    until(lambda: len(job.processes()) >= 2 + 4 * size)
+    # Launcher, guard and agent, and for each rank the shell, two sleeps and Python.
+    until(lambda: len(job.processes()) >= 3 + 4 * size)
     return job
 
 
@@ -449,9 +459,41 @@ def test_ranks_end_when_the_agent_is_killed(run):
     assert not job.processes()
 
 
-def test_ranks_end_when_the_agent_is_terminated(run):
+@pytest.mark.parametrize(
+    "names",
+    list(itertools.permutations(["launcher", "guard", "agent"], 2)),
+    ids="+".join,
+)
+def test_nothing_is_left_when_two_processes_are_killed_together(run, names):
+    """Neither notices the death of the other: both are stopped when they are killed, one after the other."""
     job = start_tree(run)
-    job.agent().terminate()
+    found = {
+        "launcher": psutil.Process(job.process.pid),
+        "guard": job.guard(),
+        "agent": job.agent(),
+    }
+    for name in names:
+        found[name].suspend()
+    for name in names:
+        until(lambda name=name: found[name].status() == psutil.STATUS_STOPPED)
+    for name in names:
+        found[name].kill()
+    job.wait_gone()
+
+
+def test_ranks_end_when_the_guard_is_killed(run):
+    job = start_tree(run)
+    job.guard().kill()
+    code, _, err = job.finish()
+    assert code == 143
+    assert "was killed by signal 15 (SIGTERM)" in last_line(err)
+    assert not job.processes()
+
+
+@pytest.mark.parametrize("which", ["guard", "agent"])
+def test_ranks_end_when_the_agent_is_terminated(run, which):
+    job = start_tree(run)
+    getattr(job, which)().terminate()
     code, _, err = job.finish()
     assert code == 143
     assert "was killed by signal 15 (SIGTERM)" in last_line(err)
@@ -495,9 +537,11 @@ def is_stuck(process):
 
 
 def test_ranks_end_when_a_launcher_with_blocked_output_is_killed(run):
-    """The ranks, the agent and the launcher are all blocked on full pipes."""
+    """The ranks are blocked on full pipes, as is the launcher's own output."""
     job = run("-np", 2, "yes")
-    until(lambda: len(job.processes()) == 4 and all(map(is_stuck, job.processes())), 40)
+    until(lambda: len(job.processes()) == 5, 40)
+    ranks = [process for process in job.processes() if process.cmdline() == ["yes"]]
+    until(lambda: all(map(is_stuck, [*ranks, psutil.Process(job.process.pid)])), 40)
     job.process.kill()
     job.wait_gone()
 
