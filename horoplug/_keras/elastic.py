@@ -66,7 +66,7 @@ def run(
 ) -> Callable[..., Any]:
     """:func:`horoplug.common.elastic.run_fn` for a framework that raises its own exceptions when the job is broken.
 
-    ``failure``: recognises these exceptions. ``reset``: called after the ranks have been initialised again."""
+    ``failure``: whether an exception is one of these. ``reset``: called after the ranks have been initialised again."""
 
     @functools.wraps(func)
     def attempt(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Distributed optimizers of Keras 3, which reduce gradients over the ranks before anything else uses them.
+"""Distributed optimizers of Keras 3, which reduce gradients over the ranks before any other processing.
 
 The optimizer remains the same object, with its variables and its role in a model. Only its class changes, to one
 derived from its own. Gradients are reduced when they are passed to ``apply``. An optimizer that accumulates gradients
@@ -93,9 +93,8 @@ def distribute(optimizer: Any, options: Options, passes: int, average_aggregated
     """Make an optimizer of Keras 3 a distributed one.
 
     ``passes``: backward_passes_per_step; ``average_aggregated``: average_aggregated_gradients."""
-    keras = importlib.import_module(
-        "keras"
-    )  # not an import statement: the caller decides whether Keras is needed
+    # Not an import statement, because only callers that need Keras may import it.
+    keras = importlib.import_module("keras")
     _make_ranks_agree(keras.optimizers.LossScaleOptimizer)
     backend = backends.load(keras.backend.backend())
     if hasattr(backend, "can_compile"):

@@ -39,9 +39,14 @@ def allreduce(
 ) -> Any:
     """Reduce a value of one shape over all ranks, element by element; every rank gets the result.
 
-    ``op``: Average (the default), Sum, Adasum, Min, Max, Product; ``average`` is deprecated in favour of it.
-    ``compression`` (such as ``Compression.fp16``) applies to tensors and variables. ``name`` matches the calls of the
-    ranks."""
+    value: a tensor or a variable of the Keras backend, for which the result is a tensor; or a NumPy array, a number or
+        a list, for which the result is a NumPy array.
+    name: pairs the calls of the ranks.
+    average: deprecated; True means op=Average, False means op=Sum.
+    prescale_factor, postscale_factor: factors for each rank's value before the reduction, and for the result.
+    op: Average (the default), Sum, Adasum, Min, Max or Product.
+    compression: such as ``Compression.fp16``; applies to tensors and variables only.
+    process_set: the ranks that take part; by default all ranks of the job."""
     return _run(
         "allreduce",
         value,
@@ -68,7 +73,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the value of rank `root_rank` (a global rank) on every rank. Shapes are the same on all ranks."""
+    """Return the value of rank `root_rank` (a global rank) on every rank. Shapes are the same on all ranks."""
     return _run("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from horoplug.common.grouping import Groups, check_groups, groups_of, split_places
+from horoplug.common.grouping import Groups, check_groups, groups_of, split_indices
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average, resolve
 
@@ -47,16 +47,16 @@ class Reduction(Protocol):
         of the process set, the gradients are returned unchanged. ``name``: prefix of the operations' names."""
 
     def local(self, gradient: Any) -> Any:
-        """The gradient of a local variable: divided by the number of ranks if ``scale_local_gradients`` is set."""
+        """The gradient of a local variable, divided by the number of ranks if ``scale_local_gradients`` is set."""
 
 
 def group_indices(
     indices: Iterable[int], groups: Groups, variables: Sequence[Any]
 ) -> list[list[int]] | None:
-    """The indices of the gradients that each operation reduces; None: the caller may choose.
+    """The indices of the gradients that each operation reduces; None without ``groups``: the backend decides.
 
-    ``variables``: those of all gradients; ``groups`` contains the same objects."""
+    ``variables``: the variables of all gradients; ``groups`` contains the same objects."""
     if groups is None:
         return None
     listed = groups if isinstance(groups, int) else [[id(v) for v in group] for group in groups]
-    return split_places(list(indices), listed, [id(variable) for variable in variables])
+    return split_indices(list(indices), listed, [id(variable) for variable in variables])

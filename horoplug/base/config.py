@@ -73,7 +73,7 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
-        """Read ``env`` (default: the process's environment). Errors: ValueError of one line."""
+        """Read ``env``, by default the process's environment. Raises ValueError with one line of text."""
         env = os.environ if env is None else env
         values = {variable.field: read(variable, env) for variable in VARIABLES}
         values["autotune_fixed"] = fixed = tuple(
@@ -89,7 +89,7 @@ class Config:
             notes.append((logging.INFO, "without effect in horoplug: " + ", ".join(ignored)))
         if values["cpu_operations"] == "ccl":
             notes.append(
-                (logging.INFO, "there is no oneCCL in horoplug (HOROVOD_CPU_OPERATIONS=ccl)")
+                (logging.INFO, "horoplug does not use oneCCL (HOROVOD_CPU_OPERATIONS=ccl)")
             )
         check = values["stall_check_time_seconds"]
         if values.pop("stall_check_disable"):
@@ -115,7 +115,7 @@ class Config:
 
     @property
     def gpu_algorithm(self) -> str | None:
-        """The algorithm forced for GPU tensors instead of ``algorithm``; None: the same."""
+        """The algorithm that is forced for GPU tensors; None: ``algorithm`` applies to them as well."""
         return "hierarchical" if self.hierarchical_allreduce and self.algorithm is None else None
 
     @property
@@ -145,8 +145,8 @@ class Config:
 def value(name: str, env: Mapping[str, str] | None = None) -> Any:
     """The value of one variable of the table in ``env``, by default the process's environment.
 
-    ``name``: without prefix. For variables that are read after ``init``, or before there is a rank. Errors: ValueError
-    of one line."""
+    ``name``: without prefix. For variables that are read after ``init``, or before the process has a rank. Raises
+    ValueError with one line of text."""
     return read(next(v for v in VARIABLES if v.name == name), os.environ if env is None else env)
 
 

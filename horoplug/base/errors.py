@@ -72,7 +72,7 @@ class NotInitializedError(ValueError):
 
 @_public("horoplug.rendezvous.errors")
 class RendezvousError(RuntimeError):
-    """The ranks of a job could not be brought together."""
+    """The ranks of a job could not connect to each other."""
 
 
 @_public("horoplug.rendezvous.errors")
@@ -82,12 +82,12 @@ class AuthenticationError(RendezvousError):
 
 @_public("horoplug.rendezvous.errors")
 class WrongSecretError(AuthenticationError):
-    """The other end speaks the protocol, and has refused this process because it does not know the secret."""
+    """The other end speaks the protocol and rejected this process, because the two have different secrets."""
 
 
 @_public("horoplug.rendezvous.errors")
 class ProtocolError(RendezvousError):
-    """The other end, although it knows the secret, sent something that makes no sense."""
+    """The other end knows the secret, but sent an invalid message."""
 
 
 @_public("horoplug.rendezvous.errors")
@@ -97,7 +97,7 @@ class RankTakenError(RendezvousError):
 
 @_public("horoplug.rendezvous.errors")
 class PeerLostError(RendezvousError, HorovodInternalError):
-    """A rank ended, or gave up, before the ranks were connected. ``rank`` is its number."""
+    """A rank ended, or gave up, before the ranks were connected. ``rank``: its number."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -106,7 +106,7 @@ class PeerLostError(RendezvousError, HorovodInternalError):
 
 @_public("horoplug.rendezvous.errors")
 class StoreTimeoutError(RendezvousError, TimeoutError):
-    """Keys were not set in time. ``missing`` are their positions in the call's list."""
+    """Keys of the rendezvous store were not set in time. ``missing``: their positions in the list of the call."""
 
     def __init__(self, missing: Sequence[int], message: str) -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ class StoreTimeoutError(RendezvousError, TimeoutError):
 
 @_public("horoplug.rendezvous.errors")
 class MissingRanksError(RendezvousError, TimeoutError):
-    """Some ranks did not turn up in time. ``ranks`` are their numbers."""
+    """Some ranks did not connect in time. ``ranks``: their numbers; empty if they are unknown."""
 
     def __init__(self, ranks: Sequence[int], message: str) -> None:
         super().__init__(message)

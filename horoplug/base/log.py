@@ -46,7 +46,7 @@ class _Formatter(logging.Formatter):
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Writes to whatever ``sys.stderr`` is at the time, so that a redirected stderr is respected."""
+    """Writes to the current ``sys.stderr``, so that a redirected stderr is respected."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -61,7 +61,7 @@ def configure(
 ) -> logging.Logger:
     """Set up the package's logger; may be called again, for another rank or level.
 
-    ``level`` is one of :data:`LEVELS`. Other loggers, the root's included, are left alone."""
+    ``level`` is one of :data:`LEVELS`. Other loggers, including the root logger, do not change."""
     logger.handlers = [h for h in logger.handlers if not isinstance(h, _StderrHandler)]
     handler = _StderrHandler()
     handler.setFormatter(_Formatter(rank, hide_time))

@@ -1,7 +1,8 @@
 """The table of all environment variables that horoplug reads.
 
-``HOROPLUG_X`` takes precedence over ``HOROVOD_X``. An empty value counts as unset. A wrong value is a ValueError of one
-line that names the variable, the value and the allowed values. :mod:`horoplug.base.config` reads the environment."""
+``HOROPLUG_X`` takes precedence over ``HOROVOD_X``. An empty value counts as unset. A wrong value raises ValueError with
+one line that names the variable, the value and the allowed values. :mod:`horoplug.base.config` reads the
+environment."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def _cores(text: str) -> tuple[int, ...]:
 
 
 def parse_secret(text: str) -> bytes:
-    """The 32 bytes of a job's secret from 64 hex digits or from base64. Errors: ValueError, without the value."""
+    """The 32 bytes of a job's secret from 64 hex digits or from base64. Raises ValueError, whose text omits the
+    value."""
     text = text.strip()
     if len(text) == 2 * SECRET_BYTES:
         try:
@@ -198,7 +200,7 @@ VARIABLES: tuple[Variable, ...] = (
         "autotune_warmup_samples",
         _integer(1, 2**10),
         3,
-        "steps to skip after a setting has changed",
+        "warm-up steps of each value of a setting, which are not timed",
     ),
     Variable(
         "AUTOTUNE_STEPS_PER_SAMPLE",
@@ -427,7 +429,7 @@ def name_in_use(variable: Variable, env: Mapping[str, str]) -> str | None:
 
 
 def read(variable: Variable, env: Mapping[str, str]) -> Any:
-    """The value of a variable in an environment, or its default. Errors: ValueError of one line."""
+    """The value of a variable in an environment, or its default. Raises ValueError with one line of text."""
     name = name_in_use(variable, env)
     if name is None:
         return variable.default

@@ -80,7 +80,8 @@ def _register(sets: Sequence[ProcessSet]) -> None:
 
 
 def shutdown() -> None:
-    """Leave the job. Operations in flight fail on every rank. Called automatically when the process exits."""
+    """Leave the job. Operations in flight fail on every rank. Does nothing without a job. Called automatically when the
+    process exits."""
     context.shutdown()
 
 
@@ -90,7 +91,8 @@ def is_initialized() -> bool:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Write a timeline of the job to a file from now on, in the JSON format of Perfetto (https://ui.perfetto.dev).
+    """Write a timeline of the job to a file from now on, in Chrome's trace format, which Perfetto opens
+    (https://ui.perfetto.dev).
 
     Rank 0 writes the file; on other ranks this does nothing. An existing file is replaced. If a timeline is being
     written already, it is completed first. ``mark_cycles`` marks each round of negotiation.

@@ -1,7 +1,8 @@
-"""Many operations that are submitted with one call of the core, and waited for with one.
+"""Batches of operations: one call of the core submits them all, and one call waits for them.
 
-For in-place operations that recur under the same names, such as the reductions of gradients. The core keeps what does
-not change from one submission to the next (``Prepared``), so that an operation costs little time in Python.
+Batches are for in-place operations that recur under the same names, such as the reductions of gradients. The core keeps
+the properties that do not change from one submission to the next (``Prepared``), so that an operation costs little time
+in Python.
 """
 
 import contextlib
@@ -47,11 +48,11 @@ class Batch(InFlight):
         tensors: Sequence[Tensor],
         stream: Callable[[], int] | None = None,
     ) -> None:
-        """Submit the operations in order, up to the first one that the core refuses. ``refused`` is then the reason;
-        ``numbers`` has the users' handles of those that were submitted.
+        """Submit the operations in order, up to the first one that the core refuses. ``refused`` is then the reason.
+        ``numbers`` has the users' handles of the operations that were submitted.
 
-        The tensors are in host memory, or all on one GPU; ``stream`` then returns the stream (CUstream) that the caller
-        uses. Raises NotInitializedError."""
+        The tensors are in host memory, or all on one GPU. For a GPU, ``stream`` returns the stream (CUstream) that the
+        caller uses. Raises NotInitializedError before ``init``."""
         self.engine: Engine = context.engine()
         self.tensors = tensors
         self.stream = stream

@@ -55,7 +55,8 @@ def broadcast_bytes(data: bytearray, call: Call) -> None:
 
 
 def allgather_bytes(data: bytes, call: Call) -> list[memoryview]:
-    """The data of all ranks of the process set that have any, in rank order. A rank that has joined has none."""
+    """The data of all ranks of the process set, in rank order. Ranks without data, such as joined ranks, are
+    omitted."""
     view = memoryview(bytearray(data))
     operation = submit(_ADAPTER, BY_NAME["allgather"], (view,), call, blocking=True)
     joined = operation.wait()

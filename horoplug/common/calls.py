@@ -2,7 +2,7 @@
 :class:`~horoplug.common.opspec.Call`.
 
 The functions have the names of the operations, because Python's messages about wrong arguments contain them. They raise
-ValueError or TypeError for arguments that are wrong whatever the other ranks do."""
+ValueError or TypeError for arguments that are invalid independently of other ranks."""
 
 from collections.abc import Callable
 from typing import Any, Final

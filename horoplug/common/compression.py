@@ -123,7 +123,7 @@ def cast_compressors(
 
 
 def wire_dtype(compression: Any) -> int:
-    """The code of the dtype to which the core itself casts float32 for this compression; 0: it does not."""
+    """The code of the dtype to which the core itself casts float32 for this compression; 0: the core does not cast."""
     known = isinstance(compression, type) and issubclass(compression, CastCompressor)
     return compression.wire_dtype if known else 0
 

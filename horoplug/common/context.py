@@ -1,6 +1,6 @@
 """The state of this process in the job: its engine, its connections, and the operations in flight.
 
-:data:`context` is the only global variable of the package.
+:data:`context` is the package's only global state of a job. The process's MPI belongs to :mod:`horoplug.mpi.thread`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ class Context:
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # survives shutdown
         self._identity: tuple[object, ...] = ()  # the settings for which the rendezvous was created
-        self._bootstrap: BootstrapResult | None = (
-            None  # of processes that another launcher than horovodrun has started
-        )
+        # Of processes that another launcher than horovodrun has started.
+        self._bootstrap: BootstrapResult | None = None
         # Number of rendezvous so far, by the ranks that took part (None: all).
         self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles are not reused after another init, so that stale ones are recognized.
@@ -110,7 +109,7 @@ class Context:
             if self._engine is not None:
                 return False
             self._forget_stale()
-            config, server = self._place(Config.from_env())
+            config, server = self._recognise_launcher(Config.from_env())
             self._hook_process()
             self.ranks = ranks
             logger = log.configure(
@@ -156,15 +155,16 @@ class Context:
         except Error as error:
             raise exception(error) from None
 
-    def _place(self, config: Config) -> tuple[Config, StoreServer | None]:
-        """The configuration with what another launcher than ours has decided, and the first time rank 0's server."""
+    def _recognise_launcher(self, config: Config) -> tuple[Config, StoreServer | None]:
+        """The configuration, completed by the settings of another launcher than horovodrun if there is one. The first
+        call also returns the store server that rank 0 runs for such a launcher."""
         launched = recognise(os.environ)
         if launched is None:
             if config.size > 1 and "mpi" in (config.controller, config.cpu_operations):
                 name = "CONTROLLER" if config.controller == "mpi" else "CPU_OPERATIONS"
                 raise ValueError(
-                    f"HOROVOD_{name}=mpi needs ranks that mpirun has started, and it has not started this one; start "
-                    "the job with mpirun, or unset the variable"
+                    f"HOROVOD_{name}=mpi needs ranks that mpirun has started, and mpirun has not started this one; "
+                    "start the job with mpirun, or unset the variable"
                 )
             return config, None
         server = None
@@ -196,7 +196,8 @@ class Context:
         return self._rendezvous.connect(generation, ranks)
 
     def shutdown(self) -> None:
-        """Leave the job in good order. Does nothing if there is none. Operations in flight fail on all ranks."""
+        """Leave the job, and tell the other ranks. Does nothing without a job. Operations in flight fail on all
+        ranks."""
         with self._lock:
             engine, connections = self._engine, self._connections
             self._engine = self._connections = None
@@ -221,8 +222,9 @@ class Context:
                 self._rendezvous.failed()
 
     def follow(self, follower: Callable[[Engine | None], None]) -> None:
-        """Call a function with every engine that starts, and with the one that runs now; and with None after the engine
-        has shut down: when that call returns, the engine may be destroyed."""
+        """Call a function with the engine that runs now, if there is one, and with every engine that starts later. The
+        function is also called with None after an engine has shut down. The engine may be destroyed when that call
+        returns."""
         with self._lock:
             self._followers.append(follower)
             if self._engine is not None:
@@ -257,9 +259,9 @@ class Context:
             self.operations.pop(handle, None)
 
     def check_name(self, process_set: int, name: str) -> None:
-        """Raises ValueError if an operation of this name was submitted and the program has waited for nothing since, so
-        that it cannot know that the operation is done. The core may already have finished it; but whether a name is
-        refused must not depend on timing."""
+        """Raises ValueError if an operation of this name was submitted, and the program has not waited for any
+        operation since. The program then cannot know that the operation is done. The core may have finished it already,
+        but whether a name is refused must not depend on timing."""
         if (process_set, name) in self._fresh:
             raise ValueError(
                 f"{name} is still in flight; wait for it before you submit another operation of the "
@@ -271,14 +273,14 @@ class Context:
         self._fresh.add((process_set, name))
 
     def waited(self) -> None:
-        """Record that the program has seen an operation done: from now on the core alone decides whether the names of
-        earlier ones are in flight."""
+        """Record that the program has observed the end of an operation. From now on the core alone decides whether the
+        names of earlier operations are in flight."""
         self._fresh.clear()
 
     def find(self, handle: int) -> Waitable | None:
         """The operation of a handle; None if it is unknown or was waited for.
 
-        Raises HorovodInternalError for a handle from before the last init, TypeError for what is no integer."""
+        Raises HorovodInternalError for a handle from before the last init, and TypeError for an unhashable object."""
         operation = self.operations.get(handle)
         if operation is not None:
             return operation.waitable(handle)
@@ -289,7 +291,8 @@ class Context:
         return None
 
     def _forget_stale(self) -> None:
-        """Drop the operations that nobody waited for before a shutdown: the core no longer writes to their tensors."""
+        """Drop the operations of the previous job that were not waited for. The core no longer writes to their
+        tensors."""
         for operation in {id(entry): entry for entry in self.operations.values()}.values():
             operation.abandon()
         self.operations.clear()
@@ -318,8 +321,8 @@ class Context:
             rendezvous.close(patient=True)
 
     def forget(self) -> None:
-        """Reset the state in a forked child (such as the worker of a data loader), which is no rank. The object of the
-        parent's engine recognizes the child and does nothing there, also when it is destroyed."""
+        """Reset the state in a forked child, such as the worker of a data loader, which is not a rank. The object of
+        the parent's engine recognizes the child and does nothing there, also when it is destroyed."""
         self.operations.clear()
         self.blocking.clear()
         self._forget_process_sets()

@@ -19,7 +19,7 @@ from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.base.log import logger
 
 FAILURES_WITHOUT_COMMIT: Final = 10
-"""After this number of consecutive failures without a commit between them, the failure is raised to the program."""
+"""The last of this number of consecutive failures without a commit between them is raised to the program."""
 
 
 class HostUpdateResult(IntFlag):
@@ -184,13 +184,13 @@ def run_fn(
     reset: Callable[[], Any],
     is_failure: Callable[[BaseException], bool] | None = None,
 ) -> Callable[..., Any]:
-    """Wrap ``func(state, ...)`` in a loop that continues after failures. The ``elastic.run`` of a framework uses this.
+    """Wrap ``func(state, ...)`` in a loop that continues after failures. The ``elastic.run`` of a framework uses it.
 
     The state is synchronized before ``func`` runs. On HorovodInternalError the last committed state is restored; on
     HostsUpdatedInterrupt the current state is kept. Then ``reset`` initializes the ranks again and ``func`` is called
-    again. Other exceptions propagate, as does HorovodInternalError after FAILURES_WITHOUT_COMMIT of them in a row
-    without a commit. ``is_failure``: whether an exception of a framework means the same as HorovodInternalError; it is
-    then raised as HorovodInternalError."""
+    again. Other exceptions propagate. So does HorovodInternalError when FAILURES_WITHOUT_COMMIT of them have occurred
+    in a row without a commit. ``is_failure``: whether an exception of a framework means the same as
+    HorovodInternalError; such an exception is raised as HorovodInternalError."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:

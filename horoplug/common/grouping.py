@@ -23,19 +23,22 @@ def groups_of(arguments: Mapping[str, Any]) -> Groups:
     return groups if groups is not None else (arguments.get("num_groups") or None)
 
 
-def split_places(
-    places: Sequence[int],
+def split_indices(
+    indices: Sequence[int],
     groups: int | Sequence[Sequence[Hashable]],
     keys: Sequence[Hashable],
 ) -> list[list[int]]:
-    """The places of gradients in groups: so many of neighbours, or those that are listed by their keys (``keys`` has
-    one for each place there is) and every other one by itself."""
+    """Divide the indices of gradients into groups.
+
+    ``groups``: the number of groups, which then have about equally many consecutive indices; or lists of keys, and
+    every gradient whose key is in no list forms a group of its own. ``keys``: the key of each gradient, by its index;
+    not used if ``groups`` is a number."""
     if isinstance(groups, int):
-        count = min(groups, len(places))
-        bounds = [len(places) * number // count for number in range(count + 1)] if count else []
-        return [list(places[a:b]) for a, b in itertools.pairwise(bounds)]
+        count = min(groups, len(indices))
+        bounds = [len(indices) * number // count for number in range(count + 1)] if count else []
+        return [list(indices[a:b]) for a, b in itertools.pairwise(bounds)]
     number = {key: n for n, group in enumerate(groups) for key in group}
     made: dict[Any, list[int]] = {}
-    for place in places:
-        made.setdefault(number.get(keys[place], ("alone", place)), []).append(place)
+    for index in indices:
+        made.setdefault(number.get(keys[index], ("alone", index)), []).append(index)
     return list(made.values())

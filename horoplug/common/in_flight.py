@@ -1,4 +1,4 @@
-"""The types of work that the core has accepted and nobody has waited for yet.
+"""The types of work that the core has accepted and the program has not waited for yet.
 
 :class:`horoplug.common.context.Context` maps every handle that a user holds to one object of these types, which keeps
 the tensors of the operation alive until the core has finished with them:
@@ -22,8 +22,8 @@ class InFlight(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Prepare for freeing the tensors although nobody waits: whatever a caller enqueues on their stream from now on
-        runs after the work that a GPU still has to do on them. Does nothing for tensors in host memory."""
+        """Prepare for freeing the tensors without a wait. On a GPU, work that is enqueued from now on in the stream of
+        the tensors runs after the pending work of the operation. Does nothing for tensors in host memory."""
 
 
 class Waitable(InFlight):
@@ -43,5 +43,5 @@ class Waitable(InFlight):
     def wait(self) -> Any:
         """Block until done; return the output and free the handle.
 
-        Raises the exception that belongs to the failure. After a KeyboardInterrupt the work is still in flight and can
-        be waited for again."""
+        Raises HorovodInternalError if the work has failed. After a KeyboardInterrupt the work is still in flight and
+        can be waited for again."""

@@ -1,7 +1,7 @@
 """``broadcast_object`` and ``allgather_object``: Python objects as pickled bytes.
 
-Unpickling data executes code. The bytes come over connections that were authenticated with the job's secret, so only
-from ranks of the job."""
+Unpickling data executes code. The bytes come only from ranks of the job, because all connections were authenticated
+with the job's secret."""
 
 import pickle
 from typing import Any
@@ -24,7 +24,10 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return the object of rank `root_rank` (a global rank) on every rank of the set. Other ranks' ``obj`` is ignored.
-    The object must be picklable."""
+    The object must be picklable. ``name`` pairs the calls of the ranks; unnamed calls are paired in order.
+
+    Raises NotInitializedError before ``init``, ValueError for a process set that is not registered or does not contain
+    this rank, and HorovodInternalError if the ranks disagree or a rank has failed."""
     is_root = context.connections().rank == root_rank
     set_id = process_set_id(process_set)
     data = bytearray(dumps(obj) if is_root else b"")
@@ -39,7 +42,9 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks of the set, in rank order. They must be picklable. A rank that has joined
-    contributes none."""
+    """Return the objects of all ranks of the set, in rank order. They must be picklable. A joined rank contributes no
+    object. ``name`` pairs the calls of the ranks; unnamed calls are paired in order.
+
+    Raises the exceptions of :func:`broadcast_object`."""
     call = Call(name, process_set=process_set_id(process_set))
     return [pickle.loads(part) for part in allgather_bytes(dumps(obj), call)]

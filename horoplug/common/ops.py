@@ -37,8 +37,8 @@ class Adapter(Protocol):
         """``(tensor, dtype code, address, shape, device)``, where the tensor is dense and in row-major order: a copy of
         the argument if necessary. The device is the ordinal of a GPU, or :data:`CPU`.
 
-        Raises TypeError for what is no tensor, ValueError for a tensor that is not supported, or, with ``in_place``,
-        cannot be overwritten."""
+        Raises TypeError for an object that is not a tensor, and ValueError for a tensor that is not supported or, with
+        ``in_place``, cannot be overwritten."""
 
     def stream(self, device: int, tensors: Sequence[Tensor]) -> int:
         """The stream (CUstream) of the GPU in which the caller uses the tensors now."""
@@ -206,11 +206,11 @@ def submit(
     in_place: bool = False,
     blocking: bool = False,
 ) -> Operation | SplitGroup:
-    """Submit an operation to the core and return at once. ``blocking``: the caller waits next, so this may already wait
-    for a moment, and may raise the failure of the operation.
+    """Submit an operation to the core and return at once. ``blocking``: the caller waits next, so this call may wait
+    briefly itself, and then raises the failure of the operation.
 
-    Raises TypeError and ValueError for what this rank alone has wrong (dtype, device, layout, arguments, a name that is
-    in flight), NotInitializedError, and HorovodInternalError if the job has ended."""
+    Raises TypeError or ValueError for mistakes of this rank alone (dtype, device, layout, arguments, a name that is in
+    flight), NotInitializedError before ``init``, and HorovodInternalError if the job has ended."""
     engine = context.engine()
     described = [adapter.describe(tensor, in_place) for tensor in tensors]
     if grouped and len({(code, device) for _, code, _, _, device in described}) != 1:
@@ -271,7 +271,7 @@ def perform(
 
 
 def _failure(error: Error) -> ValueError | HorovodInternalError:
-    """The exception for an operation that was refused, or has failed in a call that may wait."""
+    """The exception for an operation that the core refused, or that failed in a call that waits briefly."""
     failure = exception(error)
     if isinstance(failure, HorovodInternalError):
         context.waited()

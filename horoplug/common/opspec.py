@@ -48,6 +48,7 @@ class OpSpec:
     grouped: bool = False  # has grouped_ variants
     in_place: bool = False  # has variants that overwrite their input: a trailing underscore
     reduces: bool = False  # combines elements with a reduction
+    reductions: str = ""  # of the argument `op`, for the documentation
     min_ndim: int = 0  # smallest number of dimensions of an input
     received_splits: bool = False  # the result is (output, rows received from each rank)
     # Position of the argument `compression` in the blocking, out-of-place variants of frameworks that compress.
@@ -90,6 +91,7 @@ OPERATIONS: Final = (
         grouped=True,
         in_place=True,
         reduces=True,
+        reductions="Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or Product",
         compression_at=2,
         casts=True,
     ),
@@ -109,20 +111,21 @@ OPERATIONS: Final = (
     OpSpec(
         op=Op.ALLTOALL,
         output=Output.ROWS,
-        summary="Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received rows "
-        "in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal parts. Given "
-        "`splits`, the result is (output, rows received from each rank); "
-        "synchronize(alltoall_async(...)) always returns both.",
+        summary="Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate the "
+        "received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal "
+        "parts. With `splits` (integers, one for each rank), the result is (output, rows received from each rank as "
+        "int32); synchronize(alltoall_async(...)) always returns both.",
         min_ndim=1,
         received_splits=True,
     ),
     OpSpec(
         op=Op.REDUCESCATTER,
         output=Output.ROWS,
-        summary="Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank. Rows "
-        "are divided evenly; the first `rows % size` ranks get one more.",
+        summary="Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the rows "
+        "(first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.",
         grouped=True,
         reduces=True,
+        reductions="Average (the default) or Sum",
         min_ndim=1,
         compression_at=1,
     ),
@@ -133,6 +136,7 @@ OPERATIONS: Final = (
         "the result, and the output of every other rank has the values of its input.",
         in_place=True,
         reduces=True,
+        reductions="Average (the default), Sum, Min, Max or Product",
     ),
     OpSpec(
         op=Op.GATHER,
@@ -144,10 +148,10 @@ OPERATIONS: Final = (
     OpSpec(
         op=Op.SCATTER,
         output=Output.ROWS,
-        summary="Give rank i the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` (a global "
-        "rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one more. The other ranks "
-        "pass any tensor of the same dtype with rows of the same shape, or no rows: its values and the `splits` of "
-        "these ranks are not used.",
+        summary="Give rank i of the set the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` "
+        "(a global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one more. The "
+        "other ranks pass any tensor of the same dtype with rows of the same shape, or no rows: its values and the "
+        "`splits` of these ranks are not used.",
         min_ndim=1,
     ),
     OpSpec(

@@ -21,9 +21,9 @@ class ProcessSet:
     ``process_set_id`` is the id of the set in the job. It is None before ``init(process_sets=[...])`` or
     :func:`add_process_set`, and after :func:`remove_process_set` or ``shutdown``.
 
-    ``ranks``: global ranks in any order, or a communicator of mpi4py, whose ranks are known once the set is registered;
-    every rank then gives the communicator that it belongs to (or COMM_NULL), as ``Split`` returns it. Raises ValueError
-    for anything else."""
+    ``ranks``: global ranks in any order, or a communicator of mpi4py, whose ranks are known once the set is registered.
+    Every rank passes the communicator that it belongs to (or COMM_NULL), as ``Split`` returns it. Raises ValueError for
+    anything else."""
 
     mpi_comm: Any = None
     """The communicator that the set was made from."""
@@ -99,11 +99,11 @@ global_process_set = _GlobalProcessSet()
 
 def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet:
     """Register a process set and return it. Collective: every rank of the job calls this in the same order, including
-    ranks that are not in the set. With a communicator of mpi4py, or a ProcessSet made from one, every rank gives its
-    own communicator, and all sets among these are registered.
+    ranks that are not in the set. With a communicator of mpi4py, or a ProcessSet made from one, every rank passes its
+    own communicator, and the sets of all these communicators are registered.
 
-    Raises ValueError if a set of these ranks exists already (such as the global set) or a rank does not exist,
-    HorovodInternalError if ranks give different sets."""
+    Raises NotInitializedError before ``init``, ValueError if a set of these ranks exists already (such as the global
+    set) or a rank does not exist, and HorovodInternalError if the ranks pass different sets."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set.mpi_comm is None:
@@ -153,7 +153,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set; its operations that are not complete fail. Collective: every rank of the job calls this, in
     the same order.
 
-    Returns False, and does nothing, for the global set and for a set that is not registered."""
+    Returns False, and does nothing, for the global set and for a set that is not registered. Raises
+    NotInitializedError before ``init``, and HorovodInternalError if the ranks remove different sets."""
     engine = context.engine()
     number = process_set.process_set_id
     if number is None or number == 0:

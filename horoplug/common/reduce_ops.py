@@ -25,7 +25,7 @@ _LIBRARIES: Final = ("horoplug.", "tensorflow.")
 def resolve(op: int | None, average: bool | None = None) -> int:
     """The reduction that ``op``, or its deprecated predecessor ``average``, selects; Average if neither is given.
 
-    Raises ValueError if both are given or ``op`` is no reduction."""
+    Raises ValueError if both are given or ``op`` is not a reduction."""
     if op is None:
         if average is None:
             return Average
@@ -35,7 +35,7 @@ def resolve(op: int | None, average: bool | None = None) -> int:
     if average is not None:
         raise ValueError("op= supersedes average=: give only one of them.")
     if op not in _NUMBERS:
-        raise ValueError(f"op={op!r} is no reduction; use one of {', '.join(NAMES)}.")
+        raise ValueError(f"op={op!r} is not a reduction; use one of {', '.join(NAMES)}.")
     return op
 
 
@@ -52,5 +52,5 @@ def check_ranks(op: int, size: int | None) -> None:
     if op == Adasum and size is not None and size & (size - 1):
         raise NotImplementedError(
             f"op=Adasum is not implemented for {size} ranks, only for a power of two; use 2, 4, 8 ... ranks, a process "
-            "set of so many, or another op."
+            "set of that size, or another op."
         )

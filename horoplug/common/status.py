@@ -5,7 +5,7 @@ from typing import Final
 from horoplug._native import Engine, Error, Status
 from horoplug.base.errors import HorovodInternalError
 
-# Mistakes of this rank's caller, found before anything was sent. Every other failure concerns all ranks.
+# Mistakes of this rank's caller, which the core detects before it sends anything. Other failures concern all ranks.
 _LOCAL: Final = (Status.INVALID_ARGUMENT, Status.DUPLICATE_NAME, Status.UNSUPPORTED)
 
 

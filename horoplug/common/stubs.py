@@ -55,10 +55,8 @@ def stub(functions: Mapping[str, Function], imports: str, tensor: str) -> str:
         lines.append(f"def {function.__name__}(")
         lines += [f"    {parameter(p)}," for p in signature.parameters.values()]
         lines.append(f") -> {annotation(signature.return_annotation)}:")
-        # Editors and the documentation site read it here.
-        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-        filled = (textwrap.fill(" ".join(text.split()), 96) for text in paragraphs)
-        text = '"""' + "\n\n".join(filled) + '\n"""'
+        # Editors and the documentation site read the documentation in the stub.
+        text = f'"""{inspect.getdoc(function)}\n"""'
         lines += [textwrap.indent(text, "    "), ""]
     return _HEADER.format(imports=imports) + "\n".join(lines)
 

@@ -6,8 +6,9 @@
 """
 
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from horoplug._native import Error, Op
 from horoplug.common.calls import CALLS
@@ -21,6 +22,21 @@ from horoplug.common.status import await_value, exception
 Function = Callable[..., Any]
 # What a variant does with (tensors, positional options, keyword options).
 Action = Callable[[Sequence[Any], tuple[Any, ...], dict[str, Any]], Any]
+
+_DOCUMENTED: Final = {
+    "average": "deprecated; True means op=Average, False means op=Sum.",
+    "compression": "Compression.none, .fp16 or .bf16, or a class with the methods compress and decompress.",
+    "op": "the reduction: {reductions}.",
+    "prescale_factor": "each rank's tensor is multiplied by this factor before the reduction.",
+    "postscale_factor": "the result is multiplied by this factor.",
+    "name": "pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank is paired.",
+    "process_set": "the ranks that take part; by default all ranks of the job.",
+}
+"""The documentation of parameters that are not described in :attr:`OpSpec.summary`."""
+_DOCUMENTED_POINT_TO_POINT: Final = {
+    "name": "appears in error messages and timelines only.",
+    "process_set": "a send matches only a recv in the same process set; by default the global one.",
+}
 
 
 def operations(adapter: Adapter, module: str) -> dict[str, Function]:
@@ -53,7 +69,10 @@ def poll(handle: int) -> bool:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Block until every rank of the process set has called this. Raises HorovodInternalError if one cannot."""
+    """Block until every rank of the process set has called this function.
+
+    Raises NotInitializedError before ``init``, ValueError for a process set that is not registered, and
+    HorovodInternalError if a rank has failed or the ranks wait for each other."""
     engine = context.engine()
     try:
         await_value(
@@ -68,13 +87,15 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """Declare that this rank has no more data, and wait until every rank of the set has joined. Returns the global rank
     that joined last.
 
-    Until then this rank takes part in the operations of the others without changing their results: in allreduce and
-    reducescatter with the identity element of the reduction (Average still divides by the number of all ranks), in
-    allgather with no rows, in broadcast as a receiver. The other ranks get HorovodInternalError for a broadcast from a
-    rank that has joined, for an alltoall with rows for it, and for adding or removing process sets.
+    Until then this rank takes part in the operations of the others without changing their results: in allreduce, reduce
+    and reducescatter with the identity element of the reduction (Average still divides by the number of all ranks), in
+    allgather and gather with no rows, in broadcast and scatter as a receiver. The other ranks get HorovodInternalError
+    for an operation whose root has joined, for an alltoall with rows for a joined rank, and for adding or removing
+    process sets.
 
-    ``device`` is accepted for compatibility with Horovod and ignored. Raises ValueError if another thread submits an
-    operation on the set meanwhile."""
+    ``device`` is accepted for compatibility with Horovod and ignored. Raises NotInitializedError before ``init``,
+    ValueError if another thread submits an operation on the set meanwhile, and HorovodInternalError if a rank has
+    failed."""
     engine = context.engine()
     try:
         last = await_value(engine, engine.join(process_set_id(process_set)))
@@ -122,8 +143,8 @@ def _variant(
         function = of_one
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = _document(adapter, spec, grouped, in_place, blocking)
     signature = _signature(adapter, spec, grouped, blocking, compressing)
+    function.__doc__ = _document(spec, signature.parameters, grouped, in_place, blocking)
     function.__signature__ = signature
     function.__annotations__ = {
         "return": signature.return_annotation,
@@ -209,10 +230,14 @@ def _signature(
     return inspect.Signature([first, *parameters], return_annotation=returns)
 
 
-def _document(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool, blocking: bool) -> str:
+def _document(
+    spec: OpSpec, parameters: Mapping[str, Any], grouped: bool, in_place: bool, blocking: bool
+) -> str:
+    """The documentation of a variant, in lines of at most 96 characters: what it does, its parameters one by one, and
+    its exceptions."""
     text = [spec.summary]
     if grouped:
-        text.append("Takes a list of tensors; either all of them are processed or none is.")
+        text.append("Takes a list of tensors, which succeed or fail together.")
     what = "list of outputs" if grouped else "output"
     if in_place or spec.output is Output.INPUT:
         text.append("Overwrites the input with the result.")
@@ -220,18 +245,29 @@ def _document(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool, blo
         has_output = spec.output is not Output.NONE
         text.append(f"Blocks until done{f' and returns the {what}' if has_output else ''}.")
     else:
-        text.append("Returns a handle at once; synchronize(handle) waits and returns the output.")
+        waits = "waits" if spec.output is Output.NONE else f"waits and returns the {what}"
+        text.append(f"Returns a handle at once; synchronize(handle) {waits}.")
         text.append("The tensors must not be changed in between.")
-    text.append("")
-    if spec.collective:
-        text.append(
-            "`name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank is paired."
+    documented = _DOCUMENTED if spec.collective else _DOCUMENTED | _DOCUMENTED_POINT_TO_POINT
+    lists = [
+        textwrap.fill(
+            f"{each}: {documented[each].format(reductions=spec.reductions)}",
+            96,
+            subsequent_indent="    ",
         )
-    else:
-        text.append("`name` appears in error messages and timelines only.")
-    text.append("")
-    text.append(
-        "Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks"
+        for each in parameters
+        if each in documented
+    ]
+    failure = "HorovodInternalError if the ranks disagree or a rank has failed"
+    raises = (
+        "Raises NotInitializedError before init, and TypeError or ValueError for arguments that are invalid on this "
+        "rank, such as an unsupported dtype or a name that is in flight. "
+        + (
+            f"Raises {failure}."
+            if blocking
+            else f"Raises HorovodInternalError if the job has ended; synchronize raises {failure}."
+        )
     )
-    text.append("disagree or a rank has failed.")
-    return "\n".join(text)
+    return "\n\n".join(
+        [textwrap.fill(" ".join(text), 96), "\n".join(lists), textwrap.fill(raises, 96)]
+    )

@@ -28,6 +28,6 @@ def install() -> None:
 
 
 def python_path(env: Mapping[str, str]) -> str:
-    """The PYTHONPATH of an environment, with the folder that installs the name put first."""
+    """The PYTHONPATH of an environment, with the folder that installs the name as its first entry."""
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.pathsep.join([SITE, *(path for path in paths if path != SITE)])

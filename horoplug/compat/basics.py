@@ -55,11 +55,11 @@ class HorovodBasics:
         return ranks
 
     def _process_set_size(self, process_set_id: int) -> int:
-        """Number of ranks in a process set. Errors: ValueError for an unknown id."""
+        """Number of ranks in a process set. Raises ValueError for an unknown id."""
         return len(self._ranks_of(process_set_id))
 
     def _process_set_rank(self, process_set_id: int) -> int:
-        """This process's rank within a process set. Errors: ValueError for an unknown id, or if it is not a member."""
+        """This process's rank in a process set. Raises ValueError for an unknown id, or if the process is not in it."""
         ranks, rank = self._ranks_of(process_set_id), context.connections().rank
         if rank not in ranks:
             raise ValueError(f"rank {rank} is not in process set {process_set_id}.")

@@ -23,7 +23,7 @@ def is_exportable(v: str) -> bool:
 def get_env_rank_and_size() -> tuple[int, int]:
     """Rank and size as set by horovodrun, Open MPI or MPICH, in this order; (0, 1) without any.
 
-    Errors: RuntimeError if only one of the two variables of a launcher is set."""
+    Raises RuntimeError if only one of the two variables of a launcher is set."""
     for names in (
         ("HOROVOD_RANK", "HOROVOD_SIZE"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

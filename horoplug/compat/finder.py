@@ -32,7 +32,8 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Errors: ModuleNotFoundError for modules of Horovod that horoplug lacks."""
+        """The spec of a module named ``horovod…``; None for other names. Raises ModuleNotFoundError for modules of
+        Horovod that horoplug lacks."""
         if fullname.partition(".")[0] != "horovod":
             self._refuse_attribute(fullname, path)
             return None

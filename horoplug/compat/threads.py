@@ -73,7 +73,7 @@ def execute_function_multithreaded(
 ) -> dict[int, Any] | None:
     """Call ``fn(*args)`` for each ``args`` in the list, with up to ``max_concurrent_executions`` threads.
 
-    Returns the results by position in the list; without ``block_until_all_done``, returns None at once. Errors:
+    Returns the results by position in the list; without ``block_until_all_done``, returns None at once. Raises
     RuntimeError if a call has failed; its traceback is printed."""
     waiting: queue.SimpleQueue[tuple[int, Sequence[Any]]] = queue.SimpleQueue()
     for call in enumerate(args_list):

@@ -165,7 +165,7 @@ def is_iterable(x: Any) -> bool:
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether version ``ver`` is at least ``target`` (major.minor.patch). Pre-releases precede their release.
 
-    Errors: ValueError for arguments that are not strings of that form."""
+    Raises ValueError for arguments that are not strings of that form."""
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ValueError(f"versions are strings, got {ver!r} and {target!r}.")
     if len(target.split(".")) != 3:

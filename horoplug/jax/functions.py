@@ -25,8 +25,9 @@ def broadcast_parameters(
     """Returns the pytree with the leaves of rank `root_rank` (a global rank).
 
     JAX arrays (including ``jax.random`` keys) and NumPy arrays keep their dtypes; other leaves are sent as Python
-    objects. The tree structure, the shapes and the dtypes are the same on all ranks. Not for use inside of
-    ``jax.jit``."""
+    objects. The tree structure, the shapes and the dtypes are the same on all ranks.
+
+    Raises TypeError inside of ``jax.jit``, and HorovodInternalError if the ranks disagree or a rank has failed."""
     return _broadcast(params, root_rank, "broadcast_parameters", process_set)
 
 

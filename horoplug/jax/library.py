@@ -1,4 +1,4 @@
-"""Loads the library that XLA calls (``csrc/bindings/jax``) and tells it which engine to use."""
+"""Loads the library that XLA calls (``csrc/bindings/jax``) and passes it the current engine."""
 
 import ctypes
 from pathlib import Path

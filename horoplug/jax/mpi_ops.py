@@ -88,7 +88,8 @@ def allreduce(
     for Average, Sum and Adasum.
 
     ``tensor``: an array, or a pytree of arrays. ``compression``: an attribute of :class:`Compression`, or a class of
-    your own."""
+    your own. ``op``: Average (the default), Sum, Adasum, Min, Max or Product; ``average`` is deprecated in favour of
+    it. ``prescale_factor``, ``postscale_factor``: factors for each rank's array and for the result."""
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     return _apply("allreduce", tensor, call, compression)
 
@@ -211,14 +212,14 @@ def grouped_reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Block until every rank of the process set has called this, and the operations in all programs that this thread
-    has dispatched have completed. Not for use inside of ``jax.jit``."""
+    """Block until every rank of the process set has called this function, and the operations in all programs that this
+    thread has dispatched have completed. Not for use inside of ``jax.jit``."""
     wait_for_programs()
     variants.barrier(process_set)
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:
-    """Declare that this rank has no more data, and wait until every rank of the set has done so. Returns the (global)
-    rank that was the last. Not for use inside of ``jax.jit``. See :func:`horoplug.common.variants.join`."""
+    """Declare that this rank has no more data, and wait until every rank of the set has joined. Returns the global rank
+    that joined last. Not for use inside of ``jax.jit``. See :func:`horoplug.common.variants.join`."""
     wait_for_programs()
     return variants.join(process_set=process_set)

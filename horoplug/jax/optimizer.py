@@ -32,15 +32,23 @@ def DistributedOptimizer(
     groups: Groups = None,
 ) -> Any:
     """An ``optax.GradientTransformation`` that reduces the gradients over the ranks and then updates like `optimizer`.
-    Its state is that of `optimizer`. ``update`` works inside and outside of ``jax.jit``.
 
-    ``backward_passes_per_step``: number of gradients that are accumulated locally before they are reduced. The updates
-    in between are zero. ``average_aggregated_gradients``: divide the accumulated gradients by this number.
-    ``gradient_predivide_factor``: the factor by which gradients are divided before the sum over the ranks instead of
-    after it. ``groups``: gradients that are reduced in one operation: the number of groups, or lists of leaf paths as
-    ``jax.tree_util.keystr`` writes them (a leaf in no list is reduced alone). Default: one group for each dtype.
+    Its state is that of `optimizer`, or a :class:`DistributedState` if ``backward_passes_per_step`` is above 1.
+    ``update`` works inside and outside of ``jax.jit``.
 
-    Raises ImportError if optax is not installed."""
+    optimizer: an ``optax.GradientTransformation``.
+    compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
+    backward_passes_per_step: number of gradients that are added locally before they are reduced. The updates in between
+        are zero.
+    op: the reduction: Average, Sum, Adasum, Min, Max or Product.
+    average_aggregated_gradients: divide the added gradients by backward_passes_per_step.
+    gradient_predivide_factor: with Average, divide by this factor before the sum, and by size / factor after it.
+    process_set: the ranks over which gradients are reduced; other ranks use their own gradients.
+    groups: gradients that are reduced in one operation: the number of groups, or lists of leaf paths as
+        ``jax.tree_util.keystr`` writes them (a leaf in no list is reduced alone). Default: one group for each dtype.
+
+    Raises ImportError if optax is not installed, TypeError if `optimizer` is not an optimizer of optax, and ValueError
+    for invalid arguments."""
     try:
         import optax
     except ImportError as error:
@@ -109,7 +117,9 @@ def distributed_value_and_grad(
     **options: Any,
 ) -> Callable[..., tuple[Any, Any]]:
     """``jax.value_and_grad`` whose gradients are reduced over the ranks. The value is not reduced. ``options`` are
-    those of ``jax.value_and_grad``; the other arguments are those of :func:`DistributedOptimizer`."""
+    those of ``jax.value_and_grad``; the other arguments are those of :func:`DistributedOptimizer`.
+
+    Raises ValueError for invalid arguments."""
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
     reduction = Reduction(
         "distributed_value_and_grad",

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from horoplug.common.grouping import Groups, check_groups, split_places
+from horoplug.common.grouping import Groups, check_groups, split_indices
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
 from horoplug.jax.mpi_ops import allreduce
@@ -79,4 +79,4 @@ class Reduction:
                 raise ValueError(
                     f"groups names {unknown[0]}, but the gradients are {', '.join(paths)}."
                 )
-        return split_places(indices, self.groups, paths)
+        return split_indices(indices, self.groups, paths)

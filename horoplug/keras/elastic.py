@@ -10,7 +10,7 @@ def train(state):
 
 train(hvd.elastic.KerasState(model, epoch=0))
 
-Currently with the processes that the job was started with: see :mod:`horoplug.common.elastic`.
+For now, the processes of a job do not change: see :mod:`horoplug.common.elastic`.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     :class:`horoplug.common.elastic.State`).
 
     When an operation fails because the job is broken, all ranks restore the last ``state.commit()``, initialise again,
-    receive the state of rank 0, and call the function again. The function resumes where the state says."""
+    receive the state of rank 0, and call the function again. The function must resume from the progress in the state.
+    Other errors are raised to the caller, and so is the tenth failure in a row without a commit."""
     return mixins.run(func, backends.load(keras.backend.backend()).failure)
 
 

@@ -1,9 +1,9 @@
 """Finds out which of MPI's collectives accept memory of NVIDIA GPUs.
 
-"CUDA-aware" covers point-to-point messages and blocking collectives, but the core starts nonblocking collectives. The
-reducing ones may need more than their MPI has: those of Open MPI access the memory from the host, which crashes the
-process (open-mpi/ompi#9845, #12045), while those of MPICH stage through host memory. Therefore reductions are used only
-with an MPI that is known to support them."""
+"CUDA-aware" covers point-to-point messages and blocking collectives, but the core starts nonblocking collectives. A
+CUDA-aware MPI may lack nonblocking reductions of GPU memory: those of Open MPI access the memory from the host, which
+crashes the process (open-mpi/ompi#9845, #12045), while those of MPICH stage through host memory. Therefore the core
+uses reductions only with an MPI that is known to support them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gpu_support(MPI: Any, forced: bool | None = None) -> GpuSupport:
 
 
 def reports_cuda_aware(MPI: Any) -> bool | None:
-    """Whether MPI reports that it is CUDA-aware; None if it cannot tell. Call it as :func:`gpu_support`."""
+    """Whether MPI reports that it is CUDA-aware; None if it reports nothing. Call it as :func:`gpu_support`."""
     info = MPI.COMM_WORLD.Get_info()
     try:
         kinds = info.Get("mpi_memory_alloc_kinds")

@@ -26,6 +26,6 @@ def check_single_library() -> None:
     # that there only the name tells MPICH from the others.
     if len({(os.path.dirname(path), "libmpich." in path) for path in found}) > 1:
         raise ValueError(
-            f"two MPI libraries are loaded in this process, {' and '.join(found)}: they disturb each other. Set "
-            "MPI4PY_LIBMPI to the one that the program uses otherwise."
+            f"two MPI libraries are loaded in this process, {' and '.join(found)}: their symbols clash. Set "
+            "MPI4PY_LIBMPI to the library that the rest of the program uses."
         )

@@ -1,8 +1,8 @@
 """Measures what MPI costs: messages between hosts, and MPI's own collectives over all ranks of a job.
 
-Each measurement is a generator that yields while MPI is at work, so that the caller can keep a deadline and run several
-measurements side by side. Ranks measure once, agree on the medians, and reuse these for as long as their processes live
-(:meth:`horoplug.mpi.transport.MpiTransport.known_costs`)."""
+Each measurement is a generator that yields while MPI requests are pending, so that the caller can keep a deadline and
+interleave several measurements. Ranks measure once, agree on the medians, and reuse these for as long as their
+processes live (:meth:`horoplug.mpi.transport.MpiTransport.known_costs`)."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def loaded() -> Any:
 def load() -> Any:
     """Import ``mpi4py.MPI`` and return it. An import made here leaves MPI uninitialised.
 
-    Errors: ImportError without mpi4py, RuntimeError if mpi4py cannot open an MPI library."""
+    Raises ImportError without mpi4py, and RuntimeError if mpi4py cannot open an MPI library."""
     MPI = loaded()
     if MPI is not None:
         return MPI
@@ -111,7 +111,7 @@ def library(MPI: Any) -> ctypes.CDLL:
 
 
 def initialise(MPI: Any) -> None:
-    """Initialise MPI if nobody has, and finalise it when the process exits.
+    """Initialise MPI unless the program has done so, and finalise it when the process exits.
 
     Asks for the thread level of ``mpi4py.rc``, but at least "funneled"."""
     global _thread
@@ -161,7 +161,8 @@ def _calling_thread() -> _MpiThread | None:
 def run(function: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
     """Call ``function(*args)``, which calls MPI, on a thread that may do so, and return its result.
 
-    Errors: those of ``function``; TimeoutError if it has not returned within ``seconds`` (the call itself goes on)."""
+    Raises the exceptions of ``function``, and TimeoutError if ``function`` has not returned within ``seconds``; the
+    call then continues on its thread."""
     thread = _calling_thread()
     if thread is None:
         return function(*args)
@@ -174,8 +175,8 @@ def run(function: Callable[..., T], *args: Any, seconds: float | None = None) ->
 def finalise_within(seconds: float, text: str) -> None:
     """Limit the time of MPI_Finalize after the job has failed.
 
-    MPI_Finalize waits for all ranks, dead ones included, and for transfers that nobody receives. If it takes longer
-    than ``seconds``, the process prints ``text`` on stderr and exits with status 1."""
+    MPI_Finalize waits for all ranks, including dead ones, and for sends without a receiver. If it takes longer than
+    ``seconds``, the process prints ``text`` on stderr and exits with status 1."""
     if _thread is not None and _thread.initialises:
         _thread.finalize_limit = (seconds, text)
     else:

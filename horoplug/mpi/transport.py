@@ -50,15 +50,16 @@ _GRACE: Final = 2.0  # seconds that a call may exceed its own deadline before MP
 
 
 def requested_transport(config: Config) -> str | None:
-    """The transport that the user asks for between hosts: "mpi", "gloo" (TCP), or None for the faster one."""
+    """The transport between hosts that the variables request: "mpi", "gloo" (TCP), or None for the faster one."""
     if config.cpu_operations in ("mpi", "gloo"):
         return config.cpu_operations
     return "gloo" if config.controller == "gloo" else None
 
 
 def _on_mpi_thread(method: Callable[P, T]) -> Callable[P, T]:
-    """Run a method on a thread that may call MPI. Its last argument is a deadline (``time.monotonic()``), which the
-    method keeps unless MPI blocks in a call; then the caller gets MissingRanksError."""
+    """Decorator: runs a method on a thread that may call MPI. The method's last argument is a deadline
+    (``time.monotonic()``), which the method keeps unless MPI blocks in a call; then the caller gets
+    MissingRanksError."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -138,7 +139,7 @@ class MpiTransport:
         except TimeoutError:
             return "MPI does not return from a call"
         if (rank, size) != (self._rank, self._size):
-            return f"to MPI this is rank {rank} of {size}: no mpirun has started the job"
+            return f"MPI sees this process as rank {rank} of {size}: mpirun has not started the job"
         levels = mpi_thread.LEVELS
         too_low = levels.index(level) < levels.index(self._required_level())
         return _level_too_low(level) if too_low else ""
@@ -154,7 +155,7 @@ class MpiTransport:
 
     @_on_mpi_thread
     def connect(self, deadline: float) -> None:
-        """Create a communicator for the core alone. Collective over the job. Errors: MissingRanksError after the
+        """Create a communicator for the core alone. Collective over the job. Raises MissingRanksError after the
         deadline."""
         MPI = self._MPI
         base = MPI.COMM_WORLD
@@ -183,7 +184,7 @@ class MpiTransport:
     def measure(self, to: int | None, back: int | None, deadline: float) -> Costs | None:
         """Time messages to rank ``to`` while rank ``back`` times those to this one, then MPI's own collectives.
 
-        Collective over the job. Returns None if ``to`` is None. Errors: MissingRanksError after the deadline."""
+        Collective over the job. Returns None if ``to`` is None. Raises MissingRanksError after the deadline."""
         trips: list[float] = []
         bursts: list[float] = []
         collectives: list[CollectiveCost] = []
@@ -243,7 +244,7 @@ class MpiTransport:
             mpi_thread.run(communicator.Free, seconds=self._call_seconds)
 
     def _finish(self, tasks: Iterable[Steps], deadline: float) -> None:
-        """Run measurements side by side until all are done. Errors: MissingRanksError after the deadline."""
+        """Interleave measurements until all are done. Raises MissingRanksError after the deadline."""
         running = list(tasks)
         while running:
             running = [task for task in running if next(task, running) is None]
@@ -265,10 +266,11 @@ def _group_communicator(MPI: Any, ranks: tuple[int, ...]) -> Any:
 def _level_too_low(level: str) -> str:
     if level == "serialized":
         return (
-            "MPI's thread level is 'serialized', and the program may call it at the same time as horoplug: leave "
-            "mpi4py.rc.thread_level alone, or set HOROVOD_CPU_OPERATIONS=mpi if it does not"
+            "MPI's thread level is 'serialized', and the program may call MPI at the same time as horoplug: leave "
+            "mpi4py.rc.thread_level alone, or set HOROVOD_CPU_OPERATIONS=mpi if the program does not call MPI"
         )
     return (
-        f"MPI's thread level is '{level}', which leaves it to the program's own thread: set mpi4py.rc.initialize = "
-        "False before mpi4py.MPI is imported, so that horoplug initialises it, or leave mpi4py.rc.thread_level alone"
+        f"MPI's thread level is '{level}', at which only the program's own thread may call MPI: set "
+        "mpi4py.rc.initialize = False before mpi4py.MPI is imported, so that horoplug initialises MPI, or leave "
+        "mpi4py.rc.thread_level alone"
     )

@@ -39,7 +39,7 @@ def _on_gpu(array: Any) -> tuple[int, tuple[int, ...], int]:
 class NumpyAdapter:
     """See :class:`horoplug.common.ops.Adapter`. Numbers and lists of numbers are converted to arrays.
 
-    A tensor that is no ``np.ndarray`` is on a GPU: see :mod:`horoplug.numpy.cuda`."""
+    A tensor of any other class than ``np.ndarray`` is on a GPU: see :mod:`horoplug.numpy.cuda`."""
 
     tensor_type = np.ndarray
     compression = None

@@ -222,8 +222,10 @@ def _not_in_order() -> ValueError:
 
 
 def _device(tensor: Any, address: int | None) -> int:
-    """The GPU of an array, which ``__cuda_array_interface__`` does not have. An array without elements has no memory
-    and counts as on the GPU that this rank uses, or that is current in this thread."""
+    """The GPU of an array; ``__cuda_array_interface__`` does not contain it. An array without elements has no memory:
+    it is taken to be on the GPU that this rank uses, or else on the GPU that is current in this thread.
+
+    Raises ValueError if the CUDA driver knows no device for the array."""
     if hasattr(tensor, "__dlpack_device__"):
         return int(tensor.__dlpack_device__()[1])
     if not address and _USED in context.per_job:
@@ -236,6 +238,6 @@ def _device(tensor: Any, address: int | None) -> int:
     else:
         status = driver.cuCtxGetDevice(ctypes.byref(ordinal))
     if status != 0:
-        raise ValueError(f"the array is on no CUDA device (the CUDA driver returned {status}).")
+        raise ValueError(f"the array is not on a CUDA device (the CUDA driver returned {status}).")
     context.per_job[_USED] = ordinal.value
     return ordinal.value

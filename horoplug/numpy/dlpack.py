@@ -1,4 +1,4 @@
-"""DLPack, in both directions: arrays on GPUs without another interface, and horoplug's own for other libraries."""
+"""DLPack: imports GPU arrays that have no other interface, and exports horoplug's arrays to other libraries."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _OF_NAMES: Final = {row.name: key for key, row in _ROWS.items()}
 
 
 def take(tensor: Any) -> DlpackTensor:
-    """Take over the array that ``tensor.__dlpack__`` exports for use in the default stream. Raises ValueError if it
-    cannot be read."""
+    """Take over the array that ``tensor.__dlpack__`` exports for use in the default stream. Raises ValueError if the
+    export fails."""
     try:
         try:
             capsule = tensor.__dlpack__(stream=LEGACY_STREAM, max_version=(1, 0))
@@ -73,7 +73,7 @@ def give(
 
 
 def _order_after(device: int, stream: int, other: int) -> None:
-    """Work that is enqueued on ``stream`` from now on runs after the work that is now in ``other``."""
+    """Order later work in ``stream`` after the current work in ``other``. Raises BufferError if the driver fails."""
     driver = ctypes.CDLL("libcuda.so.1")
     context, event = ctypes.c_void_p(), ctypes.c_void_p()
 

@@ -20,11 +20,18 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def allreduce_async(
@@ -40,11 +47,19 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def allreduce_(
@@ -59,11 +74,18 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def allreduce_async_(
@@ -79,11 +101,19 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def grouped_allreduce(
@@ -96,14 +126,21 @@ def grouped_allreduce(
     process_set: ProcessSet = ...,
 ) -> list[ndarray[Any, Any]]:
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
-    Takes a list of tensors; either all of them are processed or none is. Blocks until done and
-    returns the list of outputs.
+    Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
+    of outputs.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def grouped_allreduce_async(
@@ -116,14 +153,23 @@ def grouped_allreduce_async(
     process_set: ProcessSet = ...,
 ) -> int:
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
-    Takes a list of tensors; either all of them are processed or none is. Returns a handle at once;
-    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+    Takes a list of tensors, which succeed or fail together. Returns a handle at once;
+    synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
+    between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def grouped_allreduce_(
@@ -136,14 +182,21 @@ def grouped_allreduce_(
     process_set: ProcessSet = ...,
 ) -> list[ndarray[Any, Any]]:
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
-    Takes a list of tensors; either all of them are processed or none is. Overwrites the input with
-    the result. Blocks until done and returns the list of outputs.
+    Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
+    Blocks until done and returns the list of outputs.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def grouped_allreduce_async_(
@@ -156,15 +209,23 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = ...,
 ) -> int:
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
-    Takes a list of tensors; either all of them are processed or none is. Overwrites the input with
-    the result. Returns a handle at once; synchronize(handle) waits and returns the output. The
-    tensors must not be changed in between.
+    Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
+    Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
+    must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def allgather(
@@ -176,11 +237,13 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def allgather_async(
@@ -192,11 +255,14 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def grouped_allgather(
@@ -205,14 +271,16 @@ def grouped_allgather(
     process_set: ProcessSet = ...,
 ) -> list[ndarray[Any, Any]]:
     """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
-    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors; either
-    all of them are processed or none is. Blocks until done and returns the list of outputs.
+    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
+    succeed or fail together. Blocks until done and returns the list of outputs.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def grouped_allgather_async(
@@ -221,15 +289,18 @@ def grouped_allgather_async(
     process_set: ProcessSet = ...,
 ) -> int:
     """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
-    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors; either
-    all of them are processed or none is. Returns a handle at once; synchronize(handle) waits and
-    returns the output. The tensors must not be changed in between.
+    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
+    succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
+    list of outputs. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def broadcast(
@@ -241,11 +312,13 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def broadcast_async(
@@ -258,11 +331,14 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def broadcast_(
@@ -274,11 +350,13 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def broadcast_async_(
@@ -291,11 +369,14 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def alltoall(
@@ -304,16 +385,19 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> ndarray[Any, Any] | tuple[ndarray[Any, Any], ndarray[Any, Any]]:
-    """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received
-    rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal
-    parts. Given `splits`, the result is (output, rows received from each rank);
-    synchronize(alltoall_async(...)) always returns both. Blocks until done and returns the output.
+    """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
+    the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
+    ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
+    received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
+    until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def alltoall_async(
@@ -322,17 +406,21 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> int:
-    """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received
-    rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal
-    parts. Given `splits`, the result is (output, rows received from each rank);
-    synchronize(alltoall_async(...)) always returns both. Returns a handle at once;
-    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+    """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
+    the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
+    ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
+    received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Returns
+    a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
+    changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def reducescatter(
@@ -343,15 +431,20 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> ndarray[Any, Any]:
-    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
-    Rows are divided evenly; the first `rows % size` ranks get one more. Blocks until done and
-    returns the output.
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the
+    rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
+    Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default) or Sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def reducescatter_async(
@@ -362,15 +455,22 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
-    Rows are divided evenly; the first `rows % size` ranks get one more. Returns a handle at once;
-    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the
+    rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
+    Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
+    be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default) or Sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def grouped_reducescatter(
@@ -381,15 +481,21 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[ndarray[Any, Any]]:
-    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
-    Rows are divided evenly; the first `rows % size` ranks get one more. Takes a list of tensors;
-    either all of them are processed or none is. Blocks until done and returns the list of outputs.
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the
+    rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
+    Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
+    of outputs.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default) or Sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def grouped_reducescatter_async(
@@ -400,16 +506,23 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
-    Rows are divided evenly; the first `rows % size` ranks get one more. Takes a list of tensors;
-    either all of them are processed or none is. Returns a handle at once; synchronize(handle) waits
-    and returns the output. The tensors must not be changed in between.
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the
+    rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
+    Takes a list of tensors, which succeed or fail together. Returns a handle at once;
+    synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
+    between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default) or Sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def reduce(
@@ -425,11 +538,16 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    op: the reduction: Average (the default), Sum, Min, Max or Product.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def reduce_async(
@@ -446,11 +564,17 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    op: the reduction: Average (the default), Sum, Min, Max or Product.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def reduce_(
@@ -466,11 +590,16 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    op: the reduction: Average (the default), Sum, Min, Max or Product.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def reduce_async_(
@@ -487,11 +616,17 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    op: the reduction: Average (the default), Sum, Min, Max or Product.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def gather(
@@ -505,11 +640,13 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def gather_async(
@@ -523,11 +660,14 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def scatter(
@@ -537,17 +677,19 @@ def scatter(
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> ndarray[Any, Any]:
-    """Give rank i the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` (a
-    global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one
-    more. The other ranks pass any tensor of the same dtype with rows of the same shape, or no rows:
-    its values and the `splits` of these ranks are not used. Blocks until done and returns the
-    output.
+    """Give rank i of the set the next `splits[i]` rows (first dimension) of the tensor of rank
+    `root_rank` (a global rank). Without `splits`, rows are divided evenly; the first `rows % size`
+    ranks get one more. The other ranks pass any tensor of the same dtype with rows of the same
+    shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
+    and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def scatter_async(
@@ -557,17 +699,21 @@ def scatter_async(
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> int:
-    """Give rank i the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` (a
-    global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one
-    more. The other ranks pass any tensor of the same dtype with rows of the same shape, or no rows:
-    its values and the `splits` of these ranks are not used. Returns a handle at once;
-    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+    """Give rank i of the set the next `splits[i]` rows (first dimension) of the tensor of rank
+    `root_rank` (a global rank). Without `splits`, rows are divided evenly; the first `rows % size`
+    ranks get one more. The other ranks pass any tensor of the same dtype with rows of the same
+    shape, or no rows: its values and the `splits` of these ranks are not used. Returns a handle at
+    once; synchronize(handle) waits and returns the output. The tensors must not be changed in
+    between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def send(
@@ -580,10 +726,12 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
-    `name` appears in error messages and timelines only.
+    name: appears in error messages and timelines only.
+    process_set: a send matches only a recv in the same process set; by default the global one.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def send_async(
@@ -595,13 +743,15 @@ def send_async(
 ) -> int:
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
-    once; synchronize(handle) waits and returns the output. The tensors must not be changed in
-    between.
+    once; synchronize(handle) waits. The tensors must not be changed in between.
 
-    `name` appears in error messages and timelines only.
+    name: appears in error messages and timelines only.
+    process_set: a send matches only a recv in the same process set; by default the global one.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def recv(
@@ -615,10 +765,12 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
-    `name` appears in error messages and timelines only.
+    name: appears in error messages and timelines only.
+    process_set: a send matches only a recv in the same process set; by default the global one.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def recv_async(
@@ -632,8 +784,11 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    `name` appears in error messages and timelines only.
+    name: appears in error messages and timelines only.
+    process_set: a send matches only a recv in the same process set; by default the global one.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """

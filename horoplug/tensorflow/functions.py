@@ -28,7 +28,7 @@ def broadcast_variables(
     inplace: bool = False,
 ) -> Any:
     """Overwrite variables (of TensorFlow or Keras, in the same order on every rank) with those of rank `root_rank` (a
-    global rank), on the ranks of the set. In a graph: returns the operation that does so.
+    global rank), on the ranks of the set. In a graph: returns the operation that overwrites them.
 
     ``inplace`` is accepted for compatibility with Horovod and has no effect."""
     assigned = broadcast_(list(variables), root_rank, "broadcast_variables", process_set)
@@ -37,7 +37,7 @@ def broadcast_variables(
 
 @do_not_convert
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Broadcast all variables of a graph of TensorFlow 1: returns the operation that does so.
+    """The operation that broadcasts all variables of a graph of TensorFlow 1 from rank `root_rank`.
 
     Raises RuntimeError in eager mode, in which TensorFlow has no list of variables."""
     if tf.executing_eagerly():

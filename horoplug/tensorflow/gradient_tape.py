@@ -42,8 +42,8 @@ class _DistributedTape:
 
     @do_not_convert
     def get_local_and_global_gradients(self, gradients: Any, sources: Any) -> tuple[Any, Any]:
-        """The gradients of local sources and those of the other sources, reduced: two structures like `gradients` (a
-        list, or a single tensor), each with None where the other one has a gradient."""
+        """Reduce `gradients`. Returns the gradients of the local sources and those of the other sources: two structures
+        like `gradients` (a list, or a single tensor), each with None where the other one has a gradient."""
         flat_sources = tf.nest.flatten(sources)
         flat = list(tf.nest.flatten(gradients, expand_composites=False))
         reduced = self._reduction.reduce(flat, flat_sources)
@@ -83,11 +83,18 @@ def DistributedGradientTape(
 ) -> Tape:
     """A tape that replaces `gradtape`, with a class derived from its class, whose ``gradient`` reduces over the ranks.
 
-    ``sparse_as_dense``: convert ``tf.IndexedSlices`` to dense tensors first. ``gradient_predivide_factor``: the factor
-    by which gradients are divided before the sum over the ranks instead of after it. ``groups``: gradients that are
-    reduced in one operation: the number of groups, or lists of variables (a variable in no list is reduced alone);
-    ``num_groups`` is its older name. ``scale_local_gradients``: divide the gradients of local sources
-    (``register_local_source``) by the number of ranks, like the average."""
+    device_dense, device_sparse: the device on which TensorFlow places the operations.
+    compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
+    sparse_as_dense: convert ``tf.IndexedSlices`` to dense tensors first.
+    op: the reduction: Average, Sum, Adasum, Min, Max or Product.
+    gradient_predivide_factor: with Average, divide by this factor before the sum, and by size / factor after it.
+    groups: gradients that are reduced in one operation: the number of groups, or lists of variables (a variable in no
+        list is reduced alone). (num_groups is its older name.)
+    process_set: the ranks over which gradients are reduced; other ranks use their own gradients.
+    scale_local_gradients: divide the gradients of local sources (``register_local_source``) by the number of ranks,
+        like the average.
+
+    Raises ValueError for invalid ``groups``, and for gradient_predivide_factor with another op than Average."""
     return _distributed(gradtape, locals())
 
 

@@ -1,4 +1,4 @@
-"""Loads the library of TensorFlow operations (``csrc/bindings/tensorflow``) and tells it which engine to use."""
+"""Loads the library of TensorFlow operations (``csrc/bindings/tensorflow``) and passes it the current engine."""
 
 import ctypes
 import functools
@@ -82,10 +82,10 @@ def _set_tables(tables: dict[str, frozenset[str]]) -> None:
 OPS, _ASYNCHRONOUS = _load()
 _ORIGINAL_TABLES = _unordered_tables()
 
-# Let tf.function run operations as soon as their inputs are ready, and always. By default it runs operations with side
+# Let tf.function run every operation, as soon as its inputs are ready. By default tf.function runs operations with side
 # effects one after the other, and ranks that differ in the order would wait for each other. It also drops operations
 # whose results are unused, for which the other ranks would wait. Kernels that block, in contrast, need the order of the
-# program, which is the same on all ranks: in any order they could block all threads of TensorFlow.
+# program, which is the same on all ranks: in any other order they could block all threads of TensorFlow.
 if _ASYNCHRONOUS and _ORIGINAL_TABLES is not None:
     _unordered = frozenset(name for name in _names(OPS) if name not in _ORDERED)
     _set_tables({name: table | _unordered for name, table in _ORIGINAL_TABLES.items()})
@@ -93,8 +93,8 @@ if _ASYNCHRONOUS and _ORIGINAL_TABLES is not None:
 
 @functools.cache
 def _kernels_defer() -> bool:
-    """Whether asynchronous kernels return before they have ended. If not, this restores the order of operations in
-    ``tf.function``."""
+    """Whether asynchronous kernels return before they have ended. If they do not, this function restores the order of
+    operations in ``tf.function``."""
     with tf.init_scope(), tf.device("CPU:0"):
         defers = bool(OPS.horovod_defers().numpy() == 1)
     if not defers:

@@ -139,12 +139,20 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Reduce a tensor of one shape over all ranks, element by element; every rank gets the result. Differentiable.
+    """Reduce a tensor of one shape over all ranks, element by element; every rank gets the result. Differentiable for
+    Average, Sum and Adasum.
 
     A ``tf.IndexedSlices`` is reduced by gathering the slices of all ranks (Average and Sum only, without factors). The
-    result is a ``tf.IndexedSlices``, which may contain an index more than once. ``name`` matches the calls of the
-    ranks. ``device_dense``, ``device_sparse``: the device on which TensorFlow places the operation. ``compression``: an
-    attribute of :class:`Compression`, or a class of your own."""
+    result is a ``tf.IndexedSlices``, which may contain an index more than once.
+
+    average: deprecated; True means op=Average, False means op=Sum.
+    device_dense, device_sparse: the device on which TensorFlow places the operation.
+    compression: an attribute of :class:`Compression`, or a class of your own.
+    op: Average (the default), Sum, Adasum, Min, Max or Product.
+    prescale_factor, postscale_factor: factors for each rank's tensor before the reduction, and for the result.
+    name: pairs the calls of the ranks.
+    process_set: the ranks that take part; by default all ranks of the job.
+    ignore_name_scope: pair the calls by the name of the graph node without its name scopes."""
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         with _device(device_sparse):
@@ -238,7 +246,7 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Overwrite variables (of TensorFlow or Keras) with those of rank `root_rank` (a global rank). Returns the results
-    of their ``assign`` methods, which a graph has to run."""
+    of their ``assign`` methods, which a session must run in a graph of TensorFlow 1."""
     values = [tf.convert_to_tensor(variable) for variable in variables]
     received = [
         broadcast(value, root_rank, f"{name or 'broadcast_'}.{i}", process_set=process_set)
@@ -302,14 +310,15 @@ def grouped_reducescatter(
 
 @do_not_convert
 def join(process_set: ProcessSet = global_process_set) -> tf.Tensor:
-    """Declare that this rank has no more data, and wait until every rank of the set has done so. Returns the (global)
-    rank that was the last, as an int32 scalar. See :func:`horoplug.common.variants.join`."""
+    """Declare that this rank has no more data, and wait until every rank of the set has joined. Returns the global rank
+    that joined last, as an int32 scalar. See :func:`horoplug.common.variants.join`."""
     return emit("join", process_set_id=process_set_id(process_set), blocking=tf.executing_eagerly())
 
 
 @do_not_convert
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
-    """Wait until every rank of the process set has called this. In a graph of TensorFlow 1: returns the operation."""
+    """Wait until every rank of the process set has called this function. In a graph of TensorFlow 1: returns the
+    operation."""
     waiting = emit(
         "barrier", process_set_id=process_set_id(process_set), blocking=tf.executing_eagerly()
     )

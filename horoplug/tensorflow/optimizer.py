@@ -85,8 +85,8 @@ class _DistributedOptimizer(_Wrapper):
     def apply_gradients(
         self, grads_and_vars: Pairs, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Apply gradients that ``compute_gradients`` has returned. If it has only added them, only ``global_step``
-        changes."""
+        """Apply gradients that ``compute_gradients`` has returned. If ``compute_gradients`` has only accumulated them,
+        only ``global_step`` changes."""
         pairs = list(grads_and_vars)
 
         def apply() -> Any:
@@ -194,11 +194,15 @@ def DistributedOptimizer(
     For optimizers of ``tf.compat.v1.train``, in graphs and in eager mode. Other optimizers are passed on to
     ``horoplug.tensorflow.keras.DistributedOptimizer``, with all arguments except ``use_locking``.
 
-    ``backward_passes_per_step``: the number of batches whose gradients are added before they are reduced; the variables
-    change only then. ``average_aggregated_gradients``: divide the sums by the number of batches. ``op=Adasum`` combines
-    the changes that each rank's own steps have made to the variables. ``register_local_var(variable)`` excludes the
-    gradient of a variable from the reduction. ``name``: of the optimizer, and prefix of its operations' names. For the
-    other arguments see :func:`horoplug.tensorflow.DistributedGradientTape`.
+    name: of the optimizer, and prefix of its operations' names.
+    use_locking: as for the optimizers of TensorFlow 1.
+    backward_passes_per_step: the number of batches whose gradients are added before they are reduced. The variables
+        change only after the last of these batches.
+    average_aggregated_gradients: divide the sums by the number of batches.
+    op: the reduction. Adasum combines the changes that each rank's own steps have made to the variables.
+
+    The other arguments are those of :func:`horoplug.tensorflow.DistributedGradientTape`. The method
+    ``register_local_var(variable)`` excludes the gradient of a variable from the reduction.
 
     Raises ValueError for an object that is not an optimizer, and for options that cannot be combined."""
     arguments = dict(locals())

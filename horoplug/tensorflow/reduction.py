@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from horoplug.common.grouping import Groups, check_groups, groups_of, split_places
+from horoplug.common.grouping import Groups, check_groups, groups_of, split_indices
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
 from horoplug.tensorflow.library import do_not_convert, runs_concurrently
@@ -126,10 +126,10 @@ class Reduction:
         dense = [p for p in range(len(gradients)) if p not in left_out]
         groups: list[list[int]]
         if isinstance(self.groups, int):
-            groups = split_places(dense, self.groups, ())
+            groups = split_indices(dense, self.groups, ())
         elif self.groups is not None:
             listed = [[id(source) for source in group] for group in self.groups]
-            groups = split_places(dense, listed, [id(source) for source in sources])
+            groups = split_indices(dense, listed, [id(source) for source in sources])
         elif tf.executing_eagerly() or is_compiling() or not runs_concurrently():
             groups = [dense]
         else:

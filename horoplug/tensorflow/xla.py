@@ -301,8 +301,8 @@ def _variable(graph: Any) -> tf.Tensor:
 def _trace_per_program() -> None:
     """Patch TensorFlow to trace a ``tf.function`` again for each program that XLA compiles.
 
-    Otherwise it would use a trace from outside of compiled functions, which XLA cannot compile, or the reverse, or a
-    trace with the variable of another program."""
+    Otherwise TensorFlow would reuse a trace from outside of compiled functions, which XLA cannot compile, or use a
+    trace with custom calls outside of compiled functions, or a trace with the variable of another program."""
     try:
         from tensorflow.python.eager.polymorphic_function import function_context
     except ImportError:

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer(op=Adasum)``: every rank steps by itself, and Adasum combines the steps.
+"""``DistributedOptimizer(op=Adasum)``: every rank steps separately, and Adasum combines the steps.
 
 Adasum combines the steps of an optimizer (the changes of the parameters) instead of gradients. State such as momentum
 stays local to a rank. When backward has computed the gradient of a parameter, a hook steps this parameter alone,
@@ -42,8 +42,9 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         return _DeltaReducer(weakref.WeakMethod(self._delta), *options)
 
     def _delta(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Compute the change of a parameter in a step of the wrapped optimizer, which updates the optimizer's state.
-        The parameter keeps its value. Zeros if there is no gradient, since other ranks may have one."""
+        """The change of a parameter in a step of the wrapped optimizer. The step updates the optimizer's state, and the
+        parameter keeps its value. The change is zero without a gradient, and is reduced because other ranks may have
+        one."""
         start = parameter.clone()
         groups = self.param_groups
         group = groups[self._group_number(parameter)]

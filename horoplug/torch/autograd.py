@@ -105,7 +105,7 @@ def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
 
 
 def _broadcast(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The average at the root; zeros elsewhere, since only the root's tensor was used."""
+    """The average on the root; zeros on other ranks, whose tensors were not used."""
     average = past.average(grads)
     return average if context.connections().rank == past.call.root else [g * 0 for g in average]
 
@@ -130,7 +130,7 @@ def _reducescatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[tor
 
 
 def _reduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The gradient of the root's output, on every rank: the outputs of other ranks are not results."""
+    """The gradient of the root's output, on every rank; the outputs of other ranks do not contain the result."""
     call = past.call
     if call.reduce_op not in (Average, Sum):
         raise RuntimeError(
@@ -150,7 +150,7 @@ def _gather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tens
 
 
 def _scatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The gradients of all ranks at the root, and zeros for rows that were not sent; zeros elsewhere."""
+    """The root gets the gradients of all ranks, and zeros for rows that were not sent. Other ranks get zeros."""
     gathered = past.again("gather", grads, splits=None)
     missing = past.shapes[0][0] - len(gathered)
     if missing:

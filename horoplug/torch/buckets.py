@@ -1,4 +1,4 @@
-"""Buckets: memory that holds the gradients of many parameters and is reduced in layout, as one tensor.
+"""Buckets: memory that holds the gradients of many parameters and is reduced in place, as one tensor.
 
 The gradients of a bucket are contiguous in a buffer that all ranks of a host map
 (:class:`horoplug.common.buffers.SharedBuffer`), or, on a GPU, in device memory. A hook copies the result of backward
@@ -69,8 +69,8 @@ class Buckets:
 
     def take(self, parameters: Iterable[torch.Tensor]) -> None:
         """Copy the gradients of these parameters into the buckets, unless they are there, and make ``grad`` the view.
-        No gradient counts as zeros. Gradients that are part of a graph (``create_graph=True``) stay as they are until
-        :meth:`attach`.
+        A missing gradient counts as zeros. Gradients that are part of a graph (``create_graph=True``) do not change
+        until :meth:`attach`.
 
         Raises ValueError for a sparse gradient."""
         outside, views, grads = [], [], []
@@ -104,8 +104,8 @@ class Buckets:
                 parameter.grad = view
 
     def attach(self) -> None:
-        """Make every ``grad`` the view, also where :meth:`take` has left it as it was or the program has replaced
-        it."""
+        """Make every ``grad`` the view, including those that :meth:`take` did not change and those that the program has
+        replaced."""
         for parameter, (view, _) in self._views.items():
             if parameter.grad is not view:
                 parameter.grad = view
@@ -127,7 +127,7 @@ def job() -> Any:
 def unsupported_argument(
     compression: Any, op: int, groups: Any, process_set: ProcessSet
 ) -> str | None:
-    """The argument of ``DistributedOptimizer`` that is not supported with buckets; None: there is no such argument."""
+    """The argument of ``DistributedOptimizer`` that is not supported with buckets; None if all are supported."""
     as_is = getattr(compression, "compress", None) is NoneCompressor.compress
     if not (as_is or wire_dtype(compression)):
         return "a compression of your own"
@@ -144,8 +144,8 @@ def make_buckets(
     names: dict[torch.Tensor, str], parameters: Iterable[torch.Tensor], compressed: bool
 ) -> Buckets:
     """Create buckets for the parameters, in the reverse order of ``names``, which is about the order in which backward
-    computes the gradients. The memory layout is that of rank 0. Gradients stay where they are until
-    :meth:`Buckets.take`.
+    computes the gradients. The memory layout is that of rank 0. :meth:`Buckets.take` moves the gradients into the
+    buckets. ``compressed``: the gradients are sent in 16 bits.
 
     Collective over all ranks. Raises ValueError on all of them if a parameter is not supported in buckets, or if the
     parameters of the ranks differ."""

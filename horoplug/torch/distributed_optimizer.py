@@ -44,7 +44,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         process_set: ProcessSet,
         as_views: bool,
     ) -> None:
-        """Take the place of ``__init__``: the object has the attributes of the wrapped optimizer already."""
+        """Replaces ``__init__``, because the object already has the attributes of the wrapped optimizer."""
         self.op = op
         self.process_set = process_set
         self._synchronized = False
@@ -66,7 +66,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if groups is not None:
             check_groups(groups)
         elastic = bool(config.value("ELASTIC"))
-        # An elastic job of one rank may have more ranks later.
+        # In an elastic job, the number of ranks may grow.
         alone = process_set.size() == 1 and not elastic
         self._distributed = bool(process_set.included()) and not alone
         if not self._distributed:
@@ -128,8 +128,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @run_eagerly
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced. ``step`` does this. Call it before to use the reduced gradients, for
-        example to clip them, and then call ``step`` inside :meth:`skip_synchronize`.
+        """Wait until every gradient is reduced. ``step`` calls this method. Call it earlier to use the reduced
+        gradients, for example to clip them, and then call ``step`` inside :meth:`skip_synchronize`.
 
         Raises HorovodInternalError if a reduction failed; the gradients are then undefined."""
         self._finish()

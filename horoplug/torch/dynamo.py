@@ -11,6 +11,6 @@ _torch: Any = torch  # the function is not exported
 
 
 def run_eagerly(function: _Function) -> _Function:
-    """Decorator: torch.compile calls the function as it is, outside of its graphs."""
+    """Decorator: torch.compile calls the function unchanged, outside of its graphs."""
     decorated: _Function = _torch._disable_dynamo(function)
     return decorated

@@ -22,8 +22,9 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite parameters with those of rank `root_rank` (a global rank), on the ranks of the set.
 
-    ``params``: ``model.state_dict()``, ``model.named_parameters()``, or an iterable of tensors. Values that are no
-    tensors are skipped. Raises ValueError for anything else."""
+    ``params``: ``model.state_dict()``, ``model.named_parameters()``, or an iterable of tensors. Values that are not
+    tensors are skipped. Raises ValueError for anything else, and HorovodInternalError if shapes or dtypes differ
+    between ranks or a rank has failed."""
     if isinstance(params, Mapping):
         items = sorted(params.items())
     elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
@@ -68,8 +69,10 @@ def broadcast_optimizer_state(
 
     State that only the root has is created, and state that only other ranks have is dropped. Parameters are not
     changed. As in Horovod, parameters of an optimizer that has not stepped yet get gradients of zeros if they have
-    none, except for parameters with sparse gradients: those of SparseAdam, and embeddings of ``model``. Raises
-    ValueError for LBFGS, whose state cannot be shared, and if the optimizers of the ranks differ."""
+    none, except for parameters with sparse gradients: those of SparseAdam, and embeddings of ``model``.
+
+    Raises ValueError for LBFGS, which is not supported as in Horovod, and on ranks whose optimizer has other numbers of
+    parameters or groups than the root's."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state does not support torch.optim.LBFGS.")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,12 +1,12 @@
-"""What a ``DistributedOptimizer`` does between two steps: it submits gradients while backward runs, and waits for them.
+"""The work of a ``DistributedOptimizer`` between two steps: submitting gradients during backward, and waiting for them.
 
-A gradient goes through these states, and back to the first after :meth:`GradientReduction.finish`:
+A gradient passes through these states, and returns to the first one in :meth:`GradientReduction.finish`:
 
-1. *pending*: backward has to add to it ``backward_passes_per_step`` times.
-2. *ready*: a hook has seen the last of these passes. Ready gradients are collected until there are
-   :data:`_SUBMIT_BYTES` of them in one stream, or backward ends.
-3. *submitted*: by itself, with its group, or with its bucket. Gradients that are still pending when ``finish`` is
-   called are submitted then, since other ranks may have them.
+1. *pending*: backward has not yet added to the gradient ``backward_passes_per_step`` times.
+2. *ready*: the hook of the last of these passes has run. Ready gradients of one stream are collected until they have
+   :data:`_SUBMIT_BYTES` bytes or backward ends.
+3. *submitted*: alone, with its group, or with its bucket. :meth:`GradientReduction.finish` submits gradients that are
+   still pending, because other ranks may have submitted them.
 """
 
 import threading
@@ -60,7 +60,7 @@ class GradientReduction:
 
     @property
     def active(self) -> bool:
-        """Whether there are gradients that are ready or submitted, but not waited for."""
+        """Whether any gradient is ready or submitted and has not been waited for."""
         return bool(self.handles or self._ready)
 
     def hook(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -151,7 +151,7 @@ class GradientReduction:
             self._submit_groups(self.groups.take_deferred())
 
     def _submit_from(self, ready: list[torch.Tensor], stream: Stream) -> None:
-        """Submit gradients that became ready in one stream; members of a group, once it is complete."""
+        """Submit gradients that became ready in one stream. Members of a group are submitted when it is complete."""
         self._forget_old_buckets()
         if not self.groups.of:
             self._submit(ready)
@@ -169,7 +169,7 @@ class GradientReduction:
         self._forget_old_buckets()
         incomplete = [group for group in self.groups.counts if group not in self.handles]
         if self.buckets is not None:
-            # Ready gradients were moved when their hooks ran: what the program has done to `grad` since comes too late.
+            # Ready gradients were moved when their hooks ran. Later changes of `grad` by the program have no effect.
             self._move_to_buckets(p for group in incomplete for p in group if self.delay[p] > 0)
         self._submit_groups(incomplete)
         missing = [
@@ -201,8 +201,8 @@ class GradientReduction:
             self.buckets.take(parameters)
 
     def _forget_old_buckets(self) -> None:
-        """Forget buckets from before the last ``init``: new ranks may have none yet. They are made anew after the first
-        step."""
+        """Forget buckets from before the last ``init``, because new ranks may not have buckets yet. All ranks create
+        new ones after the first step."""
         if self.buckets is not None and self.buckets.job is not buckets.job():
             self.buckets = None
             self.groups = GroupProgress(())

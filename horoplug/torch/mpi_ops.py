@@ -1,5 +1,5 @@
-"""All operations on PyTorch tensors, and the functions of the job. (The name of the module is Horovod's; it has nothing
-to do with MPI.)"""
+"""All operations on PyTorch tensors, and the functions of the job. (The module's name is Horovod's; it does not use
+MPI.)"""
 
 import functools
 from collections.abc import Callable
@@ -27,8 +27,11 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Sum sparse COO tensors over the ranks, by gathering their indices and values.
 
-    Returns a function instead of a handle, as Horovod does. It waits and returns the sum, or with ``op=Average`` the
-    average, as a sparse tensor that is not coalesced."""
+    Returns a function instead of a handle, as Horovod does. The function waits and returns the average for
+    ``op=Average``, and the sum for every other ``op``, as a sparse tensor of the same shape that is not coalesced.
+
+    Raises the exceptions of ``allgather_async``; the returned function raises HorovodInternalError if the ranks
+    disagree or a rank has failed."""
     coalesced = tensor.coalesce()
     indices = coalesced.indices().t().contiguous()
     values = coalesced.values()

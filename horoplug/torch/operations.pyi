@@ -21,11 +21,20 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
+        decompress.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def allreduce_async(
@@ -41,11 +50,19 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def allreduce_(
@@ -60,11 +77,18 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def allreduce_async_(
@@ -80,11 +104,19 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def grouped_allreduce(
@@ -98,14 +130,23 @@ def grouped_allreduce(
     process_set: ProcessSet = ...,
 ) -> list[Tensor]:
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
-    Takes a list of tensors; either all of them are processed or none is. Blocks until done and
-    returns the list of outputs.
+    Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
+    of outputs.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
+        decompress.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def grouped_allreduce_async(
@@ -118,14 +159,23 @@ def grouped_allreduce_async(
     process_set: ProcessSet = ...,
 ) -> int:
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
-    Takes a list of tensors; either all of them are processed or none is. Returns a handle at once;
-    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+    Takes a list of tensors, which succeed or fail together. Returns a handle at once;
+    synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
+    between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def grouped_allreduce_(
@@ -138,14 +188,21 @@ def grouped_allreduce_(
     process_set: ProcessSet = ...,
 ) -> list[Tensor]:
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
-    Takes a list of tensors; either all of them are processed or none is. Overwrites the input with
-    the result. Blocks until done and returns the list of outputs.
+    Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
+    Blocks until done and returns the list of outputs.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def grouped_allreduce_async_(
@@ -158,15 +215,23 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = ...,
 ) -> int:
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
-    Takes a list of tensors; either all of them are processed or none is. Overwrites the input with
-    the result. Returns a handle at once; synchronize(handle) waits and returns the output. The
-    tensors must not be changed in between.
+    Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
+    Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
+    must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    average: deprecated; True means op=Average, False means op=Sum.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+        Product.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def allgather(
@@ -178,11 +243,13 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def allgather_async(
@@ -194,11 +261,14 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def grouped_allgather(
@@ -207,14 +277,16 @@ def grouped_allgather(
     process_set: ProcessSet = ...,
 ) -> list[Tensor]:
     """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
-    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors; either
-    all of them are processed or none is. Blocks until done and returns the list of outputs.
+    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
+    succeed or fail together. Blocks until done and returns the list of outputs.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def grouped_allgather_async(
@@ -223,15 +295,18 @@ def grouped_allgather_async(
     process_set: ProcessSet = ...,
 ) -> int:
     """Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that
-    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors; either
-    all of them are processed or none is. Returns a handle at once; synchronize(handle) waits and
-    returns the output. The tensors must not be changed in between.
+    dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
+    succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
+    list of outputs. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def broadcast(
@@ -243,11 +318,13 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def broadcast_async(
@@ -260,11 +337,14 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def broadcast_(
@@ -276,11 +356,13 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def broadcast_async_(
@@ -293,11 +375,14 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def alltoall(
@@ -306,16 +391,19 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received
-    rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal
-    parts. Given `splits`, the result is (output, rows received from each rank);
-    synchronize(alltoall_async(...)) always returns both. Blocks until done and returns the output.
+    """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
+    the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
+    ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
+    received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
+    until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def alltoall_async(
@@ -324,17 +412,21 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> int:
-    """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received
-    rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal
-    parts. Given `splits`, the result is (output, rows received from each rank);
-    synchronize(alltoall_async(...)) always returns both. Returns a handle at once;
-    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+    """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
+    the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
+    ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
+    received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Returns
+    a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
+    changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def reducescatter(
@@ -346,15 +438,22 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
-    Rows are divided evenly; the first `rows % size` ranks get one more. Blocks until done and
-    returns the output.
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the
+    rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
+    Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
+        decompress.
+    op: the reduction: Average (the default) or Sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def reducescatter_async(
@@ -365,15 +464,22 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
-    Rows are divided evenly; the first `rows % size` ranks get one more. Returns a handle at once;
-    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the
+    rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
+    Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
+    be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default) or Sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def grouped_reducescatter(
@@ -385,15 +491,23 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
-    Rows are divided evenly; the first `rows % size` ranks get one more. Takes a list of tensors;
-    either all of them are processed or none is. Blocks until done and returns the list of outputs.
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the
+    rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
+    Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
+    of outputs.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
+        decompress.
+    op: the reduction: Average (the default) or Sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def grouped_reducescatter_async(
@@ -404,16 +518,23 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Reduce like allreduce (Average or Sum only), then keep the rows (first dimension) of this rank.
-    Rows are divided evenly; the first `rows % size` ranks get one more. Takes a list of tensors;
-    either all of them are processed or none is. Returns a handle at once; synchronize(handle) waits
-    and returns the output. The tensors must not be changed in between.
+    """Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the
+    rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
+    Takes a list of tensors, which succeed or fail together. Returns a handle at once;
+    synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
+    between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    op: the reduction: Average (the default) or Sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def reduce(
@@ -429,11 +550,16 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    op: the reduction: Average (the default), Sum, Min, Max or Product.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def reduce_async(
@@ -450,11 +576,17 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    op: the reduction: Average (the default), Sum, Min, Max or Product.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def reduce_(
@@ -470,11 +602,16 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    op: the reduction: Average (the default), Sum, Min, Max or Product.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def reduce_async_(
@@ -491,11 +628,17 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    op: the reduction: Average (the default), Sum, Min, Max or Product.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
+    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
+    postscale_factor: the result is multiplied by this factor.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def gather(
@@ -509,11 +652,13 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def gather_async(
@@ -527,11 +672,14 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def scatter(
@@ -541,17 +689,19 @@ def scatter(
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> Tensor:
-    """Give rank i the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` (a
-    global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one
-    more. The other ranks pass any tensor of the same dtype with rows of the same shape, or no rows:
-    its values and the `splits` of these ranks are not used. Blocks until done and returns the
-    output.
+    """Give rank i of the set the next `splits[i]` rows (first dimension) of the tensor of rank
+    `root_rank` (a global rank). Without `splits`, rows are divided evenly; the first `rows % size`
+    ranks get one more. The other ranks pass any tensor of the same dtype with rows of the same
+    shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
+    and returns the output.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def scatter_async(
@@ -561,17 +711,21 @@ def scatter_async(
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> int:
-    """Give rank i the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` (a
-    global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one
-    more. The other ranks pass any tensor of the same dtype with rows of the same shape, or no rows:
-    its values and the `splits` of these ranks are not used. Returns a handle at once;
-    synchronize(handle) waits and returns the output. The tensors must not be changed in between.
+    """Give rank i of the set the next `splits[i]` rows (first dimension) of the tensor of rank
+    `root_rank` (a global rank). Without `splits`, rows are divided evenly; the first `rows % size`
+    ranks get one more. The other ranks pass any tensor of the same dtype with rows of the same
+    shape, or no rows: its values and the `splits` of these ranks are not used. Returns a handle at
+    once; synchronize(handle) waits and returns the output. The tensors must not be changed in
+    between.
 
-    `name` pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-    is paired.
+    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
+        is paired.
+    process_set: the ranks that take part; by default all ranks of the job.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def send(
@@ -584,10 +738,12 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
-    `name` appears in error messages and timelines only.
+    name: appears in error messages and timelines only.
+    process_set: a send matches only a recv in the same process set; by default the global one.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def send_async(
@@ -599,13 +755,15 @@ def send_async(
 ) -> int:
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
-    once; synchronize(handle) waits and returns the output. The tensors must not be changed in
-    between.
+    once; synchronize(handle) waits. The tensors must not be changed in between.
 
-    `name` appears in error messages and timelines only.
+    name: appears in error messages and timelines only.
+    process_set: a send matches only a recv in the same process set; by default the global one.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """
 
 def recv(
@@ -619,10 +777,12 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
-    `name` appears in error messages and timelines only.
+    name: appears in error messages and timelines only.
+    process_set: a send matches only a recv in the same process set; by default the global one.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
 def recv_async(
@@ -636,8 +796,11 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    `name` appears in error messages and timelines only.
+    name: appears in error messages and timelines only.
+    process_set: a send matches only a recv in the same process set; by default the global one.
 
-    Raises ValueError and TypeError for wrong arguments, HorovodInternalError if the ranks disagree
-    or a rank has failed.
+    Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
+    invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
+    HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
+    disagree or a rank has failed.
     """

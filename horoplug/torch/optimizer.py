@@ -36,7 +36,8 @@ def DistributedOptimizer(
     compression: the dtype in which gradients are sent: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your
         own. The core itself casts float32 for these, at almost no cost; a class that derives from them is called for
         each gradient.
-    backward_passes_per_step: gradients are accumulated locally over this many backward passes; the sum is not divided.
+    backward_passes_per_step: number of backward passes whose gradients are added locally before they are reduced; the
+        sum is not divided.
     op: how gradients are combined: Average, Sum, Min, Max, Product. With Adasum, the steps of the optimizer are
         combined instead of gradients (see :mod:`horoplug.torch.adasum_optimizer`), and groups and sparse_as_dense are
         ignored.
@@ -82,8 +83,8 @@ def DistributedOptimizer(
     kind = type(optimizer)
     body = {"__module__": __name__, "__doc__": kind.__doc__}
     wrapped: Any = object.__new__(type(kind.__name__, (base, kind), body))
-    # Everything of the optimizer, including its groups and state, except what others have set over its methods (as
-    # learning-rate schedules do), which would hide the new methods.
+    # All attributes of the optimizer, including its groups and state, except those that replace its methods. Learning-
+    # rate schedules set such attributes, which would hide the new methods.
     own = {k: v for k, v in vars(optimizer).items() if k not in vars(_DistributedOptimizer)}
     vars(wrapped).update(own)
     wrapped._distribute(

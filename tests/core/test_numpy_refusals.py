@@ -28,7 +28,7 @@ def check_refusals():
     refused(ValueError, "bool has no average", lambda: hvd.allreduce(x > 0))
     refused(ValueError, "bool has no average", lambda: hvd.reducescatter(x > 0))
     refused(ValueError, "only one|supersedes", lambda: hvd.allreduce(x, average=True, op=hvd.Sum))
-    refused(ValueError, "op=9 is no reduction", lambda: hvd.allreduce(x, op=9))
+    refused(ValueError, "op=9 is not a reduction", lambda: hvd.allreduce(x, op=9))
     refused(ValueError, "Average and op=Sum, not Max", lambda: hvd.reducescatter(x, op=hvd.Max))
     refused(RuntimeError, "not Adasum", lambda: hvd.reducescatter(x, op=hvd.Adasum))
     refused(ValueError, "scalar", lambda: hvd.reducescatter(np.float32(1)))

@@ -5,8 +5,6 @@ It is cheap, since most processes never import horovod: horoplug is imported on 
 any Python 3, since a job's programs may start another Python than the one with horoplug: no annotations, no
 f-strings."""
 
-# mypy: allow-untyped-defs, allow-untyped-calls
-
 # mypy: allow-untyped-defs, allow-untyped-calls, no-warn-unused-ignores
 import importlib.util
 import os

@@ -31,8 +31,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a training function whose first argument is its state (a :class:`TorchState`, or any
     :class:`horoplug.common.elastic.State`).
 
-    When an operation raises HorovodInternalError, all ranks restore the last ``state.commit()``, initialize again, take
-    over the state of rank 0, and call the function again. The function should resume at the progress in the state."""
+    When an operation raises HorovodInternalError, all ranks restore the last ``state.commit()``, initialize again,
+    receive the state of rank 0, and call the function again. The function must resume from the progress in the state.
+    After ten failures in a row without a commit between them, the error is raised to the caller."""
     return run_fn(func, _reset)
 
 

@@ -18,9 +18,10 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
     Put it into the :class:`TorchState`, call :meth:`record_batch` after each batch, and :meth:`set_epoch` at the *end*
     of an epoch, so that an interrupted epoch is continued instead of repeated.
 
-    The order is Horovod's: all indices, shuffled by ``random.Random(seed + epoch)`` if ``shuffle``, without the first
-    ``processed_num``, repeated from their start until they divide by the number of ranks; rank r takes every one at
-    position r modulo the number of ranks. ``dataset`` must not change its length; ``seed`` is the same on all ranks."""
+    The order is Horovod's. If ``shuffle`` is set, ``random.Random(seed + epoch)`` shuffles all indices. The first
+    ``processed_num`` indices are dropped, and the remaining ones are repeated from their start until their number is a
+    multiple of the number of ranks. Rank r takes the indices at positions r, r + size, r + 2 * size and so on.
+    ``dataset`` must not change its length; ``seed`` is the same on all ranks."""
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset = dataset
@@ -39,7 +40,7 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch, of which no sample was processed."""
+        """Start an epoch with no samples processed."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()

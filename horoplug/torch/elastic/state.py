@@ -36,7 +36,7 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give the object the state of that of rank 0. Collective."""
+        """Broadcast the object's state from rank 0. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
