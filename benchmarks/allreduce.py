@@ -4,13 +4,13 @@
     python benchmarks/allreduce.py -np 2 --collective allgather --dtype float16     (starts the ranks itself)
 
 ``--peer torch-gloo``, ``--peer mpi4py`` or ``--peer horovod`` measures that library in the same run, in alternating
-blocks of iterations, and prints how many times horoplug's median its median is. With ``-np``, ranks that need MPI are
-started by mpirun; ``--peer mpi4py:mpich`` takes that MPI of several.
+blocks of iterations; ``ratio`` is the library's median over horoplug's median. With ``-np``, mpirun starts the ranks if
+a peer needs MPI; ``--peer mpi4py:mpich`` selects one of several MPIs.
 
-An iteration takes as long as on its slowest rank; ``time`` is the median of the iterations, ``p99`` their 99th
+The time of an iteration is the time on its slowest rank. ``time`` is the median of the iterations, ``p99`` their 99th
 percentile, ``spread`` the interquartile range over the median. ``algbw`` is size over time; ``busbw`` is the least
 number of bytes that each rank must send or receive, over time (nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per
-second. Buffers hold zeros in timed iterations, and other values for the check.
+second. Buffers hold zeros in timed iterations, and other values for the check of the results.
 ``sendrecv`` is a round trip between pairs of ranks: one sends and then receives, the other answers.
 """
 
@@ -26,8 +26,8 @@ from harness.job import byte_count, command_line, job, options_of, parse
 from harness.peers import OPS, PEERS, Case, Peer, Prepared, partner_of
 from harness.record import Column, Plot, Record
 
-ABOUT = """One collective on buffers of one size, again and again, called from Python on ordinary NumPy arrays, in place
-where that exists; the median over the iterations, each of which takes as long as on its slowest rank."""
+ABOUT = """One collective, called repeatedly from Python on NumPy arrays of one size, in place if the library has that
+variant. Times are medians over the iterations; the time of an iteration is that of its slowest rank."""
 
 COLUMNS = {
     "size": Column("size", "B", width=10),
@@ -49,7 +49,7 @@ class Collective(NamedTuple):
 
     size_factor: Callable[[int], int]
     bus_factor: Callable[[int], float]
-    divided: bool  # the size is made of one part for each rank
+    divided: bool  # the size is a multiple of the number of ranks
     reduces: bool
 
 
@@ -159,8 +159,8 @@ def compare(record: Record, peers: list[str]) -> None:
         if rows:
             least = min(rows, key=lambda row: row["ratio"])
             record.note(
-                f"{peer} takes {geometric_mean([row['ratio'] for row in rows]):.2f} times as long in "
-                f"geometric mean, at least {least['ratio']:.2f} times (at {least['size']} B)"
+                f"{peer} takes {geometric_mean([row['ratio'] for row in rows]):.2f} times as long as horoplug in "
+                f"geometric mean, and at least {least['ratio']:.2f} times (at {least['size']} B)"
             )
 
 
@@ -177,7 +177,7 @@ def main() -> int:
     add = parser.add_argument
     add("-b", dest="begin", type=byte_count, default=8, help="smallest size in bytes [8]")
     add("-e", dest="end", type=byte_count, default=2**28, help="largest size [256M]")
-    add("-f", dest="factor", type=float, default=2.0, help="step between sizes [2]")
+    add("-f", dest="factor", type=float, default=2.0, help="factor between sizes [2]")
     add("-n", dest="iterations", type=int, default=0, help="iterations [20 to 1000, by size]")
     add("--collective", choices=COLLECTIVES, default="allreduce")
     add("--op", choices=OPS, default="sum")
@@ -186,7 +186,7 @@ def main() -> int:
     if args.begin < 1 or args.factor <= 1:
         parser.error("-b must be at least 1, and -f greater than 1")
     if args.collective == "reducescatter" and args.op not in ("sum", "avg"):
-        parser.error("reducescatter knows --op sum and avg")
+        parser.error("reducescatter supports --op sum and avg only")
     with job(args) as (own, peers):
         hvd = own.hvd
         what = f"{args.collective} ({args.op})" if args.op != "sum" else args.collective

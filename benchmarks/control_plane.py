@@ -2,9 +2,10 @@
 
     make cpp-release && python benchmarks/control_plane.py --tensors 1000
 
-The engine's own negotiators run, connected in memory (csrc/tests/bench/control_plane_bench.cc explains how, and why few
-of them can represent many): messages and bytes are counted, not estimated. In every step each rank submits all tensors,
-in ``bursts`` parts of which each is agreed upon before the next is submitted. Protocols:
+The benchmark runs the engine's own negotiators, connected in memory, and counts their messages and bytes
+(csrc/tests/bench/control_plane_bench.cc explains how, and why one negotiator can represent several ranks). In every
+step each rank submits all tensors in ``bursts`` parts; the ranks agree on each part before they submit the next one.
+Protocols:
 
 horoplug, first step    every name is new
 horoplug, later steps   names have numbers
@@ -13,14 +14,14 @@ horoplug, last step     the last of the steps, after the order has recurred ofte
 Horovod, first step     as computed below
 Horovod, later steps    as computed below
 
-``mean`` is what a rank sends on average; ``busiest`` what the rank with most bytes sends and receives.
+``mean sent`` is the average over the ranks; ``busiest rank`` has the most bytes, sent and received.
 
-Horovod 0.28 is computed from its source (horovod/common/controller.cc, response_cache.cc, mpi/mpi_controller.cc,
-wire/message.fbs), and in its favour: payloads only, without the framing of FlatBuffers and MPI and without the lists
-of devices, in collectives of the fewest messages. Every cycle (1 ms unless tuned) all ranks reduce, by recursive
-doubling, one bit for each cached tensor and four of status. A cycle in which some rank has a tensor that is not cached
-goes on: each rank sends a length and its requests to rank 0, which broadcasts a length and its responses. ``--step-ms``
-says how long a step takes, and so how many cycles it has.
+The figures of Horovod 0.28 are computed from its source (horovod/common/controller.cc, response_cache.cc,
+mpi/mpi_controller.cc, wire/message.fbs), in its favour: payloads only, without the framing of FlatBuffers and MPI and
+without the lists of devices, in collectives of the fewest messages. In every cycle (1 ms unless tuned) all ranks
+reduce, by recursive doubling, one bit for each cached tensor and four status bits. If a rank has a tensor that is not
+cached, each rank then sends a length and its requests to rank 0, which broadcasts a length and its responses.
+``--step-ms`` is the duration of a step, which determines the number of cycles.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from typing import Any, NamedTuple
 from harness.job import command_line, options_of
 from harness.record import Column, Plot, Record
 
-ABOUT = """Messages and bytes that it takes all ranks to agree on what runs next, in each step of training. Horoplug's
-negotiators themselves, joined in memory and counted; Horovod's protocol computed from its source, in its favour:
-payloads only, and a cycle per millisecond of a step of 100 ms, unless the command says otherwise. First step: every
-name is new. Last step: what is left when the order has recurred many times."""
+ABOUT = """Messages and bytes with which all ranks agree on the next operations, in each step of training. Horoplug's
+figures are counted while its negotiators run, connected in memory. Horovod's figures are computed from its source, in
+its favour: payloads only, and one cycle per millisecond of a step of 100 ms unless the command has other values. First
+step: every name is new. Last step: the order has recurred many times."""
 
 COLUMNS = {
     "ranks": Column("ranks", width=7),
@@ -108,7 +109,7 @@ def horovod(ranks: int, tensors: int, name_bytes: int, cycles: int, *, first: bo
 def find_binary(given: str | None) -> str:
     candidates = [Path(given)] if given else sorted(ROOT.glob(f"build/release/bin/{BINARY}"))
     if not candidates or not os.access(candidates[0], os.X_OK):
-        raise SystemExit(f"{given or BINARY} is not there: make cpp-release builds it")
+        raise SystemExit(f"{given or BINARY} does not exist: run make cpp-release")
     return str(candidates[0])
 
 
@@ -157,14 +158,14 @@ def measure(args: Any, binary: str, record: Record) -> None:
 def main() -> int:
     parser = command_line(__doc__)
     add = parser.add_argument
-    add("--tensors", type=int, default=1000, help="[1000]")
+    add("--tensors", type=int, default=1000, help="number of tensors in each step [1000]")
     add("--bursts", type=int, default=1, help="parts in which a step submits its tensors [1]")
-    add("--max-ranks", type=int, default=65536, help="[65536]")
-    add("--factor", type=int, default=2, help="between numbers of ranks [2]")
-    add("--ranks-per-host", type=int, default=8, help="[8]")
-    add("--step-ms", type=float, default=100, help="Horovod: time of a step [100]")
-    add("--cycle-ms", type=float, default=1, help="Horovod: time between cycles [1]")
-    add("--binary", help=f"{BINARY} [build/release/bin]")
+    add("--max-ranks", type=int, default=65536, help="largest number of ranks [65536]")
+    add("--factor", type=int, default=2, help="factor between numbers of ranks [2]")
+    add("--ranks-per-host", type=int, default=8, help="number of ranks on each host [8]")
+    add("--step-ms", type=float, default=100, help="Horovod: duration of a step in ms [100]")
+    add("--cycle-ms", type=float, default=1, help="Horovod: time between cycles in ms [1]")
+    add("--binary", help=f"path of {BINARY} [in build/release/bin]")
     args = parser.parse_args()
     if args.np:
         parser.error("the ranks are simulated")
@@ -192,7 +193,8 @@ def main() -> int:
         f"and {last['bytes']:.0f} B per step"
     )
     record.note(
-        f"up to {FULL // args.tensors} ranks every rank has a negotiator; beyond, ranks with equal subtrees share one"
+        f"up to {FULL // args.tensors} ranks, every rank has a negotiator; in larger jobs, ranks with equal subtrees "
+        "share one"
     )
     return record.end(args.json)
 

@@ -1,15 +1,15 @@
-"""Measure the cost of horoplug on a GPU; write one table, also into docs/gpu-results.md.
+"""Measure the cost of horoplug on a GPU. The results are printed as a table and written to docs/gpu-results.md.
 
     make bench-gpu                      (or: python benchmarks/gpu.py)
     python benchmarks/gpu.py --dry      (prints only)
 
 Needs only PyTorch with CUDA and one GPU, on which all parts run. The parts:
 
-kernels   packing and unpacking all gradients of a model in one launch, as a share of the GPU's own copies, and the CPU
-          time of a launch (build/release/bin/gpu_move_bench)
-enqueue   the host's time for an operation that the GPU has not begun: submission and wait, one rank
-step      a step of ResNet-50 on one rank with DistributedOptimizer and its hooks, over the same without
-reduce    all gradients of a model, reduced by two ranks on this GPU, with each algorithm
+kernels   bandwidth of packing and unpacking all gradients of a model in one launch, as a share of the bandwidth of the
+          GPU's own copies, and the CPU time of a launch (build/release/bin/gpu_move_bench)
+enqueue   the host's time to submit an operation and wait until it is enqueued, on one rank
+step      time of a step of ResNet-50 on one rank with DistributedOptimizer, relative to a step without it
+reduce    time to reduce all gradients of a model by two ranks on this GPU, with each algorithm
 
 Times are medians; compared variants alternate in one run. A part that fails prints the reason and leaves its rows
 unchanged.
@@ -36,26 +36,30 @@ from harness.models import gradients
 ROOT: Final = Path(__file__).resolve().parent.parent
 MOVE_BENCH: Final = ROOT / "build" / "release" / "bin" / "gpu_move_bench"
 MODELS: Final = ("resnet50", "bert-large")
-BACKENDS: Final = ("ipc", "staged", "nccl")
+ALGORITHMS: Final = ("ipc", "staged", "nccl")
 HOW: Final = "`make bench-gpu`"
 _MARK: Final = "result of part: "
 
 Results = dict[str, str]
-"""By what was measured."""
+"""The results as text, by row of the table."""
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
 def rows() -> list[str]:
-    """Everything that is measured, in the order of the table."""
+    """The rows of the table, in order."""
     return [
         *(f"Packing {model}'s gradients, share of a copy's bandwidth" for model in MODELS),
         *(f"Unpacking {model}'s gradients, share of a copy's bandwidth" for model in MODELS),
         *(f"CPU time of the launch that packs {model}'s gradients" for model in MODELS),
         "Host's time for one allreduce in place, one rank",
         "Step of ResNet-50 with DistributedOptimizer over one without, one rank",
-        *(f"Two ranks on one GPU, {model}, {way}" for model in MODELS for way in BACKENDS),
+        *(
+            f"Two ranks on one GPU, {model}, {algorithm}"
+            for model in MODELS
+            for algorithm in ALGORITHMS
+        ),
     ]
 
 
@@ -152,8 +156,8 @@ def step() -> Results:
     }
 
 
-def reduce(way: str) -> Results:
-    """The function that runs on each of two ranks."""
+def reduce(algorithm: str) -> Results:
+    """The part ``reduce`` of one algorithm; runs on each of two ranks."""
     import torch
 
     import horoplug.torch as hvd
@@ -179,7 +183,7 @@ def reduce(way: str) -> Results:
         if not all(bool((tensor == 1).all()) for tensor in tensors):
             raise RuntimeError("wrong results")
         seconds = _median(times[3:])
-        found[f"Two ranks on one GPU, {model}, {way}"] = (
+        found[f"Two ranks on one GPU, {model}, {algorithm}"] = (
             f"{seconds * 1e3:.2f} ms, {nbytes / seconds / 1e9:.1f} GB/s"
         )
         del tensors
@@ -200,14 +204,20 @@ PARTS: Final[dict[str, Callable[..., Results]]] = {
 }
 
 
-def in_own_process(part: str, way: str | None = None) -> Results:
-    """A part's results. RuntimeError with the last line that it has written if it fails."""
+def in_own_process(part: str, algorithm: str | None = None) -> Results:
+    """Run a part in a new process and return its results. Raises RuntimeError with the last line that the process has
+    written if it fails."""
     command = [sys.executable, str(Path(__file__).resolve()), "--part", part]
     env = dict(os.environ)
-    if way is not None:
-        command = [sys.executable, "-m", "horoplug.runner", "-np", "2", *command, "--way", way]
+    if algorithm is not None:
+        launcher = [sys.executable, "-m", "horoplug.runner", "-np", "2"]
+        command = [*launcher, *command, "--algorithm", algorithm]
         # NCCL 2.30 and newer accepts two ranks on one GPU with this variable.
-        env |= {"HOROPLUG_ALGORITHM": way, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
+        env |= {
+            "HOROPLUG_ALGORITHM": algorithm,
+            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+            "NCCL_MAX_CTAS": "8",
+        }
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     for line in done.stdout.splitlines():
         _, mark, result = line.partition(_MARK)
@@ -222,32 +232,33 @@ def measured() -> Iterator[Results]:
 
     known = {line.split()[1] for line in _native.algorithms().splitlines() if line.endswith(" gpu")}
     for part in "kernels", "enqueue", "step":
-        with _told(part):
+        with _reported(part):
             yield in_own_process(part)
-    for way in (way for way in BACKENDS if way in known):
-        with _told(f"two ranks by {way}"):
-            yield in_own_process("reduce", way)
+    for algorithm in (each for each in ALGORITHMS if each in known):
+        with _reported(f"two ranks by {algorithm}"):
+            yield in_own_process("reduce", algorithm)
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    print(f"# {what}", file=sys.stderr, flush=True)
+def _reported(part: str) -> Iterator[None]:
+    """Print the name of a part and, if it fails, the reason."""
+    print(f"# {part}", file=sys.stderr, flush=True)
     try:
         yield
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-        print(f"# {what}: {error}", file=sys.stderr, flush=True)
+        print(f"# {part}: {error}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dry", action="store_true", help=f"leave {gpu_results.PAGE.name} alone")
+    parser.add_argument("--dry", action="store_true", help=f"do not change {gpu_results.PAGE.name}")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--algorithm", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        found = PARTS[args.part](*([args.way] if args.way else []))
+        found = PARTS[args.part](*([args.algorithm] if args.algorithm else []))
         if os.environ.get("HOROVOD_RANK", "0") == "0":
             print(_MARK + json.dumps(found), flush=True)
         return

@@ -4,20 +4,19 @@
     python benchmarks/gradients.py -np 2 --model 200x1KiB --model bert-large
     python benchmarks/gradients.py -np 2 --compression fp16
 
-All gradients exist from the start. Each is submitted separately, in the order of the backward pass, and then all are
-waited for. The time includes the averaging, except for the variant called bare. Variants:
+All gradients exist from the start. Each is submitted separately, in the order of the backward pass, and then the step
+waits for all of them. The time includes the averaging, except for the variant called bare. Variants:
 
 horoplug              ``DistributedOptimizer.synchronize()``, which submits all gradients, as in training
-horoplug, views       the same with gradient_as_bucket_view=True and the gradients in the buckets already, where
-                      hooks or backward have put them
-horoplug, cast before with --compression: the same by a compressor of one's own, which PyTorch runs before and after
-                      the reduction; the core casts as it copies, otherwise
+horoplug, views       the same with gradient_as_bucket_view=True, with the gradients already in the buckets
+horoplug, cast before with --compression: the same with a user-defined compressor, which casts with PyTorch before and
+                      after the reduction; with the predefined compressors the core casts while it copies
 horoplug, one by one  ``allreduce_async_`` for each gradient, then ``synchronize`` for each; never compressed
 torch-gloo            ``all_reduce(async_op=True)`` for each gradient, then wait and divide
-torch-gloo, buckets   the buckets of DistributedDataParallel: gradients are divided on their way into flat buckets of
-                      25 MiB (the first of 1 MiB), which are reduced asynchronously, and copied back
+torch-gloo, buckets   the buckets of DistributedDataParallel: gradients are divided while they are copied into flat
+                      buckets of 25 MiB (the first of 1 MiB), which are reduced asynchronously and copied back
 mpi4py, bare          ``Allreduce`` in place for each gradient: a sum, without averaging
-mpi4py                the same, and a division
+mpi4py                the same, followed by a division
 mpi4py, Iallreduce    ``Iallreduce`` for each gradient, then wait and divide
 horovod               like horoplug, one by one
 
@@ -39,8 +38,8 @@ from harness.models import elements, gradients
 from harness.peers import PEERS, Peer
 from harness.record import Column, Plot, Record
 
-ABOUT = """All gradients of a model, float32, submitted one by one in the order of the backward pass and then waited
-for: time per step, averaging included except where a variant is called bare."""
+ABOUT = """All gradients of a model, float32, are submitted one by one in the order of the backward pass; then the step
+waits for all of them. Time per step, including the averaging, except for variants called bare."""
 
 COLUMNS = {
     "model": Column("model", width=12),
@@ -64,8 +63,10 @@ Tensors = list[torch.Tensor]
 class Variant(NamedTuple):
     name: str
     step: Run
-    sums: bool  # it leaves the sum instead of the average
-    tensors: Tensors | None = None  # its own; None: those of all others
+    sums: bool  # the results are sums instead of averages
+    tensors: Tensors | None = (
+        None  # the variant's own tensors; None: the tensors that the variants share
+    )
 
 
 Variants = Iterator[Variant]
@@ -82,7 +83,7 @@ def horoplug_steps(_: Peer, tensors: Tensors, compression: str) -> Variants:
     def optimizer(
         parameters: list[Any], named: list[tuple[str, Any]], views: bool, by: Any = compressor
     ) -> Any:
-        """Its hooks fire in backward only: ``synchronize`` is a step."""
+        """An optimizer whose hooks never run, because there is no backward pass: ``synchronize`` is a step."""
         plain = torch.optim.SGD(parameters, lr=0.0)
         return hvd.DistributedOptimizer(plain, named, by, gradient_as_bucket_view=views)
 
@@ -145,14 +146,14 @@ def gloo_steps(peer: Any, tensors: Tensors) -> Variants:
 
     def in_buckets() -> None:
         works = []
-        for flat, members, places in divided:
-            for tensor, place in zip(members, places, strict=True):
-                torch.mul(tensor.view(-1), 1 / size, out=place)
+        for flat, members, views in divided:
+            for tensor, view in zip(members, views, strict=True):
+                torch.mul(tensor.view(-1), 1 / size, out=view)
             works.append(dist.all_reduce(flat, async_op=True))
-        for work, (_, members, places) in zip(works, divided, strict=True):
+        for work, (_, members, views) in zip(works, divided, strict=True):
             work.wait()
-            for tensor, place in zip(members, places, strict=True):
-                tensor.view(-1).copy_(place)
+            for tensor, view in zip(members, views, strict=True):
+                tensor.view(-1).copy_(view)
 
     yield Variant("torch-gloo", each, False)
     yield Variant("torch-gloo, buckets", in_buckets, False)
@@ -269,7 +270,12 @@ def main() -> int:
     parser = command_line(__doc__, tuple(PEERS))
     add = parser.add_argument
     add("--model", action="append", help="resnet50, bert-large, or like 200x1KiB [resnet50]")
-    add("--compression", choices=("none", "fp16", "bf16"), default="none", help="of horoplug's")
+    add(
+        "--compression",
+        choices=("none", "fp16", "bf16"),
+        default="none",
+        help="compression of horoplug's gradients [none]",
+    )
     add("-n", dest="iterations", type=int, default=0, help="iterations [5 to 200, by size]")
     args = parse(parser)
     models = args.model or ["resnet50"]

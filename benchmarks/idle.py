@@ -5,11 +5,11 @@
 idle        the library is initialised and has run an operation, and the program makes no calls
 straggler   rank 0 submits a small allreduce late, while the other ranks wait for it
 
-Both are measured for some seconds on every rank; the table has the rank with most. ``processor`` is processor time of
-the whole process over the time that has passed, in percent of a core. ``wake-ups`` are those of horoplug's progress
-thread by its own count; ``switches`` is how often any thread of the process but the main one was put to sleep or off
-its core (voluntary and nonvoluntary context switches in /proc). While horoplug is idle no other library is initialised;
-the libraries wait for the straggler one after the other in one job.
+Both are measured for some seconds on every rank; the table has the largest value of any rank. ``processor`` is
+processor time of the whole process over elapsed time, in percent of a core. ``wake-ups`` are those of horoplug's
+progress thread by its own count. ``switches`` are the voluntary and nonvoluntary context switches in /proc of all
+threads of the process except the main thread. No other library is initialised while the idle horoplug is measured. The
+straggler is measured with one library after the other, in one job.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from harness.job import command_line, job, open_peer, options_of, parse
 from harness.peers import PEERS, Case, Peer
 from harness.record import Column, Plot, Record
 
-ABOUT = """A job without work: initialised and idle, and ranks that wait for one that is late. Processor time of the
-process, wake-ups of horoplug's progress thread, and context switches of all threads but the main one, per second, on
-the rank that has most."""
+ABOUT = """A job without work: initialised and idle, and ranks that wait for a late rank. Processor time of the process,
+wake-ups of horoplug's progress thread, and context switches of all threads except the main thread, per second; the
+largest value of any rank."""
 
 COLUMNS = {
     "situation": Column("situation", width=10),
@@ -46,12 +46,12 @@ LATE = Case("allreduce", np.dtype(np.float32), "sum", 16)
 
 
 def clocks() -> tuple[float, float]:
-    """Seconds that have passed, and seconds of processor time of this process."""
+    """Elapsed seconds, and seconds of processor time of this process."""
     return time.perf_counter(), time.process_time()
 
 
 def counts() -> tuple[float, float]:
-    """Wake-ups of the engine, and context switches of all threads but the main one, so far."""
+    """Wake-ups of the engine, and context switches of all threads except the main thread, so far."""
     from horoplug.common.context import context
 
     main = threading.main_thread().native_id
@@ -64,7 +64,7 @@ def counts() -> tuple[float, float]:
 
 
 def watched(hvd: Any, run: Run, *, matters: bool = True) -> dict[str, float]:
-    """What a run of some seconds has cost the rank that it cost most. ``matters``: this rank is to be looked at."""
+    """The cost of a run of some seconds: the largest values of the ranks whose ``matters`` is true."""
     hvd.barrier()
     time.sleep(MARGIN)
     # Counting takes milliseconds, so it is outside of the timed interval.
@@ -80,7 +80,7 @@ def watched(hvd: Any, run: Run, *, matters: bool = True) -> dict[str, float]:
 
 
 def straggle(hvd: Any, library: Peer, seconds: float) -> dict[str, float]:
-    """Every rank but the first waits so many seconds in an allreduce."""
+    """Every rank except rank 0 waits in an allreduce for this number of seconds."""
     prepared = library.prepare(LATE)
     prepared.x[:] = 0
     prepared.run()  # creates connections and memory

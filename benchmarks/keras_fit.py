@@ -12,7 +12,7 @@ tape, alone    the same without horoplug: the time to write the gradients, which
 keras          ``DistributedOptimizer.apply`` of a Keras optimizer that changes nothing, in a ``tf.function``
 keras, alone   the same without horoplug
 
-``ratio`` is the median over that of torch; ``net`` is the same after subtracting the time of the variant alone.
+``ratio`` is the median over that of torch. For ``net``, the time of the variant called alone is subtracted first.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def tensorflow_variants(values: list[np.ndarray]) -> Iterator[Variant]:
     import horoplug.tensorflow as hvd
     import horoplug.tensorflow.keras as hvd_keras
 
-    # As many ranks as cores.
+    # One thread per rank: the ranks share the machine's cores.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     given = [tf.Variable(value) for value in values]

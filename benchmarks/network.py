@@ -3,13 +3,14 @@
     python benchmarks/network.py --hosts 2 --peer torch-gloo
     python benchmarks/network.py --hosts 4 --rate 0 -b 64K -e 64M -f 4        (unshaped: the CPU is the limit)
 
-Needs root and iproute2. Every namespace has a pair of virtual Ethernet devices; with ``--rate`` a token bucket filter
-limits both directions of it to so many Mbit/s. Ranks, sizes, peers and the clock are those of allreduce.py;
-``--algorithm`` and ``--streams`` set the variables of these names for all ranks. Peer ``mpi4py:mpich`` (``make mpi``
-installs it) runs over TCP, in the same namespaces; with ``--over mpi``, horoplug's data goes over that MPI as well.
+Needs root and iproute2. A pair of virtual Ethernet devices connects every namespace to the bridge; with ``--rate``,
+token bucket filters limit both directions to this number of Mbit/s. Ranks, sizes, peers and the clock are those of
+allreduce.py. ``--algorithm`` and ``--streams`` set HOROPLUG_ALGORITHM and HOROPLUG_NUM_STREAMS for all ranks. The peer
+``mpi4py:mpich`` (``make mpi`` installs it) runs over TCP in the same namespaces; with ``--over mpi``, horoplug's data
+goes over that MPI as well.
 
-``line`` is busbw over the rate, which can reach 95.6 % at most: with an MTU of 1500, a frame of 1514 bytes has 1448
-bytes of payload. Whatever happens, the namespaces are removed at the end.
+``line`` is busbw over the rate, at most 95.6 %: with an MTU of 1500, a frame of 1514 bytes has 1448 bytes of payload.
+The namespaces are removed at the end, also after errors and signals.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from typing import Any
 from harness import mpi
 from harness.record import Column, Plot, Record
 
-ABOUT = """One collective between hosts, each of which is a network namespace of this machine with one rank; all hosts'
-frames go through one bridge. busbw is what each rank must at least have sent or received over time. The line is what
-the token bucket filters let through, of which frames' headers take 4.4 %."""
+ABOUT = """One collective between hosts. Each host is a network namespace of this machine with one rank, and one bridge
+connects all hosts. busbw is the number of bytes that each rank must at least send or receive, over time. line is busbw
+over the rate of the token bucket filters, of which the headers of frames take 4.4 %."""
 
 COLUMNS = {
     "hosts": Column("hosts", form="d", width=5),
@@ -47,10 +48,10 @@ COLUMNS = {
     "wrong": Column("#wrong", form="d", width=6),
 }
 
-# Of MPIs, Open MPI's launcher would need daemons in the namespaces, and Intel's wheel has nothing for networks.
+# Of the MPIs, only MPICH: Open MPI's launcher would need daemons in the namespaces, and Intel's wheel lacks libfabric.
 MPICH = "mpi4py:mpich"
 PEERS = ("torch-gloo", MPICH)
-# MPICH on TCP: all ranks see the host name of this machine, and would talk through its memory.
+# MPICH over TCP: by default the ranks would use shared memory, because all see the host name of this machine.
 TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "MPIR_CVAR_NOLOCAL": "1"}
 ROOT = Path(__file__).resolve().parent.parent
 PORT = 29400
@@ -67,7 +68,7 @@ def run(*command: str) -> None:
 
 
 class Network:
-    """Namespaces ``<prefix>0`` ... with addresses 10.213.0.1 ..., and one more for the bridge between them."""
+    """Namespaces ``<prefix>0`` ... with addresses 10.213.0.1 ..., and another namespace for the bridge between them."""
 
     def __init__(self, hosts: int, rate: int, congestion: str) -> None:
         """``rate``: Mbit/s of each host's link in either direction; 0: unshaped."""
@@ -126,7 +127,7 @@ class Network:
 
 
 def environment(network: Network, args: argparse.Namespace) -> dict[str, str]:
-    """Variables that all ranks have in common."""
+    """The variables of all ranks."""
     variables = {
         "HOROPLUG_SECRET_KEY": secrets.token_hex(32),
         "HOROPLUG_GLOO_RENDEZVOUS_ADDR": network.addresses[0],
@@ -204,7 +205,7 @@ def wait(processes: list[subprocess.Popen[bytes]]) -> int:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, so that everything is cleaned up."""
+    """Handle SIGTERM like Ctrl-C, so that the namespaces are removed."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -265,9 +266,9 @@ def parse() -> argparse.Namespace:
     add("--collective", default="allreduce", help="[allreduce]")
     add("-b", dest="begin", default="4", help="smallest size in bytes [4]")
     add("-e", dest="end", default="64M", help="largest size [64M]")
-    add("-f", dest="factor", default="4", help="step between sizes [4]")
+    add("-f", dest="factor", default="4", help="factor between sizes [4]")
     add("-n", dest="iterations", type=int, default=0, help="iterations [by size]")
-    add("--json", metavar="FILE", help="write the rows there as well")
+    add("--json", metavar="FILE", help="also write the results to this file")
     return parser.parse_args()
 
 

@@ -3,12 +3,12 @@
     make cpp-release mpi && python benchmarks/raw.py --ranks 2
 
 Horoplug's part is build/release/bin/allreduce_bench: processes that share memory, with the engine's algorithms but
-without engine, negotiation and Python. ``horoplug`` reduces memory of its own, ``horoplug shared`` buffers that the
-ranks share, as gradients in bucket views are. Each MPI is called from raw_mpi.c, compiled by its own mpicc (Intel's,
-which comes without, runs what MPICH's has compiled), oneCCL from raw_ccl.cpp. In each turn every contender runs once,
-in processes of its own; the median over the turns counts. ``copy`` is what must at least be read and written,
-2 * ranks * size, over the time, in percent of what all ranks together move when they copy arrays of that size beside
-it. Nobody touches a buffer between two calls, of no library.
+without engine, negotiation and Python. ``horoplug`` reduces private memory of each rank; ``horoplug shared`` reduces
+buffers that the ranks share, like gradients in bucket views. raw_mpi.c calls each MPI and is compiled by that MPI's
+mpicc (Intel MPI's wheel has no mpicc and runs the program that MPICH's has compiled); raw_ccl.cpp calls oneCCL. In each
+turn every library runs once, in new processes; the result is the median over the turns. ``copy`` is the least number of
+bytes to read and write, 2 * ranks * size, over the time, in percent of the rate at which all ranks together copy arrays
+of that size. No program accesses the buffers between two calls.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from harness.record import Column, Plot, Record
 HERE = Path(__file__).resolve().parent
 BINARY = "allreduce_bench"
 OURS = ("horoplug", "horoplug shared")
-HOPELESS = 100  # times the fastest one's time, from 64 KiB up: not waited for at larger sizes
+HOPELESS = 100  # a library that takes this many times the fastest time, from 64 KiB up, is left out at larger sizes
 ONECCL = mpi.BUILD / "oneccl" / "raw_ccl"
 
-ABOUT = """The allreduce of one host by itself, called from C++ on float32 in place, without engine and Python, beside
-MPI's and oneCCL's called from C. Horoplug averages, the others only add. "horoplug shared": in buffers that the ranks
-share, as gradients in bucket views are. Ratio: the fastest other library's time over this one's."""
+ABOUT = """The allreduce within one host, called from C++ on float32 in place, without engine and Python, beside MPI's
+and oneCCL's called from C and C++. Horoplug averages, the others only add. "horoplug shared": in buffers that the ranks
+share, like gradients in bucket views. Ratio: the time of the fastest other library over that of this row."""
 
 COLUMNS = {
     "size": Column("size", "B", width=10),
@@ -79,16 +79,16 @@ def contenders(ranks: int, seconds: float, folder: Path) -> list[Contender]:
     found = [Contender(OURS[0], ours, {}), Contender(OURS[1], [*ours, "-r"], {})]
     programs: dict[str, Path] = {}  # by ABI
     for name in mpi.installed():
-        place = mpi.find(name)
-        assert place is not None
+        installation = mpi.find(name)
+        assert installation is not None
         abi = mpi.KINDS[name].abi
-        compiler = place.mpirun.parent / "mpicc"
-        env = place.environment()
+        compiler = installation.mpirun.parent / "mpicc"
+        env = installation.environment()
         if compiler.exists():
             programs[abi] = folder / name
             command = [str(compiler), "-O2", "-o", str(programs[abi]), str(HERE / "raw_mpi.c")]
             subprocess.run(command, check=True, env={**os.environ, **env})
-        start = [str(place.mpirun), "-np", str(ranks)]
+        start = [str(installation.mpirun), "-np", str(ranks)]
         if abi in programs:
             found.append(Contender(name, [*start, str(programs[abi]), str(seconds)], env))
         if name == "impi" and ONECCL.exists():
@@ -106,13 +106,13 @@ def contenders(ranks: int, seconds: float, folder: Path) -> list[Contender]:
 def main() -> int:
     parser = command_line(__doc__)
     add = parser.add_argument
-    add("--ranks", type=int, default=2, help="[2]")
-    add("-b", type=byte_count, default=4, metavar="SIZE", help="smallest size [4]")
+    add("--ranks", type=int, default=2, help="number of ranks [2]")
+    add("-b", type=byte_count, default=4, metavar="SIZE", help="smallest size in bytes [4]")
     add("-e", type=byte_count, default=2**28, metavar="SIZE", help="largest size [256M]")
-    add("-f", type=int, default=4, metavar="FACTOR", help="from size to size [4]")
-    add("--turns", type=int, default=5, help="[5]")
-    add("--seconds", type=float, default=0.2, help="for each size, library and turn [0.2]")
-    add("--timeout", type=float, default=120, help="seconds for a turn of one library [120]")
+    add("-f", type=int, default=4, metavar="FACTOR", help="factor between sizes [4]")
+    add("--turns", type=int, default=5, help="runs of each library at each size [5]")
+    add("--seconds", type=float, default=0.2, help="duration of a run in seconds [0.2]")
+    add("--timeout", type=float, default=120, help="time limit of a run in seconds [120]")
     args = parser.parse_args()
 
     record = Record(
@@ -157,15 +157,16 @@ def main() -> int:
 
 
 def is_hopeless(times: dict[str, float], name: str) -> bool:
-    """Whether a library is too slow to continue: libraries that spin lose whole time slices if ranks share a core."""
+    """Whether a library is too slow to measure larger sizes: a library that spins loses whole time slices if ranks
+    share a core."""
     return name not in OURS and times.get(name, math.inf) > HOPELESS * min(times.values())
 
 
 def measure(
     libraries: list[Contender], size: int, turns: int, timeout: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Median microseconds by library, and the share of what copies move in percent where a library says so; without
-    libraries that have failed in every turn."""
+    """Median microseconds by library, and ``copy`` in percent for horoplug's. Libraries that have failed in every turn
+    are missing."""
     times: dict[str, list[float]] = defaultdict(list)
     copies: dict[str, list[float]] = defaultdict(list)
     for _ in range(turns):

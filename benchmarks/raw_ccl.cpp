@@ -4,7 +4,7 @@
 
 #include "raw_timing.h"
 
-// oneCCL's archive for processors calls Intel's tracing library through these pointers; null means that nobody traces.
+// oneCCL's static library for CPUs calls Intel's tracing library through these pointers; null disables tracing.
 #define UNTRACED(name)                            \
   extern "C" void* const __itt_##name##_ptr__3_0; \
   void* const __itt_##name##_ptr__3_0 = nullptr;

@@ -348,7 +348,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="of JSON files")
+    parser.add_argument("folder", type=Path, help="folder with the JSON files")
     parser.add_argument("-o", dest="output", type=Path, required=True, help="the Markdown file")
     args = parser.parse_args()
     figures = packed(load(args.folder))

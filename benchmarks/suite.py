@@ -1,10 +1,11 @@
 """Runs several benchmarks in succession and stores their results as JSON files.
 
     python benchmarks/suite.py short            a few minutes, beside gloo
-    python benchmarks/suite.py full             all that can run here, beside every peer that is installed
+    python benchmarks/suite.py full             every benchmark, beside every peer that is installed
     python benchmarks/suite.py full --only train --report FILE.md
 
-A benchmark whose peer is not installed is left out, and named at the end, as is one that fails.
+A benchmark whose peer is not installed is left out. The summary at the end names benchmarks that were left out or
+failed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Part(NamedTuple):
 
 
 def peers(program: str, name: str, options: str) -> list[Part]:
-    """The same beside every peer in turn: two MPIs cannot share a job, and MPI's ranks spin where gloo's sleep."""
+    """The same benchmark beside each peer, in separate jobs: two MPIs cannot share a job, and MPI's ranks spin where
+    gloo's sleep."""
     all_peers = ["torch-gloo", *(f"mpi4py:{mpi_name}" for mpi_name in mpi.KINDS), "horovod"]
     if program == "train":
         all_peers = ["torch-gloo", "horovod"]
@@ -96,7 +98,7 @@ SUITES = {"tiny": TINY, "short": SHORT, "full": FULL}
 
 
 def missing(part: Part) -> str:
-    """The requirement of the part that this machine lacks; empty if there is none."""
+    """A requirement of the part that this machine lacks; empty if the part can run."""
     words = part.options.split()
     for at in (at for at, word in enumerate(words) if word == "--peer"):
         kind, _, which = words[at + 1].partition(":")
@@ -115,7 +117,7 @@ def run(part: Part, out: Path) -> str:
     try:
         status = subprocess.run(part.command(out), timeout=LIMIT).returncode
     except subprocess.TimeoutExpired:
-        return f"was ended after {LIMIT:.0f} s"
+        return f"stopped after {LIMIT:.0f} s"
     return f"ended with status {status}" if status else ""
 
 
@@ -125,9 +127,14 @@ def main() -> int:
     )
     parser.add_argument("suite", choices=SUITES)
     add = parser.add_argument
-    add("--out", type=Path, default=HERE.parent / "build" / "bench", help="[build/bench]")
-    add("--only", default="", metavar="TEXT", help="parts with this in their name")
-    add("--report", type=Path, metavar="FILE", help="write a page about all records in --out")
+    add(
+        "--out",
+        type=Path,
+        default=HERE.parent / "build" / "bench",
+        help="folder for the JSON files [build/bench]",
+    )
+    add("--only", default="", metavar="TEXT", help="run the benchmarks with TEXT in their name")
+    add("--report", type=Path, metavar="FILE", help="write a page with all records in --out")
     args = parser.parse_args()
     remarks, failed = [], False
     for part in SUITES[args.suite]:

@@ -6,13 +6,13 @@
 All times are microseconds per parameter, medians over the iterations on rank 0:
 
 hooks      the time of the hooks in the backward thread, including their work at the end of backward, without the cost
-           of reading the clock. It must stay below 3 µs.
-backward   the backward pass with the hooks, less that of the same model without them. It has, besides ``hooks``,
-           what autograd needs to call a hook, and whatever the progress thread takes from a busy core.
-finish     ``optimizer.synchronize()`` when every reduction is done already.
+           of reading the clock. The goal is less than 3 µs.
+backward   the time of the backward pass with the hooks minus that of the same model without hooks. Besides ``hooks``,
+           this includes autograd's cost of calling a hook, and the time that the progress thread takes on a busy core.
+finish     the time of ``optimizer.synchronize()`` when all reductions are done.
 
-With ``--cpu`` they are times of the thread on a processor, without what other programs, and horoplug's own progress
-thread, have taken from it: for a machine that is busy, or has too few cores.
+``--cpu`` measures processor time of the thread instead of elapsed time. This excludes the time of other programs and of
+horoplug's progress thread, for a machine that is busy or has too few cores.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ import torch
 from harness.job import command_line, job, options_of, parse
 from harness.record import Column, Record
 
-ABOUT = """What the hooks of horoplug's DistributedOptimizer cost a model of many small parameters, per parameter,
-median over the iterations on rank 0: in the hooks, in the backward pass, and at the end when all is reduced."""
+ABOUT = """The cost of the hooks of horoplug's DistributedOptimizer for a model of many small parameters, per parameter,
+median over the iterations on rank 0: in the hooks, in the backward pass, and in synchronize() when all reductions are
+done."""
 
 COLUMNS = {
     "parameters": Column("parameters", width=10),
@@ -62,7 +63,7 @@ class Stopwatch:
         return timed
 
     def read(self) -> tuple[int, int]:
-        """Nanoseconds and calls since the last time."""
+        """Nanoseconds and calls since the last call of this method."""
         seen, self.total, self.calls = (self.total, self.calls), 0, 0
         return seen
 
@@ -124,7 +125,7 @@ def measure(args: argparse.Namespace, hvd: Any) -> dict[str, float]:
     rows: dict[str, list[float]] = {"hooks": [], "backward": [], "finish": []}
 
     def step() -> int:
-        """Nanoseconds of the end of a step once everything is reduced."""
+        """Wait until all gradients are reduced, then finish the step. Returns the nanoseconds of ``synchronize``."""
         while not all(hvd.poll(handle) for handle, _ in optimizer._handles.values()):
             pass
         start = clock()
@@ -164,10 +165,10 @@ def main() -> int:
     add = parser.add_argument
     add("--parameters", type=int, default=1000, help="number of parameters [1000]")
     add("--elements", type=int, default=64, help="float32 elements in each of them [64]")
-    add("--groups", type=int, default=0, help="reduce them in so many groups [each by itself]")
-    add("--iterations", type=int, default=50, help="[50]")
+    add("--groups", type=int, default=0, help="number of groups of gradients [no groups]")
+    add("--iterations", type=int, default=50, help="number of iterations [50]")
     add("--warm-up", type=int, default=5, help="iterations that are not counted [5]")
-    add("--cpu", action="store_true", help="processor time of the thread")
+    add("--cpu", action="store_true", help="measure processor time of the thread")
     args = parse(parser)
     os.environ["HOROVOD_ELASTIC"] = "1"  # hooks even where there is no other rank
     torch.set_num_threads(1)

@@ -1,22 +1,22 @@
-"""Speed of data-parallel training relative to one process, which perfect scaling would multiply by the number of ranks.
+"""Speed of data-parallel training, compared with the speed of one process times the number of ranks.
 
     python benchmarks/train.py -np 2 --peer torch-gloo
     python benchmarks/train.py -np 2 --model cnn --peer torch-gloo
 
-Same model, same start, same data, one thread per rank; the blocks of steps of those that are compared take turns within
-one run. ``alone`` is rank 0 by itself while the others sleep. ``efficiency`` is samples per second of all ranks over as
-many times the samples per second of the process alone: with as many ranks as cores, what communication and the sharing
-of memory and caches leave of the machine. Variants:
+All variants have the same model, initial parameters and data, and one thread per rank; blocks of steps of the variants
+alternate within one run. ``efficiency`` is the samples per second of all ranks over the number of ranks times the
+samples per second of ``alone``. With one rank per core, it shows the cost of communication and of sharing memory and
+caches. Variants:
 
-alone            no communication, and nobody else computes
-apart            no communication, every rank computes: the upper limit for any reduction on this machine
+alone            no communication; rank 0 trains while the other ranks sleep
+apart            no communication; every rank trains: the upper limit for any reduction on this machine
 horoplug         ``DistributedOptimizer``
 horoplug, views  ``DistributedOptimizer(gradient_as_bucket_view=True)``
 torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
 horovod          Horovod's ``DistributedOptimizer``
 
 Models: ``mlp``, 10.5 M parameters on batches of 64; ``cnn``, batch-normalised, on batches of 32 images of 32x32. The
-check: after a step from the common start, every parameter is what the mean of the ranks' gradients makes of it.
+check: after one step, all parameters equal those of a step with the mean of the ranks' gradients.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from harness.record import Column, Plot, Record
 from torch import nn
 
 ABOUT = """Steps of training (forward, backward, reduction, SGD with momentum) with one thread per rank on synthetic
-data, beside one process alone; efficiency is samples per second of all ranks over as many times those of the process
-alone. MLP: 10.5 M parameters, batches of 64. CNN: batch-normalised, batches of 32 images of 32x32."""
+data, beside one process alone. Efficiency is the samples per second of all ranks over the number of ranks times those
+of the process alone. MLP: 10.5 M parameters, batches of 64. CNN: batch-normalised, batches of 32 images of 32x32."""
 
 COLUMNS = {
     "model": Column("model", width=6),
@@ -163,7 +163,7 @@ def make_data(task: Task, rank: int) -> list[tuple[torch.Tensor, Any]]:
 
 
 def trainers_of(libraries: list[Peer], task: Task, rank: int) -> Iterator[Trainer]:
-    """One for each way to use each library, all with the same start."""
+    """A trainer for each variant of each library, all with the same initial parameters."""
     torch.manual_seed(1)
     start, data = task.model(), make_data(task, rank)
     for library in libraries:
@@ -174,8 +174,8 @@ def trainers_of(libraries: list[Peer], task: Task, rank: int) -> Iterator[Traine
 
 
 def wrong_parameters(hvd: Any, alone: Trainer, trainers: list[Trainer]) -> list[int]:
-    """For each trainer: elements of the parameters, on all ranks together, that its first step has made different from
-    what the mean of all ranks' gradients makes of them. Everyone takes that step, ``alone`` with the mean."""
+    """For each trainer, the number of wrong elements of its parameters after its first step, summed over all ranks.
+    ``alone`` takes the same step with the mean of all ranks' gradients, which gives the correct values."""
     alone.backward()
     for number, parameter in enumerate(alone.parameters):
         grad = parameter.grad
@@ -234,7 +234,7 @@ def main() -> int:
     add = parser.add_argument
     add("--model", action="append", choices=TASKS, help="may be repeated [all]")
     add("--steps", type=int, default=60, help="steps of each variant [60]")
-    add("--blocks", type=int, default=6, help="in which variants take turns [6]")
+    add("--blocks", type=int, default=6, help="blocks of steps that alternate between variants [6]")
     args = parse(parser)
     models = args.model or list(TASKS)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The table of docs/gpu-results.md: what was tested and measured on GPUs, and by which command."""
+"""Updates the table of docs/gpu-results.md, which lists the tests and measurements on GPUs with their commands."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def updated(
     where: str = "",
     found: Mapping[str, str] | None = None,
 ) -> str:
-    """The page ``text`` with the results ``found`` by the command ``how``, by row, and ``where`` it ran.
+    """The page ``text``, updated with results.
 
-    Rows of other commands stay. Rows of this command without a result stay, too, or say that they were not run.
-    ``rows``: all rows of this command, in their order."""
+    ``how``: the command; ``rows``: all its rows, in order; ``where``: the machine that it ran on; ``found``: the
+    results by row. Rows of other commands do not change. Rows of this command without a result keep their old result,
+    or say that they were not run."""
     found = found or {}
     lines = text.rstrip("\n").split("\n")
     mine = [at for at, line in enumerate(lines) if f"| {how} |" in line]
@@ -34,8 +35,8 @@ def updated(
         else old.get(what, f"| {what} | {how} | | {NOT_YET} |")
         for what in rows
     ]
-    place = mine[0] if mine else len(lines)
-    return "\n".join([*others[:place], *new, *others[place:]]) + "\n"
+    first = mine[0] if mine else len(lines)
+    return "\n".join([*others[:first], *new, *others[first:]]) + "\n"
 
 
 def describe() -> str:

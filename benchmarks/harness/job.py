@@ -50,7 +50,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
         script = [sys.executable, str(Path(sys.argv[0]).resolve()), *_without_np(sys.argv[1:])]
         wanted = {_mpi_of(peer) for peer in getattr(args, "peer", [])} - {None}
         if len(wanted) > 1:
-            parser.error("one MPI at a time")
+            parser.error("--peer: two MPIs cannot share a process")
         for name in wanted:
             mpi.start(str(name), args.np, script)
         launcher = [sys.executable, "-c", LAUNCH, "-np", str(args.np)]

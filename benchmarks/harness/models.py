@@ -52,7 +52,7 @@ MODELS: dict[str, Callable[[], list[Shape]]] = {"resnet50": resnet50, "bert-larg
 
 def gradients(model: str) -> list[Shape]:
     """Shapes of a model's gradients, of float32 values, in the order of the backward pass: the last parameter
-    first. ``200x1KiB`` is a model of 200 tensors of 1 KiB. ValueError if there is no such model."""
+    first. ``200x1KiB`` is a model of 200 tensors of 1 KiB. Raises ValueError for an unknown model."""
     if model in MODELS:
         return MODELS[model]()[::-1]
     uniform = re.fullmatch(r"(\d+)x(\d+[KMG]?)(iB|B)?", model)

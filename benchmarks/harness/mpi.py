@@ -77,7 +77,7 @@ def installed() -> list[str]:
 
 def start(name: str, ranks: int, script: list[str]) -> None:
     """Replace this process by ``mpirun -np ranks script`` of the MPI of that name (empty: the first that is installed),
-    all on this machine. SystemExit with one line if there is none."""
+    with all ranks on this machine. Raises SystemExit with one line if that MPI is not installed."""
     found = find(name or next(iter(installed()), "openmpi"))
     if found is None:
         raise SystemExit(f"no {name or 'MPI'} is installed here: make mpi")

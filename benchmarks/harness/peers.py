@@ -1,6 +1,6 @@
 """The libraries that a benchmark can measure, horoplug and its peers, behind one interface.
 
-``prepare(case)`` gives an input and what runs the case's collective on it.
+``prepare(case)`` returns an input and a function that runs the collective of the case on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Case:
 
 
 def partner_of(rank: int, size: int) -> int:
-    """The other rank of a pair; SystemExit if there is none."""
+    """The other rank of a pair. Raises SystemExit for an odd number of ranks."""
     if size % 2:
         raise SystemExit(f"sendrecv needs an even number of ranks, not {size}")
     return rank ^ 1
@@ -83,7 +83,7 @@ class Peer:
         raise NotImplementedError
 
     def prepare(self, case: Case) -> Prepared:
-        """Raise SystemExit if the library does not support the case."""
+        """Create the input and the operation of a case. Raises SystemExit if the library does not support it."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class Mpi4py(Peer):
 
 
 class Horovod(Peer):
-    """Horovod on tensors of torch, where one is installed that was built with MPI: mpirun starts it."""
+    """Horovod on PyTorch tensors. It must have been built with MPI; mpirun starts the ranks."""
 
     name = "horovod"
     needs_mpi = True
@@ -250,7 +250,7 @@ PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (TorchGloo, Mpi4py, 
 
 
 def as_tensor(torch: Any, x: np.ndarray) -> Any:
-    """The same memory as a tensor. Types that torch does not take from NumPy, such as bfloat16, have their names in
-    common."""
+    """A tensor in the memory of an array. Dtypes that PyTorch does not accept from NumPy, such as bfloat16, have the
+    same names in both."""
     bits = x if x.dtype.kind in "biuf" else x.view(f"i{x.dtype.itemsize}")
     return torch.from_numpy(bits).view(getattr(torch, x.dtype.name))
