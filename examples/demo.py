@@ -29,20 +29,20 @@ def run(title: str, command: list[str]) -> dict:
 
 
 def rate(summary: dict) -> float:
-    """Images per second, all processes together, in the best epoch: the first one also warms up."""
+    """Images per second of all processes in the fastest epoch, because the first epoch includes the warm-up."""
     return max(epoch["images_per_second"] for epoch in summary["epochs"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-np", type=int, default=2, dest="count", help="processes")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("-np", type=int, default=2, dest="count", help="number of processes")
+    parser.add_argument("--epochs", type=int, default=2, help="passes over the training data")
     args = parser.parse_args()
 
     train = [sys.executable, str(TRAIN.relative_to(ROOT))]
     launch = [sys.executable, "-m", "horoplug.runner", "-np", str(args.count)]
-    # One thread for each process, which compares one process on one core with several processes on as many cores.
-    many = run(
+    # One thread for each process: the speed-up is that of several cores over one core.
+    several = run(
         f"on {args.count} processes",
         [*launch, *train, "--threads", "1", "--epochs", str(args.epochs)],
     )
@@ -51,8 +51,8 @@ def main() -> None:
         [*train, "--threads", "1", "--epochs", "2", "--max-samples", "10000"],
     )
     print(
-        f"--- {args.count} processes: {rate(many):,.0f} images/s; 1 process: {rate(one):,.0f} images/s; "
-        f"speed-up {rate(many) / rate(one):.2f} (one core per process)"
+        f"--- {args.count} processes: {rate(several):,.0f} images/s; 1 process: {rate(one):,.0f} images/s; "
+        f"speed-up {rate(several) / rate(one):.2f} (one core per process)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks the include graph of the C++ core: arrows between layers point down only, and headers form no circle.
+"""Checks the include graph of the C++ core: a file includes only lower layers, and headers do not form a cycle.
 
     python scripts/check_layers.py
 

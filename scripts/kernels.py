@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compiles the GPU kernels with nvcc into horoplug/kernels.fatbin, for machines that have no NVRTC.
 
-The options are NVRTC's (csrc/device/cuda/jit/compile.cc), and so are the results' bits. The file begins with a header
-by which the core knows that it is whole and of the same source (csrc/device/cuda/jit/kernel_file.h)."""
+The options are those with which the core calls NVRTC (csrc/device/cuda/jit/compile.cc), so that the results have the
+same bits. By the file's header (csrc/device/cuda/jit/kernel_file.h) the core checks that the file is complete and was
+made from the same source."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ SOURCES = ROOT / "csrc" / "device" / "cuda" / "kernels"
 FILE = ROOT / "horoplug" / "kernels.fatbin"
 
 OPTIONS = ["--std=c++17", "--fmad=false"]
-# Code for one is good for later ones of the same major version, too; PTX for the oldest is for all others.
+# Code for an architecture also runs on later ones of the same major version. PTX of the oldest serves all others.
 ARCHS = (70, 75, 80, 86, 89, 90, 100, 120)
-OLDEST = 12000  # as the core's oldest driver
+OLDEST = 12000  # the CUDA version of the oldest driver that the core supports
 
 HEADER = struct.Struct("<8sQQQii14i")
 MAGIC = b"hpfatbi1"
@@ -39,7 +40,7 @@ def fnv(*texts: bytes) -> int:
 
 
 def source_key() -> int:
-    """The core's source_key()."""
+    """The hash of the source, equal to the core's source_key()."""
     files = [
         SOURCES / "kernels.cu",
         ROOT / "csrc" / "include" / "horoplug" / "dtypes.def",
@@ -49,13 +50,14 @@ def source_key() -> int:
 
 
 def pack(code: bytes, version: int, archs: Iterable[int], ptx: int) -> bytes:
-    """The whole file. ``version``: nvcc's, 12040 is 12.4; ``archs`` and ``ptx``: what it is for, 75 is sm_75."""
+    """The contents of the kernel file. ``version``: of nvcc, 12040 for 12.4; ``archs`` and ``ptx``: the architectures
+    of the machine code and of the PTX, 75 for sm_75."""
     slots = [*archs, *[0] * 14][:14]
     return HEADER.pack(MAGIC, source_key(), len(code), fnv(code), version, ptx, *slots) + code
 
 
 def find_nvcc() -> str:
-    """Path of the compiler; SystemExit if there is none."""
+    """Path of the compiler. Raises SystemExit if it is not found."""
     home = os.environ.get("CUDA_HOME")
     path = f"{home}/bin" if home else f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
     found = shutil.which("nvcc", path=path)
@@ -65,7 +67,7 @@ def find_nvcc() -> str:
 
 
 def ask(nvcc: str, option: str) -> str:
-    """What the compiler answers to an option."""
+    """The compiler's output for an option. Raises SystemExit if it fails."""
     done = subprocess.run([nvcc, option], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{nvcc} {option} fails: {(done.stderr or done.stdout).strip()}")
@@ -73,7 +75,7 @@ def ask(nvcc: str, option: str) -> str:
 
 
 def version_of(nvcc: str) -> int:
-    """Of the compiler, 12040 being 12.4; SystemExit if it is too old."""
+    """The compiler's version, 12040 for 12.4. Raises SystemExit if it is too old."""
     found = re.search(r"release (\d+)\.(\d+)", ask(nvcc, "--version"))
     version = 1000 * int(found[1]) + 10 * int(found[2]) if found else 0
     if version < OLDEST:
@@ -82,7 +84,8 @@ def version_of(nvcc: str) -> int:
 
 
 def archs_of(nvcc: str, wanted: list[int]) -> list[int]:
-    """Those to compile for: what is wanted, by default all of ARCHS that the compiler knows."""
+    """The architectures to compile for: those in ``wanted``, by default all of ARCHS that the compiler supports. Raises
+    SystemExit if the compiler lacks one."""
     known = {int(arch) for arch in re.findall(r"^sm_(\d+)$", ask(nvcc, "--list-gpu-code"), re.M)}
     unknown = [str(arch) for arch in wanted if arch not in known]
     if unknown:
@@ -94,7 +97,7 @@ def archs_of(nvcc: str, wanted: list[int]) -> list[int]:
 
 
 def compile_kernels(nvcc: str, archs: list[int]) -> bytes:
-    """Machine code for each of these, and PTX for the first, as one fatbin."""
+    """Machine code for each architecture, and PTX for the first one, as one fatbin."""
     targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs[1:]]
     first = archs[0]
     targets.append(f"-gencode=arch=compute_{first},code=[sm_{first},compute_{first}]")
@@ -113,14 +116,16 @@ def compile_kernels(nvcc: str, archs: list[int]) -> bytes:
         ]
         done = subprocess.run(command, check=False)
         if done.returncode != 0:
-            raise SystemExit("nvcc cannot compile the kernels: see above")
+            raise SystemExit("nvcc cannot compile the kernels: see its messages above")
         return made.read_bytes()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--archs", default="", help="75,90; by default all of " + str(ARCHS))
-    parser.add_argument("--out", type=Path, default=FILE)
+    parser.add_argument(
+        "--archs", default="", help=f"architectures, such as 75,90; by default all of {ARCHS}"
+    )
+    parser.add_argument("--out", type=Path, default=FILE, help="path of the file [%(default)s]")
     arguments = parser.parse_args()
     nvcc = find_nvcc()
     version = version_of(nvcc)
@@ -131,7 +136,7 @@ def main() -> None:
         flush=True,
     )
     content = pack(compile_kernels(nvcc, archs), version, archs, archs[0])
-    # Under another name first: who reads it has all of it or nothing.
+    # Written under another name first, so that a reader never sees an incomplete file.
     partial = arguments.out.with_name(f"{arguments.out.name}.{os.getpid()}")
     partial.write_bytes(content)
     partial.replace(arguments.out)

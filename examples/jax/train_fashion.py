@@ -3,8 +3,9 @@
     python examples/jax/train_fashion.py                         # one process
     horovodrun -np 2 python examples/jax/train_fashion.py        # on two processes
 
-The script is the same for both. What makes it distributed are the five lines marked (1) to (5), and that each process
-takes its share of the images. Fashion-MNIST is Debian's package dataset-fashion-mnist, or its four files in --data-dir.
+The script is the same for both. Five lines, marked (1) to (5), make it distributed, and each process trains on its
+share of the images. The data are Fashion-MNIST, from Debian's package dataset-fashion-mnist or from four files in
+--data-dir.
 """
 
 import argparse
@@ -25,8 +26,8 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array of bytes from a gzipped IDX file: a magic number with the count of dimensions, the dimensions as
-    big-endian int32, the bytes."""
+    """Read an array of bytes from a gzipped IDX file, which consists of a magic number with the number of dimensions,
+    the dimensions as big-endian int32, and the bytes."""
     content = gzip.decompress(path.read_bytes())
     dimensions = content[3]
     shape = np.frombuffer(content, ">i4", dimensions, offset=4)
@@ -71,12 +72,12 @@ def loss_of(params: list[dict[str, Any]], images: jax.Array, labels: jax.Array) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one process")
-    parser.add_argument("--data-dir", type=Path, default=DEBIAN)
+    parser.add_argument("--data-dir", type=Path, default=DEBIAN, help="folder of Fashion-MNIST")
     parser.add_argument("--max-samples", type=int, help="maximum number of training images")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random numbers")
     args = parser.parse_args()
 
     hvd.init()  # (1) join the job
@@ -108,7 +109,7 @@ def main() -> None:
 
     say = print if hvd.rank() == 0 else lambda *_, **__: None
     say(f"{len(labels)} images of Fashion-MNIST, {hvd.size()} process(es)", flush=True)
-    # All processes use the same shuffle. Each takes its part of it, and the same number of batches.
+    # All processes shuffle the images in the same way. Each trains on its share, in the same number of batches.
     share = len(labels) // hvd.size()
     mine = slice(hvd.rank(), len(test_labels) // hvd.size() * hvd.size(), hvd.size())
     for epoch in range(args.epochs):

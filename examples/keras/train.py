@@ -1,11 +1,11 @@
-"""Train a small convolutional network on Fashion-MNIST with Keras, on one process or several, with any of its backends.
+"""Train a small convolutional network on Fashion-MNIST with any Keras backend, on one process or several.
 
     python examples/keras/train.py                                                # one process
     KERAS_BACKEND=torch horovodrun -np 2 python examples/keras/train.py           # two processes; also tensorflow, jax
 
-The script is the same for all of them. What makes it distributed are the five lines marked (1) to (5), and that each
-process takes its share of the images. Without Fashion-MNIST (Debian's package dataset-fashion-mnist, or its four files
-in --data-dir) it trains on the handwritten digits that come with scikit-learn.
+The script is the same for all of them. Five lines, marked (1) to (5), make it distributed, and each process trains on
+its share of the images. The data are Fashion-MNIST, from Debian's package dataset-fashion-mnist or from four files in
+--data-dir. Without these files, the script uses the handwritten digits that come with scikit-learn.
 """
 
 import argparse
@@ -21,8 +21,8 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array of bytes from a gzipped IDX file: two bytes 0, one 8, the count of dimensions, the dimensions as
-    big-endian int32, the bytes."""
+    """Read an array of bytes from a gzipped IDX file, which consists of a magic number with the number of dimensions,
+    the dimensions as big-endian int32, and the bytes."""
     content = gzip.decompress(path.read_bytes())
     shape = np.frombuffer(content, ">i4", content[3], offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
@@ -64,12 +64,12 @@ def network(side: int) -> keras.Model:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64, help="of each process")
-    parser.add_argument("--lr", type=float, default=0.002, help="of one process")
-    parser.add_argument("--max-samples", type=int, help="maximum number of images")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the training images")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one process")
+    parser.add_argument("--max-samples", type=int, help="maximum number of training images")
     parser.add_argument("--data-dir", type=Path, help="folder with the files of (Fashion-)MNIST")
-    parser.add_argument("--save", type=Path, help="where to save the model, such as model.keras")
+    parser.add_argument("--save", type=Path, help="file for the trained model, such as model.keras")
     args = parser.parse_args()
 
     hvd.init()  # (1)

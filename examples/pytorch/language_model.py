@@ -1,11 +1,11 @@
-"""Train a small transformer to write text, character by character, on one process or on many.
+"""Train a small transformer to write text, character by character, on one process or several.
 
-    python examples/pytorch/language_model.py                         # alone
+    python examples/pytorch/language_model.py                         # one process
     horovodrun -np 2 python examples/pytorch/language_model.py        # on two processes
 
-The text is Python's own reference, which ``help()`` shows and which comes with every Python; --text takes another.
+The text is Python's reference, which ``help()`` shows and which comes with every Python; --text selects another file.
 Besides the usual five lines (see train.py) the script shows a learning rate with warm-up, clipping of the averaged
-gradients, gradients that are sent as 16-bit numbers, and a checkpoint from which training continues.
+gradients, compression of gradients to 16 bits, and a checkpoint from which training continues.
 """
 
 import argparse
@@ -30,7 +30,7 @@ except ImportError:  # then without a progress bar
 
 @dataclass
 class Text:
-    """A text as numbers of characters, int64 of shape (length,): the larger part to train on, the end to test with."""
+    """A text as indices into its alphabet, int64 of shape (length,). The last tenth is used for validation."""
 
     alphabet: str
     train: torch.Tensor
@@ -48,7 +48,7 @@ def load(path: Path | None, limit: int) -> Text:
         try:
             from pydoc_data.topics import topics
         except ImportError:
-            raise SystemExit("This Python lacks its reference: give a text with --text.") from None
+            raise SystemExit("This Python lacks its reference: pass a file with --text.") from None
         content = "\n".join(topics[name] for name in sorted(topics))
     content = content[:limit] if limit else content
     alphabet = "".join(sorted(set(content)))
@@ -59,8 +59,8 @@ def load(path: Path | None, limit: int) -> Text:
 
 
 class Transformer(nn.Module):
-    """Takes characters, int64 of shape (count, length), and gives scores of what follows each, of shape (count, length,
-    characters). A character sees those before it only."""
+    """Maps sequences of characters, int64 of shape (count, length), to scores of the next character, of shape (count,
+    length, characters). The attention is causal: a position depends on earlier positions only."""
 
     def __init__(self, characters: int, context: int, width: int, layers: int) -> None:
         super().__init__()
@@ -93,19 +93,22 @@ class Transformer(nn.Module):
         return self.scores(self.norm(x))
 
 
-def pieces(text: torch.Tensor, length: int, seed: int | None = None) -> torch.Tensor:
-    """This process's share of a text, of shape (count, length + 1): inputs, and the same one place further on. With a
-    seed, cut somewhere else and shuffled, the same way on all processes. Every process gets as many as the others."""
-    chosen = torch.Generator().manual_seed(seed or 0)
-    start = 0 if seed is None else int(torch.randint(length, (), generator=chosen))
-    cut = text[start:].unfold(0, length + 1, length)
+def sequences(text: torch.Tensor, length: int, seed: int | None = None) -> torch.Tensor:
+    """This process's share of the training sequences of a text, of shape (count, length + 1). The first ``length``
+    characters of a sequence are the input, the last ``length`` are the targets.
+
+    With a seed, the sequences start at a random offset and are shuffled, in the same way on all processes. All
+    processes get the same number of sequences."""
+    random = torch.Generator().manual_seed(seed or 0)
+    start = 0 if seed is None else int(torch.randint(length, (), generator=random))
+    found = text[start:].unfold(0, length + 1, length)
     if seed is not None:
-        cut = cut[torch.randperm(len(cut), generator=chosen)]
-    return cut[: len(cut) - len(cut) % hvd.size()][hvd.rank() :: hvd.size()]
+        found = found[torch.randperm(len(found), generator=random)]
+    return found[: len(found) - len(found) % hvd.size()][hvd.rank() :: hvd.size()]
 
 
-def loss_of(model: nn.Module, part: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
+def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
 def total(*values: float) -> list[float]:
@@ -114,13 +117,13 @@ def total(*values: float) -> list[float]:
 
 
 def validate(model: Transformer, text: Text) -> float:
-    """Bits per character on text that was not trained on; each process looks at some of it."""
+    """Bits per character on the validation text; each process evaluates its share of the sequences."""
     model.eval()
     loss_sum, seen = 0.0, 0
     with torch.no_grad():
-        for part in pieces(text.validation, model.context).split(64):
-            loss_sum += loss_of(model, part).item() * len(part)
-            seen += len(part)
+        for batch in sequences(text.validation, model.context).split(64):
+            loss_sum += loss_of(model, batch).item() * len(batch)
+            seen += len(batch)
     all_loss, all_seen = total(loss_sum, seen)
     return all_loss / all_seen / math.log(2)
 
@@ -139,7 +142,7 @@ def write(model: Transformer, text: Text, start: str, length: int) -> str:
     with torch.no_grad():
         for _ in range(length):
             scores = model(torch.tensor([written[-model.context :]]))[0, -1]
-            likely = F.softmax(scores / 0.8, dim=0)  # a little bolder than it has learned
+            likely = F.softmax(scores / 0.8, dim=0)  # a temperature of 0.8
             written.append(int(torch.multinomial(likely, 1, generator=chosen)))
     return text.decode(torch.tensor(written))
 
@@ -154,32 +157,31 @@ def train(
     """One pass over the text; returns bits per character, and characters per second of all processes."""
     model.train()
     loss_sum, seen, started = 0.0, 0, time.perf_counter()
-    steps = list(pieces(text.train, args.context, args.seed + epoch).split(args.batch_size))
+    steps = list(sequences(text.train, args.context, args.seed + epoch).split(args.batch_size))
     highest = args.lr * math.sqrt(hvd.size())
     shown: Iterable[torch.Tensor] = steps
     if tqdm is not None and hvd.rank() == 0:
         shown = tqdm(steps, desc=f"epoch {epoch + 1}/{args.epochs}", unit="batch", leave=False)
-    for place, part in enumerate(shown):
-        now = epoch * len(steps) + place
+    for step, batch in enumerate(shown, epoch * len(steps)):
         for group in optimizer.param_groups:
-            group["lr"] = highest * schedule(now, args.warmup_steps, args.epochs * len(steps))
+            group["lr"] = highest * schedule(step, args.warmup_steps, args.epochs * len(steps))
         optimizer.zero_grad()
-        loss = loss_of(model, part)
+        loss = loss_of(model, batch)
         loss.backward()
         # Clipping applies to the averaged gradients: wait for them here, and skip the wait in step().
         optimizer.synchronize()
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         with optimizer.skip_synchronize():
             optimizer.step()
-        loss_sum += loss.item() * len(part)
-        seen += len(part)
+        loss_sum += loss.item() * len(batch)
+        seen += len(batch)
     rate = seen * args.context / (time.perf_counter() - started)
     all_loss, all_seen, all_rate = total(loss_sum, seen, rate)
     return {"bits": all_loss / all_seen / math.log(2), "rate": all_rate}
 
 
 def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load a checkpoint, if there is one. Returns the number of its epochs."""
+    """Load a checkpoint, if there is one. Returns the number of epochs that were trained before it."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -192,7 +194,7 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epochs:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epochs}
     new = path.with_name(path.name + ".new")
     torch.save(state, new)
-    os.replace(new, path)  # a complete checkpoint exists at any time
+    os.replace(new, path)  # so that the file is always a complete checkpoint
 
 
 def main(arguments: list[str] | None = None) -> Transformer:
@@ -200,21 +202,27 @@ def main(arguments: list[str] | None = None) -> Transformer:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=16, help="pieces per process and step")
-    parser.add_argument("--context", type=int, default=64, help="characters of a piece")
-    parser.add_argument("--width", type=int, default=64, help="of the model; a multiple of 4")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate of one process")
-    parser.add_argument("--warmup-steps", type=int, default=50)
-    parser.add_argument("--clip", type=float, default=1.0, help="norm of the gradient at most")
-    parser.add_argument("--compression", choices=["none", "fp16", "bf16"], default="none")
-    parser.add_argument("--text", type=Path, help="a file to learn from, in UTF-8")
-    parser.add_argument("--max-characters", type=int, default=0, help="of the text; 0: all")
-    parser.add_argument("--checkpoint", type=Path, help="written each epoch; goes on from it")
-    parser.add_argument("--sample", type=int, default=300, help="characters to write at the end")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, help="per process; default: its share of the cores")
+    add = parser.add_argument
+    add("--epochs", type=int, default=4, help="passes over the text")
+    add("--batch-size", type=int, default=16, help="sequences per process and step")
+    add("--context", type=int, default=64, help="characters in a sequence")
+    add("--width", type=int, default=64, help="width of the model; a multiple of 4")
+    add("--layers", type=int, default=2, help="layers of the model")
+    add("--lr", type=float, default=3e-3, help="learning rate of one process")
+    add("--warmup-steps", type=int, default=50, help="steps in which the learning rate rises")
+    add("--clip", type=float, default=1.0, help="maximum norm of the gradients")
+    add(
+        "--compression",
+        choices=["none", "fp16", "bf16"],
+        default="none",
+        help="dtype in which gradients are sent",
+    )
+    add("--text", type=Path, help="file with the text in UTF-8; default: Python's reference")
+    add("--max-characters", type=int, default=0, help="maximum length of the text; 0: all of it")
+    add("--checkpoint", type=Path, help="file to save each epoch in and to continue from")
+    add("--sample", type=int, default=300, help="number of characters to write at the end")
+    add("--seed", type=int, default=1, help="seed of all random numbers")
+    add("--threads", type=int, help="threads per process; default: its share of the cores")
     args = parser.parse_args(arguments)
 
     hvd.init()
@@ -238,7 +246,7 @@ def main(arguments: list[str] | None = None) -> Transformer:
         named_parameters=model.named_parameters(),
         compression=getattr(hvd.Compression, args.compression),
     )
-    # Only rank 0 has read the checkpoint; the others get its contents from rank 0.
+    # Only rank 0 has read the checkpoint, and broadcasts its contents to the other ranks.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     epochs_seen = hvd.broadcast_object(epochs_seen, root_rank=0)

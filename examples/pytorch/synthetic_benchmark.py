@@ -1,9 +1,9 @@
-"""Measure how many images per second a ResNet-50 trains on. The images are synthetic, so that only training counts.
+"""Measure how many images per second a ResNet-50 trains on, with synthetic images.
 
     horovodrun -np 2 python examples/pytorch/synthetic_benchmark.py --batch-size 8 --num-iters 3   # minutes on a CPU
-    python examples/pytorch/synthetic_benchmark.py --model tiny --image-size 32                    # seconds, alone
+    python examples/pytorch/synthetic_benchmark.py --model tiny --image-size 32                    # seconds on a CPU
 
-The model is built here, so that PyTorch is all that is needed. Options and figures are those of Horovod's benchmark.
+The script defines the model itself and needs only PyTorch. Options and figures are those of Horovod's benchmark.
 """
 
 import argparse
@@ -33,7 +33,7 @@ CLASSES = 1000
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the size (but for the stride), and batch normalisation."""
+    """A convolution that changes the size by its stride only, and batch normalisation."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
         nn.BatchNorm2d(outputs),
@@ -41,7 +41,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.S
 
 
 class Bottleneck(nn.Module):
-    """A residual block: to ``width`` channels, a convolution there, and out to four times as many."""
+    """A residual block: a 1x1 convolution to ``width`` channels, a 3x3 one, and a 1x1 one to ``4 * width`` channels."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -60,8 +60,8 @@ class Bottleneck(nn.Module):
 
 
 def resnet(width: int, blocks: tuple[int, ...]) -> nn.Sequential:
-    """Takes images (count, 3, side, side) and gives (count, 1000) class scores. A stage halves the side, except for the
-    first, and doubles the channels."""
+    """A network that maps images (count, 3, side, side) to class scores (count, 1000). Each stage except the first
+    halves the side and doubles the number of channels."""
     layers: list[nn.Module] = [
         convolution(3, width, 7, 2),
         nn.ReLU(inplace=True),
@@ -93,19 +93,18 @@ def main() -> None:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     narrow = parser.add_mutually_exclusive_group()
-    narrow.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
-    narrow.add_argument(
-        "--bf16-allreduce", action="store_true", help="gradients travel as bfloat16"
-    )
-    parser.add_argument("--model", choices=MODELS, default="resnet50")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per process and step")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels of a side")
-    parser.add_argument("--num-warmup-batches", type=int, default=10, help="not counted")
-    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="batches per figure")
-    parser.add_argument("--num-iters", type=int, default=10, help="figures")
-    parser.add_argument("--use-adasum", action="store_true", help="combine gradients with Adasum")
-    parser.add_argument("--no-cuda", action="store_true", help="accepted: the CPU is used anyway")
-    parser.add_argument("--threads", type=int, help="per process; default: its share of the cores")
+    narrow.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
+    narrow.add_argument("--bf16-allreduce", action="store_true", help="send gradients as bfloat16")
+    add = parser.add_argument
+    add("--model", choices=MODELS, default="resnet50", help="the model to train")
+    add("--batch-size", type=int, default=32, help="images per process and step")
+    add("--image-size", type=int, default=224, help="height and width of the images in pixels")
+    add("--num-warmup-batches", type=int, default=10, help="batches that are not timed")
+    add("--num-batches-per-iter", type=int, default=10, help="batches per timed iteration")
+    add("--num-iters", type=int, default=10, help="number of timed iterations")
+    add("--use-adasum", action="store_true", help="combine gradients with Adasum")
+    add("--no-cuda", action="store_true", help="accepted and ignored: the CPU is always used")
+    add("--threads", type=int, help="threads per process; default: its share of the cores")
     args = parser.parse_args()
 
     hvd.init()

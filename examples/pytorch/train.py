@@ -1,11 +1,11 @@
-"""Train a small convolutional network on Fashion-MNIST, on one process or on many.
+"""Train a small convolutional network on Fashion-MNIST, on one process or several.
 
-    python examples/pytorch/train.py                         # alone
+    python examples/pytorch/train.py                         # one process
     horovodrun -np 2 python examples/pytorch/train.py        # on two processes
 
-The script is the same for both. What makes it distributed are the five lines marked (1) to (5), and that each process
-takes its share of the images. Without Fashion-MNIST (Debian's package dataset-fashion-mnist, or its four files in
---data-dir) it trains on the handwritten digits that come with scikit-learn.
+The script is the same for both. Five lines, marked (1) to (5), make it distributed, and each process trains on its
+share of the images. The data are Fashion-MNIST, from Debian's package dataset-fashion-mnist or from four files in
+--data-dir. Without these files, the script uses the handwritten digits that come with scikit-learn.
 """
 
 import argparse
@@ -54,11 +54,11 @@ class Data:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array of bytes from a gzipped IDX file: a magic number with the count of dimensions, the dimensions as
-    big-endian int32, the bytes. Raises ValueError for anything else."""
+    """Read an array of bytes from a gzipped IDX file, which consists of a magic number with the number of dimensions,
+    the dimensions as big-endian int32, and the bytes. Raises ValueError for another format."""
     content = gzip.decompress(path.read_bytes())
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} is no IDX file of bytes")
+        raise ValueError(f"{path} is not an IDX file of bytes")
     dimensions = content[3]
     shape = np.frombuffer(content, ">i4", dimensions, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
@@ -79,7 +79,8 @@ def digits() -> Data:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
         raise SystemExit(
-            "No data: install Debian's dataset-fashion-mnist, give its files with --data-dir, or install scikit-learn."
+            "No data: install Debian's dataset-fashion-mnist, pass the folder of its files with --data-dir, or install "
+            "scikit-learn."
         ) from None
     found = load_digits()
     images = torch.from_numpy(found.images.astype(np.float32) / 16).unsqueeze(1)
@@ -90,7 +91,7 @@ def digits() -> Data:
 
 
 def load(folder: Path | None, limit: int) -> Data:
-    """The first ``limit`` images (0: all)."""
+    """Load the images and labels; ``limit``: maximum number of training images (0: all)."""
     if folder is None and DEBIAN.is_dir():
         folder = DEBIAN
     data = digits() if folder is None else fashion_mnist(folder)
@@ -100,7 +101,7 @@ def load(folder: Path | None, limit: int) -> Data:
 
 
 class Network(nn.Module):
-    """Two convolutions and two linear layers; takes (count, 1, side, side) and gives (count, 10) class scores."""
+    """Two convolutions and two linear layers; maps images (count, 1, side, side) to class scores (count, 10)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,8 +118,8 @@ class Network(nn.Module):
 
 
 def batches(count: int, size: int, seed: int) -> Iterator[torch.Tensor]:
-    """Indices of this process's batches: its share of a shuffle that is the same on all processes. Every process gets
-    as many batches, and as many images, as the others."""
+    """Indices of this process's batches. All processes shuffle the images in the same way, and get the same number of
+    batches and images."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     share = order[: count - count % hvd.size()][hvd.rank() :: hvd.size()]
     return iter(share.split(size))
@@ -130,7 +131,7 @@ def total(*values: float) -> list[float]:
 
 
 def test(model: nn.Module, data: Data) -> float:
-    """Share of the test images that are classified correctly; each process looks at some of them."""
+    """Share of the test images that are classified correctly; each process evaluates a part of them."""
     model.eval()
     mine = slice(hvd.rank(), None, hvd.size())
     with torch.no_grad():
@@ -170,20 +171,21 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one process")
-    parser.add_argument("--data-dir", type=Path, help="folder with the four files of Fashion-MNIST")
-    parser.add_argument("--max-samples", type=int, default=0, help="train on so many images only")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, help="per process; default: its share of the cores")
-    parser.add_argument("--gpu", action="store_true", help="train on GPUs")
-    parser.add_argument("--json", action="store_true", help="end with a line of JSON")
+    add = parser.add_argument
+    add("--epochs", type=int, default=3, help="passes over the training images")
+    add("--batch-size", type=int, default=64, help="images per process and step")
+    add("--lr", type=float, default=0.02, help="learning rate of one process")
+    add("--data-dir", type=Path, help="folder with the four files of Fashion-MNIST")
+    add("--max-samples", type=int, default=0, help="maximum number of training images; 0: all")
+    add("--seed", type=int, default=1, help="seed of all random numbers")
+    add("--threads", type=int, help="threads per process; default: its share of the cores")
+    add("--gpu", action="store_true", help="train on GPUs")
+    add("--json", action="store_true", help="print the results as a line of JSON at the end")
     args = parser.parse_args()
 
     hvd.init()  # (1) join the other processes
 
-    # On GPUs, each process has its own, as long as there are enough.
+    # Each process uses its own GPU, if the host has enough of them.
     device = torch.device("cpu")
     if args.gpu:
         device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())

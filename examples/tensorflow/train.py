@@ -3,8 +3,9 @@
     python examples/tensorflow/train.py                         # one process
     horovodrun -np 2 python examples/tensorflow/train.py        # on two processes
 
-The script is the same for both. What makes it distributed are the five lines marked (1) to (5), and that each process
-takes its share of the images. The data are Debian's package dataset-fashion-mnist, or its four files in --data-dir.
+The script is the same for both. Five lines, marked (1) to (5), make it distributed, and each process trains on its
+share of the images. The data are Fashion-MNIST, from Debian's package dataset-fashion-mnist or from four files in
+--data-dir.
 """
 
 import argparse
@@ -24,8 +25,8 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array of bytes from a gzipped IDX file: a magic number with the count of dimensions, the dimensions as
-    big-endian int32, the bytes."""
+    """Read an array of bytes from a gzipped IDX file, which consists of a magic number with the number of dimensions,
+    the dimensions as big-endian int32, and the bytes."""
     content = gzip.decompress(path.read_bytes())
     dimensions = content[3]
     shape = np.frombuffer(content, ">i4", dimensions, offset=4)
@@ -36,7 +37,7 @@ def load(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     """Images, float32 of shape (count, 28, 28, 1) in 0..1, and their classes, int64 of shape (count,), 0..9."""
     if not folder.is_dir():
         raise SystemExit(
-            "No data: install Debian's dataset-fashion-mnist, or give its files with --data-dir."
+            "No data: install Debian's dataset-fashion-mnist, or pass the folder of its files with --data-dir."
         )
     images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")
     labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
@@ -60,8 +61,8 @@ def network() -> tf.keras.Model:
 
 
 def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Indices of this process's batches: its part of a shuffle that is the same on all processes. All processes get the
-    same number of batches."""
+    """Indices of this process's batches. All processes shuffle the images in the same way, and get the same number of
+    batches."""
     order = np.random.default_rng(seed).permutation(count)
     share = order[: count - count % hvd.size()][hvd.rank() :: hvd.size()]
     return (share[start : start + size] for start in range(0, len(share) - size + 1, size))
@@ -69,13 +70,13 @@ def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one process")
-    parser.add_argument("--data-dir", type=Path, default=DEBIAN)
+    parser.add_argument("--data-dir", type=Path, default=DEBIAN, help="folder of Fashion-MNIST")
     parser.add_argument("--max-samples", type=int, help="maximum number of training images")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print the result as a line of JSON")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random numbers")
+    parser.add_argument("--json", action="store_true", help="print the results as a line of JSON")
     args = parser.parse_args()
 
     hvd.init()  # (1) join the job

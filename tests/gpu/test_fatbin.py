@@ -139,7 +139,7 @@ def test_failing_compiler_is_an_error(tmp_path):
     out = tmp_path / "out"
     out.write_text("before")
     done = compile_kernels(out, path=tmp_path)
-    assert done.stderr == "no\nnvcc cannot compile the kernels: see above\n"
+    assert done.stderr == "no\nnvcc cannot compile the kernels: see its messages above\n"
     assert out.read_text() == "before"
 
 

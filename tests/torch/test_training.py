@@ -177,7 +177,7 @@ def test_example_refuses_other_files(tmp_path):
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"something else"))
     (done,) = run_script(TRAIN, "--data-dir", str(tmp_path))
     assert done.returncode != 0
-    assert "no IDX file" in done.stderr
+    assert "not an IDX file" in done.stderr
 
 
 def test_example_trains_on_digits(monkeypatch):
