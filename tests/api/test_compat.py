@@ -53,7 +53,7 @@ for name, target in MODULES.items():
     try:
         module = importlib.import_module(name)
     except ImportError:
-        assert name == "horovod.torch.sync_batch_norm"  # if it is not there, it is not there under both names
+        assert name == "horovod.torch.sync_batch_norm"  # if it is missing, it is missing under both names
         continue
     assert module is sys.modules[target], name
     assert module.__name__ == module.__spec__.name == target, name

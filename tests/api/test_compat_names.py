@@ -31,7 +31,7 @@ for module, listed in NAMES.items():
             exec(f"from {module} import {name}")
         except ImportError as error:
             assert module.endswith("sync_batch_norm"), (module, name, error)
-            # A module that is no package cannot say more than Python does.
+            # For a module that is not a package, Python's own error message cannot be extended.
             package = module in PACKAGES or any(other.startswith(module + ".") for other in MODULES)
             text = "does not provide" if package or "sync_batch" in module else "cannot import name"
             assert text in str(error), (module, name, error)

@@ -1,4 +1,4 @@
-"""Complex numbers and 8-bit floats in NumPy arrays: every operation that is defined for them."""
+"""Complex numbers and 8-bit floats in NumPy arrays, in every operation that supports them."""
 
 import numpy as np
 import pytest

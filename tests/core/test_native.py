@@ -344,7 +344,7 @@ def test_process_exits_with_a_logging_engine_and_a_waiting_thread():
         import ctypes
         address = ctypes.addressof(ctypes.c_char.from_buffer(data))
         handle = engines[0].submit(0, 7, [(address, address, (1,))], "x", 1)
-        sys.setswitchinterval(3600)  # what follows start() is run when the thread waits without the GIL
+        sys.setswitchinterval(3600)  # the main thread continues only when the thread releases the GIL to wait
         threading.Thread(target=engines[0].wait, args=(handle,), daemon=True).start()
         """
     )

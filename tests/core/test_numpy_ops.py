@@ -277,7 +277,7 @@ def test_barrier_waits_for_every_rank(ranks, tmp_path):
     ranks.run(check_barrier, tmp_path)
 
 
-def check_place(hosts):
+def check_rank_and_size(hosts):
     rank, size = hvd.rank(), hvd.size()
     assert size == len(hosts)
     mine = [r for r in range(size) if hosts[r] == hosts[rank]]
@@ -295,7 +295,7 @@ def check_place(hosts):
 @pytest.mark.parametrize("hosts", PLACES)
 def test_rank_and_size_functions(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as job:
-        assert job.run(check_place, hosts) == list(range(len(hosts)))
+        assert job.run(check_rank_and_size, hosts) == list(range(len(hosts)))
 
 
 # ---- signatures and constants ---------------------------------------------------------------------------------------

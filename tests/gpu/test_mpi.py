@@ -1,5 +1,5 @@
 """GPU arrays moved by the collectives of MPI, under mpirun. The GPUs are simulated and their memory is host memory, so
-that an MPI without CUDA support can be told to take it (HOROPLUG_MPI_CUDA). Memory that MPI reads too early has wrong
+that an MPI without CUDA support accepts it, as HOROPLUG_MPI_CUDA=1 declares. Memory that MPI reads too early has wrong
 values."""
 
 import json
@@ -44,7 +44,7 @@ def done(output: str) -> list[str]:
     return sorted(re.findall(r"rank (\d) is done", output))
 
 
-def ways(timeline: Path) -> dict[str, set[str]]:
+def algorithms_used(timeline: Path) -> dict[str, set[str]]:
     """By operation on a GPU: the algorithms that the timeline names for it."""
     found: dict[str, set[str]] = {}
     for event in json.loads(timeline.read_text()):
@@ -63,7 +63,8 @@ import horoplug as hvd
 from tests.harness.checks import gpu as checks
 from tests.harness.simulated_jobs import device
 
-def check_numbers_that_are_none():
+def check_nan_and_infinity():
+    "NaN with different payloads on each rank becomes the same NaN."
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1.0, np.nan], np.float32)
     odd.view(np.uint32)[[0, 5]] = [0x7FC00001 + hvd.rank(), 0xFF812345]
     for op in hvd.Sum, hvd.Product, hvd.Max:
@@ -80,7 +81,7 @@ def check_factors():
         for op in hvd.Sum, hvd.Average, hvd.Product:
             expected = hvd.allreduce(mine, op=op, name="host", **factors)
             checks.equal(hvd.allreduce(device().array(mine), op=op, **factors), expected)
-    # Most of it is not aligned to anything, and one is not even to the others.
+    # A group of tensors of odd sizes, so that most of them are not aligned in the fusion buffer.
     mine = [checks.values("float32", (n * 7919 % 1000,), n) for n in range(9)]
     arrays = [device().array(each) for each in mine]
     expected = hvd.grouped_allreduce(mine, op=hvd.Sum, name="host")
@@ -88,7 +89,7 @@ def check_factors():
         checks.equal(found, wanted)
 
 def check_side_by_side():
-    "Operations of a set that MPI does not have, of the host, and of GPUs, at once."
+    "Operations of the host, of GPUs, and of a process set for which MPI is not used are in flight at the same time."
     other = hvd.add_process_set([0, 1])
     for turn in range(6):
         mine = checks.values("float32", (20_011,), turn)
@@ -110,7 +111,7 @@ def check_side_by_side():
 hvd.init()
 for dtype in "float32", "float16", "int64", "uint8", "bool":
     checks.check_operations(dtype)
-check_numbers_that_are_none()
+check_nan_and_infinity()
 check_factors()
 checks.check_many()
 checks.check_batches()
@@ -129,7 +130,7 @@ sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 def test_mpi_operations_on_gpu_arrays(place, tmp_path, level):
     """The results equal those on the host; below thread level ``multiple``, the MPI thread calls MPI."""
     if (place.name, level) == ("openmpi", "serialized"):
-        pytest.skip("what is between the threads is the same for all")
+        pytest.skip("one MPI is enough: the code between the threads does not depend on MPI")
     timeline = tmp_path / "timeline.json"
     job = start(
         place,
@@ -144,7 +145,7 @@ def test_mpi_operations_on_gpu_arrays(place, tmp_path, level):
     status, output = finish(job)
     assert status == 0, output
     assert done(output) == ["0", "1", "2"], output
-    found = ways(timeline)
+    found = algorithms_used(timeline)
     assert all("mpi" in found[kind] for kind in MOVES | REDUCES), found
 
 
@@ -184,10 +185,10 @@ def test_every_rank_checks_whether_mpi_is_cuda_aware(place, tmp_path):
     assert output.count("not moved by MPI: it does not say that it takes GPUs' memory") == 2, output
     assert output.count("not moved by MPI: on rank 1, it does not say") == 2, output
     for name in "asked", "some":
-        found = ways(tmp_path / f"{name}.json")
+        found = algorithms_used(tmp_path / f"{name}.json")
         assert set().union(*found.values()) == {"staged"}, (name, found)
     # Without a forced algorithm, MPI is preferred to staging through host memory.
-    found = ways(tmp_path / "yes.json")
+    found = algorithms_used(tmp_path / "yes.json")
     by_mpi = MOVES | REDUCES if place.name == "mpich" else MOVES
     assert {kind for kind in found if "mpi" in found[kind]} == by_mpi, found
     assert ("not reduced by it" in output) == (place.name == "openmpi"), output
@@ -199,7 +200,7 @@ def test_variable_overrides_the_report_of_mpi(tmp_path):
     assert status == 0, output
     # Rank 0 warns, because MPI was requested.
     assert output.count("not moved by MPI: on rank 0, it does not say") == 1, output
-    assert set().union(*ways(tmp_path / "differ.json").values()) == {"staged"}
+    assert set().union(*algorithms_used(tmp_path / "differ.json").values()) == {"staged"}
 
 
 ENDING = """

@@ -65,11 +65,11 @@ def check(large):
     if large:
         check_allreduce("float32", LARGE, hvd.Sum)
         check_allreduce("float64", LARGE, hvd.Average)
-    # Numbers that are none come out alike, whoever had which.
+    # NaN with different payloads, and infinity with different signs, give the same bits on every rank.
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1.0], np.float32)
     odd.view(np.uint32)[0] = 0x7FC00001 + rank
     assert all_have(hvd.allreduce(odd * (1 if rank else -1), op=hvd.Sum))
-    # The rest, in odd parts.
+    # The other operations, with parts of different sizes.
     rows = [values(r, 1000 * r + 7, "float32") for r in range(size)]
     assert np.array_equal(hvd.allgather(rows[rank]), np.concatenate(rows))
     for root in range(size):
@@ -105,7 +105,7 @@ def check_process_sets():
         hvd.remove_process_set(each)
 
 def check_plans(steps=25):
-    "The same operations in every step, of which each rank is the last one to be ready at times."
+    "The same operations in every step. An extra operation after some steps uninstalls the plan."
     for step in range(steps):
         tensors = [np.full(20_000 * (i + 1), float(step + hvd.rank() + i), np.float32) for i in range(6)]
         handles = [hvd.allreduce_async_(x, op=hvd.Sum, name=f"grad.{i}") for i, x in enumerate(tensors)]
@@ -113,7 +113,7 @@ def check_plans(steps=25):
             result = hvd.synchronize(handle)
             wanted = sum(step + r + i for r in range(hvd.size()))
             assert (result == wanted).all(), (step, i)
-        if step % 10 == 9:  # something that the plan does not have
+        if step % 10 == 9:  # an operation that the plan does not contain
             assert hvd.allreduce(np.array([1.0]), op=hvd.Sum, name=f"extra.{step}")[0] == hvd.size()
     assert context.engine().stats()["planned_batches"] > 0
 
@@ -138,7 +138,7 @@ for algorithm in sys.argv[1].split(","):
 sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 """
 
-WAY = """
+TRANSPORT = """
 import sys
 import numpy as np
 import horoplug as hvd
@@ -149,12 +149,13 @@ except Exception as error:
     sys.stdout.write(f"refused: {type(error).__name__}: {error}\\n")
     sys.exit(0)
 assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [hvd.size()] * 1000
-way = "MPI" if context.connections().mpi else "TCP"
-sys.stdout.write(f"over {way}, {hvd.mpi_enabled()} {hvd.mpi_threads_supported()} {hvd.gloo_enabled()}\\n")
+transport = "MPI" if context.connections().mpi else "TCP"
+sys.stdout.write(f"over {transport}, {hvd.mpi_enabled()} {hvd.mpi_threads_supported()} {hvd.gloo_enabled()}\\n")
 """
 
 
-def ways(output: str) -> list[str]:
+def transports(output: str) -> list[str]:
+    """The transport of each rank that ran TRANSPORT: MPI or TCP."""
     return re.findall(r"over (MPI|TCP),", output)
 
 

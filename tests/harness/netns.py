@@ -238,7 +238,7 @@ class Cluster:
 
     def processes(self, servers: bool = False) -> dict[int, str]:
         """The command lines of the hosts' processes by pid. Omits ssh servers, which may not have noticed yet that a
-        client with a link that is down has gone."""
+        client is gone whose link is down."""
         found = {}
         for name in self.names:
             listed = subprocess.run(

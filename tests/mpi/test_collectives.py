@@ -28,18 +28,18 @@ seed = int(sys.argv[1])
 INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("u", "") for bits in (8, 16, 32, 64)]
 FLOATS = [np.dtype(name) for name in ("float16", "float32", "float64", ml_dtypes.bfloat16)]
 OPERATIONS = [hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product]
-# Of MPI's own collectives, the smaller parts often go another way than the larger ones.
+# MPI often uses different algorithms for small and for large parts.
 SIZES = [0, 0, 1, 3, 100, 5_000, 60_000]
 
 def values(rank, step, count, dtype, columns=1):
-    "Small numbers, which any order of adding gives exactly."
+    "Small integers, whose sums are exact in any order."
     numbers = np.random.default_rng([seed, rank, step])
     shape = (count, columns) if columns > 1 else (count,)
     return numbers.integers(0, 2 if dtype == bool else 3, shape).astype(dtype)
 
 def program(steps, process_set=hvd.global_process_set):
-    "What this rank has got in so many random operations."
-    choose = random.Random(seed)  # alike on all ranks
+    "The results of this rank in a number of random operations."
+    choose = random.Random(seed)  # the same choices on all ranks
     rank, size = process_set.rank(), process_set.size()
     results = []
     for step in range(steps):
@@ -76,7 +76,7 @@ def program(steps, process_set=hvd.global_process_set):
     return results
 
 def with_subsets():
-    "Operations of three sets at once."
+    "Operations of three process sets are in flight at the same time."
     sets = [hvd.add_process_set([0, 1, 2]), hvd.add_process_set([1, 3])]
     results = []
     for each in sets:
@@ -94,11 +94,11 @@ def with_subsets():
     return results
 
 def until_join():
-    "Each rank does one round more than the one before it."
+    "Rank r joins after r + 1 rounds of operations."
     results = []
     for i in range(hvd.rank() + 1):
         own = [0] * hvd.size()
-        own[hvd.rank()] = 5  # what others would send to ranks that have joined would be lost
+        own[hvd.rank()] = 5  # all rows stay on this rank, because sending rows to a joined rank is an error
         results += [
             hvd.allreduce(np.full(1000, 2.0), op=hvd.Sum, name=f"a{i}"),
             hvd.allgather(values(hvd.rank(), i, 100 + hvd.rank(), "int32"), name=f"g{i}"),
@@ -109,7 +109,7 @@ def until_join():
     return [result.tobytes() for result in results]
 
 def in_a_plan(steps=12):
-    "The same operations in every step."
+    "The same operations in every step, which become a plan."
     rank, size = hvd.rank(), hvd.size()
     for step in range(steps):
         handles = [
@@ -125,7 +125,7 @@ def in_a_plan(steps=12):
     assert context.engine().stats()["planned_batches"] > 0
 
 def in_two_sets_of_all():
-    "Batches of each run in order, but side by side with those of the other."
+    "Batches of one set run in order, and concurrently with those of the other set."
     engine = context.engine()
     handle = engine.add_process_set(list(range(hvd.size())))
     number = hvd.common.status.await_value(engine, handle)
@@ -173,7 +173,7 @@ assert len(measured) == 1 and len(costs.collectives) == 6, (measured, costs)
 hvd.shutdown()
 
 del os.environ["HOROVOD_TIMELINE"]
-# What was measured still counts; unless a rank does not know it.
+# The measurements are reused, unless a rank no longer has them.
 for unknown, times in [(False, 1), (True, 2), (False, 2)]:
     if unknown and MPI.COMM_WORLD.rank == 2:
         context._rendezvous._mpi_costs.clear()
@@ -183,7 +183,7 @@ for unknown, times in [(False, 1), (True, 2), (False, 2)]:
     assert hvd.allgather(np.ones(hvd.rank())).sum() == 6
     hvd.shutdown()
 
-# Ranks choose alike, also where each has parts of its own.
+# All ranks choose the same algorithms, also for operations whose parts differ in size.
 del os.environ["HOROPLUG_ALGORITHM"]
 os.environ["HOROVOD_TIMELINE"] = sys.argv[3]
 MpiTransport.known_costs = lambda self, hosts: Costs(LinkSpeed(5e-5, 1e9), ((1e-6, 1e-8),) * 6)

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
-from tests.harness.mpi_programs import COLLECTIVES, ENDING, WAY, failures, kill, ways
+from tests.harness.mpi_programs import COLLECTIVES, ENDING, TRANSPORT, failures, kill, transports
 
 pytest.importorskip("mpi4py")
 
@@ -29,8 +29,9 @@ def level(name: str) -> str:
     return f"import mpi4py; mpi4py.rc.thread_level = {name!r}\n"
 
 
-# For a program that leaves MPI to horoplug: two hosts by the ranks' numbers, which the program cannot get from MPI.
-# horoplug gets a module MPI that records which threads use it.
+# The beginning of a program that leaves the initialisation of MPI to horoplug. The ranks are assigned to two hosts by
+# their numbers in the environment, since the program cannot ask MPI. A replacement for the module MPI records which
+# threads use it.
 LEFT_TO_HOROPLUG = """
 import atexit
 import os
@@ -41,24 +42,24 @@ import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI as real
 
-class Noted(types.ModuleType):
+class RecordingModule(types.ModuleType):
     def __getattr__(self, name):
         if name == "COMM_WORLD":
             threads.add(threading.get_ident())
         return getattr(real, name)
 
 threads = set()
-MPI = sys.modules["mpi4py.MPI"] = Noted("mpi4py.MPI")
+MPI = sys.modules["mpi4py.MPI"] = RecordingModule("mpi4py.MPI")
 number = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 os.environ["HOROVOD_HOSTNAME"] = f"host{number % 2}"
 
 def at_the_end():
-    # The one that has initialised MPI, and it alone, unless all may.
+    # Below level multiple, only the thread that has initialised MPI has called it.
     if mpi4py.rc.thread_level != "multiple":
         assert len(threads) == 1 and threading.get_ident() not in threads, threads
     sys.stdout.write(f"rank {number}: finalized {real.Is_finalized()}\\n")
 
-atexit.register(at_the_end)  # what is registered first comes last
+atexit.register(at_the_end)  # registered first, so that it runs after horoplug's exit functions
 """
 
 
@@ -91,7 +92,7 @@ def test_collectives_through_one_thread(mpi, name, algorithms):
 @pytest.mark.parametrize("name", ["multiple", "serialized", "funneled", "single"])
 def test_requested_thread_level_is_granted(mpich, name):
     """A process with horoplug has several threads, so it requests at least "funneled"."""
-    script = level(name) + LEFT_TO_HOROPLUG + WAY + FORKS
+    script = level(name) + LEFT_TO_HOROPLUG + TRANSPORT + FORKS
     script += "sys.stdout.write(f'main {real.Is_thread_main()}\\n')"
     job = mpirun(mpich, script, HOROVOD_CPU_OPERATIONS="mpi", HOROVOD_LOG_LEVEL="info")
     status, output = finish(job)
@@ -109,11 +110,11 @@ def test_requested_thread_level_is_granted(mpich, name):
 def test_mpi4py_without_threads_gets_thread_level_funneled(mpich):
     """init() also accepts a communicator although MPI is not initialised yet."""
     script = "import mpi4py; mpi4py.rc.threads = False\n" + LEFT_TO_HOROPLUG
-    script += WAY.replace("init()", "init(comm=real.COMM_WORLD)")
+    script += TRANSPORT.replace("init()", "init(comm=real.COMM_WORLD)")
     script += "assert real.Query_thread() == real.THREAD_FUNNELED"
     status, output = finish(mpirun(mpich, script, HOROVOD_CPU_OPERATIONS="mpi"))
     assert status == 0, output
-    assert (ways(output), finalized(output)) == (["MPI"] * 2, 2), output
+    assert (transports(output), finalized(output)) == (["MPI"] * 2, 2), output
 
 
 def test_program_that_initialises_mpi_without_mpi4py(one_of_two):
@@ -126,7 +127,9 @@ os.environ["HOROVOD_HOSTNAME"] = "host" + number
 atexit.register(lambda: sys.stdout.write(f"finalized {sys.modules['mpi4py.MPI'].Is_finalized()}\\n"))
 """
     check = "import mpi4py; assert mpi4py.rc.initialize is True\n"
-    status, output = finish(mpirun(one_of_two, script + WAY + check, HOROVOD_CPU_OPERATIONS="mpi"))
+    status, output = finish(
+        mpirun(one_of_two, script + TRANSPORT + check, HOROVOD_CPU_OPERATIONS="mpi")
+    )
     assert status == 0, output
     assert len(re.findall("over MPI, True True False", output)) == 2, output
     assert finalized(output) == 2, output
@@ -136,7 +139,7 @@ atexit.register(lambda: sys.stdout.write(f"finalized {sys.modules['mpi4py.MPI'].
 
 
 def test_thread_level_serialized_set_by_the_program(one_of_two):
-    script = level("serialized") + on_hosts(WAY)
+    script = level("serialized") + on_hosts(TRANSPORT)
     script += (
         "assert hvd.common.context.context.connections().mpi.description()['worker'] is not None"
     )
@@ -149,10 +152,10 @@ def test_thread_level_serialized_set_by_the_program(one_of_two):
 
 @pytest.mark.parametrize("name", ["single", "funneled", "serialized"])
 def test_low_thread_level_falls_back_to_tcp_with_advice(mpich, name):
-    """The program may call MPI at any time, or is the only one that may call it."""
-    status, output = finish(mpirun(mpich, level(name) + on_hosts(WAY)))
+    """At level serialized, the program may call MPI at any time; below, only the program's main thread may call it."""
+    status, output = finish(mpirun(mpich, level(name) + on_hosts(TRANSPORT)))
     assert status == 0, output
-    assert ways(output) == ["TCP", "TCP"], output
+    assert transports(output) == ["TCP", "TCP"], output
     [line] = re.findall(f"W horoplug.*thread level is '{name}'.*", output)  # rank 0's warning
     advice = (
         "HOROVOD_CPU_OPERATIONS=mpi" if name == "serialized" else "mpi4py.rc.initialize = False"
@@ -162,7 +165,7 @@ def test_low_thread_level_falls_back_to_tcp_with_advice(mpich, name):
 
 @pytest.mark.parametrize("name", ["single", "funneled"])
 def test_too_low_thread_level_is_refused(mpich, name):
-    script = level(name) + on_hosts(WAY)
+    script = level(name) + on_hosts(TRANSPORT)
     status, output = finish(mpirun(mpich, script, HOROVOD_CPU_OPERATIONS="mpi"))
     assert status == 0, output
     refusal = f"refused: ValueError: HOROVOD_CPU_OPERATIONS=mpi.*'{name}'.*rc.initialize = False"

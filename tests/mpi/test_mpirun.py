@@ -26,13 +26,13 @@ assert (rank, size) == (world.rank, world.size)
 assert (hvd.local_rank(), hvd.local_size(), hvd.cross_size()) == (rank, size, 1)
 assert hvd.allreduce(np.array([rank]), op=hvd.Sum) == size * (size - 1) // 2
 
-# Again, with and without others.
+# init after shutdown.
 hvd.shutdown()
 hvd.init()
 assert hvd.allgather(np.array([rank])).tolist() == [*range(size)]
 hvd.shutdown()
 
-# Communicators: all, and two halves in the opposite order.
+# Communicators of all ranks, and of half of the ranks each, in reverse order.
 hvd.init(comm=world.Dup())
 assert (hvd.rank(), hvd.size()) == (rank, size)
 hvd.shutdown()
@@ -123,7 +123,7 @@ import horoplug as hvd
 try:
     hvd.init()
 except ValueError as error:
-    # In one piece: the processes write to one place.
+    # With one write: all processes share this output.
     sys.stdout.write(f"refused: {error}\\n")
 """
 

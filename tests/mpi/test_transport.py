@@ -15,7 +15,7 @@ from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hos
 from tests.harness.support import NO_LIMITS
 
 pytest.importorskip("mpi4py")
-from tests.harness.mpi_programs import COLLECTIVES, ENDING, WAY, failures, kill, ways
+from tests.harness.mpi_programs import COLLECTIVES, ENDING, TRANSPORT, failures, kill, transports
 
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
 
@@ -34,7 +34,9 @@ def one_of_two(request):
 )
 def test_collectives_over_mpi_point_to_point(place, algorithms):
     if algorithms.startswith("ring") and place.name == "impi":
-        pytest.skip("what is between the algorithm and MPI is the same for all")
+        pytest.skip(
+            "two MPIs are enough: the code between algorithm and MPI does not depend on MPI"
+        )
     job = mpirun(place, on_hosts(COLLECTIVES), algorithms, np=4, HOROVOD_CPU_OPERATIONS="mpi")
     status, output = finish(job, timeout=100)
     assert status == 0, output
@@ -84,18 +86,20 @@ def mpich():
     ],
 )
 def test_transport_is_chosen_by_variables(mpich, variables, way):
-    status, output = finish(mpirun(mpich, on_hosts(WAY), HOROVOD_LOG_LEVEL="info", **variables))
+    status, output = finish(
+        mpirun(mpich, on_hosts(TRANSPORT), HOROVOD_LOG_LEVEL="info", **variables)
+    )
     assert status == 0, output
-    assert ways(output) in (["MPI"] * 2, ["TCP"] * 2), output
+    assert transports(output) in (["MPI"] * 2, ["TCP"] * 2), output
     if way is None:  # the faster transport, and rank 0 logs which one and why
-        assert f"data between hosts goes over {ways(output)[0]}: MPICH" in output
+        assert f"data between hosts goes over {transports(output)[0]}: MPICH" in output
     else:
-        assert ways(output)[0] == way, output
+        assert transports(output)[0] == way, output
 
 
 def test_different_transport_settings_are_refused(mpich):
     script = on_hosts(
-        'os.environ["HOROVOD_CPU_OPERATIONS"] = ["mpi", "gloo"][MPI.COMM_WORLD.rank]\n' + WAY
+        'os.environ["HOROVOD_CPU_OPERATIONS"] = ["mpi", "gloo"][MPI.COMM_WORLD.rank]\n' + TRANSPORT
     )
     _, output = finish(mpirun(mpich, script))
     assert len(re.findall(r"refused: .*set HOROVOD_CPU_OPERATIONS alike", output)) == 2, output
@@ -135,7 +139,7 @@ world = MPI.COMM_WORLD
 def total(process_set):
     return hvd.allreduce(np.array([hvd.rank()]), op=hvd.Sum, process_set=process_set)[0]
 
-# Each rank has its own half.
+# Each rank passes the communicator of its half.
 half = hvd.ProcessSet(world.Split(world.rank % 2, world.rank))
 assert half.ranks is None and half.mpi_comm is not None
 hvd.init(comm=world, process_sets=[half])
@@ -145,14 +149,14 @@ assert total(half) == sum(half.ranks)
 assert sorted(hvd.common.process_sets._get_process_set_ids_and_ranks().items()) == [
     (0, [0, 1, 2, 3]), (1, [0, 2]), (2, [1, 3])
 ]
-# Not all ranks are in one.
+# Some ranks are in no communicator.
 some = hvd.add_process_set(world.Split(0 if world.rank > 1 else MPI.UNDEFINED, 0))
 assert some.ranks == ([2, 3] if hvd.rank() > 1 else [])
 if some.included():
     assert total(some) == 5
-hvd.barrier()  # who leaves ends the job for all
+hvd.barrier()  # because the first rank that shuts down ends the job for all ranks
 hvd.shutdown()
-# In a job of some processes in another order, its ranks count.
+# In a job of some of the processes in another order, process sets have the job's ranks.
 part = world.Split(world.rank // 2, -world.rank)
 hvd.init(comm=part)
 alone = hvd.add_process_set(MPI.COMM_SELF)
@@ -163,7 +167,7 @@ except ValueError as error:
     assert "not all are in this job" in str(error), error
 hvd.barrier()
 hvd.shutdown()
-# All of them in another order.
+# All processes in another order.
 backwards = world.Split(0, -world.rank)
 hvd.init(comm=backwards)
 assert (hvd.rank(), hvd.size()) == (backwards.rank, 4) == (3 - world.rank, 4)
@@ -269,13 +273,14 @@ hvd.init()
 for _ in range(50):
     hvd.allreduce_(np.ones(100_000, np.float32), name="step")
 handle = hvd.allreduce_async(np.ones(100), name="late") if hvd.rank() else None
-def quiet():  # whether nothing has happened in a second
+def quiet():
+    "Whether the process uses almost no processor time during one second."
     before, wakeups = used(), hvd.common.context.context.engine().stats()["wakeups"]
     time.sleep(1.0)
     more = hvd.common.context.context.engine().stats()["wakeups"] - wakeups
     took = used() - before
     return took < 0.03 and more < 20
-# On a busy machine the other rank may still be at the steps before.
+# On a busy machine the other rank may still be executing earlier steps.
 assert any(quiet() for _ in range(5))
 if handle is None:
     handle = hvd.allreduce_async(np.ones(100), name="late")

@@ -168,7 +168,7 @@ def test_operations_do_not_block_tensorflow_threads(tmp_path):
 
         @tf.function
         def step(x):
-            # The ranks start them in opposite order.
+            # The ranks start the operations in opposite order.
             parts = {i: hvd.allreduce(x, op=hvd.Sum, name=f"n{i}") for i in names[:: 1 - 2 * rank]}
             return tf.add_n([parts[i] for i in names])
 
