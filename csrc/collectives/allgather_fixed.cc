@@ -18,7 +18,9 @@ Task allgather_fixed_bytes(Comm& comm, const void* mine, std::size_t bytes, void
   call.receive_bytes = sizes;
   const Algorithm& chosen = choose_algorithm(comm, call, nullptr);
   if (comm.planned() && !chosen.defers_writes) co_await barrier(comm);
+  Comm::Queued queued(comm);
   co_await chosen.run(comm, call);
+  queued.have_left();
 }
 
 }  // namespace horoplug

@@ -62,11 +62,15 @@ void Comm::end() {
   }
 }
 
-void Comm::withdraw() {
-  end();
+void Comm::take_back() {
   for (const Peer& peer : peers_) {
     for (Link* lane : peer.lanes) lane->take_back(channel_);
   }
+}
+
+void Comm::withdraw() {
+  end();
+  take_back();
   for (HostMemory* memory : {host_memory_, local_memory_}) {
     if (memory != nullptr) memory->withdraw();
   }

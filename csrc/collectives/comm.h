@@ -113,6 +113,28 @@ class Comm {
   // Appends the global ranks of all other ranks of the set.
   void everyone_else(std::vector<int>& ranks) const;
 
+  // Withdraws what this batch has queued and has not left yet.
+  void take_back();
+
+  // Held while algorithms run. Queued messages refer to memory of the algorithm and its callers. If
+  // they are left before the end, by an exception or because their coroutines are destroyed, the
+  // messages are withdrawn before that memory goes.
+  class Queued {
+   public:
+    explicit Queued(Comm& comm) : comm_(&comm) {}
+    ~Queued() {
+      if (comm_ != nullptr) comm_->take_back();
+    }
+    Queued(const Queued&) = delete;
+    Queued& operator=(const Queued&) = delete;
+
+    // The algorithm has come to its end: everything has left.
+    void have_left() { comm_ = nullptr; }
+
+   private:
+    Comm* comm_;
+  };
+
   // Waits until everything that was sent in this batch has left.
   class Flushed final : public Waitable {
    public:

@@ -49,14 +49,15 @@ Task run(Comm& comm, Call& call, const char* algorithm) {
   }
   const Algorithm& chosen = choose_algorithm(comm, call, algorithm);
   if (comm.planned() && !chosen.defers_writes) co_await barrier(comm);
-  if (comm.trace() == nullptr) {
-    co_await chosen.run(comm, call);
-    co_return;
+  Comm::Queued queued(comm);
+  BatchTrace* const trace = comm.trace();
+  if (trace != nullptr) {
+    if (call.layout != nullptr) call.layout->set_trace(trace);
+    trace->begin_transfer(chosen.medium, chosen.name, call.bytes());
   }
-  if (call.layout != nullptr) call.layout->set_trace(comm.trace());
-  comm.trace()->begin_transfer(chosen.medium, chosen.name, call.bytes());
   co_await chosen.run(comm, call);
-  comm.trace()->end_transfer();
+  queued.have_left();
+  if (trace != nullptr) trace->end_transfer();
 }
 
 // The number of rows that every rank sends to each rank. `all`: those of all ranks.

@@ -21,6 +21,7 @@ namespace {
 Task sum_dots(Comm& comm, int distance, std::vector<DotProducts>& dots) {
   const std::size_t bytes = dots.size() * sizeof(DotProducts);
   std::vector<DotProducts> theirs(dots.size());
+  Comm::Queued queued(comm);
   for (; distance >= 1; distance /= 2) {
     const int peer = comm.rank() ^ distance;
     send_all(comm, peer, dots.data(), bytes);
@@ -28,6 +29,7 @@ Task sum_dots(Comm& comm, int distance, std::vector<DotProducts>& dots) {
     co_await comm.flushed();
     for (std::size_t i = 0; i < dots.size(); ++i) dots[i] = dots[i] + theirs[i];
   }
+  queued.have_left();
 }
 
 }  // namespace

@@ -1,0 +1,93 @@
+// What an engine leaves alone after it has failed.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness/cluster.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+// The state of a stream whose peer stops reading in the middle of the first frame with a tensor's
+// data.
+struct Jam {
+  const std::byte* begin = nullptr;  // the tensor
+  const std::byte* end = nullptr;
+  std::atomic<bool> jammed = false;
+  std::atomic<bool> operation_ended = false;
+  std::atomic<int> attempts_after_end = 0;
+  std::atomic<int> reads_after_end = 0;
+};
+
+class Jamming final : public Stream {
+ public:
+  Jamming(std::unique_ptr<Stream> stream, Jam& jam) : stream_(std::move(stream)), jam_(jam) {}
+
+  std::size_t write(const iovec* parts, int count) override {
+    bool reads_tensor = false;
+    for (int i = 0; i < count; ++i) {
+      const auto* const data = static_cast<const std::byte*>(parts[i].iov_base);
+      reads_tensor |= data < jam_.end && data + parts[i].iov_len > jam_.begin;
+    }
+    if (jam_.operation_ended) {
+      ++jam_.attempts_after_end;
+      if (reads_tensor) ++jam_.reads_after_end;
+    }
+    if (jam_.jammed) return 0;
+    if (!reads_tensor) return stream_->write(parts, count);
+    // The header leaves, and nothing else.
+    const std::size_t taken = stream_->write(parts, 1);
+    jam_.jammed = true;
+    return taken;
+  }
+  std::ptrdiff_t read(void* data, std::size_t bytes) override { return stream_->read(data, bytes); }
+  void close_write() override { stream_->close_write(); }
+  int fd() const override { return stream_->fd(); }
+
+ private:
+  std::unique_ptr<Stream> stream_;
+  Jam& jam_;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "an operation that has failed is not read any more, though a peer has not taken its data") {
+  for (const std::string algorithm : {"pairwise", "ring"}) {
+    CAPTURE(algorithm);
+    constexpr int kRanks = 3;
+    std::vector<std::vector<float>> tensors(kRanks, std::vector<float>(2 << 20, 1));
+    Jam jam;
+    jam.begin = reinterpret_cast<const std::byte*>(tensors[0].data());
+    jam.end = jam.begin + tensors[0].size() * sizeof(float);
+    EngineOptions options = test_options();
+    options.algorithm = algorithm;
+    std::vector<EngineConfig> configs = make_configs(Transport::kInproc, kRanks, options);
+    std::unique_ptr<Stream>& stream = configs[0].members[1].stream;
+    stream = std::make_unique<Jamming>(std::move(stream), jam);
+    Cluster cluster(std::move(configs));
+
+    std::vector<hp_handle> handles;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      auto& tensor = tensors[static_cast<std::size_t>(rank)];
+      Order order;
+      order.name = "gradient";
+      order.shape = {static_cast<std::int64_t>(tensor.size())};
+      order.input = order.output = tensor.data();
+      handles.push_back(submit(cluster.engine(rank), order));
+    }
+    cluster.engine(0).on_done(
+        handles[0], [](void* ended) { *static_cast<std::atomic<bool>*>(ended) = true; },
+        &jam.operation_ended);
+    REQUIRE(comes_to([&] { return jam.jammed.load(); }));
+    cluster.engine(2).abort("killed");
+    REQUIRE(comes_to([&] { return jam.attempts_after_end > 0; }));
+    CHECK(failure_of([&] { await(cluster.engine(0), handles[0]); }).code == HP_ABORTED);
+    CHECK(jam.reads_after_end == 0);
+  }
+}
