@@ -20,6 +20,13 @@ std::size_t chunk_bytes_for(std::span<const Part> parts, std::size_t most) {
   return std::clamp(largest / kChunks / kLine * kLine, std::min(kLeastChunk, most), most);
 }
 
+// A part without bytes travels, too, as one empty message: a part that comes back to its rank
+// proves that all ranks take part, and reducescatter's claim to defer writes rests on that for each
+// rank.
+std::size_t messages_of(const Part& part, std::size_t chunk_bytes) {
+  return std::max<std::size_t>(chunk_count(part.bytes, chunk_bytes), 1);
+}
+
 struct IncomingChunk {
   int step;
   Part part;
@@ -32,8 +39,7 @@ std::vector<IncomingChunk> incoming(const RingPass& pass, std::size_t chunk_byte
   for (int step = 0; step < pass.steps; ++step) {
     const Part& part =
         pass.parts[static_cast<std::size_t>((pass.first + 2 * size - step - 1) % size)];
-    const std::size_t count = chunk_count(part.bytes, chunk_bytes);
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < messages_of(part, chunk_bytes); ++i) {
       chunks.push_back({step, chunk_of(part, i, chunk_bytes)});
     }
   }
@@ -49,7 +55,7 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
 
   const std::size_t chunk_bytes = chunk_bytes_for(pass.parts, comm.chunk_bytes());
   const Part& own = pass.parts[static_cast<std::size_t>(pass.first)];
-  for (std::size_t i = 0; i < chunk_count(own.bytes, chunk_bytes); ++i) {
+  for (std::size_t i = 0; i < messages_of(own, chunk_bytes); ++i) {
     const Part chunk = chunk_of(own, i, chunk_bytes);
     comm.send(next, pass.buffer + chunk.begin, chunk.bytes);
   }

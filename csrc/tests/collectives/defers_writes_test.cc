@@ -5,81 +5,23 @@
 
 #include <cstring>
 #include <functional>
-#include <numeric>
 #include <set>
 
 #include "collectives/collective.h"
 #include "harness/cluster.h"
 #include "harness/elements.h"
-#include "transport/inproc/pipe.h"
-#include "transport/mesh.h"
+#include "harness/ranks.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
 
 namespace {
 
-// The ranks of a set, all on this thread, over in-memory streams; on one host if `shared`.
-class Ranks {
- public:
-  Ranks(std::size_t ranks, bool shared) {
-    std::vector<std::vector<std::vector<std::unique_ptr<Stream>>>> lanes(ranks);
-    std::vector<std::shared_ptr<Doorbell>> bells;
-    std::vector<Arena> arenas;
-    for (auto& of_rank : lanes) {
-      of_rank.resize(ranks);
-      bells.push_back(std::make_shared<Doorbell>());
-      if (shared) arenas.emplace_back(Segment::allocate(Arena::kSegmentBytes));
-    }
-    for (std::size_t a = 0; a < ranks; ++a) {
-      for (std::size_t b = a + 1; b < ranks; ++b) {
-        for (int lane = 0; lane < 2; ++lane) {
-          auto pair = make_inproc_pipe(bells[a], bells[b]);
-          lanes[a][b].push_back(std::move(pair.first));
-          lanes[b][a].push_back(std::move(pair.second));
-        }
-      }
-    }
-    std::vector<int> global(ranks);
-    std::iota(global.begin(), global.end(), 0);
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const int me = static_cast<int>(rank);
-      meshes_.push_back(
-          std::make_unique<Mesh>(std::move(lanes[rank]), bells[rank], [](int, const Bytes&) {}));
-      memories_.push_back(shared ? std::make_unique<HostMemory>(me, arenas, bells, global)
-                                 : nullptr);
-      std::vector<std::vector<Link*>> links;
-      for (const int peer : global) links.push_back(meshes_.back()->lanes(peer));
-      comms_.push_back(std::make_unique<Comm>(me, std::move(links), memories_.back().get()));
-    }
-  }
-
-  Comm& comm(std::size_t rank) { return *comms_[rank]; }
-  void pump() {
-    for (auto& mesh : meshes_) mesh->pump();
-  }
-  // Of all links so far.
-  std::uint64_t bytes_moved() {
-    std::uint64_t sum = 0;
-    for (auto& mesh : meshes_) {
-      for (int peer = 0; peer < mesh->size(); ++peer) {
-        for (const Link* lane : mesh->lanes(peer)) sum += lane->bytes_moved();
-      }
-    }
-    return sum;
-  }
-
- private:
-  std::vector<std::unique_ptr<Mesh>> meshes_;
-  std::vector<std::unique_ptr<HostMemory>> memories_;
-  std::vector<std::unique_ptr<Comm>> comms_;
-};
-
 // An allreduce of one algorithm on all ranks, in place.
 class Allreduce {
  public:
   Allreduce(const Algorithm& algorithm, std::size_t ranks, std::size_t count)
-      : algorithm_(algorithm), job_(ranks, std::strcmp(algorithm.medium, "shm") == 0) {
+      : algorithm_(algorithm), job_(ranks, std::strcmp(algorithm.medium, "shm") == 0 ? 1 : ranks) {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       auto work = std::make_unique<Work>();
       work->data.resize(count * sizeof(float));

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "harness/cluster.h"
+#include "harness/elements.h"
 #include "harness/programs.h"
 
 using namespace horoplug;
@@ -254,5 +255,40 @@ TEST_CASE("a straggler in a plan has the same time limit as in negotiation") {
     await(cluster.engine(1), late);
     CHECK(values[0] == 3);
     CHECK(values[1] == 3);
+  }
+}
+
+TEST_CASE("a late rank ends no job, though other ranks have no part of the result") {
+  // The first ranks of the ring need nothing from the last ones.
+  EngineOptions options = test_options();
+  options.data_timeout = 0.4;  // the plan is left after a fourth of it
+  constexpr int kRanks = 4;
+  for (int late = 0; late < kRanks; ++late) {
+    CAPTURE(late);
+    Cluster cluster(Transport::kInproc, kRanks, options);
+    const std::vector<float> input(16, 1);
+    const auto order = [&] {
+      Order order;
+      order.op = OpKind::kReducescatter;
+      order.name = "a";
+      order.shape = {2, 8};
+      order.input = input.data();
+      return order;
+    };
+    for (int step = 0; step < 10; ++step) {
+      cluster.run([&](int rank) { perform(cluster.engine(rank), order()); });
+    }
+    REQUIRE(stats_after(cluster, 0).planned_batches > 0);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      if (rank == late && !comes_to([&] { return engine.stats().broken_plans == 1; })) {
+        throw std::runtime_error("the plan is still there");
+      }
+      const std::size_t elements = rank < 2 ? 8 : 0;
+      const std::vector<std::byte> result = perform(engine, order());
+      if (result != make_array(DType::kFloat32, elements, [](std::size_t) { return kRanks; })) {
+        throw std::runtime_error("wrong on rank " + std::to_string(rank));
+      }
+    });
   }
 }
