@@ -99,7 +99,7 @@ def die_in_a_set(victim, key):
     hvd.join()
 
 
-def die_while_sets_come_and_go(victim, key):
+def die_while_sets_are_added_and_removed(victim, key):
     if hvd.rank() == victim:
         threading.Timer(random.Random(key).uniform(0.0, 0.2), die).start()
     while True:
@@ -132,7 +132,7 @@ PHASES = [
     die_while_others_compute,
     die_before_joining,
     die_in_a_set,
-    die_while_sets_come_and_go,
+    die_while_sets_are_added_and_removed,
 ]
 
 

@@ -45,7 +45,7 @@ def check_not_initialized():
     assert (everyone.process_set_id, everyone.size(), everyone.included()) == (0, None, None)
 
 
-def check_life():
+def check_job():
     check_not_initialized()
     hvd.shutdown()
     hvd.init()
@@ -78,7 +78,7 @@ def hvd_size():
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab"])
 def test_init_and_shutdown_repeatedly(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
-        job.run(check_life)
+        job.run(check_job)
 
 
 def resources():

@@ -70,14 +70,14 @@ def test_batches_groups_streams_and_refusals(ranks):
     ranks.run(check_forgotten)
 
 
-def check_way():
+def count_nccl_allreduces():
     """How often NCCL was used for another allreduce."""
     before = device().count("AllReduce")
     hvd.allreduce(device().array(values("float32", (100,))), op=hvd.Sum)
     return device().count("AllReduce") - before
 
 
-def check_ahead():
+def check_streams_on_hold():
     """Operations complete while the streams are held; the results are correct once the streams continue. The first
     operation of each kind may wait for those before it."""
     mine = values("float32", (1000,))
@@ -100,9 +100,9 @@ def check_ahead():
 def test_transport_of_gpu_data(ranks, request):
     hosts, devices, algorithm = JOBS[request.node.callspec.params["ranks"]]
     nccl = algorithm is None and devices >= len(hosts)
-    assert ranks.run(check_way) == [int(nccl)] * len(hosts)
+    assert ranks.run(count_nccl_allreduces) == [int(nccl)] * len(hosts)
     if nccl:
-        ranks.run(check_ahead)
+        ranks.run(check_streams_on_hold)
 
 
 def check_process_sets():
@@ -172,18 +172,18 @@ QUICK = {
 }
 
 
-def check_told_who_is_gone(ranks, how, function, *args):
+def check_errors_name_the_lost_rank(ranks, how, function, *args):
     """Kill or stop rank 1 while the ranks run a function. Checks that the errors of the others name the operation and
     the rank, and returns the errors."""
     ranks.start(function, *args)
-    gone = ranks.workers[1]
+    lost = ranks.workers[1]
     until(args[0].exists, 60)
-    os.kill(gone.process.pid, how)
+    os.kill(lost.process.pid, how)
     try:
-        outcomes = [worker.receive() for worker in ranks.workers if worker is not gone]
+        outcomes = [worker.receive() for worker in ranks.workers if worker is not lost]
     finally:
-        os.kill(gone.process.pid, signal.SIGCONT)
-    gone.receive()
+        os.kill(lost.process.pid, signal.SIGCONT)
+    lost.receive()
     for outcome in outcomes:
         assert not outcome.failed, str(outcome)
         assert re.search(r"ranks? (\d+, )*1\b", outcome.value), outcome.value
@@ -191,8 +191,8 @@ def check_told_who_is_gone(ranks, how, function, *args):
     return [outcome.value for outcome in outcomes]
 
 
-def check_gone(started, op):
-    """Run operations until one fails because a rank is gone."""
+def check_lost_rank(started, op):
+    """Run operations until one fails because a rank is lost."""
     array = device().array(values("float32", (10_000,)))
     try:
         for step in itertools.count():
@@ -218,12 +218,12 @@ def check_gone(started, op):
 )
 def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, devices, algorithm, op, how):
     with job(hosts, devices, algorithm, **QUICK) as ranks:
-        check_told_who_is_gone(ranks, how, check_gone, tmp_path / "started", op)
+        check_errors_name_the_lost_rank(ranks, how, check_lost_rank, tmp_path / "started", op)
 
 
 def check_crossing_sets(started):
     """Each rank keeps operations on two process sets in flight, whose other members have operations on further sets,
-    until one fails because a rank is gone."""
+    until one fails because a rank is lost."""
     rank, size = hvd.rank(), hvd.size()
     pairs = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2]), hvd.add_process_set([2, 3])]
     pairs.append(hvd.add_process_set([0, 3]))
@@ -252,7 +252,7 @@ def test_killed_or_stopped_rank_of_overlapping_sets_is_named(
 ):
     """All others get the error: those that share a set with the rank, and the one that does not."""
     with job("aaaa", devices, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **QUICK) as ranks:
-        check_told_who_is_gone(ranks, how, check_crossing_sets, tmp_path / "started")
+        check_errors_name_the_lost_rank(ranks, how, check_crossing_sets, tmp_path / "started")
 
 
 def let_the_engine_poll_the_device():
@@ -261,7 +261,7 @@ def let_the_engine_poll_the_device():
         hvd.allreduce(np.ones(3), op=hvd.Sum, name="host")
 
 
-def check_standing_still(started, go_on):
+def check_own_suspension(started, resumed):
     """An allreduce is in progress on the GPUs when the ranks are stopped, and continues afterwards."""
     mine = values("float32", (300,))
     array = device().array(mine)
@@ -273,7 +273,7 @@ def check_standing_still(started, go_on):
     let_the_engine_poll_the_device()
     if hvd.rank() == 0:
         started.touch()
-    until(go_on.exists, 60)
+    until(resumed.exists, 60)
     let_the_engine_poll_the_device()
     if hvd.rank() == 1:
         device().resume()
@@ -281,21 +281,21 @@ def check_standing_still(started, go_on):
 
 
 def test_own_suspension_does_not_count_towards_the_timeout(job, tmp_path):
-    started, go_on = tmp_path / "started", tmp_path / "go on"
+    started, resumed = tmp_path / "started", tmp_path / "resumed"
     with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS="4") as ranks:
-        ranks.start(check_standing_still, started, go_on)
+        ranks.start(check_own_suspension, started, resumed)
         until(started.exists, 60)
         for worker in ranks.workers:
             os.kill(worker.process.pid, signal.SIGSTOP)
         time.sleep(5)  # longer than the timeout, as on a suspended machine
-        go_on.touch()
+        resumed.touch()
         for worker in ranks.workers:
             os.kill(worker.process.pid, signal.SIGCONT)
         outcomes = ranks.collect()
     assert [outcome.message for outcome in outcomes if outcome.failed] == []
 
 
-def check_held_up(started):
+def check_gpu_waits_for_stopped_rank(started):
     """Rank 0's GPU waits for rank 1's, which has not begun the operation when rank 1 is stopped."""
     array = device().array(values("float32", (300,)))
     on_host(hvd.allreduce(array))
@@ -315,8 +315,8 @@ def check_held_up(started):
 
 def test_operation_waiting_on_the_gpu_names_the_stopped_rank(job, tmp_path):
     with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS="2") as ranks:
-        messages = check_told_who_is_gone(
-            ranks, signal.SIGSTOP, check_held_up, tmp_path / "started"
+        messages = check_errors_name_the_lost_rank(
+            ranks, signal.SIGSTOP, check_gpu_waits_for_stopped_rank, tmp_path / "started"
         )
     assert "'allreduce.held up' has not ended on the GPU" in messages[0]
     assert "waiting for rank 1, which does not answer" in messages[0]

@@ -319,7 +319,7 @@ def run_script(
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            stack.callback(_put_down, process)
+            stack.callback(_kill, process)
             processes.append(process)
         deadline = time.monotonic() + timeout
         done = []
@@ -329,7 +329,7 @@ def run_script(
     return done
 
 
-def _put_down(process: subprocess.Popen[str]) -> None:
+def _kill(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.kill()
     process.wait(10)

@@ -154,7 +154,7 @@ def test_named_base_is_used(repository):
         repository.base("no-such-commit")
 
 
-def test_files_that_there_was_no_time_for_are_counted(repository, monkeypatch):
+def test_unchecked_files_are_counted(repository, monkeypatch):
     tool = repository.root / ".venv/bin/clang-tidy"
     repository.write(".venv/bin/clang-tidy", '#!/bin/sh\ncase "$4" in *a.cc) exit 1;; esac\n')
     tool.chmod(0o755)

@@ -42,8 +42,8 @@ def ranks():
 def check_operations(key):
     for dtype in ("bfloat16", "float64", "int32", "bool"):
         of_ops.check_allreduce(dtype, hvd.Max if dtype == "bool" else hvd.Sum, key)
-        of_ops.check_others(dtype, key)
-    of_ops.check_small_things()
+        of_ops.check_data_movement(dtype, key)
+    of_ops.check_factors_names_and_queries()
     of_ops.check_shapes_in_graphs()
     of_ops.check_sparse()
     of_ops.check_names_between_frameworks()

@@ -12,11 +12,11 @@ from tests.harness.checks.tensorflow_ops import (
     both,
     check_allreduce,
     check_control_flow,
+    check_data_movement,
+    check_factors_names_and_queries,
     check_mismatches,
     check_names_between_frameworks,
-    check_others,
     check_shapes_in_graphs,
-    check_small_things,
     check_sparse,
     check_unused_results,
     error_of,
@@ -54,7 +54,7 @@ test_allreduce = allreduce_test(check_allreduce, DTYPES)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_operation_and_dtype(ranks, dtype):
-    ranks.run(check_others, dtype, seed())
+    ranks.run(check_data_movement, dtype, seed())
 
 
 def check_compression(key):
@@ -85,7 +85,7 @@ def test_core_casts_like_tensorflow(ranks):
 
 
 def test_factors_names_and_queries(ranks):
-    ranks.run(check_small_things)
+    ranks.run(check_factors_names_and_queries)
 
 
 def test_shapes_in_graphs(ranks):
@@ -208,7 +208,7 @@ def test_duplicate_name_is_refused(pool):
         job.run(check_name_in_flight)
 
 
-def check_life():
+def check_job():
     """A graph can be used in several jobs."""
     total, run = both(lambda x: hvd.allreduce(x, op=hvd.Sum) + tf.cast(hvd.size_op(), x.dtype))
     run.get_concrete_function(tf.TensorSpec([2]))
@@ -229,4 +229,4 @@ def check_life():
 
 def test_graph_in_several_jobs(pool):
     with pool.ranks(2) as job:
-        job.run(check_life)
+        job.run(check_job)

@@ -19,7 +19,7 @@ def test_sync_batch_norm_equals_batch_norm_on_one_batch(ranks, compiled):
     ranks.run(check_as_one_batch, seed() % 10000, compiled)
 
 
-def check_otherwise(folder):
+def check_plain_behaviour(folder):
     """Cases in which it behaves like the plain layer, and its use in a model."""
     size, rank = hvd.size(), hvd.rank()
     x = tf.random.normal([4, 3], mean=rank)
@@ -56,4 +56,4 @@ def check_otherwise(folder):
 
 def test_sync_batch_norm_acts_like_the_plain_layer_elsewhere(pool, tmp_path):
     with pool.ranks(2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) as job:
-        job.run(check_otherwise, str(tmp_path))
+        job.run(check_plain_behaviour, str(tmp_path))

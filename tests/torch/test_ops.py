@@ -88,7 +88,7 @@ def check_allreduce(dtype, op, key):
 test_allreduce = allreduce_test(check_allreduce, DTYPES)
 
 
-def check_others(dtype, key):
+def check_data_movement(dtype, key):
     size, rank = hvd.size(), hvd.rank()
     kind = "float64" if dtype == "bfloat16" else dtype
 
@@ -146,7 +146,7 @@ def check_others(dtype, key):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_data_movement_operations(ranks, dtype):
-    ranks.run(check_others, dtype, seed())
+    ranks.run(check_data_movement, dtype, seed())
 
 
 # ---- compression, sparse tensors, layouts, invalid calls ------------------------------------------------------------

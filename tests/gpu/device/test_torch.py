@@ -162,7 +162,7 @@ def test_operations_follow_cuda_streams(ranks):
     ranks.run(check_streams)
 
 
-def check_host_is_not_held_up():
+def check_host_does_not_wait():
     """The call completes long before the GPU has finished the preceding work."""
     device = own_gpu()
     hvd.allreduce(
@@ -180,7 +180,7 @@ def check_host_is_not_held_up():
 
 
 def test_operations_do_not_block_the_host(ranks):
-    early = ranks.run(check_host_is_not_held_up)
+    early = ranks.run(check_host_does_not_wait)
     if ranks.size == 1:
         assert all(early)
 

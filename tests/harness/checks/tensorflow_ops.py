@@ -59,7 +59,7 @@ def check_allreduce(dtype, op, key):
     return seen
 
 
-def check_others(dtype, key):
+def check_data_movement(dtype, key):
     size, rank = hvd.size(), hvd.rank()
     kind = "float64" if dtype == "bfloat16" else dtype
     rows, values = tensors(dtype, (size + 1, 3), key, size)
@@ -100,7 +100,7 @@ def check_others(dtype, key):
                     same(output, expected, dtype)
 
 
-def check_small_things():
+def check_factors_names_and_queries():
     size, rank = hvd.size(), hvd.rank()
     x = tf.fill([9], rank + 1.0)
     # Values that do not fit TensorFlow's 32-bit floating-point attributes.
