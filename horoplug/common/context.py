@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -22,7 +23,7 @@ from horoplug.common import gpu
 from horoplug.common.in_flight import InFlight, Waitable
 from horoplug.common.status import exception
 from horoplug.rendezvous.bootstrap.bootstrap import BootstrapResult, bootstrap
-from horoplug.rendezvous.bootstrap.launcher_environment import recognise
+from horoplug.rendezvous.bootstrap.launcher_environment import inherited, recognise
 from horoplug.rendezvous.connections.peers import PeerConnections
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.session import Rendezvous
@@ -160,6 +161,9 @@ class Context:
         call also returns the store server that rank 0 runs for such a launcher."""
         launched = recognise(os.environ)
         if launched is None:
+            if line := inherited(os.environ):
+                note = logging.WARNING, line
+                config = dataclasses.replace(config, notes=(*config.notes, note))
             if config.size > 1 and "mpi" in (config.controller, config.cpu_operations):
                 name = "CONTROLLER" if config.controller == "mpi" else "CPU_OPERATIONS"
                 raise ValueError(

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from horoplug.rendezvous.bootstrap import slurm
+from horoplug.rendezvous.bootstrap import slurm, slurm_task
 
 from .hosts import Host, add_up
 
@@ -88,6 +88,12 @@ def allocation(env: Environment) -> list[Host] | None:
     Errors: ValueError of one line if the scheduler's variables are invalid."""
     found = scheduler(env)
     return None if found is None else _hosts(found, env)
+
+
+def why_over(env: Environment) -> str:
+    """Why the hosts of :func:`allocation` belong to a job that has ended, as its scheduler says; empty otherwise."""
+    found = scheduler(env)
+    return slurm_task.why_over(env) if found is not None and found.name == "Slurm" else ""
 
 
 def lsf_hosts(env: Environment) -> list[Host]:

@@ -67,7 +67,9 @@ def _launcher(env: Mapping[str, str]) -> list[str]:
     found = launched.candidates(env)
     if not found:
         lines = ["none: no variable of any launcher is set, so a program would be rank 0 of 1"]
-        if env.get("SLURM_JOB_ID"):
+        if line := launched.inherited(env):
+            lines = [f"none: {line}"]
+        elif env.get("SLURM_JOB_ID"):
             lines.append("(a job of Slurm, but no step: srun starts ranks, not the batch script)")
         return lines
     lines = [f"{found[0].name}: {_shown(env, found[0].variables)}"]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .allocation import allocation, lsf_hosts
+from .allocation import allocation, lsf_hosts, why_over
 from .arguments import Options, parse
 from .checks import UsageError, check_command
 from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
@@ -109,7 +109,12 @@ def as_scheduled(options: Options) -> Options:
             hosts = find(os.environ) or None
         except ValueError as error:
             raise UsageError(str(error)) from None
-    if hosts is None or (options.num_proc is not None and _is_here(hosts)):
+    if hosts is not None and options.num_proc is not None and _is_here(hosts):
+        return options
+    if hosts is not None and (reason := why_over(os.environ)):
+        print(f"horovodrun: {reason}, so its hosts are not used", file=sys.stderr)
+        hosts = None
+    if hosts is None:
         if options.num_proc is None:
             raise UsageError("how many processes? Give -np N")
         return options

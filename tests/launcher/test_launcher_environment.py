@@ -5,13 +5,14 @@ test_launcher_environment_jobs.py starts jobs with these variables."""
 import json
 import os
 import random
+import subprocess
 
 import pytest
 
-from horoplug.rendezvous.bootstrap import slurm
-from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS, recognise
+from horoplug.rendezvous.bootstrap import slurm, slurm_task
+from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS, inherited, recognise
 from horoplug.rendezvous.bootstrap.over_tcp import ports
-from horoplug.runner.allocation import allocation
+from horoplug.runner.allocation import allocation, why_over
 from horoplug.runner.hosts import Host
 from tests.harness.starters import STARTERS, distributed, jsrun, sagemaker, srun, trainer
 from tests.harness.support import seed
@@ -145,6 +146,56 @@ def test_processes_outside_a_job_are_no_ranks():
         recognise({"RANK": "1", "WORLD_SIZE": "2"}) is None
     )  # these variables do not identify a launcher
     assert recognise({}) is None
+
+
+def test_variables_of_a_task_describe_the_processes_that_it_has_started(monkeypatch):
+    """Not those of a tmux server that has outlived the task, for example. Without a pid they are believed."""
+    monkeypatch.setattr(slurm_task, "_sees_all_processes", lambda: True)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    step = srun(2)[1]
+    for task in (os.getpid(), os.getppid(), "", "?"):
+        assert recognise(step | {"SLURM_TASK_PID": str(task)}).rank == 1
+        assert inherited(step | {"SLURM_TASK_PID": str(task)}) == ""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        for task in (ended.pid, other.pid):
+            stale = step | {"SLURM_TASK_PID": str(task)}
+            for variables in (stale, stale | {"PMI_RANK": "1", "PMI_SIZE": "2"}):
+                assert recognise(variables) is None
+                assert "SLURM_STEP_NUM_TASKS=2, but that task" in inherited(variables)
+            assert recognise(stale | TORCHRUN).rank == 3
+            assert inherited(stale | {"HOROVOD_SIZE": "2"}) == ""
+        other.kill()
+    # In a container, the task may be a process that is not visible.
+    monkeypatch.setattr(slurm_task, "_sees_all_processes", lambda: False)
+    assert recognise(step | {"SLURM_TASK_PID": str(ended.pid)}).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "over"),
+    [
+        ("RUNNING", "", ""),
+        ("RUNNING\nCOMPLETED", "", ""),
+        ("SUSPENDED", "", ""),
+        ("COMPLETED", "", "Slurm's job 12 is over (COMPLETED)"),
+        (
+            "",
+            "slurm_load_jobs error: Invalid job id specified",
+            "Slurm does not know job 12 any more",
+        ),
+        ("", "slurm_load_jobs error: Unable to contact slurm controller", ""),
+        ("", "", ""),
+    ],
+)
+def test_scheduler_says_whether_a_job_is_over(tmp_path, output, error, over):
+    (tmp_path / "squeue").write_text(
+        f"#!/bin/sh\ncase $* in *--jobs=12\\ *) printf '{output}\\n'; printf '{error}\\n' >&2;; esac\n"
+    )
+    (tmp_path / "squeue").chmod(0o755)
+    job = {"SLURM_JOB_NODELIST": "a[1-2]", "SLURM_JOB_ID": "12", "PATH": str(tmp_path)}
+    assert why_over(job) == over
+    assert why_over(job | {"PATH": "/nonesuch"}) == ""
+    assert why_over({"LSB_MCPU_HOSTS": "a 2", "PATH": str(tmp_path)}) == ""
 
 
 @pytest.mark.parametrize(

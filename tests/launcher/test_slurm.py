@@ -9,6 +9,7 @@ from tests.harness import ROOT
 from tests.harness.mpi_jobs import find, no_files_of_mpi, on_hosts, place
 from tests.harness.slurm_daemons import HOST, batch, slurm
 from tests.harness.starters import JOB
+from tests.harness.support import until
 
 __all__ = ["no_files_of_mpi", "place", "slurm"]  # fixtures
 
@@ -50,6 +51,50 @@ srun -n 1 --exact {python} & srun -n 2 --exact {python} & wait %1; wait %2
 """)
     expected = ["0 of 1"] * 2 + ["0 of 2", "1 of 2"] + 2 * ["0 of 3", "1 of 3", "2 of 3"]
     assert done(batch(slurm, script, "-w", HOST, "-n", "3")) == sorted(expected)
+
+
+# The shell of `srun --pty`, as a user types into it.
+AT_A_TERMINAL = """
+import os, pty, select, subprocess, sys
+terminal, other = pty.openpty()
+command = ["srun", "-n", "2", "--pty", "bash", "--norc", "--noprofile", "-i"]
+shell = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, start_new_session=True)
+os.close(other)
+os.write(terminal, f"{sys.executable} {sys.argv[1]}; exit\\n".encode())
+try:
+    while select.select([terminal], [], [], 40)[0] and (data := os.read(terminal, 4096)):
+        os.write(1, data)
+except OSError:  # the shell has ended
+    pass
+sys.exit(shell.wait(10))
+"""
+
+
+def test_program_in_an_interactive_shell_is_no_rank(slurm, tmp_path):
+    """Although the shell is a task of srun and has all its variables."""
+    (tmp_path / "job.py").write_text(JOB)
+    status, output = slurm(sys.executable, "-c", AT_A_TERMINAL, tmp_path / "job.py")
+    assert status == 0, output
+    assert done(output) == ["0 of 1"], output
+    assert "an interactive shell (srun --pty) has started this process" in " ".join(output.split())
+
+
+def test_variables_of_a_job_that_is_over(slurm, tmp_path):
+    """A shell in tmux keeps them. horovodrun does not use hosts that belong to other users' jobs by then."""
+    status, output = slurm("srun", "-n", "1", "sh", "-c", "echo $SLURM_JOB_ID")
+    assert status == 0, output
+    variables = {"SLURM_JOB_ID": output.strip(), "SLURM_JOB_NODELIST": "zz-other"}
+    horovodrun = (sys.executable, "-m", "horoplug.runner")
+
+    show = ("squeue", "-h", "--states=all", f"--jobs={output.strip()}", "--format=%T")
+    until(lambda: slurm(*show)[1] == "COMPLETED\n", timeout=30)  # a moment after srun's end
+    status, output = slurm(*horovodrun, "true", **variables)
+    assert (status, len(output.splitlines())) == (2, 2)
+    assert "how many processes?" in output
+    status, output = slurm(*horovodrun, "-np", "2", sys.executable, "-c", JOB, **variables)
+    assert status == 0, output
+    assert done(output) == ["0 of 2", "1 of 2"]
+    assert f"Slurm's job {variables['SLURM_JOB_ID']} is over (COMPLETED), so its hosts" in output
 
 
 COMMUNICATOR = """

@@ -4,7 +4,8 @@
 ``mpirun`` in a Slurm job, ``torchrun`` in a step of ``srun`` or under ``mpirun``. Horovod's own variables take
 precedence over all launchers: if ``HOROVOD_SIZE`` is set, the table is not consulted.
 
-This module only reads variables. :mod:`horoplug.rendezvous.bootstrap.bootstrap` connects the processes."""
+Processes inherit variables from others, so a row may name a function that tells whether they describe this process.
+This module connects nothing. :mod:`horoplug.rendezvous.bootstrap.bootstrap` connects the processes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from horoplug.rendezvous.bootstrap import slurm
+from horoplug.rendezvous.bootstrap import slurm, slurm_task
 
 Environment = Mapping[str, str]
 
@@ -45,6 +46,8 @@ class Launcher(NamedTuple):
     """Further variables that have to be set for the launcher to be recognised."""
     numbers: Callable[[str, str], tuple[int, int]] = _parse_numbers
     """Parses the values of the two variables into rank and size. Errors: ValueError."""
+    why_inherited: Callable[[Environment], str] | None = None
+    """Why this process has the variables from another one; empty if they describe this process."""
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -132,9 +135,21 @@ LAUNCHERS: Final = (
     ),
     # Only in a step: the batch script and its own child processes have a SLURM_PROCID, too.
     Launcher(
-        "Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _of_slurm, also=("SLURM_STEP_ID",)
+        "Slurm's srun",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        _of_slurm,
+        also=("SLURM_STEP_ID",),
+        why_inherited=slurm_task.why_inherited,
     ),
-    Launcher("an MPI launcher with PMI", "PMI_RANK", "PMI_SIZE", None),
+    # srun --mpi=pmi2, too.
+    Launcher(
+        "an MPI launcher with PMI",
+        "PMI_RANK",
+        "PMI_SIZE",
+        None,
+        why_inherited=slurm_task.why_inherited,
+    ),
     # Kubeflow's PyTorchJob, Azure ML, and other launchers for torch.distributed.
     Launcher(
         "a launcher for torch.distributed", "RANK", "WORLD_SIZE", _of_torch, also=("MASTER_ADDR",)
@@ -159,7 +174,24 @@ class LaunchedProcess(NamedTuple):
 
 
 def candidates(env: Environment) -> list[Launcher]:
-    """All launchers whose variables are set, the innermost first."""
+    """All launchers whose variables are set and describe this process, the innermost first."""
+    return [each for each in _set(env) if not (each.why_inherited and each.why_inherited(env))]
+
+
+def inherited(env: Environment) -> str:
+    """A line about variables that describe another process than this one; empty without any, and for one rank."""
+    if not has_own_variables(env):
+        for each in _set(env):
+            reason = each.why_inherited(env) if each.why_inherited else ""
+            if reason and env[each.size].strip() != "1":
+                return (
+                    f"{each.name} has set {each.rank}={env[each.rank]} and {each.size}={env[each.size]}, but {reason}: "
+                    "the variables are ignored (docs/launch-slurm.md)"
+                )
+    return ""
+
+
+def _set(env: Environment) -> list[Launcher]:
     return [each for each in LAUNCHERS if all(_get(env, name) for name in each.variables)]
 
 
