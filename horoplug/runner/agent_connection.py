@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -34,11 +35,12 @@ class AgentConnection:
     """The agent of one host. Frames that cannot be written at once are queued until :meth:`flush`."""
 
     def __init__(self, host: Placement, ssh: Ssh, connect_seconds: float) -> None:
-        """Start the agent. ``connect_seconds``: limit for ssh to connect. Errors: LostError if ssh cannot be run."""
+        """``connect_seconds``: limit for ssh to connect."""
         self.host = host
         self.greeted = False
         self.done = False  # whether it has reported that all its processes have ended
-        self.heard = time.monotonic()
+        self.heard = math.inf  # the time of the agent's last sign of life
+        self._running: subprocess.Popen[bytes] | None = None
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._stderr_tail = bytearray()
@@ -47,29 +49,45 @@ class AgentConnection:
         if host.is_local:
             # By path and without site-packages, so that it starts in a few milliseconds.
             source = str(Path(agent.__file__).resolve())
-            command = [sys.executable, "-I", "-S", "-X", "utf8", source]
+            self._command = [sys.executable, "-I", "-S", "-X", "utf8", source]
         else:
-            command = ssh.command(host.name, connect_seconds)
+            self._command = ssh.command(host.name, connect_seconds)
             self._outbox += Path(agent.__file__).read_bytes() + END_OF_SOURCE
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=None if host.is_local else subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,  # the launcher handles the terminal's Ctrl-C
-            )
-        except OSError as error:
-            raise LostError(f"{command[0]} cannot be run: {error.strerror}") from None
-        for pipe in self._pipes:
-            os.set_blocking(pipe.fileno(), False)
+
+    def start(self) -> None:
+        """Start the agent, which gets the frames that are queued already. Errors: LostError if ssh cannot be run."""
+        self.heard = time.monotonic()
+        with self._lock:
+            try:
+                self._running = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=None if self.host.is_local else subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,  # the launcher handles the terminal's Ctrl-C
+                )
+            except OSError as error:
+                raise LostError(f"{self._command[0]} cannot be run: {error.strerror}") from None
+            for pipe in self._pipes:
+                os.set_blocking(pipe.fileno(), False)
+        self.flush()
+
+    @property
+    def started(self) -> bool:
+        """Whether the agent has been started."""
+        return self._running is not None
+
+    @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        assert self._running is not None
+        return self._running
 
     @property
     def _pipes(self) -> list[IO[bytes]]:
-        """stdin and stdout, and stderr unless that is the launcher's own."""
-        process = self._process
-        return [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
+        """stdin and stdout, and stderr unless that is the launcher's own. None before the start."""
+        process = self._running
+        return [p for p in (process.stdin, process.stdout, process.stderr) if p] if process else []
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -95,7 +113,7 @@ class AgentConnection:
         with self._lock:
             # If this interrupts a flush, that one sends the new frame, too.
             self._outbox += agent.COMMAND.pack(kind, len(payload)) + payload
-            if len(self._outbox) == agent.COMMAND.size + len(payload):
+            if self.started and len(self._outbox) == agent.COMMAND.size + len(payload):
                 self.flush()
 
     def ping(self) -> None:
@@ -106,8 +124,8 @@ class AgentConnection:
 
     @property
     def wants_write(self) -> bool:
-        """Whether frames are queued."""
-        return bool(self._outbox)
+        """Whether frames are queued for a running agent."""
+        return self.started and bool(self._outbox)
 
     def flush(self) -> None:
         """Write as much as possible. A broken pipe is ignored: :meth:`receive` notices that the agent has ended."""
@@ -198,6 +216,8 @@ class AgentConnection:
         """Close the pipes, which makes the agent end all its processes, and wait for it.
 
         ``seconds``: after these, the agent (here) or ssh is killed."""
+        if not self.started:
+            return
         self._close()
         self._wait(seconds)
         for pipe in self._pipes:

@@ -13,6 +13,8 @@ from .agent_connection import AgentConnection
 from .hosts import Placement
 from .remote import Ssh
 
+CONNECTING = 32  # hosts that ssh connects to at the same time
+
 
 class Agents:
     """The connections to all agents. Those that have not ended are :attr:`open`."""
@@ -27,11 +29,24 @@ class Agents:
         self._ping_seconds = ping_seconds
 
     def start(self, hosts: Sequence[Placement], ssh: Ssh, connect_seconds: float) -> None:
-        """Start an agent on each host. Errors: LostError; agents that have started stay in :attr:`all`."""
-        for host in hosts:
-            connection = AgentConnection(host, ssh, connect_seconds)
-            self.all.append(connection)
+        """Start an agent on each host; those that have to wait are started by :meth:`start_more`. Errors: LostError;
+        agents that have started stay in :attr:`open`."""
+        self.all = [AgentConnection(host, ssh, connect_seconds) for host in hosts]
+        self.start_more()
+
+    def start_more(self) -> None:
+        """Start agents that wait for earlier ones to connect: every ssh takes processor time here, and a gateway or
+        login service refuses too many at once. Errors: LostError."""
+        waiting = [each for each in self.all if not each.started]
+        if not waiting:
+            return
+        connecting = sum(each.started and not each.greeted for each in self.open_remote)
+        for connection in waiting:
+            if not connection.host.is_local and connecting >= CONNECTING:
+                continue
+            connection.start()
             self.open.add(connection)
+            connecting += not connection.host.is_local
 
     @property
     def open_remote(self) -> list[AgentConnection]:
@@ -41,7 +56,7 @@ class Agents:
     # ---- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, command: bytes) -> None:
-        """Send a command to all agents. Callable from signal handlers."""
+        """Send a command to all agents, also to those that are started later. Callable from signal handlers."""
         for connection in self.all:
             connection.send(command)
 

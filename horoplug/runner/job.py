@@ -245,9 +245,10 @@ class Job:
             return
         if self._start is not None and self._server is None:
             try:
+                self._agents.start_more()
                 self._start.advance()
                 self._start_if_ready()
-            except StartError as error:
+            except (StartError, LostError) as error:
                 self._fail(str(error))
         elif self._blame.due is not None and now >= self._blame.due:
             self._decide(now)

@@ -602,6 +602,7 @@ def test_invalid_agent_messages_are_refused(tmp_path, said, why):
     (tmp_path / "said").write_bytes(said)
     ssh = Ssh(("sh", "-c", f"cat {tmp_path}/said; exec cat >/dev/null"))
     link = AgentConnection(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
+    link.start()
 
     def listen():
         while select.select([link.stdout], [], [], 40)[0]:
