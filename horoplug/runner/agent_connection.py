@@ -203,7 +203,7 @@ class AgentConnection:
         lines = [line.strip() for line in self._stderr_tail.decode(errors="replace").splitlines()]
         said = [line for line in lines if line]
         if self.greeted and is_signal:
-            return f"the agent there {describe(128 - code)}"
+            return f"the connection was lost: the agent {describe(128 - code)}"
         if self.greeted:
             return f"the connection was lost: {said[-1] if said else 'ssh ' + describe(code)}"
         if code in (126, 127):

@@ -76,7 +76,12 @@ def size_of(pipe):
 
 
 def is_full(pipe):
-    return size_of(pipe) >= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 4096
+    """Whether a write would block. (A pipe is full when its pages are in use, with any number of bytes in them.)"""
+    writer = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        return not select.select([], [writer], [], 0)[1]
+    finally:
+        os.close(writer)
 
 
 def read_all(pipe, slowly=False):

@@ -80,5 +80,5 @@ def test_lost_agent_is_one_line(horovodrun):
         os.kill(pids["1"], signal.SIGKILL)
         out, err = run.communicate(timeout=60)
     assert (run.returncode, out) == (1, "")
-    lost = "host h1.invalid: the agent there was killed by signal 9 (SIGKILL)"
+    lost = "host h1.invalid: the connection was lost: the agent was killed by signal 9 (SIGKILL)"
     assert err == f"horovodrun: {lost}; all ranks were ended\n"
