@@ -86,6 +86,12 @@ class WrongSecretError(AuthenticationError):
 
 
 @_public("horoplug.rendezvous.errors")
+class TamperedMessageError(AuthenticationError, HorovodInternalError):
+    """A message or an object does not come from the rank that it should come from, or not in this order: somebody
+    between the two has changed, repeated or reordered it. It was not used."""
+
+
+@_public("horoplug.rendezvous.errors")
 class ProtocolError(RendezvousError):
     """The other end knows the secret, but sent an invalid message."""
 

@@ -54,14 +54,12 @@ def broadcast_bytes(data: bytearray, call: Call) -> None:
     perform(_ADAPTER, BY_NAME["broadcast"], (memoryview(data),), call, in_place=True)
 
 
-def allgather_bytes(data: bytes, call: Call) -> list[memoryview]:
-    """The data of all ranks of the process set, in rank order. Ranks without data, such as joined ranks, are
-    omitted."""
-    view = memoryview(bytearray(data))
-    operation = submit(_ADAPTER, BY_NAME["allgather"], (view,), call, blocking=True)
+def allgather_bytes(data: bytearray, call: Call) -> list[memoryview]:
+    """The data of all ranks of the process set, in rank order. That of a rank that has joined is empty."""
+    operation = submit(_ADAPTER, BY_NAME["allgather"], (memoryview(data),), call, blocking=True)
     joined = operation.wait()
     parts, start = [], 0
-    for length in filter(None, operation.row_counts[0]):
+    for length in operation.row_counts[0]:
         parts.append(joined[start : start + length])
         start += length
     return parts

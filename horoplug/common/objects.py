@@ -1,20 +1,29 @@
 """``broadcast_object`` and ``allgather_object``: Python objects as pickled bytes.
 
-Unpickling data executes code. The bytes come only from ranks of the job, because all connections were authenticated
-with the job's secret."""
+Unpickling data executes code, so the bytes are authenticated first (object_tags.py)."""
 
+import contextlib
 import pickle
+import threading
 from typing import Any
 
 from horoplug.common.byte_transfer import allgather_bytes, broadcast_bytes
 from horoplug.common.context import context
+from horoplug.common.object_tags import HEADER_BYTES, ObjectTags, Operation, check
 from horoplug.common.opspec import Call
-from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
+from horoplug.common.process_sets import (
+    ProcessSet,
+    global_process_set,
+    process_set_by_id,
+    process_set_id,
+)
 
 try:  # also pickles functions and classes of the main script
     from cloudpickle import dumps
 except ImportError:
     from pickle import dumps
+
+_TAGS = "object tags"  # key in context.per_job
 
 
 def broadcast_object(
@@ -27,16 +36,25 @@ def broadcast_object(
     The object must be picklable. ``name`` pairs the calls of the ranks; unnamed calls are paired in order.
 
     Raises NotInitializedError before ``init``, ValueError for a process set that is not registered or does not contain
-    this rank, and HorovodInternalError if the ranks disagree or a rank has failed."""
-    is_root = context.connections().rank == root_rank
+    this rank, and HorovodInternalError if the ranks disagree, a rank
+    has failed, or the object was tampered with on its way."""
+    connections = context.connections()
+    is_root = connections.rank == root_rank
     set_id = process_set_id(process_set)
+    operation = Operation("broadcast", set_id, str(name) if name else None)
     data = bytearray(dumps(obj) if is_root else b"")
-    length = bytearray(len(data).to_bytes(8, "little"))
-    broadcast_bytes(length, Call(name and f"{name}.sz", root=root_rank, process_set=set_id))
-    if not is_root:
-        data = bytearray(int.from_bytes(length, "little"))
-    broadcast_bytes(data, Call(name and f"{name}.t", root=root_rank, process_set=set_id))
-    return obj if is_root else pickle.loads(data)
+    tags = _tags()
+    with _in_order(operation):
+        header = bytearray(tags.seal(operation, data) if is_root else HEADER_BYTES)
+        broadcast_bytes(header, Call(name and f"{name}.sz", root=root_rank, process_set=set_id))
+        if not is_root:
+            length, digest = tags.check_header(operation, root_rank, header)
+            data = bytearray(length)
+        broadcast_bytes(data, Call(name and f"{name}.t", root=root_rank, process_set=set_id))
+    if is_root:
+        return obj
+    check(operation, root_rank, digest, data)
+    return pickle.loads(data)
 
 
 def allgather_object(
@@ -46,5 +64,52 @@ def allgather_object(
     object. ``name`` pairs the calls of the ranks; unnamed calls are paired in order.
 
     Raises the exceptions of :func:`broadcast_object`."""
-    call = Call(name, process_set=process_set_id(process_set))
-    return [pickle.loads(part) for part in allgather_bytes(dumps(obj), call)]
+    set_id = process_set_id(process_set)
+    operation = Operation("allgather", set_id, str(name) if name else None)
+    data = dumps(obj)
+    tags = _tags()
+    own_rank = context.connections().rank
+    with _in_order(operation):
+        sent = bytearray(tags.seal(operation, data))
+        sent += data
+        gathered = allgather_bytes(sent, Call(name, process_set=set_id))
+        ranks = process_set_by_id(set_id).ranks or ()
+        parts: list[tuple[int, bytes, Any]] = []
+        for source, part in zip(ranks, gathered, strict=True):
+            if source == own_rank:
+                parts.append((source, b"", data))  # not what has travelled
+            elif part:
+                _, digest = tags.check_header(operation, source, part[:HEADER_BYTES])
+                parts.append((source, digest, part[HEADER_BYTES:]))
+    objects = []
+    for source, digest, part in parts:
+        if source != own_rank:
+            check(operation, source, digest, part)
+        objects.append(pickle.loads(part))
+    return objects
+
+
+def _tags() -> ObjectTags:
+    """This rank's object tags in the current generation."""
+    found = context.per_job.get(_TAGS)
+    if found is None:
+        connections = context.connections()
+        made = ObjectTags(connections.object_key, connections.rank, connections.size)
+        found = context.per_job.setdefault(_TAGS, made)
+    assert isinstance(found, ObjectTags)
+    return found
+
+
+_NAMED = contextlib.nullcontext()
+
+
+def _in_order(operation: Operation) -> contextlib.AbstractContextManager[Any]:
+    """Lets the operations without a name run one after the other: their numbers grow, and the core pairs the n-th of
+    one rank with the n-th of every other."""
+    if operation.name:
+        return _NAMED
+    lock = context.per_job.get(operation)
+    if lock is None:
+        lock = context.per_job.setdefault(operation, threading.Lock())
+    assert isinstance(lock, contextlib.AbstractContextManager)
+    return lock

@@ -131,7 +131,8 @@ def _ranks_in_job(communicator: Any) -> list[int]:
 def _rank_lists(own: list[int]) -> list[list[int]]:
     """Allgather of one list of ranks from every rank."""
     call = Call("horoplug.process_sets")
-    return [json.loads(bytes(part)) for part in allgather_bytes(json.dumps(own).encode(), call)]
+    parts = allgather_bytes(bytearray(json.dumps(own).encode()), call)
+    return [json.loads(bytes(part)) for part in parts if part]
 
 
 def _add(process_set: ProcessSet) -> ProcessSet:

@@ -8,6 +8,7 @@ from horoplug.base.errors import (
     RankTakenError,
     RendezvousError,
     StoreTimeoutError,
+    TamperedMessageError,
     WrongSecretError,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "RankTakenError",
     "RendezvousError",
     "StoreTimeoutError",
+    "TamperedMessageError",
     "WrongSecretError",
 ]

@@ -1,14 +1,16 @@
 """Sends the function of ``horoplug.run`` to the ranks and receives their results.
 
 Each rank makes one connection, which begins with mutual authentication by the job's secret
-(rendezvous/network/auth.py). Nothing is read before that, and the server only stores what it reads: the process that
-called ``run`` unpickles it. After authentication:
+(rendezvous/network/auth.py). All that follows are authenticated messages (rendezvous/network/messages.py), so that
+nothing from anybody else is stored or unpickled. The server only stores what it reads: the process that called ``run``
+unpickles it.
 
     rank                                server
     rank u32                    ->
-                                <-      length u64, function
-    length u32, chunk  …        ->      written to the rank's file
-    0 u32, verdict u8           ->
+                                <-      length of the function u64
+                                <-      chunk of the function  …
+    "+", chunk of the result  … ->      written to the rank's file
+    verdict                     ->
                                 <-      "." once everything is stored
 
 The verdict ``X`` withdraws the chunks so far; others follow. All numbers are big-endian."""
@@ -16,21 +18,25 @@ The verdict ``X`` withdraws the chunks so far; others follow. All numbers are bi
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import struct
 import threading
 from collections.abc import Sequence
 
-from horoplug.base.errors import AuthenticationError
+from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
 from horoplug.rendezvous.network.auth import Role, authenticate
+from horoplug.rendezvous.network.messages import MessageStream
 
 RETURNED, RAISED, WITHDRAWN = b"R", b"F", b"X"
 CHUNK_BYTES = 1 << 20
 MAX_UNAUTHENTICATED = 256  # connections that may authenticate at the same time
 _AUTH_SECONDS = 10.0
 _CONTEXT = b"run"
+_CHUNK = b"+"
 _STORED = b"."
+_log = logging.getLogger("horoplug")
 _U32, _U64 = struct.Struct("!I"), struct.Struct("!Q")
 
 
@@ -93,104 +99,101 @@ class Exchange:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             try:
-                authenticate(sock, self._secret, Role.SERVER, _CONTEXT, _AUTH_SECONDS, peer)
+                channel = authenticate(
+                    sock, self._secret, Role.SERVER, _CONTEXT, _AUTH_SECONDS, peer
+                )
             finally:
                 with self._lock:
                     self._unauthenticated -= 1
-            (rank,) = _U32.unpack(_receive(sock, _U32.size))
-            with self._lock:
-                if rank >= len(self._results) or rank in self._taken:
-                    return
-                self._taken.add(rank)
-            self._send_function(sock)
-            self._store(sock, rank)
-        except (OSError, AuthenticationError):
+            self._exchange(MessageStream(sock, channel))
+        except (OSError, AuthenticationError, ProtocolError):
             pass  # the connection has ended; a rank's failure is known from the end of its process
         finally:
             with self._lock:
                 self._connections.discard(sock)
             sock.close()
 
-    def _send_function(self, sock: socket.socket) -> None:
-        size = os.fstat(self._function).st_size
-        sock.sendall(_U64.pack(size))
-        at = 0
-        while at < size:
-            at += os.sendfile(sock.fileno(), self._function, at, size - at)
+    def _exchange(self, stream: MessageStream) -> None:
+        try:
+            (rank,) = _U32.unpack(stream.receive(_U32.size))
+        except TamperedMessageError as error:
+            _log.warning("horoplug.run: %s", error)  # which rank it was is not known
+            raise
+        with self._lock:
+            if rank >= len(self._results) or rank in self._taken:
+                return
+            self._taken.add(rank)
+        try:
+            self._send_function(stream)
+            self._store(stream, rank)
+        except TamperedMessageError as error:
+            self.problems[rank] = str(error)
 
-    def _store(self, sock: socket.socket, rank: int) -> None:
+    def _send_function(self, stream: MessageStream) -> None:
+        size = os.fstat(self._function).st_size
+        stream.send(_U64.pack(size))
+        for at in range(0, size, CHUNK_BYTES):
+            stream.send(os.pread(self._function, CHUNK_BYTES, at))
+
+    def _store(self, stream: MessageStream, rank: int) -> None:
         file = self._results[rank]
-        buffer = memoryview(bytearray(CHUNK_BYTES))
         while True:
-            (length,) = _U32.unpack(_receive(sock, _U32.size))
-            if length == 0:
-                verdict = _receive(sock, 1)
-                if verdict != WITHDRAWN:
-                    break
-                os.ftruncate(file, 0)
-                os.lseek(file, 0, os.SEEK_SET)
-            while length:
-                chunk = buffer[: min(length, CHUNK_BYTES)]
-                _receive_into(sock, chunk)
-                length -= len(chunk)
-                try:
-                    _write(file, chunk)
-                except OSError as error:
-                    self.problems[rank] = error.strerror or str(error)
-                    return
-        if verdict == RETURNED:
+            message = stream.receive(1 + CHUNK_BYTES)
+            kind = message[:1]
+            if kind in (RETURNED, RAISED):
+                break
+            if kind not in (_CHUNK, WITHDRAWN):
+                raise ProtocolError(f"there is no message {kind!r}")
+            try:
+                if kind == WITHDRAWN:
+                    os.ftruncate(file, 0)
+                    os.lseek(file, 0, os.SEEK_SET)
+                else:
+                    _write(file, memoryview(message)[1:])
+            except OSError as error:
+                self.problems[rank] = error.strerror or str(error)
+                return
+        if kind == RETURNED:
             self.returned.add(rank)
         else:
             self.raised.append(rank)
-        sock.sendall(_STORED)
+        stream.send(_STORED)
 
 
 class Client:
-    """A rank's connection to the launcher. All methods raise OSError if the launcher has ended."""
+    """A rank's connection to the launcher. All methods raise OSError if the launcher has ended, and
+    TamperedMessageError."""
 
     def __init__(self, address: str, port: int, secret: bytes, rank: int) -> None:
         """Connect. Errors: OSError, AuthenticationError."""
         self._sock = socket.create_connection((address, port), timeout=30.0)
         peer = f"the launcher at {address}:{port}"
-        authenticate(self._sock, secret, Role.CLIENT, _CONTEXT, _AUTH_SECONDS, peer)
+        channel = authenticate(self._sock, secret, Role.CLIENT, _CONTEXT, _AUTH_SECONDS, peer)
         self._sock.settimeout(None)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._sock.sendall(_U32.pack(rank))
+        self._stream = MessageStream(self._sock, channel)
+        self._stream.send(_U32.pack(rank))
 
     def function(self) -> bytearray:
         """The pickled function and its arguments."""
-        (length,) = _U64.unpack(_receive(self._sock, _U64.size))
-        return _receive(self._sock, length)
+        (length,) = _U64.unpack(self._stream.receive(_U64.size))
+        function = bytearray()
+        while len(function) < length:
+            function += self._stream.receive(CHUNK_BYTES)
+        return function
 
     def write(self, data: bytes) -> int:
         """Send a part of the result. Makes this object a file that pickle can write to."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
-            chunk = view[start : start + CHUNK_BYTES]
-            self._sock.sendall(_U32.pack(len(chunk)))
-            self._sock.sendall(chunk)
+            self._stream.send(_CHUNK, view[start : start + CHUNK_BYTES])
         return len(view)
 
     def finish(self, verdict: bytes) -> None:
         """Send the verdict on the parts so far; returns when the server has stored them."""
-        self._sock.sendall(_U32.pack(0) + verdict)
+        self._stream.send(verdict)
         if verdict != WITHDRAWN:
-            _receive(self._sock, 1)
-
-
-def _receive(sock: socket.socket, length: int) -> bytearray:
-    """Receive exactly ``length`` bytes. Errors: ConnectionError if the stream ends before."""
-    data = bytearray(length)
-    _receive_into(sock, memoryview(data))
-    return data
-
-
-def _receive_into(sock: socket.socket, view: memoryview) -> None:
-    while view:
-        count = sock.recv_into(view)
-        if count == 0:
-            raise ConnectionResetError("the connection has ended")
-        view = view[count:]
+            self._stream.receive(len(_STORED))
 
 
 def _write(file: int, view: memoryview) -> None:

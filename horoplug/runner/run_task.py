@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from horoplug.base.errors import TamperedMessageError
 from horoplug.base.variables import parse_secret
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 
@@ -70,6 +71,9 @@ def main() -> int:
         client.finish(RETURNED)
     except ConnectionError:
         return 1  # the job has ended, and the launcher has reported why
+    except TamperedMessageError as error:
+        print(f"horoplug.run: {error}", file=sys.stderr)
+        return 1
     except Exception as error:
         kind = f"{type(result).__module__}.{type(result).__qualname__}"
         problem = TypeError(f"the function's result, a {kind}, cannot be pickled: {error}")

@@ -134,7 +134,7 @@ def test_server_sends_no_proof_to_an_unauthenticated_client():
     proof = stranger.feed(server.feed(stranger.start()))
     with pytest.raises(AuthenticationError):
         server.feed(proof)
-    assert server.farewell[4:8] == bytes([1, 4, 0, 0])  # a rejection ...
+    assert server.farewell[4:8] == bytes([2, 4, 0, 0])  # a rejection ...
     assert server.farewell[8:] == bytes(32)  # ... without any information
 
 
@@ -144,10 +144,10 @@ def test_server_sends_no_proof_to_an_unauthenticated_client():
     [
         (b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n" * 3, "does not speak horoplug's protocol"),
         (bytes(FRAME_BYTES), "does not speak horoplug's protocol"),
-        (b"HPau\x02\x01\0\0" + bytes(32), "version 2"),
-        (b"HPau\x01\x02\0\0" + bytes(32), "out of order"),
-        (b"HPau\x01\x63\0\0" + bytes(32), "out of order"),
-        (b"HPau\x01\x01\0\1" + bytes(32), "does not speak"),
+        (b"HPau\x01\x01\0\0" + bytes(32), "version 1"),
+        (b"HPau\x02\x02\0\0" + bytes(32), "out of order"),
+        (b"HPau\x02\x63\0\0" + bytes(32), "out of order"),
+        (b"HPau\x02\x01\0\1" + bytes(32), "does not speak"),
     ],
 )
 def test_garbage_fails_authentication(role, data, message):
@@ -188,7 +188,7 @@ def test_silent_slow_and_closing_peers_fail_in_time(role):
 def test_random_frames_only_raise_authentication_errors():
     for i in range(2000):
         shake = Handshake(SECRET, Role.SERVER if i % 2 else Role.CLIENT, b"x", "x")
-        header = struct.pack("!4sBBH", b"HPau", 1, i % 6, 0) if i % 3 else secrets.token_bytes(8)
+        header = struct.pack("!4sBBH", b"HPau", 2, i % 6, 0) if i % 3 else secrets.token_bytes(8)
         try:
             for _ in range(4):
                 shake.feed(header + secrets.token_bytes(32))

@@ -561,9 +561,9 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
                 if i % 4 == 0:
                     sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + secrets.token_bytes(100))
                 elif i % 4 == 1:
-                    sock.sendall(b"HPau\x01\x01")
+                    sock.sendall(b"HPau\x02\x01")
                 elif i % 4 == 2 and listener.family == socket.AF_UNIX:
-                    socket.send_fds(sock, [b"HPau\x01\x01\0\0" + bytes(32)], [0, 1, 2])
+                    socket.send_fds(sock, [b"HPau\x02\x01\0\0" + bytes(32)], [0, 1, 2])
         original(connector, addresses, local, streams)
 
     monkeypatch.setattr(connect_module.Connector, "connect_to", attack_first)

@@ -1,9 +1,10 @@
 """One connection between two ranks while it is being established: authentication, then an exchange of hellos.
 
-Two ranks on different hosts may have several connections (*lanes*), numbered from 0. A hello has 40 bytes: magic,
-version, kind, refusal, lane, rank, size, generation, job. Between ranks on one host it carries two descriptors: the
-sender's memfd and eventfd. The listening rank checks the hello first and answers with its own hello, or with a refusal
-and its reason. Sockets are nonblocking; the event loop calls :meth:`PeerConnection.advance` when one is ready."""
+Two ranks on different hosts may have several connections (*lanes*), numbered from 0. A hello is an authenticated
+message (network/messages.py) of 40 bytes: magic, version, kind, refusal, lane, rank, size, generation, job. Between
+ranks on one host it carries two descriptors: the sender's memfd and eventfd. The listening rank checks the hello first
+and answers with its own hello, or with a refusal and its reason. Sockets are nonblocking; the event loop calls
+:meth:`PeerConnection.advance` when one is ready."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from collections.abc import Callable
 
 from horoplug.base.errors import AuthenticationError, ProtocolError
 from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
+from horoplug.rendezvous.network.messages import OVERHEAD, MessageChannel
 
 _HELLO = struct.Struct("!4sBBBBIIQ16s")
 _MAGIC = b"HPme"
@@ -71,7 +73,7 @@ class Identity:
         """memfd and eventfd; None until it is known that a peer is on this host."""
 
     def hello(self, kind: int = _OFFER, refusal: int = 0, lane: int = 0) -> bytes:
-        """The 40 bytes of a hello or, with ``refusal``, of a refusal."""
+        """The payload of a hello or, with ``refusal``, of a refusal."""
         return _HELLO.pack(
             _MAGIC, _VERSION, kind, refusal, lane, self.rank, self.size, self.generation, self.job
         )
@@ -116,6 +118,7 @@ class PeerConnection:
         role = Role.SERVER if target is None else Role.CLIENT
         context = listener_context(me.rank if target is None else target)
         self._handshake = Handshake(me.secret, role, context, label)
+        self._channel: MessageChannel | None = None  # once authenticated
 
     def connected(self) -> None:
         """The outgoing connection has been accepted by the peer's kernel: start to authenticate."""
@@ -161,7 +164,7 @@ class PeerConnection:
     def _receive(self) -> bool:
         """Read and handle one frame; False once nothing more is expected."""
         greeting = self.stage is Stage.GREETING
-        size = _HELLO.size if greeting else FRAME_BYTES
+        size = _HELLO.size + OVERHEAD if greeting else FRAME_BYTES
         while len(self._inbox) < size:
             # Never read beyond this frame: descriptors that come with the next one would be lost.
             data = self._read(size - len(self._inbox), with_fds=greeting and self.local)
@@ -170,10 +173,15 @@ class PeerConnection:
             self._inbox += data
         frame, self._inbox = self._inbox, b""
         if greeting:
-            self._on_hello(frame)
+            assert self._channel is not None
+            hello = self._channel.take(bytearray(frame), _HELLO.size)
+            if hello is None or len(hello) != _HELLO.size:
+                raise ProtocolError(f"{self.label} sent no valid hello")
+            self._on_hello(hello)
         else:
             self._outbox += self._handshake.feed(frame)
             if self._handshake.done:
+                self._channel = self._handshake.channel()
                 self.stage = Stage.GREETING
                 if self.target is not None:
                     # Send the last proof on its own: the peer must not read it together with the
@@ -196,7 +204,8 @@ class PeerConnection:
         return data
 
     def _send_hello(self) -> None:
-        self._outbox += self._me.hello(lane=self.lane)
+        assert self._channel is not None
+        self._outbox += self._channel.seal(self._me.hello(lane=self.lane))
         if self.local and self._me.fds is not None:
             self._fds_out = self._me.fds
 
@@ -238,14 +247,15 @@ class PeerConnection:
         else:
             refusal = self._admit(rank, lane, self.local)
         if refusal is not None:
-            self._send_last(self._me.hello(_REFUSAL, refusal))
+            assert self._channel is not None
+            self._send_last(self._channel.seal(self._me.hello(_REFUSAL, refusal)))
             raise ProtocolError(
                 f"{self.label} (rank {rank} of {size}, generation {generation}, lane {lane}) was refused: "
                 f"{refusal.name.lower()}"
             )
 
     def _flush_or_fail(self) -> None:
-        """Send the last 40 bytes. The connection has carried only a few hundred, so its buffer has room for them."""
+        """Send the last message. The connection has carried only a few hundred, so its buffer has room for them."""
         try:
             self._flush()
         except BlockingIOError:

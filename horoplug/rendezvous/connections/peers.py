@@ -1,7 +1,8 @@
 """Connects every rank with every other rank and hands the connections to the core as open descriptors.
 
 1. Every rank publishes a record in the store (version, size, host key, name of its Unix listener) and waits for the
-   records of all others.
+   records of all others. That of rank 0 also has fresh random bytes, from which, with the job's secret, follows the
+   key that authenticates objects (horoplug/common/object_tags.py).
 2. If the ranks are on several hosts, every rank opens a TCP listener and publishes its address, and the number of
    connections that it wants to each rank on another host.
 3. Rank j connects to every i < j: over an abstract Unix socket on the same host (it leaves nothing in the file system,
@@ -19,7 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import hmac
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +45,8 @@ from horoplug.rendezvous.connections.records import RankRecords, Record
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.topology import Topology, host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
+
+_NONCE_BYTES = 32
 
 Address = tuple[str, int] | str
 """Where a rank listens: host and port, or on this host the name of its Unix socket."""
@@ -74,6 +80,8 @@ class PeerConnections:
     """Of TCP messages between hosts, the same on all ranks (see measure.py); None if unknown."""
     mpi: MpiTransport | None = None
     """MPI, if it carries the data between hosts instead of the connections."""
+    object_key: bytes = b""
+    """Authenticates the objects of this generation; the same on all ranks. Empty in a job of one rank."""
     owned: bool = True
 
     def release(self) -> dict[str, Any]:
@@ -181,6 +189,8 @@ class _PeerConnector:
         name, listener = unix_listener(self.size)
         self.connector.listen(listener)
         record = {"version": version(), "size": self.size, "host": key, "unix": name}
+        if self.rank == 0:
+            record["nonce"] = secrets.token_hex(_NONCE_BYTES)
         self.records.publish("rank", record)
         found = self.records.collect("rank", others)
         found[self.rank] = record
@@ -204,8 +214,24 @@ class _PeerConnector:
         segment, doorbell = self.own_fds or (-1, -1)
         self.own_fds = []
         return _assemble(
-            self.rank, self.size, where, peers, (segment, doorbell), lanes, speed, chosen
+            self.rank,
+            self.size,
+            where,
+            peers,
+            (segment, doorbell),
+            lanes,
+            speed,
+            chosen,
+            self._object_key(found[0]),
         )
+
+    def _object_key(self, record: Record) -> bytes:
+        """The key that authenticates objects. ``record``: that of rank 0."""
+        nonce = str(record.get("nonce", "")).encode()
+        if len(nonce) != 2 * _NONCE_BYTES:
+            raise ProtocolError("rank 0 has published something unreadable")
+        data = b"horoplug objects\0" + nonce + self.records.prefix.encode()
+        return hmac.new(self.me.secret, data, hashlib.sha256).digest()
 
     def _exchange_tcp(
         self, interface: str | None, remote: list[int], data_timeout: float, streams: int
@@ -305,6 +331,7 @@ def _assemble(
     lanes: dict[int, list[int]] | None = None,
     speed: LinkSpeed | None = None,
     mpi: MpiTransport | None = None,
+    object_key: bytes = b"",
 ) -> PeerConnections:
     return PeerConnections(
         rank=rank,
@@ -322,4 +349,5 @@ def _assemble(
         lanes=lanes or {},
         speed=speed,
         mpi=mpi,
+        object_key=object_key,
     )

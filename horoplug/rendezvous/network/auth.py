@@ -12,8 +12,8 @@
 Every frame has 40 bytes: magic, version, kind, two zero bytes, 32 bytes of body. Both nonces are fresh and the label
 binds the role, so that nothing one side sent can serve as the other side's answer, now (reflection) or later (replay).
 The context names the listener (the store's, or that of rank 3): a proof for one listener cannot be relayed to another.
-The server proves itself only to a client that has proved itself. The handshake authenticates and does not encrypt: an
-attacker who can rewrite packets on the network can still take over an established connection.
+The server proves itself only to a client that has proved itself. The handshake also gives both sides the keys that
+authenticate the messages that follow (messages.py): an attacker who only passes the handshake on does not learn them.
 
 :class:`Handshake` does no I/O, so that one event loop can run many; :func:`authenticate` runs one on a blocking socket.
 """
@@ -30,12 +30,13 @@ import struct
 import time
 
 from horoplug.base.errors import AuthenticationError, WrongSecretError
+from horoplug.rendezvous.network.messages import MessageChannel
 
 SECRET_BYTES = 32
 _FRAME = struct.Struct("!4sBBH32s")
 FRAME_BYTES = _FRAME.size
 _MAGIC = b"HPau"
-_VERSION = 1
+_VERSION = 2  # 1: the messages after the handshake had no tags
 _EMPTY = bytes(32)
 
 
@@ -96,6 +97,14 @@ class Handshake:
             raise self._fail(f"{self._peer} sent authentication frames out of order")
         return self._client(body) if self._role is Role.CLIENT else self._server(body)
 
+    def channel(self) -> MessageChannel:
+        """What authenticates the messages after the handshake, once that is :attr:`done`. Call it once."""
+        assert self.done
+        from_client, from_server = self._mac(b"client messages"), self._mac(b"server messages")
+        if self._role is Role.CLIENT:
+            return MessageChannel(from_client, from_server, self._peer)
+        return MessageChannel(from_server, from_client, self._peer)
+
     def _client(self, body: bytes) -> bytes:
         if self._expected is _Kind.HELLO:
             self._take_nonces(client=self._nonce, server=body)
@@ -146,10 +155,11 @@ def _pack(kind: _Kind, body: bytes) -> bytes:
 
 def authenticate(
     sock: socket.socket, secret: bytes, role: Role, context: bytes, timeout: float, peer: str
-) -> None:
+) -> MessageChannel:
     """Run a handshake on a connected socket, within ``timeout`` seconds. The socket's own timeout is restored.
 
-    Errors: AuthenticationError; the socket is then unusable, and the caller has to close it."""
+    Returns what authenticates the messages that follow. Errors: AuthenticationError; the socket is then unusable, and
+    the caller has to close it."""
     deadline = time.monotonic() + timeout
     before = sock.gettimeout()
     handshake = Handshake(secret, role, context, peer)
@@ -166,6 +176,7 @@ def authenticate(
                 if time.monotonic() > deadline:
                     raise TimeoutError
             _send(sock, handshake.feed(frame), deadline)
+        return handshake.channel()
     except AuthenticationError:
         with contextlib.suppress(OSError):
             _send(sock, handshake.farewell, time.monotonic() + 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
@@ -16,9 +17,11 @@ from horoplug.base.errors import (
     RankTakenError,
     RendezvousError,
     StoreTimeoutError,
+    TamperedMessageError,
 )
 from horoplug.rendezvous.network.auth import Role, authenticate
 from horoplug.rendezvous.network.fork import close_in_children
+from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.protocol import Op, Reader, Reply
 
@@ -41,9 +44,11 @@ class StoreClient:
 
     Thread-safe, but a blocking call delays the calls of other threads."""
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
-        """``sock``: connected and authenticated, see :meth:`connect`. ``peer``: names the server in messages."""
+    def __init__(self, sock: socket.socket, channel: MessageChannel, peer: str) -> None:
+        """``sock``: connected and authenticated, see :meth:`connect`; ``channel``: authenticates the messages on it.
+        ``peer``: names the server in messages."""
         self._sock = sock
+        self._channel = channel
         self._peer = peer
         self._lock = threading.Lock()
         self._tags = itertools.count(1)
@@ -86,9 +91,10 @@ class StoreClient:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             remaining = max(deadline - time.monotonic(), 0.5)
-            authenticate(sock, secret, Role.CLIENT, protocol.AUTH_CONTEXT, remaining, peer)
+            context = protocol.AUTH_CONTEXT
+            channel = authenticate(sock, secret, Role.CLIENT, context, remaining, peer)
             sock.setblocking(False)
-            return cls(sock, peer)
+            return cls(sock, channel, peer)
         except BaseException:
             sock.close()
             raise
@@ -158,7 +164,7 @@ class StoreClient:
         pending = PendingGet(next(self._tags), keys, timeout)
         payload = protocol.pack_get(timeout, [key.encode() for key in keys], who)
         with self._lock:
-            self._send(protocol.frame(Op.GET, pending.tag, payload))
+            self._send(protocol.pack(Op.GET, pending.tag, payload))
         return pending
 
     def poll_get(self, pending: PendingGet) -> list[bytes] | None:
@@ -226,7 +232,7 @@ class StoreClient:
         deadline = time.monotonic() + timeout
         with self._lock:
             tag = next(self._tags)
-            self._send(protocol.frame(op, tag, payload))
+            self._send(protocol.pack(op, tag, payload))
             self._receive()
             while tag not in self._answers:
                 if self._end is not None:
@@ -244,8 +250,10 @@ class StoreClient:
             raise RendezvousError(f"{self._peer} refused: {reader.text()}")
         return kind, reader
 
-    def _send(self, data: bytes) -> None:
-        view = memoryview(data)
+    def _send(self, message: bytes) -> None:
+        if isinstance(self._end, TamperedMessageError):
+            raise self._end
+        view = memoryview(self._channel.seal(message))
         deadline = time.monotonic() + 30.0
         while view:
             try:
@@ -268,16 +276,20 @@ class StoreClient:
             if not data:
                 self._end = self._gone(None)
             self._inbox += data
-        while len(self._inbox) >= protocol.HEADER.size:
-            kind, tag, length = protocol.parse_header(self._inbox, protocol.MAX_REPLY)
-            end = protocol.HEADER.size + length
-            if len(self._inbox) < end:
-                break
-            if tag in self._abandoned:
-                self._abandoned.remove(tag)
-            else:
-                self._answers[tag] = kind, bytes(self._inbox[protocol.HEADER.size : end])
-            del self._inbox[:end]
+        try:
+            while not isinstance(self._end, TamperedMessageError):
+                message = self._channel.take(self._inbox, protocol.MAX_REPLY)
+                if message is None:
+                    break
+                kind, tag, payload = protocol.unpack(message)
+                if tag in self._abandoned:
+                    self._abandoned.remove(tag)
+                else:
+                    self._answers[tag] = kind, payload
+        except TamperedMessageError as error:
+            self._end = error
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
 
     def _wait_readable(self, deadline: float) -> None:
         self._wait(select.POLLIN, deadline)

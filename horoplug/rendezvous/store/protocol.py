@@ -1,8 +1,8 @@
-"""The store's wire protocol: a 12-byte header and a strictly parsed binary payload, with a limit on every size.
+"""The store's wire protocol: an 8-byte header and a strictly parsed binary payload, with a limit on every size.
 
-Header in both directions: kind u8, three zero bytes, tag u32, payload length u32, big-endian. A reply carries the tag
-of its request. Only GET may be answered out of order, so that a client can make other requests while it waits. A key is
-length u16 and bytes, a value length u32 and bytes, a rank i32 (-1: none)."""
+A message of the connection (network/messages.py) has a header, kind u8, three zero bytes and tag u32, big-endian, and
+the payload. A reply carries the tag of its request. Only GET may be answered out of order, so that a client can make
+other requests while it waits. A key is length u16 and bytes, a value length u32 and bytes, a rank i32 (-1: none)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 
 from horoplug.base.errors import ProtocolError
 
-HEADER = struct.Struct("!BHBII")
+HEADER = struct.Struct("!BHBI")
 MAX_KEY = 512
 MAX_VALUE = 1 << 20
 MAX_TEXT = 1024
 MAX_KEYS = 1 << 17  # of one GET; the largest job has that many ranks
-MAX_REQUEST = 8 << 20
+MAX_REQUEST = 8 << 20  # these two with the header
 MAX_REPLY = 64 << 20
 MAX_WAITING = 8  # pending GETs of one connection
 
@@ -137,18 +137,16 @@ def pack_get(timeout: float, keys: Sequence[bytes], owners: Iterable[int]) -> by
     return b"".join(parts)
 
 
-def frame(kind: int, tag: int, payload: bytes = b"") -> bytes:
+def pack(kind: int, tag: int, payload: bytes = b"") -> bytes:
     """A message: header and payload."""
-    return HEADER.pack(kind, 0, 0, tag, len(payload)) + payload
+    return HEADER.pack(kind, 0, 0, tag) + payload
 
 
-def parse_header(data: bytes | bytearray, limit: int) -> tuple[int, int, int]:
-    """(kind, tag, payload length) of the message that begins with ``data``. ``limit``: for the payload length.
-
-    Errors: ProtocolError."""
-    kind, zero, zero_too, tag, length = HEADER.unpack_from(data)
+def unpack(message: bytes) -> tuple[int, int, bytes]:
+    """(kind, tag, payload) of a message. Errors: ProtocolError."""
+    if len(message) < HEADER.size:
+        raise ProtocolError("a message has no header")
+    kind, zero, zero_too, tag = HEADER.unpack_from(message)
     if zero or zero_too:
         raise ProtocolError("a message has no valid header")
-    if length > limit:
-        raise ProtocolError(f"a message of {length} bytes; the limit is {limit}")
-    return kind, tag, length
+    return kind, tag, message[HEADER.size :]

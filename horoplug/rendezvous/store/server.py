@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Hashable
 
-from horoplug.base.errors import AuthenticationError, ProtocolError
+from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
 from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
 from horoplug.rendezvous.network.fork import close_in_children
+from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.state import StoreState
 
@@ -35,6 +36,7 @@ class _Connection:
     peer: str
     handshake: Handshake | None  # None: authenticated
     deadline: float  # for authentication
+    channel: MessageChannel | None = None  # once authenticated
     inbox: bytearray = dataclasses.field(default_factory=bytearray)
     outbox: bytearray = dataclasses.field(default_factory=bytearray)
     events: int = selectors.EVENT_READ
@@ -214,6 +216,9 @@ class StoreServer:
                     return
                 connection.inbox += data
                 self._parse(connection)
+        except TamperedMessageError as error:
+            self._complain(None, str(error))
+            self._close(connection, "was disconnected: a message from it was changed on its way")
         except AuthenticationError as error:
             if connection.handshake is not None and connection.handshake.farewell:
                 self._send_last(connection, connection.handshake.farewell)
@@ -234,37 +239,37 @@ class StoreServer:
                     return
                 answer = connection.handshake.feed(bytes(inbox[:FRAME_BYTES]))
                 del inbox[:FRAME_BYTES]
-                self._reply(connection, answer)
+                self._queue(connection, answer)
                 if connection.handshake.done:
+                    connection.channel = connection.handshake.channel()
                     connection.handshake = None
                     self._unauthenticated.pop(connection, None)
                 continue
-            if len(inbox) < protocol.HEADER.size:
+            assert connection.channel is not None
+            message = connection.channel.take(inbox, protocol.MAX_REQUEST)
+            if message is None:
                 return
-            kind, tag, length = protocol.parse_header(inbox, protocol.MAX_REQUEST)
-            end = protocol.HEADER.size + length
-            if len(inbox) < end:
-                return
-            payload = bytes(inbox[protocol.HEADER.size : end])
-            del inbox[:end]
-            self._state.request(connection, kind, tag, payload, time.monotonic())
+            self._state.request(connection, *protocol.unpack(message), time.monotonic())
 
     # ---- output ------------------------------------------------------------------------------------------------------
 
-    def _reply(self, session: Hashable, data: bytes) -> None:
+    def _reply(self, session: Hashable, message: bytes) -> None:
         assert isinstance(session, _Connection)
-        if not session.open or not data:
-            return
-        session.outbox += data
-        if len(session.outbox) > MAX_OUTPUT:
-            self._complain(session, "was disconnected: it does not read its answers", close=True)
+        assert session.channel is not None
+        if session.open:
+            self._queue(session, session.channel.seal(message))
+
+    def _queue(self, connection: _Connection, data: bytes) -> None:
+        connection.outbox += data
+        if len(connection.outbox) > MAX_OUTPUT:
+            self._complain(connection, "was disconnected: it does not read its answers", close=True)
             return
         try:
-            self._flush(session)
+            self._flush(connection)
         except OSError:
             # The end of the connection is noticed when it is read. Closing here could modify the
             # collection of waiting sessions while a caller iterates over it.
-            session.outbox.clear()
+            connection.outbox.clear()
 
     def _flush(self, connection: _Connection) -> None:
         try:
@@ -290,7 +295,7 @@ class StoreServer:
         if close and connection is not None:
             self._close(connection)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: _Connection, reason: str = "ended without saying goodbye") -> None:
         if not connection.open:
             return
         connection.open = False
@@ -298,4 +303,4 @@ class StoreServer:
         connection.sock.close()
         self._connections.pop(connection, None)
         self._unauthenticated.pop(connection, None)
-        self._state.closed(connection)
+        self._state.closed(connection, reason)

@@ -1,7 +1,7 @@
 """The state machine of the store, without I/O and without a clock.
 
 A *session* is one authenticated connection, for this module an opaque object. Every request is answered through
-``reply(session, frame)``: at once, or for a GET that has to wait, when its last key is set, its deadline passes, or a
+``reply(session, message)``: at once, or for a GET that has to wait, when its last key is set, its deadline passes, or a
 rank that owns one of its keys is lost."""
 
 from __future__ import annotations
@@ -179,15 +179,15 @@ class StoreState:
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def closed(self, session: Hashable) -> None:
-        """A connection has ended. If its rank has not sent LEAVE, the rank is lost."""
+    def closed(self, session: Hashable, reason: str = "ended without saying goodbye") -> None:
+        """A connection has ended. If its rank has not sent LEAVE, the rank is lost, for this ``reason``."""
         for get in list(self._of_session.get(session, ())):
             self._forget(get)
         rank = self._rank_of.get(session)
         if rank is not None:
             description = self._sessions[rank][1]
             self._leave(session)
-            self.lost(rank, f"rank {rank} ({description}) ended without saying goodbye")
+            self.lost(rank, f"rank {rank} ({description}) {reason}")
 
     def lost(self, rank: int, text: str) -> None:
         """A rank has ended and will set no more keys. The first reason given for a rank is kept."""
@@ -221,7 +221,7 @@ class StoreState:
                     self._finish(get, Reply.LOST, payload)
 
     def _answer_values(self, get: _Get) -> None:
-        size = sum(len(self._values[key]) + 4 for key in get.keys)
+        size = sum(len(self._values[key]) + 4 for key in get.keys) + protocol.HEADER.size
         if size > protocol.MAX_REPLY:
             text = f"the values asked for have {size} bytes; the limit is {protocol.MAX_REPLY}"
             self._finish(get, Reply.REFUSED, protocol.pack_text(text))
@@ -247,4 +247,4 @@ class StoreState:
                     del self._waiting[get.keys[i]]
 
     def _answer(self, session: Hashable, kind: Reply, tag: int, payload: bytes = b"") -> None:
-        self._reply(session, protocol.frame(kind, tag, payload))
+        self._reply(session, protocol.pack(kind, tag, payload))

@@ -1,0 +1,132 @@
+"""Authenticates the objects of ``broadcast_object`` and ``allgather_object`` before they are unpickled.
+
+Objects travel as the data of ordinary operations, over connections whose later traffic is not authenticated. Each
+pickled object therefore has a header:
+
+    source rank u64, number u64, length u64, SHA-256 of the pickled object, tag
+
+    tag = HMAC-SHA256(key, operation, process set, name, the fields before)
+
+All ranks of a job derive the key from the job's secret, anew in every generation
+(:func:`horoplug.rendezvous.connections.peers.connect_peers`). Each rank numbers the objects that it sends. A receiver
+requires that the numbers from a rank grow, separately for each operation, process set and name: the operations of one
+name run one after the other, those of different names may run in any order. Ranks need not agree on the numbers, since
+after a failed operation, or a ``join``, they have not called the same operations."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import hmac
+import itertools
+import struct
+import threading
+from typing import NamedTuple
+
+from horoplug.base.errors import TamperedMessageError
+
+_FIELDS = struct.Struct("!QQQ32s")
+HEADER_BYTES = _FIELDS.size + 32
+_REMEMBERED = 1 << 14  # numbers, one for each operation and source
+_REMEMBERED_PER_RANK = 256
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Operation(NamedTuple):
+    """The operation that carries objects."""
+
+    kind: str
+    """``broadcast`` or ``allgather``."""
+    process_set: int
+    name: str | None
+
+
+class _Known:
+    """What one rank knows about an operation."""
+
+    __slots__ = ("last", "mac")
+
+    def __init__(self, key: bytes, operation: Operation) -> None:
+        name = b"" if operation.name is None else b"named " + operation.name.encode()
+        context = f"{operation.kind} {operation.process_set} ".encode() + name
+        self.mac = hmac.new(key, len(context).to_bytes(4, "big") + context, hashlib.sha256)
+        self.last: dict[int, int] = {}  # by source: the number that was accepted last
+
+    def tag(self, fields: Buffer) -> bytes:
+        mac = self.mac.copy()
+        mac.update(fields)
+        return mac.digest()
+
+
+class ObjectTags:
+    """Makes and checks the headers of one rank in one generation. Thread-safe."""
+
+    def __init__(self, key: bytes, rank: int, size: int) -> None:
+        """``key``: the same on all ranks; ``size``: number of ranks."""
+        self._key = key
+        self._rank = rank
+        self._capacity = _REMEMBERED + _REMEMBERED_PER_RANK * size
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        # The operation that has not been used for longest comes first.
+        self._known: collections.OrderedDict[Operation, _Known] = collections.OrderedDict()
+        self._remembered = 0  # numbers in all of _known
+        self._floors: dict[int, int] = {}  # by source: the highest number that was forgotten
+
+    def seal(self, operation: Operation, data: Buffer) -> bytes:
+        """The header of an object that this rank sends."""
+        digest = hashlib.sha256(data).digest()
+        fields = _FIELDS.pack(self._rank, next(self._numbers), len(data), digest)
+        return fields + self._find(operation).tag(fields)
+
+    def check_header(self, operation: Operation, source: int, header: Buffer) -> tuple[int, bytes]:
+        """Check the header of an object from rank ``source``. Returns the object's length, and its SHA-256 for
+        :meth:`check`. Errors: TamperedMessageError."""
+        known = self._find(operation)
+        fields = header[: _FIELDS.size]
+        if not hmac.compare_digest(known.tag(fields), header[_FIELDS.size :]):
+            raise _error(operation, source, "was changed on its way, or made by somebody else")
+        sender, number, length, digest = _FIELDS.unpack(fields)
+        if sender != source:
+            raise _error(operation, source, f"is one from rank {sender}")
+        with self._lock:
+            last = known.last.get(source)
+            floor = self._floors.get(source, 0) if last is None else last
+            if number > floor:
+                known.last[source] = number
+                self._remembered += last is None
+        if number <= floor:
+            raise _error(operation, source, "was repeated, or came out of order")
+        return length, digest
+
+    def _find(self, operation: Operation) -> _Known:
+        with self._lock:
+            known = self._known.get(operation)
+            if known is None:
+                known = self._known[operation] = _Known(self._key, operation)
+                self._remembered += 1
+                while self._remembered > self._capacity and len(self._known) > 1:
+                    self._forget()
+            else:
+                self._known.move_to_end(operation)
+            return known
+
+    def _forget(self) -> None:
+        _, known = self._known.popitem(last=False)
+        self._remembered -= 1 + len(known.last)
+        for source, number in known.last.items():
+            self._floors[source] = max(self._floors.get(source, 0), number)
+
+
+def check(operation: Operation, source: int, digest: bytes, data: Buffer) -> None:
+    """Check that an object is the one of the header with this SHA-256. Errors: TamperedMessageError."""
+    if hashlib.sha256(data).digest() != digest:
+        raise _error(operation, source, "was changed on its way")
+
+
+def _error(operation: Operation, source: int, what: str) -> TamperedMessageError:
+    name = "" if operation.name is None else f" {operation.name}"
+    return TamperedMessageError(
+        f"{operation.kind}_object{name}: the object from rank {source} {what}; it was not unpickled"
+    )

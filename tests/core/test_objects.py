@@ -1,0 +1,258 @@
+"""broadcast_object and allgather_object: what did not come from a rank of the job is not unpickled."""
+
+import collections
+import contextlib
+import itertools
+import os
+import pickle
+import random
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import horoplug.numpy as hvd
+from horoplug.common import object_tags
+from horoplug.common.object_tags import HEADER_BYTES, ObjectTags, Operation
+from horoplug.rendezvous.connections import connector
+from horoplug.rendezvous.errors import TamperedMessageError
+from tests.harness.support import seed
+
+pytest_plugins = ["tests.harness.jobs"]
+
+OPERATION = Operation("broadcast", 0, None)
+
+
+def ranks(size, key=b"k" * 32):
+    return [ObjectTags(key, rank, size) for rank in range(size)]
+
+
+def opened(receiver, operation, source, header, data):
+    length, digest = receiver.check_header(operation, source, header)
+    object_tags.check(operation, source, digest, data)
+    return length
+
+
+# ---- headers ---------------------------------------------------------------------------------------------------------
+
+
+def test_authentic_objects_are_accepted():
+    a, b = ranks(2)
+    for i in range(100):
+        data = bytes(i)
+        header = a.seal(OPERATION, data)
+        assert len(header) == HEADER_BYTES
+        assert opened(b, OPERATION, 0, header, data) == i
+
+
+def test_any_changed_byte_is_noticed():
+    a, _ = ranks(2)
+    data = b"pickle"
+    sealed = a.seal(OPERATION, data) + data
+    for place in range(len(sealed)):
+        _, b = ranks(2)
+        changed = bytearray(sealed)
+        changed[place] ^= 1 << random.randrange(8)
+        with pytest.raises(TamperedMessageError, match="broadcast_object: the object from rank 0"):
+            opened(b, OPERATION, 0, changed[:HEADER_BYTES], changed[HEADER_BYTES:])
+    for length in range(HEADER_BYTES):
+        with pytest.raises(TamperedMessageError):
+            b.check_header(OPERATION, 0, sealed[:length])
+
+
+@pytest.mark.parametrize("other", ["kind", "set", "name", "source", "key"])
+def test_objects_of_another_operation_are_refused(other):
+    a, b = ranks(2)
+    changes = {"kind": {"kind": "allgather"}, "set": {"process_set": 1}, "name": {"name": "x"}}
+    header = a.seal(OPERATION._replace(**changes.get(other, {})), b"x")
+    if other == "key":
+        header = ranks(2, b"l" * 32)[0].seal(OPERATION, b"x")
+    with pytest.raises(TamperedMessageError):
+        b.check_header(OPERATION, int(other == "source"), header)
+
+
+def test_repeated_and_reordered_objects_are_refused():
+    a, b = ranks(2)
+    one, two, three = (a.seal(OPERATION, b"x") for _ in range(3))
+    b.check_header(OPERATION, 0, two)
+    for old in (one, two, one):
+        with pytest.raises(TamperedMessageError, match="was repeated, or came out of order"):
+            b.check_header(OPERATION, 0, old)
+    b.check_header(OPERATION, 0, three)
+
+
+def test_operations_of_different_names_may_run_in_any_order():
+    a, b = ranks(2)
+    rng = random.Random(seed())
+    sent = [(name, a.seal(Operation("broadcast", 0, name), b"x")) for name in "abcdef"]
+    for _ in range(20):
+        rng.shuffle(sent)
+        for name, header in sent:
+            b.check_header(Operation("broadcast", 0, name), 0, header)
+        sent = [(name, a.seal(Operation("broadcast", 0, name), b"x")) for name in "abcdef"]
+
+
+def test_names_that_are_used_once_do_not_fill_memory():
+    a, b = ranks(2)
+    first = a.seal(Operation("broadcast", 0, "0"), b"x")
+    b.check_header(Operation("broadcast", 0, "0"), 0, first)
+    for i in range(1, b._capacity // 2 + 100):
+        name = Operation("broadcast", 0, str(i))
+        b.check_header(name, 0, a.seal(name, b"x"))
+    assert b._remembered <= b._capacity
+    with pytest.raises(TamperedMessageError, match="repeated"):  # although its name is forgotten
+        b.check_header(Operation("broadcast", 0, "0"), 0, first)
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+class Evil:
+    """Unpickling it executes code."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+class Relay:
+    """Passes on everything that goes from ``target`` to the process that connects to ``address``, except that it
+    replaces one text by another."""
+
+    def __init__(self, target, text, replacement):
+        assert len(text) == len(replacement)
+        self.replaced = 0
+        self._target, self._text, self._replacement = target, text, replacement
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        client = self._listener.accept()[0]
+        server = socket.create_connection(self._target)
+        self._listener.close()
+        threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
+        self._forward(server, client, attack=True)
+
+    def _forward(self, source, sink, attack=False):
+        held = b""
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                held += data
+                sending = len(held)
+                if attack:
+                    self.replaced += held.count(self._text)
+                    held = held.replace(self._text, self._replacement)
+                    # A part of the text at the end may go on in the next packet.
+                    part = (n for n in range(1, len(self._text)) if held.endswith(self._text[:n]))
+                    sending -= max(part, default=0)
+                sink.sendall(held[:sending])
+                held = held[sending:]
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def start_behind_relay(text, replacement):
+    """Rank 1 connects to rank 0 through a relay."""
+    original = connector.Connector.connect_to
+
+    def connect_to(self, addresses, local, streams):
+        if self._me.rank == 1:
+            relay = sys.horoplug_relay = Relay(addresses[0], text, replacement)
+            addresses = addresses | {0: relay.address}
+        return original(self, addresses, local, streams)
+
+    connector.Connector.connect_to = connect_to
+    try:
+        hvd.init()
+    finally:
+        connector.Connector.connect_to = original
+
+
+@pytest.mark.parametrize("operation", ["broadcast_object", "allgather_object"])
+def test_pickle_that_was_replaced_on_the_network_is_not_unpickled(pool, operation, tmp_path):
+    secret = "x" * 2000
+    text = cloudpickle.dumps(secret)
+    evil = pickle.dumps(Evil(str(tmp_path / "evil"))).ljust(len(text), b".")
+    with pool.ranks(2, hosts="ab", init=False) as job:
+        job.run(start_behind_relay, text, evil)
+        call = lambda: getattr(hvd, operation)(secret)  # noqa: E731
+        good, bad = job.outcomes(call)
+        assert not good.failed, good
+        assert bad.kind == "TamperedMessageError", bad
+        assert "HorovodInternalError" in bad.bases
+        assert f"{operation}: the object from rank 0 was changed on its way" in bad.message
+        assert job.run(lambda: hvd.rank() == 0 or sys.horoplug_relay.replaced) == [True, 1]
+    assert not Path(tmp_path / "evil").exists()
+
+
+@pytest.fixture(scope="module")
+def job(pool):
+    with pool.ranks(3, hosts="aab") as ranks:
+        yield ranks
+
+
+def test_objects_after_operations_that_not_all_ranks_called(job):
+    """Ranks need not have called the same operations: one joins early, and a process set has some of them."""
+
+    def work():
+        some = hvd.add_process_set([0, 2])
+        seen = []
+        for step in range(3):
+            if some.included():
+                seen.append(hvd.broadcast_object(step, 2, process_set=some))
+                seen += hvd.allgather_object((step, hvd.rank()), process_set=some)
+            if hvd.rank() > step % 2:
+                seen += hvd.allgather_object(hvd.rank(), "while others have joined")
+            hvd.join()
+            seen.append(hvd.broadcast_object(hvd.rank(), 1))
+            assert hvd.allgather_object(hvd.rank()) == [0, 1, 2]
+        hvd.remove_process_set(some)
+        return seen
+
+    zero, one, two = job.run(work)
+    assert zero == [0, (0, 0), (0, 2), 1, 1, (1, 0), (1, 2), 1, 2, (2, 0), (2, 2), 1]
+    assert one == [1, 2, 1, 1, 1, 2, 1]
+    assert [item for item in two if isinstance(item, tuple)] == [
+        (step, rank) for step in range(3) for rank in (0, 2)
+    ]
+
+
+def test_threads_exchange_objects_at_the_same_time(job):
+    """Named operations in different orders on different ranks, and several threads without names."""
+
+    def work(number):
+        rng = random.Random(number + hvd.rank())
+        results = collections.defaultdict(list)
+
+        def named(name):
+            for i in range(20):
+                results[name].append(hvd.broadcast_object((name, i), i % 3, name))
+                results[name] += hvd.allgather_object(i, name)
+
+        def unnamed(name):
+            for _ in range(20):
+                results[name] += hvd.allgather_object(None)
+
+        threads = [threading.Thread(target=named, args=(name,)) for name in "abc"]
+        threads += [threading.Thread(target=unnamed, args=(name,)) for name in "xy"]
+        rng.shuffle(threads)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return dict(results)
+
+    expected = {
+        name: list(itertools.chain.from_iterable(((name, i), i, i, i) for i in range(20)))
+        for name in "abc"
+    }
+    for found in job.run(work, seed()):
+        assert {name: found[name] for name in "abc"} == expected
+        assert found["x"] == found["y"] == [None] * 60
