@@ -98,7 +98,10 @@ void put_item(Writer& writer, Series& series, const DecisionItem& item) {
       put_leaver(writer, item.rank);
       break;
     case DecisionItem::Kind::kUninstallPlan:
+    case DecisionItem::Kind::kPausePlan:
       writer.put_varint(item.batch);
+      break;
+    case DecisionItem::Kind::kResumePlan:
       break;
     case DecisionItem::Kind::kDependencyQuery:
       writer.put_varint(item.batch);
@@ -146,7 +149,10 @@ DecisionItem get_item(Reader& reader, Series& series) {
       item.rank = get_leaver(reader);
       break;
     case DecisionItem::Kind::kUninstallPlan:
+    case DecisionItem::Kind::kPausePlan:
       item.batch = reader.get_varint();
+      break;
+    case DecisionItem::Kind::kResumePlan:
       break;
     case DecisionItem::Kind::kDependencyQuery:
       item.batch = reader.get_varint();

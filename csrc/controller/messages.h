@@ -42,7 +42,7 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 22;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 10;
+  static constexpr std::uint32_t kProtocol = 11;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -74,8 +74,10 @@ struct DecisionItem {
     kInstallPlan,      // from here on the operations of a step run in these batches, without
                        // negotiation
     kUninstallPlan,    // ends the plan
+    kPausePlan,        // batches that are not of the plan follow, and then kResumePlan
+    kResumePlan,
   };
-  static constexpr int kKindCount = 8;
+  static constexpr int kKindCount = 10;
   struct Member {
     std::optional<std::uint32_t> id;  // its id in the name table
     std::string name;                 // present if the id is new, or there is none
@@ -87,7 +89,7 @@ struct DecisionItem {
 
   Kind kind = Kind::kBatch;
   // kBatch, kJoined: the batch's number. kDependencyQuery, kInstallPlan: the query's number.
-  // kUninstallPlan: the last batch that runs.
+  // kUninstallPlan, kPausePlan: the last batch of the plan that runs.
   std::uint64_t batch = 0;
   std::vector<Member> members;   // kBatch
   std::string name;              // kError: the operation that fails

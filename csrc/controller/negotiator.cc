@@ -22,10 +22,10 @@ Negotiator::Negotiator(std::uint32_t set, TreePosition position, Options options
 void Negotiator::submit(const std::string& name, const Signature& signature,
                         std::uint64_t dependency_epoch) {
   pending_.add(name, signature, dependency_epoch);
-  if (!plan_) {
+  if (plan_) {
+    submit_to_plan(name, signature);
+  } else {
     enter(name, signature);
-  } else if (!plan_->ready(name, signature)) {
-    break_plan();
   }
 }
 
@@ -69,7 +69,7 @@ void Negotiator::fail_all(const Status& status) {
 void Negotiator::batch_done(std::uint32_t plan, double now) {
   if (plan == 0) {
     if (is_root()) queue_.batch_done();
-  } else if (plan_ && plan_->epoch() == plan) {
+  } else if (plan_ && plan_->running() && plan_->running_epoch() == plan) {
     for (const std::string& name : plan_->last()) pending_.erase(name);
     plan_->batch_done();
     if (is_root() && plan_->at_step_end()) {
@@ -216,12 +216,13 @@ void Negotiator::decide(ReadinessTable::Complete complete) {
 // ---- decisions ----
 
 void Negotiator::flush() {
-  if (plan_) {
-    join_plan();
-  } else if (is_root()) {
-    flush_decisions();
-  } else {
+  if (plan_) join_plan();
+  if (!is_root()) {
     flush_up();
+  } else if (plan_) {
+    flush_beside_plan();
+  } else {
+    flush_decisions();
   }
 }
 
@@ -292,9 +293,11 @@ void Negotiator::apply_batch(const DecisionItem& item, Decision& decision) {
     if (member.id && !member.name.empty() && !table_.set(*member.id, name, signature)) {
       throw WireError("name id out of order");
     }
-    learner_.note(name, signature,
-                  pending != nullptr && member.absent.empty() ? pending->dependency_epoch
-                                                              : PlanLearner::kNoDependencyEpoch);
+    if (!plan_) {
+      learner_.note(name, signature,
+                    pending != nullptr && member.absent.empty() ? pending->dependency_epoch
+                                                                : PlanLearner::kNoDependencyEpoch);
+    }
     if (is_absent) {
       decision.unknown.emplace(name, signature);
     } else {
@@ -305,10 +308,24 @@ void Negotiator::apply_batch(const DecisionItem& item, Decision& decision) {
   }
 }
 
+bool Negotiator::fits_plan_state(DecisionItem::Kind kind) const {
+  switch (kind) {
+    case DecisionItem::Kind::kError:
+      return true;
+    case DecisionItem::Kind::kBatch:
+      return !plan_ || paused_;
+    case DecisionItem::Kind::kUninstallPlan:
+    case DecisionItem::Kind::kPausePlan:
+    case DecisionItem::Kind::kResumePlan:
+      return plan_.has_value();
+    default:
+      return !plan_;
+  }
+}
+
 void Negotiator::apply(const DecisionItem& item) {
   if (closed()) return;
-  const bool of_plan = item.kind == DecisionItem::Kind::kUninstallPlan;
-  if (of_plan != has_plan()) throw WireError("decision that does not match the plan state");
+  if (!fits_plan_state(item.kind)) throw WireError("decision that does not match the plan state");
   Decision decision;
   decision.kind = item.kind;
   switch (item.kind) {
@@ -321,6 +338,12 @@ void Negotiator::apply(const DecisionItem& item) {
       return;
     case DecisionItem::Kind::kUninstallPlan:
       uninstall_plan(item);
+      return;
+    case DecisionItem::Kind::kPausePlan:
+      pause_plan(item);
+      return;
+    case DecisionItem::Kind::kResumePlan:
+      resume_plan();
       return;
     case DecisionItem::Kind::kBatch:
       apply_batch(item, decision);

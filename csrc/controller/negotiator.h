@@ -12,17 +12,18 @@
 // When steps repeat, the order becomes a plan (plan.h) and negotiation stops: each rank joins the
 // plan's batches as its own operations become ready, and no message is sent. The root detects the
 // repetition, queries which operations may share a batch (both PlanLearner), and
-// installs the plan by a decision at the end of a step. A rank that submits an operation outside
-// the plan, or that waits for an operation that the plan delays, breaks the plan: the root halts
-// all ranks, collects the last batch that each has joined, and uninstalls the plan at the minimum.
-// Batches that all ranks have joined run to completion. A later batch is withdrawn, and its
-// operations are negotiated again together with everything else that is ready
+// installs the plan by a decision at the end of a step. Operations that the plan does not contain
+// are negotiated beside it; when some can run, the root pauses the plan for them. A rank that waits
+// for an operation that the plan delays breaks the plan. To end or pause a plan, the root halts all
+// ranks, collects the last batch that each has joined, and stops the plan at the minimum. Batches
+// that all ranks have joined run to completion. A later batch is withdrawn: the plan runs it when
+// it is resumed, or its operations are negotiated again together with everything else that is ready
 // (negotiator_plans.cc).
 //
 // This class is a state machine without I/O, clocks or threads: submissions and messages go in,
 // messages and decisions come out. Every rank sees the same decisions in the same order, with one
-// exception: when a plan breaks, some ranks may see one more batch, which is withdrawn. Every
-// message carries an epoch; messages of an earlier epoch are dropped.
+// exception: when a plan ends or pauses, some ranks may see one more batch, which is withdrawn.
+// Every message carries an epoch; messages of an earlier epoch are dropped.
 //
 // The parts, each with its own state: PendingOperations (submitted here), ReadinessTable (submitted
 // in the subtree), DecisionQueue (the root's batches, errors and ids), PlanLearner, Plan, PlanHalt
@@ -75,9 +76,9 @@ class Negotiator {
 
   struct Decision {
     DecisionItem::Kind kind;
-    // kBatch, kJoined; kUninstallPlan: the last batch that is not withdrawn
+    // kBatch, kJoined; kUninstallPlan, kPausePlan: the last batch that is not withdrawn
     std::uint64_t batch = 0;
-    // kBatch, kUninstallPlan: the plan's epoch; 0 if the batch was negotiated
+    // kBatch, kUninstallPlan, kPausePlan: the plan's epoch; 0 if the batch was negotiated
     std::uint32_t plan = 0;
     std::vector<std::string>
         names;  // kBatch: operations in order; kError: the operation that fails
@@ -173,7 +174,9 @@ class Negotiator {
   // Decisions.
   void flush_up();
   void flush_decisions();
+  void flush_beside_plan();
   void publish(const std::vector<DecisionItem>& items);
+  bool fits_plan_state(DecisionItem::Kind kind) const;
   void apply(const DecisionItem& item);
   void apply_batch(const DecisionItem& item, Decision& decision);
   void advance_batch(std::uint64_t number);
@@ -184,9 +187,15 @@ class Negotiator {
   bool plan_would_break() const;
   void answer_dependency_query();
   void install_plan(const DecisionItem& item);
+  void submit_to_plan(const std::string& name, const Signature& signature);
   void join_plan();
   void halt();
   void answer_halt();
+  void end_plan();
+  void pause_and_resume_plan();
+  void stop_plan(const DecisionItem& item);
+  void pause_plan(const DecisionItem& item);
+  void resume_plan();
   void uninstall_plan(const DecisionItem& item);
 
   const std::uint32_t set_;
@@ -202,11 +211,16 @@ class Negotiator {
   Ready up_;  // to be sent to the parent
   PlanLearner learner_;
   std::optional<Plan> plan_;
+  // Of the installed plan. Unlike epoch_, it also grows when a plan is resumed.
+  std::uint32_t plan_epoch_ = 0;
+  bool paused_ = false;      // between kPausePlan and kResumePlan
   PlanHalt halt_;            // of plan_
   bool join_later_ = false;  // join once the plan has ended
 
   // Root only.
   DecisionQueue queue_;
+  std::uint64_t resumed_after_ = 0;  // the last batch before the plan's last resumption
+  int idle_pauses_ = 0;              // since the plan last ran a batch
   Tuner tuner_;
   std::optional<Status> failure_later_;  // fail everything with this status once the plan has ended
 

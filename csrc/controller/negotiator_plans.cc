@@ -1,4 +1,4 @@
-// The part of the Negotiator that installs, follows and uninstalls plans.
+// The part of the Negotiator that installs, follows, pauses and uninstalls plans.
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
@@ -6,6 +6,13 @@
 #include "controller/negotiator.h"
 
 namespace horoplug {
+namespace {
+
+// Pauses in a row, without a batch of the plan between them, after which the program is taken to do
+// something else now. A loop of such operations deserves a plan of its own.
+constexpr int kMostIdlePauses = 8;
+
+}  // namespace
 
 // ---- learning ----
 
@@ -59,20 +66,31 @@ void Negotiator::install_plan(const DecisionItem& item) {
     throw WireError("plan without a completed dependency query");
   }
   ++epoch_;
-  plan_.emplace(epoch_, last_batch_, query.step(), item.choices, item.rounds);
+  plan_.emplace(++plan_epoch_, last_batch_, query.step(), item.choices, item.rounds);
   // Negotiation state is obsolete: from here on readiness counts for the plan.
   readiness_.clear();
   queue_.clear();
   up_ = {};
   learner_.reset();
   halt_.reset();
+  resumed_after_ = last_batch_;
+  idle_pauses_ = 0;
   if (readiness_.has_joined(position_.rank)) {
     join_later_ = true;
     break_plan();
   }
   readiness_.end_join();
-  for (const auto* entry : pending_.in_order()) {
-    if (!plan_->ready(entry->first, entry->second.signature)) break_plan();
+  for (const auto* entry : pending_.in_order())
+    submit_to_plan(entry->first, entry->second.signature);
+}
+
+// Every rank comes to the same conclusion about which operations belong to the plan, because that
+// depends on the key alone.
+void Negotiator::submit_to_plan(const std::string& name, const Signature& signature) {
+  if (!plan_->contains(step_key(name, signature))) {
+    enter(name, signature);
+  } else if (!plan_->ready(name, signature)) {
+    break_plan();
   }
 }
 
@@ -91,6 +109,19 @@ void Negotiator::join_plan() {
   decision.names = plan_->last();
   decision.tuning = plan_->last_tuning();
   decisions_.push_back(std::move(decision));
+}
+
+// ---- operations beside the plan ----
+
+void Negotiator::flush_beside_plan() {
+  const std::vector<DecisionItem> errors = queue_.take_errors();
+  if (!errors.empty()) publish(errors);
+  if (halt_.asked() || !queue_.has_batch(false)) return;
+  if (idle_pauses_ >= kMostIdlePauses) {
+    break_plan();
+  } else {
+    halt();
+  }
 }
 
 // ---- leaving ----
@@ -116,8 +147,9 @@ void Negotiator::receive(int from, MessageKind kind, const PlanNotice& notice) {
   }
   child_index(from);
   if (kind == MessageKind::kBreak) {
-    if (notice.epoch > epoch_) throw WireError("message about a future plan");
-    if (is_current) break_plan();  // otherwise the plan has ended meanwhile
+    if (notice.epoch > plan_epoch_) throw WireError("message about a future plan");
+    // Otherwise the plan has ended meanwhile, or the sender repeats this after a pause.
+    if (is_current) break_plan();
     return;
   }
   if (!is_current) throw WireError("halt report without a halt");
@@ -136,8 +168,14 @@ void Negotiator::answer_halt() {
   if (!is_root()) {
     const PlanNotice notice{plan_->epoch(), halt_.last_batch()};
     send_to_parent(encode(MessageKind::kHalted, set_, notice));
-    return;
+  } else if (halt_.end_wanted()) {
+    end_plan();
+  } else {
+    pause_and_resume_plan();
   }
+}
+
+void Negotiator::end_plan() {
   learner_.plan_ended(plan_->steps_joined(), tuner_.trial_over());
   tuner_.plan_ended();
   DecisionItem item;
@@ -147,25 +185,64 @@ void Negotiator::answer_halt() {
   if (failure_later_) fail_all(*std::exchange(failure_later_, std::nullopt));
 }
 
-void Negotiator::uninstall_plan(const DecisionItem& item) {
+// The plan has come to batch `item.batch` on all ranks; this rank may have joined one more.
+void Negotiator::stop_plan(const DecisionItem& item) {
   const std::uint64_t joined = plan_->joined();
   if (!halt_.halted() || item.batch > joined || joined - item.batch > (plan_->running() ? 1 : 0)) {
-    throw WireError("plan ended at an impossible batch");
-  }
-  // A batch that all ranks have joined runs to completion.
-  if (plan_->running() && joined == item.batch) {
-    for (const std::string& name : plan_->last()) pending_.erase(name);
+    throw WireError("plan stopped at an impossible batch");
   }
   Decision decision;
   decision.kind = item.kind;
   decision.batch = item.batch;
   decision.plan = plan_->epoch();
   decisions_.push_back(std::move(decision));
+  last_batch_ = item.batch;
+}
+
+// Root only: runs the operations beside the plan that are ready on all ranks.
+void Negotiator::pause_and_resume_plan() {
+  std::vector<DecisionItem> items(1);
+  items.front().kind = DecisionItem::Kind::kPausePlan;
+  items.front().batch = halt_.last_batch();
+  queue_.continue_after(halt_.last_batch());
+  while (queue_.has_batch(false)) items.push_back(queue_.take_batch(table_).item);
+  items.emplace_back().kind = DecisionItem::Kind::kResumePlan;
+  idle_pauses_ = halt_.last_batch() == resumed_after_ ? idle_pauses_ + 1 : 0;
+  publish(items);
+  resumed_after_ = last_batch_;
+}
+
+void Negotiator::pause_plan(const DecisionItem& item) {
+  if (paused_) throw WireError("pause of a plan that is paused");
+  paused_ = true;
+  stop_plan(item);
+  if (plan_->joined() > item.batch && !plan_->withdraw()) halt_.ask();
+}
+
+void Negotiator::resume_plan() {
+  if (!std::exchange(paused_, false)) throw WireError("a plan goes on that is not paused");
+  plan_->resume(++plan_epoch_, last_batch_);
+  // The wish for the end has come too late for this halt.
+  const bool ends = halt_.end_wanted();
+  halt_.reset();
+  if (ends) break_plan();
+}
+
+void Negotiator::uninstall_plan(const DecisionItem& item) {
+  if (paused_) throw WireError("end of a plan that is paused");
+  // A batch that all ranks have joined runs to completion.
+  if (plan_->running() && plan_->joined() == item.batch) {
+    for (const std::string& name : plan_->last()) pending_.erase(name);
+  }
+  stop_plan(item);
   plan_.reset();
   halt_.reset();
-  last_batch_ = item.batch;
   if (is_root()) queue_.continue_after(item.batch);
   ++epoch_;
+  // What was announced beside the plan is announced anew, in the new epoch.
+  readiness_.clear();
+  queue_.clear();
+  up_ = {};
 
   // All other ready operations return to negotiation.
   for (const auto* entry : pending_.in_order()) enter(entry->first, entry->second.signature);

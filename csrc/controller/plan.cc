@@ -92,7 +92,7 @@ bool Plan::ready(const std::string& name, const Signature& signature) {
 
 bool Plan::join_next() {
   Batch& batch = choices_[choice_].batches[next_];
-  if (running_ || !batch.complete()) return false;
+  if (running_ || !intact_ || !batch.complete()) return false;
   last_.clear();
   for (const std::uint32_t at : batch.slots) {
     slots_[at].ready = false;
@@ -108,6 +108,29 @@ bool Plan::join_next() {
   }
   ++joined_;
   running_ = true;
+  running_epoch_ = epoch_;
+  return true;
+}
+
+bool Plan::withdraw() {
+  running_ = false;
+  --joined_;
+  if (next_ == 0) {
+    --step_;
+    choice_ = last_choice_;
+    next_ = choices_[choice_].batches.size();
+  }
+  Batch& batch = choices_[choice_].batches[--next_];
+  for (const std::uint32_t at : batch.slots) intact_ &= !slots_[at].ready;
+  if (!intact_) return false;
+  for (std::size_t i = 0; i < batch.slots.size(); ++i) {
+    Slot& slot = slots_[batch.slots[i]];
+    slot.ready = true;
+    slot.name = last_[i];
+    --slot.turns;
+  }
+  batch.ready = batch.slots.size();
+  ready_ += batch.ready;
   return true;
 }
 

@@ -46,11 +46,15 @@ class Plan {
        std::span<const PlanChoice> choices, std::uint32_t rounds);
 
   std::uint32_t epoch() const { return epoch_; }
+  // Whether the step has an operation under this key, so that the plan alone runs it.
+  bool contains(const std::string& key) const { return turns_.contains(key); }
   // The number of the last batch that this rank has joined.
   std::uint64_t joined() const { return joined_; }
   // The number of steps whose batches this rank has all joined.
   std::uint64_t steps_joined() const { return step_; }
   bool running() const { return running_; }
+  // The plan's epoch when the last batch was joined.
+  std::uint32_t running_epoch() const { return running_epoch_; }
   // The choice that the last joined batch belongs to, and its settings.
   std::size_t last_choice() const { return last_choice_; }
   const Tuning& last_tuning() const { return choices_[last_choice_].tuning; }
@@ -64,6 +68,16 @@ class Plan {
   // The names in the last joined batch, which other ranks may not have joined yet.
   const std::vector<std::string>& last() const { return last_; }
   void batch_done() { running_ = false; }
+
+  // Undoes the last join_next(): the batch runs later. Returns false if an operation of the next
+  // step is in the place of one of its operations; the plan can then only end.
+  bool withdraw();
+  // The plan goes on in a new epoch, after other batches. Its next batch has the number `decided`
+  // + 1.
+  void resume(std::uint32_t epoch, std::uint64_t decided) {
+    epoch_ = epoch;
+    joined_ = decided;
+  }
 
   // The minimum number of further operations that must become ready before the next batch can be
   // joined. 0: only the running batch delays it.
@@ -98,7 +112,7 @@ class Plan {
   std::size_t choice_of(std::uint64_t step) const;
   const Batch& next_batch() const { return choices_[choice_].batches[next_]; }
 
-  const std::uint32_t epoch_;
+  std::uint32_t epoch_;
   const std::uint64_t trial_steps_;
   std::uint64_t joined_;
   std::uint64_t step_ = 0;
@@ -107,6 +121,8 @@ class Plan {
   std::size_t next_ = 0;   // index of the next batch
   std::size_t ready_ = 0;  // operations that are ready and not joined
   bool running_ = false;
+  bool intact_ = true;  // otherwise this rank joins no batch any more
+  std::uint32_t running_epoch_ = 0;
   std::vector<std::string> last_;
   std::vector<Slot> slots_;
   std::vector<Choice> choices_;

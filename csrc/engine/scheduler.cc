@@ -89,10 +89,14 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
       parts_.point_to_point.fail(set.members->set, decision.status);
       break;
     case DecisionItem::Kind::kUninstallPlan:
+      ++parts_.counters.broken_plans;
+      [[fallthrough]];
+    case DecisionItem::Kind::kPausePlan:
       withdraw(set, decision);
       break;
     case DecisionItem::Kind::kDependencyQuery:
     case DecisionItem::Kind::kInstallPlan:
+    case DecisionItem::Kind::kResumePlan:
       break;  // only the negotiator is concerned
     case DecisionItem::Kind::kClose:
       parts_.submissions.close_set(set.members->set, decision.status);
@@ -154,9 +158,9 @@ void Scheduler::administer(ProcessSet& set, const OperationPtr& operation) {
   }
 }
 
-// A plan has ended. A batch that this rank has joined and others have not is negotiated again.
+// A plan has ended or is paused. A batch that this rank has joined and others have not is taken
+// back.
 void Scheduler::withdraw(ProcessSet& set, const Negotiator::Decision& decision) {
-  ++parts_.counters.broken_plans;
   auto withdrawn = set.executor.end_plan(decision.plan, decision.batch);
   if (!withdrawn) return;
   parts_.tracing.ended(*withdrawn);

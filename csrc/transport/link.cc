@@ -344,7 +344,9 @@ void Link::take_back_if(const Belongs& belongs) {
 }
 
 void Link::end_epoch(std::uint32_t set, std::uint32_t epoch, std::uint64_t first_dropped) {
-  dropped_from_.emplace(std::pair(set, epoch), first_dropped);
+  auto& plans = ended_plans_[set];
+  plans.emplace(epoch, first_dropped);
+  if (plans.size() > kMostEndedPlans) plans.erase(plans.begin());
   for (auto it = inboxes_.begin(); it != inboxes_.end();) {
     const auto inbox = it++;
     const auto& [of_set, of_epoch, batch] = inbox->first;
@@ -353,9 +355,11 @@ void Link::end_epoch(std::uint32_t set, std::uint32_t epoch, std::uint64_t first
 }
 
 bool Link::is_dropped(const FrameHeader& header) const {
-  if (dropped_from_.empty()) return false;
-  const auto found = dropped_from_.find({header.set, header.epoch});
-  return found != dropped_from_.end() && header.batch >= found->second;
+  const auto plans = ended_plans_.find(header.set);
+  if (plans == ended_plans_.end() || header.epoch == 0) return false;
+  const auto found = plans->second.find(header.epoch);
+  if (found != plans->second.end()) return header.batch >= found->second;
+  return plans->second.size() == kMostEndedPlans && header.epoch < plans->second.begin()->first;
 }
 
 bool Link::busy() const {

@@ -186,8 +186,11 @@ class Link {
   Inbox* early_inbox_ = nullptr;  // or the inbox whose last early frame it is
   bool discard_ = false;          // or none: the receive was withdrawn
   Bytes control_in_;
-  // By process set and epoch: the first batch that did not run.
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> dropped_from_;
+  // By process set: the plans that ended last, by epoch, with the first batch that did not run.
+  // Frames of earlier plans are all dropped: so many plans end only while their last batches are
+  // done.
+  static constexpr std::size_t kMostEndedPlans = 16;
+  std::map<std::uint32_t, std::map<std::uint32_t, std::uint64_t>> ended_plans_;
 
   std::uint64_t control_messages_ = 0;
   std::uint64_t control_bytes_ = 0;

@@ -203,6 +203,7 @@ class Job {
             {decision.plan, decision.batch, std::move(decision.names), decision.tuning});
         break;
       case DecisionItem::Kind::kUninstallPlan:
+      case DecisionItem::Kind::kPausePlan:
         if (!me.queue.empty() && me.queue.back().plan == decision.plan &&
             me.queue.back().number > decision.batch) {
           for (const std::string& name : me.queue.back().names) me.pending.emplace(name, sum_of(0));
@@ -381,10 +382,9 @@ TEST_CASE("a name can occur several times in a step, and operations may be unnam
 
 TEST_CASE("a plan that keeps breaking is installed again after ever longer runs") {
   Random random(test_seed());
-  int number = 0;
   const auto phase = [&](Program& program) {
     for (int i = 0; i < 8; ++i) submit_all_then_wait(program, {"x", "y"});
-    submit_all_then_wait(program, {"odd" + std::to_string(number++)});
+    submit_all_then_wait(program, {"x"});
   };
   const Program program = repeat(100, phase);
   Job job({0, 1}, {}, std::vector<Program>(2, program));
@@ -394,6 +394,53 @@ TEST_CASE("a plan that keeps breaking is installed again after ever longer runs"
   plans.erase(0);
   CHECK(plans.size() >= 1);
   CHECK(plans.size() <= 3);  // after 3 steps, after 6, and after 12 never
+}
+
+TEST_CASE("operations that are not in the plan run without ending it") {
+  const std::uint64_t seed = test_seed();
+  for (std::uint64_t round = 0; round < (kSanitized ? 5 : 30); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + round);
+    const int ranks = 2 + below(random, 5);
+    int number = 0;
+    const auto phase = [&](Program& program) {
+      for (int i = 0; i < 10; ++i) submit_all_then_wait(program, {"x", "y", "z"});
+      submit_all_then_wait(program, {"metric" + std::to_string(number++), "other metric"});
+    };
+    const Program program = repeat(20, phase);
+    Negotiator::Options options;
+    options.tuning.bucket_bytes = 20;  // one operation in each batch
+    Job job(random_hosts(random, ranks), options,
+            std::vector<Program>(static_cast<std::size_t>(ranks), program));
+    finish(job, random, 0);
+    // One plan was installed, and nothing else has begun an epoch.
+    for (int rank = 0; rank < ranks; ++rank) {
+      REQUIRE(job[rank].done == job[0].done);
+      CHECK(job[rank].negotiator.epoch() == 1);
+      CHECK(job[rank].negotiator.has_plan());
+    }
+    const auto negotiated =
+        std::count_if(job[0].done.begin(), job[0].done.end(), [](const auto& batch) {
+          const bool in_step = batch.names.front().size() == 1;
+          return in_step && batch.plan == 0;
+        });
+    CHECK(negotiated < 40);  // the steps before the plan
+  }
+}
+
+TEST_CASE("a loop of operations that are not in the plan gets a plan of its own") {
+  const std::uint64_t seed = test_seed();
+  CAPTURE(seed);
+  Random random(seed);
+  Program program = repeat(20, [](Program& p) { submit_all_then_wait(p, {"x", "y"}); });
+  const Program evaluation =
+      repeat(60, [](Program& p) { submit_all_then_wait(p, {"loss", "accuracy"}); });
+  program.insert(program.end(), evaluation.begin(), evaluation.end());
+  Job job({0, 0, 1}, {}, std::vector<Program>(3, program));
+  finish(job, random, 0);
+  CHECK(job[0].done.back().plan != 0);
+  CHECK(job[0].done.back().names.front() != "y");
 }
 
 TEST_CASE("failures and closings during a plan end the same operations on all ranks") {
