@@ -36,8 +36,8 @@ def broadcast_object(
     The object must be picklable. ``name`` pairs the calls of the ranks; unnamed calls are paired in order.
 
     Raises NotInitializedError before ``init``, ValueError for a process set that is not registered or does not contain
-    this rank, and HorovodInternalError if the ranks disagree, a rank
-    has failed, or the object was tampered with on its way."""
+    this rank, and HorovodInternalError if the ranks disagree, a rank has failed, or the object was changed on its
+    way."""
     connections = context.connections()
     is_root = connections.rank == root_rank
     set_id = process_set_id(process_set)

@@ -35,6 +35,7 @@ class Options:
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
     ssh: tuple[str, ...] | None = None
+    ssh_strict: bool = False
     remote_python: str | None = None
     network_interfaces: Sequence[str] = ()
     controller: str = "gloo"
@@ -57,7 +58,7 @@ class Options:
         except ValueError as error:
             raise UsageError(f"HOROPLUG_SSH is wrong: {str(error).lower()}") from None
         python = self.remote_python or os.environ.get("HOROPLUG_REMOTE_PYTHON") or sys.executable
-        return Ssh(program, self.ssh_port, self.ssh_identity_file, python)
+        return Ssh(program, self.ssh_port, self.ssh_identity_file, python, self.ssh_strict)
 
     @property
     def interfaces(self) -> tuple[str, ...]:

@@ -135,6 +135,7 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
             Kind(program, "COMMAND", (str,)),
             "command to use as ssh, may have options (HOROPLUG_SSH)",
         ),
+        _switch("--ssh-strict", "refuse hosts whose key ssh does not know yet"),
         Flag(
             "--remote-python",
             text("PATH"),

@@ -17,15 +17,9 @@ from .arguments import Options
 from .checks import UsageError
 from .environment import DECIDED, set_variable
 from .hosts import Host, assign_ranks
+from .remote import Ssh
 
 _VERSION_SECONDS = 20.0
-# As in remote.py: ssh must not ask questions, it stores the keys of unknown hosts, and it ends if its host has
-# vanished, which is how Open MPI's mpirun notices that.
-_SSH = tuple(
-    word
-    for option in ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5")
-    for word in ("-o", option)
-)
 # Variables that replace ssh.
 _AGENTS = (
     *("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"),
@@ -75,7 +69,9 @@ def command(
         binding=options.binding_args,
         more=options.mpi_args,
         ssh=options.remote,
-        ssh_options=_SSH if hosts and not any(env.get(each) for each in _AGENTS) else (),
+        ssh_options=_ssh_options(options.remote)
+        if hosts and not any(env.get(each) for each in _AGENTS)
+        else (),
         interfaces=options.interfaces,
     )
     try:
@@ -119,6 +115,14 @@ def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:
 
         env["PYTHONPATH"] = python_path(env)
     return env
+
+
+def _ssh_options(ssh: Ssh) -> tuple[str, ...]:
+    """As in remote.py: ssh must not ask questions, and it ends if its host has vanished, which is how Open MPI's mpirun
+    notices that."""
+    check = f"StrictHostKeyChecking={ssh.host_key_check}"
+    options = ("BatchMode=yes", check, "ServerAliveInterval=5")
+    return tuple(word for option in options for word in ("-o", option))
 
 
 def _implementation(program: str, env: Mapping[str, str]) -> mpirun.Implementation:

@@ -31,6 +31,13 @@ class Ssh:
     """Path of the private key."""
     python: str = sys.executable
     """Python on the other host, where horoplug is installed for it as well."""
+    strict: bool = False
+    """Whether hosts whose key is unknown are refused, too; changed keys always are."""
+
+    @property
+    def host_key_check(self) -> str:
+        """The value of ssh's option StrictHostKeyChecking. ``accept-new`` stores the keys of unknown hosts."""
+        return "yes" if self.strict else "accept-new"
 
     @property
     def options(self) -> list[str]:
@@ -43,8 +50,7 @@ class Ssh:
         options = {
             "BatchMode": "yes",  # no user is there to answer a question
             "ConnectTimeout": str(max(int(connect_seconds), 1)),
-            # Keys of unknown hosts are accepted and stored; changed keys are refused.
-            "StrictHostKeyChecking": "accept-new",
+            "StrictHostKeyChecking": self.host_key_check,
             # No shared connection: the end of this one tells something about the host.
             "ControlPath": "none",
             # Options of the user's configuration that would interfere.

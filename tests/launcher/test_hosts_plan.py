@@ -188,6 +188,7 @@ def test_ssh_command():
     assert command[command.index("-i") + 1] == "/a key"
     assert command[-3:-1] == ["--", "user@node"]
     assert command[-1].startswith("exec '/a python' -I -S ")
+    assert "StrictHostKeyChecking=yes" in Ssh(strict=True).command("node", 5)
 
 
 def test_agent_source_can_be_sent_to_a_host():

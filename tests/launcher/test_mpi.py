@@ -277,6 +277,8 @@ def test_ssh_options_for_batch_mode_and_keepalive(path):
     done = launch("--mpi", "-np", 2, "-H", "a:2", "train", env=path.env)
     wanted = "-o BatchMode=yes -o StrictHostKeyChecking=accept-new -o ServerAliveInterval=5"
     assert f"--mca plm_ssh_args {wanted} " in done.stdout, done
+    done = launch("--mpi", "--ssh-strict", "-np", 2, "-H", "a:2", "train", env=path.env)
+    assert f"{wanted.replace('accept-new', 'yes')} " in done.stdout, done
 
 
 def test_unknown_mpirun_is_an_error(path):
