@@ -19,6 +19,7 @@ from horoplug._native import Engine, EngineConfig, Error, Status
 from horoplug.base import log
 from horoplug.base.config import Config
 from horoplug.base.errors import HorovodInternalError, NotInitializedError
+from horoplug.base.processors import engine_processors, starting_threads_on
 from horoplug.common import gpu
 from horoplug.common.in_flight import InFlight, Waitable
 from horoplug.common.status import exception
@@ -356,6 +357,7 @@ def _start_engine(
     config: Config, connections: PeerConnections, process_sets: Sequence[Sequence[int]]
 ) -> Engine:
     cpus, local_rank = config.thread_affinity, connections.local_rank
+    processors = engine_processors(connections.processors, connections.local_size)
     tuning = zip(
         (
             "autotune",
@@ -390,7 +392,8 @@ def _start_engine(
         log_level=config.core_log_level,
         log=log.from_core,
     )
-    return Engine(settings)
+    with starting_threads_on(processors):
+        return Engine(settings)
 
 
 context = Context()

@@ -134,6 +134,27 @@ def test_job_across_two_hosts(home):
         check(run(unknown, JOB, before=[network.inside(0), network.inside(1)]))
 
 
+CLONES = """
+import horoplug.rendezvous.session as session
+session.host_key = lambda name: "the boot id and the namespace of a snapshot"
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
+)
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 0], [0, 1, 0, 1]], ids=str)
+def test_hosts_that_are_clones_are_told_apart(home, hosts):
+    """They have nothing by which the other one is recognised, and share no memory."""
+    environments = every(distributed(len(hosts)), home)
+    apart = len(set(hosts))
+    script = f"{CLONES}{JOB}assert (hvd.cross_size(), hvd.local_size()) == {apart, len(hosts) // apart}\n"
+    with Network(2, rate=0, congestion="reno") as network:
+        for variables in environments:
+            variables["MASTER_ADDR"] = network.addresses[0]
+        check(run(environments, script, before=[network.inside(host) for host in hosts]))
+
+
 def torchrun(*arguments, home, timeout=60):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *arguments],

@@ -28,6 +28,7 @@ from horoplug.rendezvous.errors import (
     RankTakenError,
     RendezvousError,
 )
+from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.topology import host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
@@ -441,12 +442,19 @@ def test_rank_that_dies_before_connecting_is_named_at_once(server):
     assert "PeerLostError: rank 1 (pid" in err
 
 
-def test_rank_that_dies_while_connecting_is_named_at_once(stores, monkeypatch):
+@pytest.fixture
+def on_this_host():
+    """A function that returns a rank's host as its record in generation 0 has it, with this host's token."""
+    with HostToken(SECRET, "0/", 10) as token:
+        yield lambda key: f"{key}/{token.value}"
+
+
+def test_rank_that_dies_while_connecting_is_named_at_once(stores, monkeypatch, on_this_host):
     """Rank 1 publishes its record, so that rank 0 waits for it on its listener, and then dies."""
     zero, one = stores(2)
     before = descriptors()
     one.register(1)
-    record = RECORD | {"size": 2, "host": "h", "unix": "nobody-listens-here"}
+    record = RECORD | {"size": 2, "host": on_this_host("h"), "unix": "nobody-listens-here"}
     assert one.claim("0/rank/1", json.dumps(record).encode())
     original = connect_module.Connector.run_once
 
@@ -478,10 +486,10 @@ def test_loss_of_a_rank_reaches_ranks_that_do_not_wait_for_it(stores):
         assert "rank 0 (pid" in str(error)
 
 
-def test_unreachable_rank_is_named(stores):
+def test_unreachable_rank_is_named(stores, on_this_host):
     zero, one = stores(2)
     zero.register(0)
-    record = RECORD | {"size": 2, "host": "h", "unix": "nobody-listens-here"}
+    record = RECORD | {"size": 2, "host": on_this_host("h"), "unix": "nobody-listens-here"}
     zero.set("0/rank/0", json.dumps(record).encode())
     (error,) = build_all([one], [1], size=2, key="h").values()
     assert isinstance(error, PeerLostError)
@@ -583,11 +591,14 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
     assert "does not speak horoplug's protocol" in caplog.text
 
 
-def test_silent_connection_is_dropped_while_ranks_connect(stores, monkeypatch, caplog):
+def test_silent_connection_is_dropped_while_ranks_connect(
+    stores, monkeypatch, caplog, on_this_host
+):
     monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", 0.1)
     zero, one = stores(2)
     one.register(1)
-    one.set("0/rank/1", json.dumps(RECORD | {"size": 2, "host": "h", "unix": "x"}).encode())
+    record = RECORD | {"size": 2, "host": on_this_host("h"), "unix": "x"}
+    one.set("0/rank/1", json.dumps(record).encode())
     outcome = {}
     rank0 = threading.Thread(
         target=lambda: outcome.update(build_all([zero], [0], size=2, key="h")), daemon=True

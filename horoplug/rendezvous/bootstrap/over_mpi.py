@@ -13,6 +13,7 @@ from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.libraries import check_single_library
 from horoplug.rendezvous.bootstrap.launcher_environment import LaunchedProcess, recognise
 from horoplug.rendezvous.network.addresses import own_address
+from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.topology import host_key
 from horoplug.rendezvous.store.server import StoreServer
 
@@ -77,9 +78,12 @@ def _world(MPI: Any, launched: LaunchedProcess) -> Any:
 
 
 def _are_on_one_host(communicator: Any, config: Config) -> bool:
-    own = hashlib.sha256(host_key(config.hostname).encode()).digest()
-    everyones = bytearray(len(own) * communicator.size)
-    communicator.Allgather(own, everyones)
+    job = bytearray(secrets.token_bytes(SECRET_BYTES))
+    communicator.Bcast(job, root=0)
+    with HostToken(bytes(job), "MPI", config.start_timeout) as token:
+        own = hashlib.sha256(f"{host_key(config.hostname)}/{token.value}".encode()).digest()
+        everyones = bytearray(len(own) * communicator.size)
+        communicator.Allgather(own, everyones)
     return bool(everyones == own * communicator.size)
 
 

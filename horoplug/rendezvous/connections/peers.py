@@ -37,11 +37,13 @@ from horoplug.base.errors import (
     StoreTimeoutError,
 )
 from horoplug.base.link_speed import LinkSpeed
+from horoplug.base.processors import own_processors
 from horoplug.mpi.transport import MpiTransport
 from horoplug.rendezvous.connections.connector import Connector, tcp_listener, unix_listener
 from horoplug.rendezvous.connections.data_transport import choose_data_transport
 from horoplug.rendezvous.connections.peer_connection import Identity
 from horoplug.rendezvous.connections.records import RankRecords, Record
+from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.topology import Topology, host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
@@ -82,6 +84,8 @@ class PeerConnections:
     """MPI, if it carries the data between hosts instead of the connections."""
     object_key: bytes = b""
     """Authenticates the objects of this generation; the same on all ranks. Empty in a job of one rank."""
+    processors: frozenset[int] = frozenset()
+    """The processors that the ranks of this host may use together."""
     owned: bool = True
 
     def release(self) -> dict[str, Any]:
@@ -188,11 +192,18 @@ class _PeerConnector:
         others = [r for r in range(self.size) if r != self.rank]
         name, listener = unix_listener(self.size)
         self.connector.listen(listener)
-        record = {"version": version(), "size": self.size, "host": key, "unix": name}
-        if self.rank == 0:
-            record["nonce"] = secrets.token_hex(_NONCE_BYTES)
-        self.records.publish("rank", record)
-        found = self.records.collect("rank", others)
+        with HostToken(self.me.secret, self.records.prefix, self.records.remaining) as token:
+            record: Record = {
+                "version": version(),
+                "size": self.size,
+                "host": f"{key}/{token.value}",
+                "unix": name,
+                "processors": sorted(own_processors()),
+            }
+            if self.rank == 0:
+                record["nonce"] = secrets.token_hex(_NONCE_BYTES)
+            self.records.publish("rank", record)
+            found = self.records.collect("rank", others)
         found[self.rank] = record
         self._check_alike(found)
         where = topology(self.rank, [str(found[r]["host"]) for r in range(self.size)])
@@ -213,7 +224,7 @@ class _PeerConnector:
         lanes = {r: [connections[r, i][0] for i in range(1, streams)] for r in remote}
         segment, doorbell = self.own_fds or (-1, -1)
         self.own_fds = []
-        return _assemble(
+        made = _assemble(
             self.rank,
             self.size,
             where,
@@ -224,6 +235,10 @@ class _PeerConnector:
             chosen,
             self._object_key(found[0]),
         )
+        made.processors = frozenset(
+            cpu for r in (self.rank, *local) for cpu in found[r].get("processors", ())
+        )
+        return made
 
     def _object_key(self, record: Record) -> bytes:
         """The key that authenticates objects. ``record``: that of rank 0."""

@@ -1,0 +1,88 @@
+"""Proves which ranks are on one host.
+
+Names of hosts and kernels prove nothing: virtual machines that are cloned from one snapshot have the same boot id, and
+the same numbers of namespaces. So the first rank on a host binds an abstract Unix socket, whose name follows from the
+job's secret, and hands a random token to every other rank that reaches it. Ranks that share memory reach each other
+over such sockets, also in containers; clones do not."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import secrets
+import socket
+import threading
+import time
+
+from horoplug.base.errors import RendezvousError
+
+_BYTES = 16
+_PAUSE = 0.002  # seconds until the next attempt, while the first rank is about to listen or has just ended
+
+
+class HostToken:
+    """The token of this host. A context manager: stay within until all other ranks are known to have theirs."""
+
+    def __init__(self, secret: bytes, job: str, timeout: float) -> None:
+        """``job``: what the ranks connect for, such as the generation. Errors: RendezvousError after ``timeout``
+        seconds."""
+        digest = hmac.new(secret, b"horoplug host\0" + job.encode(), hashlib.sha256).hexdigest()
+        name = f"\0horoplug-host-{digest[:32]}"
+        self._listener: socket.socket | None = None
+        self.value = self._obtain(name, time.monotonic() + timeout)
+        """Text that is equal for the ranks of one host."""
+
+    def _obtain(self, name: str, deadline: float) -> str:
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.bind(name)
+            except OSError as error:
+                with sock:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                    found = _ask(name, deadline)
+                if found:
+                    return found.hex()
+            else:
+                token = secrets.token_bytes(_BYTES)
+                sock.listen(1024)
+                self._listener = sock
+                threading.Thread(target=_serve, args=(sock, token), daemon=True).start()
+                return token.hex()
+            if time.monotonic() > deadline:
+                raise RendezvousError("a rank on this host that started earlier does not answer")
+            time.sleep(_PAUSE)
+
+    def __enter__(self) -> HostToken:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._listener.close()
+
+
+def _ask(name: str, deadline: float) -> bytes | None:
+    """The token of the rank that has bound the name; None if it does not listen yet or any more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(max(deadline - time.monotonic(), 0.01))
+        try:
+            sock.connect(name)
+            found = sock.recv(_BYTES, socket.MSG_WAITALL)
+        except OSError:
+            return None
+    return found if len(found) == _BYTES else None
+
+
+def _serve(listener: socket.socket, token: bytes) -> None:
+    while True:
+        try:
+            peer, _ = listener.accept()
+            with peer:
+                peer.send(token)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EBADF):
+                return  # closed
+            time.sleep(_PAUSE)  # the peer has ended, or there are too many open files for now
