@@ -172,11 +172,21 @@ void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, double
 void StallInspector::check_answers(double now) {
   if (begun_at_ == 0 || !inspection_.running()) return;
   const double silence = now - begun_at_;
-  const double limit = std::fmin(or_never(config_.options.stall_check_time), overdue_time());
+  const double transfer = or_never(config_.options.data_timeout);
+  const double limit =
+      std::fmin(std::fmin(or_never(config_.options.stall_check_time), transfer), overdue_time());
   std::vector<int> ranks = inspection_.unanswered();
   if (silence >= limit / 2) liveness_.ask(ranks, now, limit / 4);
   // The answers of the ranks below one that does not answer are missing, too.
   std::vector<int> silent = liveness_.silent(ranks, now, limit / 4);
+  // Ranks that answer may take any time to submit an operation. One that is stopped has the limit
+  // of a transfer, like one that stops while a batch runs.
+  if (silence >= transfer && !silent.empty()) {
+    throw Error(HP_TIMEOUT, "an operation has been pending for " + describe_seconds(transfer) +
+                                ", waiting for " +
+                                liveness_.describe_silent(ranks, now, limit / 4) +
+                                "; giving up (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+  }
   if (!silent.empty()) ranks = std::move(silent);
   const std::string text = describe_ranks(ranks) + " did not answer for " +
                            describe_seconds(silence) + " while other ranks wait for an operation";

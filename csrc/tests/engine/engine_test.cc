@@ -12,6 +12,7 @@
 #include "controller/messages.h"
 #include "harness/cluster.h"
 #include "harness/elements.h"
+#include "harness/stop.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -302,6 +303,35 @@ TEST_CASE("a rank that is busy elsewhere is reported as a stall, not as a deadlo
   threads.clear();
   for (auto& engine : engines) threads.emplace_back([&engine] { engine.reset(); });
   for (auto& thread : threads) thread.join();
+}
+
+TEST_CASE("an operation of which a rank stops before it submits it fails in time") {
+  EngineOptions options = test_options();
+  options.data_timeout = 0.4;
+  options.deadlock_time = 0.2;  // sets the interval of inspections
+  for (const int stopped : {1, 2}) {
+    for (const bool sends : {false, true}) {
+      CAPTURE(stopped);
+      CAPTURE(sends);
+      Stop stop;
+      Cluster cluster(Transport::kTcp, 3, options);
+      stop.now(cluster.engine(stopped), stopped);
+      const int waiting = 3 - stopped;
+      std::vector<float> data(4, 1.0F);
+      Order order;
+      order.op = sends ? OpKind::kSend : OpKind::kAllreduce;
+      order.name = "late";
+      order.shape = {4};
+      order.input = data.data();
+      order.output = sends ? nullptr : data.data();
+      order.root = stopped;
+      const Status status = failure_of([&] { perform(cluster.engine(waiting), order); });
+      CHECK(status.code == HP_TIMEOUT);
+      CHECK(mentions(status, {"late", "waiting for rank " + std::to_string(stopped) +
+                                          ", which does not answer"}));
+      stop.release();
+    }
+  }
 }
 
 TEST_CASE("an operation that some rank never submits fails the job after the time limit") {

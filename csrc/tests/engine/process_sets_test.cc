@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <future>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -13,6 +12,7 @@
 
 #include "harness/cluster.h"
 #include "harness/elements.h"
+#include "harness/stop.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -283,34 +283,12 @@ TEST_CASE("a rank that shuts down ends its sets, and the errors name it") {
   }
 }
 
-namespace {
-
-// Stops an engine as SIGSTOP stops a process: the thread that runs its loop stays in a completion
-// call until this object is released.
-class Stop {
- public:
-  // To be called before the operation can be done.
-  void when_done(Engine& engine, hp_handle handle) {
-    engine.on_done(handle, [](void* stop) { static_cast<Stop*>(stop)->hold(); }, this);
-  }
-  void await_stopped() { stopped_.get_future().wait(); }
-  void release() { released_.set_value(); }
-
- private:
-  void hold() {
-    stopped_.set_value();
-    released_.get_future().wait();
-  }
-  std::promise<void> stopped_, released_;
-};
-
-}  // namespace
-
 TEST_CASE("a rank that stops fails its set in time, although another set always gets on") {
   EngineOptions options = test_options();
   options.data_timeout = 0.4;
   for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
     CAPTURE(transport_name(transport));
+    Stop stop;
     Cluster cluster(transport, 3, options);
     std::uint32_t with_1 = 0, with_2 = 0;
     cluster.run([&](int rank) {
@@ -336,7 +314,6 @@ TEST_CASE("a rank that stops fails its set in time, although another set always 
       }
     });
     CHECK(cluster.engine(0).stats().planned_batches > 0);
-    Stop stop;
     stop.when_done(cluster.engine(1), submit(cluster.engine(1), order(1, with_1)));
     perform(cluster.engine(0), order(0, with_1));
     stop.await_stopped();
