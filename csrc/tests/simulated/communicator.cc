@@ -23,7 +23,7 @@ constexpr int kMultiRankVersion = 23000;
 
 Communicator::Communicator(std::shared_ptr<NcclShared> shared, std::string name, int its_rank,
                            int its_ranks, bool is_blocking)
-    : device(shared->door.current_device()),
+    : device(shared->gpu.current_device()),
       blocking(is_blocking),
       rank(its_rank),
       ranks(its_ranks),
@@ -53,7 +53,7 @@ ncclResult_t Communicator::not_ready() {
 
 bool Communicator::wait(Progress& progress, std::uint32_t target) const {
   return wait_for(progress, target, [this] {
-    return aborted_.load(std::memory_order_relaxed) || shared_->door.stopped();
+    return aborted_.load(std::memory_order_relaxed) || shared_->gpu.stopped();
   });
 }
 
@@ -91,7 +91,7 @@ ncclResult_t Communicator::announce() {
   if (me.joined.load(std::memory_order_relaxed) != 0) {
     return refuse("two ranks have the number " + std::to_string(rank), kInvalidUsage);
   }
-  if (shared_->door.uuid(&me.uuid, device) != cuda::kSuccess) return kUnhandledCudaError;
+  if (shared_->gpu.uuid(&me.uuid, device) != cuda::kSuccess) return kUnhandledCudaError;
   ::gethostname(me.host, sizeof me.host - 1);
   me.ranks = ranks;
   me.version = shared_->version;

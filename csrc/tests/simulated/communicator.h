@@ -14,7 +14,7 @@
 #include "device/cuda/driver/nccl.h"
 #include "tests/simulated/blocks.h"
 #include "tests/simulated/board.h"
-#include "tests/simulated/door.h"
+#include "tests/simulated/gpu_interface.h"
 
 namespace horoplug::testing::simulated {
 
@@ -27,9 +27,9 @@ inline constexpr ncclResult_t kInvalidUsage = 5;
 // What all communicators of a process have in common. It lives as long as anything that a stream
 // has still to do.
 struct NcclShared {
-  NcclShared(const Door& gpu, std::string folder, int which)
-      : door(gpu), blocks(std::move(folder)), version(which) {}
-  const Door& door;
+  NcclShared(const GpuInterface& gpu, std::string folder, int which)
+      : gpu(gpu), blocks(std::move(folder)), version(which) {}
+  const GpuInterface& gpu;
   Blocks blocks;
   const int version;
   std::atomic<bool> multi_rank{false};  // several ranks on one GPU

@@ -113,9 +113,9 @@ ncclResult_t Communicator::check(const Operation& operation, CUstream stream) {
     return refuse("an unknown reduction", kInvalidArgument);
   }
   if (what.root < 0 || what.root >= ranks) return refuse("no such rank", kInvalidArgument);
-  const int on = shared_->door.stream_device(stream, device);
+  const int on = shared_->gpu.stream_device(stream, device);
   if (on == device) return kNcclSuccess;
-  shared_->door.misuse("NCCL is given a stream that is not of the communicator's device");
+  shared_->gpu.misuse("NCCL is given a stream that is not of the communicator's device");
   return kInvalidUsage;
 }
 
@@ -146,7 +146,7 @@ ncclResult_t Communicator::put(std::vector<Operation> operations, CUstream strea
                                ? kKindNames[static_cast<int>(operations.front().what.kind)]
                                : "NCCL group";
   auto* const group = new Group{shared_from_this(), std::move(operations), ++groups_};
-  const CUresult result = shared_->door.put(
+  const CUresult result = shared_->gpu.put(
       stream, device, name,
       [](void* data) {
         const auto* const mine = static_cast<Group*>(data);
@@ -295,7 +295,7 @@ void Communicator::mismatch(const Posted& own, int other, const Posted& theirs) 
   const std::string text = "ranks do not do the same in a communicator: rank " +
                            std::to_string(rank) + ": " + describe(own) + "; rank " +
                            std::to_string(other) + ": " + describe(theirs);
-  shared_->door.misuse(text.c_str());
+  shared_->gpu.misuse(text.c_str());
 }
 
 Communicator::Copy Communicator::publish(const std::string& name, const void* from,

@@ -21,7 +21,7 @@ std::atomic<std::unique_ptr<NcclMachine> (*)()> maker{nullptr};
 
 }  // namespace
 
-NcclMachine::NcclMachine(const Door& gpu, SimulatedNcclOptions wanted)
+NcclMachine::NcclMachine(const GpuInterface& gpu, SimulatedNcclOptions wanted)
     : options(std::move(wanted)),
       shared(std::make_shared<NcclShared>(gpu, options.folder, options.version)),
       random_(options.seed) {
@@ -96,7 +96,7 @@ std::shared_ptr<Communicator> NcclMachine::find(ncclComm_t handle) {
     const auto found = communicators_.find(handle);
     if (found != communicators_.end()) return found->second;
   }
-  shared->door.misuse("a communicator that is not known, or is gone");
+  shared->gpu.misuse("a communicator that is not known, or is gone");
   return nullptr;
 }
 
@@ -142,7 +142,7 @@ ncclResult_t NcclMachine::enqueue(ncclComm_t handle, const Operation& operation,
     all.parts.push_back({communicator, stream, {operation}});
   } else {
     if (known->stream != stream) {
-      shared->door.misuse("a group of NCCL has a communicator in two streams");
+      shared->gpu.misuse("a group of NCCL has a communicator in two streams");
     }
     known->operations.push_back(operation);
   }
@@ -176,9 +176,9 @@ ncclResult_t NcclMachine::launch(Part part) {
 }  // namespace simulated
 
 SimulatedNccl::SimulatedNccl(SimulatedGpu&, SimulatedNcclOptions options)
-    : SimulatedNccl(simulated::door(), std::move(options)) {}
-SimulatedNccl::SimulatedNccl(const simulated::Door& door, SimulatedNcclOptions options)
-    : machine_(std::make_unique<simulated::NcclMachine>(door, std::move(options))) {}
+    : SimulatedNccl(simulated::gpu_interface(), std::move(options)) {}
+SimulatedNccl::SimulatedNccl(const simulated::GpuInterface& gpu, SimulatedNcclOptions options)
+    : machine_(std::make_unique<simulated::NcclMachine>(gpu, std::move(options))) {}
 SimulatedNccl::~SimulatedNccl() = default;
 
 const cuda::NcclApi& SimulatedNccl::api() const { return machine_->api; }

@@ -17,7 +17,7 @@ namespace horoplug::testing::simulated {
 
 class NcclMachine {
  public:
-  NcclMachine(const Door& door, SimulatedNcclOptions options);
+  NcclMachine(const GpuInterface& gpu, SimulatedNcclOptions options);
   ~NcclMachine();
   NcclMachine(const NcclMachine&) = delete;
   NcclMachine& operator=(const NcclMachine&) = delete;

@@ -34,7 +34,7 @@ Operation operation(Kind kind, const void* send, void* receive, std::size_t coun
 
 // Its memory on the GPU, for which CUDA waits until that is idle.
 ncclResult_t give_back(const char* call, const Communicator& communicator) {
-  const bool done = machine().shared->door.wait(call, communicator.device) == kSuccess;
+  const bool done = machine().shared->gpu.wait(call, communicator.device) == kSuccess;
   return done ? kNcclSuccess : kUnhandledCudaError;
 }
 
@@ -74,8 +74,8 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
     machine().shared->multi_rank = true;
   }
   // It allocates, and loads kernels.
-  const Door& door = machine().shared->door;
-  if (door.wait("ncclCommInitRankConfig", door.current_device()) != kSuccess) {
+  const GpuInterface& gpu = machine().shared->gpu;
+  if (gpu.wait("ncclCommInitRankConfig", gpu.current_device()) != kSuccess) {
     return kUnhandledCudaError;
   }
   auto communicator = std::make_shared<Communicator>(machine().shared, id.internal, rank, ranks,

@@ -19,7 +19,7 @@
 namespace horoplug::testing {
 
 namespace simulated {
-struct Door;
+struct GpuInterface;
 class NcclMachine;
 }  // namespace simulated
 
@@ -35,7 +35,7 @@ class SimulatedNccl {
  public:
   // One at a time in a process. The GPU outlives it.
   explicit SimulatedNccl(SimulatedGpu& gpu, SimulatedNcclOptions options = {});
-  SimulatedNccl(const simulated::Door& door, SimulatedNcclOptions options);
+  SimulatedNccl(const simulated::GpuInterface& gpu, SimulatedNcclOptions options);
   // Aborts all communicators.
   ~SimulatedNccl();
   SimulatedNccl(const SimulatedNccl&) = delete;

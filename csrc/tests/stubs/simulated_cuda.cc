@@ -8,7 +8,7 @@
 //   DELAY        the longest of a stream, in microseconds: 50
 //   SEED         of delays
 // Beyond CUDA's functions, it has some for tests.
-#include "tests/simulated/door.h"
+#include "tests/simulated/gpu_interface.h"
 #include "tests/simulated/guarded.h"
 #include "tests/simulated/settings.h"
 
@@ -50,7 +50,7 @@ HOROPLUG_CUDA_FUNCTIONS(SIMULATED_SYMBOL)
 
 extern "C" {
 
-SIMULATED_EXPORT const void* simulated_gpu_door() { return &horoplug::testing::simulated::door(); }
+SIMULATED_EXPORT const void* simulated_gpu_interface() { return &horoplug::testing::simulated::gpu_interface(); }
 // As SimulatedGpu's.
 SIMULATED_EXPORT void simulated_gpu_fail(const char* function, CUresult result) {
   machine().set_failure(function, result);

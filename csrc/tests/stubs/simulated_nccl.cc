@@ -19,17 +19,17 @@ namespace horoplug::testing::simulated {
 namespace {
 
 // That of the GPU's library.
-const Door& other_door() {
+const GpuInterface& load_gpu_interface() {
   Dl_info here{};
-  ::dladdr(reinterpret_cast<const void*>(&other_door), &here);
+  ::dladdr(reinterpret_cast<const void*>(&load_gpu_interface), &here);
   const auto path = std::filesystem::path(here.dli_fname).replace_filename("libcuda.so.1");
   void* const gpu = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  void* const function = gpu != nullptr ? ::dlsym(gpu, "simulated_gpu_door") : nullptr;
+  void* const function = gpu != nullptr ? ::dlsym(gpu, "simulated_gpu_interface") : nullptr;
   if (function == nullptr) {
     std::fprintf(stderr, "simulated NCCL: no simulated GPU beside it: %s\n", ::dlerror());
     std::abort();
   }
-  return *static_cast<const Door*>(reinterpret_cast<const void* (*)()>(function)());
+  return *static_cast<const GpuInterface*>(reinterpret_cast<const void* (*)()>(function)());
 }
 
 std::unique_ptr<NcclMachine> make() {
@@ -37,7 +37,7 @@ std::unique_ptr<NcclMachine> make() {
   options.folder = setting("SIMULATED_GPU_FOLDER", "");
   options.version = static_cast<int>(setting("SIMULATED_NCCL_VERSION", options.version));
   options.late = static_cast<int>(setting("SIMULATED_NCCL_LATE", options.late));
-  auto made = std::make_unique<NcclMachine>(other_door(), std::move(options));
+  auto made = std::make_unique<NcclMachine>(load_gpu_interface(), std::move(options));
   std::istringstream list(setting("SIMULATED_NCCL_FAIL", ""));
   for (std::string name; std::getline(list, name, ',');) made->set_failure(name, kInternalError);
   return made;

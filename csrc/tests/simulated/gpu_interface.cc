@@ -1,4 +1,4 @@
-#include "tests/simulated/door.h"
+#include "tests/simulated/gpu_interface.h"
 
 #include <bit>
 #include <memory>
@@ -54,9 +54,9 @@ void misuse(const char* what) { machine().misuse(what); }
 
 }  // namespace
 
-const Door& door() {
-  static constexpr Door kDoor = {current_device, uuid, stream_device, put, wait, stopped, misuse};
-  return kDoor;
+const GpuInterface& gpu_interface() {
+  static constexpr GpuInterface kInterface = {current_device, uuid, stream_device, put, wait, stopped, misuse};
+  return kInterface;
 }
 
 }  // namespace horoplug::testing::simulated

@@ -7,7 +7,7 @@
 
 namespace horoplug::testing::simulated {
 
-struct Door {
+struct GpuInterface {
   // Of the thread's context; 0 if it has none.
   int (*current_device)();
   CUresult (*uuid)(CUuuid* uuid, int device);
@@ -26,6 +26,6 @@ struct Door {
 };
 
 // Over the machine of this process.
-const Door& door();
+const GpuInterface& gpu_interface();
 
 }  // namespace horoplug::testing::simulated
