@@ -29,7 +29,8 @@ Communicator::Communicator(std::shared_ptr<NcclShared> shared, std::string name,
       ranks(its_ranks),
       shared_(std::move(shared)),
       name_(std::move(name)),
-      board_(reinterpret_cast<Board*>(shared_->blocks.open(name_, sizeof(Board)))) {}
+      memory_(reinterpret_cast<CommunicatorMemory*>(
+          shared_->blocks.open(name_, sizeof(CommunicatorMemory)))) {}
 
 Communicator::~Communicator() { join(); }
 
@@ -87,7 +88,7 @@ ncclResult_t Communicator::init() {
 }
 
 ncclResult_t Communicator::announce() {
-  Board::Rank& me = mine();
+  CommunicatorMemory::Rank& me = mine();
   if (me.joined.load(std::memory_order_relaxed) != 0) {
     return refuse("two ranks have the number " + std::to_string(rank), kInvalidUsage);
   }
@@ -101,11 +102,11 @@ ncclResult_t Communicator::announce() {
 
 ncclResult_t Communicator::check_ranks() {
   for (int i = 0; i < ranks; ++i) {
-    if (!wait(board_->ranks[i].joined, 1)) return kInternalError;
+    if (!wait(memory_->ranks[i].joined, 1)) return kInternalError;
   }
   const bool multi_rank = shared_->multi_rank.load() && shared_->version >= kMultiRankVersion;
   for (int i = 0; i < ranks; ++i) {
-    const Board::Rank& one = board_->ranks[i];
+    const CommunicatorMemory::Rank& one = memory_->ranks[i];
     if (one.ranks != ranks) return refuse("ranks differ in the number of ranks", kInvalidUsage);
     if (one.version != shared_->version) {
       return refuse("Mismatched NCCL version detected : rank " + std::to_string(rank) + " " +
@@ -114,7 +115,7 @@ ncclResult_t Communicator::check_ranks() {
                     kInvalidUsage);
     }
     for (int j = 0; j < i && !multi_rank; ++j) {
-      const Board::Rank& other = board_->ranks[j];
+      const CommunicatorMemory::Rank& other = memory_->ranks[j];
       if (std::strcmp(one.host, other.host) != 0 ||
           std::memcmp(&one.uuid, &other.uuid, sizeof one.uuid) != 0) {
         continue;
@@ -132,7 +133,7 @@ ncclResult_t Communicator::check_ranks() {
 
 std::shared_ptr<Communicator> Communicator::split(int color, int key, bool part_blocking) {
   const std::uint32_t number = ++splits_;
-  Board::Rank& me = mine();
+  CommunicatorMemory::Rank& me = mine();
   me.splits[number % std::size(me.splits)] = {color, key};
   raise_to(me.split, number);
   if (color == kNoColor) return nullptr;
@@ -157,7 +158,7 @@ ncclResult_t Communicator::init_split() {
 ncclResult_t Communicator::number_ranks() {
   const int here = whole_->rank;
   for (int i = 0; i < whole_->ranks; ++i) {
-    Board::Rank& other = whole_->board_->ranks[i];
+    CommunicatorMemory::Rank& other = whole_->memory_->ranks[i];
     if (!wait(other.split, split_)) return kInternalError;
     const auto& its = other.splits[split_ % std::size(other.splits)];
     if (its.color != color_) continue;
@@ -173,7 +174,7 @@ ncclResult_t Communicator::finalize() {
     if (!wait(turn_, groups_)) return kInternalError;
     raise_to(mine().finalized, 1);
     for (int i = 0; i < ranks; ++i) {
-      if (!wait(board_->ranks[i].finalized, 1)) return kInternalError;
+      if (!wait(memory_->ranks[i].finalized, 1)) return kInternalError;
     }
     shared_->blocks.remove(name_);
     return kNcclSuccess;

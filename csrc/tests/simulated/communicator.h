@@ -13,7 +13,7 @@
 
 #include "device/cuda/driver/nccl.h"
 #include "tests/simulated/blocks.h"
-#include "tests/simulated/board.h"
+#include "tests/simulated/communicator_memory.h"
 #include "tests/simulated/gpu_interface.h"
 
 namespace horoplug::testing::simulated {
@@ -102,7 +102,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run(const Group& group);
   bool run_all(const Group& group);
   bool run_collective(const Operation& operation);
-  bool run_mail(const std::vector<Operation>& operations);
+  bool run_point_to_point(const std::vector<Operation>& operations);
   bool post(const Operation& operation, Copy* copy);
   bool take(const Operation& operation);
   void compute(const Operation& operation, const std::vector<const std::byte*>& inputs) const;
@@ -115,11 +115,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void withdraw(Copy copy, bool in_use) const;
 
   bool wait(Progress& progress, std::uint32_t target) const;
-  Board::Rank& mine() const { return board_->ranks[rank]; }
+  CommunicatorMemory::Rank& mine() const { return memory_->ranks[rank]; }
 
   std::shared_ptr<NcclShared> shared_;
   std::string name_;
-  Board* board_;
+  CommunicatorMemory* memory_;
   std::atomic<bool> aborted_{false};
   std::atomic<int> running_{0};  // groups that streams are at
   std::atomic<ncclResult_t> state_{cuda::kNcclSuccess};
@@ -134,7 +134,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Numbers of what has been enqueued.
   std::uint32_t collectives_ = 0, groups_ = 0, splits_ = 0;
-  std::array<std::uint32_t, kMostRanks> sent_{}, received_{};
+  std::array<std::uint32_t, kMaxRanks> sent_{}, received_{};
   Progress turn_{0};  // groups done; they are done one after the other, in whatever streams
 };
 

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kKindNames[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast",
                                       "Reduce",    "Send",          "Recv"};
 
-bool is_mail(Kind kind) { return kind == Kind::kSend || kind == Kind::kRecv; }
+bool is_point_to_point(Kind kind) { return kind == Kind::kSend || kind == Kind::kRecv; }
 
 // By ncclDataType_t.
 struct ElementType {
@@ -84,11 +84,11 @@ std::size_t gotten(const Posted& what, int rank, int ranks) {
   return what.kind == Kind::kAllGather ? what.count * static_cast<std::size_t>(ranks) : what.count;
 }
 
-std::string staged_name(const std::string& board, int rank, std::uint32_t number) {
-  return board + "-r" + std::to_string(rank) + "n" + std::to_string(number);
+std::string staged_name(const std::string& communicator, int rank, std::uint32_t number) {
+  return communicator + "-r" + std::to_string(rank) + "n" + std::to_string(number);
 }
-std::string mail_name(const std::string& board, int from, int to, std::uint32_t number) {
-  return board + "-f" + std::to_string(from) + "t" + std::to_string(to) + "n" +
+std::string message_name(const std::string& communicator, int from, int to, std::uint32_t number) {
+  return communicator + "-f" + std::to_string(from) + "t" + std::to_string(to) + "n" +
          std::to_string(number);
 }
 
@@ -166,27 +166,27 @@ void Communicator::run(const Group& group) {
 }
 
 bool Communicator::run_all(const Group& group) {
-  std::vector<Operation> mail;
+  std::vector<Operation> point_to_point;
   for (const Operation& one : group.operations) {
-    if (is_mail(one.what.kind)) {
-      mail.push_back(one);
+    if (is_point_to_point(one.what.kind)) {
+      point_to_point.push_back(one);
     } else if (!run_collective(one)) {
       return false;
     }
   }
-  return run_mail(mail);
+  return run_point_to_point(point_to_point);
 }
 
 bool Communicator::run_collective(const Operation& operation) {
   const std::size_t bytes = given(operation.what, rank, ranks) * operation.element();
   Copy copy = publish(staged_name(name_, rank, operation.number), operation.send, bytes);
-  Board::Rank& me = mine();
+  CommunicatorMemory::Rank& me = mine();
   me.operation = operation.what;
   me.operation.data = reinterpret_cast<std::uintptr_t>(copy.data);
   raise_to(me.posted, operation.number);
   std::vector<const std::byte*> inputs;
   for (int i = 0; i < ranks; ++i) {
-    Board::Rank& other = board_->ranks[i];
+    CommunicatorMemory::Rank& other = memory_->ranks[i];
     if (!wait(other.posted, operation.number)) {
       withdraw(std::move(copy), true);
       return false;
@@ -207,7 +207,7 @@ bool Communicator::run_collective(const Operation& operation) {
   }
   raise_to(me.done, operation.number);
   bool all = true;
-  for (int i = 0; i < ranks && all; ++i) all = wait(board_->ranks[i].done, operation.number);
+  for (int i = 0; i < ranks && all; ++i) all = wait(memory_->ranks[i].done, operation.number);
   withdraw(std::move(copy), !all);
   return all;
 }
@@ -234,10 +234,10 @@ void Communicator::compute(const Operation& operation,
   }
 }
 
-bool Communicator::run_mail(const std::vector<Operation>& operations) {
+bool Communicator::run_point_to_point(const std::vector<Operation>& operations) {
   // By turns, so that no rank waits for one that waits for it: the n-th to and from each peer.
   std::vector<std::vector<Operation>> rounds;
-  std::array<std::size_t, kMostRanks> to{}, from{};
+  std::array<std::size_t, kMaxRanks> to{}, from{};
   for (const Operation& one : operations) {
     auto& counts = one.what.kind == Kind::kSend ? to : from;
     const std::size_t round = counts[static_cast<std::size_t>(one.peer())]++;
@@ -255,7 +255,7 @@ bool Communicator::run_mail(const std::vector<Operation>& operations) {
     }
     for (const Operation& one : round) {
       if (going && one.what.kind == Kind::kSend) {
-        going = wait(board_->mail[rank][one.peer()].taken, one.number);
+        going = wait(memory_->messages[rank][one.peer()].taken, one.number);
       }
     }
     for (Copy& copy : copies) withdraw(std::move(copy), !going);
@@ -265,29 +265,29 @@ bool Communicator::run_mail(const std::vector<Operation>& operations) {
 }
 
 bool Communicator::post(const Operation& operation, Copy* copy) {
-  Board::Mail& mail = board_->mail[rank][operation.peer()];
-  if (!wait(mail.taken, operation.number - 1)) return false;
-  *copy = publish(mail_name(name_, rank, operation.peer(), operation.number), operation.send,
+  CommunicatorMemory::Message& message = memory_->messages[rank][operation.peer()];
+  if (!wait(message.taken, operation.number - 1)) return false;
+  *copy = publish(message_name(name_, rank, operation.peer(), operation.number), operation.send,
                   operation.what.count * operation.element());
-  mail.operation = operation.what;
-  mail.operation.data = reinterpret_cast<std::uintptr_t>(copy->data);
-  raise_to(mail.posted, operation.number);
+  message.operation = operation.what;
+  message.operation.data = reinterpret_cast<std::uintptr_t>(copy->data);
+  raise_to(message.posted, operation.number);
   return true;
 }
 
 bool Communicator::take(const Operation& operation) {
-  Board::Mail& mail = board_->mail[operation.peer()][rank];
-  if (!wait(mail.posted, operation.number)) return false;
-  if (mail.operation.count != operation.what.count ||
-      mail.operation.dtype != operation.what.dtype) {
-    mismatch(operation.what, operation.peer(), mail.operation);
+  CommunicatorMemory::Message& message = memory_->messages[operation.peer()][rank];
+  if (!wait(message.posted, operation.number)) return false;
+  if (message.operation.count != operation.what.count ||
+      message.operation.dtype != operation.what.dtype) {
+    mismatch(operation.what, operation.peer(), message.operation);
     return false;
   }
   const std::size_t bytes = operation.what.count * operation.element();
-  const std::string name = mail_name(name_, operation.peer(), rank, operation.number);
-  if (bytes > 0) std::memcpy(operation.receive, fetch(name, mail.operation, bytes), bytes);
+  const std::string name = message_name(name_, operation.peer(), rank, operation.number);
+  if (bytes > 0) std::memcpy(operation.receive, fetch(name, message.operation, bytes), bytes);
   if (operation.peer() != rank) release(name);
-  raise_to(mail.taken, operation.number);
+  raise_to(message.taken, operation.number);
   return true;
 }
 

@@ -55,7 +55,8 @@ void misuse(const char* what) { machine().misuse(what); }
 }  // namespace
 
 const GpuInterface& gpu_interface() {
-  static constexpr GpuInterface kInterface = {current_device, uuid, stream_device, put, wait, stopped, misuse};
+  static constexpr GpuInterface kInterface = {current_device, uuid,    stream_device, put,
+                                              wait,           stopped, misuse};
   return kInterface;
 }
 

@@ -63,7 +63,7 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
                                                int rank, NcclConfig* config) {
   id.internal[sizeof id.internal - 1] = '\0';
   const bool known = std::strncmp(id.internal, "nccl-", 5) == 0;
-  if (!known || ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks) {
+  if (!known || ranks < 1 || ranks > kMaxRanks || rank < 0 || rank >= ranks) {
     return kInvalidArgument;
   }
   if (config != nullptr && (config->magic != 0xcafebeef || config->size < sizeof *config)) {

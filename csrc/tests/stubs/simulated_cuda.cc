@@ -50,7 +50,9 @@ HOROPLUG_CUDA_FUNCTIONS(SIMULATED_SYMBOL)
 
 extern "C" {
 
-SIMULATED_EXPORT const void* simulated_gpu_interface() { return &horoplug::testing::simulated::gpu_interface(); }
+SIMULATED_EXPORT const void* simulated_gpu_interface() {
+  return &horoplug::testing::simulated::gpu_interface();
+}
 // As SimulatedGpu's.
 SIMULATED_EXPORT void simulated_gpu_fail(const char* function, CUresult result) {
   machine().set_failure(function, result);

@@ -10,7 +10,7 @@
 
 namespace horoplug::testing::simulated {
 
-inline constexpr int kMostRanks = 16;
+inline constexpr int kMaxRanks = 16;
 
 enum class Kind : std::uint32_t {
   kAllReduce,
@@ -35,7 +35,7 @@ struct Posted {
   }
 };
 
-struct Board {
+struct CommunicatorMemory {
   struct Rank {
     Progress joined;  // 1: what follows is there
     CUuuid uuid;
@@ -53,12 +53,12 @@ struct Board {
     Progress finalized;
   };
   // From one rank to another.
-  struct Mail {
+  struct Message {
     Progress posted, taken;
     Posted operation;
   };
-  std::array<Rank, kMostRanks> ranks;
-  std::array<std::array<Mail, kMostRanks>, kMostRanks> mail;
+  std::array<Rank, kMaxRanks> ranks;
+  std::array<std::array<Message, kMaxRanks>, kMaxRanks> messages;
 };
 
 }  // namespace horoplug::testing::simulated
