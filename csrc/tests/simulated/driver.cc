@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "tests/simulated/guarded.h"
+#include "tests/simulated/checked_function.h"
 
 namespace horoplug::testing::simulated {
 
@@ -58,7 +58,7 @@ CUresult Functions::GetErrorString(CUresult, const char** text) {
 
 void fill(DriverApi& api) {
 #define SIMULATED_FUNCTION(name, symbol, parameters) \
-  api.name = Guarded<"cu" #name, &Functions::name>::call;
+  api.name = CheckedFunction<"cu" #name, &Functions::name>::call;
   HOROPLUG_CUDA_FUNCTIONS(SIMULATED_FUNCTION)
 #undef SIMULATED_FUNCTION
   // These explain what all others return.

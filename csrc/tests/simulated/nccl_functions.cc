@@ -204,7 +204,7 @@ const char* NcclFunctions::GetLastError(ncclComm_t handle) {
 
 void fill(NcclApi& api) {
 #define SIMULATED_FUNCTION(name, parameters) \
-  api.name = NcclGuarded<"nccl" #name, &NcclFunctions::name>::call;
+  api.name = NcclCheckedFunction<"nccl" #name, &NcclFunctions::name>::call;
 #define SIMULATED_TEXT(name, parameters) api.name = NcclFunctions::name;
   HOROPLUG_NCCL_FUNCTIONS(SIMULATED_FUNCTION)
   HOROPLUG_NCCL_TEXTS(SIMULATED_TEXT)

@@ -22,16 +22,18 @@ struct NcclFunctions {
 
 // Function names as template arguments.
 template <std::size_t size>
-struct NcclName {
+struct NcclFunctionName {
   char text[size];
-  constexpr NcclName(const char (&from)[size]) { std::copy(from, from + size, text); }  // NOLINT
+  constexpr NcclFunctionName(const char (&from)[size]) {
+    std::copy(from, from + size, text);
+  }  // NOLINT
 };
 
 // A function that fails when it has been told to.
-template <NcclName name, auto function>
-struct NcclGuarded;
-template <NcclName name, typename... Args, ncclResult_t (*function)(Args...)>
-struct NcclGuarded<name, function> {
+template <NcclFunctionName name, auto function>
+struct NcclCheckedFunction;
+template <NcclFunctionName name, typename... Args, ncclResult_t (*function)(Args...)>
+struct NcclCheckedFunction<name, function> {
   static ncclResult_t call(Args... args) {
     const ncclResult_t result = NcclMachine::get().before(name.text);
     return result != cuda::kNcclSuccess ? result : function(args...);

@@ -8,8 +8,8 @@
 //   DELAY        the longest of a stream, in microseconds: 50
 //   SEED         of delays
 // Beyond CUDA's functions, it has some for tests.
+#include "tests/simulated/checked_function.h"
 #include "tests/simulated/gpu_interface.h"
-#include "tests/simulated/guarded.h"
 #include "tests/simulated/settings.h"
 
 namespace horoplug::testing::simulated {
@@ -32,17 +32,17 @@ std::unique_ptr<Machine> make() {
 }  // namespace
 }  // namespace horoplug::testing::simulated
 
+using horoplug::testing::simulated::CheckedFunction;
 using horoplug::testing::simulated::Functions;
-using horoplug::testing::simulated::Guarded;
 using horoplug::testing::simulated::machine;
 
 // NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are theirs.
-// Each symbol is another name of a guarded function: what resolves it returns that.
+// Each symbol is another name of a checked function: what resolves it returns that.
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
 #define SIMULATED_SYMBOL(name, symbol, parameters)                                        \
   extern "C" {                                                                            \
   static CUresult(*resolve_##symbol()) parameters {                                       \
-    return Guarded<"cu" #name, &Functions::name>::call;                                   \
+    return CheckedFunction<"cu" #name, &Functions::name>::call;                           \
   }                                                                                       \
   SIMULATED_EXPORT CUresult symbol parameters __attribute__((ifunc("resolve_" #symbol))); \
   }

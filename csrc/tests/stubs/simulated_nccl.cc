@@ -48,21 +48,21 @@ std::unique_ptr<NcclMachine> make() {
 }  // namespace
 }  // namespace horoplug::testing::simulated
 
+using horoplug::testing::simulated::NcclCheckedFunction;
 using horoplug::testing::simulated::NcclConfig;
 using horoplug::testing::simulated::NcclFunctions;
-using horoplug::testing::simulated::NcclGuarded;
 using horoplug::testing::simulated::NcclMachine;
 
 // NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are theirs.
 // As in simulated_cuda.cc.
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
-#define SIMULATED_SYMBOL(name, parameters)                        \
-  extern "C" {                                                    \
-  static ncclResult_t(*resolve_nccl##name()) parameters {         \
-    return NcclGuarded<"nccl" #name, &NcclFunctions::name>::call; \
-  }                                                               \
-  SIMULATED_EXPORT ncclResult_t nccl##name parameters             \
-      __attribute__((ifunc("resolve_nccl" #name)));               \
+#define SIMULATED_SYMBOL(name, parameters)                                \
+  extern "C" {                                                            \
+  static ncclResult_t(*resolve_nccl##name()) parameters {                 \
+    return NcclCheckedFunction<"nccl" #name, &NcclFunctions::name>::call; \
+  }                                                                       \
+  SIMULATED_EXPORT ncclResult_t nccl##name parameters                     \
+      __attribute__((ifunc("resolve_nccl" #name)));                       \
   }
 HOROPLUG_NCCL_FUNCTIONS(SIMULATED_SYMBOL)
 

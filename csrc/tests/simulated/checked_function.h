@@ -10,19 +10,19 @@
 namespace horoplug::testing::simulated {
 
 // How much a function asks of its caller.
-enum class Needs { kNothing, kStart, kContext };
+enum class Requires { kNothing, kInit, kContext };
 
-constexpr Needs needs(std::string_view name) {
+constexpr Requires required_by(std::string_view name) {
   for (const std::string_view known : {"cuDriverGetVersion", "cuInit"}) {
-    if (name == known) return Needs::kNothing;
+    if (name == known) return Requires::kNothing;
   }
   const bool of_contexts = name.starts_with("cuCtx") || name.starts_with("cuDevice") ||
                            name == "cuPointerGetAttribute" || name == "cuEventQuery";
-  return of_contexts ? Needs::kStart : Needs::kContext;
+  return of_contexts ? Requires::kInit : Requires::kContext;
 }
 
 // Functions that may keep the host until the GPU is idle, and here do.
-constexpr bool waits(std::string_view name) {
+constexpr bool waits_for_device(std::string_view name) {
   for (const std::string_view known :
        {"cuModuleLoadDataEx", "cuModuleGetFunction", "cuMemAlloc", "cuMemHostAlloc",
         "cuMemFreeHost", "cuMemHostRegister", "cuMemHostUnregister", "cuIpcOpenMemHandle",
@@ -34,21 +34,23 @@ constexpr bool waits(std::string_view name) {
 
 // Function names as template arguments.
 template <std::size_t size>
-struct Name {
+struct FunctionName {
   char text[size];
-  constexpr Name(const char (&from)[size]) { std::copy(from, from + size, text); }  // NOLINT
+  constexpr FunctionName(const char (&from)[size]) {
+    std::copy(from, from + size, text);
+  }  // NOLINT
 };
 
-template <Name name, auto function>
-struct Guarded;
-template <Name name, typename... Args, CUresult (*function)(Args...)>
-struct Guarded<name, function> {
+template <FunctionName name, auto function>
+struct CheckedFunction;
+template <FunctionName name, typename... Args, CUresult (*function)(Args...)>
+struct CheckedFunction<name, function> {
   static CUresult call(Args... args) {
-    constexpr Needs kNeeds = needs(name.text);
-    const CUresult result = machine().before(name.text, kNeeds == Needs::kContext);
+    constexpr Requires kRequired = required_by(name.text);
+    const CUresult result = machine().before(name.text, kRequired == Requires::kContext);
     if (result != cuda::kSuccess) return result;
-    if (kNeeds != Needs::kNothing && !machine().is_started()) return kNotInitialized;
-    if constexpr (waits(name.text)) {
+    if (kRequired != Requires::kNothing && !machine().is_started()) return kNotInitialized;
+    if constexpr (waits_for_device(name.text)) {
       const int device = machine().current()->ordinal;
       const CUresult waited = machine().wait_for_device(name.text, device);
       if (waited != cuda::kSuccess) return waited;
