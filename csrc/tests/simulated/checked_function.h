@@ -36,9 +36,8 @@ constexpr bool waits_for_device(std::string_view name) {
 template <std::size_t size>
 struct FunctionName {
   char text[size];
-  constexpr FunctionName(const char (&from)[size]) {
-    std::copy(from, from + size, text);
-  }  // NOLINT
+  // NOLINTNEXTLINE(google-explicit-constructor): string literals convert to it.
+  constexpr FunctionName(const char (&from)[size]) { std::copy(from, from + size, text); }
 };
 
 template <FunctionName name, auto function>

@@ -30,7 +30,7 @@ Communicator::Communicator(std::shared_ptr<NcclShared> shared, std::string name,
       shared_(std::move(shared)),
       name_(std::move(name)),
       memory_(reinterpret_cast<CommunicatorMemory*>(
-          shared_->blocks.open(name_, sizeof(CommunicatorMemory)))) {}
+          shared_->named_memory.open(name_, sizeof(CommunicatorMemory)))) {}
 
 Communicator::~Communicator() { join(); }
 
@@ -176,7 +176,7 @@ ncclResult_t Communicator::finalize() {
     for (int i = 0; i < ranks; ++i) {
       if (!wait(memory_->ranks[i].finalized, 1)) return kInternalError;
     }
-    shared_->blocks.remove(name_);
+    shared_->named_memory.remove(name_);
     return kNcclSuccess;
   });
 }

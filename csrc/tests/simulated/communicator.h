@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "device/cuda/driver/nccl.h"
-#include "tests/simulated/blocks.h"
 #include "tests/simulated/communicator_memory.h"
 #include "tests/simulated/gpu_interface.h"
+#include "tests/simulated/named_memory.h"
 
 namespace horoplug::testing::simulated {
 
@@ -28,9 +28,9 @@ inline constexpr ncclResult_t kInvalidUsage = 5;
 // has still to do.
 struct NcclShared {
   NcclShared(const GpuInterface& gpu, std::string folder, int which)
-      : gpu(gpu), blocks(std::move(folder)), version(which) {}
+      : gpu(gpu), named_memory(std::move(folder)), version(which) {}
   const GpuInterface& gpu;
-  Blocks blocks;
+  NamedMemory named_memory;
   const int version;
   std::atomic<bool> multi_rank{false};  // several ranks on one GPU
   // Copies that were given up: others may be reading them.

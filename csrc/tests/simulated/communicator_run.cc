@@ -302,9 +302,9 @@ Communicator::Copy Communicator::publish(const std::string& name, const void* fr
                                          std::size_t bytes) const {
   Copy copy;
   if (bytes == 0) return copy;
-  if (shared_->blocks.is_shared()) {
+  if (shared_->named_memory.is_shared()) {
     copy.name = name;
-    copy.data = shared_->blocks.open(name, bytes);
+    copy.data = shared_->named_memory.open(name, bytes);
   } else {
     copy.owned = std::make_unique<std::byte[]>(bytes);
     copy.data = copy.owned.get();
@@ -316,19 +316,21 @@ Communicator::Copy Communicator::publish(const std::string& name, const void* fr
 const std::byte* Communicator::fetch(const std::string& name, const Posted& posted,
                                      std::size_t bytes) const {
   if (bytes == 0) return nullptr;
-  if (shared_->blocks.is_shared()) return shared_->blocks.open(name, bytes, /*make=*/false);
+  if (shared_->named_memory.is_shared()) {
+    return shared_->named_memory.open(name, bytes, /*create=*/false);
+  }
   return std::bit_cast<const std::byte*>(static_cast<std::uintptr_t>(posted.data));
 }
 
 void Communicator::release(const std::string& name) const {
-  if (shared_->blocks.is_shared()) shared_->blocks.close(name);
+  if (shared_->named_memory.is_shared()) shared_->named_memory.close(name);
 }
 
 void Communicator::withdraw(Copy copy, bool in_use) const {
-  if (shared_->blocks.is_shared()) {
+  if (shared_->named_memory.is_shared()) {
     if (copy.name.empty()) return;
-    if (!in_use) shared_->blocks.remove(copy.name);  // else others may be about to open it
-    shared_->blocks.close(copy.name);
+    if (!in_use) shared_->named_memory.remove(copy.name);  // else others may be about to open it
+    shared_->named_memory.close(copy.name);
   } else if (in_use) {
     const std::lock_guard lock(shared_->mutex);
     shared_->given_up.push_back(std::move(copy.owned));

@@ -23,8 +23,8 @@ std::atomic<std::uint64_t> generations{0};
 
 Machine::Machine(SimulatedOptions wanted)
     : options(std::move(wanted)),
-      blocks(options.folder),
-      memory(blocks, options.memory),
+      named_memory(options.folder),
+      memory(named_memory, options.memory),
       generation_(++generations) {
   fill(api);
   for (int i = 0; i < options.devices; ++i) {
@@ -168,7 +168,7 @@ Event* Machine::make_event(int device, unsigned flags) {
   std::string name;
   if ((flags & kEventInterprocess) != 0) {
     name = "event-" + std::to_string(::getpid()) + "-" + std::to_string(number);
-    state = reinterpret_cast<EventState*>(blocks.open(name, sizeof(EventState)));
+    state = reinterpret_cast<EventState*>(named_memory.open(name, sizeof(EventState)));
   } else {
     state = &event_states_.emplace_back();
   }
@@ -180,7 +180,7 @@ Event* Machine::make_event(int device, unsigned flags) {
 Event* Machine::open_event(const std::string& name, int device) {
   const std::lock_guard lock(mutex_);
   auto* const state =
-      reinterpret_cast<EventState*>(blocks.open(name, sizeof(EventState), /*make=*/false));
+      reinterpret_cast<EventState*>(named_memory.open(name, sizeof(EventState), /*create=*/false));
   if (state == nullptr) return nullptr;
   Event& made = events_.emplace_back(
       Event{device, kEventDisableTiming, event_numbers_++, state, name, /*imported=*/true});

@@ -67,7 +67,7 @@ class Machine {
 
   const SimulatedOptions options;
   cuda::DriverApi api;
-  Blocks blocks;
+  NamedMemory named_memory;
   Memory memory;
   StreamsState streams_state;
   std::array<Device, kMostDevices> devices;

@@ -24,8 +24,8 @@ void spoil(std::byte* data, std::size_t bytes, int value) {
 Memory::~Memory() {
   for (Allocation& one : all_) {
     if (one.gone) continue;
-    if (!one.in_block && one.kind != MemoryKind::kOwn) std::free(one.data);
-    if (one.kind == MemoryKind::kDevice) blocks_.remove(one.name);
+    if (!one.in_named_memory && one.kind != MemoryKind::kOwn) std::free(one.data);
+    if (one.kind == MemoryKind::kDevice) named_memory_.remove(one.name);
   }
 }
 
@@ -49,10 +49,10 @@ Allocation* Memory::allocate(MemoryKind kind, int device, std::size_t bytes) {
   const std::string name = kind == MemoryKind::kDevice ? "memory-" + std::to_string(::getpid()) +
                                                              "-" + std::to_string(numbers_++)
                                                        : "";
-  const bool in_block = blocks_.is_shared() && !name.empty();
+  const bool in_named_memory = named_memory_.is_shared() && !name.empty();
   void* place = nullptr;
-  if (in_block) {
-    place = blocks_.open(name, bytes);
+  if (in_named_memory) {
+    place = named_memory_.open(name, bytes);
   } else if (::posix_memalign(&place, kAlignment, std::max<std::size_t>(bytes, 1)) != 0) {
     return nullptr;
   }
@@ -62,7 +62,7 @@ Allocation* Memory::allocate(MemoryKind kind, int device, std::size_t bytes) {
   if (on_device) used.fetch_add(bytes, std::memory_order_relaxed);
   Allocation& made = record(kind, device, bytes, data);
   made.name = name;
-  made.in_block = in_block;
+  made.in_named_memory = in_named_memory;
   if (!name.empty()) by_name_[name] = &made;
   return &made;
 }
@@ -97,9 +97,9 @@ void Memory::give_back(Allocation& allocation) {
   if (allocation.kind == MemoryKind::kForeign) return;
   spoil(allocation.data, allocation.bytes, kGone);
   allocation.gone = true;
-  if (!allocation.in_block) return std::free(allocation.data);
-  blocks_.remove(allocation.name);
-  blocks_.close(allocation.name);
+  if (!allocation.in_named_memory) return std::free(allocation.data);
+  named_memory_.remove(allocation.name);
+  named_memory_.close(allocation.name);
 }
 
 Allocation* Memory::open(const std::string& name, std::size_t bytes, int device) {
@@ -109,12 +109,12 @@ Allocation* Memory::open(const std::string& name, std::size_t bytes, int device)
     ++known->second->opened;
     return known->second;
   }
-  if (!blocks_.is_shared()) return nullptr;
-  std::byte* const data = blocks_.open(name, bytes, false);
+  if (!named_memory_.is_shared()) return nullptr;
+  std::byte* const data = named_memory_.open(name, bytes, false);
   if (data == nullptr) return nullptr;
   Allocation& made = record(MemoryKind::kForeign, device, bytes, data);
   made.name = name;
-  made.in_block = true;
+  made.in_named_memory = true;
   made.opened = 1;
   by_name_[name] = &made;
   return &made;
@@ -127,8 +127,8 @@ bool Memory::close(std::uintptr_t address) {
   Allocation& closed = *found->second;
   if (--closed.opened == 0 && closed.kind == MemoryKind::kForeign) {
     closed.gone = true;
-    if (closed.in_block) {
-      blocks_.close(closed.name);
+    if (closed.in_named_memory) {
+      named_memory_.close(closed.name);
     } else {
       spoil(closed.data, closed.bytes, kGone);
       std::free(closed.data);

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <string>
 
-#include "tests/simulated/blocks.h"
+#include "tests/simulated/named_memory.h"
 
 namespace horoplug::testing::simulated {
 
@@ -27,11 +27,11 @@ struct Allocation {
   int device = 0;
   std::byte* data = nullptr;
   std::size_t bytes = 0;
-  std::string name;          // that other processes open it by; empty: they cannot
-  bool in_block = false;     // see Blocks
-  std::atomic<int> uses{0};  // by what is in streams
-  int opened = 0;            // by its name, or registered: how often
-  bool gone = false;         // the memory itself is
+  std::string name;              // that other processes open it by; empty: they cannot
+  bool in_named_memory = false;  // see NamedMemory
+  std::atomic<int> uses{0};      // by what is in streams
+  int opened = 0;                // by its name, or registered: how often
+  bool gone = false;             // the memory itself is
 
   bool holds(std::uintptr_t address, std::size_t size) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(data);
@@ -42,7 +42,8 @@ struct Allocation {
 class Memory {
  public:
   // At most so many bytes on each device.
-  Memory(Blocks& blocks, std::size_t limit) : blocks_(blocks), limit_(limit) {}
+  Memory(NamedMemory& named_memory, std::size_t limit)
+      : named_memory_(named_memory), limit_(limit) {}
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -74,7 +75,7 @@ class Memory {
  private:
   Allocation& record(MemoryKind kind, int device, std::size_t bytes, std::byte* data);
 
-  Blocks& blocks_;
+  NamedMemory& named_memory_;
   std::size_t limit_;
   std::mutex mutex_;
   std::deque<Allocation> all_;

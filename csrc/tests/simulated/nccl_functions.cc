@@ -14,7 +14,7 @@ namespace {
 NcclMachine& machine() { return NcclMachine::get(); }
 
 // Whether the one of whom a communicator is made, or nobody, waits for it.
-bool blocks(const NcclConfig* config, bool otherwise) {
+bool is_blocking(const NcclConfig* config, bool otherwise) {
   if (config == nullptr || config->blocking == NcclConfig::kUndefined) return otherwise;
   return config->blocking != 0;
 }
@@ -79,7 +79,7 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
     return kUnhandledCudaError;
   }
   auto communicator = std::make_shared<Communicator>(machine().shared, id.internal, rank, ranks,
-                                                     blocks(config, true));
+                                                     is_blocking(config, true));
   const ncclResult_t result = communicator->init();
   if (result != kNcclSuccess && result != kNcclInProgress) {
     machine().note(communicator->last_error());
@@ -96,7 +96,7 @@ ncclResult_t NcclFunctions::CommSplit(ncclComm_t handle, int color, int key, ncc
   if (whole == nullptr) return kInvalidArgument;
   if (whole->state() != kNcclSuccess) return whole->not_ready();
   const std::shared_ptr<Communicator> part =
-      whole->split(color, key, blocks(config, whole->blocking));
+      whole->split(color, key, is_blocking(config, whole->blocking));
   if (part == nullptr) return kNcclSuccess;
   const ncclResult_t result = part->init_split();
   if (result == kNcclSuccess || result == kNcclInProgress) *made = machine().add(part);

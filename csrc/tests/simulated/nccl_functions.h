@@ -24,9 +24,8 @@ struct NcclFunctions {
 template <std::size_t size>
 struct NcclFunctionName {
   char text[size];
-  constexpr NcclFunctionName(const char (&from)[size]) {
-    std::copy(from, from + size, text);
-  }  // NOLINT
+  // NOLINTNEXTLINE(google-explicit-constructor): string literals convert to it.
+  constexpr NcclFunctionName(const char (&from)[size]) { std::copy(from, from + size, text); }
 };
 
 // A function that fails when it has been told to.

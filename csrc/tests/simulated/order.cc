@@ -110,7 +110,7 @@ CUresult Functions::EventDestroy(CUevent handle) {
   const Event* const event = machine().event(handle);
   if (event == nullptr) return unknown("an event");
   machine().end(handle);
-  if (!event->name.empty() && !event->imported) machine().blocks.remove(event->name);
+  if (!event->name.empty() && !event->imported) machine().named_memory.remove(event->name);
   return kSuccess;
 }
 

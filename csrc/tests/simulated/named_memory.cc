@@ -1,4 +1,4 @@
-#include "tests/simulated/blocks.h"
+#include "tests/simulated/named_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,56 +16,56 @@ constexpr std::size_t kAlignment = 512;  // as the GPU's allocations
 
 }  // namespace
 
-Blocks::~Blocks() {
-  for (const auto& [name, block] : blocks_) unmap(block);
+NamedMemory::~NamedMemory() {
+  for (const auto& [name, region] : regions_) unmap(region);
 }
 
-std::byte* Blocks::open(const std::string& name, std::size_t bytes, bool make) {
+std::byte* NamedMemory::open(const std::string& name, std::size_t bytes, bool create) {
   const std::lock_guard lock(mutex_);
-  const auto known = blocks_.find(name);
-  if (known != blocks_.end()) return known->second.data;
-  std::byte* const data = map(name, bytes, make);
-  if (data != nullptr) blocks_[name] = {data, bytes};
+  const auto known = regions_.find(name);
+  if (known != regions_.end()) return known->second.data;
+  std::byte* const data = map(name, bytes, create);
+  if (data != nullptr) regions_[name] = {data, bytes};
   return data;
 }
 
-void Blocks::close(const std::string& name) {
+void NamedMemory::close(const std::string& name) {
   const std::lock_guard lock(mutex_);
-  const auto known = blocks_.find(name);
-  if (known == blocks_.end()) return;
+  const auto known = regions_.find(name);
+  if (known == regions_.end()) return;
   unmap(known->second);
-  blocks_.erase(known);
+  regions_.erase(known);
 }
 
-void Blocks::remove(const std::string& name) {
+void NamedMemory::remove(const std::string& name) {
   if (is_shared()) ::unlink((folder_ + "/" + name).c_str());
 }
 
-std::byte* Blocks::map(const std::string& name, std::size_t bytes, bool make) const {
+std::byte* NamedMemory::map(const std::string& name, std::size_t bytes, bool create) const {
   bytes = std::max<std::size_t>(bytes, 1);
   if (!is_shared()) {
-    if (!make) return nullptr;
+    if (!create) return nullptr;
     const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     void* const data = std::aligned_alloc(kAlignment, rounded);
     if (data != nullptr) std::memset(data, 0, rounded);
     return static_cast<std::byte*>(data);
   }
   const int fd =
-      ::open((folder_ + "/" + name).c_str(), O_RDWR | O_CLOEXEC | (make ? O_CREAT : 0), 0600);
+      ::open((folder_ + "/" + name).c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600);
   if (fd < 0) return nullptr;
   void* data = MAP_FAILED;
-  if (!make || ::ftruncate(fd, static_cast<off_t>(bytes)) == 0) {
+  if (!create || ::ftruncate(fd, static_cast<off_t>(bytes)) == 0) {
     data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   }
   ::close(fd);
   return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
 }
 
-void Blocks::unmap(const Block& block) const {
+void NamedMemory::unmap(const Region& region) const {
   if (is_shared()) {
-    ::munmap(block.data, std::max<std::size_t>(block.bytes, 1));
+    ::munmap(region.data, std::max<std::size_t>(region.bytes, 1));
   } else {
-    std::free(block.data);
+    std::free(region.data);
   }
 }
 
