@@ -52,8 +52,8 @@ ncclResult_t Communicator::not_ready() {
                 kInvalidArgument);
 }
 
-bool Communicator::wait(Progress& progress, std::uint32_t target) const {
-  return wait_for(progress, target, [this] {
+bool Communicator::wait(Counter& counter, std::uint32_t target) const {
+  return wait_for(counter, target, [this] {
     return aborted_.load(std::memory_order_relaxed) || shared_->gpu.stopped();
   });
 }
@@ -96,7 +96,7 @@ ncclResult_t Communicator::announce() {
   ::gethostname(me.host, sizeof me.host - 1);
   me.ranks = ranks;
   me.version = shared_->version;
-  raise_to(me.joined, 1);
+  advance_to(me.joined, 1);
   return kNcclSuccess;
 }
 
@@ -135,7 +135,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, bool part_
   const std::uint32_t number = ++splits_;
   CommunicatorMemory::Rank& me = mine();
   me.splits[number % std::size(me.splits)] = {color, key};
-  raise_to(me.split, number);
+  advance_to(me.split, number);
   if (color == kNoColor) return nullptr;
   auto part = std::make_shared<Communicator>(
       shared_, name_ + "-s" + std::to_string(number) + "c" + std::to_string(color), 0, 0,
@@ -172,7 +172,7 @@ ncclResult_t Communicator::number_ranks() {
 ncclResult_t Communicator::finalize() {
   return in_background([this] {
     if (!wait(turn_, groups_)) return kInternalError;
-    raise_to(mine().finalized, 1);
+    advance_to(mine().finalized, 1);
     for (int i = 0; i < ranks; ++i) {
       if (!wait(memory_->ranks[i].finalized, 1)) return kInternalError;
     }

@@ -114,7 +114,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void release(const std::string& name) const;
   void withdraw(Copy copy, bool in_use) const;
 
-  bool wait(Progress& progress, std::uint32_t target) const;
+  bool wait(Counter& counter, std::uint32_t target) const;
   CommunicatorMemory::Rank& mine() const { return memory_->ranks[rank]; }
 
   std::shared_ptr<NcclShared> shared_;
@@ -135,7 +135,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Numbers of what has been enqueued.
   std::uint32_t collectives_ = 0, groups_ = 0, splits_ = 0;
   std::array<std::uint32_t, kMaxRanks> sent_{}, received_{};
-  Progress turn_{0};  // groups done; they are done one after the other, in whatever streams
+  Counter turn_{0};  // groups done; they are done one after the other, in whatever streams
 };
 
 }  // namespace horoplug::testing::simulated

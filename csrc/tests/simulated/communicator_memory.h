@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "device/cuda/driver/driver.h"
-#include "tests/simulated/progress.h"
+#include "tests/simulated/counter.h"
 
 namespace horoplug::testing::simulated {
 
@@ -37,24 +37,24 @@ struct Posted {
 
 struct CommunicatorMemory {
   struct Rank {
-    Progress joined;  // 1: what follows is there
+    Counter joined;  // 1: what follows is there
     CUuuid uuid;
     char host[64];
     int ranks, version;
 
-    Progress posted, done;  // collective operations, by number
-    Posted operation;       // the last one posted
+    Counter posted, done;  // collective operations, by number
+    Posted operation;      // the last one posted
 
-    Progress split;  // the last one that this rank has begun
+    Counter split;  // the last one that this rank has begun
     struct {
       int color, key;
     } splits[8];  // by number, the last ones
 
-    Progress finalized;
+    Counter finalized;
   };
   // From one rank to another.
   struct Message {
-    Progress posted, taken;
+    Counter posted, taken;
     Posted operation;
   };
   std::array<Rank, kMaxRanks> ranks;

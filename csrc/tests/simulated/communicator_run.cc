@@ -160,7 +160,7 @@ ncclResult_t Communicator::put(std::vector<Operation> operations, CUstream strea
 void Communicator::run(const Group& group) {
   ++running_;
   if (!aborted_.load() && wait(turn_, group.number - 1) && run_all(group)) {
-    raise_to(turn_, group.number);
+    advance_to(turn_, group.number);
   }
   --running_;
 }
@@ -183,7 +183,7 @@ bool Communicator::run_collective(const Operation& operation) {
   CommunicatorMemory::Rank& me = mine();
   me.operation = operation.what;
   me.operation.data = reinterpret_cast<std::uintptr_t>(copy.data);
-  raise_to(me.posted, operation.number);
+  advance_to(me.posted, operation.number);
   std::vector<const std::byte*> inputs;
   for (int i = 0; i < ranks; ++i) {
     CommunicatorMemory::Rank& other = memory_->ranks[i];
@@ -205,7 +205,7 @@ bool Communicator::run_collective(const Operation& operation) {
   for (int i = 0; i < ranks; ++i) {
     if (i != rank) release(staged_name(name_, i, operation.number));
   }
-  raise_to(me.done, operation.number);
+  advance_to(me.done, operation.number);
   bool all = true;
   for (int i = 0; i < ranks && all; ++i) all = wait(memory_->ranks[i].done, operation.number);
   withdraw(std::move(copy), !all);
@@ -271,7 +271,7 @@ bool Communicator::post(const Operation& operation, Copy* copy) {
                   operation.what.count * operation.element());
   message.operation = operation.what;
   message.operation.data = reinterpret_cast<std::uintptr_t>(copy->data);
-  raise_to(message.posted, operation.number);
+  advance_to(message.posted, operation.number);
   return true;
 }
 
@@ -287,7 +287,7 @@ bool Communicator::take(const Operation& operation) {
   const std::string name = message_name(name_, operation.peer(), rank, operation.number);
   if (bytes > 0) std::memcpy(operation.receive, fetch(name, message.operation, bytes), bytes);
   if (operation.peer() != rank) release(name);
-  raise_to(message.taken, operation.number);
+  advance_to(message.taken, operation.number);
   return true;
 }
 

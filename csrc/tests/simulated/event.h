@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "tests/simulated/progress.h"
+#include "tests/simulated/counter.h"
 
 namespace horoplug::testing::simulated {
 
@@ -12,10 +12,10 @@ namespace horoplug::testing::simulated {
 struct EventState {
   static constexpr std::uint32_t kSlots = 64;  // records that can be under way
 
-  Progress recorded;        // how many there were
-  Progress passed[kSlots];  // the last record of each slot that has come to pass
+  Counter recorded;        // how many there were
+  Counter passed[kSlots];  // the last record of each slot that has come to pass
 
-  Progress& slot(std::uint32_t record) { return passed[record % kSlots]; }
+  Counter& slot(std::uint32_t record) { return passed[record % kSlots]; }
 };
 
 // What a CUevent points to. It stays in place for good.

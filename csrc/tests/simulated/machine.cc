@@ -87,15 +87,15 @@ void Machine::fall_off(CUresult result) {
 }
 
 void Machine::hold() {
-  Progress& held = streams_state.held;
+  Counter& held = streams_state.held;
   const std::uint32_t now = held.load();
-  if (now % 2 == 0) raise_to(held, now + 1);
+  if (now % 2 == 0) advance_to(held, now + 1);
 }
 
 void Machine::let_go() {
-  Progress& held = streams_state.held;
+  Counter& held = streams_state.held;
   const std::uint32_t now = held.load();
-  if (now % 2 == 1) raise_to(held, now + 1);
+  if (now % 2 == 1) advance_to(held, now + 1);
 }
 
 CUresult Machine::misuse(const std::string& what, CUresult result) {
@@ -234,10 +234,10 @@ void Machine::put(Stream& stream, const char* what, Stream::Work work,
   stream.put(what, std::move(work), std::move(uses));
 }
 
-CUresult Machine::wait(const char* call, Progress& progress, std::uint32_t target) {
+CUresult Machine::wait(const char* call, Counter& counter, std::uint32_t target) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point deadline = Clock::now() + options.patience;
-  const bool done = wait_for(progress, target, [&] { return is_off() || Clock::now() > deadline; });
+  const bool done = wait_for(counter, target, [&] { return is_off() || Clock::now() > deadline; });
   if (is_off()) return off_.load(std::memory_order_relaxed);
   if (done) return kSuccess;
   return misuse(std::string(call) + " has waited for " + std::to_string(options.patience.count()) +

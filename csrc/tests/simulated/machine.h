@@ -129,7 +129,7 @@ class Machine {
   std::size_t count(const std::string& what);
 
  private:
-  CUresult wait(const char* call, Progress& progress, std::uint32_t target);
+  CUresult wait(const char* call, Counter& counter, std::uint32_t target);
   std::string streams_at_work();
 
   std::atomic<CUresult> off_{cuda::kSuccess};

@@ -125,7 +125,7 @@ CUresult Functions::EventRecord(CUevent event_handle, CUstream stream_handle) {
   EventState* const state = event->state;
   const std::uint32_t record = state->recorded.fetch_add(1, std::memory_order_relaxed) + 1;
   machine().put(*stream, "record of an event",
-                [state, record](Stream::Random&) { raise_to(state->slot(record), record); }, {});
+                [state, record](Stream::Random&) { advance_to(state->slot(record), record); }, {});
   return kSuccess;
 }
 

@@ -25,7 +25,7 @@ void Stream::put(const char* what, Work work, std::vector<Allocation*> uses) {
   }
   last_->next.store(task, std::memory_order_release);
   last_ = task;
-  raise_to(put_, size() + 1);
+  advance_to(put_, size() + 1);
 }
 
 void Stream::run(Task* before) {
@@ -35,7 +35,7 @@ void Stream::run(Task* before) {
     wait_for(put_, number, never);
     Task* const task = before->next.load(std::memory_order_acquire);
     delete std::exchange(before, task);
-    if (!task->work) return raise_to(done_, number);
+    if (!task->work) return advance_to(done_, number);
     for (std::uint32_t held = 0;
          !stopped() && (held = all_.held.load(std::memory_order_relaxed)) % 2 == 1;) {
       wait_for(all_.held, held + 1, stopped);
@@ -50,7 +50,7 @@ void Stream::run(Task* before) {
     }
     task->work = nullptr;
     for (Allocation* used : task->uses) used->uses.fetch_sub(1, std::memory_order_relaxed);
-    raise_to(done_, number);
+    advance_to(done_, number);
   }
 }
 

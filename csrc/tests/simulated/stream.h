@@ -10,15 +10,15 @@
 #include <thread>
 #include <vector>
 
+#include "tests/simulated/counter.h"
 #include "tests/simulated/memory.h"
-#include "tests/simulated/progress.h"
 
 namespace horoplug::testing::simulated {
 
 // What all streams of a GPU ask.
 struct StreamsState {
   std::atomic<bool> stopped{false};  // what is waited for will not come
-  Progress held{0};                  // odd: nothing more is begun
+  Counter held{0};                   // odd: nothing more is begun
 };
 
 class Stream {
@@ -49,7 +49,7 @@ class Stream {
   void end();
   // How many have been put in, and how many of these are done.
   std::uint32_t size() const { return put_.load(std::memory_order_relaxed); }
-  Progress& done() { return done_; }
+  Counter& done() { return done_; }
   // What it does now; nullptr: nothing.
   const char* doing() const { return doing_.load(std::memory_order_relaxed); }
 
@@ -67,7 +67,7 @@ class Stream {
   std::chrono::microseconds longest_delay_;
   std::mutex mutex_;  // of those who put something in
   Task* last_ = nullptr;
-  Progress put_{0}, done_{0};
+  Counter put_{0}, done_{0};
   std::atomic<const char*> doing_{nullptr};
   bool ended_ = false;
   std::thread thread_;  // from the first task on
