@@ -33,7 +33,7 @@ CUresult Functions::IpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle
 
 CUresult Functions::IpcCloseMemHandle(CUdeviceptr address) {
   const Allocation* const memory = machine().memory.find(address);
-  if (memory != nullptr && memory->kind == MemoryKind::kForeign &&
+  if (memory != nullptr && memory->kind == MemoryKind::kImported &&
       memory->uses.load(std::memory_order_relaxed) > 0) {
     return in_use(*memory, "cuIpcCloseMemHandle");
   }

@@ -12,19 +12,19 @@ namespace {
 
 constexpr std::size_t kAlignment = 512;
 // Memory that is new or gone holds numbers that nobody expects; of large ones the beginning does.
-constexpr std::size_t kSpoiled = 1 << 20;
-constexpr int kNew = 0xA5, kGone = 0xDB;
+constexpr std::size_t kMaxPoisonedBytes = 1 << 20;
+constexpr int kNewByte = 0xA5, kFreedByte = 0xDB;
 
-void spoil(std::byte* data, std::size_t bytes, int value) {
-  std::memset(data, value, std::min(bytes, kSpoiled));
+void poison(std::byte* data, std::size_t bytes, int value) {
+  std::memset(data, value, std::min(bytes, kMaxPoisonedBytes));
 }
 
 }  // namespace
 
 Memory::~Memory() {
   for (Allocation& one : all_) {
-    if (one.gone) continue;
-    if (!one.in_named_memory && one.kind != MemoryKind::kOwn) std::free(one.data);
+    if (one.freed) continue;
+    if (!one.in_named_memory && one.kind != MemoryKind::kRegistered) std::free(one.data);
     if (one.kind == MemoryKind::kDevice) named_memory_.remove(one.name);
   }
 }
@@ -58,7 +58,7 @@ Allocation* Memory::allocate(MemoryKind kind, int device, std::size_t bytes) {
   }
   if (place == nullptr) return nullptr;
   auto* const data = static_cast<std::byte*>(place);
-  spoil(data, bytes, kNew);
+  poison(data, bytes, kNewByte);
   if (on_device) used.fetch_add(bytes, std::memory_order_relaxed);
   Allocation& made = record(kind, device, bytes, data);
   made.name = name;
@@ -75,14 +75,14 @@ Allocation* Memory::find(std::uintptr_t address) {
   return found->holds(address, 1) ? found : nullptr;
 }
 
-Allocation* Memory::take(std::uintptr_t address, MemoryKind kind, MemoryKind or_kind) {
+Allocation* Memory::remove(std::uintptr_t address, MemoryKind kind, MemoryKind other_kind) {
   const std::lock_guard lock(mutex_);
   const auto found = live_.find(address);
   if (found == live_.end()) return nullptr;
   Allocation* const taken = found->second;
-  if (taken->kind != kind && taken->kind != or_kind) return nullptr;
+  if (taken->kind != kind && taken->kind != other_kind) return nullptr;
   if (taken->opened > 0) {
-    taken->kind = MemoryKind::kForeign;  // who has opened it keeps it
+    taken->kind = MemoryKind::kImported;  // who has opened it keeps it
     return taken;
   }
   live_.erase(found);
@@ -90,13 +90,13 @@ Allocation* Memory::take(std::uintptr_t address, MemoryKind kind, MemoryKind or_
   return taken;
 }
 
-void Memory::give_back(Allocation& allocation) {
+void Memory::release(Allocation& allocation) {
   if (allocation.kind != MemoryKind::kPinned) {
     used_[allocation.device].fetch_sub(allocation.bytes, std::memory_order_relaxed);
   }
-  if (allocation.kind == MemoryKind::kForeign) return;
-  spoil(allocation.data, allocation.bytes, kGone);
-  allocation.gone = true;
+  if (allocation.kind == MemoryKind::kImported) return;
+  poison(allocation.data, allocation.bytes, kFreedByte);
+  allocation.freed = true;
   if (!allocation.in_named_memory) return std::free(allocation.data);
   named_memory_.remove(allocation.name);
   named_memory_.close(allocation.name);
@@ -112,7 +112,7 @@ Allocation* Memory::open(const std::string& name, std::size_t bytes, int device)
   if (!named_memory_.is_shared()) return nullptr;
   std::byte* const data = named_memory_.open(name, bytes, false);
   if (data == nullptr) return nullptr;
-  Allocation& made = record(MemoryKind::kForeign, device, bytes, data);
+  Allocation& made = record(MemoryKind::kImported, device, bytes, data);
   made.name = name;
   made.in_named_memory = true;
   made.opened = 1;
@@ -125,12 +125,12 @@ bool Memory::close(std::uintptr_t address) {
   const auto found = live_.find(address);
   if (found == live_.end() || found->second->opened == 0) return false;
   Allocation& closed = *found->second;
-  if (--closed.opened == 0 && closed.kind == MemoryKind::kForeign) {
-    closed.gone = true;
+  if (--closed.opened == 0 && closed.kind == MemoryKind::kImported) {
+    closed.freed = true;
     if (closed.in_named_memory) {
       named_memory_.close(closed.name);
     } else {
-      spoil(closed.data, closed.bytes, kGone);
+      poison(closed.data, closed.bytes, kFreedByte);
       std::free(closed.data);
     }
     by_name_.erase(closed.name);
@@ -139,18 +139,18 @@ bool Memory::close(std::uintptr_t address) {
   return true;
 }
 
-void Memory::adopt(std::byte* data, std::size_t bytes) {
+void Memory::register_host(std::byte* data, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto known = live_.find(reinterpret_cast<std::uintptr_t>(data));
   Allocation& own =
-      known != live_.end() ? *known->second : record(MemoryKind::kOwn, 0, bytes, data);
+      known != live_.end() ? *known->second : record(MemoryKind::kRegistered, 0, bytes, data);
   ++own.opened;
 }
 
-bool Memory::let_go(std::uintptr_t address, bool& used) {
+bool Memory::unregister_host(std::uintptr_t address, bool& used) {
   const std::lock_guard lock(mutex_);
   const auto found = live_.find(address);
-  if (found == live_.end() || found->second->kind != MemoryKind::kOwn) return false;
+  if (found == live_.end() || found->second->kind != MemoryKind::kRegistered) return false;
   if (--found->second->opened > 0) return true;
   used = found->second->uses.load(std::memory_order_relaxed) > 0;
   live_.erase(found);

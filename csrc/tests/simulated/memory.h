@@ -14,11 +14,11 @@
 namespace horoplug::testing::simulated {
 
 enum class MemoryKind {
-  kDevice,   // cuMemAlloc
-  kPool,     // cuMemAllocAsync
-  kForeign,  // another process's, or opened by its name and freed
-  kPinned,   // the host's
-  kOwn,      // the program's own, which was registered
+  kDevice,      // cuMemAlloc
+  kPool,        // cuMemAllocAsync
+  kImported,    // another process's, or opened by its name and freed
+  kPinned,      // the host's
+  kRegistered,  // the program's own, which was registered
 };
 
 // It stays in place for good: streams note in it that they use it, and must not lock for that.
@@ -31,7 +31,7 @@ struct Allocation {
   bool in_named_memory = false;  // see NamedMemory
   std::atomic<int> uses{0};      // by what is in streams
   int opened = 0;                // by its name, or registered: how often
-  bool gone = false;             // the memory itself is
+  bool freed = false;            // the memory itself is
 
   bool holds(std::uintptr_t address, std::size_t size) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(data);
@@ -54,9 +54,9 @@ class Memory {
   Allocation* find(std::uintptr_t address);
   // The one that begins there, which no longer counts from now on; nullptr if there is none of the
   // kind. give_back() ends it, or leaves it to those that have opened it.
-  Allocation* take(std::uintptr_t address, MemoryKind kind, MemoryKind or_kind);
+  Allocation* remove(std::uintptr_t address, MemoryKind kind, MemoryKind other_kind);
   // Takes no lock: streams call it.
-  void give_back(Allocation& allocation);
+  void release(Allocation& allocation);
 
   // By the name that a handle has. nullptr: there is none.
   Allocation* open(const std::string& name, std::size_t bytes, int device);
@@ -65,9 +65,9 @@ class Memory {
 
   // Memory of the program's own. Its ranks may be threads, and each of them registers it: unlike
   // CUDA, this allows that.
-  void adopt(std::byte* data, std::size_t bytes);
+  void register_host(std::byte* data, std::size_t bytes);
   // Whether it was registered. `used`: and a stream still uses it, though nobody has it any more.
-  bool let_go(std::uintptr_t address, bool& used);
+  bool unregister_host(std::uintptr_t address, bool& used);
 
   std::size_t alive();
   std::size_t used(int device) const { return used_[device].load(std::memory_order_relaxed); }

@@ -58,7 +58,8 @@ CUresult Functions::MemAlloc(CUdeviceptr* address, std::size_t bytes) {
 }
 
 CUresult Functions::MemFree(CUdeviceptr address) {
-  Allocation* const memory = machine().memory.take(address, MemoryKind::kDevice, MemoryKind::kPool);
+  Allocation* const memory =
+      machine().memory.remove(address, MemoryKind::kDevice, MemoryKind::kPool);
   if (memory == nullptr) return unknown("memory for cuMemFree");
   // As CUDA: all that its GPU does is waited for, but not for memory of a pool.
   if (memory->kind == MemoryKind::kDevice) {
@@ -67,7 +68,7 @@ CUresult Functions::MemFree(CUdeviceptr address) {
     if (result != kSuccess) return result;
   }
   if (memory->uses.load(std::memory_order_relaxed) > 0) return in_use(*memory, "cuMemFree");
-  machine().memory.give_back(*memory);
+  machine().memory.release(*memory);
   return kSuccess;
 }
 
@@ -80,14 +81,15 @@ CUresult Functions::MemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstr
 CUresult Functions::MemFreeAsync(CUdeviceptr address, CUstream handle) {
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
-  Allocation* const memory = machine().memory.take(address, MemoryKind::kPool, MemoryKind::kDevice);
+  Allocation* const memory =
+      machine().memory.remove(address, MemoryKind::kPool, MemoryKind::kDevice);
   if (memory == nullptr) return unknown("memory for cuMemFreeAsync");
   machine().put(*stream, "free",
                 [memory](Stream::Random&) {
                   if (memory->uses.load(std::memory_order_relaxed) > 0) {
                     in_use(*memory, "cuMemFreeAsync");
                   }
-                  machine().memory.give_back(*memory);
+                  machine().memory.release(*memory);
                 },
                 {});
   return kSuccess;
@@ -102,23 +104,23 @@ CUresult Functions::MemHostAlloc(void** data, std::size_t bytes, unsigned) {
 }
 
 CUresult Functions::MemFreeHost(void* data) {
-  Allocation* const memory = machine().memory.take(std::bit_cast<std::uintptr_t>(data),
-                                                   MemoryKind::kPinned, MemoryKind::kPinned);
+  Allocation* const memory = machine().memory.remove(std::bit_cast<std::uintptr_t>(data),
+                                                     MemoryKind::kPinned, MemoryKind::kPinned);
   if (memory == nullptr) return unknown("memory for cuMemFreeHost");
   if (memory->uses.load(std::memory_order_relaxed) > 0) return in_use(*memory, "cuMemFreeHost");
-  machine().memory.give_back(*memory);
+  machine().memory.release(*memory);
   return kSuccess;
 }
 
 CUresult Functions::MemHostRegister(void* data, std::size_t bytes, unsigned) {
   if (bytes == 0 || data == nullptr) return kInvalidValue;
-  machine().memory.adopt(static_cast<std::byte*>(data), bytes);
+  machine().memory.register_host(static_cast<std::byte*>(data), bytes);
   return kSuccess;
 }
 
 CUresult Functions::MemHostUnregister(void* data) {
   bool used = false;
-  if (!machine().memory.let_go(std::bit_cast<std::uintptr_t>(data), used)) {
+  if (!machine().memory.unregister_host(std::bit_cast<std::uintptr_t>(data), used)) {
     return unknown("memory for cuMemHostUnregister");
   }
   return used ? machine().misuse("cuMemHostUnregister of memory that a stream still uses")
