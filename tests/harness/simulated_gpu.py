@@ -107,11 +107,11 @@ class Device:
 
     def hold(self) -> None:
         """Stop this process's streams from starting further work, until :meth:`resume`."""
-        self._driver.simulated_gpu_hold()
+        self._driver.simulated_gpu_pause()
 
     def resume(self) -> None:
         """Let the streams continue after :meth:`hold`."""
-        self._driver.simulated_gpu_let_go()
+        self._driver.simulated_gpu_resume()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
         """An uninitialised array."""
@@ -142,9 +142,9 @@ class Device:
         finally:
             self.call("simulated_gpu_capture", _POINTER(self.stream), 0)
 
-    def fall_off(self) -> None:
+    def lose_device(self) -> None:
         """Fail all calls from now on, as if the GPU had fallen off the bus."""
-        self._driver.simulated_gpu_fall_off(999)
+        self._driver.simulated_gpu_lose_device(999)
 
     def host_waits(self) -> int:
         """The number of driver calls in which this process has waited for a stream, or might have."""

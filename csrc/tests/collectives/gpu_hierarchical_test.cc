@@ -291,7 +291,7 @@ TEST_CASE("a rank that goes in the middle ends the others' operations") {
   GpuJob job(on_two_hosts_with_nccl_alone());
   job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
   // GPUs have other things to do: all ranks wait for what comes from there.
-  job.gpu().hold();
+  job.gpu().pause();
   std::barrier all_submitted(4);
   job.run([&](int rank) {
     Running running(job, rank, sum("second", 500, 1), true);
@@ -300,7 +300,7 @@ TEST_CASE("a rank that goes in the middle ends the others' operations") {
     const Status status = failure_of([&] { running.wait(); });
     CHECK(mentions(status, {"second", "the test wants it"}));
     all_submitted.arrive_and_wait();
-    if (rank == 3) job.gpu().let_go();
+    if (rank == 3) job.gpu().resume();
     job.framework(rank).read(0, 0);  // comes to an end
   });
 }
@@ -308,18 +308,18 @@ TEST_CASE("a rank that goes in the middle ends the others' operations") {
 TEST_CASE("an error of NCCL's in the middle ends the job, and is told") {
   GpuJob job(on_two_hosts_with_nccl_alone());
   job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
-  job.gpu().hold();
+  job.gpu().pause();
   std::array<std::unique_ptr<Running>, 4> running;
   job.run([&](int rank) {
     running[static_cast<std::size_t>(rank)] =
         std::make_unique<Running>(job, rank, sum("second", 500, 1), true);
   });
-  job.nccl().break_down();
+  job.nccl().set_async_error();
   job.run([&](int rank) {
     const Status status = failure_of([&] { running[static_cast<std::size_t>(rank)]->wait(); });
     CHECK(mentions(status, {"second", "NCCL"}));
   });
-  job.gpu().let_go();
+  job.gpu().resume();
 }
 
 // What is read then has no order that ThreadSanitizer could see.

@@ -302,14 +302,14 @@ struct Pair {
 
 TEST_CASE("MPI is not called before the GPU has come to where the data is there") {
   Pair pair;
-  pair.gpu.hold();
+  pair.gpu.pause();
   for (std::size_t i = 0; i < 2; ++i) {
     pair[i].start();
     for (int turn = 0; turn < 100; ++turn) CHECK_FALSE(pair[i].fiber->poll());
     CHECK(pair[i].fiber->polled());
     CHECK_FALSE(pair[i].has_begun());
   }
-  pair.gpu.let_go();
+  pair.gpu.resume();
   for (std::size_t i = 0; i < 2; ++i) {
     pair[i].poll_until([&] { return pair[i].has_begun(); });
     CHECK(is_on_device(pair.gpu.api(), pair[i].mpi.last.input));

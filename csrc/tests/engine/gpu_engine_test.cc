@@ -374,7 +374,7 @@ TEST_CASE("process sets have streams of their own") {
 TEST_CASE("a GPU that fails ends the job on all ranks with its error") {
   GpuJob job({.ranks = 2});
   job.run([&](int rank) { job.perform(rank, sum("t", 10), floats(10, 1)); });
-  job.gpu().fall_off();
+  job.gpu().lose_device();
   job.run([&](int rank) {
     const Status status = failure_of([&] { job.perform(rank, sum("u", 10), floats(10, 1)); });
     CHECK(!status.ok());
@@ -458,7 +458,7 @@ TEST_CASE("earlier work of the framework on the GPU is not limited in time") {
   engine.data_timeout = 0.4;
   GpuJob job({.engine = engine});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
-  job.gpu().hold();
+  job.gpu().pause();
   std::barrier all_waited(2);
   job.run([&](int rank) {
     Framework& framework = job.framework(rank);
@@ -475,7 +475,7 @@ TEST_CASE("earlier work of the framework on the GPU is not limited in time") {
     }
     CHECK(job.engine(rank).wait(handles.back(), 1.0).code == HP_IN_PROGRESS);
     all_waited.arrive_and_wait();
-    if (rank == 0) job.gpu().let_go();
+    if (rank == 0) job.gpu().resume();
     for (const hp_handle handle : handles) {
       await(job.engine(rank), handle);
       job.engine(rank).handles().release(handle);
@@ -487,7 +487,7 @@ TEST_CASE("a rank that shuts down ends the waits of the other ranks' GPUs") {
   GpuJob job({.ranks = 3, .engine = with_algorithm("nccl"), .has_nccl = true});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
   // GPUs have other things to do, and rank 0 goes when all have put their operation into a stream.
-  job.gpu().hold();
+  job.gpu().pause();
   std::barrier all_submitted(3);
   job.run([&](int rank) {
     Framework& framework = job.framework(rank);
@@ -503,7 +503,7 @@ TEST_CASE("a rank that shuts down ends the waits of the other ranks' GPUs") {
     all_submitted.arrive_and_wait();
     if (rank == 0) {
       job.engine(0).abort("the test wants it");
-      job.gpu().let_go();
+      job.gpu().resume();
     }
     const Status status = failure_of([&] { job.perform(rank, sum("third", 10), floats(10, 1)); });
     CHECK(mentions(status, {"third", "the test wants it"}));
@@ -515,7 +515,7 @@ TEST_CASE("a rank that shuts down ends the waits of the other ranks' GPUs") {
 TEST_CASE("an NCCL error ends the job and is reported") {
   GpuJob job({.engine = with_algorithm("nccl"), .has_nccl = true});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
-  job.nccl().break_down();
+  job.nccl().set_async_error();
   job.run([&](int rank) {
     const Status status = failure_of([&] {
       for (int i = 0; i < 1000; ++i) job.perform(rank, sum("more", 10), floats(10, 1));

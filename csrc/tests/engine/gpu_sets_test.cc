@@ -99,7 +99,7 @@ class LossyJob {
   static GpuJobOptions options() {
     GpuJobOptions options;
     options.ranks = 3;
-    options.gpu.patience = std::chrono::seconds(kSanitized ? 15 : 5);
+    options.gpu.wait_timeout = std::chrono::seconds(kSanitized ? 15 : 5);
     options.engine.algorithm = "nccl";
     options.engine.data_timeout = kSanitized ? 2 : 0.5;
     options.has_nccl = true;
@@ -126,7 +126,7 @@ TEST_CASE("two sets with different orders of operations load kernels without a d
   held = false;
   first = nullptr;
   GpuJobOptions options;
-  options.gpu.patience = std::chrono::seconds(kSanitized ? 10 : 3);
+  options.gpu.wait_timeout = std::chrono::seconds(kSanitized ? 10 : 3);
   options.has_nccl = true;
   options.nccl.late = 0;
   options.nccl_functions = [](int rank, cuda::NcclApi& api) {

@@ -72,18 +72,18 @@ ncclResult_t Communicator::in_background(std::function<ncclResult_t()> work) {
   join();
   if (blocking) {
     const ncclResult_t result = work();
-    break_down(result);
+    set_async_error(result);
     return result;
   }
-  break_down(kNcclInProgress);
-  thread_ = std::thread([this, work = std::move(work)] { break_down(work()); });
+  set_async_error(kNcclInProgress);
+  thread_ = std::thread([this, work = std::move(work)] { set_async_error(work()); });
   return kNcclInProgress;
 }
 
 ncclResult_t Communicator::init() {
   const ncclResult_t result = announce();
   if (result == kNcclSuccess) return in_background([this] { return check_ranks(); });
-  break_down(result);
+  set_async_error(result);
   return result;
 }
 

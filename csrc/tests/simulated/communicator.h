@@ -63,7 +63,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // ncclInProgress while something is done that the caller does not wait for.
   ncclResult_t state() const { return state_.load(std::memory_order_acquire); }
-  void break_down(ncclResult_t error) { state_.store(error, std::memory_order_release); }
+  void set_async_error(ncclResult_t error) { state_.store(error, std::memory_order_release); }
   std::string last_error();
   ncclResult_t refuse(const std::string& why, ncclResult_t result);
   // Of a call while the state is not kNcclSuccess.

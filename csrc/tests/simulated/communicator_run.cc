@@ -122,10 +122,10 @@ ncclResult_t Communicator::check(const Operation& operation, CUstream stream) {
 ncclResult_t Communicator::enqueue(std::vector<Operation> operations, CUstream stream, bool late) {
   join();
   if (!late) return put(std::move(operations), stream);
-  break_down(kNcclInProgress);
+  set_async_error(kNcclInProgress);
   thread_ = std::thread([this, operations = std::move(operations), stream]() mutable {
     std::this_thread::sleep_for(std::chrono::microseconds(300));
-    break_down(put(std::move(operations), stream));
+    set_async_error(put(std::move(operations), stream));
   });
   return kNcclInProgress;
 }

@@ -36,11 +36,11 @@ CUresult put(CUstream handle, int device, const char* what, void (*work)(void*),
   for (std::size_t i = 0; i < count; ++i) {
     if (bytes[i] == 0) continue;
     Allocation* const used =
-        machine().reachable(what, std::bit_cast<std::uintptr_t>(memory[i]), bytes[i]);
+        machine().find_accessible(what, std::bit_cast<std::uintptr_t>(memory[i]), bytes[i]);
     if (used == nullptr) return kInvalidValue;
     uses.push_back(used);
   }
-  if (machine().is_off()) return machine().before(what, false);
+  if (machine().is_lost()) return machine().before(what, false);
   machine().put(
       *stream, what, [owned, work](Stream::Random&) { work(owned.get()); }, std::move(uses));
   return cuda::kSuccess;

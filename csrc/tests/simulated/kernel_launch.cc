@@ -60,7 +60,7 @@ CUresult Functions::LaunchKernel(CUfunction handle, unsigned grid, unsigned grid
       [kernel, args, grid](Stream::Random& random) {
         run_on_host(kernel->name, args.data(), grid, random, /*threads=*/1);
       },
-      machine().mentioned(args));
+      machine().referenced(args));
   return kSuccess;
 }
 

@@ -16,7 +16,7 @@ using namespace horoplug::cuda;
 namespace {
 
 std::atomic<Machine*> the_machine{nullptr};
-std::atomic<std::unique_ptr<Machine> (*)()> maker{nullptr};
+std::atomic<std::unique_ptr<Machine> (*)()> factory{nullptr};
 std::atomic<std::uint64_t> generations{0};
 
 }  // namespace
@@ -40,14 +40,14 @@ Machine::Machine(SimulatedOptions wanted)
 
 Machine::~Machine() {
   streams_state.stopped.store(true, std::memory_order_relaxed);
-  wake(streams_state.held);
+  wake(streams_state.paused);
   streams_.clear();
   the_machine.store(nullptr);
 }
 
 Machine& Machine::get() {
   if (Machine* const machine = the_machine.load()) return *machine;
-  if (const auto make = maker.load(); make != nullptr) {
+  if (const auto make = factory.load(); make != nullptr) {
     static Machine* const made = make().release();  // once
     return *made;
   }
@@ -55,11 +55,11 @@ Machine& Machine::get() {
   std::abort();
 }
 
-void Machine::set_maker(std::unique_ptr<Machine> (*make)()) { maker.store(make); }
+void Machine::set_factory(std::unique_ptr<Machine> (*make)()) { factory.store(make); }
 
 CUresult Machine::before(std::string_view function, bool in_context) {
   if (is_started() && process_.load() != ::getpid()) return kNotInitialized;
-  if (is_off()) return off_.load(std::memory_order_relaxed);
+  if (is_lost()) return device_error_.load(std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
     const auto failure = failures_.find(function);
@@ -80,22 +80,22 @@ void Machine::set_failure(const std::string& function, CUresult result) {
   }
 }
 
-void Machine::fall_off(CUresult result) {
-  off_.store(result, std::memory_order_relaxed);
+void Machine::lose_device(CUresult result) {
+  device_error_.store(result, std::memory_order_relaxed);
   streams_state.stopped.store(true, std::memory_order_relaxed);
-  wake(streams_state.held);
+  wake(streams_state.paused);
 }
 
-void Machine::hold() {
-  Counter& held = streams_state.held;
-  const std::uint32_t now = held.load();
-  if (now % 2 == 0) advance_to(held, now + 1);
+void Machine::pause() {
+  Counter& paused = streams_state.paused;
+  const std::uint32_t now = paused.load();
+  if (now % 2 == 0) advance_to(paused, now + 1);
 }
 
-void Machine::let_go() {
-  Counter& held = streams_state.held;
-  const std::uint32_t now = held.load();
-  if (now % 2 == 1) advance_to(held, now + 1);
+void Machine::resume() {
+  Counter& paused = streams_state.paused;
+  const std::uint32_t now = paused.load();
+  if (now % 2 == 1) advance_to(paused, now + 1);
 }
 
 CUresult Machine::misuse(const std::string& what, CUresult result) {
@@ -205,7 +205,7 @@ bool Machine::end(const void* handle) {
   return live_.erase(handle) == 1;
 }
 
-Allocation* Machine::reachable(const char* call, CUdeviceptr address, std::size_t bytes) {
+Allocation* Machine::find_accessible(const char* call, CUdeviceptr address, std::size_t bytes) {
   Allocation* const found = memory.find(address);
   if (found != nullptr && found->holds(address, bytes)) return found;
   char text[200];
@@ -215,7 +215,7 @@ Allocation* Machine::reachable(const char* call, CUdeviceptr address, std::size_
   return nullptr;
 }
 
-std::vector<Allocation*> Machine::mentioned(const std::vector<std::byte>& args) {
+std::vector<Allocation*> Machine::referenced(const std::vector<std::byte>& args) {
   std::vector<Allocation*> found;
   for (std::size_t at = 0; at + sizeof(CUdeviceptr) <= args.size(); at += sizeof(CUdeviceptr)) {
     CUdeviceptr word = 0;
@@ -236,12 +236,12 @@ void Machine::put(Stream& stream, const char* what, Stream::Work work,
 
 CUresult Machine::wait(const char* call, Counter& counter, std::uint32_t target) {
   using Clock = std::chrono::steady_clock;
-  const Clock::time_point deadline = Clock::now() + options.patience;
-  const bool done = wait_for(counter, target, [&] { return is_off() || Clock::now() > deadline; });
-  if (is_off()) return off_.load(std::memory_order_relaxed);
+  const Clock::time_point deadline = Clock::now() + options.wait_timeout;
+  const bool done = wait_for(counter, target, [&] { return is_lost() || Clock::now() > deadline; });
+  if (is_lost()) return device_error_.load(std::memory_order_relaxed);
   if (done) return kSuccess;
-  return misuse(std::string(call) + " has waited for " + std::to_string(options.patience.count()) +
-                " s." + streams_at_work());
+  return misuse(std::string(call) + " has waited for " +
+                std::to_string(options.wait_timeout.count()) + " s." + streams_at_work());
 }
 
 CUresult Machine::wait_for_stream(const char* call, Stream& stream) {

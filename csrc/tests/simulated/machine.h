@@ -32,7 +32,7 @@ inline constexpr CUresult kInvalidHandle = 400;
 inline constexpr CUresult kNotFound = 500;
 inline constexpr CUresult kNotPermitted = 800;
 
-inline constexpr int kMostDevices = 8;
+inline constexpr int kMaxDevices = 8;
 
 // What a CUcontext points to: the primary context of a device.
 struct Device {
@@ -63,14 +63,14 @@ class Machine {
   // The one of this process.
   static Machine& get();
   // How it is made when there is none and it is needed. It then stays until the process ends.
-  static void set_maker(std::unique_ptr<Machine> (*make)());
+  static void set_factory(std::unique_ptr<Machine> (*make)());
 
   const SimulatedOptions options;
   cuda::DriverApi api;
   NamedMemory named_memory;
   Memory memory;
   StreamsState streams_state;
-  std::array<Device, kMostDevices> devices;
+  std::array<Device, kMaxDevices> devices;
   std::atomic<std::size_t> host_waits{0};
   std::atomic<int> pushed{0};
 
@@ -82,12 +82,12 @@ class Machine {
   // one.
   CUresult before(std::string_view function, bool in_context);
   void set_failure(const std::string& function, CUresult result);
-  void fall_off(CUresult result);
-  bool is_off() const { return off_.load(std::memory_order_relaxed) != cuda::kSuccess; }
+  void lose_device(CUresult result);
+  bool is_lost() const { return device_error_.load(std::memory_order_relaxed) != cuda::kSuccess; }
 
   // Streams begin nothing more, and go on.
-  void hold();
-  void let_go();
+  void pause();
+  void resume();
 
   CUresult misuse(const std::string& what, CUresult result = kInvalidValue);
   void on_misuse(std::function<void(const std::string&)> handler);
@@ -113,9 +113,9 @@ class Machine {
 
   // The memory that holds all of these bytes; nullptr, and misuse, if there is none. On a GPU, or
   // pinned: both are within a GPU's reach.
-  Allocation* reachable(const char* call, CUdeviceptr address, std::size_t bytes);
+  Allocation* find_accessible(const char* call, CUdeviceptr address, std::size_t bytes);
   // Of the words of a kernel's arguments, those which are addresses of memory that was handed out.
-  std::vector<Allocation*> mentioned(const std::vector<std::byte>& args);
+  std::vector<Allocation*> referenced(const std::vector<std::byte>& args);
 
   // Puts work into a stream.
   void put(Stream& stream, const char* what, Stream::Work work, std::vector<Allocation*> uses);
@@ -132,7 +132,7 @@ class Machine {
   CUresult wait(const char* call, Counter& counter, std::uint32_t target);
   std::string streams_at_work();
 
-  std::atomic<CUresult> off_{cuda::kSuccess};
+  std::atomic<CUresult> device_error_{cuda::kSuccess};
   std::atomic<int> process_{0};  // that has started it
   const std::uint64_t generation_;
   std::mutex mutex_;

@@ -28,8 +28,8 @@ CUresult copy(const char* what, CUdeviceptr to, CUdeviceptr from, std::size_t by
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
   if (bytes == 0) return kSuccess;
-  Allocation* const target = machine().reachable(what, to, bytes);
-  Allocation* const source = machine().reachable(what, from, bytes);
+  Allocation* const target = machine().find_accessible(what, to, bytes);
+  Allocation* const source = machine().find_accessible(what, from, bytes);
   if (target == nullptr || source == nullptr) return kInvalidValue;
   machine().put(*stream, what,
                 [to, from, bytes](Stream::Random&) { std::memmove(host(to), host(from), bytes); },
@@ -142,7 +142,7 @@ CUresult Functions::MemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
   if (bytes == 0) return kSuccess;
-  Allocation* const target = machine().reachable(kWhat, to, bytes);
+  Allocation* const target = machine().find_accessible(kWhat, to, bytes);
   if (target == nullptr) return kInvalidValue;
   const auto* const first = static_cast<const std::byte*>(from);
   machine().put(*stream, kWhat,
@@ -163,7 +163,7 @@ CUresult Functions::MemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t byte
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
   if (bytes == 0) return kSuccess;
-  Allocation* const source = machine().reachable(kWhat, from, bytes);
+  Allocation* const source = machine().find_accessible(kWhat, from, bytes);
   if (source == nullptr) return kInvalidValue;
   machine().put(*stream, kWhat,
                 [to, from, bytes](Stream::Random&) { std::memcpy(to, host(from), bytes); },
@@ -182,7 +182,7 @@ CUresult Functions::MemsetD8Async(CUdeviceptr to, unsigned char value, std::size
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
   if (bytes == 0) return kSuccess;
-  Allocation* const target = machine().reachable("memset", to, bytes);
+  Allocation* const target = machine().find_accessible("memset", to, bytes);
   if (target == nullptr) return kInvalidValue;
   machine().put(*stream, "memset",
                 [to, value, bytes](Stream::Random&) { std::memset(host(to), value, bytes); },

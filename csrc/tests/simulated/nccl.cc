@@ -17,7 +17,7 @@ using cuda::kNcclSuccess;
 namespace {
 
 std::atomic<NcclMachine*> the_machine{nullptr};
-std::atomic<std::unique_ptr<NcclMachine> (*)()> maker{nullptr};
+std::atomic<std::unique_ptr<NcclMachine> (*)()> factory{nullptr};
 
 }  // namespace
 
@@ -40,7 +40,7 @@ NcclMachine::~NcclMachine() {
 
 NcclMachine& NcclMachine::get() {
   if (NcclMachine* const machine = the_machine.load()) return *machine;
-  if (const auto make = maker.load(); make != nullptr) {
+  if (const auto make = factory.load(); make != nullptr) {
     static NcclMachine* const made = make().release();  // once
     return *made;
   }
@@ -48,7 +48,7 @@ NcclMachine& NcclMachine::get() {
   std::abort();
 }
 
-void NcclMachine::set_maker(std::unique_ptr<NcclMachine> (*make)()) { maker.store(make); }
+void NcclMachine::set_factory(std::unique_ptr<NcclMachine> (*make)()) { factory.store(make); }
 
 ncclResult_t NcclMachine::before(std::string_view function) {
   const std::lock_guard lock(mutex_);
@@ -65,9 +65,9 @@ void NcclMachine::set_failure(const std::string& function, ncclResult_t result) 
   }
 }
 
-void NcclMachine::break_down(ncclResult_t error) {
+void NcclMachine::set_async_error(ncclResult_t error) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [handle, communicator] : communicators_) communicator->break_down(error);
+  for (const auto& [handle, communicator] : communicators_) communicator->set_async_error(error);
 }
 
 std::size_t NcclMachine::alive() {
@@ -185,7 +185,7 @@ const cuda::NcclApi& SimulatedNccl::api() const { return machine_->api; }
 void SimulatedNccl::fail(const std::string& function, ncclResult_t result) {
   machine_->set_failure(function, result);
 }
-void SimulatedNccl::break_down(ncclResult_t error) { machine_->break_down(error); }
+void SimulatedNccl::set_async_error(ncclResult_t error) { machine_->set_async_error(error); }
 std::size_t SimulatedNccl::alive() const { return machine_->alive(); }
 
 }  // namespace horoplug::testing

@@ -24,7 +24,7 @@ class NcclMachine {
 
   static NcclMachine& get();
   // How it is made when there is none and it is needed. It then stays until the process ends.
-  static void set_maker(std::unique_ptr<NcclMachine> (*make)());
+  static void set_factory(std::unique_ptr<NcclMachine> (*make)());
 
   const SimulatedNcclOptions options;
   cuda::NcclApi api;
@@ -33,7 +33,7 @@ class NcclMachine {
   // What a call returns at once; kNcclSuccess: nothing.
   ncclResult_t before(std::string_view function);
   void set_failure(const std::string& function, ncclResult_t result);
-  void break_down(ncclResult_t error);
+  void set_async_error(ncclResult_t error);
   std::size_t alive();
 
   std::string new_name();

@@ -20,10 +20,10 @@ void SimulatedGpu::fail(const std::string& function, CUresult result) {
   machine_->set_failure(function, result);
 }
 
-void SimulatedGpu::fall_off(CUresult result) { machine_->fall_off(result); }
+void SimulatedGpu::lose_device(CUresult result) { machine_->lose_device(result); }
 
-void SimulatedGpu::hold() { machine_->hold(); }
-void SimulatedGpu::let_go() { machine_->let_go(); }
+void SimulatedGpu::pause() { machine_->pause(); }
+void SimulatedGpu::resume() { machine_->resume(); }
 
 void SimulatedGpu::set_capture_status(CUstream stream, CUstreamCaptureStatus status) {
   machine_->stream(stream)->capture_status.store(status);

@@ -32,7 +32,7 @@ struct SimulatedOptions {
   int driver_version = 12040;
   unsigned seed = testing::seed();  // of delays
   std::chrono::microseconds longest_delay{50};
-  std::chrono::seconds patience{30};  // after which a wait of the host is one without an end
+  std::chrono::seconds wait_timeout{30};  // after which a wait of the host is one without an end
   // That processes have in common which share memory and events; empty: none do.
   std::string folder = {};
 };
@@ -56,11 +56,11 @@ class SimulatedGpu {
   // Lets all calls of a function fail from now on: fail("cuMemAlloc", 2); with kSuccess, no longer.
   void fail(const std::string& function, CUresult result);
   // The GPU falls off: nothing more is done, and all calls return this from now on.
-  void fall_off(CUresult result = 999);
+  void lose_device(CUresult result = 999);
   // Streams begin nothing more, until they are let go: what is put into them then is under way for
   // sure.
-  void hold();
-  void let_go();
+  void pause();
+  void resume();
   // As if the stream were being captured into a graph: 1 is active.
   void set_capture_status(CUstream stream, CUstreamCaptureStatus status);
 

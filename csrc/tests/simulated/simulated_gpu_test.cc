@@ -101,12 +101,12 @@ TEST_CASE("an event stands for its last record, and comes to pass when the strea
   event.record(stream.handle());
   stream.synchronize();
   CHECK(event.done());
-  bench.gpu.hold();
+  bench.gpu.pause();
   event.record(stream.handle());
   CHECK_FALSE(event.done());
   event.record(other.handle());
   CHECK_FALSE(event.done());
-  bench.gpu.let_go();
+  bench.gpu.resume();
   CHECK(bench.api().EventSynchronize(event.handle()) == 0);
   CHECK(event.done());
   CHECK(bench.gpu.host_waits() == 2);
@@ -118,11 +118,11 @@ TEST_CASE("kernels run in their stream, with the arguments that they were launch
   const DeviceMemory from(*bench.context, 4096), to(*bench.context, 4096);
   const std::vector<Transfer> transfers = {{from.address(), to.address(), 4096}};
   launcher.move(DType::kUInt8, DType::kUInt8, {}, transfers);  // loads it, which waits
-  bench.gpu.hold();
+  bench.gpu.pause();
   CHECK(bench.api().MemsetD8Async(from.address(), 7, 4096, launcher.stream().handle()) == 0);
   launcher.move(DType::kUInt8, DType::kUInt8, {}, transfers);
   CHECK(bench.api().MemsetD8Async(from.address(), 8, 4096, launcher.stream().handle()) == 0);
-  bench.gpu.let_go();
+  bench.gpu.resume();
   CHECK(bench.content(to, launcher.stream()) == std::vector<unsigned char>(4096, 7));
   CHECK(bench.gpu.count("copy_8") == 2);
 }
@@ -176,13 +176,13 @@ TEST_CASE("threads open memory as processes do, and keep it") {
 }
 
 TEST_CASE("misuse is told") {
-  Bench bench({.devices = 2, .patience = std::chrono::seconds(0)});
+  Bench bench({.devices = 2, .wait_timeout = std::chrono::seconds(0)});
   CUdeviceptr pool = 0;
   CHECK(bench.api().MemAllocAsync(&pool, 100, nullptr) == 0);
   CHECK(bench.api().StreamSynchronize(nullptr) == 0);
   bench.misuse.clear();
 
-  bench.gpu.hold();
+  bench.gpu.pause();
   CHECK(bench.api().MemsetD8Async(pool, 0, 101, nullptr) != 0);
   CHECK(bench.said("beyond the memory's end"));
   CHECK(bench.api().MemsetD8Async(pool, 0, 100, nullptr) == 0);
@@ -190,7 +190,7 @@ TEST_CASE("misuse is told") {
   CHECK(bench.said("has done"));
   CHECK(bench.api().MemFree(pool) != 0);
   CHECK(bench.said("still uses"));
-  bench.gpu.let_go();
+  bench.gpu.resume();
   CHECK(bench.api().MemFree(pool) != 0);
   CHECK(bench.said("not known"));
 
@@ -219,10 +219,10 @@ TEST_CASE("calls fail when they are told to, and all of them when the GPU falls 
 
   const Stream stream(*bench.context);
   const Event event(*bench.context);
-  bench.gpu.hold();
+  bench.gpu.pause();
   event.record(stream.handle());
   std::thread waits([&] { CHECK_THROWS_AS(stream.synchronize(), Error); });
-  bench.gpu.fall_off();
+  bench.gpu.lose_device();
   waits.join();
   CHECK_THROWS_AS(event.done(), Error);
   CHECK(bench.misuse.empty());

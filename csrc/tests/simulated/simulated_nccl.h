@@ -47,7 +47,7 @@ class SimulatedNccl {
   void fail(const std::string& function, ncclResult_t result);
   // What communicators say of their state from now on, as after the loss of a connection. What is
   // under way goes on, or waits.
-  void break_down(ncclResult_t error = 6);
+  void set_async_error(ncclResult_t error = 6);
   // Communicators that were made, and not destroyed or aborted.
   std::size_t alive() const;
 

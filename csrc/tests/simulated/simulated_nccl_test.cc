@@ -247,7 +247,7 @@ TEST_CASE("ranks that do not do the same are told, and errors can be had") {
     r.stream.synchronize();
   });
   CHECK(job.misuses > 0);
-  job.nccl.break_down(6);
+  job.nccl.set_async_error(6);
   job.nccl.fail("ncclGetUniqueId", 2);
   CHECK(job.nccl.api().GetUniqueId(&job.id) == 2);
 }

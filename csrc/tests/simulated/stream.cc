@@ -36,9 +36,9 @@ void Stream::run(Task* before) {
     Task* const task = before->next.load(std::memory_order_acquire);
     delete std::exchange(before, task);
     if (!task->work) return advance_to(done_, number);
-    for (std::uint32_t held = 0;
-         !stopped() && (held = all_.held.load(std::memory_order_relaxed)) % 2 == 1;) {
-      wait_for(all_.held, held + 1, stopped);
+    for (std::uint32_t paused = 0;
+         !stopped() && (paused = all_.paused.load(std::memory_order_relaxed)) % 2 == 1;) {
+      wait_for(all_.paused, paused + 1, stopped);
     }
     if (!stopped()) {
       doing_.store(task->what, std::memory_order_relaxed);

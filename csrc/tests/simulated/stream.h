@@ -18,7 +18,7 @@ namespace horoplug::testing::simulated {
 // What all streams of a GPU ask.
 struct StreamsState {
   std::atomic<bool> stopped{false};  // what is waited for will not come
-  Counter held{0};                   // odd: nothing more is begun
+  Counter paused{0};                 // odd: nothing more is begun
 };
 
 class Stream {

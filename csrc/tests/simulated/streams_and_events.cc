@@ -65,7 +65,7 @@ CUresult Functions::StreamWriteValue32(CUstream handle, CUdeviceptr word, std::u
                                        unsigned flags) {
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
-  Allocation* const memory = machine().reachable("a write of a word", word, sizeof value);
+  Allocation* const memory = machine().find_accessible("a write of a word", word, sizeof value);
   if (memory == nullptr || word % sizeof value != 0 || flags != 0) return kInvalidValue;
   machine().put(*stream, "write of a word",
                 [word, value](Stream::Random&) { word_at(word).store(value); }, {memory});
@@ -76,7 +76,7 @@ CUresult Functions::StreamWaitValue32(CUstream handle, CUdeviceptr word, std::ui
                                       unsigned flags) {
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown("a stream");
-  Allocation* const memory = machine().reachable("a wait for a word", word, sizeof value);
+  Allocation* const memory = machine().find_accessible("a wait for a word", word, sizeof value);
   if (memory == nullptr || word % sizeof value != 0 || flags != kWaitAtLeast) return kInvalidValue;
   machine().put(*stream, "wait for a word",
                 [word, value](Stream::Random&) {

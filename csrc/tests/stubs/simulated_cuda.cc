@@ -27,7 +27,7 @@ std::unique_ptr<Machine> make() {
   return std::make_unique<Machine>(std::move(options));
 }
 
-[[maybe_unused]] const bool kReady = (Machine::set_maker(make), true);
+[[maybe_unused]] const bool kReady = (Machine::set_factory(make), true);
 
 }  // namespace
 }  // namespace horoplug::testing::simulated
@@ -57,9 +57,9 @@ SIMULATED_EXPORT const void* simulated_gpu_interface() {
 SIMULATED_EXPORT void simulated_gpu_fail(const char* function, CUresult result) {
   machine().set_failure(function, result);
 }
-SIMULATED_EXPORT void simulated_gpu_fall_off(CUresult result) { machine().fall_off(result); }
-SIMULATED_EXPORT void simulated_gpu_hold() { machine().hold(); }
-SIMULATED_EXPORT void simulated_gpu_let_go() { machine().let_go(); }
+SIMULATED_EXPORT void simulated_gpu_lose_device(CUresult result) { machine().lose_device(result); }
+SIMULATED_EXPORT void simulated_gpu_pause() { machine().pause(); }
+SIMULATED_EXPORT void simulated_gpu_resume() { machine().resume(); }
 SIMULATED_EXPORT unsigned long long simulated_gpu_host_waits() { return machine().host_waits; }
 SIMULATED_EXPORT unsigned long long simulated_gpu_bytes_used(int device) {
   return machine().memory.used(device);

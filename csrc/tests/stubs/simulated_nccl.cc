@@ -43,7 +43,7 @@ std::unique_ptr<NcclMachine> make() {
   return made;
 }
 
-[[maybe_unused]] const bool kReady = (NcclMachine::set_maker(make), true);
+[[maybe_unused]] const bool kReady = (NcclMachine::set_factory(make), true);
 
 }  // namespace
 }  // namespace horoplug::testing::simulated
@@ -78,8 +78,8 @@ SIMULATED_EXPORT const char* ncclGetLastError(ncclComm_t communicator) {
 SIMULATED_EXPORT void simulated_nccl_fail(const char* function, ncclResult_t result) {
   NcclMachine::get().set_failure(function, result);
 }
-SIMULATED_EXPORT void simulated_nccl_break_down(ncclResult_t error) {
-  NcclMachine::get().break_down(error);
+SIMULATED_EXPORT void simulated_nccl_set_async_error(ncclResult_t error) {
+  NcclMachine::get().set_async_error(error);
 }
 
 }  // extern "C"
