@@ -46,7 +46,7 @@ template <FunctionName name, typename... Args, CUresult (*function)(Args...)>
 struct CheckedFunction<name, function> {
   static CUresult call(Args... args) {
     constexpr Requires kRequired = required_by(name.text);
-    const CUresult result = machine().before(name.text, kRequired == Requires::kContext);
+    const CUresult result = machine().check_call(name.text, kRequired == Requires::kContext);
     if (result != cuda::kSuccess) return result;
     if (kRequired != Requires::kNothing && !machine().is_started()) return kNotInitialized;
     if constexpr (waits_for_device(name.text)) {

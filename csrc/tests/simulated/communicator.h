@@ -35,7 +35,7 @@ struct NcclShared {
   std::atomic<bool> multi_rank{false};  // several ranks on one GPU
   // Copies that were given up: others may be reading them.
   std::mutex mutex;
-  std::vector<std::unique_ptr<std::byte[]>> given_up;
+  std::vector<std::unique_ptr<std::byte[]>> abandoned;
 };
 
 struct Operation {
@@ -98,13 +98,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t announce();
   ncclResult_t check_ranks();
   ncclResult_t number_ranks();
-  ncclResult_t put(std::vector<Operation> operations, CUstream stream);
+  ncclResult_t enqueue_now(std::vector<Operation> operations, CUstream stream);
   void run(const Group& group);
   bool run_all(const Group& group);
   bool run_collective(const Operation& operation);
   bool run_point_to_point(const std::vector<Operation>& operations);
-  bool post(const Operation& operation, Copy* copy);
-  bool take(const Operation& operation);
+  bool send(const Operation& operation, Copy* copy);
+  bool receive(const Operation& operation);
   void compute(const Operation& operation, const std::vector<const std::byte*>& inputs) const;
   void mismatch(const Posted& mine, int other, const Posted& theirs) const;
 

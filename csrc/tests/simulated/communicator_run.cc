@@ -67,7 +67,7 @@ std::string describe(const Posted& posted) {
 }
 
 // Elements that a rank gives and gets.
-std::size_t given(const Posted& what, int rank, int ranks) {
+std::size_t input_count(const Posted& what, int rank, int ranks) {
   switch (what.kind) {
     case Kind::kReduceScatter:
       return what.count * static_cast<std::size_t>(ranks);
@@ -79,7 +79,7 @@ std::size_t given(const Posted& what, int rank, int ranks) {
       return what.count;
   }
 }
-std::size_t gotten(const Posted& what, int rank, int ranks) {
+std::size_t output_count(const Posted& what, int rank, int ranks) {
   if (what.kind == Kind::kSend || (what.kind == Kind::kReduce && rank != what.root)) return 0;
   return what.kind == Kind::kAllGather ? what.count * static_cast<std::size_t>(ranks) : what.count;
 }
@@ -121,16 +121,16 @@ ncclResult_t Communicator::check(const Operation& operation, CUstream stream) {
 
 ncclResult_t Communicator::enqueue(std::vector<Operation> operations, CUstream stream, bool late) {
   join();
-  if (!late) return put(std::move(operations), stream);
+  if (!late) return enqueue_now(std::move(operations), stream);
   set_async_error(kNcclInProgress);
   thread_ = std::thread([this, operations = std::move(operations), stream]() mutable {
     std::this_thread::sleep_for(std::chrono::microseconds(300));
-    set_async_error(put(std::move(operations), stream));
+    set_async_error(enqueue_now(std::move(operations), stream));
   });
   return kNcclInProgress;
 }
 
-ncclResult_t Communicator::put(std::vector<Operation> operations, CUstream stream) {
+ncclResult_t Communicator::enqueue_now(std::vector<Operation> operations, CUstream stream) {
   std::vector<const void*> memory;
   std::vector<std::size_t> bytes;
   for (Operation& one : operations) {
@@ -139,14 +139,14 @@ ncclResult_t Communicator::put(std::vector<Operation> operations, CUstream strea
                  : one.what.kind == Kind::kRecv ? ++received_[peer]
                                                 : ++collectives_;
     memory.insert(memory.end(), {one.send, one.receive});
-    bytes.push_back(given(one.what, rank, ranks) * one.element());
-    bytes.push_back(gotten(one.what, rank, ranks) * one.element());
+    bytes.push_back(input_count(one.what, rank, ranks) * one.element());
+    bytes.push_back(output_count(one.what, rank, ranks) * one.element());
   }
   const char* const name = operations.size() == 1
                                ? kKindNames[static_cast<int>(operations.front().what.kind)]
                                : "NCCL group";
   auto* const group = new Group{shared_from_this(), std::move(operations), ++groups_};
-  const CUresult result = shared_->gpu.put(
+  const CUresult result = shared_->gpu.enqueue(
       stream, device, name,
       [](void* data) {
         const auto* const mine = static_cast<Group*>(data);
@@ -178,7 +178,7 @@ bool Communicator::run_all(const Group& group) {
 }
 
 bool Communicator::run_collective(const Operation& operation) {
-  const std::size_t bytes = given(operation.what, rank, ranks) * operation.element();
+  const std::size_t bytes = input_count(operation.what, rank, ranks) * operation.element();
   Copy copy = publish(staged_name(name_, rank, operation.number), operation.send, bytes);
   CommunicatorMemory::Rank& me = mine();
   me.operation = operation.what;
@@ -196,7 +196,7 @@ bool Communicator::run_collective(const Operation& operation) {
       withdraw(std::move(copy), true);
       return false;
     }
-    const std::size_t its_bytes = given(operation.what, i, ranks) * operation.element();
+    const std::size_t its_bytes = input_count(operation.what, i, ranks) * operation.element();
     inputs.push_back(
         i == rank ? copy.data
                   : fetch(staged_name(name_, i, operation.number), other.operation, its_bytes));
@@ -246,25 +246,25 @@ bool Communicator::run_point_to_point(const std::vector<Operation>& operations) 
   }
   for (const std::vector<Operation>& round : rounds) {
     std::vector<Copy> copies;
-    bool going = true;
+    bool ok = true;
     for (const Operation& one : round) {
-      if (going && one.what.kind == Kind::kSend) going = post(one, &copies.emplace_back());
+      if (ok && one.what.kind == Kind::kSend) ok = send(one, &copies.emplace_back());
     }
     for (const Operation& one : round) {
-      if (going && one.what.kind == Kind::kRecv) going = take(one);
+      if (ok && one.what.kind == Kind::kRecv) ok = receive(one);
     }
     for (const Operation& one : round) {
-      if (going && one.what.kind == Kind::kSend) {
-        going = wait(memory_->messages[rank][one.peer()].taken, one.number);
+      if (ok && one.what.kind == Kind::kSend) {
+        ok = wait(memory_->messages[rank][one.peer()].taken, one.number);
       }
     }
-    for (Copy& copy : copies) withdraw(std::move(copy), !going);
-    if (!going) return false;
+    for (Copy& copy : copies) withdraw(std::move(copy), !ok);
+    if (!ok) return false;
   }
   return true;
 }
 
-bool Communicator::post(const Operation& operation, Copy* copy) {
+bool Communicator::send(const Operation& operation, Copy* copy) {
   CommunicatorMemory::Message& message = memory_->messages[rank][operation.peer()];
   if (!wait(message.taken, operation.number - 1)) return false;
   *copy = publish(message_name(name_, rank, operation.peer(), operation.number), operation.send,
@@ -275,7 +275,7 @@ bool Communicator::post(const Operation& operation, Copy* copy) {
   return true;
 }
 
-bool Communicator::take(const Operation& operation) {
+bool Communicator::receive(const Operation& operation) {
   CommunicatorMemory::Message& message = memory_->messages[operation.peer()][rank];
   if (!wait(message.posted, operation.number)) return false;
   if (message.operation.count != operation.what.count ||
@@ -333,7 +333,7 @@ void Communicator::withdraw(Copy copy, bool in_use) const {
     shared_->named_memory.close(copy.name);
   } else if (in_use) {
     const std::lock_guard lock(shared_->mutex);
-    shared_->given_up.push_back(std::move(copy.owned));
+    shared_->abandoned.push_back(std::move(copy.owned));
   }
 }
 

@@ -17,7 +17,7 @@ struct Functions {
 
 inline Machine& machine() { return Machine::get(); }
 
-inline CUresult unknown(const char* what) {
+inline CUresult unknown_handle(const char* what) {
   return machine().misuse(std::string(what) + " that is not known, or has been given back",
                           kInvalidHandle);
 }

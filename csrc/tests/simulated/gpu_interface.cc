@@ -26,12 +26,12 @@ int stream_device(CUstream handle, int device) {
   return stream != nullptr ? stream->device : -1;
 }
 
-CUresult put(CUstream handle, int device, const char* what, void (*work)(void*), void* data,
-             void (*drop)(void*), const void* const* memory, const std::size_t* bytes,
-             std::size_t count) {
+CUresult enqueue(CUstream handle, int device, const char* what, void (*work)(void*), void* data,
+                 void (*drop)(void*), const void* const* memory, const std::size_t* bytes,
+                 std::size_t count) {
   const std::shared_ptr<void> owned(data, drop);
   Stream* const stream = find(handle, device);
-  if (stream == nullptr) return unknown("a stream");
+  if (stream == nullptr) return unknown_handle("a stream");
   std::vector<Allocation*> uses;
   for (std::size_t i = 0; i < count; ++i) {
     if (bytes[i] == 0) continue;
@@ -40,8 +40,8 @@ CUresult put(CUstream handle, int device, const char* what, void (*work)(void*),
     if (used == nullptr) return kInvalidValue;
     uses.push_back(used);
   }
-  if (machine().is_lost()) return machine().before(what, false);
-  machine().put(
+  if (machine().is_lost()) return machine().check_call(what, false);
+  machine().enqueue(
       *stream, what, [owned, work](Stream::Random&) { work(owned.get()); }, std::move(uses));
   return cuda::kSuccess;
 }

@@ -15,9 +15,9 @@ struct GpuInterface {
   int (*stream_device)(CUstream stream, int device);
   // Puts work into a stream, with the memory that it uses, of `bytes` bytes each. `data` is dropped
   // when it is done, or will not be.
-  CUresult (*put)(CUstream stream, int device, const char* what, void (*work)(void* data),
-                  void* data, void (*drop)(void* data), const void* const* memory,
-                  const std::size_t* bytes, std::size_t count);
+  CUresult (*enqueue)(CUstream stream, int device, const char* what, void (*work)(void* data),
+                      void* data, void (*drop)(void* data), const void* const* memory,
+                      const std::size_t* bytes, std::size_t count);
   // Waits for all that the device does.
   CUresult (*wait)(const char* call, int device);
   // Streams give up waiting.

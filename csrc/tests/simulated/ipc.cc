@@ -37,12 +37,13 @@ CUresult Functions::IpcCloseMemHandle(CUdeviceptr address) {
       memory->uses.load(std::memory_order_relaxed) > 0) {
     return in_use(*memory, "cuIpcCloseMemHandle");
   }
-  return machine().memory.close(address) ? kSuccess : unknown("memory for cuIpcCloseMemHandle");
+  return machine().memory.close(address) ? kSuccess
+                                         : unknown_handle("memory for cuIpcCloseMemHandle");
 }
 
 CUresult Functions::IpcGetEventHandle(CUipcEventHandle* handle, CUevent event_handle) {
   const Event* const event = machine().event(event_handle);
-  if (event == nullptr) return unknown("an event");
+  if (event == nullptr) return unknown_handle("an event");
   if (event->name.empty()) return kInvalidHandle;
   *handle = {};
   std::snprintf(handle->reserved, sizeof handle->reserved, "%s", event->name.c_str());

@@ -27,12 +27,12 @@ CUresult Functions::ModuleLoadDataEx(CUmodule* made, const void* image, unsigned
 }
 
 CUresult Functions::ModuleUnload(CUmodule handle) {
-  return machine().end(handle) ? kSuccess : unknown("a module");
+  return machine().destroy(handle) ? kSuccess : unknown_handle("a module");
 }
 
 CUresult Functions::ModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
   Module* const module = machine().module(handle);
-  if (module == nullptr) return unknown("a module");
+  if (module == nullptr) return unknown_handle("a module");
   const bool has = module->kernel.empty() || module->kernel == name;
   if (!has || args_bytes(name) == 0) return kNotFound;
   *function = reinterpret_cast<CUfunction>(machine().make_kernel(*module, name));
@@ -43,9 +43,9 @@ CUresult Functions::LaunchKernel(CUfunction handle, unsigned grid, unsigned grid
                                  unsigned block, unsigned block_y, unsigned block_z, unsigned,
                                  CUstream stream_handle, void** parameters, void**) {
   const Kernel* const kernel = machine().kernel(handle);
-  if (kernel == nullptr) return unknown("a kernel");
+  if (kernel == nullptr) return unknown_handle("a kernel");
   Stream* const stream = machine().stream(stream_handle);
-  if (stream == nullptr) return unknown("a stream");
+  if (stream == nullptr) return unknown_handle("a stream");
   if (stream->device != kernel->module->device || stream->device != machine().current()->ordinal) {
     return machine().misuse("kernel, stream and context are not of one device", kInvalidHandle);
   }
@@ -55,7 +55,7 @@ CUresult Functions::LaunchKernel(CUfunction handle, unsigned grid, unsigned grid
   }
   const auto* const first = static_cast<const std::byte*>(parameters[0]);
   const std::vector<std::byte> args(first, first + args_bytes(kernel->name));
-  machine().put(
+  machine().enqueue(
       *stream, kernel->name.c_str(),
       [kernel, args, grid](Stream::Random& random) {
         run_on_host(kernel->name, args.data(), grid, random, /*threads=*/1);

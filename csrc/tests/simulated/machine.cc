@@ -57,7 +57,7 @@ Machine& Machine::get() {
 
 void Machine::set_factory(std::unique_ptr<Machine> (*make)()) { factory.store(make); }
 
-CUresult Machine::before(std::string_view function, bool in_context) {
+CUresult Machine::check_call(std::string_view function, bool in_context) {
   if (is_started() && process_.load() != ::getpid()) return kNotInitialized;
   if (is_lost()) return device_error_.load(std::memory_order_relaxed);
   {
@@ -200,7 +200,7 @@ Kernel* Machine::make_kernel(const Module& module, std::string name) {
   return &kernels_.emplace_back(Kernel{&module, std::move(name)});
 }
 
-bool Machine::end(const void* handle) {
+bool Machine::destroy(const void* handle) {
   const std::lock_guard lock(mutex_);
   return live_.erase(handle) == 1;
 }
@@ -225,13 +225,13 @@ std::vector<Allocation*> Machine::referenced(const std::vector<std::byte>& args)
   return found;
 }
 
-void Machine::put(Stream& stream, const char* what, Stream::Work work,
-                  std::vector<Allocation*> uses) {
+void Machine::enqueue(Stream& stream, const char* what, Stream::Work work,
+                      std::vector<Allocation*> uses) {
   {
     const std::lock_guard lock(mutex_);
     ++counts_[what];
   }
-  stream.put(what, std::move(work), std::move(uses));
+  stream.enqueue(what, std::move(work), std::move(uses));
 }
 
 CUresult Machine::wait(const char* call, Counter& counter, std::uint32_t target) {

@@ -80,7 +80,7 @@ class Machine {
 
   // What a call returns at once, before it does anything; kSuccess: nothing. `in_context`: it needs
   // one.
-  CUresult before(std::string_view function, bool in_context);
+  CUresult check_call(std::string_view function, bool in_context);
   void set_failure(const std::string& function, CUresult result);
   void lose_device(CUresult result);
   bool is_lost() const { return device_error_.load(std::memory_order_relaxed) != cuda::kSuccess; }
@@ -109,7 +109,7 @@ class Machine {
   Module* make_module(int device, std::string kernel);
   Kernel* make_kernel(const Module& module, std::string name);
   // Whether it was there.
-  bool end(const void* handle);
+  bool destroy(const void* handle);
 
   // The memory that holds all of these bytes; nullptr, and misuse, if there is none. On a GPU, or
   // pinned: both are within a GPU's reach.
@@ -118,7 +118,7 @@ class Machine {
   std::vector<Allocation*> referenced(const std::vector<std::byte>& args);
 
   // Puts work into a stream.
-  void put(Stream& stream, const char* what, Stream::Work work, std::vector<Allocation*> uses);
+  void enqueue(Stream& stream, const char* what, Stream::Work work, std::vector<Allocation*> uses);
 
   // The host waits.
   CUresult wait_for_stream(const char* call, Stream& stream);

@@ -53,7 +53,7 @@ class Memory {
   // The one that holds this address; nullptr if there is none.
   Allocation* find(std::uintptr_t address);
   // The one that begins there, which no longer counts from now on; nullptr if there is none of the
-  // kind. give_back() ends it, or leaves it to those that have opened it.
+  // kind. wait_for_device() ends it, or leaves it to those that have opened it.
   Allocation* remove(std::uintptr_t address, MemoryKind kind, MemoryKind other_kind);
   // Takes no lock: streams call it.
   void release(Allocation& allocation);

@@ -17,7 +17,7 @@ void* host(CUdeviceptr address) {
 }
 
 template <typename T>
-CUresult give(void* to, T value) {
+CUresult store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
   return kSuccess;
 }
@@ -26,14 +26,15 @@ CUresult give(void* to, T value) {
 CUresult copy(const char* what, CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
               CUstream handle) {
   Stream* const stream = machine().stream(handle);
-  if (stream == nullptr) return unknown("a stream");
+  if (stream == nullptr) return unknown_handle("a stream");
   if (bytes == 0) return kSuccess;
   Allocation* const target = machine().find_accessible(what, to, bytes);
   Allocation* const source = machine().find_accessible(what, from, bytes);
   if (target == nullptr || source == nullptr) return kInvalidValue;
-  machine().put(*stream, what,
-                [to, from, bytes](Stream::Random&) { std::memmove(host(to), host(from), bytes); },
-                {target, source});
+  machine().enqueue(
+      *stream, what,
+      [to, from, bytes](Stream::Random&) { std::memmove(host(to), host(from), bytes); },
+      {target, source});
   return kSuccess;
 }
 
@@ -60,7 +61,7 @@ CUresult Functions::MemAlloc(CUdeviceptr* address, std::size_t bytes) {
 CUresult Functions::MemFree(CUdeviceptr address) {
   Allocation* const memory =
       machine().memory.remove(address, MemoryKind::kDevice, MemoryKind::kPool);
-  if (memory == nullptr) return unknown("memory for cuMemFree");
+  if (memory == nullptr) return unknown_handle("memory for cuMemFree");
   // As CUDA: all that its GPU does is waited for, but not for memory of a pool.
   if (memory->kind == MemoryKind::kDevice) {
     ++machine().host_waits;
@@ -74,24 +75,24 @@ CUresult Functions::MemFree(CUdeviceptr address) {
 
 CUresult Functions::MemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream handle) {
   const Stream* const stream = machine().stream(handle);
-  if (stream == nullptr) return unknown("a stream");
+  if (stream == nullptr) return unknown_handle("a stream");
   return allocate(MemoryKind::kPool, stream->device, bytes, address);
 }
 
 CUresult Functions::MemFreeAsync(CUdeviceptr address, CUstream handle) {
   Stream* const stream = machine().stream(handle);
-  if (stream == nullptr) return unknown("a stream");
+  if (stream == nullptr) return unknown_handle("a stream");
   Allocation* const memory =
       machine().memory.remove(address, MemoryKind::kPool, MemoryKind::kDevice);
-  if (memory == nullptr) return unknown("memory for cuMemFreeAsync");
-  machine().put(*stream, "free",
-                [memory](Stream::Random&) {
-                  if (memory->uses.load(std::memory_order_relaxed) > 0) {
-                    in_use(*memory, "cuMemFreeAsync");
-                  }
-                  machine().memory.release(*memory);
-                },
-                {});
+  if (memory == nullptr) return unknown_handle("memory for cuMemFreeAsync");
+  machine().enqueue(*stream, "free",
+                    [memory](Stream::Random&) {
+                      if (memory->uses.load(std::memory_order_relaxed) > 0) {
+                        in_use(*memory, "cuMemFreeAsync");
+                      }
+                      machine().memory.release(*memory);
+                    },
+                    {});
   return kSuccess;
 }
 
@@ -106,7 +107,7 @@ CUresult Functions::MemHostAlloc(void** data, std::size_t bytes, unsigned) {
 CUresult Functions::MemFreeHost(void* data) {
   Allocation* const memory = machine().memory.remove(std::bit_cast<std::uintptr_t>(data),
                                                      MemoryKind::kPinned, MemoryKind::kPinned);
-  if (memory == nullptr) return unknown("memory for cuMemFreeHost");
+  if (memory == nullptr) return unknown_handle("memory for cuMemFreeHost");
   if (memory->uses.load(std::memory_order_relaxed) > 0) return in_use(*memory, "cuMemFreeHost");
   machine().memory.release(*memory);
   return kSuccess;
@@ -121,7 +122,7 @@ CUresult Functions::MemHostRegister(void* data, std::size_t bytes, unsigned) {
 CUresult Functions::MemHostUnregister(void* data) {
   bool used = false;
   if (!machine().memory.unregister_host(std::bit_cast<std::uintptr_t>(data), used)) {
-    return unknown("memory for cuMemHostUnregister");
+    return unknown_handle("memory for cuMemHostUnregister");
   }
   return used ? machine().misuse("cuMemHostUnregister of memory that a stream still uses")
               : kSuccess;
@@ -140,16 +141,16 @@ CUresult Functions::MemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_
   }
   // As CUDA: what is not pinned may be changed when the call returns.
   Stream* const stream = machine().stream(handle);
-  if (stream == nullptr) return unknown("a stream");
+  if (stream == nullptr) return unknown_handle("a stream");
   if (bytes == 0) return kSuccess;
   Allocation* const target = machine().find_accessible(kWhat, to, bytes);
   if (target == nullptr) return kInvalidValue;
   const auto* const first = static_cast<const std::byte*>(from);
-  machine().put(*stream, kWhat,
-                [to, staged = std::vector<std::byte>(first, first + bytes)](Stream::Random&) {
-                  std::memcpy(host(to), staged.data(), staged.size());
-                },
-                {target});
+  machine().enqueue(*stream, kWhat,
+                    [to, staged = std::vector<std::byte>(first, first + bytes)](Stream::Random&) {
+                      std::memcpy(host(to), staged.data(), staged.size());
+                    },
+                    {target});
   return kSuccess;
 }
 
@@ -161,13 +162,13 @@ CUresult Functions::MemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t byte
   }
   // As CUDA: it is there when the call returns.
   Stream* const stream = machine().stream(handle);
-  if (stream == nullptr) return unknown("a stream");
+  if (stream == nullptr) return unknown_handle("a stream");
   if (bytes == 0) return kSuccess;
   Allocation* const source = machine().find_accessible(kWhat, from, bytes);
   if (source == nullptr) return kInvalidValue;
-  machine().put(*stream, kWhat,
-                [to, from, bytes](Stream::Random&) { std::memcpy(to, host(from), bytes); },
-                {source});
+  machine().enqueue(*stream, kWhat,
+                    [to, from, bytes](Stream::Random&) { std::memcpy(to, host(from), bytes); },
+                    {source});
   ++machine().host_waits;
   return machine().wait_for_stream("a copy to memory that is not pinned", *stream);
 }
@@ -180,13 +181,13 @@ CUresult Functions::MemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_
 CUresult Functions::MemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes,
                                   CUstream handle) {
   Stream* const stream = machine().stream(handle);
-  if (stream == nullptr) return unknown("a stream");
+  if (stream == nullptr) return unknown_handle("a stream");
   if (bytes == 0) return kSuccess;
   Allocation* const target = machine().find_accessible("memset", to, bytes);
   if (target == nullptr) return kInvalidValue;
-  machine().put(*stream, "memset",
-                [to, value, bytes](Stream::Random&) { std::memset(host(to), value, bytes); },
-                {target});
+  machine().enqueue(*stream, "memset",
+                    [to, value, bytes](Stream::Random&) { std::memset(host(to), value, bytes); },
+                    {target});
   return kSuccess;
 }
 
@@ -197,15 +198,15 @@ CUresult Functions::PointerGetAttribute(void* value, CUpointer_attribute which,
   const bool is_host = memory->kind == MemoryKind::kPinned;
   switch (which) {
     case kMemoryType:
-      return give(value, is_host ? kHostMemory : kDeviceMemory);
+      return store(value, is_host ? kHostMemory : kDeviceMemory);
     case kDeviceOrdinal:
-      return give(value, memory->device);
+      return store(value, memory->device);
     case kIpcCapable:
-      return give(value, static_cast<int>(memory->kind == MemoryKind::kDevice));
+      return store(value, static_cast<int>(memory->kind == MemoryKind::kDevice));
     case kRangeStartAddress:
-      return give(value, CUdeviceptr{std::bit_cast<std::uintptr_t>(memory->data)});
+      return store(value, CUdeviceptr{std::bit_cast<std::uintptr_t>(memory->data)});
     case kRangeSize:
-      return give(value, memory->bytes);
+      return store(value, memory->bytes);
     default:
       return kInvalidValue;
   }

@@ -50,7 +50,7 @@ NcclMachine& NcclMachine::get() {
 
 void NcclMachine::set_factory(std::unique_ptr<NcclMachine> (*make)()) { factory.store(make); }
 
-ncclResult_t NcclMachine::before(std::string_view function) {
+ncclResult_t NcclMachine::check_call(std::string_view function) {
   const std::lock_guard lock(mutex_);
   const auto failure = failures_.find(function);
   return failure == failures_.end() ? kNcclSuccess : failure->second;
@@ -80,14 +80,14 @@ std::string NcclMachine::new_name() {
   return "nccl-" + std::to_string(::getpid()) + "-" + std::to_string(names_++);
 }
 
-void NcclMachine::note(std::string error) {
+void NcclMachine::set_last_error(std::string error) {
   const std::lock_guard lock(mutex_);
-  noted_ = std::move(error);
+  last_error_ = std::move(error);
 }
 
-std::string NcclMachine::noted() {
+std::string NcclMachine::last_error() {
   const std::lock_guard lock(mutex_);
-  return noted_;
+  return last_error_;
 }
 
 std::shared_ptr<Communicator> NcclMachine::find(ncclComm_t handle) {
@@ -107,7 +107,7 @@ ncclComm_t NcclMachine::add(std::shared_ptr<Communicator> communicator) {
   return handle;
 }
 
-std::shared_ptr<Communicator> NcclMachine::take(ncclComm_t handle) {
+std::shared_ptr<Communicator> NcclMachine::remove(ncclComm_t handle) {
   std::shared_ptr<Communicator> found = find(handle);
   const std::lock_guard lock(mutex_);
   communicators_.erase(handle);

@@ -31,20 +31,20 @@ class NcclMachine {
   const std::shared_ptr<NcclShared> shared;
 
   // What a call returns at once; kNcclSuccess: nothing.
-  ncclResult_t before(std::string_view function);
+  ncclResult_t check_call(std::string_view function);
   void set_failure(const std::string& function, ncclResult_t result);
   void set_async_error(ncclResult_t error);
   std::size_t alive();
 
   std::string new_name();
   // What went wrong last where there is no communicator.
-  void note(std::string error);
-  std::string noted();
+  void set_last_error(std::string error);
+  std::string last_error();
   // nullptr, and misuse, if there is none.
   std::shared_ptr<Communicator> find(ncclComm_t handle);
   ncclComm_t add(std::shared_ptr<Communicator> communicator);
   // It is no longer found.
-  std::shared_ptr<Communicator> take(ncclComm_t handle);
+  std::shared_ptr<Communicator> remove(ncclComm_t handle);
 
   // One operation, or a part of the group that this thread is in.
   ncclResult_t enqueue(ncclComm_t handle, const Operation& operation, CUstream stream);
@@ -70,7 +70,7 @@ class NcclMachine {
   std::map<ncclComm_t, std::shared_ptr<Communicator>> communicators_;
   std::mt19937_64 random_;
   unsigned names_ = 0;
-  std::string noted_;
+  std::string last_error_;
 };
 
 void fill(cuda::NcclApi& api);

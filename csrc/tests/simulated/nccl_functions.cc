@@ -33,7 +33,7 @@ Operation operation(Kind kind, const void* send, void* receive, std::size_t coun
 }
 
 // Its memory on the GPU, for which CUDA waits until that is idle.
-ncclResult_t give_back(const char* call, const Communicator& communicator) {
+ncclResult_t wait_for_device(const char* call, const Communicator& communicator) {
   const bool done = machine().shared->gpu.wait(call, communicator.device) == kSuccess;
   return done ? kNcclSuccess : kUnhandledCudaError;
 }
@@ -82,7 +82,7 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
                                                      is_blocking(config, true));
   const ncclResult_t result = communicator->init();
   if (result != kNcclSuccess && result != kNcclInProgress) {
-    machine().note(communicator->last_error());
+    machine().set_last_error(communicator->last_error());
     return result;
   }
   *made = machine().add(std::move(communicator));
@@ -111,20 +111,20 @@ ncclResult_t NcclFunctions::CommFinalize(ncclComm_t handle) {
 }
 
 ncclResult_t NcclFunctions::CommDestroy(ncclComm_t handle) {
-  const std::shared_ptr<Communicator> communicator = machine().take(handle);
+  const std::shared_ptr<Communicator> communicator = machine().remove(handle);
   if (communicator == nullptr) return kInvalidArgument;
   // As in NCCL, a rank that has not finalized waits for all ranks here.
   communicator->join();
   if (!communicator->is_finalized()) communicator->finalize();
   communicator->join();
-  return give_back("ncclCommDestroy", *communicator);
+  return wait_for_device("ncclCommDestroy", *communicator);
 }
 
 ncclResult_t NcclFunctions::CommAbort(ncclComm_t handle) {
-  const std::shared_ptr<Communicator> communicator = machine().take(handle);
+  const std::shared_ptr<Communicator> communicator = machine().remove(handle);
   if (communicator == nullptr) return kInvalidArgument;
   communicator->abort();
-  return give_back("ncclCommAbort", *communicator);
+  return wait_for_device("ncclCommAbort", *communicator);
 }
 
 ncclResult_t NcclFunctions::CommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
@@ -197,7 +197,7 @@ const char* NcclFunctions::GetErrorString(ncclResult_t result) {
 }
 
 const char* NcclFunctions::GetLastError(ncclComm_t handle) {
-  if (handle == nullptr) return keep(machine().noted());
+  if (handle == nullptr) return keep(machine().last_error());
   const std::shared_ptr<Communicator> communicator = machine().find(handle);
   return keep(communicator != nullptr ? communicator->last_error() : "");
 }

@@ -34,7 +34,7 @@ struct NcclCheckedFunction;
 template <NcclFunctionName name, typename... Args, ncclResult_t (*function)(Args...)>
 struct NcclCheckedFunction<name, function> {
   static ncclResult_t call(Args... args) {
-    const ncclResult_t result = NcclMachine::get().before(name.text);
+    const ncclResult_t result = NcclMachine::get().check_call(name.text);
     return result != cuda::kNcclSuccess ? result : function(args...);
   }
 };

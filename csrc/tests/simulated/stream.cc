@@ -5,17 +5,17 @@
 namespace horoplug::testing::simulated {
 
 Stream::~Stream() {
-  end();
+  close();
   if (thread_.joinable()) thread_.join();
   delete last_;
 }
 
-void Stream::end() {
-  if (std::exchange(ended_, true) || last_ == nullptr) return;
-  put(nullptr, nullptr);
+void Stream::close() {
+  if (std::exchange(closed_, true) || last_ == nullptr) return;
+  enqueue(nullptr, nullptr);
 }
 
-void Stream::put(const char* what, Work work, std::vector<Allocation*> uses) {
+void Stream::enqueue(const char* what, Work work, std::vector<Allocation*> uses) {
   for (Allocation* used : uses) used->uses.fetch_add(1, std::memory_order_relaxed);
   auto* const task = new Task{what, std::move(work), std::move(uses)};
   const std::lock_guard lock(mutex_);
@@ -25,14 +25,14 @@ void Stream::put(const char* what, Work work, std::vector<Allocation*> uses) {
   }
   last_->next.store(task, std::memory_order_release);
   last_ = task;
-  advance_to(put_, size() + 1);
+  advance_to(enqueued_, size() + 1);
 }
 
 void Stream::run(Task* before) {
   const auto never = [] { return false; };
   const auto stopped = [this] { return all_.stopped.load(std::memory_order_relaxed); };
   for (std::uint32_t number = 1;; ++number) {
-    wait_for(put_, number, never);
+    wait_for(enqueued_, number, never);
     Task* const task = before->next.load(std::memory_order_acquire);
     delete std::exchange(before, task);
     if (!task->work) return advance_to(done_, number);

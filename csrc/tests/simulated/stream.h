@@ -44,11 +44,11 @@ class Stream {
   std::atomic<int> capture_status{0};
 
   // `what`: for messages, a literal. The memory is that which it uses, until it is done.
-  void put(const char* what, Work work, std::vector<Allocation*> uses = {});
+  void enqueue(const char* what, Work work, std::vector<Allocation*> uses = {});
   // Nothing more will be put in: the thread ends when it has done what there is.
-  void end();
+  void close();
   // How many have been put in, and how many of these are done.
-  std::uint32_t size() const { return put_.load(std::memory_order_relaxed); }
+  std::uint32_t size() const { return enqueued_.load(std::memory_order_relaxed); }
   Counter& done() { return done_; }
   // What it does now; nullptr: nothing.
   const char* doing() const { return doing_.load(std::memory_order_relaxed); }
@@ -67,9 +67,9 @@ class Stream {
   std::chrono::microseconds longest_delay_;
   std::mutex mutex_;  // of those who put something in
   Task* last_ = nullptr;
-  Counter put_{0}, done_{0};
+  Counter enqueued_{0}, done_{0};
   std::atomic<const char*> doing_{nullptr};
-  bool ended_ = false;
+  bool closed_ = false;
   std::thread thread_;  // from the first task on
 };
 

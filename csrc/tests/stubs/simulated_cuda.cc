@@ -78,11 +78,11 @@ SIMULATED_EXPORT CUresult simulated_gpu_capture(CUstream handle, CUstreamCapture
 SIMULATED_EXPORT CUresult simulated_gpu_delay(CUstream handle, unsigned microseconds) {
   auto* const stream = machine().stream(handle);
   if (stream == nullptr) return 400;
-  machine().put(*stream, "delay",
-                [microseconds](auto&) {
-                  std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-                },
-                {});
+  machine().enqueue(*stream, "delay",
+                    [microseconds](auto&) {
+                      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+                    },
+                    {});
   return 0;
 }
 

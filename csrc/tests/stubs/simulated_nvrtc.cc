@@ -27,11 +27,11 @@ std::string first_argument(std::string_view macro) {
   return std::string(macro.substr(from, macro.find_first_of(",)", from) - from));
 }
 
-nvrtcResult give(const std::string& text, std::size_t* bytes) {
+nvrtcResult store(const std::string& text, std::size_t* bytes) {
   *bytes = text.size() + 1;
   return 0;
 }
-nvrtcResult give(const std::string& text, char* to) {
+nvrtcResult store(const std::string& text, char* to) {
   std::memcpy(to, text.c_str(), text.size() + 1);
   return 0;
 }
@@ -79,21 +79,21 @@ SIMULATED_EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count
   return kCompilationFailed;
 }
 SIMULATED_EXPORT nvrtcResult nvrtcGetPTXSize(nvrtcProgram program, std::size_t* bytes) {
-  return give(program->code, bytes);
+  return store(program->code, bytes);
 }
 SIMULATED_EXPORT nvrtcResult nvrtcGetPTX(nvrtcProgram program, char* to) {
-  return give(program->code, to);
+  return store(program->code, to);
 }
 SIMULATED_EXPORT nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, std::size_t* bytes) {
-  return give(program->code, bytes);
+  return store(program->code, bytes);
 }
 SIMULATED_EXPORT nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char* to) {
-  return give(program->code, to);
+  return store(program->code, to);
 }
 SIMULATED_EXPORT nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram, std::size_t* bytes) {
-  return give("", bytes);
+  return store("", bytes);
 }
-SIMULATED_EXPORT nvrtcResult nvrtcGetProgramLog(nvrtcProgram, char* log) { return give("", log); }
+SIMULATED_EXPORT nvrtcResult nvrtcGetProgramLog(nvrtcProgram, char* log) { return store("", log); }
 
 }  // extern "C"
 // NOLINTEND(readability-identifier-naming)
