@@ -1,6 +1,6 @@
-// Fuzz target: control messages. Whatever the bytes, decoding ends in a message or in a WireError,
-// a message that was decoded can be encoded again, and the memory that this takes is bounded by a
-// multiple of the message's length.
+// Fuzz target for control messages. Decoding arbitrary bytes gives a message or a WireError, a
+// decoded message can be encoded again, and the memory that both take is bounded by a multiple of
+// the message's length plus a constant.
 #include <sanitizer/allocator_interface.h>
 
 #include <cstdio>
@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kConstant = 64 << 10;
 constexpr std::size_t kFactor = 2048;
 
-thread_local std::size_t used = 0;  // libFuzzer has threads of its own
+thread_local std::size_t used = 0;  // thread-local, because libFuzzer's own threads allocate too
 thread_local std::size_t most_used = 0;
 
 void count_allocation(const volatile void*, std::size_t size) {

@@ -1,6 +1,6 @@
-// Fuzz target: everything that a peer can send. The bytes come in chunks of odd sizes to a link
-// with receives posted, and its control messages go to a negotiator and a inspection in the middle
-// of their work.
+// Fuzz target for everything that a peer can send. A link with posted receives reads the input in
+// chunks of arbitrary sizes, and its control messages go to a negotiator and a stall inspection
+// that have started their work.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -13,7 +13,7 @@ using namespace horoplug;
 
 namespace {
 
-// Returns the input in chunks whose sizes come from the input as well.
+// Returns the input in chunks whose sizes are also taken from the input.
 class FuzzStream final : public Stream {
  public:
   FuzzStream(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
@@ -72,7 +72,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     negotiator.flush();
     for (const auto& decision : negotiator.take_decisions()) {
       if (decision.kind == DecisionItem::Kind::kBatch) negotiator.batch_done(decision.plan);
-      // The program goes on, so that operations recur and plans can be.
+      // The program submits the operation again, so that it recurs and plans can be installed.
       const bool has_x = decision.names == std::vector<std::string>{"x"};
       if (has_x && !negotiator.closed()) negotiator.submit("x", some_signature());
     }
@@ -80,7 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (auto report = inspection.take_result()) diagnose(*report, {.members = {{0, {0, 1, 2}}}});
   };
   Link link(1 - rank, std::make_unique<FuzzStream>(data + 1, size - 1), on_control);
-  // Small numbers: the fuzzer can guess them.
+  // Small numbers, because the fuzzer can guess them.
   const Channel channel{0, 0, 1, 1};
   std::byte memory[64];
   auto first = std::make_unique<Link::Receive>(link, channel, memory, 16);
@@ -90,7 +90,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   int reads = 0;
   while (!link.failure()) {
     link.pump_read();
-    if (++reads == 2) first.reset();  // withdrawn, perhaps in the middle of its frame
+    if (++reads == 2) first.reset();  // withdraws it, possibly in the middle of its frame
     if (reads == 3) link.forget({0, 0, 2, 1});
     if (reads == 4) link.take_back({0, 1, 1, 1});
     if (reads == 5) link.end_epoch(0, 1, 1);

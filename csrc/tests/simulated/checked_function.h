@@ -1,4 +1,5 @@
-// What all of the driver's functions have in common: how they fail, and what they need.
+// Wraps each driver function with the checks that all of them share: injected failures, a lost
+// device, and the required cuInit or context.
 #pragma once
 
 #include <algorithm>
@@ -9,19 +10,19 @@
 
 namespace horoplug::testing::simulated {
 
-// How much a function asks of its caller.
+// What a function requires of its caller.
 enum class Requires { kNothing, kInit, kContext };
 
 constexpr Requires required_by(std::string_view name) {
   for (const std::string_view known : {"cuDriverGetVersion", "cuInit"}) {
     if (name == known) return Requires::kNothing;
   }
-  const bool of_contexts = name.starts_with("cuCtx") || name.starts_with("cuDevice") ||
-                           name == "cuPointerGetAttribute" || name == "cuEventQuery";
-  return of_contexts ? Requires::kInit : Requires::kContext;
+  const bool without_context = name.starts_with("cuCtx") || name.starts_with("cuDevice") ||
+                               name == "cuPointerGetAttribute" || name == "cuEventQuery";
+  return without_context ? Requires::kInit : Requires::kContext;
 }
 
-// Functions that may keep the host until the GPU is idle, and here do.
+// Functions that CUDA allows to block the host until the GPU is idle. Here they always block.
 constexpr bool waits_for_device(std::string_view name) {
   for (const std::string_view known :
        {"cuModuleLoadDataEx", "cuModuleGetFunction", "cuMemAlloc", "cuMemHostAlloc",
@@ -32,7 +33,7 @@ constexpr bool waits_for_device(std::string_view name) {
   return false;
 }
 
-// Function names as template arguments.
+// A function name as a template argument.
 template <std::size_t size>
 struct FunctionName {
   char text[size];

@@ -16,7 +16,7 @@ using cuda::kNcclSuccess;
 namespace {
 
 constexpr int kNoColor = -1;
-// From this version on, several ranks may share a GPU.
+// Since this version, NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks share a GPU.
 constexpr int kMultiRankVersion = 23000;
 
 }  // namespace
@@ -90,7 +90,7 @@ ncclResult_t Communicator::init() {
 ncclResult_t Communicator::announce() {
   CommunicatorMemory::Rank& me = mine();
   if (me.joined.load(std::memory_order_relaxed) != 0) {
-    return refuse("two ranks have the number " + std::to_string(rank), kInvalidUsage);
+    return refuse("two processes or threads are rank " + std::to_string(rank), kInvalidUsage);
   }
   if (shared_->gpu.uuid(&me.uuid, device) != cuda::kSuccess) return kUnhandledCudaError;
   ::gethostname(me.host, sizeof me.host - 1);
@@ -140,7 +140,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, bool part_
   auto part = std::make_shared<Communicator>(
       shared_, name_ + "-s" + std::to_string(number) + "c" + std::to_string(color), 0, 0,
       part_blocking);
-  part->whole_ = shared_from_this();
+  part->parent_ = shared_from_this();
   part->split_ = number;
   part->color_ = color;
   part->key_ = key;
@@ -156,16 +156,16 @@ ncclResult_t Communicator::init_split() {
 }
 
 ncclResult_t Communicator::number_ranks() {
-  const int here = whole_->rank;
-  for (int i = 0; i < whole_->ranks; ++i) {
-    CommunicatorMemory::Rank& other = whole_->memory_->ranks[i];
+  const int here = parent_->rank;
+  for (int i = 0; i < parent_->ranks; ++i) {
+    CommunicatorMemory::Rank& other = parent_->memory_->ranks[i];
     if (!wait(other.split, split_)) return kInternalError;
     const auto& its = other.splits[split_ % std::size(other.splits)];
     if (its.color != color_) continue;
     ++ranks;
     if (std::tuple{its.key, i} < std::tuple{key_, here}) ++rank;
   }
-  whole_.reset();
+  parent_.reset();
   return kNcclSuccess;
 }
 

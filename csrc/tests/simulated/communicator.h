@@ -1,4 +1,4 @@
-// A rank of a simulated communicator.
+// One rank of a simulated NCCL communicator.
 #pragma once
 
 #include <array>
@@ -18,22 +18,21 @@
 
 namespace horoplug::testing::simulated {
 
-// Of ncclResult_t, beyond those of nccl.h.
+// Values of ncclResult_t that nccl.h does not define.
 inline constexpr ncclResult_t kUnhandledCudaError = 1;
 inline constexpr ncclResult_t kInternalError = 3;
 inline constexpr ncclResult_t kInvalidArgument = 4;
 inline constexpr ncclResult_t kInvalidUsage = 5;
 
-// What all communicators of a process have in common. It lives as long as anything that a stream
-// has still to do.
+// State that all communicators of a process share. Enqueued work keeps it alive.
 struct NcclShared {
   NcclShared(const GpuInterface& gpu, std::string folder, int which)
       : gpu(gpu), named_memory(std::move(folder)), version(which) {}
   const GpuInterface& gpu;
   NamedMemory named_memory;
   const int version;
-  std::atomic<bool> multi_rank{false};  // several ranks on one GPU
-  // Copies that were given up: others may be reading them.
+  std::atomic<bool> multi_rank{false};  // several ranks may share a GPU
+  // Copies of inputs that other ranks may still be reading after an abort.
   std::mutex mutex;
   std::vector<std::unique_ptr<std::byte[]>> abandoned;
 };
@@ -42,7 +41,8 @@ struct Operation {
   Posted what{};
   const void* send = nullptr;
   void* receive = nullptr;
-  std::uint32_t number = 0;  // among those of its kind: collective, or with this peer
+  // Counts the collectives of the communicator, the sends to the peer, or the recvs from it.
+  std::uint32_t number = 0;
 
   std::size_t element() const;
   int peer() const { return what.root; }
@@ -50,7 +50,7 @@ struct Operation {
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // Rank and ranks of a part of another one are known when init_split() is done.
+  // For a communicator from split(), init_split() determines `rank` and `ranks`.
   Communicator(std::shared_ptr<NcclShared> shared, std::string name, int rank, int ranks,
                bool blocking);
   ~Communicator();
@@ -61,30 +61,33 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const bool blocking;
   int rank, ranks;
 
-  // ncclInProgress while something is done that the caller does not wait for.
+  // The result of ncclCommGetAsyncError: ncclInProgress during a non-blocking call.
   ncclResult_t state() const { return state_.load(std::memory_order_acquire); }
   void set_async_error(ncclResult_t error) { state_.store(error, std::memory_order_release); }
   std::string last_error();
   ncclResult_t refuse(const std::string& why, ncclResult_t result);
-  // Of a call while the state is not kNcclSuccess.
+  // The result of a call that requires the state kNcclSuccess, while the state is another one.
   ncclResult_t not_ready();
   bool is_finalized() const { return mine().finalized.load() != 0; }
 
-  // These are done at once if the communicator is blocking, and otherwise by a thread.
+  // init(), init_split() and finalize() return when they are done if the communicator is blocking;
+  // otherwise a thread does the work.
   ncclResult_t init();
-  // nullptr: of no color. The caller initialises the part.
+  // Returns the communicator of a color, which the caller initialises; nullptr for
+  // NCCL_SPLIT_NOCOLOR.
   std::shared_ptr<Communicator> split(int color, int key, bool part_blocking);
   ncclResult_t init_split();
   ncclResult_t finalize();
-  // Waits for what the thread does.
+  // Waits until the thread is done.
   void join();
 
-  // What is wrong with an operation, which is told; kNcclSuccess: nothing.
+  // Validates the arguments of an operation; an error is also stored as the last error.
   ncclResult_t check(const Operation& operation, CUstream stream);
-  // Puts operations into a stream, as one. `late`: by a thread, after a while.
+  // Enqueues a group of operations on a stream. `late`: a thread does it after a delay, and the
+  // communicator is in progress until then.
   ncclResult_t enqueue(std::vector<Operation> operations, CUstream stream, bool late);
 
-  // Everything gives up, and nothing is done any more when this returns.
+  // Ends all operations, including those that run in streams, before it returns.
   void abort();
 
  private:
@@ -108,7 +111,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void compute(const Operation& operation, const std::vector<const std::byte*>& inputs) const;
   void mismatch(const Posted& mine, int other, const Posted& theirs) const;
 
-  // A copy that other ranks can read, and one of theirs.
+  // publish() makes a copy that other ranks can read, until withdraw(); fetch() opens such a copy
+  // of another rank, until release().
   Copy publish(const std::string& name, const void* from, std::size_t bytes) const;
   const std::byte* fetch(const std::string& name, const Posted& posted, std::size_t bytes) const;
   void release(const std::string& name) const;
@@ -121,21 +125,22 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string name_;
   CommunicatorMemory* memory_;
   std::atomic<bool> aborted_{false};
-  std::atomic<int> running_{0};  // groups that streams are at
+  std::atomic<int> running_{0};  // the number of groups that streams are running
   std::atomic<ncclResult_t> state_{cuda::kNcclSuccess};
   std::mutex mutex_;
   std::string last_error_;
   std::thread thread_;
 
-  // Of what this is a part.
-  std::shared_ptr<Communicator> whole_;
+  // For a communicator from split(): its parent until init_split() is done, and the arguments.
+  std::shared_ptr<Communicator> parent_;
   std::uint32_t split_ = 0;
   int color_ = 0, key_ = 0;
 
-  // Numbers of what has been enqueued.
+  // How many of each were enqueued.
   std::uint32_t collectives_ = 0, groups_ = 0, splits_ = 0;
   std::array<std::uint32_t, kMaxRanks> sent_{}, received_{};
-  Counter turn_{0};  // groups done; they are done one after the other, in whatever streams
+  // The number of groups that are done. Groups run one after another, even in different streams.
+  Counter turn_{0};
 };
 
 }  // namespace horoplug::testing::simulated

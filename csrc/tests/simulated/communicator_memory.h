@@ -1,5 +1,4 @@
-// What the ranks of a simulated communicator tell each other, in memory of zeros that all of them
-// have.
+// The memory that the ranks of a simulated communicator share. It is zero at first.
 #pragma once
 
 #include <array>
@@ -22,12 +21,12 @@ enum class Kind : std::uint32_t {
   kRecv
 };
 
-// An operation, as the others see it.
+// An operation as a rank announces it to the other ranks.
 struct Posted {
   Kind kind;
   int dtype, op, root;
   std::uint64_t count;
-  std::uint64_t data;  // its address, for ranks of the same process
+  std::uint64_t data;  // the address of the input's copy, which is valid in the same process
 
   bool matches(const Posted& other) const {
     return kind == other.kind && dtype == other.dtype && op == other.op && root == other.root &&
@@ -37,22 +36,22 @@ struct Posted {
 
 struct CommunicatorMemory {
   struct Rank {
-    Counter joined;  // 1: what follows is there
+    Counter joined;  // 1: the next four members are valid
     CUuuid uuid;
     char host[64];
     int ranks, version;
 
-    Counter posted, done;  // collective operations, by number
+    Counter posted, done;  // the numbers of the last collective operations posted and finished
     Posted operation;      // the last one posted
 
-    Counter split;  // the last one that this rank has begun
+    Counter split;  // the number of the last ncclCommSplit that this rank called
     struct {
       int color, key;
-    } splits[8];  // by number, the last ones
+    } splits[8];  // a ring buffer, indexed by the number of the split
 
     Counter finalized;
   };
-  // From one rank to another.
+  // A slot for the sends from one rank to another.
   struct Message {
     Counter posted, taken;
     Posted operation;

@@ -1,4 +1,4 @@
-// How a rank of a simulated communicator does its operations, in a stream.
+// How a rank of a simulated communicator runs its operations in a stream.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -19,7 +19,7 @@ constexpr const char* kKindNames[] = {"AllReduce", "ReduceScatter", "AllGather",
 
 bool is_point_to_point(Kind kind) { return kind == Kind::kSend || kind == Kind::kRecv; }
 
-// By ncclDataType_t.
+// Indexed by ncclDataType_t.
 struct ElementType {
   const char* name;
   DType dtype;
@@ -40,7 +40,7 @@ constexpr ElementType kTypes[] = {
 };
 constexpr int kTypeCount = static_cast<int>(std::size(kTypes));
 
-// By ncclRedOp_t.
+// Indexed by ncclRedOp_t.
 struct Reduction {
   const char* name;
   ReduceOp op;
@@ -66,7 +66,7 @@ std::string describe(const Posted& posted) {
   return text;
 }
 
-// Elements that a rank gives and gets.
+// The number of elements that an operation reads from a rank and writes to it.
 std::size_t input_count(const Posted& what, int rank, int ranks) {
   switch (what.kind) {
     case Kind::kReduceScatter:
@@ -96,7 +96,7 @@ std::string message_name(const std::string& communicator, int from, int to, std:
 
 std::size_t Operation::element() const { return dtype_size(kTypes[what.dtype].dtype); }
 
-// What a stream does at once.
+// Operations that run as one task of a stream.
 struct Communicator::Group {
   std::shared_ptr<Communicator> owner;
   std::vector<Operation> operations;
@@ -115,7 +115,7 @@ ncclResult_t Communicator::check(const Operation& operation, CUstream stream) {
   if (what.root < 0 || what.root >= ranks) return refuse("no such rank", kInvalidArgument);
   const int on = shared_->gpu.stream_device(stream, device);
   if (on == device) return kNcclSuccess;
-  shared_->gpu.misuse("NCCL is given a stream that is not of the communicator's device");
+  shared_->gpu.misuse("NCCL is called with a stream of another device than the communicator's");
   return kInvalidUsage;
 }
 
@@ -235,7 +235,8 @@ void Communicator::compute(const Operation& operation,
 }
 
 bool Communicator::run_point_to_point(const std::vector<Operation>& operations) {
-  // By turns, so that no rank waits for one that waits for it: the n-th to and from each peer.
+  // Round n has the n-th send to and the n-th recv from each peer. In each round a rank sends
+  // before it receives, so that ranks cannot deadlock.
   std::vector<std::vector<Operation>> rounds;
   std::array<std::size_t, kMaxRanks> to{}, from{};
   for (const Operation& one : operations) {
@@ -292,7 +293,7 @@ bool Communicator::receive(const Operation& operation) {
 }
 
 void Communicator::mismatch(const Posted& own, int other, const Posted& theirs) const {
-  const std::string text = "ranks do not do the same in a communicator: rank " +
+  const std::string text = "ranks run different operations in a communicator: rank " +
                            std::to_string(rank) + ": " + describe(own) + "; rank " +
                            std::to_string(other) + ": " + describe(theirs);
   shared_->gpu.misuse(text.c_str());
@@ -329,7 +330,7 @@ void Communicator::release(const std::string& name) const {
 void Communicator::withdraw(Copy copy, bool in_use) const {
   if (shared_->named_memory.is_shared()) {
     if (copy.name.empty()) return;
-    if (!in_use) shared_->named_memory.remove(copy.name);  // else others may be about to open it
+    if (!in_use) shared_->named_memory.remove(copy.name);  // otherwise, others may still open it
     shared_->named_memory.close(copy.name);
   } else if (in_use) {
     const std::lock_guard lock(shared_->mutex);

@@ -1,7 +1,7 @@
-// Waiting for a number that grows, also in another process.
+// A counter that only grows, and that threads of several processes can wait for.
 //
-// Order goes one way: from who advances the number to who waits for it. Locks would order both, so
-// that ThreadSanitizer would not see a wait for an event that is missing.
+// Advancing a counter happens before the return of a wait for it, and nothing else is ordered. A
+// mutex would order both directions, and so hide a missing event wait from ThreadSanitizer.
 #pragma once
 
 #include <linux/futex.h>
@@ -30,8 +30,8 @@ inline void advance_to(Counter& counter, std::uint32_t to) {
   wake(counter);
 }
 
-// Waits until the number has reached `target`, or give_up() says so, which is asked every few
-// milliseconds. Whether it has been reached.
+// Waits until the counter has reached `target` or give_up() returns true, which is called every few
+// milliseconds. Returns whether the counter has reached the target.
 template <typename GiveUp>
 bool wait_for(Counter& counter, std::uint32_t target, const GiveUp& give_up) {
   while (!reached(counter, target)) {

@@ -1,4 +1,4 @@
-// Devices and contexts.
+// Driver functions: devices and contexts.
 #include <cstdio>
 
 #include "tests/simulated/functions.h"

@@ -1,4 +1,4 @@
-// The table of the driver's functions, and what all of them have in common.
+// The table of driver functions, initialisation and error names.
 #include <algorithm>
 #include <iterator>
 
@@ -61,7 +61,7 @@ void fill(DriverApi& api) {
   api.name = CheckedFunction<"cu" #name, &Functions::name>::call;
   HOROPLUG_CUDA_FUNCTIONS(SIMULATED_FUNCTION)
 #undef SIMULATED_FUNCTION
-  // These explain what all others return.
+  // These explain errors of all other functions, so that they never fail themselves.
   api.GetErrorName = Functions::GetErrorName;
   api.GetErrorString = Functions::GetErrorString;
 }

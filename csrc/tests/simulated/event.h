@@ -1,4 +1,4 @@
-// A simulated event: which of its records have come to pass.
+// A simulated event: counts its records and those that its streams have reached.
 #pragma once
 
 #include <cstddef>
@@ -8,24 +8,24 @@
 
 namespace horoplug::testing::simulated {
 
-// Lies in memory of zeros, which other processes may have, too.
+// Zero at first; interprocess events have it in memory that processes share.
 struct EventState {
-  static constexpr std::uint32_t kSlots = 64;  // records that can be under way
+  static constexpr std::uint32_t kSlots = 64;  // the maximum number of pending records
 
-  Counter recorded;        // how many there were
-  Counter passed[kSlots];  // the last record of each slot that has come to pass
+  Counter recorded;        // the number of cuEventRecord calls
+  Counter passed[kSlots];  // per slot: the last record that its stream has reached
 
   Counter& slot(std::uint32_t record) { return passed[record % kSlots]; }
 };
 
-// What a CUevent points to. It stays in place for good.
+// What a CUevent points to. Its address stays valid after cuEventDestroy.
 struct Event {
   int device;
   unsigned flags;
   unsigned number;
   EventState* state;
-  std::string name;  // of the block that it lies in
-  bool imported = false;
+  std::string name;       // of its NamedMemory region; empty: not an interprocess event
+  bool imported = false;  // opened by cuIpcOpenEventHandle
 };
 
 }  // namespace horoplug::testing::simulated

@@ -1,4 +1,4 @@
-// The driver's functions, as the machine of the process does them.
+// The simulated implementations of the CUDA driver's functions.
 #pragma once
 
 #include <cstdio>
@@ -8,7 +8,8 @@
 
 namespace horoplug::testing::simulated {
 
-// Under the names of the table. What is common to all has been done before: see driver.cc.
+// Each function has the name of its entry in cuda::DriverApi. Callers reach them through
+// CheckedFunction, which makes the checks that all of them share.
 struct Functions {
 #define SIMULATED_FUNCTION(name, symbol, parameters) static CUresult name parameters;
   HOROPLUG_CUDA_FUNCTIONS(SIMULATED_FUNCTION)
@@ -18,11 +19,11 @@ struct Functions {
 inline Machine& machine() { return Machine::get(); }
 
 inline CUresult unknown_handle(const char* what) {
-  return machine().misuse(std::string(what) + " that is not known, or has been given back",
+  return machine().misuse(std::string(what) + " that is not known, or was destroyed or freed",
                           kInvalidHandle);
 }
 
-// What a stream still uses is given back by this call.
+// Reports that `call` frees memory that work in a stream still uses.
 inline CUresult in_use(const Allocation& memory, const char* call) {
   char text[200];
   std::snprintf(text, sizeof text, "%s of %zu bytes at %p, which a stream still uses", call,

@@ -1,4 +1,5 @@
-// What the simulated NCCL needs of the simulated GPU. In C, because they may be two libraries.
+// The functions of the simulated GPU that the simulated NCCL calls. They are a table of C functions
+// because the two can be separate shared libraries.
 #pragma once
 
 #include <cstddef>
@@ -8,24 +9,25 @@
 namespace horoplug::testing::simulated {
 
 struct GpuInterface {
-  // Of the thread's context; 0 if it has none.
+  // The device of the calling thread's current context; 0 without a context.
   int (*current_device)();
   CUresult (*uuid)(CUuuid* uuid, int device);
-  // -1: there is no such stream. The default stream is on every device.
+  // The device that a stream belongs to; -1 if the handle is invalid. A default stream belongs to
+  // `device`.
   int (*stream_device)(CUstream stream, int device);
-  // Puts work into a stream, with the memory that it uses, of `bytes` bytes each. `data` is dropped
-  // when it is done, or will not be.
+  // Enqueues work on a stream. `memory` and `bytes` are the `count` buffers that the work uses, and
+  // their sizes. `drop(data)` is called once the work has run or has been discarded.
   CUresult (*enqueue)(CUstream stream, int device, const char* what, void (*work)(void* data),
                       void* data, void (*drop)(void* data), const void* const* memory,
                       const std::size_t* bytes, std::size_t count);
-  // Waits for all that the device does.
+  // Blocks until all streams of the device are idle.
   CUresult (*wait)(const char* call, int device);
-  // Streams give up waiting.
+  // True once the device is lost or destroyed: work in streams must stop waiting.
   bool (*stopped)();
   void (*misuse)(const char* what);
 };
 
-// Over the machine of this process.
+// The interface to the machine of this process.
 const GpuInterface& gpu_interface();
 
 }  // namespace horoplug::testing::simulated

@@ -1,4 +1,4 @@
-// Memory and events of other processes.
+// Driver functions: memory and events of other processes (CUDA IPC).
 #include <bit>
 #include <cstdio>
 #include <sstream>

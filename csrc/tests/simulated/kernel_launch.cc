@@ -1,4 +1,4 @@
-// Modules, kernels and host functions.
+// Driver functions: modules and kernel launches.
 #include <cstring>
 #include <string_view>
 #include <vector>

@@ -34,7 +34,7 @@ Machine::Machine(SimulatedOptions wanted)
   }
   Machine* none = nullptr;
   if (the_machine.compare_exchange_strong(none, this)) return;
-  std::fputs("simulated GPU: there is one already in this process\n", stderr);
+  std::fputs("simulated GPU: this process already has one\n", stderr);
   std::abort();
 }
 
@@ -51,7 +51,7 @@ Machine& Machine::get() {
     static Machine* const made = make().release();  // once
     return *made;
   }
-  std::fputs("simulated GPU: called, but there is none any more\n", stderr);
+  std::fputs("simulated GPU: called after its destruction\n", stderr);
   std::abort();
 }
 
@@ -128,7 +128,7 @@ Device* Machine::current() { return contexts().empty() ? nullptr : contexts().ba
 
 Stream* Machine::stream(CUstream handle) {
   const auto number = std::bit_cast<std::uintptr_t>(handle);
-  if (number <= 2) return current()->default_stream;  // legacy, and that of the thread
+  if (number <= 2) return current()->default_stream;  // the legacy or the per-thread default stream
   const std::lock_guard lock(mutex_);
   return live_.contains(handle) ? reinterpret_cast<Stream*>(handle) : nullptr;
 }

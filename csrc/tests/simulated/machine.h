@@ -1,4 +1,5 @@
-// The state of simulated GPUs, and what the functions of the driver do with it.
+// The simulated GPUs of a process: their contexts, streams, events, modules and memory. The driver
+// functions (functions.h) operate on it.
 #pragma once
 
 #include <unistd.h>
@@ -22,7 +23,7 @@
 
 namespace horoplug::testing::simulated {
 
-// Of CUresult, beyond those of driver.h.
+// Values of CUresult that driver.h does not define.
 inline constexpr CUresult kInvalidValue = 1;
 inline constexpr CUresult kNotInitialized = 3;
 inline constexpr CUresult kInvalidDevice = 101;
@@ -44,7 +45,7 @@ struct Device {
 // What a CUmodule points to.
 struct Module {
   int device;
-  std::string kernel;  // empty: all of them
+  std::string kernel;  // the only kernel in the module; empty: the module has all kernels
 };
 
 // What a CUfunction points to.
@@ -60,9 +61,9 @@ class Machine {
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
 
-  // The one of this process.
+  // The machine of this process.
   static Machine& get();
-  // How it is made when there is none and it is needed. It then stays until the process ends.
+  // get() calls `make` if no machine exists; that machine lives until the process ends.
   static void set_factory(std::unique_ptr<Machine> (*make)());
 
   const SimulatedOptions options;
@@ -74,53 +75,55 @@ class Machine {
   std::atomic<std::size_t> host_waits{0};
   std::atomic<int> pushed{0};
 
-  // cuInit. Children of fork() have no CUDA then.
+  // cuInit. From then on, calls in children of fork() return CUDA_ERROR_NOT_INITIALIZED.
   void start() { process_.store(::getpid()); }
   bool is_started() const { return process_.load() != 0; }
 
-  // What a call returns at once, before it does anything; kSuccess: nothing. `in_context`: it needs
-  // one.
+  // Returns the error with which a call has to fail before it has any effect, or kSuccess.
+  // `in_context`: the function requires a current context.
   CUresult check_call(std::string_view function, bool in_context);
   void set_failure(const std::string& function, CUresult result);
   void lose_device(CUresult result);
   bool is_lost() const { return device_error_.load(std::memory_order_relaxed) != cuda::kSuccess; }
 
-  // Streams begin nothing more, and go on.
+  // Streams start no further work between pause() and resume().
   void pause();
   void resume();
 
   CUresult misuse(const std::string& what, CUresult result = kInvalidValue);
   void on_misuse(std::function<void(const std::string&)> handler);
 
-  // Contexts of this thread, the current one last.
+  // The context stack of this thread; the current context is the last element.
   std::vector<Device*>& contexts();
-  // nullptr: it has none.
+  // The device of this thread's current context; nullptr without a context.
   Device* current();
 
-  // By handle; nullptr if there is none of it. A stream may be the default one.
+  // Each returns the object of a handle, or nullptr for an invalid handle. stream() also accepts
+  // the handles of the default streams.
   Stream* stream(CUstream handle);
   Event* event(CUevent handle);
   Module* module(CUmodule handle);
-  Kernel* kernel(CUfunction handle);  // also nullptr if its module has been unloaded
+  Kernel* kernel(CUfunction handle);  // also nullptr if its module was unloaded
 
   Stream* make_stream(int device, unsigned flags);
   Event* make_event(int device, unsigned flags);
-  Event* open_event(const std::string& name, int device);  // nullptr: there is none
+  Event* open_event(const std::string& name, int device);  // nullptr: no event has this name
   Module* make_module(int device, std::string kernel);
   Kernel* make_kernel(const Module& module, std::string name);
-  // Whether it was there.
+  // Invalidates a handle. Returns false if it was invalid.
   bool destroy(const void* handle);
 
-  // The memory that holds all of these bytes; nullptr, and misuse, if there is none. On a GPU, or
-  // pinned: both are within a GPU's reach.
+  // Finds the allocation, in GPU memory or pinned host memory, that contains this address range.
+  // Reports misuse and returns nullptr if there is none.
   Allocation* find_accessible(const char* call, CUdeviceptr address, std::size_t bytes);
-  // Of the words of a kernel's arguments, those which are addresses of memory that was handed out.
+  // The allocations that a kernel's arguments refer to: each word of `args` that is an address in
+  // an allocation counts as a pointer.
   std::vector<Allocation*> referenced(const std::vector<std::byte>& args);
 
-  // Puts work into a stream.
+  // Enqueues work on a stream and counts it under `what`; `uses` stay in use until it is done.
   void enqueue(Stream& stream, const char* what, Stream::Work work, std::vector<Allocation*> uses);
 
-  // The host waits.
+  // Each blocks the calling thread, and reports misuse after SimulatedOptions::wait_timeout.
   CUresult wait_for_stream(const char* call, Stream& stream);
   CUresult wait_for_device(const char* call, int device);
   CUresult wait_for_record(const char* call, Event& event, std::uint32_t record);
@@ -133,12 +136,13 @@ class Machine {
   std::string streams_at_work();
 
   std::atomic<CUresult> device_error_{cuda::kSuccess};
-  std::atomic<int> process_{0};  // that has started it
+  std::atomic<int> process_{0};  // the process that called cuInit; 0: none
   const std::uint64_t generation_;
   std::mutex mutex_;
   std::map<std::string, CUresult, std::less<>> failures_;
   std::function<void(const std::string&)> on_misuse_;
-  // These stay in place until the end, and whether they still count is what the sets know.
+  // The objects keep their addresses until the machine ends. A handle is valid while it is in
+  // `live_`.
   std::deque<Stream> streams_;
   std::deque<Event> events_;
   std::deque<EventState> event_states_;
@@ -149,7 +153,7 @@ class Machine {
   unsigned event_numbers_ = 0;
 };
 
-// Fills in the table of functions; driver.cc.
+// Fills the table of driver functions; defined in driver.cc.
 void fill(cuda::DriverApi& api);
 
 }  // namespace horoplug::testing::simulated

@@ -11,7 +11,8 @@ namespace horoplug::testing::simulated {
 namespace {
 
 constexpr std::size_t kAlignment = 512;
-// Memory that is new or gone holds numbers that nobody expects; of large ones the beginning does.
+// New and freed memory is filled with unlikely values, so that tests notice reads of it. Only the
+// beginning of large allocations is filled.
 constexpr std::size_t kMaxPoisonedBytes = 1 << 20;
 constexpr int kNewByte = 0xA5, kFreedByte = 0xDB;
 
@@ -82,7 +83,7 @@ Allocation* Memory::remove(std::uintptr_t address, MemoryKind kind, MemoryKind o
   Allocation* const taken = found->second;
   if (taken->kind != kind && taken->kind != other_kind) return nullptr;
   if (taken->opened > 0) {
-    taken->kind = MemoryKind::kImported;  // who has opened it keeps it
+    taken->kind = MemoryKind::kImported;  // it stays valid for those that have opened it
     return taken;
   }
   live_.erase(found);

@@ -1,4 +1,5 @@
-// What a simulated GPU has handed out: its own memory, which is the host's, and pinned memory.
+// The allocations of the simulated GPUs: device memory, which is host memory here, pinned memory
+// and registered memory.
 #pragma once
 
 #include <atomic>
@@ -16,22 +17,23 @@ namespace horoplug::testing::simulated {
 enum class MemoryKind {
   kDevice,      // cuMemAlloc
   kPool,        // cuMemAllocAsync
-  kImported,    // another process's, or opened by its name and freed
-  kPinned,      // the host's
-  kRegistered,  // the program's own, which was registered
+  kImported,    // opened from another process, or freed by its owner while others have it open
+  kPinned,      // cuMemHostAlloc
+  kRegistered,  // memory of the program, by cuMemHostRegister
 };
 
-// It stays in place for good: streams note in it that they use it, and must not lock for that.
+// Its address stays valid after the memory is freed, so that streams can count their uses in it
+// without a lock.
 struct Allocation {
   MemoryKind kind = MemoryKind::kDevice;
   int device = 0;
   std::byte* data = nullptr;
   std::size_t bytes = 0;
-  std::string name;              // that other processes open it by; empty: they cannot
-  bool in_named_memory = false;  // see NamedMemory
-  std::atomic<int> uses{0};      // by what is in streams
-  int opened = 0;                // by its name, or registered: how often
-  bool freed = false;            // the memory itself is
+  std::string name;              // by which other processes open it; empty: not exportable
+  bool in_named_memory = false;  // whether `data` is a NamedMemory region
+  std::atomic<int> uses{0};      // by enqueued work
+  int opened = 0;                // how often it was opened by name, or registered
+  bool freed = false;            // whether `data` is invalid
 
   bool holds(std::uintptr_t address, std::size_t size) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(data);
@@ -41,32 +43,34 @@ struct Allocation {
 
 class Memory {
  public:
-  // At most so many bytes on each device.
+  // `limit`: the memory of each device, in bytes.
   Memory(NamedMemory& named_memory, std::size_t limit)
       : named_memory_(named_memory), limit_(limit) {}
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  // nullptr: out of memory.
+  // Returns nullptr if the memory is exhausted.
   Allocation* allocate(MemoryKind kind, int device, std::size_t bytes);
-  // The one that holds this address; nullptr if there is none.
+  // Returns the allocation that contains this address, or nullptr.
   Allocation* find(std::uintptr_t address);
-  // The one that begins there, which no longer counts from now on; nullptr if there is none of the
-  // kind. wait_for_device() ends it, or leaves it to those that have opened it.
+  // Removes the allocation of one of two kinds that begins at this address, so that find() no
+  // longer returns it, and returns it; nullptr if there is none. The caller then calls release().
+  // If others have opened the allocation, it stays and becomes kImported.
   Allocation* remove(std::uintptr_t address, MemoryKind kind, MemoryKind other_kind);
-  // Takes no lock: streams call it.
+  // Frees the memory, unless others have it open. Takes no lock, because streams call it.
   void release(Allocation& allocation);
 
-  // By the name that a handle has. nullptr: there is none.
+  // Opens an allocation by the name in an IPC handle; nullptr if it does not exist.
   Allocation* open(const std::string& name, std::size_t bytes, int device);
-  // Whether it was open.
+  // Returns false if it was not open.
   bool close(std::uintptr_t address);
 
-  // Memory of the program's own. Its ranks may be threads, and each of them registers it: unlike
-  // CUDA, this allows that.
+  // Registers memory of the program. In contrast to CUDA, memory can be registered several times,
+  // because ranks can be threads, each of which registers it.
   void register_host(std::byte* data, std::size_t bytes);
-  // Whether it was registered. `used`: and a stream still uses it, though nobody has it any more.
+  // Returns false if the memory was not registered. Sets `used` if the last registration ends while
+  // a stream still uses the memory.
   bool unregister_host(std::uintptr_t address, bool& used);
 
   std::size_t alive();

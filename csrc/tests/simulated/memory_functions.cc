@@ -1,4 +1,4 @@
-// Memory, and copies of it.
+// Driver functions: memory and copies.
 #include <bit>
 #include <cstdio>
 #include <cstring>
@@ -22,7 +22,7 @@ CUresult store(void* to, T value) {
   return kSuccess;
 }
 
-// A copy of memory that is within a GPU's reach.
+// Enqueues a copy between GPU or pinned memory.
 CUresult copy(const char* what, CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
               CUstream handle) {
   Stream* const stream = machine().stream(handle);
@@ -62,7 +62,7 @@ CUresult Functions::MemFree(CUdeviceptr address) {
   Allocation* const memory =
       machine().memory.remove(address, MemoryKind::kDevice, MemoryKind::kPool);
   if (memory == nullptr) return unknown_handle("memory for cuMemFree");
-  // As CUDA: all that its GPU does is waited for, but not for memory of a pool.
+  // As in CUDA, cuMemFree waits until the GPU is idle, except for memory of a pool.
   if (memory->kind == MemoryKind::kDevice) {
     ++machine().host_waits;
     const CUresult result = machine().wait_for_device("cuMemFree", memory->device);
@@ -139,7 +139,7 @@ CUresult Functions::MemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_
   if (is_pinned(from, bytes)) {
     return copy(kWhat, to, std::bit_cast<std::uintptr_t>(from), bytes, handle);
   }
-  // As CUDA: what is not pinned may be changed when the call returns.
+  // As in CUDA, the caller may change memory that is not pinned once the call has returned.
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown_handle("a stream");
   if (bytes == 0) return kSuccess;
@@ -160,7 +160,7 @@ CUresult Functions::MemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t byte
   if (is_pinned(to, bytes)) {
     return copy(kWhat, std::bit_cast<std::uintptr_t>(to), from, bytes, handle);
   }
-  // As CUDA: it is there when the call returns.
+  // As in CUDA, a copy into memory that is not pinned is complete when the call returns.
   Stream* const stream = machine().stream(handle);
   if (stream == nullptr) return unknown_handle("a stream");
   if (bytes == 0) return kSuccess;
@@ -194,7 +194,7 @@ CUresult Functions::MemsetD8Async(CUdeviceptr to, unsigned char value, std::size
 CUresult Functions::PointerGetAttribute(void* value, CUpointer_attribute which,
                                         CUdeviceptr address) {
   const Allocation* const memory = machine().memory.find(address);
-  if (memory == nullptr) return kInvalidValue;  // the host's, for example
+  if (memory == nullptr) return kInvalidValue;  // for example pageable host memory
   const bool is_host = memory->kind == MemoryKind::kPinned;
   switch (which) {
     case kMemoryType:

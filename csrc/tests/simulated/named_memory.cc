@@ -12,7 +12,7 @@
 namespace horoplug::testing::simulated {
 namespace {
 
-constexpr std::size_t kAlignment = 512;  // as the GPU's allocations
+constexpr std::size_t kAlignment = 512;  // the same as that of the simulated GPU's allocations
 
 }  // namespace
 

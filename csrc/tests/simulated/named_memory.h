@@ -1,4 +1,5 @@
-// Memory by name: of this process alone, or in files of a folder that other processes have, too.
+// Memory regions with names. They are private to this process, or files in a folder through which
+// processes share them.
 #pragma once
 
 #include <cstddef>
@@ -10,19 +11,20 @@ namespace horoplug::testing::simulated {
 
 class NamedMemory {
  public:
-  // An empty folder: of this process alone.
+  // With an empty folder, regions are private to this process.
   explicit NamedMemory(std::string folder) : folder_(std::move(folder)) {}
   ~NamedMemory();
   NamedMemory(const NamedMemory&) = delete;
   NamedMemory& operator=(const NamedMemory&) = delete;
 
   bool is_shared() const { return !folder_.empty(); }
-  // The region of this name, which has so many bytes, zeros if it is new. nullptr if it is not
-  // there and not to be made, or cannot be. Always at the same address in this process.
+  // Returns the region of this name and size; a new region is zero. A region keeps its address in
+  // this process until close(). nullptr if the region does not exist and `create` is false, or if
+  // it cannot be created.
   std::byte* open(const std::string& name, std::size_t bytes, bool create = true);
-  // No longer in this process.
+  // Unmaps the region from this process.
   void close(const std::string& name);
-  // Nobody will open it any more; who has it keeps it.
+  // Deletes the file of the region. Processes that have opened the region keep their mapping.
   void remove(const std::string& name);
 
  private:

@@ -29,7 +29,7 @@ NcclMachine::NcclMachine(const GpuInterface& gpu, SimulatedNcclOptions wanted)
   shared->multi_rank = options.multi_rank_gpu;
   NcclMachine* none = nullptr;
   if (the_machine.compare_exchange_strong(none, this)) return;
-  std::fputs("simulated NCCL: there is one already in this process\n", stderr);
+  std::fputs("simulated NCCL: this process already has one\n", stderr);
   std::abort();
 }
 
@@ -44,7 +44,7 @@ NcclMachine& NcclMachine::get() {
     static NcclMachine* const made = make().release();  // once
     return *made;
   }
-  std::fputs("simulated NCCL: called, but there is none any more\n", stderr);
+  std::fputs("simulated NCCL: called after its destruction\n", stderr);
   std::abort();
 }
 
@@ -96,7 +96,7 @@ std::shared_ptr<Communicator> NcclMachine::find(ncclComm_t handle) {
     const auto found = communicators_.find(handle);
     if (found != communicators_.end()) return found->second;
   }
-  shared->gpu.misuse("a communicator that is not known, or is gone");
+  shared->gpu.misuse("a communicator that is not known, or was destroyed or aborted");
   return nullptr;
 }
 
@@ -142,7 +142,7 @@ ncclResult_t NcclMachine::enqueue(ncclComm_t handle, const Operation& operation,
     all.parts.push_back({communicator, stream, {operation}});
   } else {
     if (known->stream != stream) {
-      shared->gpu.misuse("a group of NCCL has a communicator in two streams");
+      shared->gpu.misuse("an NCCL group uses a communicator in two streams");
     }
     known->operations.push_back(operation);
   }

@@ -1,4 +1,4 @@
-// The state of the simulated NCCL of a process.
+// The simulated NCCL of a process: its communicators and groups.
 #pragma once
 
 #include <atomic>
@@ -23,30 +23,30 @@ class NcclMachine {
   NcclMachine& operator=(const NcclMachine&) = delete;
 
   static NcclMachine& get();
-  // How it is made when there is none and it is needed. It then stays until the process ends.
+  // get() calls `make` if no machine exists; that machine lives until the process ends.
   static void set_factory(std::unique_ptr<NcclMachine> (*make)());
 
   const SimulatedNcclOptions options;
   cuda::NcclApi api;
   const std::shared_ptr<NcclShared> shared;
 
-  // What a call returns at once; kNcclSuccess: nothing.
+  // Returns the error that set_failure() has set for this function, or kNcclSuccess.
   ncclResult_t check_call(std::string_view function);
   void set_failure(const std::string& function, ncclResult_t result);
   void set_async_error(ncclResult_t error);
   std::size_t alive();
 
   std::string new_name();
-  // What went wrong last where there is no communicator.
+  // The last error of calls without a communicator.
   void set_last_error(std::string error);
   std::string last_error();
-  // nullptr, and misuse, if there is none.
+  // Reports misuse and returns nullptr for an invalid handle.
   std::shared_ptr<Communicator> find(ncclComm_t handle);
   ncclComm_t add(std::shared_ptr<Communicator> communicator);
-  // It is no longer found.
+  // Invalidates the handle.
   std::shared_ptr<Communicator> remove(ncclComm_t handle);
 
-  // One operation, or a part of the group that this thread is in.
+  // Enqueues an operation, or adds it to the group that this thread has started.
   ncclResult_t enqueue(ncclComm_t handle, const Operation& operation, CUstream stream);
   ncclResult_t start_group();
   ncclResult_t end_group();
@@ -59,7 +59,7 @@ class NcclMachine {
   };
   struct Group {
     int depth = 0;
-    ncclResult_t result = cuda::kNcclSuccess;  // the first failure
+    ncclResult_t result = cuda::kNcclSuccess;  // the first error
     std::vector<Part> parts;
   };
   static Group& group();

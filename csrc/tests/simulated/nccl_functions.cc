@@ -1,4 +1,4 @@
-// The table of NCCL's functions.
+// NCCL's functions, and the table of them.
 #include "tests/simulated/nccl_functions.h"
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace {
 
 NcclMachine& machine() { return NcclMachine::get(); }
 
-// Whether the one of whom a communicator is made, or nobody, waits for it.
-bool is_blocking(const NcclConfig* config, bool otherwise) {
-  if (config == nullptr || config->blocking == NcclConfig::kUndefined) return otherwise;
+// Whether the configuration asks for a blocking communicator.
+bool is_blocking(const NcclConfig* config, bool default_value) {
+  if (config == nullptr || config->blocking == NcclConfig::kUndefined) return default_value;
   return config->blocking != 0;
 }
 
@@ -32,13 +32,13 @@ Operation operation(Kind kind, const void* send, void* receive, std::size_t coun
   return made;
 }
 
-// Its memory on the GPU, for which CUDA waits until that is idle.
+// NCCL frees the communicator's GPU memory, for which CUDA waits until the GPU is idle.
 ncclResult_t wait_for_device(const char* call, const Communicator& communicator) {
   const bool done = machine().shared->gpu.wait(call, communicator.device) == kSuccess;
   return done ? kNcclSuccess : kUnhandledCudaError;
 }
 
-// Texts stay until the next call of the thread.
+// The returned text is valid until the next call on the same thread.
 const char* keep(std::string text) {
   thread_local std::string kept;
   kept = std::move(text);
@@ -73,7 +73,7 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
       text != nullptr && std::strcmp(text, "1") == 0) {
     machine().shared->multi_rank = true;
   }
-  // It allocates, and loads kernels.
+  // NCCL allocates memory and loads kernels here, for which CUDA waits until the GPU is idle.
   const GpuInterface& gpu = machine().shared->gpu;
   if (gpu.wait("ncclCommInitRankConfig", gpu.current_device()) != kSuccess) {
     return kUnhandledCudaError;
@@ -92,11 +92,11 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
 ncclResult_t NcclFunctions::CommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made,
                                       NcclConfig* config) {
   *made = nullptr;
-  const std::shared_ptr<Communicator> whole = machine().find(handle);
-  if (whole == nullptr) return kInvalidArgument;
-  if (whole->state() != kNcclSuccess) return whole->not_ready();
+  const std::shared_ptr<Communicator> parent = machine().find(handle);
+  if (parent == nullptr) return kInvalidArgument;
+  if (parent->state() != kNcclSuccess) return parent->not_ready();
   const std::shared_ptr<Communicator> part =
-      whole->split(color, key, is_blocking(config, whole->blocking));
+      parent->split(color, key, is_blocking(config, parent->blocking));
   if (part == nullptr) return kNcclSuccess;
   const ncclResult_t result = part->init_split();
   if (result == kNcclSuccess || result == kNcclInProgress) *made = machine().add(part);

@@ -1,4 +1,4 @@
-// The functions of NCCL, as the machine of the process does them.
+// The simulated implementations of NCCL's functions.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace horoplug::testing::simulated {
 
 using cuda::NcclConfig;
 
-// Under the names of the table.
+// Each function has the name of its entry in cuda::NcclApi.
 struct NcclFunctions {
 #define SIMULATED_FUNCTION(name, parameters) static ncclResult_t name parameters;
 #define SIMULATED_TEXT(name, parameters) static const char* name parameters;
@@ -20,7 +20,7 @@ struct NcclFunctions {
 #undef SIMULATED_TEXT
 };
 
-// Function names as template arguments.
+// A function name as a template argument.
 template <std::size_t size>
 struct NcclFunctionName {
   char text[size];
@@ -28,7 +28,7 @@ struct NcclFunctionName {
   constexpr NcclFunctionName(const char (&from)[size]) { std::copy(from, from + size, text); }
 };
 
-// A function that fails when it has been told to.
+// Wraps an NCCL function: it returns the error that SimulatedNccl::fail() has set for it, if any.
 template <NcclFunctionName name, auto function>
 struct NcclCheckedFunction;
 template <NcclFunctionName name, typename... Args, ncclResult_t (*function)(Args...)>

@@ -1,4 +1,4 @@
-// The simulated libraries as horoplug opens them, and a kernel from source to result.
+// Opens the simulated libraries as horoplug does, and runs a kernel from its source to its result.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -17,11 +17,11 @@ using namespace horoplug;
 using namespace horoplug::cuda;
 using horoplug::testing::stub;
 
-TEST_CASE("a kernel is compiled, loaded and launched") {
+TEST_CASE("the simulated libraries compile, load and launch a kernel") {
   const auto library = [](const char* file) {
     return LibraryPaths{{stub("simulated", file)}, /*elsewhere=*/false};
   };
-  // Sanitized builds have none: see stubs/CMakeLists.txt.
+  // Sanitizer builds have no simulated libraries: see stubs/CMakeLists.txt.
   if (!std::filesystem::exists(stub("simulated", "libcuda.so.1"))) return;
   const Driver driver = open_driver(library("libcuda.so.1"));
   REQUIRE(driver.problem == "");

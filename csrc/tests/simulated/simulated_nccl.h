@@ -1,10 +1,10 @@
 // NCCL over simulated GPUs: ranks are threads, or processes that share a folder.
 //
-// An operation is done in the stream that it was put into when all ranks have put theirs into one;
-// a rank that does not come blocks that stream until ncclCommAbort. As NCCL, a communicator that
-// does not block is in progress until all ranks have come, and sometimes after operations, which
-// are in no stream until then: who does not ask for its state in time gets wrong numbers. Ranks
-// that do not do the same, and communicators that are gone, end the process with a message: see
+// An operation runs in its stream once all ranks have enqueued it; a missing rank blocks the stream
+// until ncclCommAbort. As in NCCL, a non-blocking communicator is in progress until all ranks have
+// joined, and sometimes after a call of an operation, which is not in the stream until then: a
+// caller that does not wait for the state ncclSuccess gets wrong results. Different operations on
+// the ranks, and invalid communicators, end the process with a message; see
 // SimulatedGpu::on_misuse.
 #pragma once
 
@@ -24,16 +24,16 @@ class NcclMachine;
 }  // namespace simulated
 
 struct SimulatedNcclOptions {
-  int version = 23003;          // from 23000 on, NCCL knows NCCL_MULTI_RANK_GPU_ENABLE
-  bool multi_rank_gpu = false;  // as if that were set to 1, which counts, too
+  int version = 23003;          // NCCL_MULTI_RANK_GPU_ENABLE has an effect since 23000
+  bool multi_rank_gpu = false;  // the same as NCCL_MULTI_RANK_GPU_ENABLE=1
   unsigned seed = testing::seed();
-  int late = 4;  // how seldom an operation is in progress when the call returns; 0: never
-  std::string folder = {};  // as SimulatedOptions has it
+  int late = 4;  // on average, one in `late` non-blocking calls returns ncclInProgress; 0: none
+  std::string folder = {};  // see SimulatedOptions
 };
 
 class SimulatedNccl {
  public:
-  // One at a time in a process. The GPU outlives it.
+  // At most one exists in a process. The GPU must outlive it.
   explicit SimulatedNccl(SimulatedGpu& gpu, SimulatedNcclOptions options = {});
   SimulatedNccl(const simulated::GpuInterface& gpu, SimulatedNcclOptions options);
   // Aborts all communicators.
@@ -43,12 +43,12 @@ class SimulatedNccl {
 
   const cuda::NcclApi& api() const;
 
-  // Lets all calls of a function fail from now on: fail("ncclAllReduce", 1).
+  // Makes all further calls of a function fail: fail("ncclAllReduce", 1).
   void fail(const std::string& function, ncclResult_t result);
-  // What communicators say of their state from now on, as after the loss of a connection. What is
-  // under way goes on, or waits.
+  // Sets the asynchronous error of all communicators, as after the loss of a connection. Operations
+  // under way continue or keep waiting.
   void set_async_error(ncclResult_t error = 6);
-  // Communicators that were made, and not destroyed or aborted.
+  // The number of communicators that were neither destroyed nor aborted.
   std::size_t alive() const;
 
  private:

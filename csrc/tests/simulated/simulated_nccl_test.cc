@@ -1,4 +1,5 @@
-// The simulated NCCL itself: ranks are threads, which share a simulated GPU or have one each.
+// Tests of the simulated NCCL itself. Ranks are threads, which have a simulated GPU each or share
+// one.
 #include "tests/simulated/simulated_nccl.h"
 
 #include <doctest/doctest.h>
@@ -27,7 +28,7 @@ using horoplug::testing::SimulatedNcclOptions;
 constexpr ncclDataType_t kInt32 = 2, kFloat16 = 6, kFloat32 = 7;
 constexpr ncclRedOp_t kSum = 0, kAverage = 4;
 
-// What a rank has.
+// One rank: its context, stream and communicator.
 struct Rank {
   Rank(const SimulatedGpu& gpu, const SimulatedNccl& of_nccl, int number, int of)
       : nccl(of_nccl.api()),
@@ -37,7 +38,7 @@ struct Rank {
         current(context),
         stream(context) {}
 
-  // Returns when the communicator is no longer in progress.
+  // Waits until the communicator is no longer in progress.
   ncclResult_t settle(ncclComm_t of) const {
     ncclResult_t state = kNcclInProgress;
     while (state == kNcclInProgress) {
@@ -81,7 +82,7 @@ void* at(const DeviceMemory& memory, std::size_t offset = 0) {
   return std::bit_cast<void*>(static_cast<std::uintptr_t>(memory.address() + offset));
 }
 
-// Runs ranks as threads, of one GPU each.
+// Runs ranks as threads. Rank r uses device r.
 struct Job {
   explicit Job(int count, SimulatedNcclOptions options = {}, bool one_gpu = false)
       : ranks(count), gpu({.devices = count, .one_gpu = one_gpu}), nccl(gpu, std::move(options)) {
@@ -106,7 +107,7 @@ struct Job {
   ncclUniqueId id{};
 };
 
-TEST_CASE("collective operations of four ranks, again and again") {
+TEST_CASE("collective operations of four ranks give correct results, also when repeated") {
   Job job(4);
   job.run([&](Rank& r) {
     REQUIRE(r.init(job.id) == kNcclSuccess);
@@ -138,7 +139,7 @@ TEST_CASE("collective operations of four ranks, again and again") {
   CHECK(job.nccl.alive() == 0);
 }
 
-TEST_CASE("a group of messages, two to each rank") {
+TEST_CASE("a group with two sends and two recvs per peer matches them in order") {
   Job job(3);
   job.run([&](Rank& r) {
     REQUIRE(r.init(job.id) == kNcclSuccess);
@@ -165,12 +166,12 @@ TEST_CASE("a group of messages, two to each rank") {
   });
 }
 
-TEST_CASE("parts of a communicator") {
+TEST_CASE("ncclCommSplit groups ranks by color and orders them by key") {
   Job job(4);
   job.run([&](Rank& r) {
     REQUIRE(r.init(job.id) == kNcclSuccess);
     ncclComm_t part = nullptr;
-    // The odd ranks, the last one first; rank 0 is in no part.
+    // Colors are odd and even ranks, the highest rank first; rank 0 has no color.
     const int color = r.rank == 0 ? -1 : r.rank % 2;
     const ncclResult_t begun = r.nccl.CommSplit(r.comm, color, -r.rank, &part, nullptr);
     CHECK((part == nullptr) == (r.rank == 0));
@@ -188,7 +189,7 @@ TEST_CASE("parts of a communicator") {
   });
 }
 
-TEST_CASE("abort frees a stream that waits for a rank which does not come") {
+TEST_CASE("ncclCommAbort ends an operation that waits for a missing rank") {
   Job job(2, {.late = 0});
   job.run([&](Rank& r) {
     REQUIRE(r.init(job.id) == kNcclSuccess);
@@ -211,7 +212,7 @@ TEST_CASE("abort frees a stream that waits for a rank which does not come") {
       CHECK(r.nccl.CommAbort(r.comm) == kNcclSuccess);
     }
   });
-  // Nor is a rank waited for that never shows up.
+  // ncclCommAbort also ends an initialisation that waits for a missing rank.
   SimulatedNccl* const nccl = &job.nccl;
   Rank alone(job.gpu, *nccl, 0, 2);
   ncclUniqueId other{};
@@ -224,7 +225,7 @@ TEST_CASE("abort frees a stream that waits for a rank which does not come") {
   CHECK(nccl->api().CommAbort(alone.comm) == kNcclSuccess);
 }
 
-TEST_CASE("one GPU for two ranks is refused, unless that is wanted") {
+TEST_CASE("two ranks can share a GPU only with NCCL_MULTI_RANK_GPU_ENABLE") {
   for (const bool wanted : {false, true}) {
     Job job(2, {.multi_rank_gpu = wanted}, /*one_gpu=*/true);
     job.run([&](Rank& r) {
@@ -236,7 +237,7 @@ TEST_CASE("one GPU for two ranks is refused, unless that is wanted") {
   }
 }
 
-TEST_CASE("ranks that do not do the same are told, and errors can be had") {
+TEST_CASE("different operations on the ranks are reported as misuse, and errors can be injected") {
   Job job(2, {.late = 0});
   job.run([&](Rank& r) {
     REQUIRE(r.init(job.id) == kNcclSuccess);

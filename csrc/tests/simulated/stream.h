@@ -1,4 +1,4 @@
-// A simulated stream: a thread that does what was put into it, in order, after random delays.
+// A simulated CUDA stream: a thread that runs the enqueued work in order, after random delays.
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,16 @@
 
 namespace horoplug::testing::simulated {
 
-// What all streams of a GPU ask.
+// State that all streams of a machine read.
 struct StreamsState {
-  std::atomic<bool> stopped{false};  // what is waited for will not come
-  Counter paused{0};                 // odd: nothing more is begun
+  std::atomic<bool> stopped{false};  // the device is lost or destroyed: work is discarded
+  Counter paused{0};                 // odd: streams start no further work
 };
 
 class Stream {
  public:
   using Random = std::mt19937_64;
-  // What is done; it gives up waiting when the streams have stopped.
+  // Work must stop waiting once the streams have stopped.
   using Work = std::function<void(Random&)>;
 
   Stream(StreamsState& all, int device, unsigned number, unsigned flags, unsigned seed,
@@ -43,14 +43,15 @@ class Stream {
   const unsigned number, flags;
   std::atomic<int> capture_status{0};
 
-  // `what`: for messages, a literal. The memory is that which it uses, until it is done.
+  // `what` names the work in messages; it must be a string literal or outlive the stream. `uses`
+  // are marked as used until the work is done.
   void enqueue(const char* what, Work work, std::vector<Allocation*> uses = {});
-  // Nothing more will be put in: the thread ends when it has done what there is.
+  // No further work will be enqueued: the thread ends after the enqueued work.
   void close();
-  // How many have been put in, and how many of these are done.
+  // The numbers of tasks that were enqueued and that are done.
   std::uint32_t size() const { return enqueued_.load(std::memory_order_relaxed); }
   Counter& done() { return done_; }
-  // What it does now; nullptr: nothing.
+  // The name of the task that runs now, or nullptr.
   const char* doing() const { return doing_.load(std::memory_order_relaxed); }
 
  private:
@@ -65,12 +66,12 @@ class Stream {
   StreamsState& all_;
   Random random_;
   std::chrono::microseconds longest_delay_;
-  std::mutex mutex_;  // of those who put something in
+  std::mutex mutex_;  // serialises enqueue()
   Task* last_ = nullptr;
   Counter enqueued_{0}, done_{0};
   std::atomic<const char*> doing_{nullptr};
   bool closed_ = false;
-  std::thread thread_;  // from the first task on
+  std::thread thread_;  // started by the first task
 };
 
 }  // namespace horoplug::testing::simulated

@@ -1,4 +1,4 @@
-// Streams and events.
+// Driver functions: streams, host functions and events.
 #include <atomic>
 #include <bit>
 #include <chrono>

@@ -1,9 +1,9 @@
-// Libraries that look like CUDA's driver, NVRTC and NCCL to who opens them. CMakeLists.txt builds
-// good, old and broken ones from this file and cuda_functions.cc:
-//   STUB_DRIVER, STUB_NVRTC, STUB_NCCL   which one it is, and the version that it says it has
-//   STUB_FAILURE                         what its first call of all returns
-//   STUB_START                           what cuInit returns
-//   STUB_INCOMPLETE                      it has no function but that for its version
+// Stub libraries with the symbols of the CUDA driver, NVRTC and NCCL. CMakeLists.txt builds
+// working, old and broken ones from this file and cuda_functions.cc, with these macros:
+//   STUB_DRIVER, STUB_NVRTC, STUB_NCCL   selects the library; the value is the version it reports
+//   STUB_FAILURE                         the result of its version function
+//   STUB_START                           the result of cuInit
+//   STUB_INCOMPLETE                      the library has no function but its version function
 #include <cstring>
 
 #include "device/cuda/driver/driver.h"
@@ -18,7 +18,7 @@
 
 extern "C" {
 
-// NOLINTBEGIN(readability-identifier-naming): the names are theirs.
+// NOLINTBEGIN(readability-identifier-naming): CUDA and NCCL define the names.
 
 #if defined(STUB_DRIVER)
 

@@ -1,13 +1,13 @@
-// libcuda.so.1 that simulates GPUs, for tests of several processes. Environment variables, all
-// SIMULATED_GPU_...:
-//   FOLDER       that processes which share memory and events have in common
-//   COUNT        how many there are: 1
-//   SAME         1: all are the same GPU
-//   MEMORY       bytes of each: 1 GiB
-//   IPC_EVENTS   0: none
-//   DELAY        the longest of a stream, in microseconds: 50
-//   SEED         of delays
-// Beyond CUDA's functions, it has some for tests.
+// A libcuda.so.1 with simulated GPUs, for tests with several processes. Environment variables
+// configure it; their names begin with SIMULATED_GPU_:
+//   FOLDER       a folder through which processes share memory and events
+//   COUNT        the number of devices; default 1
+//   SAME         1: all devices have the same UUID
+//   MEMORY       the bytes of each device; default 1 GiB
+//   IPC_EVENTS   0: the devices do not support interprocess events
+//   DELAY        the longest random delay of a stream, in microseconds; default 50
+//   SEED         the seed of the delays
+// Tests call further functions, whose names begin with simulated_gpu_.
 #include "tests/simulated/checked_function.h"
 #include "tests/simulated/gpu_interface.h"
 #include "tests/simulated/settings.h"
@@ -36,8 +36,8 @@ using horoplug::testing::simulated::CheckedFunction;
 using horoplug::testing::simulated::Functions;
 using horoplug::testing::simulated::machine;
 
-// NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are theirs.
-// Each symbol is another name of a checked function: what resolves it returns that.
+// NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): CUDA defines the names.
+// Each symbol is an ifunc, whose resolver returns the checked function.
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
 #define SIMULATED_SYMBOL(name, symbol, parameters)                                        \
   extern "C" {                                                                            \
@@ -53,7 +53,7 @@ extern "C" {
 SIMULATED_EXPORT const void* simulated_gpu_interface() {
   return &horoplug::testing::simulated::gpu_interface();
 }
-// As SimulatedGpu's.
+// These are the functions of SimulatedGpu.
 SIMULATED_EXPORT void simulated_gpu_fail(const char* function, CUresult result) {
   machine().set_failure(function, result);
 }
@@ -67,14 +67,14 @@ SIMULATED_EXPORT unsigned long long simulated_gpu_bytes_used(int device) {
 SIMULATED_EXPORT unsigned long long simulated_gpu_count(const char* what) {
   return machine().count(what);
 }
-// As if the stream were being captured into a graph.
+// Sets the result of cuStreamIsCapturing.
 SIMULATED_EXPORT CUresult simulated_gpu_capture(CUstream handle, CUstreamCaptureStatus status) {
   auto* const stream = machine().stream(handle);
   if (stream == nullptr) return 400;
   stream->capture_status.store(status);
   return 0;
 }
-// Makes a stream wait for so long.
+// Enqueues a delay on a stream.
 SIMULATED_EXPORT CUresult simulated_gpu_delay(CUstream handle, unsigned microseconds) {
   auto* const stream = machine().stream(handle);
   if (stream == nullptr) return 400;

@@ -1,10 +1,11 @@
-// libnccl.so.2 over the libcuda.so.1 of simulated_cuda.cc that lies beside it. Environment
-// variables:
-//   SIMULATED_GPU_FOLDER   that the processes have in common
-//   SIMULATED_NCCL_VERSION  22304 is 2.23.4
-//   SIMULATED_NCCL_LATE     how seldom a call returns before the operation is in its stream; 0:
-//   never SIMULATED_NCCL_FAIL     functions that fail, with commas between them: ncclAllReduce
-// and NCCL_MULTI_RANK_GPU_ENABLE.
+// A libnccl.so.2 that uses the libcuda.so.1 of simulated_cuda.cc in the same folder. Environment
+// variables configure it:
+//   SIMULATED_GPU_FOLDER        a folder through which the processes share memory
+//   SIMULATED_NCCL_VERSION      22304 is 2.23.4
+//   SIMULATED_NCCL_LATE         on average, one in so many non-blocking calls returns
+//                               ncclInProgress; 0: none
+//   SIMULATED_NCCL_FAIL         functions that fail, separated by commas: ncclAllReduce
+//   NCCL_MULTI_RANK_GPU_ENABLE  1: several ranks may share a GPU
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -18,7 +19,7 @@
 namespace horoplug::testing::simulated {
 namespace {
 
-// That of the GPU's library.
+// Returns the interface of the simulated GPU's library.
 const GpuInterface& load_gpu_interface() {
   Dl_info here{};
   ::dladdr(reinterpret_cast<const void*>(&load_gpu_interface), &here);
@@ -53,7 +54,7 @@ using horoplug::testing::simulated::NcclConfig;
 using horoplug::testing::simulated::NcclFunctions;
 using horoplug::testing::simulated::NcclMachine;
 
-// NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): the names are theirs.
+// NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): NCCL defines the names.
 // As in simulated_cuda.cc.
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
 #define SIMULATED_SYMBOL(name, parameters)                                \
@@ -74,7 +75,7 @@ SIMULATED_EXPORT const char* ncclGetErrorString(ncclResult_t result) {
 SIMULATED_EXPORT const char* ncclGetLastError(ncclComm_t communicator) {
   return NcclFunctions::GetLastError(communicator);
 }
-// As SimulatedNccl's.
+// These are the functions of SimulatedNccl.
 SIMULATED_EXPORT void simulated_nccl_fail(const char* function, ncclResult_t result) {
   NcclMachine::get().set_failure(function, result);
 }

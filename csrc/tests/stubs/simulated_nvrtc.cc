@@ -1,6 +1,7 @@
-// libnvrtc.so.12 whose code is what simulated_cuda.cc runs: the kernel's name. Its version is none
-// that there is, so that nothing of it is found in a cache in place of real code, or that of the
-// environment variable SIMULATED_NVRTC_VERSION: 11080 is 11.8.
+// A libnvrtc.so.12 whose compiled code is the kernel's name, which simulated_cuda.cc runs. It
+// reports a version that NVRTC does not have, so that a kernel cache never returns its output in
+// place of real code. The environment variable SIMULATED_NVRTC_VERSION sets another version: 11080
+// is 11.8.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -21,7 +22,7 @@ constexpr int kArchs[] = {75, 80, 90};
 constexpr std::string_view kOption = "-DHP_ONLY=";
 constexpr nvrtcResult kCompilationFailed = 6;
 
-// Of HP_MOVE(copy_8, U8, U8).
+// Returns copy_8 for "HP_MOVE(copy_8, U8, U8)".
 std::string first_argument(std::string_view macro) {
   const std::size_t from = std::min(macro.find('('), macro.size() - 1) + 1;
   return std::string(macro.substr(from, macro.find_first_of(",)", from) - from));
@@ -40,7 +41,7 @@ nvrtcResult store(const std::string& text, char* to) {
 
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
 
-// NOLINTBEGIN(readability-identifier-naming): the names are CUDA's.
+// NOLINTBEGIN(readability-identifier-naming): NVRTC defines the names.
 extern "C" {
 
 SIMULATED_EXPORT nvrtcResult nvrtcVersion(int* major, int* minor) {
