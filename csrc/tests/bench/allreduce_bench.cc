@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
-#include "harness/patience.h"
+#include "harness/backoff.h"
 #include "transport/shm/shared_buffer.h"
 
 namespace {
@@ -161,11 +161,11 @@ class Rank {
       call.distances = distances_;
     }
     Fiber fiber(choose_algorithm(comm_, call, options_.algorithm).run(comm_, call));
-    Patience patience;
+    Backoff backoff;
     while (!fiber.poll()) {
-      if (fiber.advanced()) patience.renew();
-      if (patience.wait()) continue;
-      patience.renew();
+      if (fiber.advanced()) backoff.reset();
+      if (backoff.wait()) continue;
+      backoff.reset();
       doorbell_->prepare_sleep();
       const bool ended = fiber.poll();
       if (!ended && !fiber.advanced()) {

@@ -12,14 +12,14 @@
 
 namespace horoplug {
 
-class Patience {
+class Backoff {
  public:
   // For how long it yields before it sleeps.
   static constexpr std::chrono::microseconds kYieldTime{500};
   static constexpr int kSpins = 20;
 
   // Something has happened: hope is new.
-  void renew() { turns_ = 0; }
+  void reset() { turns_ = 0; }
 
   // Waits a moment. False, at once, if it is time to sleep instead.
   bool wait() {
