@@ -1,14 +1,14 @@
-// Speed of the allreduce of one host by itself: processes that share memory, each with one thread
-// that runs one collective after the other, without an engine. A program of its own.
+// Measures the allreduce within one host without an engine: processes share memory, and each has
+// one thread that runs one collective after another.
 //
 //   allreduce_bench [-n ranks] [-a algorithm] [-c bytes] [-o | -r] [-t seconds] [bytes ...]
 //
-// -c: the size of a chunk. -o: out of place. -r: in a buffer that the ranks share.
-// -t: for each size. Prints one line for each size, of float32 values in place:
-//     bytes  microseconds (median over the ranks' slowest)  10th percentile  efficiency
-// where efficiency is 2 * ranks * bytes / time, the least that memory has to move, as a share of
-// what all ranks together move when each copies an array of the same size (at least 32 MiB) to
-// another beside it.
+// -c: the chunk size. -o: out of place. -r: in a shared buffer. -t: the time for each size.
+// Prints one line for each size, by default of an allreduce of float32 values in place:
+//     bytes  microseconds (median over rounds of the slowest rank)  10th percentile  efficiency
+// The efficiency is the memory bandwidth 2 * ranks * bytes / time, which counts the least that
+// memory has to move, divided by the bandwidth of all ranks together when each copies an array of
+// the same size (at least 32 MiB) to another one.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -44,8 +44,9 @@ struct Options {
   std::vector<std::size_t> sizes;
 };
 
-// What the processes share beside their arenas: times, and a barrier that is not under test.
-struct Board {
+// The memory that the processes share besides their arenas: times, and a barrier that is
+// independent of the code under test.
+struct Shared {
   static constexpr int kMaxRanks = 64;
   static constexpr int kMaxRounds = 20000;
   std::atomic<int> arrived{0};
@@ -55,14 +56,14 @@ struct Board {
   double seconds[kMaxRanks][kMaxRounds];
 };
 
-void barrier(Board& board, int ranks) {
-  const int generation = board.generation.load();
-  if (board.arrived.fetch_add(1) + 1 == ranks) {
-    board.arrived.store(0);
-    board.generation.store(generation + 1);
+void barrier(Shared& shared, int ranks) {
+  const int generation = shared.generation.load();
+  if (shared.arrived.fetch_add(1) + 1 == ranks) {
+    shared.arrived.store(0);
+    shared.generation.store(generation + 1);
   } else {
-    while (board.generation.load() == generation) {
-      if (board.failed) std::exit(1);
+    while (shared.generation.load() == generation) {
+      if (shared.failed) std::exit(1);
       std::this_thread::yield();
     }
   }
@@ -85,10 +86,10 @@ float* make_array(std::size_t bytes) {
 class Rank {
  public:
   Rank(const Options& options, int rank, std::vector<Arena> arenas,
-       std::vector<std::shared_ptr<Doorbell>> doorbells, const SharedBuffer* buffer, Board& board)
+       std::vector<std::shared_ptr<Doorbell>> doorbells, const SharedBuffer* buffer, Shared& shared)
       : options_(options),
         buffer_(buffer),
-        board_(board),
+        shared_(shared),
         doorbell_(doorbells[static_cast<std::size_t>(rank)]),
         memory_(rank, std::move(arenas), std::move(doorbells), numbers(options.ranks)),
         comm_(rank, std::vector<std::vector<Link*>>(static_cast<std::size_t>(options.ranks)),
@@ -108,29 +109,29 @@ class Rank {
 
     check(input, output, count);
     std::fill(input, input + count, 1.0F);
-    // Short ones are timed in groups, because the clock costs as much as they do.
+    // Short allreduces are timed in groups, because reading the clock takes as long as one of them.
     const int group = bytes <= 4096 ? 20 : 1;
     for (int i = 0; i < 3; ++i) allreduce(input, output, bytes);
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < 5; ++i) allreduce(input, output, bytes);
-    board_.seconds[rank()][0] = seconds_since(begin) / 5;
-    barrier(board_, size());
+    shared_.seconds[rank()][0] = seconds_since(begin) / 5;
+    barrier(shared_, size());
     int rounds = 0;
-    const double estimate = board_.seconds[0][0] * group;
+    const double estimate = shared_.seconds[0][0] * group;
     rounds =
-        static_cast<int>(std::clamp(options_.seconds / estimate, 5.0, Board::kMaxRounds * 1.0));
-    barrier(board_, size());
+        static_cast<int>(std::clamp(options_.seconds / estimate, 5.0, Shared::kMaxRounds * 1.0));
+    barrier(shared_, size());
     for (int round = 0; round < rounds; ++round) {
       const Clock::time_point start = Clock::now();
       for (int i = 0; i < group; ++i) allreduce(input, output, bytes);
-      board_.seconds[rank()][round] = seconds_since(start) / group;
-      // Sums of sums: back to where it cannot overflow, which nobody times.
+      shared_.seconds[rank()][round] = seconds_since(start) / group;
+      // Sums of sums grow: reset them outside the timed part before they overflow.
       if (options_.in_place && round % 8 == 7)
         std::fill(input, input + std::min<std::size_t>(count, 64), 1.0F);
     }
-    barrier(board_, size());
+    barrier(shared_, size());
     if (rank() == 0) report(bytes, rounds);
-    barrier(board_, size());
+    barrier(shared_, size());
     if (output != input) std::free(output);
     if (buffer_ == nullptr) std::free(input);
   }
@@ -188,42 +189,42 @@ class Rank {
       if (output[i] == static_cast<float>(i % 1000) + shift) continue;
       std::fprintf(stderr, "rank %d: element %zu of %zu is %g\n", rank(), i, count,
                    static_cast<double>(output[i]));
-      board_.failed = true;
+      shared_.failed = true;
       std::exit(1);
     }
   }
 
-  // Bytes per second that all ranks read and write together.
+  // Measures the bytes per second that this rank reads and writes while all ranks copy.
   void measure_stream(std::size_t bytes) {
     const std::size_t size_of_array = std::max<std::size_t>(bytes, 32 << 20);
     float* const from = make_array(size_of_array);
     float* const to = make_array(size_of_array);
     std::vector<double> speeds;
     for (int i = 0; i < 7; ++i) {
-      barrier(board_, size());
+      barrier(shared_, size());
       const Clock::time_point start = Clock::now();
       std::memcpy(to, from, size_of_array);
       speeds.push_back(2.0 * static_cast<double>(size_of_array) / seconds_since(start));
     }
     std::nth_element(speeds.begin(), speeds.begin() + 3, speeds.end());
-    board_.stream[rank()] = speeds[3];
+    shared_.stream[rank()] = speeds[3];
     std::free(to);
     std::free(from);
-    barrier(board_, size());
+    barrier(shared_, size());
   }
 
   void report(std::size_t bytes, int rounds) {
     std::vector<double> slowest;
     for (int round = 0; round < rounds; ++round) {
       double seconds = 0;
-      for (int r = 0; r < size(); ++r) seconds = std::max(seconds, board_.seconds[r][round]);
+      for (int r = 0; r < size(); ++r) seconds = std::max(seconds, shared_.seconds[r][round]);
       slowest.push_back(seconds);
     }
     std::sort(slowest.begin(), slowest.end());
     const double median = slowest[slowest.size() / 2];
     double stream = 0;
-    for (int r = 0; r < size(); ++r) stream += board_.stream[r];
-    // When cores are shared, so is what each rank has measured.
+    for (int r = 0; r < size(); ++r) stream += shared_.stream[r];
+    // Ranks that share cores also share the bandwidth that they measured, so the sum is right.
     const double moved = 2.0 * size() * static_cast<double>(bytes);
     std::printf("%10zu %12.2f %12.2f %6.1f%%   (copy: %.1f GB/s)\n", bytes, median * 1e6,
                 slowest[slowest.size() / 10] * 1e6, 100 * moved / median / stream, stream / 1e9);
@@ -231,9 +232,9 @@ class Rank {
   }
 
   const Options& options_;
-  const SharedBuffer* const buffer_;  // nullptr: the tensors are in memory of their own
+  const SharedBuffer* const buffer_;  // nullptr: the tensors are in private memory
   std::vector<std::ptrdiff_t> distances_;
-  Board& board_;
+  Shared& shared_;
   std::shared_ptr<Doorbell> doorbell_;
   HostMemory memory_;
   Comm comm_;
@@ -241,7 +242,7 @@ class Rank {
 };
 
 int run_rank(const Options& options, int rank, const std::vector<Fd>& files,
-             const std::vector<Fd>& events, Board& board) {
+             const std::vector<Fd>& events, Shared& shared) {
   std::vector<Arena> arenas;
   std::vector<std::shared_ptr<Doorbell>> doorbells;
   for (std::size_t peer = 0; peer < files.size(); ++peer) {
@@ -259,7 +260,7 @@ int run_rank(const Options& options, int rank, const std::vector<Fd>& files,
     }
     buffer = std::make_unique<SharedBuffer>(1, rank, std::move(parts), Fd(), 0);
   }
-  Rank self(options, rank, std::move(arenas), std::move(doorbells), buffer.get(), board);
+  Rank self(options, rank, std::move(arenas), std::move(doorbells), buffer.get(), shared);
   for (const std::size_t bytes : options.sizes) self.bench(bytes);
   return 0;
 }
@@ -268,7 +269,7 @@ Options parse(int argc, char** argv) {
   Options options;
   int flag;
   while ((flag = ::getopt(argc, argv, "n:a:c:ort:")) != -1) {
-    if (flag == 'n') options.ranks = std::clamp(std::stoi(optarg), 1, Board::kMaxRanks);
+    if (flag == 'n') options.ranks = std::clamp(std::stoi(optarg), 1, Shared::kMaxRanks);
     if (flag == 'a') options.algorithm = optarg;
     if (flag == 'c')
       options.tuning.chunk_bytes =
@@ -291,9 +292,9 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
-  auto* const board = static_cast<Board*>(
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  if (board == MAP_FAILED) return 1;
+  auto* const shared = static_cast<Shared*>(
+      ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  if (shared == MAP_FAILED) return 1;
   std::vector<Fd> files, events;
   for (int rank = 0; rank < options.ranks; ++rank) {
     files.emplace_back(::memfd_create("horoplug-bench", MFD_CLOEXEC));
@@ -313,10 +314,10 @@ int main(int argc, char** argv) {
     if (child == 0) {
       int status = 1;
       try {
-        status = run_rank(options, rank, files, events, *board);
+        status = run_rank(options, rank, files, events, *shared);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-        board->failed = true;
+        shared->failed = true;
       }
       ::_exit(status);
     }

@@ -1,16 +1,17 @@
-// What agreeing costs: messages and bytes of real negotiators that are joined in memory, for jobs
-// of any size. A program of its own; prints one JSON object.
+// Measures the cost of negotiation: the messages and bytes of real negotiators that are connected
+// in memory, for jobs of any size. Prints one JSON object.
 //
 //   control_plane_bench RANKS TENSORS BURSTS STEPS [RANKS_PER_HOST [full|symmetric]]
 //
-// In every step each rank submits all TENSORS, in BURSTS parts; a part is agreed upon by all before
-// the next is submitted, so that BURSTS says how often a step has something new to tell.
+// In every step each rank submits all TENSORS, in BURSTS parts. All ranks agree on a part before
+// they submit the next one, so BURSTS is the number of negotiations per step.
 //
-// full: one negotiator per rank. symmetric: one for each shape of subtree. Ranks that have equal
-// subtrees and submit the same get equal messages and send equal messages, so that the messages of
-// one can stand for those of all others, and are counted once for each of them. The sums are those
-// of the full simulation (tests/project/test_benchmarks.py compares them); 65,536 ranks with 1,000
-// tensors, which would take some 50 GB, take a few megabytes.
+// full: one negotiator per rank. symmetric: one negotiator per shape of subtree. Ranks that have
+// equal subtrees and submit the same operations receive and send equal messages. The messages of
+// one rank therefore represent those of all such ranks, and are counted once for each. The totals
+// equal those of the full simulation (tests/project/test_benchmarks.py compares them). The full
+// simulation of 65,536 ranks with 1,000 tensors would take about 50 GB, the symmetric one takes a
+// few megabytes.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -41,17 +42,17 @@ struct Traffic {
   }
 };
 
-// A rank that is simulated, for itself and all ranks with a subtree like its own.
+// A simulated rank. It represents all ranks with an equal subtree.
 struct Actor {
-  explicit Actor(const TreePosition& place) : negotiator(kSet, place, {}) {}
+  explicit Actor(const TreePosition& position) : negotiator(kSet, position, {}) {}
 
   Negotiator negotiator;
-  std::uint64_t stands_for = 1;
-  // Where a message to the parent arrives: the actors with such a child, and the child's rank.
+  std::uint64_t represented = 1;  // the number of ranks that it represents
+  // The receivers of a message to the parent: actors that have such a child, and the child's rank.
   std::vector<std::pair<std::size_t, int>> above;
-  std::map<int, std::size_t> below;    // children that are actors
-  Traffic traffic;                     // sent and received by one rank, in this step
-  std::vector<std::uint32_t> running;  // plans of the batches that are decided and not done
+  std::map<int, std::size_t> below;    // the children that are actors
+  Traffic traffic;                     // sent and received by one rank in this step
+  std::vector<std::uint32_t> running;  // the plans of decided batches that are not done
 };
 
 class ControlPlane {
@@ -61,14 +62,14 @@ class ControlPlane {
     for (int rank = 0; rank < ranks; ++rank) hosts.push_back(rank / ranks_per_host);
     const Topology topology(hosts);
     depth_ = topology.depth();
-    std::vector<TreePosition> places;
-    for (int rank = 0; rank < ranks; ++rank) places.push_back(topology.position(rank));
-    choose_actors(places, shapes_of(places, full));
+    std::vector<TreePosition> positions;
+    for (int rank = 0; rank < ranks; ++rank) positions.push_back(topology.position(rank));
+    choose_actors(positions, shapes_of(positions, full));
   }
 
   struct Step {
     Traffic sent;     // by all ranks
-    Traffic busiest;  // sent and received by the rank with most bytes
+    Traffic busiest;  // sent and received by the rank with the most bytes
   };
 
   Step run(const std::vector<std::string>& names, int bursts) {
@@ -98,23 +99,24 @@ class ControlPlane {
   int depth() const { return depth_; }
 
  private:
-  struct Letter {
+  struct Delivery {
     std::size_t to;
     int from;
     Bytes message;
   };
 
-  // By rank: a number that is the same for equal subtrees; if full, for no two ranks.
-  static std::vector<std::size_t> shapes_of(const std::vector<TreePosition>& places, bool full) {
-    std::vector<std::size_t> shapes(places.size());
+  // Returns a number for each rank. Equal subtrees have equal numbers; if `full`, all numbers
+  // differ.
+  static std::vector<std::size_t> shapes_of(const std::vector<TreePosition>& positions, bool full) {
+    std::vector<std::size_t> shapes(positions.size());
     std::map<std::vector<std::size_t>, std::size_t> known;
-    for (std::size_t rank = places.size(); rank-- > 0;) {  // children have higher ranks
+    for (std::size_t rank = positions.size(); rank-- > 0;) {  // children have higher ranks
       if (full) {
         shapes[rank] = rank;
         continue;
       }
       std::vector<std::size_t> children;
-      for (const int child : places[rank].children) {
+      for (const int child : positions[rank].children) {
         children.push_back(shapes[static_cast<std::size_t>(child)]);
       }
       std::sort(children.begin(), children.end());
@@ -123,27 +125,27 @@ class ControlPlane {
     return shapes;
   }
 
-  // The first rank of each shape, in the order of their distance from the root, so that the parent
-  // of an actor is an actor.
-  void choose_actors(const std::vector<TreePosition>& places,
+  // Makes the first rank of each shape an actor. Ranks are visited in the order of their distance
+  // from the root, so that the parent of an actor is an actor.
+  void choose_actors(const std::vector<TreePosition>& positions,
                      const std::vector<std::size_t>& shapes) {
     std::map<std::size_t, std::size_t> actor_of;  // by shape
     std::deque<int> next{0};
     while (!next.empty()) {
-      const TreePosition& place = places[static_cast<std::size_t>(next.front())];
+      const TreePosition& position = positions[static_cast<std::size_t>(next.front())];
       next.pop_front();
-      next.insert(next.end(), place.children.begin(), place.children.end());
-      const std::size_t shape = shapes[static_cast<std::size_t>(place.rank)];
+      next.insert(next.end(), position.children.begin(), position.children.end());
+      const std::size_t shape = shapes[static_cast<std::size_t>(position.rank)];
       const auto [known, is_first] = actor_of.try_emplace(shape, actors_.size());
       if (!is_first) {
-        ++actors_[known->second].stands_for;
+        ++actors_[known->second].represented;
         continue;
       }
-      if (!place.is_root()) {
-        const auto parent = shapes[static_cast<std::size_t>(place.parent)];
-        actors_[actor_of.at(parent)].below[place.rank] = actors_.size();
+      if (!position.is_root()) {
+        const auto parent = shapes[static_cast<std::size_t>(position.parent)];
+        actors_[actor_of.at(parent)].below[position.rank] = actors_.size();
       }
-      actors_.emplace_back(place);
+      actors_.emplace_back(position);
     }
     for (std::size_t i = 0; i < actors_.size(); ++i) {
       for (const int child : actors_[i].negotiator.position().children) {
@@ -158,19 +160,20 @@ class ControlPlane {
     return read_head(reader).kind == MessageKind::kDependencyLabels;
   }
 
-  // Takes what an actor has to say and has decided. True if there was anything.
+  // Collects the messages and decisions of an actor. Returns whether there were any.
   bool collect(std::size_t index) {
     Actor& actor = actors_[index];
     bool any = false;
     for (auto& [to, message] : actor.negotiator.take_outgoing()) {
       any = true;
-      sent_.add(message.size(), actor.stands_for);
+      sent_.add(message.size(), actor.represented);
       actor.traffic.add(message.size());
       if (to == actor.negotiator.position().parent) {
         for (const auto& [parent, child] : actor.above)
-          (is_answer(message) ? answers_ : letters_).push_back({parent, child, message});
+          (is_answer(message) ? answers_ : deliveries_).push_back({parent, child, message});
       } else if (const auto child = actor.below.find(to); child != actor.below.end()) {
-        letters_.push_back({child->second, actor.negotiator.position().rank, std::move(message)});
+        deliveries_.push_back(
+            {child->second, actor.negotiator.position().rank, std::move(message)});
       }
     }
     for (const auto& decision : actor.negotiator.take_decisions()) {
@@ -183,18 +186,18 @@ class ControlPlane {
     return any;
   }
 
-  void deliver(const Letter& letter) {
-    Actor& actor = actors_[letter.to];
-    actor.traffic.add(letter.message.size());
-    Reader reader(letter.message);
+  void deliver(const Delivery& delivery) {
+    Actor& actor = actors_[delivery.to];
+    actor.traffic.add(delivery.message.size());
+    Reader reader(delivery.message);
     const MessageKind kind = read_head(reader).kind;
-    if (!actor.negotiator.receive(letter.from, kind, reader)) {
-      throw std::logic_error("a message that agreeing does not need");
+    if (!actor.negotiator.receive(delivery.from, kind, reader)) {
+      throw std::logic_error("a message that is not part of a negotiation");
     }
-    collect(letter.to);
+    collect(delivery.to);
   }
 
-  // Until nobody has anything to say. All messages take equally long, and batches no time at all.
+  // Delivers messages until none is left. All messages take the same time, and batches take none.
   void settle() {
     for (;;) {
       bool any = false;
@@ -205,14 +208,14 @@ class ControlPlane {
         actors_[i].negotiator.flush();
         any |= collect(i);
       }
-      std::vector<Letter> letters = std::exchange(letters_, {});
-      if (!any && letters.empty()) letters = std::exchange(answers_, {});
-      if (!any && letters.empty()) return;
-      for (const Letter& letter : letters) deliver(letter);
+      std::vector<Delivery> deliveries = std::exchange(deliveries_, {});
+      if (!any && deliveries.empty()) deliveries = std::exchange(answers_, {});
+      if (!any && deliveries.empty()) return;
+      for (const Delivery& delivery : deliveries) deliver(delivery);
     }
   }
 
-  // A small gradient; what it is makes no difference but to fusion.
+  // A small gradient. Its shape only affects fusion.
   const Signature signature_ = [] {
     Signature signature;
     signature.op = OpKind::kAllreduce;
@@ -222,12 +225,13 @@ class ControlPlane {
     return signature;
   }();
   std::deque<Actor> actors_;
-  std::vector<Letter> letters_;
-  // An actor stands for ranks near the root and far from it, and answers when the nearest is asked:
-  // too early for the parents of the others, so that answers wait until there is nothing else.
-  std::vector<Letter> answers_;
+  std::vector<Delivery> deliveries_;
+  // Answers to dependency queries, which are delivered only when there is no other message. An
+  // actor represents ranks at several distances from the root and answers when the query reaches
+  // the nearest one, which is too early for the parents of the others.
+  std::vector<Delivery> answers_;
   std::uint64_t undecided_ = 0;
-  std::uint64_t dependency_epoch_ = 0;  // each burst waits for the one before
+  std::uint64_t dependency_epoch_ = 0;  // grows with each burst, because it waits for the last one
   Traffic sent_;
   int depth_ = 0;
 };
@@ -247,7 +251,7 @@ int run(int argc, char** argv) {
   const int steps = argument(argv, 4);
   const int per_host = argc > 5 ? argument(argv, 5) : 8;
   const bool full = argc > 6 && std::string(argv[6]) == "full";
-  // Names as long as those of real models are.
+  // The names are as long as those of real models.
   std::vector<std::string> names;
   for (int i = 0; i < tensors; ++i) {
     names.push_back("gradient.encoder.layer." + std::to_string(i) + ".weight");

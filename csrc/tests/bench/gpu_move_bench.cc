@@ -1,13 +1,13 @@
-// Speed of the kernels that pack and unpack a batch against the GPU's own copies, and what a
-// launch costs the host. A program of its own; benchmarks/gpu.py makes a table of it.
+// Compares the speed of the kernels that pack and unpack a batch with that of device-to-device
+// copies, and measures the host time of a launch. benchmarks/gpu.py prints the results as a table.
 //
 //   gpu_move_bench [libraries of CUDA to try ...] < lists
 //
-// Each line of `lists` has a name, and the numbers of float32 elements of a batch's tensors. Its
-// answer has the name, bytes read plus bytes written per second by packing (with scaling), by
-// unpacking and by copies, and microseconds of the host's CPU for a launch.
+// Each line of `lists` has a name and the numbers of float32 elements of a batch's tensors. The
+// output line has the name, then the bytes read and written per second when packing (with scaling),
+// unpacking and copying, and the CPU time of a launch in microseconds.
 //
-// What is compared alternates within one run; medians over the rounds.
+// The cases alternate within one run; results are medians over the rounds.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -30,7 +30,7 @@ using namespace horoplug;
 using namespace horoplug::cuda;
 
 constexpr int kRounds = 11;
-constexpr int kLaunches = 40;  // in a round, so that the GPU has more to do than the host
+constexpr int kLaunches = 40;  // per round: enough that the GPU takes longer than the host
 
 double cpu_seconds() {
   timespec now{};
@@ -45,8 +45,8 @@ double median(std::vector<double> values) {
 
 struct Case {
   std::function<void()> launch;
-  std::vector<double> seconds{};  // of one launch, on the GPU
-  std::vector<double> host{};     // and of the host's CPU
+  std::vector<double> seconds{};  // the time of a launch until the GPU is done
+  std::vector<double> host{};     // the CPU time of a launch
 };
 
 void time(Case& of, const Stream& stream) {

@@ -1,9 +1,9 @@
-// Speed of the CPU reductions against memcpy, in GB/s of bytes read plus bytes written. A program
-// of its own.
+// Compares the speed of the CPU reductions with memcpy, in GB/s of bytes read plus bytes written.
 //
-//   kernels_bench [bytes per array ...]      (default: one size per cache level, and one beyond)
+//   kernels_bench [bytes per array ...]      (default: a size for each cache level and a larger
+//   one)
 //
-// What is compared alternates within one run; medians over the rounds.
+// The cases alternate within one run; results are medians over the rounds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -77,7 +77,7 @@ void bench(std::size_t bytes) {
   const int repeats = static_cast<int>(std::max<std::size_t>(1, (std::size_t{4} << 20) / bytes));
   for (int round = 0; round < kRounds; ++round) {
     for (Case& c : cases) {
-      c.call();  // brings the arrays back to where they belong after the other cases
+      c.call();  // loads the arrays into the cache again after the other cases
       const auto start = std::chrono::steady_clock::now();
       for (int i = 0; i < repeats; ++i) c.call();
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;

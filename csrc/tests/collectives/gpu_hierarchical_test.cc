@@ -44,13 +44,13 @@ GpuJobOptions on_two_hosts_with_nccl_alone() {
 }
 
 // With any bits, or with numbers of which sums and products are exact in any order.
-std::vector<Submitted> allreduce_of(Random& random, int ranks, Order order, std::size_t count,
-                                    bool exact) {
+std::vector<RankOperation> allreduce_of(Random& random, int ranks, Order order, std::size_t count,
+                                        bool exact) {
   order.shape = {static_cast<std::int64_t>(count)};
   if (!has_reduction(order.reduce, order.dtype)) order.reduce = ReduceOp::kSum;
   if (random() % 3 == 0) order.prescale = 0.5;
   if (random() % 3 == 0) order.postscale = 3;
-  std::vector<Submitted> parts;
+  std::vector<RankOperation> parts;
   for (int rank = 0; rank < ranks; ++rank) {
     Bytes input(count * dtype_size(order.dtype));
     fill(order.dtype, input.data(), count, random);
@@ -66,7 +66,7 @@ std::vector<Submitted> allreduce_of(Random& random, int ranks, Order order, std:
 void run_all(GpuJob& job, bool exact) {
   constexpr std::size_t kCounts[] = {0, 1, 7, 64, 1000, 4001};
   Random random(seed());
-  std::vector<std::vector<std::vector<Submitted>>> all;
+  std::vector<std::vector<std::vector<RankOperation>>> all;
   std::vector<Order> kinds;
   for (const DType dtype : kAllDTypes) {
     kinds.emplace_back().name = dtype_name(dtype);
@@ -89,12 +89,13 @@ void run_all(GpuJob& job, bool exact) {
   job.run([&](int rank) {
     const auto me = static_cast<std::size_t>(rank);
     for (const auto& together : all) {
-      std::vector<std::unique_ptr<Running>> running;
+      std::vector<std::unique_ptr<InFlight>> running;
       for (const auto& parts : together) {
-        running.push_back(std::make_unique<Running>(job, rank, parts[me], running.size() % 2 == 0));
+        running.push_back(
+            std::make_unique<InFlight>(job, rank, parts[me], running.size() % 2 == 0));
       }
       for (std::size_t i = 0; i < running.size(); ++i) {
-        const Submitted& part = together[i][me];
+        const RankOperation& part = together[i][me];
         INFO("seed " << seed() << ": rank " << rank << ", " << part.order.name << ", "
                      << part.input.size() << " bytes");
         const bool equal = running[i]->result() == on_cpu(job.engine(rank), part);
@@ -111,7 +112,7 @@ TEST_CASE("allreduces of every type over two hosts, by CUDA IPC in each") {
     CAPTURE(ranks);
     GpuJob job(on_two_hosts(ranks));
     run_all(job, false);
-    CHECK(waits(job) > 0);
+    CHECK(count_peer_waits(job) > 0);
     CHECK(job.warnings().empty());
   }
 }
@@ -140,8 +141,8 @@ TEST_CASE("other operations go through the host's memory then") {
 
 TEST_CASE("another way that is forced takes nothing of the hosts' GPUs") {
   GpuJob job(on_two_hosts(4, forced("staged")));
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "t")); });
-  CHECK(waits(job) == 0);
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "t")); });
+  CHECK(count_peer_waits(job) == 0);
 }
 
 TEST_CASE("buffers of several windows, the last of which has to be filled up") {
@@ -152,7 +153,7 @@ TEST_CASE("buffers of several windows, the last of which has to be filled up") {
   for (const std::size_t count : {(kSanitized ? 1 : 2) * window + 3, window - 1}) {
     if (kSanitized && count < window) continue;
     const std::string name = std::to_string(count);
-    job.run([&](int rank) { CHECK(sums_up(job, rank, name, count)); });
+    job.run([&](int rank) { CHECK(sum_is_correct(job, rank, name, count)); });
   }
 }
 
@@ -165,7 +166,7 @@ TEST_CASE("a rank that has joined takes part") {
   GpuJob job(on_two_hosts(4));
   job.run([&](int rank) {
     if (rank != 1) {
-      const Bytes result = Running(job, rank, sum("t", 1001, 2), rank == 0).result();
+      const Bytes result = InFlight(job, rank, sum("t", 1001, 2), rank == 0).result();
       CHECK((result == sum("t", 1001, 6).input));
     }
     await(job.engine(rank), job.engine(rank).join(0));
@@ -174,25 +175,25 @@ TEST_CASE("a rank that has joined takes part") {
 
 TEST_CASE("without NCCL it is taken unasked") {
   GpuJob job(on_two_hosts(4, test_options()));
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "t")); });
-  CHECK(waits(job) > 0);
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "t")); });
+  CHECK(count_peer_waits(job) > 0);
 }
 
 TEST_CASE("beside NCCL between hosts it is taken for what that does not reduce") {
   GpuJobOptions options = on_two_hosts(4, test_options());
   options.has_nccl = true;
   GpuJob job(options);
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "t")); });
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "t")); });
   CHECK(job.nccl().alive() == 4);  // of one communicator
-  CHECK(waits(job) == 0);
+  CHECK(count_peer_waits(job) == 0);
   // 16-bit integers.
   job.run([&](int rank) {
-    Submitted part = sum("u", 100, 0);
+    RankOperation part = sum("u", 100, 0);
     part.order.dtype = DType::kInt16;
     part.order.shape = {200};
-    CHECK((Running(job, rank, part, true).result() == part.input));
+    CHECK((InFlight(job, rank, part, true).result() == part.input));
   });
-  CHECK(waits(job) > 0);
+  CHECK(count_peer_waits(job) > 0);
   CHECK(job.nccl().alive() == 4);
   CHECK(job.warnings().empty());
 }
@@ -204,8 +205,8 @@ TEST_CASE("forced for tensors on GPUs alone") {
   options.has_nccl = true;
   GpuJob job(options);
   job.run([&](int rank) {
-    CHECK(sums_up(job, rank, "t"));
-    CHECK(sums_up(job, rank, "u"));
+    CHECK(sum_is_correct(job, rank, "t"));
+    CHECK(sum_is_correct(job, rank, "u"));
   });
   // Two of two ranks each, and no exchange for a larger one.
   CHECK(job.nccl().alive() == 4);
@@ -230,10 +231,10 @@ TEST_CASE("where it cannot be taken, no rank takes it, and one line says why") {
       if (rank == one.refuses) api.IpcOpenMemHandle = refuse_to_open;
     };
     GpuJob job(options);
-    job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
-    const std::size_t before = waits(job);
-    job.run([&](int rank) { CHECK(sums_up(job, rank, "second")); });
-    CHECK(waits(job) == before);
+    job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
+    const std::size_t before = count_peer_waits(job);
+    job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "second")); });
+    CHECK(count_peer_waits(job) == before);
     CHECK(count_of(one.reason, job.warnings()) == 1);
   }
 }
@@ -243,9 +244,9 @@ TEST_CASE("one host may use NCCL, and the other one CUDA IPC") {
   options.has_nccl = true;
   options.nccl_versions = {23003, 0, 23003, 22304};
   GpuJob job(options);
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "t", 10'001)); });
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "t", 10'001)); });
   CHECK(job.nccl().alive() == 2);
-  CHECK(waits(job) > 0);
+  CHECK(count_peer_waits(job) > 0);
 }
 
 // Their memory is mapped twice in one process, of which ThreadSanitizer does not know.
@@ -256,7 +257,7 @@ TEST_CASE("process sets work for themselves, and leave nothing on the GPUs") {
   for (const bool has_nccl : {false, true}) {
     options.has_nccl = has_nccl;
     GpuJob job(options);
-    job.run([&](int rank) { CHECK(sums_up(job, rank, "all")); });
+    job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "all")); });
     const std::size_t used = job.gpu().bytes_used(0);
     for (int i = 0; i < 3; ++i) {
       job.run([&](int rank) {
@@ -268,9 +269,9 @@ TEST_CASE("process sets work for themselves, and leave nothing on the GPUs") {
             static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 2, 3})));
         for (int step = 0; step < 3; ++step) {
           const std::string name = "t" + std::to_string(step);
-          if (rank < 2 || rank > 3) CHECK(sums_up(job, rank, name, 900, even, 4));
+          if (rank < 2 || rank > 3) CHECK(sum_is_correct(job, rank, name, 900, even, 4));
           if (rank == 0 || rank == 2 || rank == 3) {
-            CHECK(sums_up(job, rank, name, 900, uneven, 3));
+            CHECK(sum_is_correct(job, rank, name, 900, uneven, 3));
           }
         }
         await(engine, engine.remove_set(even));
@@ -278,7 +279,7 @@ TEST_CASE("process sets work for themselves, and leave nothing on the GPUs") {
       });
       CHECK(comes_to([&] { return job.gpu().bytes_used(0) == used; }));
     }
-    job.run([&](int rank) { CHECK(sums_up(job, rank, "all again")); });
+    job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "all again")); });
     job.end();
     for (int device = 0; device < 6; ++device) {
       CHECK(comes_to([&] { return job.gpu().bytes_used(device) == 0; }));
@@ -289,12 +290,12 @@ TEST_CASE("process sets work for themselves, and leave nothing on the GPUs") {
 
 TEST_CASE("a rank that goes in the middle ends the others' operations") {
   GpuJob job(on_two_hosts_with_nccl_alone());
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
   // GPUs have other things to do: all ranks wait for what comes from there.
   job.gpu().pause();
   std::barrier all_submitted(4);
   job.run([&](int rank) {
-    Running running(job, rank, sum("second", 500, 1), true);
+    InFlight running(job, rank, sum("second", 500, 1), true);
     all_submitted.arrive_and_wait();
     if (rank == 3) job.engine(3).abort("the test wants it");
     const Status status = failure_of([&] { running.wait(); });
@@ -307,12 +308,12 @@ TEST_CASE("a rank that goes in the middle ends the others' operations") {
 
 TEST_CASE("an error of NCCL's in the middle ends the job, and is told") {
   GpuJob job(on_two_hosts_with_nccl_alone());
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
   job.gpu().pause();
-  std::array<std::unique_ptr<Running>, 4> running;
+  std::array<std::unique_ptr<InFlight>, 4> running;
   job.run([&](int rank) {
     running[static_cast<std::size_t>(rank)] =
-        std::make_unique<Running>(job, rank, sum("second", 500, 1), true);
+        std::make_unique<InFlight>(job, rank, sum("second", 500, 1), true);
   });
   job.nccl().set_async_error();
   job.run([&](int rank) {
@@ -325,22 +326,22 @@ TEST_CASE("an error of NCCL's in the middle ends the job, and is told") {
 // What is read then has no order that ThreadSanitizer could see.
 #if !defined(__SANITIZE_THREAD__)
 TEST_CASE("a rank whose GPU does nothing any more is named in time") {
-  stuck = false;
+  drop_flag_writes = false;
   EngineOptions engine = forced();
   engine.data_timeout = 0.5;
   GpuJobOptions options = on_two_hosts(4, engine);
   options.driver = [](int rank, cuda::DriverApi& api) {
     if (rank != 2) return;
-    let_stick(api);
+    intercept_flag_writes(api);
   };
   GpuJob job(options);
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
-  stuck = true;
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
+  drop_flag_writes = true;
   job.run([&](int rank) {
-    Running running(job, rank, sum("second", 500, 1), false);
+    InFlight running(job, rank, sum("second", 500, 1), false);
     const Status status = failure_of([&] {
       running.wait();
-      sums_up(job, rank, "third");  // where it was the last one that came
+      sum_is_correct(job, rank, "third");  // where it was the last one that came
     });
     // Either a rank that waits for the GPU reports the failure first, or one that is done and
     // watches it.

@@ -71,7 +71,7 @@ TEST_CASE("many operations by CUDA IPC in flight") {
       CAPTURE(ranks);
       GpuJob job({.ranks = ranks, .engine = options});
       run_random(job, kSanitized ? 20 : 60, 10, {0, 6000});
-      CHECK(waits(job) > 0);
+      CHECK(count_peer_waits(job) > 0);
     }
   }
 }
@@ -87,7 +87,7 @@ TEST_CASE("ranks that share a GPU, and have little memory there, go in several r
            api.MemAlloc = allocate_little;
          }});
     run_random(job, 5, 1, {280'000, 300'000});
-    CHECK(waits(job) > 0);
+    CHECK(count_peer_waits(job) > 0);
     CHECK(count_of("in chunks of 1 MiB instead of 32", job.logged()) == 1);
     if (kSanitized) break;
   }
@@ -127,10 +127,10 @@ TEST_CASE("either all ranks use CUDA IPC, or none does and one line says why") {
                   allocate = api.MemAlloc == allocate_little ? allocate : api.MemAlloc;
                   failure.driver(rank, api);
                 }});
-    job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
-    const std::size_t before = waits(job);
-    job.run([&](int rank) { CHECK(sums_up(job, rank, "second")); });
-    CHECK(waits(job) == before);
+    job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
+    const std::size_t before = count_peer_waits(job);
+    job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "second")); });
+    CHECK(count_peer_waits(job) == before);
     CHECK(count_of(failure.reason, job.warnings()) == 1);
   }
 }
@@ -139,7 +139,7 @@ TEST_CASE("a set is gone when no rank reads its memory any more") {
   SimulatedOptions gpus;
   gpus.longest_delay = std::chrono::milliseconds(kSanitized ? 1 : 3);
   GpuJob job({.ranks = 3, .engine = in_two_steps(), .gpu = gpus});
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "all")); });
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "all")); });
   for (int i = 0; i < 6; ++i) {
     const std::size_t used = job.gpu().bytes_used(0);
     job.run([&](int rank) {
@@ -147,14 +147,14 @@ TEST_CASE("a set is gone when no rank reads its memory any more") {
       const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 2})));
       if (rank != 1) {
         for (int step = 0; step < 3; ++step) {
-          CHECK(sums_up(job, rank, "t" + std::to_string(step), 500, set, 2));
+          CHECK(sum_is_correct(job, rank, "t" + std::to_string(step), 500, set, 2));
         }
       }
       await(engine, engine.remove_set(set));
     });
     CHECK(job.gpu().bytes_used(0) == used);
   }
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "all again")); });
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "all again")); });
 }
 
 // What is read then has no order that ThreadSanitizer could see.
@@ -167,7 +167,7 @@ TEST_CASE("a stopped rank keeps nobody where a kernel is loaded") {
                 write_value = api.StreamWriteValue32;
                 api.StreamWriteValue32 = write_later;
               }});
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
   stopped = true;
   std::barrier submitted(2);
   job.run([&](int rank) {
@@ -203,23 +203,23 @@ TEST_CASE("a stopped rank keeps nobody where a kernel is loaded") {
 }
 
 TEST_CASE("a failing job releases ranks that wait for a GPU that has stopped") {
-  stuck = false;
+  drop_flag_writes = false;
   GpuJob job({.ranks = 2, .engine = with_ipc(), .driver = [](int rank, cuda::DriverApi& api) {
                 if (rank != 1) return;
-                let_stick(api);
+                intercept_flag_writes(api);
               }});
-  job.run([&](int rank) { CHECK(sums_up(job, rank, "first")); });
-  stuck = true;
-  std::array<std::unique_ptr<Running>, 2> running;
+  job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
+  drop_flag_writes = true;
+  std::array<std::unique_ptr<InFlight>, 2> running;
   job.run([&](int rank) {
     auto& mine = running[static_cast<std::size_t>(rank)];
-    mine = std::make_unique<Running>(job, rank, sum("second", 500, 1), false);
+    mine = std::make_unique<InFlight>(job, rank, sum("second", 500, 1), false);
     mine->wait();
   });
   // Nobody has to wait for ever, as the simulated GPU would say after half a minute.
   job.run([&](int rank) {
     if (rank == 1) job.engine(1).abort("it has had enough");
-    const Status status = failure_of([&] { sums_up(job, rank, "third"); });
+    const Status status = failure_of([&] { sum_is_correct(job, rank, "third"); });
     CHECK(!status.ok());
     job.framework(rank).read(0, 0);
   });

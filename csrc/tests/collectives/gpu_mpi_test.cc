@@ -174,11 +174,11 @@ TEST_CASE("plans that break leave MPI's collectives in step") {
   constexpr int kSteps = 24, kTensors = 4;
   job.job->run([&](int rank) {
     for (int step = 0; step < kSteps; ++step) {
-      std::vector<std::unique_ptr<Running>> running;
+      std::vector<std::unique_ptr<InFlight>> running;
       for (int i = 0; i < kTensors; ++i) {
         // Every few steps each rank begins with another one.
         const int tensor = (i + (step % 8 == 7 ? rank : 0)) % kTensors;
-        running.push_back(std::make_unique<Running>(
+        running.push_back(std::make_unique<InFlight>(
             *job.job, rank, sum("t" + std::to_string(tensor), 300, 1), step % 2 == 0));
       }
       for (auto& each : running) {
@@ -227,13 +227,13 @@ TEST_CASE("ranks use MPI for what all of their MPIs take, and one line says what
 TEST_CASE("an error of MPI's ends the job, and a line says so") {
   Job job({OnGpu::kAll, OnGpu::kAll});
   job.job->run([&](int rank) {
-    Running first(*job.job, rank, sum("first", 500, 1), false);
+    InFlight first(*job.job, rank, sum("first", 500, 1), false);
     CHECK(first.result() == sum("", 500, 2).input);
   });
   job.mpi.failing = true;
   job.job->run([&](int rank) {
     const Status status =
-        failure_of([&] { Running(*job.job, rank, sum("second", 500, 1), false).result(); });
+        failure_of([&] { InFlight(*job.job, rank, sum("second", 500, 1), false).result(); });
     CHECK(mentions(status, {"second", "MPI has failed"}));
   });
   job.job->end();

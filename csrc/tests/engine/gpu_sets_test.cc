@@ -36,8 +36,8 @@ ncclResult_t state_of_rank_1(ncclComm_t communicator, ncclResult_t* state) {
 constexpr std::size_t kCount = 300;
 
 // An allreduce of ones, which takes kernels of its data type.
-Submitted ones(const std::string& name, DType dtype, std::uint32_t set) {
-  Submitted part = sum(name, kCount, 1);
+RankOperation ones(const std::string& name, DType dtype, std::uint32_t set) {
+  RankOperation part = sum(name, kCount, 1);
   part.order.dtype = dtype;
   part.order.set = set;
   part.order.prescale = 2;
@@ -148,7 +148,7 @@ TEST_CASE("two sets with different orders of operations load kernels without a d
     Framework& framework = job.framework(rank);
     const auto submit_in_place = [&](Framework::Array& array, const std::string& name, DType dtype,
                                      std::uint32_t set) {
-      Submitted part = ones(name, dtype, set);
+      RankOperation part = ones(name, dtype, set);
       array.write(part.input);
       part.order.input = part.order.output = array.address();
       part.order.device = framework.device();
@@ -218,7 +218,7 @@ TEST_CASE("overlapping sets run operations in any order with every algorithm") {
           std::string name;
           DType dtype;
           std::size_t set;
-          std::unique_ptr<Running> running = nullptr;
+          std::unique_ptr<InFlight> running = nullptr;
         };
         std::vector<Part> parts;
         for (std::size_t i = 0; i < sets.size(); ++i) {
@@ -231,7 +231,7 @@ TEST_CASE("overlapping sets run operations in any order with every algorithm") {
         }
         std::shuffle(parts.begin(), parts.end(), random);
         for (Part& part : parts) {
-          part.running = std::make_unique<Running>(
+          part.running = std::make_unique<InFlight>(
               job, rank, ones(part.name, part.dtype, sets[part.set]), random() % 2 == 0);
           if (random() % 4 == 0) std::this_thread::yield();
         }
@@ -246,7 +246,7 @@ TEST_CASE("overlapping sets run operations in any order with every algorithm") {
       }
       // Each is removed while others are at work.
       for (std::size_t i = 1; i < sets.size(); ++i) {
-        const auto running = std::make_unique<Running>(
+        const auto running = std::make_unique<InFlight>(
             job, rank, ones("last" + std::to_string(i), DType::kFloat32, 0), false);
         await(engine, engine.remove_set(sets[i]));
         CHECK((running->result() == result_of(DType::kFloat32, 3)));
@@ -261,7 +261,7 @@ TEST_CASE("a GPU that waits for a missing rank is released in all sets") {
     const std::uint32_t pair = add_set(lossy.job().engine(rank), {0, 2});
     if (rank != 1) lossy.enqueue(rank, "a", pair);
     lossy.enqueue(rank, "b", 0);
-    CHECK(sums_up(lossy.job(), rank, "until all are here"));
+    CHECK(sum_is_correct(lossy.job(), rank, "until all are here"));
     lost = true;
     if (rank != 1) lossy.enqueue(rank, "c", pair);
     lossy.enqueue(rank, "d", 0);
@@ -278,7 +278,7 @@ TEST_CASE("removing a set does not wait for other sets' work on the GPU") {
     const std::uint32_t other = add_set(engine, {0, 2});
     if (rank != 2) lossy.enqueue(rank, "a", removed);
     if (rank != 1) lossy.enqueue(rank, "b", other);
-    CHECK(sums_up(lossy.job(), rank, "until all are here"));
+    CHECK(sum_is_correct(lossy.job(), rank, "until all are here"));
     lost = true;
     if (rank != 1) lossy.enqueue(rank, "c", other);
     await(engine, engine.remove_set(removed));

@@ -1,4 +1,4 @@
-// Decodes whatever control message it is given, and encodes it again where that is possible.
+// Decodes any kind of control message, and encodes the result again if the kind has contents.
 #pragma once
 
 #include "controller/messages.h"
@@ -6,7 +6,7 @@
 
 namespace horoplug::testing {
 
-// Throws WireError for what is no message.
+// Throws WireError if the bytes are not a valid message.
 inline void decode_any(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   const MessageHead head = read_head(reader);

@@ -1,9 +1,8 @@
-// How a thread waits for other processes that are about to do something: it looks again at once,
-// then lets others have the core, and sleeps when that has not helped.
+// How a thread waits for other processes: it busy-waits, then yields, and then sleeps.
 //
-// A rank that spins on a core which the rank it waits for needs delays itself by a time slice, and
-// waking a sleeper costs several microseconds. Yielding costs less than one, and nothing is lost
-// by it where there is a core for everybody.
+// A rank that busy-waits on a core that its peer needs delays itself by a time slice, and waking a
+// sleeping thread takes several microseconds. Yielding takes less than one, and costs nothing if
+// every rank has a core.
 #pragma once
 
 #include <sched.h>
@@ -14,14 +13,14 @@ namespace horoplug {
 
 class Backoff {
  public:
-  // For how long it yields before it sleeps.
+  // How long the thread yields before it should sleep.
   static constexpr std::chrono::microseconds kYieldTime{500};
   static constexpr int kSpins = 20;
 
-  // Something has happened: hope is new.
+  // Starts again with busy-waiting, because the awaited peer has made progress.
   void reset() { turns_ = 0; }
 
-  // Waits a moment. False, at once, if it is time to sleep instead.
+  // Pauses or yields once. Returns false immediately if the thread should sleep instead.
   bool wait() {
     if (++turns_ <= kSpins) {
 #if defined(__x86_64__)

@@ -119,7 +119,7 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
     for (std::size_t peer = 0; peer < count; ++peer) {
       Member member;
       member.host = host_of(transport, static_cast<int>(peer));
-      // Between processes each side has a descriptor of its own for the same eventfd.
+      // As between processes, each side has its own descriptor of the same eventfd.
       member.doorbell =
           by_file ? std::make_shared<Doorbell>(duplicate(doorbells[peer]->fd())) : doorbells[peer];
       const bool together = member.host == host_of(transport, static_cast<int>(rank));
@@ -167,7 +167,7 @@ Cluster::Cluster(std::vector<EngineConfig> configs) {
 }
 
 Cluster::~Cluster() {
-  // Side by side, as processes would: everybody waits for everybody's goodbye.
+  // In parallel, as processes would: each engine waits for the goodbye messages of all others.
   std::vector<std::thread> threads;
   for (auto& engine : engines_) threads.emplace_back([&engine] { engine.reset(); });
   for (auto& thread : threads) thread.join();

@@ -1,4 +1,4 @@
-// A job in one process: ranks are threads, each with an engine of its own, over any transport.
+// A job in one process, over any transport. Ranks are threads, each with its own engine.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace horoplug::testing {
 
-// Under a sanitizer everything takes five to fifteen times as long, and some things far longer;
-// what it looks for shows in a part of a grid as well.
+// Tests are five to fifteen times slower under a sanitizer, and some are slower still. They run
+// only a part of their grids there, in which a sanitizer finds the same defects.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr bool kSanitized = true;
 #else
@@ -23,27 +23,27 @@ inline constexpr bool kSanitized = false;
 #endif
 
 enum class Transport {
-  kInproc,       // in-memory streams, no shared memory: the algorithms for streams
-  kThreads,      // in-memory streams and plain shared memory: the direct algorithms
+  kInproc,       // in-memory streams, no shared memory: runs the algorithms for streams
+  kThreads,      // in-memory streams and ordinary memory: runs the shared-memory algorithms
   kShm,          // Unix sockets, memfds and eventfds, as between processes of one host
   kTcp,          // TCP sockets over loopback, as between hosts
-  kMixed,        // two hosts: even and odd ranks; TCP between them, Unix sockets within
-  kInprocHosts,  // the same two hosts; in-memory streams, and within them plain shared memory
-  // Of kShm and kMixed each rank maps the segments for itself. ThreadSanitizer does not know that
-  // these places are the same memory, so that it misses what is ordered by flags in it alone: by
-  // CUDA IPC streams are. Tests in which ranks of a host may use that take kThreads or
-  // kInprocHosts.
+  kMixed,        // even and odd ranks on two hosts; TCP between hosts, Unix sockets within a host
+  kInprocHosts,  // the same two hosts; in-memory streams, and ordinary memory within a host
+  // With kShm and kMixed, each rank has its own mapping of the segments. ThreadSanitizer does not
+  // know that two mappings are the same memory, so it misses an order that exists only through
+  // flags there. CUDA IPC orders streams in that way. Tests in which ranks of a host may use CUDA
+  // IPC take kThreads or kInprocHosts.
 };
 inline constexpr Transport kTransports[] = {Transport::kInproc, Transport::kThreads,
                                             Transport::kShm, Transport::kTcp, Transport::kMixed};
 std::string transport_name(Transport transport);
 
-// The parts of which rank r's engine is made, for tests that start engines themselves. `lanes`:
-// connections between two ranks on different hosts.
+// The connected configurations of all ranks, for tests that start engines themselves. `lanes`: the
+// number of connections between two ranks on different hosts.
 std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options,
                                        int lanes = 1);
 
-// Options with short deadlines, which a correct test never meets.
+// Options with short deadlines, none of which expires in a test that passes.
 EngineOptions test_options();
 
 class Cluster {
@@ -63,7 +63,7 @@ class Cluster {
   std::vector<std::unique_ptr<Engine>> engines_;
 };
 
-// ---- operations, as a caller makes them ----
+// ---- operations, as the program submits them ----
 
 struct Order {
   OpKind op = OpKind::kAllreduce;
@@ -87,20 +87,20 @@ struct Order {
 hp_handle submit(Engine& engine, const Order& request);
 // Waits for at most a minute; throws Error if the operation failed.
 void await(Engine& engine, hp_handle handle);
-// Waits likewise for an operation on process sets and returns its value.
+// Waits likewise for an administrative operation and returns its value.
 std::int64_t await_value(Engine& engine, hp_handle handle);
-// submit and await; returns the outcome of the first tensor as bytes.
+// submit and await; returns the result of the first tensor as bytes.
 std::vector<std::byte> perform(Engine& engine, const Order& request);
 
-// Runs `body` and returns how it failed.
+// Runs `body` and returns the status of the Error that it throws; ok if it throws none.
 Status failure_of(const std::function<void()>& body);
-// Whether a failure's message has all these words; says what it is if not.
+// Whether the message of a status contains all these texts; prints the message if it does not.
 bool mentions(const Status& status, const std::vector<std::string>& words);
 
-// The seed of this run, printed once; HOROPLUG_TEST_SEED repeats one.
+// The random seed of this run, printed once; HOROPLUG_TEST_SEED sets it, to repeat a run.
 std::uint64_t test_seed();
 
-// Waits for something that nobody announces, though not for ever. Whether it has come.
+// Polls until the condition holds, for at most 20 seconds. Returns whether it holds.
 bool comes_to(const std::function<bool()>& condition);
 
 }  // namespace horoplug::testing

@@ -22,7 +22,7 @@ using Bytes = std::vector<unsigned char>;
 
 constexpr std::size_t kCounts[] = {1, 7, 4096, 4097, 70001, 3};
 
-// Memory of the GPU that has what the host has, or 0xa5.
+// GPU memory, initialised from host memory or with 0xa5.
 class OnDevice {
  public:
   OnDevice(const Context& context, const Stream& stream, std::size_t bytes)
@@ -52,8 +52,8 @@ class OnDevice {
   DeviceMemory memory_;
 };
 
-// Tensors of kCounts elements, `gap` elements apart, so that some are aligned to vectors and some
-// are not.
+// The offsets of tensors of kCounts elements with gaps of at least `gap` elements. If `gap` is odd,
+// some tensors are not aligned for vector loads.
 struct Offsets {
   explicit Offsets(std::size_t gap) {
     for (const std::size_t count : kCounts) {
@@ -71,7 +71,7 @@ Bytes random_bytes(DType dtype, std::size_t count, std::mt19937_64& random) {
   return bytes;
 }
 
-// What a move gives, by the CPU's kernels.
+// Moves elements with the CPU kernels, for comparison.
 void move_by_cpu(DType from, DType to, const Finish& finish, const unsigned char* input,
                  std::size_t count, unsigned char* output) {
   const KernelTable& table = kernels();
@@ -112,7 +112,7 @@ void check_move(const Context& context, Launcher& launcher, DType from, DType to
                   expected.data() + at * written);
     }
     launcher.move(from, to, finish, transfers);
-    CHECK((target.content() == expected));  // nothing beside the tensors is written either
+    CHECK((target.content() == expected));  // also checks that the gaps are not written
   }
 }
 

@@ -1,5 +1,5 @@
-// The GPU kernels through the launcher against the CPU's kernels: on a GPU, or on a simulated one,
-// which shows that the checks themselves are right.
+// Compares the GPU kernels, run by the launcher, with the CPU kernels. The GPU can be a simulated
+// one, which shows that the checks themselves are right.
 #pragma once
 
 #include <random>
@@ -8,8 +8,8 @@
 
 namespace horoplug::testing {
 
-// Random batches of every dtype; fails the doctest that calls it. All within what one GPU can
-// reach.
+// Each runs random batches of every dtype that the kernels support on one GPU, and reports
+// differences as failed checks of the calling test.
 void check_moves(const cuda::Context& context, cuda::Launcher& launcher, std::mt19937_64& random);
 void check_reductions(const cuda::Context& context, cuda::Launcher& launcher,
                       std::mt19937_64& random);

@@ -1,4 +1,4 @@
-// Elements of any data type, seen as doubles: of complex numbers, the real part.
+// Reads and writes elements of any dtype as doubles; of complex numbers, the real part.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ auto with_type(DType dtype, Visit&& visit) {
   throw std::logic_error("no such dtype");
 }
 
-// Whether tensors of a type can be reduced in this way: complex numbers have no order, and bool has
-// no average.
+// Whether a reduction exists for a dtype: complex numbers have no minimum or maximum, bool has no
+// average.
 inline bool has_reduction(ReduceOp op, DType dtype) {
   if (dtype == DType::kBool && op == ReduceOp::kAverage) return false;
   return kernels().reduce[static_cast<int>(op)][static_cast<int>(dtype)] != nullptr;
@@ -62,8 +62,8 @@ std::vector<std::byte> make_array(DType dtype, std::size_t count, Value&& value)
   return bytes;
 }
 
-// The same if value(i + period) is value(i). Making and looking at each element would take most of
-// the time of tests with long arrays, above all under a sanitizer.
+// The same for values with value(i + period) == value(i). Computing each element would take most of
+// the time of tests with long arrays, especially under a sanitizer.
 template <typename Value>
 std::vector<std::byte> make_array(DType dtype, std::size_t count, std::size_t period,
                                   Value&& value) {
@@ -78,7 +78,7 @@ std::vector<std::byte> make_array(DType dtype, std::size_t count, std::size_t pe
   return bytes;
 }
 
-// The first element that is not as expected, as text; empty if there is none.
+// Describes the first element that differs; empty if the arrays are equal.
 inline std::string difference(DType dtype, const std::vector<std::byte>& got,
                               const std::vector<std::byte>& expected) {
   const std::size_t size = dtype_size(dtype);

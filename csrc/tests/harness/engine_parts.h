@@ -1,5 +1,5 @@
-// The parts of an engine without the engine: what most of them are constructed with, for tests of
-// single parts. Nothing runs by itself; a test pumps the meshes.
+// The parts of an engine without the engine, for tests of single parts: the objects that most parts
+// need in their constructors. They have no threads; a test calls pump() to move messages.
 #pragma once
 
 #include <memory>
@@ -72,7 +72,7 @@ inline std::vector<std::unique_ptr<EngineParts>> make_parts(int ranks,
   return parts;
 }
 
-// Moves messages until there are no more.
+// Moves messages until none is left.
 inline void pump(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
   for (bool moved = true; moved;) {
     moved = false;
@@ -80,7 +80,7 @@ inline void pump(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
   }
 }
 
-// An operation on a set of `ranks` ranks that nobody has submitted yet.
+// An operation on a set of `ranks` ranks that is not submitted yet.
 inline OperationPtr make_test_operation(const std::string& name, int ranks = 2,
                                         OpKind kind = OpKind::kAllreduce, std::uint32_t set = 0) {
   std::vector<int> all;

@@ -1,4 +1,4 @@
-// MPIs of a few lines within this process, for tests of what is above transport/mpi.
+// Minimal implementations of Mpi within one process, for tests of the layers above transport/mpi.
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -17,14 +17,14 @@
 
 namespace horoplug::testing {
 
-// Memory that is left to MPI for good does not count as lost.
-inline void left_to_mpi([[maybe_unused]] const void* memory) {
+// LeakSanitizer does not report this memory. It is abandoned, because MPI may still use it.
+inline void ignore_leak([[maybe_unused]] const void* memory) {
 #if defined(__SANITIZE_ADDRESS__)
   __lsan_ignore_object(memory);
 #endif
 }
 
-// An MPI of which a test overrides what it expects to be called.
+// Throws in every call. Tests override the calls that they expect.
 class NoMpi : public Mpi {
  public:
   Request send(const void*, std::size_t, int) override { refuse(); }
@@ -42,11 +42,11 @@ class NoMpi : public Mpi {
   bool finalized() const override { return false; }
 
  private:
-  [[noreturn]] static void refuse() { throw std::logic_error("a call that nobody expects"); }
+  [[noreturn]] static void refuse() { throw std::logic_error("an unexpected call of MPI"); }
 };
 
-// What the ranks of a job have begun, in order. Nothing moves before the last rank has come, as if
-// all data came at once, and arguments are looked at only then.
+// The collectives that the ranks of a job have begun, in order. All data of a collective moves when
+// its last rank begins it; arguments are read only then.
 struct FakeJob {
   struct Arguments {
     const void* input = nullptr;
@@ -82,7 +82,7 @@ struct FakeJob {
     std::memcpy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + begin,
                 static_cast<std::size_t>(bytes));
   }
-  // All inputs reduced, in memory of its own.
+  // The reduction of all inputs.
   static std::vector<std::byte> reduced(const Step& step, std::size_t elements) {
     const Arguments& any = step.by_rank.front();
     std::vector<const void*> inputs;
@@ -152,11 +152,11 @@ struct FakeJob {
   }
 
   const int size;
-  std::vector<std::size_t> next;  // by rank: how many it has begun
+  std::vector<std::size_t> next;  // the number of collectives that each rank has begun
   std::deque<Step> steps;
 };
 
-// One rank's view of it.
+// One rank's Mpi in a FakeJob.
 class FakeMpi final : public NoMpi {
  public:
   FakeMpi(FakeJob& job, int rank) : job_(job), rank_(rank) {}
@@ -193,14 +193,14 @@ class FakeMpi final : public NoMpi {
   }
   Request barrier() override { return begin(OpKind::kBarrier, {}); }
 
-  OpKind missing = OpKind::kJoin;  // a collective that it does not have
-  bool fails = false;
-  FakeJob::Arguments last;  // what it was given last
+  OpKind missing = OpKind::kJoin;  // has() returns false for this collective
+  bool fails = false;              // test() throws
+  FakeJob::Arguments last;         // the arguments of the last call
 
  private:
   Request begin(OpKind kind, const FakeJob::Arguments& arguments) {
     last = arguments;
-    // MPICH looks at the addresses even of nothing.
+    // MPICH rejects aliased buffers even if they are empty.
     if (arguments.input != nullptr && arguments.input == arguments.output &&
         kind != OpKind::kAllreduce) {
       throw std::logic_error("buffers must not be aliased");

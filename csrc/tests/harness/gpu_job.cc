@@ -16,7 +16,7 @@ Framework::Array::Array(Framework& framework, std::size_t bytes)
 void Framework::Array::write(const std::vector<std::byte>& values) {
   const cuda::Context& context = framework_.context_;
   const cuda::Current current(context);
-  // Like a framework's kernels, it takes a while; the host has no need of the values any more.
+  // The copy is asynchronous, as a framework's kernels are; a host function frees its source.
   auto* const kept = new std::vector<std::byte>(values);
   context.check(context.api().MemcpyHtoDAsync(memory_.address(), kept->data(), kept->size(),
                                               framework_.stream()),

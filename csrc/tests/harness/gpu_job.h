@@ -1,4 +1,4 @@
-// A job whose ranks have a simulated GPU each, and a framework's stream there.
+// A job whose ranks each have a simulated GPU and a stream of their framework on it.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,8 @@
 
 namespace horoplug::testing {
 
-// What a framework has on one rank's GPU: a stream in which tensors are written and read.
+// The framework's side of one rank: a stream on the rank's GPU, in which it writes and reads
+// tensors.
 class Framework {
  public:
   Framework(SimulatedGpu& gpu, int device);
@@ -22,12 +23,12 @@ class Framework {
   CUstream stream() const { return stream_->handle(); }
   const cuda::Context& context() const { return context_; }
 
-  // Memory that is written in the order of the stream.
+  // GPU memory that is written and read in the order of the framework's stream.
   class Array {
    public:
     Array(Framework& framework, std::size_t bytes);
     void write(const std::vector<std::byte>& values);
-    // Waits for the stream.
+    // Waits until the stream is idle.
     std::vector<std::byte> read() const;
     std::byte* address() const { return std::bit_cast<std::byte*>(memory_.address()); }
 
@@ -50,13 +51,13 @@ struct GpuJobOptions {
   Transport transport = Transport::kThreads;
   int ranks = 2;
   EngineOptions engine = test_options();
-  SimulatedOptions gpu{};  // as many devices as ranks, unless it says more
+  SimulatedOptions gpu{};  // `devices` is raised to the number of ranks
   bool has_nccl = false;
   SimulatedNcclOptions nccl{};
-  std::vector<int> nccl_versions{};  // by rank, as the ranks see them; empty: what it is
-  // A rank's MPI, if there is any.
+  std::vector<int> nccl_versions{};  // the version that each rank sees; empty: nccl.version
+  // Returns a rank's MPI; null: the ranks have no MPI.
   std::function<std::shared_ptr<Mpi>(int rank)> mpi = nullptr;
-  // Changes the driver's functions, or NCCL's, for one rank.
+  // Replace functions of the driver or of NCCL for one rank.
   std::function<void(int rank, cuda::DriverApi&)> driver = nullptr;
   std::function<void(int rank, cuda::NcclApi&)> nccl_functions = nullptr;
 };
@@ -72,12 +73,12 @@ class GpuJob {
   SimulatedNccl& nccl() { return *nccl_; }
   void run(const std::function<void(int rank)>& body) { cluster_->run(body); }
   void end() { cluster_.reset(); }
-  // What the engines have logged so far.
+  // All that the engines have logged so far; its warnings.
   std::string logged();
   std::string warnings();
 
-  // The operation on a rank's GPU, as a program for one process does it: its input is written in
-  // the framework's stream, and the result read there. In place if `in_place`.
+  // Runs an operation on a rank's GPU and returns its result. The input is written and the result
+  // is read in the framework's stream.
   std::vector<std::byte> perform(int rank, Order order, const std::vector<std::byte>& input,
                                  bool in_place = false);
 

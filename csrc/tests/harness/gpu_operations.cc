@@ -25,15 +25,16 @@ T one_of(Random& random, const T (&choices)[count]) {
   return choices[random() % count];
 }
 
-// What all ranks submit, by rank.
-std::vector<Submitted> random_operation(Random& random, int ranks, Elements elements, int number) {
+// Draws an operation and returns the part of each rank.
+std::vector<RankOperation> random_operation(Random& random, int ranks, Elements elements,
+                                            int number) {
   Order order;
   order.name = "t" + std::to_string(number);
   order.op = kOps[static_cast<std::size_t>(number) % std::size(kOps)];
   order.dtype = one_of(random, kAllDTypes);
   const bool reduces = order.op == OpKind::kAllreduce || order.op == OpKind::kReducescatter;
   if (reduces) order.reduce = one_of(random, kReductions);
-  // Sums that are exact in every order do not fit into floats of 8 bits.
+  // 8-bit floats have too few bits for sums that are exact in every order.
   if (reduces && is_float8(order.dtype)) order.dtype = DType::kFloat16;
   if (reduces && !has_reduction(order.reduce, order.dtype)) order.reduce = ReduceOp::kSum;
   if (order.op == OpKind::kAllreduce && random() % 3 == 0) {
@@ -49,7 +50,7 @@ std::vector<Submitted> random_operation(Random& random, int ranks, Elements elem
     return static_cast<std::int64_t>(count / row / parts);
   };
   const std::int64_t same = rows(1);
-  std::vector<Submitted> parts;
+  std::vector<RankOperation> parts;
   for (int rank = 0; rank < ranks; ++rank) {
     order.splits.clear();
     std::int64_t own = order.op == OpKind::kAllgather ? rows(1) : same;
@@ -70,7 +71,7 @@ std::vector<Submitted> random_operation(Random& random, int ranks, Elements elem
 
 }  // namespace
 
-Bytes on_cpu(Engine& engine, const Submitted& part) {
+Bytes on_cpu(Engine& engine, const RankOperation& part) {
   Order order = part.order;
   order.name += ".cpu";
   Bytes output(std::max<std::size_t>(part.input.size(), 1));
@@ -85,21 +86,21 @@ Bytes on_cpu(Engine& engine, const Submitted& part) {
 void run_random(GpuJob& job, int count, int at_once, Elements elements) {
   const int ranks = job.size();
   Random random(seed());
-  std::vector<std::vector<Submitted>> all;
+  std::vector<std::vector<RankOperation>> all;
   for (int i = 0; i < count; ++i) {
     all.push_back(random_operation(random, ranks, elements, i));
   }
   job.run([&](int rank) {
-    const auto part = [&](int i) -> const Submitted& {
+    const auto part = [&](int i) -> const RankOperation& {
       return all[static_cast<std::size_t>(i)][static_cast<std::size_t>(rank)];
     };
     for (int first = 0; first < count; first += at_once) {
       const int end = std::min(first + at_once, count);
       std::vector<Bytes> expected;
       for (int i = first; i < end; ++i) expected.push_back(on_cpu(job.engine(rank), part(i)));
-      std::vector<std::unique_ptr<Running>> running;
+      std::vector<std::unique_ptr<InFlight>> running;
       for (int i = first; i < end; ++i) {
-        running.push_back(std::make_unique<Running>(job, rank, part(i), i % 2 == 0));
+        running.push_back(std::make_unique<InFlight>(job, rank, part(i), i % 2 == 0));
       }
       for (int i = first; i < end; ++i) {
         const auto at = static_cast<std::size_t>(i - first);
@@ -114,7 +115,7 @@ void run_random(GpuJob& job, int count, int at_once, Elements elements) {
   });
 }
 
-Submitted sum(const std::string& name, std::size_t count, float value) {
+RankOperation sum(const std::string& name, std::size_t count, float value) {
   Order order;
   order.name = name;
   order.shape = {static_cast<std::int64_t>(count)};
@@ -125,12 +126,12 @@ Submitted sum(const std::string& name, std::size_t count, float value) {
   return {order, std::move(input)};
 }
 
-bool sums_up(GpuJob& job, int rank, const std::string& name, std::size_t count, std::uint32_t set,
-             int ranks) {
+bool sum_is_correct(GpuJob& job, int rank, const std::string& name, std::size_t count,
+                    std::uint32_t set, int ranks) {
   const auto size = static_cast<float>(ranks == 0 ? job.size() : ranks);
-  Submitted part = sum(name, count, 1);
+  RankOperation part = sum(name, count, 1);
   part.order.set = set;
-  return Running(job, rank, part, false).result() == sum(name, count, size).input;
+  return InFlight(job, rank, part, false).result() == sum(name, count, size).input;
 }
 
 void break_plans(GpuJob& job, int steps) {
@@ -142,9 +143,9 @@ void break_plans(GpuJob& job, int steps) {
       std::vector<int> order(kTensors);
       std::iota(order.begin(), order.end(), 0);
       if (step % 8 == 7) std::shuffle(order.begin(), order.end(), random);
-      std::vector<std::unique_ptr<Running>> running;
+      std::vector<std::unique_ptr<InFlight>> running;
       for (const int i : order) {
-        running.push_back(std::make_unique<Running>(
+        running.push_back(std::make_unique<InFlight>(
             job, rank, sum("t" + std::to_string(i), 300, static_cast<float>(step + i)), true));
         if (random() % 4 == 0) std::this_thread::yield();
       }
@@ -158,18 +159,18 @@ void break_plans(GpuJob& job, int steps) {
   });
 }
 
-std::size_t waits(GpuJob& job) { return job.gpu().count("wait for a word"); }
+std::size_t count_peer_waits(GpuJob& job) { return job.gpu().count("wait for a word"); }
 
 CUresult refuse_to_open(CUdeviceptr*, CUipcMemHandle, unsigned) { return 201; }
 
-std::atomic<bool> stuck{false};
+std::atomic<bool> drop_flag_writes{false};
 
-void let_stick(cuda::DriverApi& api) {
+void intercept_flag_writes(cuda::DriverApi& api) {
   static CUresult (*write)(CUstream, CUdeviceptr, std::uint32_t, unsigned) = nullptr;
   write = api.StreamWriteValue32;
   api.StreamWriteValue32 = [](CUstream stream, CUdeviceptr word, std::uint32_t value,
                               unsigned flags) -> CUresult {
-    return stuck.load() ? 0 : write(stream, word, value, flags);
+    return drop_flag_writes.load() ? 0 : write(stream, word, value, flags);
   };
 }
 

@@ -1,4 +1,4 @@
-// Operations of all kinds on the GPUs of a GpuJob, next to the same ones on the CPU.
+// Runs operations of all kinds on the GPUs of a GpuJob, and the same operations on the CPU.
 #pragma once
 
 #include <atomic>
@@ -17,21 +17,21 @@ inline constexpr DType kAllDTypes[] = {
 inline constexpr ReduceOp kReductions[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
                                            ReduceOp::kMax, ReduceOp::kProduct};
 
-// An operation as one rank submits it.
-struct Submitted {
+// One rank's part of an operation.
+struct RankOperation {
   Order order;
   std::vector<std::byte> input;
 };
 
-// Of tensors, on one rank.
+// The range of the number of elements per tensor and rank.
 struct Elements {
   std::size_t least, most;
 };
 
-// An operation on a rank's GPU that is under way.
-class Running {
+// Submits a rank's part of an operation on the rank's GPU, and waits for its result.
+class InFlight {
  public:
-  Running(GpuJob& job, int rank, const Submitted& part, bool in_place)
+  InFlight(GpuJob& job, int rank, const RankOperation& part, bool in_place)
       : framework_(job.framework(rank)),
         engine_(job.engine(rank)),
         from_(framework_, part.input.size()),
@@ -46,13 +46,13 @@ class Running {
     order.stream = framework_.stream();
     handle_ = submit(engine_, order);
   }
-  ~Running() {
+  ~InFlight() {
     if (!failed_) engine_.handles().release(handle_);
   }
 
-  // Until all of it is in streams.
+  // Waits until all work of the operation is enqueued, and orders the framework's stream after it.
   void wait() {
-    failed_ = true;  // await() gives back what fails
+    failed_ = true;  // await() releases the handle of a failed operation
     await(engine_, handle_);
     failed_ = false;
     engine_.make_stream_wait(handle_, framework_.stream());
@@ -72,33 +72,36 @@ class Running {
   bool failed_ = false;
 };
 
-// Random operations, `at_once` of which are under way at a time, and each of which must give what
-// the CPU gives.
+// Runs `count` random operations, `at_once` of them concurrently, and checks that each has the same
+// result as on the CPU.
 void run_random(GpuJob& job, int count, int at_once, Elements elements);
 
-// The operation on the CPU.
-std::vector<std::byte> on_cpu(Engine& engine, const Submitted& part);
+// The result of the operation on the CPU.
+std::vector<std::byte> on_cpu(Engine& engine, const RankOperation& part);
 
-// Of `count` floats that are all `value`.
-Submitted sum(const std::string& name, std::size_t count, float value);
-// Whether all ranks of a set, who call this, get the right sum.
-bool sums_up(GpuJob& job, int rank, const std::string& name, std::size_t count = 500,
-             std::uint32_t set = 0, int ranks = 0);
+// An allreduce (sum) of `count` floats, all equal to `value`.
+RankOperation sum(const std::string& name, std::size_t count, float value);
+// Whether a sum over all `ranks` ranks of a set, which all call this, is correct; 0: all ranks of
+// the job.
+bool sum_is_correct(GpuJob& job, int rank, const std::string& name, std::size_t count = 500,
+                    std::uint32_t set = 0, int ranks = 0);
 
-// Steps of the same sums, which are planned; in some, ranks submit them in different orders, which
-// no plan allows for.
+// Runs steps of the same sums, so that plans are installed. In every eighth step each rank submits
+// in an order of its own, which breaks the plan.
 void break_plans(GpuJob& job, int steps);
 
-// How often streams have waited for other ranks', as they do with CUDA IPC.
-std::size_t waits(GpuJob& job);
+// The number of waits of streams for streams of other ranks, which only CUDA IPC enqueues.
+std::size_t count_peer_waits(GpuJob& job);
 
-// Functions of a driver that does less than it should, for GpuJobOptions::driver.
+// Faults for GpuJobOptions::driver.
+// Replaces IpcOpenMemHandle and always fails.
 CUresult refuse_to_open(CUdeviceptr*, CUipcMemHandle, unsigned);
-// While `stuck`, streams never say to others where they are. `api` is the same for all ranks.
-extern std::atomic<bool> stuck;
-void let_stick(cuda::DriverApi& api);
+// After intercept_flag_writes(api), streams do not signal their progress to other ranks while
+// `drop_flag_writes` is true. All ranks must have the same functions in `api`.
+extern std::atomic<bool> drop_flag_writes;
+void intercept_flag_writes(cuda::DriverApi& api);
 
-// How often a part is in a text.
+// The number of occurrences of `part` in `text`.
 std::size_t count_of(const std::string& part, const std::string& text);
 
 }  // namespace horoplug::testing

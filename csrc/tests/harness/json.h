@@ -1,4 +1,4 @@
-// Just enough of a JSON parser to check what the core writes: strict, and slow.
+// A strict and slow JSON parser for checking what the core writes. It does not support booleans.
 #pragma once
 
 #include <cctype>
@@ -24,7 +24,7 @@ struct Json {
 
 class JsonParser {
  public:
-  // Throws std::runtime_error unless `text` is one JSON value. Knows no booleans.
+  // Throws std::runtime_error unless `text` is exactly one JSON value.
   static Json parse(std::string_view text) {
     JsonParser parser(text);
     Json value = parser.value();

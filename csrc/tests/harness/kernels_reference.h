@@ -1,6 +1,6 @@
-// The CPU kernels' contract once more, one element at a time and as plainly as possible, for the
-// tests to compare with. Conversions are by arithmetic on the values, not on the bits, to share no
-// mistake with the kernels.
+// A reference implementation of the CPU kernels, one element at a time and as simple as possible.
+// Conversions calculate with values instead of bits, so that they share no mistake with the
+// kernels.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +76,8 @@ inline std::uint16_t to_bf16(float f) {
   return below < above ? down : up;
 }
 
-// Floats of 8 bits: bias and mantissa bits; kFinite: no infinities, and one NaN of each sign.
+// 8-bit floats. kMantissa: the number of mantissa bits; kFinite: the format has no infinities and
+// one NaN of each sign.
 template <int kMantissa, bool kFinite>
 struct Float8Bits {
   static constexpr int kBias = (1 << (6 - kMantissa)) - 1;
@@ -113,8 +114,8 @@ struct Float8Bits {
   }
 };
 
-// Elements: the type to compute in, and how it is stored. A NaN result is always the positive quiet
-// one.
+// Element types: `Value` is the type to calculate with, get() and put() convert from and to the
+// stored format. put() stores every NaN as the positive quiet NaN.
 struct F16 {
   using Value = float;
   static float get(const void* p, std::size_t i) { return from_f16(load<std::uint16_t>(p, i)); }
@@ -218,7 +219,7 @@ T finish_value(T value, Finish finish) {
   }
 }
 
-// A template <Family>Reference for each family of dtypes.def.
+// dtypes.def names a family for each dtype; <Family>Reference is its element type.
 template <class T, int>
 using UnsignedReference = Number<T>;
 template <class T, int>
@@ -236,7 +237,7 @@ using Float8FiniteReference = F8<kMantissa, true>;
 template <class T, int>
 using ComplexReference = Complex<T>;
 
-// Calls f with the element type that stands for dtype.
+// Calls f with the element type of `dtype`.
 template <class Function>
 void with_element(DType dtype, Function f) {
   switch (dtype) {
@@ -250,7 +251,7 @@ void with_element(DType dtype, Function f) {
 inline void reduce(ReduceOp op, DType dtype, void* dst, const void* const* src, int sources,
                    std::size_t count, Finish finish) {
   if (sources == 1 && dtype != DType::kBool &&
-      finish.is_identity()) {  // a copy: NaNs stay as they are
+      finish.is_identity()) {  // a plain copy, which keeps the bits of NaNs
     if (count != 0) std::memcpy(dst, src[0], count * dtype_size(dtype));
     return;
   }

@@ -1,3 +1,3 @@
-// doctest's main, compiled once for all test binaries.
+// The main function of doctest, compiled once for all test binaries.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// Arrays of elements of any bits, for tests of kernels.
+// Arrays of random elements, including special values, for tests of kernels.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace horoplug::testing {
 
-// HOROPLUG_TEST_SEED repeats a failed run.
+// The random seed of this run; HOROPLUG_TEST_SEED sets it, to repeat a failed run.
 inline unsigned seed() {
   static const unsigned value = [] {
     const char* text = std::getenv("HOROPLUG_TEST_SEED");
@@ -49,8 +49,8 @@ void fill_numbers(void* to, std::size_t count, std::mt19937_64& random) {
       case 2:
       case 3:
       case 4:
-        value = static_cast<T>(static_cast<int>(random() % 201) -
-                               100);  // where rounding is what matters
+        // Small values, whose results depend on correct rounding.
+        value = static_cast<T>(static_cast<int>(random() % 201) - 100);
         if constexpr (std::is_floating_point_v<T>) value /= 7;
         break;
       default:
@@ -73,7 +73,7 @@ inline void fill(DType dtype, void* to, std::size_t count, std::mt19937_64& rand
     } else if (kernels().narrow_to(dtype) == nullptr) {
       fill_numbers<typename E::Value>(to, count, random);
     } else if constexpr (std::is_same_v<typename E::Value, float>) {
-      // A float that is stored in fewer bits: every fourth one is any bits.
+      // A float format with fewer bits: every fourth element has random bits.
       std::vector<float> values(count);
       fill_numbers<float>(values.data(), count, random);
       const std::size_t size = dtype_size(dtype);

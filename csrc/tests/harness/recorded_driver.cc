@@ -19,7 +19,7 @@ std::string number(Handle handle) {
 
 }  // namespace
 
-// The functions of the table.
+// Implements the functions of DriverApi.
 struct Recorded {
   static CUresult result(const char* function) {
     const auto found = recorder->failures_.find(function);
@@ -36,7 +36,7 @@ struct Recorded {
   }
   template <typename Handle>
   static CUresult end(const char* kind, Handle handle) {
-    // Twice is a mistake of the code under test.
+    // Destroying a handle twice is an error of the code under test.
     return recorder->alive_.erase(kind + number(handle)) == 1 ? kSuccess : 400;
   }
 

@@ -1,5 +1,5 @@
-// A driver without a GPU: it writes down what is called, hands out handles that stand for nothing
-// but their number, and keeps the GPU's memory in the host's.
+// A driver without a GPU. It records calls, its handles are only numbers, and GPU memory is host
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace horoplug::testing {
 
 class RecordedDriver {
  public:
-  // One at a time in a thread: the functions of the table find it by that.
+  // At most one exists per thread, because the driver functions have no argument to find it by.
   RecordedDriver();
   ~RecordedDriver();
   RecordedDriver(const RecordedDriver&) = delete;
@@ -24,17 +24,18 @@ class RecordedDriver {
 
   const cuda::DriverApi& api() const { return api_; }
 
-  // Calls that matter to the order of things, in words: "launch copy_32 <<<8>>> stream 2".
+  // Returns and clears the recorded calls: module loads, launches, copies, and waits and records of
+  // events, as text: "launch copy_32 <<<8>>> stream 2".
   std::vector<std::string> take_calls();
-  // Lets all calls of a function fail from now on: fail("cuMemAlloc", 2).
+  // Makes all further calls of a function fail: fail("cuMemAlloc", 2).
   void fail(const std::string& function, CUresult result) { failures_[function] = result; }
-  // Events that have been recorded come to pass, or do not until further notice.
+  // Whether cuEventQuery reports that events are done.
   void set_events_done(bool done) { events_done_ = done; }
-  // Handles that were made and not given back.
+  // The number of objects that were created and not destroyed.
   std::size_t alive() const { return alive_.size(); }
-  // Contexts that are pushed and not popped.
+  // The number of contexts that were pushed and not popped.
   int pushed() const { return pushed_; }
-  // Runs when a kernel is launched, with its name, its blocks and its argument.
+  // Called on each kernel launch with the kernel's name, the number of blocks and its argument.
   std::function<void(const std::string&, unsigned, void*)> on_launch;
 
  private:

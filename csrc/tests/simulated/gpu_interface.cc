@@ -55,7 +55,7 @@ void misuse(const char* what) { machine().misuse(what); }
 }  // namespace
 
 const GpuInterface& gpu_interface() {
-  static constexpr GpuInterface kInterface = {current_device, uuid,    stream_device, put,
+  static constexpr GpuInterface kInterface = {current_device, uuid,    stream_device, enqueue,
                                               wait,           stopped, misuse};
   return kInterface;
 }
