@@ -1,5 +1,5 @@
-// Adasum against a float64 reference written from the paper's formula, on every transport; and its
-// kernels and slices by themselves.
+// Compares Adasum on every transport with a float64 reference that implements the paper's formula,
+// and tests its kernels and slices separately.
 #include "collectives/adasum/adasum.h"
 
 #include <doctest/doctest.h>
@@ -16,8 +16,8 @@ using namespace horoplug::testing;
 namespace {
 
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64};
-// Around the sizes at which algorithms change: 16 KiB in shared memory, a slot of 1 MiB, chunks of
-// 256 KiB on a stream.
+// Sizes around those at which algorithms change: 16 KiB in shared memory, a slot of 1 MiB, chunks
+// of 256 KiB on a stream.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kRanks[] = {1, 2, 4};
 constexpr std::size_t kLarge = 150'001;
@@ -29,7 +29,7 @@ const char* const kStreams[] = {"adasum_halving", "adasum_doubling"};
 
 using Vector = std::vector<double>;
 
-// One by one in float64, the sum's own rounding would show.
+// Summed as long double, because the rounding of a float64 sum would exceed the tolerance.
 double dot(const Vector& a, const Vector& b) {
   long double sum = 0;
   for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
@@ -85,13 +85,13 @@ Tensors reduce(Engine& engine, DType dtype, Tensors tensors, double prescale = 1
   return tensors;
 }
 
-// Of every rank: tensors of these sizes with random elements, and their results.
+// Random tensors of these sizes for every rank, and their expected results.
 struct Case {
   Case(DType type, int ranks, std::initializer_list<std::size_t> sizes)
       : dtype(type), inputs(static_cast<std::size_t>(ranks)) {
     std::mt19937_64 random(test_seed());
     std::normal_distribution<double> normal;
-    // What the ranks have in common makes for coefficients far from 1.
+    // The common part of all ranks' tensors makes coefficients differ clearly from 1.
     std::vector<Vector> common;
     for (const std::size_t size : sizes) {
       common.emplace_back();
@@ -125,7 +125,7 @@ struct Case {
     return results;
   }
 
-  // Runs it; checks that all ranks have the same bits, which are returned.
+  // Reduces the tensors, checks that all ranks get the same bits, and returns them.
   Tensors run(Cluster& cluster) const {
     std::vector<Tensors> results(inputs.size());
     cluster.run([&](int rank) {
@@ -140,7 +140,7 @@ struct Case {
   std::vector<Tensors> inputs;
 };
 
-// The largest error beyond rounding to the type once.
+// The largest error in excess of rounding to the dtype once.
 double excess(DType dtype, const Tensors& got, const std::vector<Vector>& expected) {
   const double unit = dtype == DType::kFloat16    ? 0x1p-11
                       : dtype == DType::kBFloat16 ? 0x1p-8
@@ -157,7 +157,7 @@ double excess(DType dtype, const Tensors& got, const std::vector<Vector>& expect
   return worst;
 }
 
-// Intermediate results are of float32 (float64), whatever the tensor is.
+// Intermediate results are float32, or float64 for float64 tensors.
 double tolerance(DType dtype) { return dtype == DType::kFloat64 ? 1e-13 : 3e-6; }
 
 EngineOptions forced(const char* algorithm) {
@@ -168,7 +168,7 @@ EngineOptions forced(const char* algorithm) {
 
 }  // namespace
 
-TEST_CASE("groups of tensors on every transport") {
+TEST_CASE("groups of tensors match the reference, with the same bits on every transport") {
   for (const DType dtype : kDTypes) {
     for (const int ranks : kRanks) {
       const Case small(dtype, ranks, {1, 0, 17, 5, 64, 129});
@@ -196,7 +196,7 @@ TEST_CASE("groups of tensors on every transport") {
   }
 }
 
-TEST_CASE("every algorithm gives the same bits, for tensors alone and fused") {
+TEST_CASE("every algorithm gives the same bits, for single and for fused tensors") {
   for (const DType dtype : kDTypes) {
     for (const int ranks : {2, 4, 8}) {
       const Case fused(dtype, ranks, {40'001, 7, 3001, 1});
@@ -220,7 +220,7 @@ TEST_CASE("every algorithm gives the same bits, for tensors alone and fused") {
   }
 }
 
-TEST_CASE("large tensors by every algorithm") {
+TEST_CASE("large tensors match the reference with every algorithm") {
   const Case one(DType::kFloat32, 4, {kLarge});
   const auto expected = one.expected();
   for (const char* algorithm : {"adasum_direct", kStreams[0], kStreams[1]}) {
@@ -233,8 +233,9 @@ TEST_CASE("large tensors by every algorithm") {
   }
 }
 
-TEST_CASE("zeros change nothing, equal vectors average, orthogonal ones add") {
-  // Rank r's tensors: zeros except on rank 1; the same everywhere; ones at the places r mod ranks.
+TEST_CASE("zeros do not change the result, equal vectors are averaged, orthogonal ones are added") {
+  // The tensors: zeros except on rank 1; equal on all ranks; nonzero only at indices that are rank
+  // modulo 4; zeros on all ranks.
   for (const Transport transport : kTransports) {
     for (const DType dtype : kDTypes) {
       for (const std::size_t count : {std::size_t{24}, std::size_t{30'000}}) {
@@ -259,7 +260,7 @@ TEST_CASE("zeros change nothing, equal vectors average, orthogonal ones add") {
             }
           }
           for (const std::byte byte : result[3]) {
-            if (byte != std::byte{0}) throw std::runtime_error("zeros became something");
+            if (byte != std::byte{0}) throw std::runtime_error("the result of zeros is not zero");
           }
         }));
       }
@@ -267,8 +268,8 @@ TEST_CASE("zeros change nothing, equal vectors average, orthogonal ones add") {
   }
 }
 
-TEST_CASE("scale factors are applied before and after") {
-  // Adasum of c a and c b is c times that of a and b.
+TEST_CASE("scale factors are applied before and after Adasum") {
+  // Adasum(c a, c b) = c Adasum(a, b).
   for (const Transport transport : kTransports) {
     for (const int ranks : kRanks) {
       const Case one(DType::kFloat32, ranks, {5003, 20});
@@ -289,7 +290,7 @@ TEST_CASE("scale factors are applied before and after") {
   }
 }
 
-TEST_CASE("what is no number spoils its own tensor only") {
+TEST_CASE("a NaN affects only its own tensor of a batch") {
   Cluster cluster(Transport::kThreads, 2);
   cluster.run([&](int rank) {
     const auto ones = [](double first) {
@@ -300,11 +301,11 @@ TEST_CASE("what is no number spoils its own tensor only") {
     if (!std::isnan(get_element(DType::kFloat32, result[0].data() + 4))) {
       throw std::runtime_error("no NaN");
     }
-    if (result[1] != ones(1)) throw std::runtime_error("another tensor is spoilt");
+    if (result[1] != ones(1)) throw std::runtime_error("another tensor has changed");
   });
 }
 
-TEST_CASE("numbers of ranks that are no power of two are refused before anything is sent") {
+TEST_CASE("Adasum is rejected at submission if the number of ranks is not a power of two") {
   Cluster cluster(Transport::kThreads, 3);
   try {
     reduce(cluster.engine(0), DType::kFloat32, {std::vector<std::byte>(8)});
@@ -315,7 +316,7 @@ TEST_CASE("numbers of ranks that are no power of two are refused before anything
   }
 }
 
-TEST_CASE("kernels agree bit for bit, and with float64") {
+TEST_CASE("all Adasum kernels give the same bits, which match float64 arithmetic") {
   const KernelTables tables = available_kernels();
   const KernelTable& baseline = *tables.tables[tables.count - 1];
   for (const DType dtype : kDTypes) {
@@ -323,7 +324,7 @@ TEST_CASE("kernels agree bit for bit, and with float64") {
     for (const std::size_t count :
          {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{8}, std::size_t{1029}}) {
       const Case two(dtype, 2, {count});
-      // One byte further: elements need not be aligned.
+      // The arrays begin at an odd address, because elements need not be aligned.
       std::vector<std::byte> a{std::byte{0}}, b{std::byte{0}};
       a.insert(a.end(), two.inputs[0][0].begin(), two.inputs[0][0].end());
       b.insert(b.end(), two.inputs[1][0].begin(), two.inputs[1][0].end());
@@ -357,7 +358,7 @@ TEST_CASE("kernels agree bit for bit, and with float64") {
   }
 }
 
-TEST_CASE("slices cover every tensor once, wherever it lies") {
+TEST_CASE("slices cover every tensor exactly once for any number of ranks") {
   std::vector<float> memory(1000);
   for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i);
   std::vector<float> output(memory.size());
@@ -374,7 +375,7 @@ TEST_CASE("slices cover every tensor once, wherever it lies") {
     CHECK(slices.elements(slices.all()) == memory.size());
     std::vector<float> packed(memory.size());
     auto* const bytes = reinterpret_cast<std::byte*>(packed.data());
-    // In chunks that do not align with slices.
+    // The chunks are not aligned with the slices.
     for (std::size_t from = 0; from < 4000; from += 28) {
       slices.pack(chunk_of({0, 4000}, from / 28, 28), bytes + from);
     }

@@ -1,4 +1,4 @@
-// Allreduce by MPI's own algorithms, on an MPI that does as if two ranks had the same tensors.
+// Allreduce by MPI's own algorithms, with an MPI that acts as if two ranks had the same tensors.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -16,7 +16,8 @@ using namespace horoplug;
 
 namespace {
 
-// Sums with itself what it is given, once the others have come. NaNs come out as they went in.
+// Doubles its input, as if another rank had the same. Requests complete while `others` is set. NaNs
+// keep their bits.
 class Twice final : public testing::NoMpi {
  public:
   Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
@@ -46,7 +47,7 @@ class Twice final : public testing::NoMpi {
 struct Job {
   Job() { comm.set_mpi(&mpi); }
 
-  // An allreduce of one tensor in place.
+  // Starts an in-place allreduce of one tensor.
   template <typename T>
   std::unique_ptr<Fiber> begin(DType dtype, std::vector<T>& data, ReduceOp op = ReduceOp::kSum,
                                const Finish& finish = {}) {
@@ -73,7 +74,7 @@ std::vector<T> reduced(DType dtype, std::vector<T> data, ReduceOp op = ReduceOp:
   Job job;
   const auto fiber = job.begin(dtype, data, op, finish);
   CHECK_FALSE(fiber->poll());
-  CHECK(fiber->polled());  // MPI wakes nobody
+  CHECK(fiber->polled());  // MPI does not ring doorbells
   job.mpi.others = true;
   CHECK(fiber->poll());
   return data;
@@ -81,7 +82,7 @@ std::vector<T> reduced(DType dtype, std::vector<T> data, ReduceOp op = ReduceOp:
 
 }  // namespace
 
-TEST_CASE("results are scaled, every NaN is the same one, and zeros keep their sign") {
+TEST_CASE("results are scaled, NaNs become the canonical NaN, and zeros keep their sign") {
   using Words = std::vector<std::uint32_t>;
   // 1, -0, two NaNs, +0
   const Words floats = {0x3f800000, 0x80000000, 0x7fc12345, 0xffc00001, 0};
@@ -104,13 +105,13 @@ TEST_CASE("results are scaled, every NaN is the same one, and zeros keep their s
         std::vector<std::int32_t>{3, -5});
 }
 
-TEST_CASE("all elements of a large tensor are finished") {
+TEST_CASE("all elements of a large tensor are divided") {
   std::vector<double> data(5 * 512 + 3);
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<double>(i);
   CHECK(reduced(DType::kFloat64, data, ReduceOp::kAverage, {1, 2}) == data);
 }
 
-TEST_CASE("memory that MPI may still write to is nobody's any more, and was never the user's") {
+TEST_CASE("memory that MPI may still write to is not reused and is never the user's") {
   Job job;
   std::vector<float> data(1000, 1);
   auto fiber = job.begin(DType::kFloat32, data);
@@ -119,7 +120,7 @@ TEST_CASE("memory that MPI may still write to is nobody's any more, and was neve
   testing::ignore_leak(leased);
   CHECK((leased != reinterpret_cast<std::byte*>(data.data())));
   CHECK(data == std::vector<float>(1000, 1));
-  fiber.reset();  // another rank has died
+  fiber.reset();  // as after the failure of another rank
   std::memset(leased, 0xff, 1000 * sizeof(float));
   fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
@@ -127,15 +128,15 @@ TEST_CASE("memory that MPI may still write to is nobody's any more, and was neve
   job.mpi.others = true;
   CHECK(fiber->poll());
   CHECK(data == std::vector<float>(1000, 2));
-  // What has been given back is used again.
-  std::byte* const back = job.mpi.memory;
+  // Memory that was returned is used again.
+  std::byte* const returned = job.mpi.memory;
   fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
-  CHECK((job.mpi.memory == back));
-  testing::ignore_leak(back);
+  CHECK((job.mpi.memory == returned));
+  testing::ignore_leak(returned);
 }
 
-TEST_CASE("an error of MPI's ends the operation") {
+TEST_CASE("an MPI error fails the operation and leaves the tensor unchanged") {
   Job job;
   job.mpi.fails = true;
   std::vector<float> data(10, 1);

@@ -1,5 +1,5 @@
-// Collectives by MPI's own algorithms, on an MPI within this process: what it is given, when it is
-// asked, and what becomes of memory that it still has.
+// Collectives by MPI's own algorithms, with an MPI within this process: the arguments of its calls,
+// when it is chosen, and what happens to memory that it may still use.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -30,7 +30,7 @@ const Algorithm& by_mpi(OpKind kind) {
   throw std::logic_error("no such algorithm");
 }
 
-// One rank's part in a collective.
+// One rank of a collective.
 struct Rank {
   Rank(FakeJob& job, int number)
       : mpi(job, number),
@@ -69,7 +69,8 @@ class Job {
     rank.fiber = std::make_unique<Fiber>(by_mpi(kind).run(rank.comm, rank.call));
   }
 
-  // Nothing is written before the last rank has come; then all come to the end.
+  // Runs a collective on all ranks. Checks that outputs do not change before the last rank starts,
+  // and that all ranks finish then.
   void run(OpKind kind) {
     const auto outputs = [&] {
       std::vector<Data> all;
@@ -82,10 +83,10 @@ class Job {
       const bool last = i + 1 == ranks_.size();
       CHECK(ranks_[i]->fiber->poll() == last);
       if (!last) {
-        CHECK(ranks_[i]->fiber->polled());  // MPI wakes nobody
+        CHECK(ranks_[i]->fiber->polled());  // MPI does not ring doorbells
         CHECK(outputs() == before);
       }
-      // Never memory of the user's.
+      // MPI never gets the user's memory.
       const FakeJob::Arguments& given = ranks_[i]->mpi.last;
       for (const void* const memory : {given.input, static_cast<const void*>(given.output)}) {
         CHECK((memory == nullptr ||
@@ -106,7 +107,7 @@ Data random_bytes(std::mt19937_64& random, std::size_t bytes) {
   return data;
 }
 
-// Sizes of parts: often 0, and always so if `empty`.
+// Draws sizes of parts: often 0, and always 0 if `empty`.
 struct Given {
   std::mt19937_64& random;
   bool empty = false;
@@ -154,7 +155,7 @@ void check_alltoall(Job& job, Given given) {
   for (std::size_t i = 0; i < ranks; ++i) CHECK(job.rank(i).output == wanted[i]);
 }
 
-// Two tensors, of which one is in place.
+// Broadcasts two tensors, one of them in place.
 void check_broadcast(Job& job, Given given) {
   const auto ranks = static_cast<std::size_t>(job.size());
   const std::size_t root = given.random() % ranks;
@@ -174,7 +175,7 @@ void check_broadcast(Job& job, Given given) {
   for (std::size_t i = 0; i < ranks; ++i) CHECK(job.rank(i).output == wanted);
 }
 
-// The mean of small integers, which any order of adding gives exactly.
+// Averages small integers, whose sums are exact in any order.
 void check_reducescatter(Job& job, Given given) {
   const auto ranks = static_cast<std::size_t>(job.size());
   Sizes parts;
@@ -209,7 +210,7 @@ void check_reducescatter(Job& job, Given given) {
 
 }  // namespace
 
-TEST_CASE("results are right for parts of any sizes") {
+TEST_CASE("MPI's collectives give correct results for parts of any sizes") {
   const std::uint64_t seed = test_seed();
   CAPTURE(seed);
   std::mt19937_64 random(seed);
@@ -227,7 +228,7 @@ TEST_CASE("results are right for parts of any sizes") {
   }
 }
 
-TEST_CASE("numbers that are none come out of a reduce-scatter alike") {
+TEST_CASE("every NaN in the result of a reduce-scatter is the canonical NaN") {
   Job job(2);
   const std::vector<std::uint32_t> odd{0x7fc12345, 0xffc00001, 0x80000000, 0x3f800000};
   for (std::size_t i = 0; i < 2; ++i) {
@@ -248,7 +249,7 @@ TEST_CASE("numbers that are none come out of a reduce-scatter alike") {
   }
 }
 
-TEST_CASE("memory that MPI may still use is nobody's any more, with its tables") {
+TEST_CASE("memory that MPI may still use is not reused, nor are its tables of sizes") {
   Job job(2);
   for (std::size_t i = 0; i < 2; ++i) {
     Rank& rank = job.rank(i);
@@ -260,10 +261,10 @@ TEST_CASE("memory that MPI may still use is nobody's any more, with its tables")
     job.start(kind, 0);
     CHECK_FALSE(job.rank(0).fiber->poll());
     const FakeJob::Arguments had = job.rank(0).mpi.last;
-    job.rank(0).fiber.reset();  // another rank has died
+    job.rank(0).fiber.reset();  // as after the failure of another rank
     ignore_leak(had.received.sizes);
     job.start(kind, 1);
-    CHECK(job.rank(1).fiber->poll());  // MPI writes to it
+    CHECK(job.rank(1).fiber->poll());  // MPI writes to rank 0's memory now
     CHECK(had.received.sizes[1] == 100);
     CHECK(job.rank(0).output == Data(200, std::byte{2}));
     job.run(kind);
@@ -273,7 +274,7 @@ TEST_CASE("memory that MPI may still use is nobody's any more, with its tables")
   }
 }
 
-TEST_CASE("an error of MPI's ends the operation") {
+TEST_CASE("an MPI error fails the operation") {
   for (const OpKind kind : {OpKind::kAllgather, OpKind::kAlltoall, OpKind::kBarrier}) {
     Job job(2);
     Rank& rank = job.rank(0);
@@ -287,7 +288,7 @@ TEST_CASE("an error of MPI's ends the operation") {
   }
 }
 
-TEST_CASE("MPI is asked for what it can, and not for what does not fit into its counts") {
+TEST_CASE("MPI is chosen only for operations that it supports and that do not exceed its counts") {
   FakeJob fake(2);
   Rank rank(fake, 0);
   const auto can = [&](OpKind kind) {
@@ -301,7 +302,7 @@ TEST_CASE("MPI is asked for what it can, and not for what does not fit into its 
   CHECK(can(OpKind::kAllgather));
   rank.receive_bytes = {kMost - 5, 6};
   CHECK_FALSE(can(OpKind::kAllgather));
-  // By what all ranks send: this rank's own part says nothing about the others'.
+  // The limit applies to what all ranks send, because this rank's part does not bound the others'.
   rank.call.all_bytes = kMost;
   CHECK(can(OpKind::kAlltoall));
   rank.call.all_bytes = kMost + 1;
@@ -352,7 +353,7 @@ TEST_CASE("a batch of a plan does not use MPI's barrier, which cannot be withdra
   }
 }
 
-TEST_CASE("each of MPI's collectives has a cost of its own") {
+TEST_CASE("each of MPI's collectives has its own cost") {
   FakeJob fake(2);
   FakeMpi mpi(fake, 0);
   Costs costs;

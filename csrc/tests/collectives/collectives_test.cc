@@ -1,6 +1,6 @@
-// Every operation on every transport: a grid of data types, reductions, numbers of ranks and sizes,
-// through whole engines. Inputs are small integers, so that the expected results are exact in every
-// type.
+// Every operation on every transport, with whole engines: a grid of dtypes, reductions, numbers of
+// ranks and sizes. Inputs are small integers, so that the expected results are exact in every
+// dtype.
 #include <doctest/doctest.h>
 
 #include <numeric>
@@ -15,8 +15,8 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// The whole grid takes minutes under a sanitizer; what they look for does not depend on the type of
-// an element.
+// The whole grid takes minutes under a sanitizer. The defects that sanitizers find do not depend on
+// the dtype.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr DType kDTypes[] = {DType::kBool, DType::kInt8, DType::kFloat16, DType::kFloat64};
 constexpr int kRanks[] = {1, 2, 3, 5};
@@ -37,8 +37,8 @@ constexpr int kLaneRanks[] = {2, 4, 5};
 #endif
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
-// Around the sizes at which algorithms change: a line of shared memory has 4 KiB, a slot and a
-// chunk on a stream have 256 KiB.
+// Sizes around those at which algorithms change: the flag-line allreduce takes up to 4 KiB, a slot
+// and a chunk on a stream have 256 KiB.
 constexpr std::size_t kSmallCounts[] = {0, 1, 3, 17, 1024, 1025, 2049};
 
 double input_value(ReduceOp op, int rank, std::size_t i) {
@@ -73,20 +73,20 @@ double expected_value(DType dtype, ReduceOp op, int ranks, std::size_t i) {
   return op == ReduceOp::kAverage ? result / ranks : result;
 }
 
-// After so many elements, inputs and results repeat themselves.
+// The period with which the elements of inputs and results repeat.
 constexpr std::size_t kPeriod = 20;
 
 Bytes input_of(DType dtype, ReduceOp op, int rank, std::size_t count) {
   return make_array(dtype, count, kPeriod, [&](std::size_t i) { return input_value(op, rank, i); });
 }
 
-// `count` elements of the result, from `first` on.
+// `count` elements of the result, beginning with element `first`.
 Bytes result_of(DType dtype, ReduceOp op, int ranks, std::size_t count, std::size_t first = 0) {
   return make_array(dtype, count, kPeriod,
                     [&](std::size_t i) { return expected_value(dtype, op, ranks, first + i); });
 }
 
-// Zeros and ones by turns.
+// Alternating zeros and ones.
 Bytes zeros_and_ones(DType dtype, std::size_t count, std::size_t first) {
   return make_array(dtype, count, 2, [&](std::size_t i) { return (first + i) % 2; });
 }
@@ -193,7 +193,7 @@ void check_reducescatter(Engine& engine, int rank, DType dtype, ReduceOp op, std
             std::to_string(rows));
 }
 
-// Sums of at most eight ones are exact in floats of 8 bits, and so is their mean.
+// Sums of at most eight ones are exact in 8-bit floats, and so are their averages.
 void check_float8(Engine& engine, int rank, DType dtype, std::size_t count) {
   const int ranks = engine.size();
   const auto ones = [&](int of_rank, std::size_t i) {
@@ -279,7 +279,7 @@ void run_large(Cluster& cluster) {
 
 }  // namespace
 
-TEST_CASE("all operations, types and reductions on 1 to 8 ranks") {
+TEST_CASE("all operations, dtypes and reductions give correct results on 1 to 8 ranks") {
   for (const Transport transport : kTransports) {
     for (const int ranks : kRanks) {
       CAPTURE(transport_name(transport));
@@ -290,7 +290,7 @@ TEST_CASE("all operations, types and reductions on 1 to 8 ranks") {
   }
 }
 
-TEST_CASE("large tensors") {
+TEST_CASE("operations on large tensors give correct results on every transport") {
   for (const Transport transport : kTransports) {
     for (const int ranks : {2, 3, 5}) {
       if (kSanitized && ranks != 3) continue;
@@ -302,7 +302,7 @@ TEST_CASE("large tensors") {
   }
 }
 
-TEST_CASE("every algorithm that can be forced") {
+TEST_CASE("every algorithm that can be forced gives correct results") {
   for (const char* algorithm :
        {"ring", "doubling", "pairwise", "hierarchical", "direct", "lines", "tree", "chain"}) {
     for (const Transport transport : {Transport::kShm, Transport::kTcp, Transport::kMixed}) {
@@ -326,7 +326,7 @@ TEST_CASE("every algorithm that can be forced") {
   }
 }
 
-TEST_CASE("several connections between two hosts") {
+TEST_CASE("large tensors give correct results over several lanes between two hosts") {
   for (const Transport transport : {Transport::kInproc, Transport::kTcp, Transport::kMixed}) {
     for (const int ranks : kLaneRanks) {
       CAPTURE(transport_name(transport));
@@ -338,7 +338,7 @@ TEST_CASE("several connections between two hosts") {
 }
 
 TEST_CASE("process sets that span hosts reduce within each host first") {
-  // Of two hosts with four ranks each: even and uneven sets.
+  // There are two hosts with four ranks each. Sets have equally or differently many ranks on them.
   for (const std::vector<int>& members :
        {std::vector<int>{0, 1, 2, 3}, {0, 3, 4, 7}, {0, 1, 2}, {0, 2, 4}, {1, 2, 4, 5, 6, 7}}) {
     EngineOptions options = test_options();
@@ -370,7 +370,7 @@ TEST_CASE("process sets that span hosts reduce within each host first") {
 
 TEST_CASE("results have the same bits on every rank and in every run") {
   constexpr int kFive = 5;
-  constexpr std::size_t kRandoms = 4099;  // different numbers in an input
+  constexpr std::size_t kRandoms = 4099;  // the number of distinct random values in an input
   std::mt19937_64 random(test_seed());
   std::normal_distribution<double> normal;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
@@ -424,7 +424,7 @@ TEST_CASE("results have the same bits on every rank and in every run") {
 }
 
 TEST_CASE("16-bit floats are summed in float32 within a host") {
-  // 2048 + 1 is not a float16: adding ones to it one by one in float16 would lose every one of
+  // 2049 is not representable in float16: adding single ones to 2048 in float16 would lose all of
   // them.
   for (const Transport transport : {Transport::kThreads, Transport::kShm}) {
     for (const std::size_t count : {std::size_t{8}, std::size_t{100'000}}) {
@@ -465,8 +465,8 @@ TEST_CASE("scale factors are applied before and after the reduction") {
   }
 }
 
-TEST_CASE("fused tensors across the borders of lines, blocks, parts and slots") {
-  // In and out of place by turns, of sizes drawn at random; groups are one batch.
+TEST_CASE("fused tensors of random sizes that cross the borders of chunks and slots are reduced") {
+  // Tensors alternate between in place and out of place. A group is one batch.
   std::mt19937_64 random(test_seed());
   for (const Transport transport : {Transport::kThreads, Transport::kShm}) {
     for (const int ranks : {2, 3, 4}) {

@@ -1,5 +1,5 @@
-// Allreduce of float32 that travels in 16 bits: the same as one of elements that were rounded
-// before, on every transport, alone and in a batch, to the last bit.
+// Compressed allreduce of float32 with a 16-bit wire dtype: on every transport, for single tensors
+// and in batches, it gives the same bits as an allreduce of tensors that were rounded before.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -17,7 +17,7 @@ using Bytes = std::vector<std::byte>;
 constexpr DType kWires[] = {DType::kFloat16, DType::kBFloat16};
 constexpr ReduceOp kReductions[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
                                     ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kAdasum};
-// Around the sizes at which algorithms change; the largest goes in several slots.
+// Sizes around those at which algorithms change; the largest needs several slots.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t kCounts[] = {17, 2049, 150'001};
 #else
@@ -30,7 +30,7 @@ Bytes random_floats(std::size_t count, unsigned seed) {
   return make_array(DType::kFloat32, count, [&](std::size_t) { return value(random); });
 }
 
-// With the factor, in 16 bits.
+// The values multiplied by `factor` and converted to the wire dtype.
 Bytes narrowed(const Bytes& floats, DType wire, float factor = 1) {
   return make_array(wire, floats.size() / sizeof(float), [&](std::size_t i) {
     return static_cast<float>(get_element(DType::kFloat32, floats.data() + i * sizeof(float))) *
@@ -87,7 +87,7 @@ void check_all(Engine& engine, int rank, std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("what travels in 16 bits is rounded once, and reduced as they are") {
+TEST_CASE("a compressed allreduce equals an allreduce of tensors that were rounded before") {
   const std::uint64_t seed = test_seed();
   for (const Transport transport : kTransports) {
     for (const int ranks : kSanitized ? std::vector{1, 3} : std::vector{1, 2, 3, 4}) {
@@ -100,7 +100,7 @@ TEST_CASE("what travels in 16 bits is rounded once, and reduced as they are") {
   }
 }
 
-TEST_CASE("every algorithm can") {
+TEST_CASE("every algorithm supports compression with the same results") {
   const std::uint64_t seed = test_seed();
   for (const char* name : {"ring", "pairwise", "doubling", "hierarchical", "direct"}) {
     CAPTURE(name);
@@ -111,7 +111,7 @@ TEST_CASE("every algorithm can") {
   }
 }
 
-TEST_CASE("a batch may hold some of each, and ranks that have joined") {
+TEST_CASE("compressed and uncompressed tensors, and joined ranks, can share batches") {
   Cluster cluster(Transport::kThreads, 3);
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
@@ -136,7 +136,7 @@ TEST_CASE("a batch may hold some of each, and ranks that have joined") {
       await(engine, handles[i]);
       engine.handles().release(handles[i]);
       outputs[i].pop_back();
-      // bfloat16 has not enough digits for it.
+      // The input's values are not representable in bfloat16.
       const Bytes rounded = i % 3 > 0
                                 ? widened(narrowed(inputs[i], kWires[i % 3 - 1]), kWires[i % 3 - 1])
                                 : inputs[i];
@@ -157,7 +157,7 @@ TEST_CASE("a batch may hold some of each, and ranks that have joined") {
   });
 }
 
-TEST_CASE("ranks that compress differently are told so") {
+TEST_CASE("different compression on the ranks is a mismatch error") {
   Cluster cluster(Transport::kThreads, 3);
   cluster.run([&](int rank) {
     Order order;
@@ -171,7 +171,7 @@ TEST_CASE("ranks that compress differently are told so") {
   });
 }
 
-TEST_CASE("compression is for allreduce of float32") {
+TEST_CASE("compression is only supported for allreduce of float32") {
   Cluster cluster(Transport::kThreads, 1);
   const Bytes input(80);
   const auto refused = [&](OpKind op, DType wire) {

@@ -1,5 +1,5 @@
-// Adasum of tensors on GPUs, on simulated GPUs: all ranks have the same bits, alone and fused, by
-// NCCL and by CUDA IPC; and they are the CPU's values but for the last digits.
+// Adasum of tensors on simulated GPUs, by NCCL and by CUDA IPC: all ranks get the same bits,
+// whether tensors are fused or not, and the values equal the CPU's up to rounding.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ std::vector<double> decode(DType dtype, const Bytes& bytes) {
   return values;
 }
 
-// One tensor: what each rank gives, by rank.
+// One tensor, with the input of each rank.
 struct Tensor {
   Order order;
   double precision;
@@ -78,7 +78,7 @@ std::vector<Tensor> random_tensors(Random& random, int ranks, int count, std::si
   return tensors;
 }
 
-// All of them at once, so that they are fused, or one by one.
+// Reduces all tensors together, so that they are fused, or one after another.
 std::vector<Bytes> on_devices(GpuJob& job, int rank, const std::vector<Tensor>& tensors,
                               bool fused) {
   Framework& framework = job.framework(rank);
@@ -119,7 +119,7 @@ Bytes on_cpu(Engine& engine, const Tensor& tensor, int rank) {
   return perform(engine, order);
 }
 
-// A driver that has no memory for large halves of CUDA IPC's buffers, which are powers of two.
+// Fails to allocate large halves of CUDA IPC's buffers, whose sizes are powers of two.
 CUresult (*allocate)(CUdeviceptr*, std::size_t) = nullptr;
 CUresult allocate_small_halves(CUdeviceptr* address, std::size_t bytes) {
   constexpr CUresult kOutOfMemory = 2;
@@ -160,7 +160,7 @@ std::vector<Bytes> check_job(const GpuJobOptions& options, const std::vector<Ten
 
 }  // namespace
 
-TEST_CASE("Adasum on GPUs") {
+TEST_CASE("Adasum on GPUs equals Adasum on CPUs, with the same bits on all ranks") {
   Random random(seed());
   for (const int ranks : {2, 4}) {
     const auto tensors = random_tensors(random, ranks, 24, 5000);
@@ -170,7 +170,7 @@ TEST_CASE("Adasum on GPUs") {
   }
 }
 
-TEST_CASE("Adasum in several rounds of CUDA IPC") {
+TEST_CASE("Adasum gives the same bits if CUDA IPC runs it in several rounds") {
   Random random(seed());
   auto tensors = random_tensors(random, 2, 1, 1);
   tensors[0].order.shape = {600'000};
@@ -187,7 +187,7 @@ TEST_CASE("Adasum in several rounds of CUDA IPC") {
   check_job(options, tensors);
 }
 
-TEST_CASE("Adasum with a rank that has joined: zeros change nothing") {
+TEST_CASE("a joined rank contributes zeros to Adasum, which do not change the result") {
   for (const char* algorithm : {"nccl", "ipc"}) {
     GpuJob job(options_of(algorithm, 2));
     const std::vector<double> values = {3, -1.5, 0.25, 100};

@@ -1,6 +1,6 @@
-// Allreduces of tensors on GPUs over two hosts, which are reduced in each host first, on simulated
-// GPUs: the results are those of the CPU's hierarchical allreduce, of every type and size; the way
-// is taken by all ranks or by none; and a rank that waits for one that will not come is released.
+// The hierarchical allreduce of GPU tensors, which reduces within each host first, on two hosts
+// with simulated GPUs: the results equal those of the CPU's hierarchical allreduce for every dtype
+// and size; all ranks use it or none; and ranks that wait for a missing rank are released.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -30,12 +30,12 @@ EngineOptions forced(const char* name = "hierarchical") {
   return options;
 }
 
-// Ranks are on two hosts, even and odd ones.
+// Even ranks are on one host, odd ranks on the other.
 GpuJobOptions on_two_hosts(int ranks, EngineOptions engine = forced()) {
   return {.transport = Transport::kInprocHosts, .ranks = ranks, .engine = std::move(engine)};
 }
 
-// And no CUDA IPC.
+// The same with NCCL and without CUDA IPC.
 GpuJobOptions on_two_hosts_with_nccl_alone() {
   GpuJobOptions options = on_two_hosts(4);
   options.has_nccl = true;
@@ -43,7 +43,8 @@ GpuJobOptions on_two_hosts_with_nccl_alone() {
   return options;
 }
 
-// With any bits, or with numbers of which sums and products are exact in any order.
+// An allreduce of random elements, or, if `exact`, of numbers whose sums and products are exact in
+// any order.
 std::vector<RankOperation> allreduce_of(Random& random, int ranks, Order order, std::size_t count,
                                         bool exact) {
   order.shape = {static_cast<std::int64_t>(count)};
@@ -62,7 +63,8 @@ std::vector<RankOperation> allreduce_of(Random& random, int ranks, Order order, 
   return parts;
 }
 
-// Allreduces of every type, reduction and of many sizes, all of those of a type under way together.
+// Runs allreduces of every dtype with every reduction, in random sizes. Those of one dtype run
+// concurrently.
 void run_all(GpuJob& job, bool exact) {
   constexpr std::size_t kCounts[] = {0, 1, 7, 64, 1000, 4001};
   Random random(seed());
@@ -107,7 +109,7 @@ void run_all(GpuJob& job, bool exact) {
 
 }  // namespace
 
-TEST_CASE("allreduces of every type over two hosts, by CUDA IPC in each") {
+TEST_CASE("with CUDA IPC within each host, allreduces of every dtype equal those of the CPU") {
   for (const int ranks : {4, 6}) {
     CAPTURE(ranks);
     GpuJob job(on_two_hosts(ranks));
@@ -117,14 +119,14 @@ TEST_CASE("allreduces of every type over two hosts, by CUDA IPC in each") {
   }
 }
 
-TEST_CASE("allreduces of every type over two hosts, by NCCL in each") {
+TEST_CASE("with NCCL within each host, allreduces of every dtype equal those of the CPU") {
   for (const int ranks : {4, 6}) {
     CAPTURE(ranks);
     GpuJobOptions options = on_two_hosts(ranks);
     options.has_nccl = true;
     GpuJob job(options);
     run_all(job, true);
-    // And none that spans hosts.
+    // Each rank has one communicator, that of its host; none spans hosts.
     CHECK(job.nccl().alive() == static_cast<std::size_t>(ranks));
     CHECK(job.warnings().empty());
     job.end();
@@ -132,24 +134,23 @@ TEST_CASE("allreduces of every type over two hosts, by NCCL in each") {
   }
 }
 
-TEST_CASE("other operations go through the host's memory then") {
+TEST_CASE("operations other than allreduce fall back to host memory") {
   GpuJobOptions options = on_two_hosts(4);
   options.has_nccl = true;
   GpuJob job(options);
   run_random(job, kSanitized ? 10 : 30, 5, {0, 3000});
 }
 
-TEST_CASE("another way that is forced takes nothing of the hosts' GPUs") {
+TEST_CASE("CUDA IPC is not used while another algorithm is forced") {
   GpuJob job(on_two_hosts(4, forced("staged")));
   job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "t")); });
   CHECK(count_peer_waits(job) == 0);
 }
 
-TEST_CASE("buffers of several windows, the last of which has to be filled up") {
+TEST_CASE("buffers of several windows are reduced, also if the last window is padded") {
   GpuJob job(on_two_hosts(4));
-  // Of 16 MiB each.
-  const std::size_t window = (16 << 20) / sizeof(float);
-  // What a sanitizer notes of so much memory takes its time.
+  const std::size_t window = (16 << 20) / sizeof(float);  // elements; a window has 16 MiB
+  // Sanitizers run fewer sizes, because they are slow with so much memory.
   for (const std::size_t count : {(kSanitized ? 1 : 2) * window + 3, window - 1}) {
     if (kSanitized && count < window) continue;
     const std::string name = std::to_string(count);
@@ -157,12 +158,12 @@ TEST_CASE("buffers of several windows, the last of which has to be filled up") {
   }
 }
 
-TEST_CASE("steps that are planned, and plans that break") {
+TEST_CASE("sums are correct in installed plans and after plans break") {
   GpuJob job(on_two_hosts(4));
   break_plans(job, kSanitized ? 12 : 30);
 }
 
-TEST_CASE("a rank that has joined takes part") {
+TEST_CASE("a joined rank takes part without changing the result") {
   GpuJob job(on_two_hosts(4));
   job.run([&](int rank) {
     if (rank != 1) {
@@ -173,20 +174,20 @@ TEST_CASE("a rank that has joined takes part") {
   });
 }
 
-TEST_CASE("without NCCL it is taken unasked") {
+TEST_CASE("hierarchical is chosen by default on GPUs without NCCL") {
   GpuJob job(on_two_hosts(4, test_options()));
   job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "t")); });
   CHECK(count_peer_waits(job) > 0);
 }
 
-TEST_CASE("beside NCCL between hosts it is taken for what that does not reduce") {
+TEST_CASE("with NCCL, hierarchical is chosen only for dtypes that NCCL cannot reduce") {
   GpuJobOptions options = on_two_hosts(4, test_options());
   options.has_nccl = true;
   GpuJob job(options);
   job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "t")); });
-  CHECK(job.nccl().alive() == 4);  // of one communicator
+  CHECK(job.nccl().alive() == 4);  // the four ranks of one communicator
   CHECK(count_peer_waits(job) == 0);
-  // 16-bit integers.
+  // NCCL has no 16-bit integers.
   job.run([&](int rank) {
     RankOperation part = sum("u", 100, 0);
     part.order.dtype = DType::kInt16;
@@ -198,7 +199,7 @@ TEST_CASE("beside NCCL between hosts it is taken for what that does not reduce")
   CHECK(job.warnings().empty());
 }
 
-TEST_CASE("forced for tensors on GPUs alone") {
+TEST_CASE("hierarchical can be forced for GPU tensors only") {
   EngineOptions engine = test_options();
   engine.gpu_algorithm = "hierarchical";
   GpuJobOptions options = on_two_hosts(4, engine);
@@ -208,16 +209,16 @@ TEST_CASE("forced for tensors on GPUs alone") {
     CHECK(sum_is_correct(job, rank, "t"));
     CHECK(sum_is_correct(job, rank, "u"));
   });
-  // Two of two ranks each, and no exchange for a larger one.
+  // There are two communicators of two ranks each; none of four ranks was set up.
   CHECK(job.nccl().alive() == 4);
   CHECK(count_of("of 4 ranks", job.logged()) == 0);
 }
 
-TEST_CASE("where it cannot be taken, no rank takes it, and one line says why") {
+TEST_CASE("if one rank cannot use the algorithm, no rank does, and one warning has the reason") {
   struct Case {
     const char* reason;
     int ranks;
-    int refuses;  // to open others' memory
+    int refuses;  // the rank that cannot open IPC memory; -1: none
   };
   const Case cases[] = {
       {"each host needs the same number of ranks, at least two", 5, -1},
@@ -239,7 +240,7 @@ TEST_CASE("where it cannot be taken, no rank takes it, and one line says why") {
   }
 }
 
-TEST_CASE("one host may use NCCL, and the other one CUDA IPC") {
+TEST_CASE("one host can use NCCL while the other one uses CUDA IPC") {
   GpuJobOptions options = on_two_hosts(4);
   options.has_nccl = true;
   options.nccl_versions = {23003, 0, 23003, 22304};
@@ -249,9 +250,9 @@ TEST_CASE("one host may use NCCL, and the other one CUDA IPC") {
   CHECK(count_peer_waits(job) > 0);
 }
 
-// Their memory is mapped twice in one process, of which ThreadSanitizer does not know.
+// Transport::kMixed maps memory twice in one process, which ThreadSanitizer does not know.
 #if !defined(__SANITIZE_THREAD__)
-TEST_CASE("process sets work for themselves, and leave nothing on the GPUs") {
+TEST_CASE("process sets run independently and release their GPU memory when they are removed") {
   GpuJobOptions options = on_two_hosts(6);
   options.transport = Transport::kMixed;
   for (const bool has_nccl : {false, true}) {
@@ -262,7 +263,7 @@ TEST_CASE("process sets work for themselves, and leave nothing on the GPUs") {
     for (int i = 0; i < 3; ++i) {
       job.run([&](int rank) {
         Engine& engine = job.engine(rank);
-        // Two ranks of each host, and an uneven set beside it.
+        // One set has two ranks on each host, the other has two on one host and one on the other.
         const auto even =
             static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1, 4, 5})));
         const auto uneven =
@@ -288,10 +289,10 @@ TEST_CASE("process sets work for themselves, and leave nothing on the GPUs") {
 }
 #endif
 
-TEST_CASE("a rank that goes in the middle ends the others' operations") {
+TEST_CASE("an abort while operations are under way fails them on all ranks") {
   GpuJob job(on_two_hosts_with_nccl_alone());
   job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
-  // GPUs have other things to do: all ranks wait for what comes from there.
+  // The GPUs are busy, so that all ranks wait for them.
   job.gpu().pause();
   std::barrier all_submitted(4);
   job.run([&](int rank) {
@@ -302,11 +303,11 @@ TEST_CASE("a rank that goes in the middle ends the others' operations") {
     CHECK(mentions(status, {"second", "the test wants it"}));
     all_submitted.arrive_and_wait();
     if (rank == 3) job.gpu().resume();
-    job.framework(rank).read(0, 0);  // comes to an end
+    job.framework(rank).read(0, 0);  // returns: the framework's stream is not blocked
   });
 }
 
-TEST_CASE("an error of NCCL's in the middle ends the job, and is told") {
+TEST_CASE("an NCCL error while operations are under way fails them on all ranks with that error") {
   GpuJob job(on_two_hosts_with_nccl_alone());
   job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
   job.gpu().pause();
@@ -323,9 +324,9 @@ TEST_CASE("an error of NCCL's in the middle ends the job, and is told") {
   job.gpu().resume();
 }
 
-// What is read then has no order that ThreadSanitizer could see.
+// After the failure, memory is read without an order that ThreadSanitizer could see.
 #if !defined(__SANITIZE_THREAD__)
-TEST_CASE("a rank whose GPU does nothing any more is named in time") {
+TEST_CASE("a rank whose GPU stops signalling fails the job after the data timeout") {
   drop_flag_writes = false;
   EngineOptions engine = forced();
   engine.data_timeout = 0.5;
@@ -341,10 +342,11 @@ TEST_CASE("a rank whose GPU does nothing any more is named in time") {
     InFlight running(job, rank, sum("second", 500, 1), false);
     const Status status = failure_of([&] {
       running.wait();
-      sum_is_correct(job, rank, "third");  // where it was the last one that came
+      // On the ranks where "second" was done, the next operation fails.
+      sum_is_correct(job, rank, "third");
     });
-    // Either a rank that waits for the GPU reports the failure first, or one that is done and
-    // watches it.
+    // The failure is first reported by a rank that waits for the GPU, or by one that is done and
+    // still watches "second".
     CHECK(mentions(status, {"second", "0.5 s"}));
     job.framework(rank).read(0, 0);
   });

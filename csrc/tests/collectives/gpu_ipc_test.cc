@@ -1,6 +1,6 @@
-// Tensors on the GPUs of one host by CUDA IPC, on simulated GPUs: the results are the CPU's in
-// every operation, of every size and with every number of rounds; ranks use it together or not at
-// all; and a rank that waits for one that will not come is released.
+// Collectives by CUDA IPC among the GPUs of one host, on simulated GPUs: the results equal the
+// CPU's for every operation, size and number of rounds; all ranks use CUDA IPC or none; and ranks
+// that wait for a missing rank are released.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,21 +22,22 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// Forced, so that a failure is said aloud.
+// Forces CUDA IPC, so that a failure of its setup is logged as a warning.
 EngineOptions with_ipc() {
   EngineOptions options = test_options();
   options.algorithm = "ipc";
   return options;
 }
 
-// Every allreduce is one of two steps.
+// Without a latency cost, every allreduce uses the algorithm of two steps.
 EngineOptions in_two_steps() {
   EngineOptions options = with_ipc();
   options.costs.ipc.latency = 0;
   return options;
 }
 
-// Functions of a driver that does less than it should. The table is the same in all tests.
+// Driver functions with faults. The function pointers are global, because all tests have the same
+// driver functions.
 CUresult (*allocate)(CUdeviceptr*, std::size_t) = nullptr;
 CUresult allocate_little(CUdeviceptr* address, std::size_t bytes) {
   constexpr CUresult kOutOfMemory = 2;
@@ -44,28 +45,29 @@ CUresult allocate_little(CUdeviceptr* address, std::size_t bytes) {
 }
 CUresult set_nothing(CUdeviceptr, unsigned char, std::size_t, CUstream) { return 0; }
 #if !defined(__SANITIZE_THREAD__)
-// While `stopped`, a rank does not come back from where its stream would tell the others' that it
-// has come.
-std::atomic<bool> stopped{false};
-struct LetGo {
-  explicit LetGo(bool it_does) : does(it_does) {}
-  ~LetGo() {
-    if (!does) return;
-    stopped = false;
-    stopped.notify_all();
+// While `blocked`, cuStreamWriteValue32 does not return: the rank is stopped just before its stream
+// would signal the other ranks.
+std::atomic<bool> blocked{false};
+// Unblocks at the end of its scope if `enabled`.
+struct Unblock {
+  explicit Unblock(bool enabled) : enabled(enabled) {}
+  ~Unblock() {
+    if (!enabled) return;
+    blocked = false;
+    blocked.notify_all();
   }
-  const bool does;
+  const bool enabled;
 };
 CUresult (*write_value)(CUstream, CUdeviceptr, std::uint32_t, unsigned) = nullptr;
 CUresult write_later(CUstream stream, CUdeviceptr word, std::uint32_t value, unsigned flags) {
-  stopped.wait(true);
+  blocked.wait(true);
   return write_value(stream, word, value, flags);
 }
 #endif
 
 }  // namespace
 
-TEST_CASE("many operations by CUDA IPC in flight") {
+TEST_CASE("concurrent random operations by CUDA IPC equal those of the CPU") {
   for (const int ranks : {2, 3, 4}) {
     for (const EngineOptions& options : {with_ipc(), in_two_steps()}) {
       CAPTURE(ranks);
@@ -76,7 +78,7 @@ TEST_CASE("many operations by CUDA IPC in flight") {
   }
 }
 
-TEST_CASE("ranks that share a GPU, and have little memory there, go in several rounds") {
+TEST_CASE("with little GPU memory on one rank, all ranks use smaller chunks in several rounds") {
   for (const EngineOptions& options : {in_two_steps(), with_ipc()}) {
     SimulatedOptions gpus;
     gpus.one_gpu = true;
@@ -93,12 +95,12 @@ TEST_CASE("ranks that share a GPU, and have little memory there, go in several r
   }
 }
 
-TEST_CASE("plans that break leave the rounds in step") {
+TEST_CASE("ranks stay synchronised after plans break") {
   GpuJob job({.ranks = 3, .engine = in_two_steps()});
   break_plans(job, 40);
 }
 
-TEST_CASE("either all ranks use CUDA IPC, or none does and one line says why") {
+TEST_CASE("if one rank cannot use CUDA IPC, no rank does, and one warning has the reason") {
   struct Failure {
     const char* reason;
     void (*driver)(int rank, cuda::DriverApi& api);
@@ -135,7 +137,7 @@ TEST_CASE("either all ranks use CUDA IPC, or none does and one line says why") {
   }
 }
 
-TEST_CASE("a set is gone when no rank reads its memory any more") {
+TEST_CASE("removing a set frees its GPU memory after all ranks have finished reading it") {
   SimulatedOptions gpus;
   gpus.longest_delay = std::chrono::milliseconds(kSanitized ? 1 : 3);
   GpuJob job({.ranks = 3, .engine = in_two_steps(), .gpu = gpus});
@@ -157,9 +159,9 @@ TEST_CASE("a set is gone when no rank reads its memory any more") {
   job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "all again")); });
 }
 
-// What is read then has no order that ThreadSanitizer could see.
+// After the failure, memory is read without an order that ThreadSanitizer could see.
 #if !defined(__SANITIZE_THREAD__)
-TEST_CASE("a stopped rank keeps nobody where a kernel is loaded") {
+TEST_CASE("a stopped rank does not block its peer in the load of a kernel") {
   EngineOptions engine = with_ipc();
   engine.data_timeout = 1;
   GpuJob job({.ranks = 2, .engine = engine, .driver = [](int rank, auto& api) {
@@ -168,13 +170,13 @@ TEST_CASE("a stopped rank keeps nobody where a kernel is loaded") {
                 api.StreamWriteValue32 = write_later;
               }});
   job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });
-  stopped = true;
+  blocked = true;
   std::barrier submitted(2);
   job.run([&](int rank) {
-    const LetGo let_go(rank == 0);
+    const Unblock unblock(rank == 0);
     Engine& engine = job.engine(rank);
     Framework& framework = job.framework(rank);
-    // There beforehand, as the framework is kept, too, where it allocates memory.
+    // Allocated beforehand, because an allocation would wait for the blocked GPU as well.
     Framework::Array x(framework, 400), y(framework, 400);
     const auto begin = [&](Framework::Array& array, const char* name, DType dtype) {
       Order order;
@@ -187,8 +189,8 @@ TEST_CASE("a stopped rank keeps nobody where a kernel is loaded") {
       order.stream = framework.stream();
       return submit(engine, order);
     };
-    // Rank 1 has said that it comes to both before it is stopped in the first one. The second one
-    // takes kernels that are not there yet.
+    // Rank 1 has announced both operations before it is stopped in the first one. The second one
+    // needs kernels that are not loaded yet.
     if (rank == 0) submitted.arrive_and_wait();
     const hp_handle second = begin(x, "second", DType::kFloat32);
     const hp_handle third = begin(y, "third", DType::kInt32);
@@ -202,7 +204,7 @@ TEST_CASE("a stopped rank keeps nobody where a kernel is loaded") {
   });
 }
 
-TEST_CASE("a failing job releases ranks that wait for a GPU that has stopped") {
+TEST_CASE("an abort releases streams that wait for a GPU that has stopped signalling") {
   drop_flag_writes = false;
   GpuJob job({.ranks = 2, .engine = with_ipc(), .driver = [](int rank, cuda::DriverApi& api) {
                 if (rank != 1) return;
@@ -216,7 +218,7 @@ TEST_CASE("a failing job releases ranks that wait for a GPU that has stopped") {
     mine = std::make_unique<InFlight>(job, rank, sum("second", 500, 1), false);
     mine->wait();
   });
-  // Nobody has to wait for ever, as the simulated GPU would say after half a minute.
+  // The simulated GPU would report misuse if a stream waited forever.
   job.run([&](int rank) {
     if (rank == 1) job.engine(1).abort("it has had enough");
     const Status status = failure_of([&] { sum_is_correct(job, rank, "third"); });

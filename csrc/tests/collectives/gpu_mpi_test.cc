@@ -1,6 +1,6 @@
-// Tensors on GPUs by MPI's own collectives, on simulated GPUs and an MPI within this process: the
-// results are the CPU's; MPI is called when the GPU is done, and never again given memory that it
-// may still have; and ranks use it together or not at all.
+// MPI's own collectives on GPU memory, with simulated GPUs and an MPI within this process: the
+// results equal the CPU's; MPI is called only after the GPU has written the data; memory that MPI
+// may still use is never used again; and all ranks use MPI or none.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -33,16 +33,16 @@ bool is_on_device(const cuda::DriverApi& api, const void* memory) {
          type == cuda::kDeviceMemory;
 }
 
-// For ranks that are threads.
+// The MPI of a job whose ranks are threads.
 class Shared {
  public:
   Shared(int ranks, std::vector<OnGpu> on_gpu) : job_(ranks), on_gpu_(std::move(on_gpu)) {}
 
   std::shared_ptr<Mpi> of(int rank) { return std::make_shared<Locked>(*this, rank); }
 
-  // The job that it is in has this GPU.
+  // The driver functions of the job's GPUs.
   const cuda::DriverApi* api = nullptr;
-  std::array<std::atomic<int>, kOpKindCount> on_device{};  // collectives that were begun there
+  std::array<std::atomic<int>, kOpKindCount> on_device{};  // collectives begun on GPU memory
   std::atomic<bool> failing{false};
 
  private:
@@ -51,7 +51,7 @@ class Shared {
     Locked(Shared& shared, int rank) : shared_(shared), rank_(rank), mpi_(shared.job_, rank) {}
 
     bool has(OpKind kind) const override { return mpi_.has(kind); }
-    // As all MPIs, whose results would be rounded once more than others'.
+    // As with all MPIs: reductions of float16 are not offered, because MPI would round more often.
     bool can_reduce(DType dtype, ReduceOp op) const override {
       return dtype != DType::kFloat16 && mpi_.can_reduce(dtype, op);
     }
@@ -128,7 +128,7 @@ class Shared {
   const std::vector<OnGpu> on_gpu_;
 };
 
-// A job whose ranks have these MPIs.
+// A job whose ranks have MPIs with these capabilities.
 struct Job {
   explicit Job(std::vector<OnGpu> on_gpu, std::chrono::microseconds delay = {})
       : ranks(static_cast<int>(on_gpu.size())), mpi(ranks, std::move(on_gpu)) {
@@ -152,7 +152,7 @@ constexpr OpKind kReduces[] = {OpKind::kAllreduce, OpKind::kReducescatter};
 
 }  // namespace
 
-TEST_CASE("many operations by MPI on GPU memory in flight") {
+TEST_CASE("concurrent random operations by MPI on GPU memory equal those of the CPU") {
   for (const int ranks : {2, 3, 4}) {
     for (const int delay : {50, 2000}) {
       CAPTURE(ranks);
@@ -161,7 +161,7 @@ TEST_CASE("many operations by MPI on GPU memory in flight") {
       const int count = kSanitized || delay > 50 ? 15 : 60;
       run_random(*job.job, count, 10, {0, 6000});
       for (const OpKind kind : kMoves) CHECK(job.begun_on_device(kind) > 0);
-      // Most of them, but not all.
+      // MPI has only some of the reductions, so few operations may contain none of them.
       if (count > 15) {
         for (const OpKind kind : kReduces) CHECK(job.begun_on_device(kind) > 0);
       }
@@ -169,14 +169,14 @@ TEST_CASE("many operations by MPI on GPU memory in flight") {
   }
 }
 
-TEST_CASE("plans that break leave MPI's collectives in step") {
+TEST_CASE("ranks call MPI's collectives in the same order after plans break") {
   Job job({OnGpu::kAll, OnGpu::kAll, OnGpu::kAll});
   constexpr int kSteps = 24, kTensors = 4;
   job.job->run([&](int rank) {
     for (int step = 0; step < kSteps; ++step) {
       std::vector<std::unique_ptr<InFlight>> running;
       for (int i = 0; i < kTensors; ++i) {
-        // Every few steps each rank begins with another one.
+        // In every eighth step, ranks submit in different orders.
         const int tensor = (i + (step % 8 == 7 ? rank : 0)) % kTensors;
         running.push_back(std::make_unique<InFlight>(
             *job.job, rank, sum("t" + std::to_string(tensor), 300, 1), step % 2 == 0));
@@ -191,7 +191,7 @@ TEST_CASE("plans that break leave MPI's collectives in step") {
   CHECK(job.begun_on_device(OpKind::kAllreduce) > 0);
 }
 
-TEST_CASE("ranks use MPI for what all of their MPIs take, and one line says what is not") {
+TEST_CASE("ranks use only the MPI capabilities that all of them have, and log what is missing") {
   struct Case {
     std::vector<OnGpu> on_gpu;
     OnGpu together;
@@ -217,14 +217,14 @@ TEST_CASE("ranks use MPI for what all of their MPIs take, and one line says what
       CHECK((job.begun_on_device(kind) > 0) == (each.together >= OnGpu::kMoves));
     }
     for (const OpKind kind : kReduces) CHECK(job.begun_on_device(kind) == 0);
-    CHECK(count_of(each.line, job.job->warnings()) == 1);  // it was asked for
+    CHECK(count_of(each.line, job.job->warnings()) == 1);  // a warning, because MPI is forced
     CHECK(count_of(each.line, job.job->logged()) == each.on_gpu.size());
   }
 }
 
-// What is left to MPI counts as lost.
+// LeakSanitizer would report the memory that is abandoned to MPI.
 #if !defined(__SANITIZE_ADDRESS__)
-TEST_CASE("an error of MPI's ends the job, and a line says so") {
+TEST_CASE("an MPI error fails the job with a message that names MPI") {
   Job job({OnGpu::kAll, OnGpu::kAll});
   job.job->run([&](int rank) {
     InFlight first(*job.job, rank, sum("first", 500, 1), false);
@@ -242,7 +242,7 @@ TEST_CASE("an error of MPI's ends the job, and a line says so") {
 
 namespace {
 
-// One rank's part in an alltoall, without an engine.
+// One rank of an alltoall, without an engine.
 struct Rank {
   Rank(SimulatedGpu& gpu, FakeJob& job, int number) : framework(gpu, number), mpi(job, number) {
     cuda::Toolkit toolkit;
@@ -288,7 +288,7 @@ struct Pair {
     for (auto& rank : ranks) {
       rank->input.write(Bytes(Rank::kBytes, std::byte{7}));
       rank->output.write(Bytes(Rank::kBytes, std::byte{2}));
-      static_cast<void>(rank->output.read());  // it is written by the time that this returns
+      static_cast<void>(rank->output.read());  // waits until both writes are done
     }
   }
   Rank& operator[](std::size_t i) { return *ranks[i]; }
@@ -300,7 +300,7 @@ struct Pair {
 
 }  // namespace
 
-TEST_CASE("MPI is not called before the GPU has come to where the data is there") {
+TEST_CASE("MPI is not called before the GPU has written its input") {
   Pair pair;
   pair.gpu.pause();
   for (std::size_t i = 0; i < 2; ++i) {
@@ -314,16 +314,16 @@ TEST_CASE("MPI is not called before the GPU has come to where the data is there"
     pair[i].poll_until([&] { return pair[i].has_begun(); });
     CHECK(is_on_device(pair.gpu.api(), pair[i].mpi.last.input));
     CHECK(is_on_device(pair.gpu.api(), pair[i].mpi.last.output));
-    // Never memory of the user's.
+    // MPI never gets the user's memory.
     CHECK(pair[i].mpi.last.input != pair[i].input.address());
     CHECK(pair[i].mpi.last.output != pair[i].output.address());
   }
   for (std::size_t i = 0; i < 2; ++i) CHECK(pair[i].fiber->poll());
 }
 
-TEST_CASE("memory of a GPU that MPI may still use is nobody's any more") {
+TEST_CASE("GPU memory that MPI may still use is neither reused nor freed") {
 #if defined(__SANITIZE_ADDRESS__)
-  const __lsan::ScopedDisabler left_to_mpi_for_good;
+  const __lsan::ScopedDisabler abandoned_to_mpi;
 #endif
   Pair pair;
   pair[0].start();

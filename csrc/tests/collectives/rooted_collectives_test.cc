@@ -1,5 +1,5 @@
-// reduce, gather and scatter on every transport: random shapes, data types, roots and process sets.
-// Inputs are small integers, so that the expected results are exact in every type.
+// reduce, gather and scatter on every transport, with random shapes, dtypes, roots and process
+// sets. Inputs are small integers, so that the expected results are exact in every dtype.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -34,12 +34,12 @@ void check(const std::string& difference, const std::string& what) {
   if (!difference.empty()) throw std::runtime_error(what + ": " + difference);
 }
 
-// All ranks draw the same numbers.
+// Random choices, which are the same on all ranks.
 struct Draw {
   explicit Draw(std::uint64_t seed) : random(seed) {}
   std::size_t below(std::size_t limit) { return random() % limit; }
   DType dtype() { return kDTypes[below(std::size(kDTypes))]; }
-  // Around the sizes at which algorithms change, and nothing.
+  // Sizes around those at which algorithms change, and 0.
   std::size_t count() {
     constexpr std::size_t kCounts[] = {0, 1, 3, 1025, 70'001, 600'003};
     return kCounts[below(kSanitized ? 5 : std::size(kCounts))];
@@ -68,7 +68,7 @@ void check_reduce(const Scene& scene, Draw& draw) {
   order.reduce = average ? ReduceOp::kAverage : ReduceOp::kSum;
   order.root = root;
   order.set = scene.set;
-  // Exact again after the division.
+  // Multiplied by the number of ranks, so that the average is exact.
   order.prescale = average ? static_cast<double>(scene.ranks.size()) : 1;
   order.shape = {static_cast<std::int64_t>(count)};
   order.input = input.data();
@@ -140,7 +140,7 @@ void check_scatter(const Scene& scene, Draw& draw) {
   order.dtype = dtype;
   order.root = root;
   order.set = scene.set;
-  // Other ranks say the shape of a row only.
+  // On other ranks, only the shape of a row matters.
   order.shape = {scene.rank == root ? all : static_cast<std::int64_t>(me), 3};
   order.input = scene.rank == root ? whole.data() : nullptr;
   if (given && scene.rank == root) order.splits = rows;
@@ -314,7 +314,7 @@ TEST_CASE("ranks that disagree about the columns of a gather get an error; rows 
   });
 }
 
-TEST_CASE("what one rank alone has wrong is refused without the others") {
+TEST_CASE("wrong arguments of one rank are rejected at submission, without the other ranks") {
   Cluster cluster(Transport::kThreads, 2);
   Engine& engine = cluster.engine(0);
   std::vector<float> data(4);
