@@ -1,4 +1,4 @@
-// Control messages survive the journey, and everything else is refused.
+// Control messages round-trip through their encoding, and invalid bytes are rejected.
 #include <doctest/doctest.h>
 
 #include <random>

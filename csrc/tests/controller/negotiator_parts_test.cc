@@ -1,4 +1,4 @@
-// The parts of the negotiator, each without the others.
+// Tests of the parts of the negotiator, each without the others.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ Signature signature_of(OpKind op = OpKind::kAllreduce, std::int64_t elements = 4
   return signature;
 }
 
-// Rank 0 with the children 1, which has the child 2, and 3.
+// Rank 0 with the children 1 and 3; rank 1 has the child 2.
 const TreePosition kRoot{0, -1, {1, 3}, {{1, 2}, {3}}};
 
 std::vector<std::string> names_of(const std::vector<ReadinessTable::Complete>& operations) {
@@ -46,7 +46,7 @@ DecisionQueue::Options queue_options(std::size_t capacity = 8) {
           .max_outstanding = 2};
 }
 
-// Decides one batch of one operation and applies it to the table, as every rank does.
+// Decides a batch of one operation and applies it to the table, as every rank does.
 DecisionItem::Member decide(DecisionQueue& queue, NameTable& names, const std::string& name,
                             const Signature& signature) {
   queue.add({name, signature, {}});
@@ -139,7 +139,8 @@ TEST_CASE("a join completes what only the joining ranks lacked, in the order of 
   CHECK(!table.any_joined());
 }
 
-TEST_CASE("an operation is refused without its root, and an administrative one without any rank") {
+TEST_CASE(
+    "an operation is rejected if its root has joined, an administrative one if any rank has") {
   Signature broadcast = signature_of(OpKind::kBroadcast);
   broadcast.root = 2;
   CHECK(refusal("x", broadcast, {}, {}).empty());
@@ -190,7 +191,7 @@ TEST_CASE("half of the ids go to new names, the rest to names that recur") {
   CHECK(names.size() == 4);
 }
 
-TEST_CASE("errors and ends are taken once, in order") {
+TEST_CASE("errors and closings are taken once, in order") {
   DecisionQueue queue(queue_options());
   queue.add_error("a", "first");
   queue.add_end(kSetRemoved);
@@ -215,7 +216,7 @@ TEST_CASE("equal steps lead to a query, and its answers to a plan") {
   CHECK(proposal->operations == 3);
   learner.begin_query(proposal->number, proposal->operations);
   CHECK(!learner.query().complete());
-  CHECK(!run_steps(learner, 5, &steps));  // a child has not answered
+  CHECK(!run_steps(learner, 5, &steps));  // one child has not answered yet
   CHECK_THROWS_AS(learner.add_answer(proposal->number + 1, {0, 0, 0}), WireError);
   CHECK_THROWS_AS(learner.add_answer(proposal->number, {0, 0}), WireError);
 
@@ -227,7 +228,7 @@ TEST_CASE("equal steps lead to a query, and its answers to a plan") {
   CHECK(proposal->install);
   CHECK(proposal->number == query);
   learner.reset();
-  CHECK(!learner.add_answer(query, {0, 0, 0}));  // out of date
+  CHECK(!learner.add_answer(query, {0, 0, 0}));  // the answer is out of date
 }
 
 TEST_CASE("a query needs operations that every rank has submitted") {
@@ -239,7 +240,7 @@ TEST_CASE("a query needs operations that every rank has submitted") {
   CHECK_THROWS_AS(learner.begin_query(1, 1), WireError);
   learner.note("c", signature_of(), 1);
   learner.begin_query(1, 1);
-  CHECK(learner.query().complete());  // a leaf of the tree
+  CHECK(learner.query().complete());  // a leaf waits for no children
 }
 
 TEST_CASE("a plan that ends soon doubles the steps that the next one needs") {
@@ -251,7 +252,7 @@ TEST_CASE("a plan that ends soon doubles the steps that the next one needs") {
   REQUIRE(run_steps(learner, 100, &second));
   CHECK(second == first + 3);
   learner.reset();
-  learner.plan_ended(3, true);  // its trial was over
+  learner.plan_ended(3, true);  // the plan ended because its trial was complete
   REQUIRE(run_steps(learner, 100, &third));
   CHECK(third == first);
   PlanLearner never(0, 0);
@@ -266,7 +267,7 @@ TEST_CASE("a plan ends at the last batch that all ranks have joined") {
     CHECK(halt.ask());
     CHECK(!halt.ask());
     CHECK(!halt.halted());
-    CHECK_THROWS_AS(halt.report(4, 1), WireError);  // before the halt
+    CHECK_THROWS_AS(halt.report(4, 1), WireError);  // the halt has not begun
     std::uint64_t least = 10 + random() % 2;
     halt.begin(least);
     std::shuffle(children.begin(), children.end(), random);

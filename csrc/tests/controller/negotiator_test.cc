@@ -1,5 +1,5 @@
-// The negotiator under a scheduler that delays and reorders everything that may be delayed and
-// reordered.
+// Tests of the negotiator under a random scheduler that delays and reorders events as far as an
+// engine could.
 #include "controller/negotiator.h"
 
 #include <doctest/doctest.h>
@@ -31,13 +31,13 @@ Signature signature_of(OpKind op, std::int64_t elements, DType dtype = DType::kF
   return signature;
 }
 
-// Ranks without engines: negotiators, and channels that keep the order of each pair of ranks and no
-// other.
+// Ranks without engines: negotiators, connected by channels that keep the order of messages only
+// within each pair of ranks.
 class Simulation {
  public:
   Simulation(std::vector<int> hosts, Negotiator::Options options)
       : size_(static_cast<int>(hosts.size())) {
-    options.plan_after = 0;  // plan_test.cc has plans
+    options.plan_after = 0;  // no plans; plan_test.cc tests them
     const Topology topology(hosts);
     for (int rank = 0; rank < size_; ++rank) {
       negotiators_.emplace_back(7, topology.position(rank), options);
@@ -52,7 +52,7 @@ class Simulation {
     return decided_[static_cast<std::size_t>(rank)];
   }
 
-  // One thing that may happen now, chosen at random; false if nothing can.
+  // Runs one randomly chosen event of those that are possible now; false if there is none.
   bool happen(Random& random) {
     std::vector<std::function<void()>> choices;
     for (auto& [pair, messages] : channels_) {
@@ -68,7 +68,7 @@ class Simulation {
         });
       }
     }
-    // Flushing is what an engine does whenever it is awake.
+    // An engine flushes whenever it is awake.
     const int flushed = below(random, size_);
     (*this)[flushed].flush();
     bool moved = collect(flushed);
@@ -86,7 +86,7 @@ class Simulation {
   std::uint64_t messages() const { return messages_; }
   std::uint64_t bytes() const { return bytes_; }
 
-  // Takes what a rank has to say and has decided.
+  // Collects the messages and decisions of a rank. Returns whether there were any.
   bool collect(int rank) {
     bool any = false;
     for (auto& message : (*this)[rank].take_outgoing()) {
@@ -148,8 +148,7 @@ void same_decisions_everywhere(const Simulation& simulation) {
   }
 }
 
-// What each rank does in one program: several steps over the same names, each in an order of its
-// own.
+// The program of a rank: several steps over the same names, each in a different order.
 struct Program {
   std::vector<std::vector<std::pair<std::string, Signature>>> steps;
 };
@@ -258,14 +257,14 @@ TEST_CASE("after fail_all, old readiness is dropped and new operations run") {
     Random random(seed + static_cast<std::uint64_t>(round));
     const int ranks = 2 + below(random, 15);
     Simulation simulation(random_hosts(random, ranks), {});
-    // Every rank but one is ready; some of that is still on its way when all is called off.
+    // All ranks except one are ready. Some of their messages are still in flight at fail_all().
     const int silent = below(random, ranks);
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank != silent) simulation[rank].submit("stuck", signature_of(OpKind::kAllreduce, 4));
       simulation.collect(rank);
     }
     for (int i = below(random, 50); i > 0; --i) simulation.happen(random);
-    simulation[0].fail_all({HP_DEADLOCK, "called off"});
+    simulation[0].fail_all({HP_DEADLOCK, "failed by the test"});
     simulation.collect(0);
     std::vector<bool> submitted_again(static_cast<std::size_t>(ranks), false);
     for (int events = 0;; ++events) {
@@ -302,8 +301,8 @@ TEST_CASE(
     options.cache_capacity = static_cast<std::size_t>(below(random, 20));
     options.max_outstanding = 1 + below(random, 3);
     Simulation simulation(random_hosts(random, ranks), options);
-    // Operation i of a phase is submitted by the ranks that have more than i of them; then they
-    // join. All the same names in every phase; each rank submits its own in an order of its own.
+    // In every phase, a rank submits its first operations, in its own order and with the same names
+    // in every phase, and then joins. The ranks have different numbers of operations.
     constexpr int kPhases = 3;
     std::vector<std::vector<int>> counts(kPhases);
     for (auto& phase : counts) {
@@ -380,7 +379,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a join deep in the tree arrives after the readiness that it completes") {
-  // The way up from rank 10, the only one to join: 9, 1, 0.
+  // Only rank 10 joins. Its path to the root is 9, 1, 0.
   Simulation simulation({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9}, {});
   REQUIRE(simulation[10].position().parent == 9);
   REQUIRE(simulation[9].position().parent == 1);
@@ -434,7 +433,7 @@ TEST_CASE("when a rank leaves, every rank runs the same operations before the en
   }
 }
 
-TEST_CASE("an operation that recurs costs bits: one small message up and one down for each rank") {
+TEST_CASE("recurring operations take one small message up and one down per rank and step") {
   constexpr int kRanks = 64;
   constexpr int kTensors = 1000;
   std::vector<int> hosts;
@@ -458,7 +457,7 @@ TEST_CASE("an operation that recurs costs bits: one small message up and one dow
   }
   const std::uint64_t messages = simulation.messages() - messages_before;
   const std::uint64_t bytes = simulation.bytes() - bytes_before;
-  // Readiness of 1,000 names is 125 bytes; an order of 1,000 numbers at most 3,000.
+  // The readiness of 1,000 names takes 125 bytes, the order of 1,000 ids at most 3,000.
   CHECK(messages <= 3 * (kRanks - 1));
   CHECK(bytes / kRanks < 4000);
   CHECK(simulation[0].cached_names() == kTensors);
@@ -487,7 +486,7 @@ TEST_CASE("invalid messages are rejected") {
   Negotiator root = fresh(0);
   root.receive(1, ready);
   CHECK_THROWS_AS(root.receive(1, ready), WireError);  // twice
-  CHECK_THROWS_AS(root.receive(0, ready), WireError);  // no child
+  CHECK_THROWS_AS(root.receive(0, ready), WireError);  // the sender is not a child
   Ready unknown;
   unknown.ids = {3};
   CHECK_THROWS_AS(root.receive(1, unknown), WireError);
@@ -500,7 +499,7 @@ TEST_CASE("invalid messages are rejected") {
   item.batch = 1;
   item.members = {{std::nullopt, "never submitted", {}, {}}};
   CHECK_THROWS_AS(leaf.receive(0, Decisions{0, {item}}), WireError);
-  CHECK_THROWS_AS(leaf.receive(2, Decisions{0, {}}), WireError);  // no parent
+  CHECK_THROWS_AS(leaf.receive(2, Decisions{0, {}}), WireError);  // the sender is not the parent
   leaf.submit("x", signature_of(OpKind::kAllreduce, 4));
   item.batch = 5;
   item.members = {{std::nullopt, "x", {}, {}}};

@@ -1,5 +1,5 @@
-// Locked plans under a scheduler that delays and reorders everything that may be delayed and
-// reordered: programs, messages and the execution of batches.
+// Tests of plans under a random scheduler that delays and reorders programs, messages and the
+// execution of batches as far as an engine could.
 #include "controller/plan.h"
 
 #include <doctest/doctest.h>
@@ -20,9 +20,8 @@ using namespace horoplug::testing;
 
 namespace {
 
-// A job without engines: negotiators, programs that block, channels that keep the order of each
-// pair of ranks and no other, and executors for which a batch is done once every rank has come to
-// it.
+// A job without engines: negotiators, programs that block, channels that keep the order of messages
+// only within each pair of ranks, and executors that finish a batch once every rank has reached it.
 class Job {
  public:
   Job(const std::vector<int>& hosts, const Negotiator::Options& options,
@@ -51,7 +50,7 @@ class Job {
     std::set<std::string> in_flight;
     std::map<std::string, Signature> pending;  // submitted, not in a batch
     std::uint64_t dependency_epoch = 0;
-    bool looked = false;
+    bool result_observed = false;
     std::deque<Batch> queue;
     std::vector<Batch> done;
     std::uint64_t withdrawn = 0;
@@ -64,10 +63,10 @@ class Job {
     return std::all_of(ranks_.begin(), ranks_.end(), [](auto& r) { return r->finished(); });
   }
 
-  // One thing that may happen now, chosen at random; false if nothing can without anybody's losing
-  // patience.
+  // Runs one randomly chosen event of those that are possible now; false if there is none before a
+  // deadline of a plan expires.
   bool happen(Random& random) {
-    // What an engine does whenever it is awake.
+    // An engine flushes whenever it is awake.
     std::vector<int> order;
     for (int rank = 0; rank < size_; ++rank) order.push_back(rank);
     std::shuffle(order.begin(), order.end(), random);
@@ -94,8 +93,8 @@ class Job {
     return moved;
   }
 
-  // What the engine's clocks do: somebody's patience is over. False if nobody has a reason.
-  bool lose_patience(Random& random) {
+  // Expires the plan deadline of a random rank, as the watchdog does; false if no rank has one.
+  bool expire_deadline(Random& random) {
     std::vector<int> candidates;
     for (int rank = 0; rank < size_; ++rank) {
       const Negotiator& negotiator = (*this)[rank].negotiator;
@@ -126,7 +125,7 @@ class Job {
       case Action::Kind::kSubmit:
         REQUIRE(me.in_flight.insert(action.name).second);
         me.pending.emplace(action.name, action.signature);
-        if (std::exchange(me.looked, false)) ++me.dependency_epoch;
+        if (std::exchange(me.result_observed, false)) ++me.dependency_epoch;
         me.negotiator.submit(action.name, action.signature, me.dependency_epoch);
         break;
       case Action::Kind::kJoin:
@@ -134,7 +133,7 @@ class Job {
         me.negotiator.join();
         break;
       case Action::Kind::kWait:
-        me.looked = true;
+        me.result_observed = true;
         break;
     }
     collect(rank);
@@ -188,7 +187,7 @@ class Job {
     return any;
   }
 
-  // As Engine::apply and Executor.
+  // Applies a decision as Engine::apply and Executor do.
   static void decide(Rank& me, Negotiator::Decision& decision) {
     switch (decision.kind) {
       case DecisionItem::Kind::kJoined:
@@ -221,7 +220,7 @@ class Job {
         }
         break;
       default:
-        FAIL("a decision that is none");
+        FAIL("an unknown kind of decision");
     }
   }
 
@@ -239,14 +238,16 @@ std::vector<int> random_hosts(Random& random, int ranks) {
   return result;
 }
 
-void finish(Job& job, Random& random, int impatience) {
+// Runs the job to its end. A deadline expires when no other event is possible and, unless
+// `expiry_chance` is 0, at random: once in `expiry_chance` events on average.
+void finish(Job& job, Random& random, int expiry_chance) {
   for (std::uint64_t events = 0; !job.finished(); ++events) {
     REQUIRE(events < 2'000'000);
-    if (impatience > 0 && chance(random, impatience)) job.lose_patience(random);
+    if (expiry_chance > 0 && chance(random, expiry_chance)) job.expire_deadline(random);
     if (job.happen(random)) continue;
     if (job.finished()) break;
-    const bool has_reason = job.lose_patience(random);
-    REQUIRE(has_reason);  // otherwise the job waits for ever
+    const bool has_expired = job.expire_deadline(random);
+    REQUIRE(has_expired);  // otherwise the job waits forever
   }
 }
 
@@ -266,7 +267,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
     options.plan_after = 2 + below(random, 3);
     options.max_outstanding = 1 + below(random, 3);
     options.tuning.bucket_bytes = 40 * (1 + below(random, 4));
-    // Every other job varies its batches and chunks while it runs.
+    // Half of the jobs tune their batches and chunks while they run.
     options.job = {.ranks = ranks, .one_host = false, .lanes = 2};
     options.tuner = {.mode = chance(random, 2) ? Autotune::kAll : Autotune::kOff,
                      .warmup = 1,
@@ -277,7 +278,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
             random_programs(random, ranks, 5 + below(random, 30)));
     finish(job, random, chance(random, 2) ? 20 + below(random, 500) : 0);
     for (int rank = 0; rank < ranks; ++rank) {
-      // What is still on its way when the programs have ended is of no interest.
+      // Messages that are still in flight when the programs have ended do not matter.
       REQUIRE(job[rank].done == job[0].done);
       withdrawn += job[rank].withdrawn;
     }
@@ -300,7 +301,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
   MESSAGE("planned batches: " << planned << ", withdrawn: " << withdrawn);
   CHECK(planned > (kSanitized ? 300 : 1000));
   CHECK(withdrawn > 10);
-  if (!kSanitized) CHECK(settings.contains(200));  // of so many jobs one has come to it
+  if (!kSanitized) CHECK(settings.contains(200));  // at least one of the jobs has tried it
 }
 
 TEST_CASE("a step of an installed plan sends no message") {
@@ -380,7 +381,7 @@ TEST_CASE("a name can occur several times in a step, and operations may be unnam
   }
 }
 
-TEST_CASE("a plan that keeps breaking is installed again after ever longer runs") {
+TEST_CASE("a plan that keeps breaking is installed again after ever more equal steps") {
   Random random(test_seed());
   const auto phase = [&](Program& program) {
     for (int i = 0; i < 8; ++i) submit_all_then_wait(program, {"x", "y"});
@@ -393,7 +394,7 @@ TEST_CASE("a plan that keeps breaking is installed again after ever longer runs"
   for (const auto& batch : job[0].done) plans.insert(batch.plan);
   plans.erase(0);
   CHECK(plans.size() >= 1);
-  CHECK(plans.size() <= 3);  // after 3 steps, after 6, and after 12 never
+  CHECK(plans.size() <= 3);  // after 3 and 6 equal steps; there are never 12 of them
 }
 
 TEST_CASE("operations that are not in the plan run without ending it") {
@@ -459,9 +460,9 @@ TEST_CASE("failures and closings during a plan end the same operations on all ra
     if (leaves) {
       job[below(random, ranks)].negotiator.leave();
     } else {
-      job[0].negotiator.fail_all({HP_DEADLOCK, "called off"});
+      job[0].negotiator.fail_all({HP_DEADLOCK, "failed by the test"});
     }
-    // Whoever has lost an operation goes on with the next step; nobody waits for ever.
+    // A rank whose operation has failed continues with its next step; no rank waits forever.
     const auto over = [&] {
       for (int rank = 0; rank < ranks; ++rank) {
         if (leaves ? !job[rank].negotiator.closed() : !job[rank].finished()) return false;
@@ -473,7 +474,7 @@ TEST_CASE("failures and closings during a plan end the same operations on all ra
       for (int rank = 0; rank < ranks; ++rank) {
         if (job[rank].negotiator.closed()) job[rank].at = job[rank].program.size();
       }
-      if (!job.happen(random)) job.lose_patience(random);
+      if (!job.happen(random)) job.expire_deadline(random);
     }
     if (leaves) {
       for (int rank = 0; rank < ranks; ++rank) {
@@ -498,7 +499,7 @@ TEST_CASE("fail_all is safe at every moment, including the one at which a plan i
     Job job({0, 0, 0}, {}, programs);
     for (int i = 0; i < when; ++i) REQUIRE(job.happen(random));
     was_in_plan = !job[0].done.empty() && job[0].done.back().plan != 0;
-    job[0].negotiator.fail_all({HP_DEADLOCK, "called off"});
+    job[0].negotiator.fail_all({HP_DEADLOCK, "failed by the test"});
     for (int rank = 0; rank < 3; ++rank) job[rank].at = job[rank].program.size();
     while (job.happen(random)) {
     }
@@ -516,28 +517,28 @@ TEST_CASE("invalid messages about plans are rejected") {
                          std::uint32_t epoch = 0) {
     negotiator.receive(0, Decisions{epoch, {item}});
   };
-  DecisionItem lock;
-  lock.kind = DecisionItem::Kind::kInstallPlan;
-  lock.choices = {{{}, {{0}}}};
+  DecisionItem install;
+  install.kind = DecisionItem::Kind::kInstallPlan;
+  install.choices = {{{}, {{0}}}};
   DecisionItem query;
   query.kind = DecisionItem::Kind::kDependencyQuery;
-  lock.batch = query.batch = 1;
+  install.batch = query.batch = 1;
   query.operations = 1;
-  DecisionItem unlock;
-  unlock.kind = DecisionItem::Kind::kUninstallPlan;
+  DecisionItem uninstall;
+  uninstall.kind = DecisionItem::Kind::kUninstallPlan;
 
   Negotiator leaf = fresh(1);
-  CHECK_THROWS_AS(decide(leaf, lock), WireError);   // of what nobody has asked for
-  CHECK_THROWS_AS(decide(leaf, query), WireError);  // nothing has run
+  CHECK_THROWS_AS(decide(leaf, install), WireError);  // without a query
+  CHECK_THROWS_AS(decide(leaf, query), WireError);    // no operation has run
   Negotiator free = fresh(1);
-  CHECK_THROWS_AS(decide(free, unlock), WireError);  // nothing is locked
+  CHECK_THROWS_AS(decide(free, uninstall), WireError);  // no plan is installed
   CHECK_THROWS_AS(free.receive(0, MessageKind::kHalt, {0, 0}), WireError);
-  CHECK_THROWS_AS(free.receive(2, MessageKind::kHalt, {0, 0}), WireError);  // no parent
+  CHECK_THROWS_AS(free.receive(2, MessageKind::kHalt, {0, 0}), WireError);  // not from the parent
   Negotiator root = fresh(0);
   CHECK_THROWS_AS(root.receive(1, MessageKind::kBreak, {1, 0}), WireError);
   CHECK_THROWS_AS(root.receive(1, MessageKind::kHalted, {0, 0}), WireError);
-  CHECK_THROWS_AS(root.receive(0, DependencyLabels{0, {}}), WireError);  // no child
-  CHECK_THROWS_AS(root.receive(1, DependencyLabels{1, {}}), WireError);  // nobody has asked
+  CHECK_THROWS_AS(root.receive(0, DependencyLabels{0, {}}), WireError);  // not from a child
+  CHECK_THROWS_AS(root.receive(1, DependencyLabels{1, {}}), WireError);  // without a query
 
   Negotiator twice = fresh(1);
   twice.submit("x", sum_of(4));
@@ -546,31 +547,31 @@ TEST_CASE("invalid messages about plans are rejected") {
   batch.members = {{0, "x", {}, {}}};
   decide(twice, batch);
   decide(twice, query);
-  lock.batch = 2;
-  CHECK_THROWS_AS(decide(twice, lock), WireError);  // another query's
-  lock.batch = 1;
+  install.batch = 2;
+  CHECK_THROWS_AS(decide(twice, install), WireError);  // the number of another query
+  install.batch = 1;
   for (const PlanContents& wrong : {PlanContents{{0}, {0}}, PlanContents{{1}}}) {
     Negotiator one = fresh(1);
     one.submit("x", sum_of(4));
     decide(one, batch);
     decide(one, query);
-    lock.choices = {{{}, wrong}};
-    CHECK_THROWS_AS(decide(one, lock), WireError);
+    install.choices = {{{}, wrong}};
+    CHECK_THROWS_AS(decide(one, install), WireError);
   }
-  Negotiator locked = fresh(1);
-  locked.submit("x", sum_of(4));
-  decide(locked, batch);
-  decide(locked, query);
-  lock.choices = {{{}, {{0}}}};
-  decide(locked, lock);
-  CHECK(locked.has_plan());
-  CHECK_THROWS_AS(decide(locked, batch, 1), WireError);   // a decision in spite of the plan
-  CHECK_THROWS_AS(decide(locked, unlock, 1), WireError);  // it was not halted
-  locked.receive(0, MessageKind::kHalt, {1, 0});
-  CHECK_THROWS_AS(locked.receive(0, MessageKind::kHalt, {1, 0}), WireError);  // twice
-  unlock.batch = 7;
-  CHECK_THROWS_AS(decide(locked, unlock, 1), WireError);  // beyond what was joined
-  unlock.batch = 1;
-  decide(locked, unlock, 1);
-  CHECK(!locked.has_plan());
+  Negotiator planned = fresh(1);
+  planned.submit("x", sum_of(4));
+  decide(planned, batch);
+  decide(planned, query);
+  install.choices = {{{}, {{0}}}};
+  decide(planned, install);
+  CHECK(planned.has_plan());
+  CHECK_THROWS_AS(decide(planned, batch, 1), WireError);      // a batch while the plan is installed
+  CHECK_THROWS_AS(decide(planned, uninstall, 1), WireError);  // the plan was not halted
+  planned.receive(0, MessageKind::kHalt, {1, 0});
+  CHECK_THROWS_AS(planned.receive(0, MessageKind::kHalt, {1, 0}), WireError);  // twice
+  uninstall.batch = 7;
+  CHECK_THROWS_AS(decide(planned, uninstall, 1), WireError);  // a batch that was not joined
+  uninstall.batch = 1;
+  decide(planned, uninstall, 1);
+  CHECK(!planned.has_plan());
 }

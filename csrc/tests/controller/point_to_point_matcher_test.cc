@@ -1,4 +1,4 @@
-// Which send goes to which recv, without any engine: ranks whose messages arrive at any time.
+// Tests of the matcher without engines: messages between ranks are delivered at random times.
 #include "controller/point_to_point_matcher.h"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@ using Matcher = PointToPointMatcher;
 using Kind = Matcher::Event::Kind;
 using Posting = Matcher::Posting;
 
-// Ranks, and the messages between them, which are delivered in order for each pair.
+// Ranks, and the messages between them. Messages of a pair of ranks are delivered in order.
 struct Network {
   explicit Network(int size) {
     for (int rank = 0; rank < size; ++rank) ranks.emplace_back(rank);
@@ -41,7 +41,7 @@ struct Network {
     }
   }
 
-  // The recv that has started first and waits for its slots.
+  // Accepts the first recv that has started and waits for slots.
   bool accept() {
     if (unaccepted.empty()) return false;
     const auto [to, event] = unaccepted.front();
@@ -51,7 +51,7 @@ struct Network {
     return true;
   }
 
-  // The oldest message of one pair. Returns whether there was any.
+  // Delivers the oldest message of a pair. Returns false if there is none.
   bool deliver(int from, int to) {
     auto& queue = under_way[{from, to}];
     if (queue.empty()) return false;
@@ -129,7 +129,7 @@ TEST_CASE("a send and a recv start on both ranks, whichever comes first") {
   }
 }
 
-TEST_CASE("tags and process sets keep sends apart") {
+TEST_CASE("sends match only recvs with the same tag and process set") {
   Network network(2);
   network.rank(0).send(posting(1, 1, 5));
   network.rank(0).send(posting(2, 1, 6));
@@ -182,8 +182,8 @@ TEST_CASE("a send that is withdrawn while it is accepted fails the recv") {
   network.rank(0).send(posting(1, 1));
   network.collect(0);
   network.rank(1).receive(posting(2, 0));
-  network.deliver(0, 1);  // the offer
-  network.accept();       // the answer is under way
+  network.deliver(0, 1);  // delivers the offer
+  network.accept();       // the answer is in flight now
   network.rank(0).fail(0, {HP_DEADLOCK, "why"});
   network.deliver_all();
   const auto events = network.take();
@@ -196,7 +196,7 @@ TEST_CASE("a send that is withdrawn while it is accepted fails the recv") {
   CHECK(events[2].second.status.message == "why");
 }
 
-TEST_CASE("an offer that is withdrawn is not there for a later recv") {
+TEST_CASE("a later recv does not match an offer that was withdrawn") {
   Network network(2);
   network.rank(0).send(posting(1, 1));
   network.deliver_all();
@@ -212,14 +212,14 @@ TEST_CASE("an offer that is withdrawn is not there for a later recv") {
   CHECK(started == std::vector<std::uint64_t>{2, 3});
 }
 
-TEST_CASE("messages that cannot be are refused") {
+TEST_CASE("invalid messages are rejected") {
   Network network(2);
   CHECK_THROWS_AS(network.rank(0).receive_accept(1, {1}), WireError);
   CHECK_THROWS_AS(network.rank(0).receive_reject(1, {1, HP_MISMATCH, ""}), WireError);
   CHECK_THROWS_AS(network.rank(0).receive_cancel(1, 0, {1, HP_MISMATCH, ""}), WireError);
   network.rank(0).receive_offer(1, 0, {2, 0, DType::kInt8, {}});
   CHECK_THROWS_AS(network.rank(0).receive_offer(1, 0, {2, 0, DType::kInt8, {}}), WireError);
-  // A part of a tensor, and slots for a tensor that has arrived.
+  // An offer with only a part of its tensor, and slots for a tensor that has arrived already.
   network.rank(1).receive(posting(1, 0));
   CHECK_THROWS_AS(network.rank(1).receive_offer(
                       0, 0, {1, 0, DType::kFloat32, {4}, Offer::Source::kInline, Bytes(15)}),
@@ -228,7 +228,7 @@ TEST_CASE("messages that cannot be are refused") {
   CHECK_THROWS_AS(network.rank(0).receive_accept(1, {1, {0}}), WireError);
 }
 
-TEST_CASE("a tensor in an offer arrives with it, and its send ends when it is accepted") {
+TEST_CASE("an inline tensor arrives with its offer, and the send ends when it is accepted") {
   Network network(2);
   const Bytes data(16, std::byte{7});
   network.rank(0).send(posting(1, 1), Offer::Source::kInline, data);
@@ -247,7 +247,7 @@ TEST_CASE("a tensor in an offer arrives with it, and its send ends when it is ac
   CHECK(events[0].second.ticket == 1);
 }
 
-TEST_CASE("a tensor in an offer that is withdrawn while it is accepted has arrived") {
+TEST_CASE("an inline tensor has arrived even if its send is withdrawn while it is accepted") {
   Network network(2);
   network.rank(0).send(posting(1, 1), Offer::Source::kInline, Bytes(16));
   network.collect(0);
@@ -262,7 +262,7 @@ TEST_CASE("a tensor in an offer that is withdrawn while it is accepted has arriv
   CHECK(events[1].second.ticket == 1);
 }
 
-TEST_CASE("a send begins when the recv has accepted, with the slots that it names") {
+TEST_CASE("a send starts when the recv accepts, and uses the slots in the answer") {
   Network network(2);
   network.rank(0).send(posting(1, 1), Offer::Source::kGpu);
   network.rank(1).receive(posting(2, 0));
@@ -304,7 +304,7 @@ TEST_CASE("whatever the order of calls and messages, sends match recvs in order"
       const auto set = static_cast<std::uint32_t>(below(2));
       if (action < 2) {
         sends[{set, from, to, tag}].push_back(++ticket);
-        // The rank itself needs no offer. What was sent is told by its first byte.
+        // A send to the own rank needs no offer. Its first byte identifies a tensor.
         const bool in_offer = from != to && below(2) == 0;
         network.rank(from).send(posting(ticket, to, tag, {4}, DType::kFloat32, set),
                                 in_offer ? Offer::Source::kInline : Offer::Source::kHost,

@@ -1,5 +1,5 @@
-// The tuner against machines that are known: it finds what is best, and leaves alone what it
-// should.
+// Tests of the tuner with simulated machines: it finds the best settings, and it does not change
+// those that it must keep.
 #include "controller/tuner.h"
 
 #include <doctest/doctest.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kLimit = 128 << 20;
 
-// Time of a step, in seconds.
+// The time of a step, in seconds.
 using Machine = std::function<double(const Tuning&, std::size_t step)>;
 
 // A program whose step has `count` operations of `bytes` bytes each.
@@ -31,20 +31,20 @@ class Training {
     }
   }
 
-  std::vector<PlanChoice> lock(Tuner& tuner, std::int64_t limit = kLimit) const {
+  std::vector<PlanChoice> choices_of(Tuner& tuner, std::int64_t limit = kLimit) const {
     return tuner.choices(step_, labels_, limit, true);
   }
 
-  // Runs plan after plan until one has a single choice; the results of the trials.
+  // Runs plans until one has a single choice, and returns the results of the trials.
   std::vector<Trial> run(Tuner& tuner, const Machine& machine) {
     std::vector<Trial> trials;
     while (true) {
-      const auto choices = lock(tuner);
+      const auto choices = choices_of(tuner);
       if (choices.size() == 1) return trials;
       Plan plan(1, 0, step_, choices, tuner.rounds());
       while (!tuner.trial_over()) {
         REQUIRE(steps_ < 10'000);
-        // Not each by itself, which would take most of the time.
+        // Not checked one by one, which would take most of the test's time.
         bool ready = true;
         for (const StepMember& member : step_) ready &= plan.ready(member.key, member.signature);
         REQUIRE(ready);
@@ -66,7 +66,7 @@ class Training {
   std::size_t steps_ = 0;
 };
 
-// Best with buckets of 2 MiB and chunks of 64 KiB.
+// A machine that is fastest with buckets of 2 MiB and chunks of 64 KiB.
 double bowl(const Tuning& tuning) {
   const double bucket = std::log2(static_cast<double>(tuning.bucket_bytes) / (2 << 20));
   const double chunk = std::log2(static_cast<double>(tuning.chunk_bytes) / (64 << 10));
@@ -105,10 +105,11 @@ TEST_CASE("the tuner keeps a setting unless another one is clearly better") {
     Training(40, 1 << 20).run(tuner, [&](const Tuning&, std::size_t) { return noise(random); });
     changes += tuner.best() != Tuner({}, {}, {.ranks = 4}).best();
   }
-  // Each of two trials may be wrong once in ten times, and is so more rarely.
-  CHECK(changes < kRounds / (kSanitized ? 5 : 10));  // fewer rounds say less
+  // Both trials together are wrong in less than one of ten rounds. With fewer rounds, under a
+  // sanitizer, the estimate is less precise.
+  CHECK(changes < kRounds / (kSanitized ? 5 : 10));
 
-  // And what is always better, but hardly so.
+  // A setting that is always better, but only slightly.
   Tuner tuner({}, {}, {.ranks = 4});
   Training(1, 1 << 20).run(tuner, [](const Tuning& tuning, std::size_t) {
     return tuning.chunk_bytes == 64 << 10 ? 0.99 : 1.0;
@@ -121,7 +122,7 @@ TEST_CASE("warm-up turns of a trial are not measured") {
   options.warmup = 6;
   Tuner tuner(options, {}, {.ranks = 4});
   Training program(1, 1 << 20);  // only its chunks can differ
-  const std::size_t warm = program.lock(tuner).size() * 6;
+  const std::size_t warm = program.choices_of(tuner).size() * 6;
   const auto trials = program.run(tuner, [&](const Tuning& tuning, std::size_t step) {
     const bool best = tuning.chunk_bytes == 64 << 10;
     return step < warm ? (best ? 9.0 : 1.0) : (best ? 0.9 : 1.0);
@@ -140,9 +141,9 @@ TEST_CASE("choices stay within the available lanes, chunks and buckets") {
     if (trial.setting != std::string("lanes")) continue;
     for (const auto& choice : trial.choices) CHECK(choice.value <= 2);
   }
-  // HOROVOD_FUSION_THRESHOLD is the user's.
+  // The user's HOROVOD_FUSION_THRESHOLD limits the buckets.
   Tuner other(options, {}, {.ranks = 4});
-  for (const PlanChoice& choice : Training(40, 256 << 10).lock(other, 1 << 20)) {
+  for (const PlanChoice& choice : Training(40, 256 << 10).choices_of(other, 1 << 20)) {
     for (const auto& batch : choice.batches) CHECK(batch.size() <= 4);
   }
 }
@@ -180,25 +181,25 @@ TEST_CASE("settings that could change a result are tuned in mode kAll only") {
 
 TEST_CASE("no trial starts if all choices are equal") {
   Tuner tuner({}, {}, {.ranks = 4});
-  // All of it shares one batch of one chunk, whatever the settings.
-  CHECK(Training(3, 4096).lock(tuner).size() == 1);
+  // With any settings, all operations share one batch of one chunk.
+  CHECK(Training(3, 4096).choices_of(tuner).size() == 1);
   CHECK(tuner.rounds() == 0);
   tuner.step_done(0, 1.0);
   tuner.plan_ended();
   CHECK(tuner.take_results().empty());
-  // Another step may have more.
-  CHECK(Training(40, 1 << 20).lock(tuner).size() > 1);
+  // Another step may have different choices.
+  CHECK(Training(40, 1 << 20).choices_of(tuner).size() > 1);
 }
 
 TEST_CASE("tuning gives up if plans keep breaking") {
   Tuner tuner({}, {}, {.ranks = 4});
   const Training program(1, 1 << 20);  // only its chunks can differ
   for (int i = 0; i < 3; ++i) {
-    CHECK(program.lock(tuner).size() == 4);
+    CHECK(program.choices_of(tuner).size() == 4);
     tuner.step_done(0, 1.0);
     tuner.plan_ended();
   }
-  CHECK(program.lock(tuner).size() == 1);
+  CHECK(program.choices_of(tuner).size() == 1);
   const auto results = tuner.take_results();
   REQUIRE(results.size() == 1);
   CHECK(results.front().given_up);
@@ -258,7 +259,7 @@ TEST_CASE("a trial on real engines ends with equal settings and results on all r
     }
     for (int rank = 0; rank < kRanks; ++rank) {
       const hp_stats stats = cluster.engine(rank).stats();
-      CHECK(stats.broken_plans >= 2);  // by the tuner
+      CHECK(stats.broken_plans >= 2);  // the tuner ends the plans of its trials
       CHECK(stats.planned_batches > 50);
     }
   }

@@ -1,4 +1,4 @@
-// How libcuda, NVRTC and NCCL are found, and what is said of those that are missing, too old or
+// How libcuda, NVRTC and NCCL are found, and the messages for those that are missing, too old or
 // broken.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -24,7 +24,7 @@ using namespace horoplug::cuda;
 using horoplug::testing::stub;
 namespace fs = std::filesystem;
 
-// Nothing that this machine has counts.
+// Searches only these files, and no other library of this machine.
 LibraryPaths only(std::vector<std::string> files) { return {std::move(files), false}; }
 
 bool contains(const std::string& text, const std::string& part) {
@@ -33,7 +33,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 bool is_one_line(const std::string& text) { return !text.empty() && !contains(text, "\n"); }
 
-// A copy of a library, of which the first `bytes` bytes are left.
+// A copy of a library that is truncated to `bytes` bytes.
 class Damaged {
  public:
   Damaged(const std::string& original, std::uintmax_t bytes)
@@ -53,7 +53,7 @@ class Damaged {
   fs::path folder_, path_;
 };
 
-TEST_CASE("libraries that are there") {
+TEST_CASE("working libraries are opened and their versions are read") {
   const Driver driver = open_driver(only({stub("good", "libcuda.so.1")}));
   CHECK(driver.problem == "");
   CHECK(driver.version == 12040);
@@ -74,16 +74,16 @@ TEST_CASE("libraries that are there") {
   CHECK(nccl_version(nccl.version) == "2.23.4");
 }
 
-TEST_CASE("libraries that are not there") {
+TEST_CASE("missing libraries are reported by their file names") {
   CHECK(open_driver(only({})).problem == "libcuda.so.1: not found");
   CHECK(open_driver(only({"/nonexistent/libcuda.so.1"})).problem ==
         "/nonexistent/libcuda.so.1: cannot be read");
   CHECK(open_nvrtc(only({}), 0).problem == "libnvrtc.so.13, libnvrtc.so.12: not found");
-  // A library of another name is none of those wanted.
+  // A file with the name of another library is not used.
   CHECK(open_nccl(only({stub("good", "libcuda.so.1")})).problem == "libnccl.so.2: not found");
 }
 
-TEST_CASE("libraries that are too old, or too new for the driver") {
+TEST_CASE("libraries that are too old, or too new for the driver, are rejected with the reason") {
   const Driver driver = open_driver(only({stub("old", "libcuda.so.1")}));
   CHECK(contains(driver.problem, "/old/libcuda.so.1: the driver is for CUDA 11.4, which is too"));
   CHECK((driver.api.Init == nullptr));
@@ -103,10 +103,10 @@ TEST_CASE("libraries that are too old, or too new for the driver") {
                  "version 13.1 is too new for the driver, which is for CUDA 12.4"));
 }
 
-TEST_CASE("libraries that are broken") {
+TEST_CASE("broken libraries are rejected with a reason of one line") {
   const Driver incomplete = open_driver(only({stub("incomplete", "libcuda.so.1")}));
   CHECK(contains(incomplete.problem, "has no cuInit"));
-  CHECK((incomplete.api.DriverGetVersion == nullptr));  // nothing of it is left to call
+  CHECK((incomplete.api.DriverGetVersion == nullptr));  // none of its functions can be called
   CHECK(contains(open_nvrtc(only({stub("incomplete", "libnvrtc.so.12")}), 0).problem,
                  "has no nvrtc"));
   CHECK(contains(open_nccl(only({stub("incomplete", "libnccl.so.2")})).problem, "has no nccl"));
@@ -121,7 +121,7 @@ TEST_CASE("libraries that are broken") {
   CHECK_THROWS_WITH_AS(check(stopped.api, 100, "cuInit"),
                        "cuInit: CUDA_ERROR_STUB (as the test wants it)", Error);
 
-  // Cut off anywhere: the loader itself would die of some of these.
+  // Truncated files are rejected before the dynamic loader opens them, which some would crash.
   const std::string whole = stub("good", "libcuda.so.1");
   const std::uintmax_t size = fs::file_size(whole);
   for (const std::uintmax_t left :
@@ -135,13 +135,13 @@ TEST_CASE("libraries that are broken") {
   }
 }
 
-TEST_CASE("the next candidate is taken in place of one that cannot be used") {
+TEST_CASE("candidates that cannot be used are skipped") {
   const LibraryPaths places = only({"/nonexistent/libcuda.so.1", stub("old", "libcuda.so.1"),
                                     stub("good", "libcuda.so.1"), stub("stopped", "libcuda.so.1")});
   CHECK(open_driver(places).path == stub("good", "libcuda.so.1"));
 }
 
-TEST_CASE("each capability is one line") {
+TEST_CASE("the diagnostics have one line for each GPU library and for the kernels") {
   const auto good =
       gpu_capabilities(only({stub("good", "libcuda.so.1"), stub("good", "libnvrtc.so.12"),
                              stub("good", "libnccl.so.2")}));
@@ -163,8 +163,8 @@ TEST_CASE("each capability is one line") {
   for (const std::string& line : gpu_capabilities({})) CHECK(is_one_line(line));
 }
 
-// Last, because nothing is ever unloaded.
-TEST_CASE("a library that the process has loaded comes before all others") {
+// The last test, because loaded libraries are never unloaded.
+TEST_CASE("a library that the process has already loaded takes precedence") {
   if (::dlopen("libnccl.so.2", RTLD_NOLOAD | RTLD_LAZY) != nullptr) return;
   void* const loaded = ::dlopen(stub("good", "libnccl.so.2").c_str(), RTLD_NOW | RTLD_LOCAL);
   REQUIRE((loaded != nullptr));

@@ -1,4 +1,4 @@
-// What the host computes for the GPU kernels: tables, layouts, names and factors.
+// Tests of what the host computes for the GPU kernels: tables, layouts, names and factors.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 using namespace horoplug;
 using namespace horoplug::cuda;
 
-TEST_CASE("a table has a chunk for each transfer that is not empty") {
+TEST_CASE("a table has one chunk for each transfer that is not empty") {
   constexpr std::uint64_t kTile = kTileBytes / 4;
   const std::vector<Transfer> transfers = {{0x1000, 0x2000, 1},
                                            {0x3000, 0x4000, 0},
@@ -33,14 +33,14 @@ TEST_CASE("a table has a chunk for each transfer that is not empty") {
   CHECK(make_table({}, {4, 4}).tiles == 0);
 }
 
-TEST_CASE("tiles are counted in the narrower elements") {
+TEST_CASE("the size of a tile is counted in the narrower of the two element types") {
   const std::vector<Transfer> transfers = {{0, 0, kTileBytes / 2 + 1}};
   CHECK(make_table(transfers, {4, 2}).tiles == 2);
   CHECK(make_table(transfers, {2, 4}).tiles == 2);
   CHECK(make_table(transfers, {4, 4}).tiles == 3);
 }
 
-TEST_CASE("alignment counts all addresses") {
+TEST_CASE("a chunk is flagged as aligned only if all its addresses are aligned") {
   const std::vector<Transfer> transfers = {{32, 64, 5}};
   const std::vector<std::uint64_t> even = {0x100, 0x200}, odd = {0x100, 0x204}, bad = {0x101};
   CHECK(make_table(transfers, {4, 4}, even).chunks[0].flags == kAligned);
@@ -51,19 +51,19 @@ TEST_CASE("alignment counts all addresses") {
   CHECK_NOTHROW(make_table(astray, {4, 2}));
 }
 
-TEST_CASE("a batch that is beyond all memory is refused") {
+TEST_CASE("a batch that is larger than any memory is rejected") {
   const std::vector<Transfer> transfers = {{0, 0, std::uint64_t{1} << 46}};
   CHECK_THROWS_AS(make_table(transfers, {8, 8}), Error);
 }
 
-TEST_CASE("tensors lie at multiples of 16 bytes in a fusion buffer") {
+TEST_CASE("tensors are aligned to 16 bytes in a fusion buffer") {
   const std::vector<std::uint64_t> sizes = {4, 0, 16, 17, 1};
   const FusedLayout layout = lay_out(sizes);
   CHECK(layout.offsets == std::vector<std::uint64_t>{0, 16, 16, 32, 64});
   CHECK(layout.bytes == 80);
 }
 
-TEST_CASE("names of kernels") {
+TEST_CASE("kernels are named after their operation and dtypes") {
   CHECK(move_kernel(DType::kFloat32, DType::kFloat32, {}) == "copy_32");
   CHECK(move_kernel(DType::kBool, DType::kBool, {2, 1}) == "copy_8");
   CHECK(move_kernel(DType::kInt64, DType::kInt64, {1, 3}) == "scale_int64");
@@ -74,7 +74,7 @@ TEST_CASE("names of kernels") {
   CHECK_THROWS_AS(reduce_kernel(ReduceOp::kAdasum, DType::kFloat32), Error);
 }
 
-TEST_CASE("there is a kernel for everything that the CPU's kernels do") {
+TEST_CASE("there is a GPU kernel for every operation of the CPU kernels") {
   for (int d = 0; d < kDTypeCount; ++d) {
     const auto dtype = static_cast<DType>(d);
     for (const Finish& finish : {Finish{}, Finish{0.5, 3}}) {

@@ -1,5 +1,5 @@
-// Kernels compiled at run time, by an NVRTC that only pretends to, and the cache of what it gave.
-// HOROPLUG_TEST_NVRTC names a real one to try too.
+// Tests of the compilation of kernels at run time, with a fake NVRTC, and of the kernel cache.
+// HOROPLUG_TEST_NVRTC is the path of a real NVRTC to test as well.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,38 +22,38 @@ using namespace horoplug;
 using namespace horoplug::cuda;
 namespace fs = std::filesystem;
 
-// What the pretended compiler was asked, in this thread.
-struct Asked {
+// The arguments and the number of calls of the fake compiler in this thread.
+struct CompilerCalls {
   std::vector<std::string> options;
   std::string source;
   int headers = 0, programs = 0, compilations = 0;
   nvrtcResult result = kNvrtcSuccess;
 };
-thread_local Asked asked;
+thread_local CompilerCalls calls;
 
 constexpr char kCubin[] = "machine code";
 constexpr char kLog[] = "kernels.cu(7): error: no\n";
 
-Nvrtc pretended() {
+Nvrtc fake_nvrtc() {
   Nvrtc nvrtc;
   nvrtc.version = 12040;
   nvrtc.archs = {75, 80, 90};
   nvrtc.api.CreateProgram = [](nvrtcProgram*, const char* source, const char*, int headers,
                                const char* const*, const char* const*) -> nvrtcResult {
-    asked.source = source;
-    asked.headers = headers;
-    ++asked.programs;
+    calls.source = source;
+    calls.headers = headers;
+    ++calls.programs;
     return kNvrtcSuccess;
   };
   nvrtc.api.DestroyProgram = [](nvrtcProgram*) -> nvrtcResult {
-    --asked.programs;
+    --calls.programs;
     return kNvrtcSuccess;
   };
   nvrtc.api.CompileProgram = [](nvrtcProgram, int count,
                                 const char* const* options) -> nvrtcResult {
-    asked.options.assign(options, options + count);
-    ++asked.compilations;
-    return asked.result;
+    calls.options.assign(options, options + count);
+    ++calls.compilations;
+    return calls.result;
   };
   nvrtc.api.GetCUBINSize = [](nvrtcProgram, std::size_t* bytes) -> nvrtcResult {
     *bytes = sizeof kCubin;
@@ -101,21 +101,21 @@ class Folder {
   fs::path path_;
 };
 
-TEST_CASE("a kernel is compiled alone, for the GPU, without contraction") {
-  asked = {};
-  const Nvrtc nvrtc = pretended();
+TEST_CASE("each kernel is compiled separately for the GPU's architecture, without contraction") {
+  calls = {};
+  const Nvrtc nvrtc = fake_nvrtc();
   const Compilation compilation = plan_compilation(nvrtc, "copy_32", 80);
   CHECK(compile_kernel(nvrtc.api, compilation) == std::string(kCubin, sizeof kCubin));
-  CHECK(asked.options == std::vector<std::string>{"--std=c++17", "--fmad=false",
+  CHECK(calls.options == std::vector<std::string>{"--std=c++17", "--fmad=false",
                                                   "--gpu-architecture=sm_80",
                                                   "-DHP_ONLY=HP_MOVE(copy_32,Raw32,Raw32)"});
-  CHECK(asked.source.find("HP_ONLY") != std::string::npos);
-  CHECK(asked.headers == static_cast<int>(kernel_headers().size()));
-  CHECK(asked.programs == 0);
+  CHECK(calls.source.find("HP_ONLY") != std::string::npos);
+  CHECK(calls.headers == static_cast<int>(kernel_headers().size()));
+  CHECK(calls.programs == 0);
 }
 
-TEST_CASE("GPUs that are newer or older than the compiler") {
-  const Nvrtc nvrtc = pretended();
+TEST_CASE("kernels for GPUs newer than NVRTC are compiled to PTX, older GPUs are rejected") {
+  const Nvrtc nvrtc = fake_nvrtc();
   CHECK(plan_compilation(nvrtc, "copy_32", 90).arch == "sm_90");
   CHECK(plan_compilation(nvrtc, "copy_32", 86).arch == "compute_80");
   const Compilation newer = plan_compilation(nvrtc, "copy_32", 120);
@@ -126,17 +126,17 @@ TEST_CASE("GPUs that are newer or older than the compiler") {
   CHECK_THROWS_AS(plan_compilation(nvrtc, "copy_256", 90), Error);
 }
 
-TEST_CASE("what the compiler says about an error is in the message") {
-  asked = {};
-  asked.result = 6;
-  const Nvrtc nvrtc = pretended();
+TEST_CASE("the error message of a failed compilation has the compiler's log") {
+  calls = {};
+  calls.result = 6;
+  const Nvrtc nvrtc = fake_nvrtc();
   CHECK_THROWS_WITH_AS(compile_kernel(nvrtc.api, plan_compilation(nvrtc, "copy_32", 90)),
                        "NVRTC cannot compile the kernel copy_32 (6): kernels.cu(7): error: no",
                        Error);
-  CHECK(asked.programs == 0);
+  CHECK(calls.programs == 0);
 }
 
-TEST_CASE("the key of the cache is of all that a kernel depends on") {
+TEST_CASE("the cache key depends on the kernel, the architecture, the compiler and the source") {
   const Compilation one{"copy_32", "sm_90", 12040};
   CHECK(one.key() == Compilation{"copy_32", "sm_90", 12040}.key());
   CHECK(one.key() != Compilation{"copy_16", "sm_90", 12040}.key());
@@ -144,24 +144,25 @@ TEST_CASE("the key of the cache is of all that a kernel depends on") {
   CHECK(one.key() != Compilation{"copy_32", "sm_90", 12050}.key());
   std::vector<SourceFile> headers(kernel_headers().begin(), kernel_headers().end());
   CHECK(one.key() == one.key(headers));
-  headers.back().text = "// as another version of horoplug has it";
+  headers.back().text = "// the text in another version of horoplug";
   CHECK(one.key() != one.key(headers));
 }
 
-TEST_CASE("a kernel is compiled once for all processes") {
-  asked = {};
+TEST_CASE("a kernel is compiled only once for all processes with the same cache") {
+  calls = {};
   const Folder folder;
-  const Nvrtc nvrtc = pretended();
+  const Nvrtc nvrtc = fake_nvrtc();
   const KernelCache cache(folder.path() / "kernels");
   CHECK(kernel_image(nvrtc, cache, "copy_32", 90) == std::string(kCubin, sizeof kCubin));
   CHECK(kernel_image(nvrtc, KernelCache(folder.path() / "kernels"), "copy_32", 90) ==
         std::string(kCubin, sizeof kCubin));
-  CHECK(asked.compilations == 1);
+  CHECK(calls.compilations == 1);
   kernel_image(nvrtc, cache, "copy_32", 80);
-  CHECK(asked.compilations == 2);
+  CHECK(calls.compilations == 2);
 }
 
-TEST_CASE("files of the cache that are damaged or of others are as if they were not there") {
+TEST_CASE(
+    "cache files that are damaged, have another key, or can be written by others are ignored") {
   const Folder folder;
   const fs::path place = folder.path() / "kernels";
   const KernelCache cache(place);
@@ -182,12 +183,12 @@ TEST_CASE("files of the cache that are damaged or of others are as if they were 
   CHECK_FALSE(cache.find(1).has_value());
   cache.put(1, "one");
   fs::copy_file(file, place / "0000000000000002");
-  CHECK_FALSE(cache.find(2).has_value());  // the file of another key
+  CHECK_FALSE(cache.find(2).has_value());  // the file has another key
   ::chmod(place.c_str(), 0777);
-  CHECK_FALSE(cache.find(1).has_value());  // anybody may have written it
+  CHECK_FALSE(cache.find(1).has_value());  // any user can write to the folder
 }
 
-TEST_CASE("where nothing can be kept, nothing is") {
+TEST_CASE("a cache without a writable folder stores nothing") {
   const KernelCache none{fs::path()};
   none.put(1, "one");
   CHECK_FALSE(none.find(1).has_value());
@@ -196,7 +197,7 @@ TEST_CASE("where nothing can be kept, nothing is") {
   CHECK_FALSE(impossible.find(1).has_value());
 }
 
-TEST_CASE("processes that write the same file do not disturb each other") {
+TEST_CASE("concurrent writers of the same cache file do not corrupt it") {
   const Folder folder;
   const fs::path place = folder.path() / "kernels";
   const Image image(100000, 'x');
@@ -215,7 +216,7 @@ TEST_CASE("processes that write the same file do not disturb each other") {
   CHECK(std::distance(fs::directory_iterator(place), fs::directory_iterator{}) == 1);
 }
 
-TEST_CASE("a real NVRTC, if one is named") {
+TEST_CASE("a real NVRTC, if HOROPLUG_TEST_NVRTC names one, compiles the kernels") {
   const char* const path = std::getenv("HOROPLUG_TEST_NVRTC");
   if (path == nullptr) return;
   const Nvrtc nvrtc = open_nvrtc({{path}, false}, 0);

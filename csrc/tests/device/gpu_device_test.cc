@@ -1,6 +1,6 @@
-// The checks of device_checks.h: always on a simulated GPU, and on a real one where there is one.
-// HOROPLUG_TEST_GPU=1: there has to be one (make test-gpu). HOROPLUG_TEST_KERNELS names a file of
-// kernels to be used in place of NVRTC.
+// Runs the checks of device_checks.h on a simulated GPU and, if the machine has one, on a real GPU.
+// With HOROPLUG_TEST_GPU=1 (make test-gpu), a missing GPU is a failure. HOROPLUG_TEST_KERNELS is a
+// file of kernels that is used instead of NVRTC.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -32,14 +32,14 @@ void check_all(const DriverApi& api, const ImageSource& images) {
   check_adasum(context, launcher, random);
 }
 
-TEST_CASE("all kernels on a simulated GPU") {
+TEST_CASE("all kernels give the CPU's results on a simulated GPU") {
   SimulatedGpu gpu;
   REQUIRE(start_driver(gpu.api()) == "");
   check_all(gpu.api(), SimulatedGpu::code);
   CHECK(gpu.alive() == 0);
 }
 
-TEST_CASE("all kernels on the GPU") {
+TEST_CASE("all kernels give the CPU's results on a real GPU") {
   const bool required = std::getenv("HOROPLUG_TEST_GPU") != nullptr;
   const auto missing = [&](const std::string& why) {
     MESSAGE("not run: ", why);

@@ -1,5 +1,5 @@
-// The GPU kernels, run on the host, against the CPU's: the same bits for batches of any layout,
-// dtype, size and alignment.
+// Compares the GPU kernels, run on the host, with the CPU kernels: the results have the same bits
+// for batches of any layout, dtype, size and alignment.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ constexpr unsigned char kUntouched = 0xa5;
 
 std::uint64_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
 
-// Memory whose first byte is at a multiple of 16, and then some.
+// Memory that is aligned to 16 bytes.
 class Memory {
  public:
   explicit Memory(std::size_t bytes) : bytes_(bytes + 16, kUntouched) {}
@@ -40,7 +40,7 @@ class Memory {
   std::vector<unsigned char> bytes_;
 };
 
-// A tensor at a random place that elements of a type can have, with guards around it.
+// A tensor at a random offset that is aligned for its dtype, with guard bytes around it.
 class Tensor {
  public:
   Tensor(DType dtype, std::size_t count, std::mt19937_64& random)
@@ -68,7 +68,7 @@ class Tensor {
   Memory memory_;
 };
 
-// Sizes around those of packets and tiles, and of nothing.
+// Random sizes around 0 and around those of vector loads and tiles.
 std::size_t random_count(std::mt19937_64& random, std::size_t tile) {
   const std::size_t around[] = {0, 1, 16, 256, 1024, tile, 2 * tile};
   const std::size_t near = around[random() % std::size(around)] + random() % 20;
@@ -89,7 +89,7 @@ void run_move(DType from, DType to, Finish finish, const std::vector<Transfer>& 
                       random));
 }
 
-// What a move of one tensor gives, by the CPU's kernels.
+// The result of moving a tensor with the CPU kernels.
 std::vector<unsigned char> moved_by_cpu(DType from, DType to, Finish finish, Tensor& tensor) {
   const KernelTable& table = kernels();
   std::vector<unsigned char> scaled(tensor.bytes() + 1);
@@ -100,13 +100,13 @@ std::vector<unsigned char> moved_by_cpu(DType from, DType to, Finish finish, Ten
     table.narrow_to(to)(result.data(), scaled.data(), tensor.count());
     return result;
   }
-  // Widened first: a kernel rounds once, at the end.
+  // Widens before scaling, because a GPU kernel rounds only once, at the end.
   table.widen_from(from)(result.data(), tensor.data(), tensor.count());
   table.scale[static_cast<int>(to)](result.data(), result.data(), tensor.count(), finish);
   return result;
 }
 
-// Packs random tensors into a fusion buffer, and unpacks them into others.
+// Packs random tensors into a fusion buffer, unpacks them, and compares the results.
 void check_move(DType from, DType to, Finish finish, std::mt19937_64& random) {
   CAPTURE(seed());
   CAPTURE(std::string(dtype_name(from)));
@@ -146,7 +146,7 @@ constexpr std::pair<DType, DType> kCasts[] = {{DType::kFloat32, DType::kFloat16}
                                               {DType::kFloat16, DType::kFloat32},
                                               {DType::kBFloat16, DType::kFloat32}};
 
-TEST_CASE("packing and unpacking random batches") {
+TEST_CASE("packing and unpacking random batches gives the CPU's results") {
   std::mt19937_64 random(seed());
   for (int round = 0; round < 3; ++round) {
     for (int d = 0; d < kDTypeCount; ++d) {
@@ -162,7 +162,7 @@ TEST_CASE("packing and unpacking random batches") {
   }
 }
 
-TEST_CASE("all factors give what the CPU gives") {
+TEST_CASE("scaling by any factor gives the CPU's results") {
   std::mt19937_64 random(seed());
   const double inf = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -188,7 +188,7 @@ TEST_CASE("all factors give what the CPU gives") {
   }
 }
 
-TEST_CASE("conversions of all 16-bit floats, and of what lies around their midpoints") {
+TEST_CASE("all 16-bit floats and all ties between them are converted correctly") {
   for (const DType half : {DType::kFloat16, DType::kBFloat16}) {
     CAPTURE(std::string(dtype_name(half)));
     std::mt19937_64 random(seed());
@@ -234,7 +234,8 @@ TEST_CASE("absent tensors are filled with one element, neither scaled nor conver
   }
 }
 
-// Reduces `sources` buffers of several tensors into outputs; `in_place`: into the last source.
+// Reduces `sources` buffers of several tensors into outputs or, if `in_place`, into the last
+// source.
 void check_reduce(ReduceOp op, DType dtype, int sources, Finish finish, bool in_place,
                   std::mt19937_64& random) {
   CAPTURE(seed());
@@ -285,7 +286,7 @@ void check_reduce(ReduceOp op, DType dtype, int sources, Finish finish, bool in_
   }
 }
 
-TEST_CASE("reductions of several sources") {
+TEST_CASE("reductions of several sources give the CPU's results") {
   std::mt19937_64 random(seed());
   for (const ReduceOp op :
        {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
@@ -301,7 +302,7 @@ TEST_CASE("reductions of several sources") {
   }
 }
 
-// Dot products of the chunks of a batch, at places of `a` and `b` counted in elements.
+// The dot products of the chunks of a batch; offsets in `a` and `b` are counted in elements.
 std::vector<Dots> dots_of(DType dtype, const unsigned char* a, const unsigned char* b,
                           const std::vector<std::pair<std::size_t, std::size_t>>& chunks,
                           std::mt19937_64& random) {
@@ -322,7 +323,7 @@ std::vector<Dots> dots_of(DType dtype, const unsigned char* a, const unsigned ch
   return of_chunks;
 }
 
-// Elements of ordinary size.
+// Random elements between -1 and 1.
 Tensor ordinary(DType dtype, std::size_t count, std::mt19937_64& random) {
   std::uniform_real_distribution<double> uniform(-1, 1);
   Tensor tensor(dtype, count, random);
@@ -337,7 +338,7 @@ Tensor ordinary(DType dtype, std::size_t count, std::mt19937_64& random) {
 
 constexpr DType kFloats[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64};
 
-TEST_CASE("dot products: right, and the same bits in any batch, grid and alignment") {
+TEST_CASE("dot products are correct and have the same bits in any batch, grid and alignment") {
   std::mt19937_64 random(seed());
   for (const DType dtype : kFloats) {
     CAPTURE(seed());
@@ -349,7 +350,7 @@ TEST_CASE("dot products: right, and the same bits in any batch, grid and alignme
       const DotProducts cpu = kernels().dots[static_cast<int>(dtype)](a.data(), b.data(), count);
       CHECK(alone.aa == doctest::Approx(cpu.aa).epsilon(1e-13));
       CHECK(alone.bb == doctest::Approx(cpu.bb).epsilon(1e-13));
-      // Of terms that cancel out, the error is as large as they are.
+      // If terms cancel out, the error is relative to the terms instead of the sum.
       CHECK(std::abs(alone.ab - cpu.ab) <= 1e-13 * (cpu.aa + cpu.bb));
       for (const std::size_t shift : {0, 1, 16}) {
         Memory x(count * size + 100 * size), y(count * size + 100 * size);
@@ -366,7 +367,7 @@ TEST_CASE("dot products: right, and the same bits in any batch, grid and alignme
   }
 }
 
-TEST_CASE("combinations of two vectors") {
+TEST_CASE("linear combinations of two vectors give the CPU's results") {
   std::mt19937_64 random(seed());
   for (const DType dtype : kFloats) {
     const DType result_type = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
@@ -375,7 +376,7 @@ TEST_CASE("combinations of two vectors") {
       CAPTURE(seed());
       CAPTURE(std::string(dtype_name(dtype)));
       const std::size_t count = 1 + random_count(random, tile);
-      // In one round everything is a finite number, in the other there are NaNs and infinities.
+      // Even rounds have finite numbers only, odd rounds also have NaNs and infinities.
       Tensor a =
           round % 2 == 0 ? ordinary(dtype, count, random) : Tensor::filled(dtype, count, random);
       Tensor b = ordinary(dtype, count, random), out(result_type, count, random);
@@ -403,7 +404,7 @@ TEST_CASE("combinations of two vectors") {
   }
 }
 
-TEST_CASE("a kernel that there is none of") {
+TEST_CASE("running an unknown kernel returns false") {
   std::mt19937_64 random(seed());
   CHECK_FALSE(run_on_host("copy_256", nullptr, 1, random));
 }

@@ -1,5 +1,5 @@
-// What the launcher asks of the driver, in which order, and what becomes of failures; the kernels
-// themselves run on the host.
+// Tests of the launcher's driver calls, their order, and its handling of failures. The kernels run
+// on the host.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct Gpu {
   Launcher launcher{context, code};
 };
 
-// Tensors of which each is packed into a place of its own.
+// Tensors, each with its own target for packing.
 struct Tensors {
   explicit Tensors(std::size_t count) : from(count, std::vector<float>(5000)), to(5000 * count) {
     for (std::size_t i = 0; i < count; ++i) {
@@ -57,7 +57,7 @@ struct Tensors {
   std::vector<Transfer> transfers;
 };
 
-TEST_CASE("one launch per batch; code and tables are brought to the GPU once") {
+TEST_CASE("a batch takes one launch, and code and tables are copied to the GPU once") {
   Gpu gpu;
   Tensors tensors(20);
   const Finish half{0.5, 1};
@@ -70,13 +70,13 @@ TEST_CASE("one launch per batch; code and tables are brought to the GPU once") {
   CHECK(first[0] == "copy in stream 1");
   CHECK(first[1].ends_with("in stream 1"));
   CHECK(first[2] == "load image of scale_float32 for 90");
-  CHECK(first[3] == "launch scale_float32 <<<16>>> stream 1");  // two processors, eight each
+  CHECK(first[3] == "launch scale_float32 <<<16>>> stream 1");  // eight blocks per multiprocessor
 
   gpu.launcher.move(DType::kFloat32, DType::kFloat32, half, tensors.transfers);
   CHECK(gpu.driver.take_calls() == Calls{"launch scale_float32 <<<16>>> stream 1"});
   CHECK(gpu.launcher.table_copies() == 1);
 
-  // Another kernel on the same tensors has the same table.
+  // Another kernel for the same tensors uses the same table.
   gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
   CHECK(gpu.driver.take_calls() ==
         Calls{"load image of copy_32 for 90", "launch copy_32 <<<16>>> stream 1"});
@@ -86,7 +86,7 @@ TEST_CASE("one launch per batch; code and tables are brought to the GPU once") {
   CHECK(gpu.launcher.table_copies() == 2);
 }
 
-TEST_CASE("plan with an empty batch is no launch, and a small one has few blocks") {
+TEST_CASE("an empty batch launches nothing, and a small one has few blocks") {
   Gpu gpu;
   Tensors tensors(1);
   gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, {});
@@ -97,7 +97,7 @@ TEST_CASE("plan with an empty batch is no launch, and a small one has few blocks
   CHECK(gpu.driver.take_calls().back() == "launch copy_32 <<<2>>> stream 1");
 }
 
-TEST_CASE("reductions and Adasum") {
+TEST_CASE("reductions and Adasum launch their kernels and give correct results") {
   Gpu gpu;
   Tensors tensors(3);
   const std::vector<std::uint64_t> sources = {address(tensors.from[0].data()),
@@ -108,7 +108,7 @@ TEST_CASE("reductions and Adasum") {
   CHECK(tensors.to[10] == 11);
   CHECK(gpu.driver.take_calls().back() == "launch reduce_sum_float32 <<<2>>> stream 1");
 
-  // The sum of two vectors that are orthogonal.
+  // Adasum of two orthogonal vectors is their sum.
   std::vector<float> a(200, 0), b(200, 0), sum(200, 0);
   std::fill(a.begin(), a.begin() + 100, 2);
   std::fill(b.begin() + 100, b.end(), 3);
@@ -131,16 +131,16 @@ TEST_CASE("reductions and Adasum") {
                           "launch blend_float32 <<<1>>> stream 1"});
 }
 
-TEST_CASE("order is by events, and the host waits for nothing") {
+TEST_CASE("launches are ordered by events, and the host does not wait") {
   Gpu gpu;
   Tensors tensors(2);
   const Event ready(gpu.context), done(gpu.context);
-  const Stream theirs(gpu.context);
-  ready.record(theirs.handle());
+  const Stream framework(gpu.context);
+  ready.record(framework.handle());
   gpu.launcher.stream().wait_for(ready.handle());
   gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
   done.record(gpu.launcher.stream().handle());
-  theirs.wait_for(done.handle());
+  framework.wait_for(done.handle());
   const Calls calls = gpu.driver.take_calls();
   const auto at = [&](const std::string& part) {
     return std::find_if(
@@ -155,7 +155,7 @@ TEST_CASE("order is by events, and the host waits for nothing") {
   CHECK(at("host waits") == static_cast<std::ptrdiff_t>(calls.size()));
 }
 
-TEST_CASE("the host's copy of a table is left alone until it has been copied") {
+TEST_CASE("the host memory of a table is not reused before its copy to the GPU is done") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
   const Stream stream(context);
@@ -166,7 +166,7 @@ TEST_CASE("the host's copy of a table is left alone until it has been copied") {
   CHECK((first != second));
   CHECK((tables.place(table(1)) == first));
   CHECK(tables.copies() == 2);
-  // Full: the one not used for longest makes room, if it has been copied.
+  // All places are used: the least recently used table is replaced if its copy is done.
   CHECK((tables.place(table(3)) == second));
   driver.set_events_done(false);
   const Chunk* const fourth = tables.place(table(4));
@@ -176,7 +176,7 @@ TEST_CASE("the host's copy of a table is left alone until it has been copied") {
   CHECK(fourth->count == 4);
 }
 
-TEST_CASE("a table that is too large for those that there are has memory of its own") {
+TEST_CASE("a table that does not fit into existing memory gets new memory") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
   const Stream stream(context);
@@ -189,7 +189,7 @@ TEST_CASE("a table that is too large for those that there are has memory of its 
   CHECK(second[999].count == 2);
 }
 
-TEST_CASE("a copy that failed is made again") {
+TEST_CASE("a table whose copy failed is copied again") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
   const Stream stream(context);
@@ -202,7 +202,7 @@ TEST_CASE("a copy that failed is made again") {
   CHECK(tables.copies() == 1);
 }
 
-TEST_CASE("failures name the call and the kernel, and leave nothing behind") {
+TEST_CASE("failures name the driver call and the kernel, and all resources are released") {
   const Calls functions = {"cuDeviceGet",         "cuDevicePrimaryCtxRetain",
                            "cuCtxPushCurrent",    "cuStreamCreateWithPriority",
                            "cuEventCreate",       "cuMemAllocAsync",
@@ -234,7 +234,7 @@ TEST_CASE("failures name the call and the kernel, and leave nothing behind") {
   }
 }
 
-TEST_CASE("code that has several kernels is loaded once") {
+TEST_CASE("a module with several kernels is loaded once") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
   auto all = std::make_shared<const Image>("image of all");
@@ -259,7 +259,7 @@ TEST_CASE("a kernel is loaded once for all launchers of a GPU") {
   CHECK(std::count(calls.begin(), calls.end(), "load image of copy_32 for 90") == 1);
 }
 
-TEST_CASE("everything is given back") {
+TEST_CASE("the launcher releases all its resources") {
   RecordedDriver driver;
   {
     const Context context(driver.api(), 0);
@@ -273,7 +273,7 @@ TEST_CASE("everything is given back") {
   CHECK(driver.pushed() == 0);
 }
 
-TEST_CASE("what no kernel can do is refused") {
+TEST_CASE("operations without a kernel are rejected") {
   Gpu gpu;
   Tensors tensors(1);
   const std::vector<std::uint64_t> many(kMaxSources + 1, tensors.transfers[0].from);

@@ -1,4 +1,4 @@
-// Kernels from a file that nvcc has made, for where there is no NVRTC.
+// Tests of the file of kernels that nvcc compiles, which is used where NVRTC is missing.
 #include "device/cuda/jit/kernel_file.h"
 
 #include <doctest/doctest.h>
@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 const std::string kCode = "code of all kernels";
 
-// kernels.fatbin in a folder of its own.
+// A kernels.fatbin in its own temporary folder.
 class File {
  public:
   File() {
@@ -71,7 +71,7 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// The compilers that there are: none, and one for these architectures.
+// A missing NVRTC, and one for these architectures.
 Nvrtc missing() {
   Nvrtc nvrtc;
   nvrtc.problem = "libnvrtc.so.13, libnvrtc.so.12: not found";
@@ -84,7 +84,7 @@ Nvrtc for_archs(std::vector<int> archs) {
   return nvrtc;
 }
 
-TEST_CASE("a file that is whole, and the GPUs that it is for") {
+TEST_CASE("a valid file with PTX supports the GPUs of its architectures and newer ones") {
   const File made;
   const KernelFile file = open_kernel_file(made.places(), 12040);
   REQUIRE(file.problem == "");
@@ -95,7 +95,7 @@ TEST_CASE("a file that is whole, and the GPUs that it is for") {
   CHECK_FALSE(file.fits(70));
 }
 
-TEST_CASE("without PTX, a file is for GPUs of the same major versions") {
+TEST_CASE("a file without PTX supports only GPUs of the same major versions") {
   File made;
   made.header.ptx = 0;
   made.header.archs[0] = 86;
@@ -106,7 +106,7 @@ TEST_CASE("without PTX, a file is for GPUs of the same major versions") {
   for (const int gpu : {75, 80, 100}) CHECK_FALSE(file.fits(gpu));
 }
 
-TEST_CASE("files that are not there, stale, damaged, foreign or anybody's") {
+TEST_CASE("files that are missing, outdated, damaged, foreign or writable by others are rejected") {
   CHECK(open_kernel_file({}, 0).problem == "kernels.fatbin: not found");
   CHECK(open_kernel_file({{"/nonexistent/kernels.fatbin"}, false}, 0).problem ==
         "/nonexistent/kernels.fatbin: cannot be read");
@@ -117,7 +117,7 @@ TEST_CASE("files that are not there, stale, damaged, foreign or anybody's") {
   CHECK(file.problem(13000) == "");
   CHECK(contains(file.problem(11080), "is by nvcc 12.8, too new for the driver, which is for "));
 
-  // Cut off anywhere, and longer.
+  // Truncated at every length, and too long.
   for (std::uintmax_t left = 0; left < sizeof file.header + kCode.size(); ++left) {
     file.write();
     fs::resize_file(file.path(), left);
@@ -146,7 +146,7 @@ TEST_CASE("files that are not there, stale, damaged, foreign or anybody's") {
   CHECK(contains(file.problem(), "anybody can write it"));
 }
 
-TEST_CASE("the file is used where NVRTC is not") {
+TEST_CASE("the file is used if NVRTC is missing or does not support the GPU") {
   const File file;
   const KernelCache none{fs::path()};
   const ImageSource code = kernel_code(missing(), file.places(), 12040, none);
@@ -163,7 +163,7 @@ TEST_CASE("the file is used where NVRTC is not") {
           .c_str(),
       Error);
 
-  // A GPU that NVRTC no longer knows.
+  // A GPU that NVRTC no longer supports.
   CHECK(*kernel_code(for_archs({80, 90}), file.places(), 12040, none)("copy_32", 75) == kCode);
   CHECK_THROWS_WITH_AS(
       kernel_code(for_archs({80, 90}), {}, 13010, none)("copy_32", 75),
@@ -173,7 +173,7 @@ TEST_CASE("the file is used where NVRTC is not") {
       Error);
 }
 
-TEST_CASE("what check-build says of kernels") {
+TEST_CASE("the diagnostics say where the kernels come from") {
   const File file;
   LibraryPaths places = file.places();
   CHECK(gpu_capabilities(places).back() ==

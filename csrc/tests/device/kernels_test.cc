@@ -1,4 +1,4 @@
-// The CPU kernels, all tables that this processor runs, against the reference, bit for bit.
+// Compares all tables of CPU kernels that this processor can run with the reference, bit for bit.
 #include "device/cpu/kernels.h"
 
 #include <doctest/doctest.h>
@@ -26,7 +26,7 @@ using horoplug::testing::seed;
 constexpr ReduceOp kOps[] = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
 
-// An array at an odd address, with guards on both sides.
+// An array at an odd address, with guard bytes on both sides.
 class Array {
  public:
   Array(std::size_t bytes, std::size_t offset)
@@ -47,7 +47,7 @@ class Array {
   std::size_t offset_, bytes_;
 };
 
-// One reduction by all tables, out of place and into each of its sources.
+// Runs a reduction with all tables, out of place and in place into each of its sources.
 void check_reduce(ReduceOp op, DType dtype, int sources, std::size_t count, Finish finish,
                   std::mt19937_64& random) {
   const std::size_t bytes = count * dtype_size(dtype);
@@ -93,7 +93,7 @@ void check_reduce(ReduceOp op, DType dtype, int sources, std::size_t count, Fini
   }
 }
 
-TEST_CASE("reduce: every operator and dtype") {
+TEST_CASE("reduce equals the reference for every operator and dtype") {
   std::mt19937_64 random(seed());
   for (ReduceOp op : kOps) {
     for (int d = 0; d < kDTypeCount; ++d) {
@@ -110,7 +110,7 @@ TEST_CASE("reduce: every operator and dtype") {
   }
 }
 
-TEST_CASE("reduce and scale: finishing") {
+TEST_CASE("reduce and scale apply factors as the reference does") {
   std::mt19937_64 random(seed());
   const double inf = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -123,7 +123,7 @@ TEST_CASE("reduce and scale: finishing") {
       for (int d = 0; d < kDTypeCount; ++d) {
         const DType dtype = static_cast<DType>(d);
         check_reduce(ReduceOp::kSum, dtype, 2, 131, finish, random);
-        // scale is the reduction of one source, but for bool, which it copies.
+        // scale equals the reduction of one source, except for bool, which it copies.
         const std::size_t count = 259, bytes = count * dtype_size(dtype);
         Array src(bytes, random() % 80), dst(bytes, random() % 80);
         fill(dtype, src.data(), count, random);
@@ -167,7 +167,7 @@ TEST_CASE("integers divide exactly, truncate and saturate") {
     using U64 = std::vector<std::uint64_t>;
     using I8 = std::vector<std::int8_t>;
     using U32 = std::vector<std::uint32_t>;
-    constexpr std::int64_t kBig = (std::int64_t{1} << 60) + 5;  // not a float64
+    constexpr std::int64_t kBig = (std::int64_t{1} << 60) + 5;  // not representable in float64
     CHECK(scaled<std::int64_t>(table, DType::kInt64, {3 * kBig + 2, -3 * kBig - 2, -7, 7, -1},
                                {1, 3}) == I64{kBig, -kBig, -2, 2, 0});
     CHECK(scaled<std::int64_t>(table, DType::kInt64, {4 * kBig + 3, -4 * kBig - 3}, {1, 4}) ==
@@ -189,7 +189,7 @@ TEST_CASE("integers divide exactly, truncate and saturate") {
   }
 }
 
-TEST_CASE("float16 and bfloat16: every value, both ways") {
+TEST_CASE("every float16 and bfloat16 value converts to float32 and back") {
   constexpr std::size_t kCount = 65536;
   std::vector<std::uint16_t> all(kCount), back(kCount);
   for (std::size_t i = 0; i < kCount; ++i) all[i] = static_cast<std::uint16_t>(i);
@@ -218,7 +218,7 @@ TEST_CASE("float16 and bfloat16: every value, both ways") {
   }
 }
 
-TEST_CASE_TEMPLATE("float8: every value, and rounding from float32", E,
+TEST_CASE_TEMPLATE("every float8 value converts to float32, and float32 values round to float8", E,
                    reference::Float8FiniteReference<unsigned char, 3>,
                    reference::Float8Reference<unsigned char, 2>) {
   using Bits = typename E::Bits;
@@ -227,7 +227,7 @@ TEST_CASE_TEMPLATE("float8: every value, and rounding from float32", E,
   std::mt19937_64 random(seed());
   for (int i = 0; i < 256; ++i) {
     const float value = Bits::get(static_cast<std::uint8_t>(i));
-    // Around every value, and around the midpoints between neighbours: ties.
+    // Values next to every float8, and next to the midpoints between neighbours, which are ties.
     const float midpoint = (value + Bits::get(static_cast<std::uint8_t>(i ^ 1))) / 2;
     const float next = (value + Bits::get(static_cast<std::uint8_t>(i + 1))) / 2;
     for (const float f : {value, midpoint, next}) {
@@ -279,7 +279,8 @@ TEST_CASE("float32 rounds to nearest even") {
   std::mt19937_64 random(seed());
   std::vector<float> values(1 << 18);
   for (float& value : values) value = reference::float_of(static_cast<std::uint32_t>(random()));
-  // Around every float16 and every bfloat16, and around the midpoints between neighbours: ties.
+  // Values next to every float16 and bfloat16, and next to the midpoints between neighbours, which
+  // are ties.
   for (std::uint32_t h = 0; h < 65536; ++h) {
     const std::uint32_t f16 =
         reference::bits_of(reference::from_f16(static_cast<std::uint16_t>(h)));
@@ -308,7 +309,7 @@ TEST_CASE("float32 rounds to nearest even") {
         FAIL("bits ", reference::bits_of(values[i]), " float16 ", f16[i], " bfloat16 ", bf16[i]);
       }
     }
-    for (std::size_t count = 0; count < 40; ++count) {  // ends
+    for (std::size_t count = 0; count < 40; ++count) {  // all lengths of the last partial vector
       Array src(4 * count, 3), dst(2 * count, 5), back(4 * count, 1);
       if (count != 0) std::memcpy(src.data(), values.data(), 4 * count);
       table.narrow_to(DType::kFloat16)(dst.data(), src.data(), count);
@@ -320,7 +321,7 @@ TEST_CASE("float32 rounds to nearest even") {
   }
 }
 
-TEST_CASE("copies of any size and alignment") {
+TEST_CASE("copies of any size and alignment are correct") {
   const KernelTables tables = available_kernels();
   for (int t = 0; t < tables.count; ++t) {
     for (const CopyFn copy :

@@ -13,7 +13,7 @@ using namespace horoplug::testing;
 
 namespace {
 
-// A handshake that is fed with the messages that come.
+// A handshake that receives the messages of its rank's mesh.
 struct Starting {
   explicit Starting(EngineParts& given, double now = 0)
       : parts(given),
@@ -62,7 +62,7 @@ TEST_CASE("the handshake is done when every peer has introduced itself") {
   CHECK(third.done == 1);
 }
 
-TEST_CASE("the handshake refuses other settings, a second introduction, and a false rank") {
+TEST_CASE("the handshake rejects different settings, a second introduction, and a wrong rank") {
   const auto ranks = make_parts(2);
   ranks[1]->config.options.fusion_threshold = 17;
   Starting first(*ranks[0]);
@@ -116,7 +116,7 @@ TEST_CASE("a removal ends when its set is closed, and submitters see it at once"
     rank.registry.begin_removal(set, removal, 0);
     return removal;
   };
-  CHECK(remove(2)->done);  // this rank is not in it
+  CHECK(remove(2)->done);  // this rank is not a member
   const OperationPtr removal = remove(1);
   CHECK(!removal->done);
   CHECK(rank.registry.members(1) == nullptr);
@@ -132,7 +132,7 @@ TEST_CASE("a removal ends when its set is closed, and submitters see it at once"
   CHECK(rank.registry.find(1) == nullptr);
 }
 
-TEST_CASE("messages for a set that this rank has yet to hear of are delivered when it exists") {
+TEST_CASE("messages for a set that does not exist yet are delivered after its creation") {
   const auto ranks = make_parts(2);
   EngineParts& rank = *ranks[0];
   rank.registry.create_global({});
@@ -142,7 +142,7 @@ TEST_CASE("messages for a set that this rank has yet to hear of are delivered wh
   Peers peers(rank.mesh);
   MessageDispatcher dispatcher(rank.lifecycle, rank.mesh, handshake, rank.registry,
                                rank.point_to_point, stalls, rank.liveness, peers, rank.tracing);
-  dispatcher.receive(1, encode_leave(0, 1));  // kept until the start is over
+  dispatcher.receive(1, encode_leave(0, 1));  // kept until the handshake is done
   rank.lifecycle.enter(Lifecycle::State::kRunning);
   const auto decisions = [&](std::uint32_t set) {
     ProcessSet& found = *rank.registry.find(set);
@@ -156,7 +156,7 @@ TEST_CASE("messages for a set that this rank has yet to hear of are delivered wh
   rank.registry.create({0, 1}, 0);
   dispatcher.deliver_early(1);
   CHECK(decisions(1) == 1);
-  // A rank that is not in a set has no say in it.
+  // Messages from ranks that are not members of the set are rejected.
   rank.registry.create({0}, 0);
   CHECK_THROWS_AS(dispatcher.receive(1, encode_leave(2, 1)), WireError);
   CHECK(!peers.has_departed(1));

@@ -1,5 +1,5 @@
-// Whole engines: agreement, mismatch errors, deadlocks, dead and unresponsive peers, shutdown and
-// abort.
+// Tests of whole engines: negotiation, mismatch errors, deadlocks, dead and unresponsive peers,
+// shutdown and abort.
 #include <dirent.h>
 #include <doctest/doctest.h>
 
@@ -19,7 +19,7 @@ using namespace horoplug::testing;
 
 namespace {
 
-// A float32 allreduce of `count` ones under a name; the result is checked.
+// Runs a float32 allreduce of `count` ones and checks the result.
 void allreduce_ones(Engine& engine, const std::string& name, std::size_t count = 10) {
   std::vector<float> data(count, 1.0F);
   Order order;
@@ -32,7 +32,7 @@ void allreduce_ones(Engine& engine, const std::string& name, std::size_t count =
   }
 }
 
-// Every rank submits what `order_of` gives it; returns each rank's failure.
+// Every rank runs the operation order_of(rank). Returns the status of each rank.
 std::vector<Status> failures_of(Cluster& cluster, const std::function<Order(int rank)>& order_of) {
   std::vector<Status> failures(static_cast<std::size_t>(cluster.size()));
   cluster.run([&](int rank) {
@@ -55,7 +55,7 @@ std::size_t count_entries(const char* path) {
   return count;
 }
 
-// The other end of an engine's connection, played by the test: what it is sent and what it says.
+// The peer's end of an engine's connection: the test reads and writes the messages.
 class RawPeer {
  public:
   explicit RawPeer(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
@@ -102,7 +102,7 @@ Hello hello_of(int rank, int size, const EngineOptions& options) {
   return hello;
 }
 
-// Engine 0 of a job of two whose rank 1 is the test.
+// A job of two ranks: an engine is rank 0, the test is rank 1.
 struct HalfJob {
   explicit HalfJob(const EngineOptions& options = test_options()) {
     auto configs = make_configs(Transport::kTcp, 2, options);
@@ -119,7 +119,7 @@ struct HalfJob {
 
 }  // namespace
 
-TEST_CASE("hundreds of operations in flight, submitted in a different order by every rank") {
+TEST_CASE("hundreds of concurrent operations complete if every rank submits in its own order") {
   for (const Transport transport : kTransports) {
     for (const int ranks : {2, 4}) {
       CAPTURE(transport_name(transport));
@@ -253,7 +253,7 @@ TEST_CASE("a deadlock is an error that names the operations, and the job continu
         Order order;
         order.op = rank == 1 ? OpKind::kAllgather : OpKind::kAllreduce;
         order.shape = {4};
-        return order;  // without a name: ranks must count alike again afterwards
+        return order;  // unnamed: afterwards, all ranks must number unnamed operations equally
       });
       for (const Status& status : failures) {
         CHECK(status.code == HP_DEADLOCK);
@@ -462,7 +462,7 @@ TEST_CASE("operations that were decided before a shutdown still run") {
     for (int round = 0; round < 20; ++round) {
       CAPTURE(transport_name(transport));
       Cluster cluster(transport, 3);
-      // The broadcast's root is done early and leaves while others may still be receiving.
+      // The root of the broadcast finishes first and shuts down while others may still receive.
       CHECK_NOTHROW(cluster.run([&](int rank) {
         Engine& engine = cluster.engine(rank);
         std::vector<int> data(200'000, rank == round % 3 ? 7 : 0);
@@ -493,7 +493,7 @@ TEST_CASE("an abort reaches every rank with its reason") {
   });
 }
 
-TEST_CASE("a peer that dies is named") {
+TEST_CASE("operations fail with the rank of a peer that has died") {
   HalfJob job;
   job.introduce();
   std::vector<float> data(4, 1);
@@ -509,8 +509,9 @@ TEST_CASE("a peer that dies is named") {
   CHECK(failure_of([&] { submit(*job.engine, order); }).code == HP_ABORTED);
 }
 
-TEST_CASE("peers are told of a failure before this rank's own operations end") {
-  // A program whose operation has failed may be gone at once, and its engine with it.
+TEST_CASE("peers are notified of a failure before this rank's own operations end") {
+  // Otherwise a program that exits after its operation has failed could end before it notifies
+  // them.
   class Watched final : public Stream {
    public:
     explicit Watched(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
@@ -544,7 +545,7 @@ TEST_CASE("peers are told of a failure before this rank's own operations end") {
                         static_cast<const std::byte*>(parts[1].iov_base) + parts[1].iov_len);
     Reader reader(message);
     if (read_head(reader).kind != MessageKind::kAbort) return;
-    // An operation that has ended may be released by now, and its handle unknown.
+    // If the operation has ended, its handle may be released and unknown.
     const Status found =
         failure_of([&] { code_when_told = running.load()->handles().poll(handle).code; });
     if (!found.ok()) code_when_told = found.code;
@@ -563,11 +564,11 @@ TEST_CASE("peers are told of a failure before this rank's own operations end") {
   handle = submit(engine, order);
   victim.hang_up();
   CHECK(failure_of([&] { await(engine, handle); }).code == HP_ABORTED);
-  engine.shutdown();  // the progress thread has ended: everything is written
+  engine.shutdown();  // the progress thread has written all messages when this returns
   CHECK(code_when_told == HP_IN_PROGRESS);
 }
 
-TEST_CASE("a peer that stops in the middle of a transfer is named at the deadline") {
+TEST_CASE("a transfer without progress fails after data_timeout and names the peer") {
   EngineOptions options = test_options();
   options.data_timeout = 0.3;
   HalfJob job(options);
@@ -590,7 +591,7 @@ TEST_CASE("a peer that stops in the middle of a transfer is named at the deadlin
   CHECK(mentions(status, {"allreduce 'x'", "no progress for 0.3 s", "waiting for rank 1"}));
 }
 
-TEST_CASE("a peer that never answers fails the start") {
+TEST_CASE("the handshake fails after data_timeout if a peer does not answer") {
   EngineOptions options = test_options();
   options.data_timeout = 0.2;
   HalfJob job(options);
@@ -599,7 +600,7 @@ TEST_CASE("a peer that never answers fails the start") {
   CHECK(mentions(status, {"no answer from rank 1"}));
 }
 
-TEST_CASE("a peer may shut down before this rank has finished the handshake") {
+TEST_CASE("the handshake succeeds if a peer shuts down before it is finished") {
   const EngineOptions options = test_options();
   auto configs = make_configs(Transport::kTcp, 3, options);
   RawPeer first(std::move(configs[0].members[1].stream));
@@ -610,8 +611,8 @@ TEST_CASE("a peer may shut down before this rank has finished the handshake") {
   first.send(encode(hello_of(0, 3, options)));
   first.send(encode(0, Decisions{0, {end}}));
   first.send(encode_bye());
-  // The engine answers a goodbye by closing its side: then it has been read, before the last rank's
-  // introduction.
+  // The engine answers a goodbye by closing its side, so the goodbye is read before the
+  // introduction of the last rank arrives.
   first.wait_for_end();
   first.hang_up();
   last.send(encode(hello_of(2, 3, options)));
@@ -623,7 +624,7 @@ TEST_CASE("a peer may shut down before this rank has finished the handshake") {
   last.hang_up();
 }
 
-TEST_CASE("ranks with different settings do not start") {
+TEST_CASE("the handshake fails if ranks have different settings") {
   EngineOptions other = test_options();
   other.fusion_threshold = 12345;
   HalfJob job;
@@ -633,7 +634,7 @@ TEST_CASE("ranks with different settings do not start") {
   CHECK(mentions(status, {"fusion threshold", "12345 on rank 1"}));
 }
 
-TEST_CASE("malformed bytes from a peer end the job with its name and crash nothing") {
+TEST_CASE("malformed bytes from a peer fail the job with that peer's rank and do not crash") {
   const auto failure_after = [](const std::function<void(RawPeer&)>& speak, bool introduced) {
     HalfJob job;
     if (introduced) job.introduce();
@@ -672,7 +673,7 @@ TEST_CASE("malformed bytes from a peer end the job with its name and crash nothi
   CHECK(mentions(twice, {"rank 1", "introduced itself twice"}));
 }
 
-TEST_CASE("engines come and go without leaving descriptors, threads or memory maps behind") {
+TEST_CASE("engines release their file descriptors and threads") {
   const auto cycle = [](Transport transport) {
     Cluster cluster(transport, 2);
     cluster.run([&](int rank) { allreduce_ones(cluster.engine(rank), "x", 1000); });
@@ -683,7 +684,7 @@ TEST_CASE("engines come and go without leaving descriptors, threads or memory ma
     const std::size_t threads = count_entries("/proc/self/task");
     for (int i = 0; i < 60; ++i) cycle(transport);
     CHECK(count_entries("/proc/self/fd") == fds);
-    // The kernel lists a thread for a moment after it was joined, before and after.
+    // The kernel may still list a thread for a moment after it was joined.
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (count_entries("/proc/self/task") > threads && std::chrono::steady_clock::now() < limit) {
       std::this_thread::yield();

@@ -1,5 +1,5 @@
-// Tensors on simulated GPUs in whole engines: the results are the same as on the CPU, the host
-// waits for no stream, and failures are reported with their cause.
+// Tests of whole engines with tensors on simulated GPUs: the results equal those on the CPU, the
+// host does not wait for streams, and failures are reported with their cause.
 #include <doctest/doctest.h>
 
 #include <barrier>
@@ -30,9 +30,9 @@ int below(Random& random, int limit) {
   return static_cast<int>(random() % static_cast<unsigned>(limit));
 }
 
-// An operation that all ranks know, and what each of them gives.
+// An operation with the input of each rank.
 struct Given {
-  Order order;  // but for shape and splits, which may be a rank's own
+  Order order;  // without shape and splits, which can differ between ranks
   std::vector<std::vector<std::int64_t>> shapes, splits;
   std::vector<Bytes> inputs;
   bool in_place;
@@ -54,8 +54,9 @@ Given random_operation(Random& random, int ranks, int number, bool exact) {
     order.compressed = below(random, 2) == 0 ? DType::kFloat16 : DType::kBFloat16;
     if (exact && order.reduce == ReduceOp::kAverage) order.reduce = ReduceOp::kSum;
   }
-  // What is finished while it is widened is not rounded to 16 bits again, as on the CPU it is. So
-  // it is where no kernel of the GPU's reduces: by NCCL, and on one rank.
+  // The CPU rounds the scaled result to 16 bits before it widens it. A GPU that scales while it
+  // widens does not round in between. It does so if no GPU kernel of ours reduces: with NCCL and on
+  // one rank.
   const bool finishes = !(order.compressed && ranks == 1);
   if (reduces && below(random, 3) == 0) order.prescale = 0.5;
   if (reduces && below(random, 3) == 0 && finishes) order.postscale = 3;
@@ -101,7 +102,8 @@ Bytes on_cpu(Engine& engine, const Given& given, int rank) {
   return perform(engine, order);
 }
 
-// With any bits, or with numbers of which sums and products are exact in any order.
+// Runs random operations with random elements, or, if `exact`, with numbers whose sums and products
+// are exact in any order.
 void random_operations(GpuJob& job, int count, bool exact) {
   Random random(seed());
   std::vector<Given> all;
@@ -148,7 +150,8 @@ TEST_CASE("every operation gives the same results on GPUs as on CPUs") {
     for (const int ranks : {1, 2, 3, 4}) {
       CAPTURE(transport_name(transport));
       CAPTURE(ranks);
-      // Reduced in each host first, sums of four ranks would have other bits.
+      // The hierarchical algorithm adds in another order, so sums of four ranks would have other
+      // bits.
       const char* const name = transport == Transport::kMixed ? "staged" : "";
       GpuJob job({.transport = transport, .ranks = ranks, .engine = with_algorithm(name)});
       random_operations(job, kSanitized ? 6 : 20, false);
@@ -167,7 +170,7 @@ TEST_CASE("buffers of several chunks and windows are staged through host memory"
   });
 }
 
-TEST_CASE("operations in flight are fused and planned, and the host does not wait for them") {
+TEST_CASE("concurrent operations are fused, run in plans, and give correct results") {
   GpuJob job({.ranks = 2});
   constexpr int kTensors = 12, kSteps = 10;
   job.run([&](int rank) {
@@ -204,9 +207,9 @@ TEST_CASE("operations in flight are fused and planned, and the host does not wai
   });
 }
 
-TEST_CASE("the host never waits for the GPU") {
+TEST_CASE("an operation does not make the host wait for the GPU") {
   GpuJob job({.ranks = 2});
-  // Returns how often the host waited.
+  // Returns the number of host waits.
   const auto step = [&](const std::string& name) {
     const std::size_t before = job.gpu().host_waits();
     job.run([&](int rank) {
@@ -251,7 +254,7 @@ TEST_CASE("tensors on the CPU of one rank and the GPU of another are a mismatch 
   });
 }
 
-TEST_CASE("a second GPU of one rank, and a stream that is being captured, are refused") {
+TEST_CASE("a second GPU of one rank and a stream under graph capture are rejected") {
   SimulatedOptions gpus;
   gpus.devices = 2;
   GpuJob job({.ranks = 1, .gpu = gpus});
@@ -271,7 +274,7 @@ TEST_CASE("a second GPU of one rank, and a stream that is being captured, are re
   CHECK(job.perform(0, sum("third", 4), floats(4, 1)) == floats(4, 1));
 }
 
-TEST_CASE("a rank that has joined takes part, though it has had no tensor on its GPU") {
+TEST_CASE("a joined rank takes part even if it has never submitted a GPU tensor") {
   GpuJob job({.ranks = 3});
   job.run([&](int rank) {
     if (rank < 2) {
@@ -282,7 +285,7 @@ TEST_CASE("a rank that has joined takes part, though it has had no tensor on its
   });
 }
 
-TEST_CASE("results leave no memory on the GPU, taken or not") {
+TEST_CASE("the GPU memory of results is freed") {
   auto job = std::make_unique<GpuJob>(GpuJobOptions{.ranks = 2});
   job->run([&](int rank) {
     Order order = sum("gathered", 50);
@@ -290,7 +293,7 @@ TEST_CASE("results leave no memory on the GPU, taken or not") {
     for (int i = 0; i < 5; ++i) CHECK(job->perform(rank, order, floats(50, 1)).size() == 400);
   });
   job->end();
-  // In the order of streams, which nobody waits for.
+  // The memory is freed in stream order, and the host does not wait for that.
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   for (int device = 0; device < 2; ++device) {
     while (job->gpu().bytes_used(device) != 0 && std::chrono::steady_clock::now() < until) {
@@ -330,7 +333,7 @@ TEST_CASE("a copy of a result is ordered in its stream after the operation") {
       const bool equal = copy.read() == expected;
       CHECK(equal);
     }
-    // On the CPU it is made at once.
+    // On the CPU, the copy is complete when the call returns.
     Order order = sum("cpu", 2);
     order.op = OpKind::kAllgather;
     const Bytes mine = floats(2, static_cast<float>(rank));
@@ -345,7 +348,7 @@ TEST_CASE("a copy of a result is ordered in its stream after the operation") {
   });
 }
 
-TEST_CASE("process sets have streams of their own") {
+TEST_CASE("overlapping process sets give correct results on GPUs in any order of operations") {
   GpuJob job({.ranks = 4});
   job.run([&](int rank) {
     const auto set =
@@ -353,7 +356,7 @@ TEST_CASE("process sets have streams of their own") {
     const auto other = static_cast<std::uint32_t>(
         await_value(job.engine(rank), job.engine(rank).add_set({1, 2, 3})));
     for (int step = 0; step < 5; ++step) {
-      // Rank 2 is in both, and takes them in turns.
+      // Rank 2 is in both sets and alternates their order.
       Order first = sum("t", 300), second = sum("u", 200);
       first.set = set;
       second.set = other;
@@ -371,7 +374,7 @@ TEST_CASE("process sets have streams of their own") {
   });
 }
 
-TEST_CASE("a GPU that fails ends the job on all ranks with its error") {
+TEST_CASE("a failed GPU fails the operations of all ranks") {
   GpuJob job({.ranks = 2});
   job.run([&](int rank) { job.perform(rank, sum("t", 10), floats(10, 1)); });
   job.gpu().lose_device();
@@ -385,7 +388,7 @@ TEST_CASE("a smaller buffer is used when GPU memory is short") {
   SimulatedOptions gpus;
   gpus.memory = 15 << 20;
   GpuJob job({.ranks = 2, .gpu = gpus});
-  // Scaled, so that it has to be packed: usually into 8 MiB, beside the tensors' own 8.
+  // The tensor is scaled and must be packed, usually into a buffer of 8 MiB besides its own 8 MiB.
   const std::size_t count = (4 << 20) / sizeof(float) + 1;
   job.run([&](int rank) {
     Order order = sum("t", count);
@@ -414,7 +417,7 @@ TEST_CASE("NCCL runs every operation, also on process sets") {
         if (rank < 2) CHECK((job.perform(rank, order, floats(100, 1)) == floats(100, 2)));
         await(engine, engine.remove_set(set));
       });
-      // Given back once the GPUs are idle.
+      // The set's communicator is destroyed once the GPUs are idle.
       CHECK(comes_to([&] { return job.nccl().alive() == static_cast<std::size_t>(ranks); }));
       job.end();
       CHECK(job.nccl().alive() == 0);
@@ -423,7 +426,7 @@ TEST_CASE("NCCL runs every operation, also on process sets") {
 }
 
 TEST_CASE(
-    "without NCCL on all ranks, or with other versions, or a GPU for two, another way is found") {
+    "another algorithm is used if a rank lacks NCCL, versions differ, or two ranks share a GPU") {
   SimulatedOptions one_gpu;
   one_gpu.one_gpu = true;
   struct Case {
@@ -453,7 +456,7 @@ TEST_CASE("no rank uses NCCL if one rank cannot create its communicator") {
   CHECK(mentions({HP_OK, job.logged()}, {"not moved by NCCL", "ncclCommInitRank"}));
 }
 
-TEST_CASE("earlier work of the framework on the GPU is not limited in time") {
+TEST_CASE("data_timeout does not include the wait for the framework's earlier work on the GPU") {
   EngineOptions engine = with_algorithm("ipc");
   engine.data_timeout = 0.4;
   GpuJob job({.engine = engine});
@@ -462,7 +465,7 @@ TEST_CASE("earlier work of the framework on the GPU is not limited in time") {
   std::barrier all_waited(2);
   job.run([&](int rank) {
     Framework& framework = job.framework(rank);
-    // Of another kind each, for which the GPU has to be idle.
+    // Each dtype needs another kernel, whose loading waits until the GPU is idle.
     std::vector<hp_handle> handles;
     for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
       Order order = sum(dtype_name(dtype), 0);
@@ -483,10 +486,10 @@ TEST_CASE("earlier work of the framework on the GPU is not limited in time") {
   });
 }
 
-TEST_CASE("a rank that shuts down ends the waits of the other ranks' GPUs") {
+TEST_CASE("an abort ends the waits of the other ranks' GPU streams") {
   GpuJob job({.ranks = 3, .engine = with_algorithm("nccl"), .has_nccl = true});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
-  // GPUs have other things to do, and rank 0 goes when all have put their operation into a stream.
+  // The GPUs are busy, and rank 0 aborts when all ranks have enqueued their operation.
   job.gpu().pause();
   std::barrier all_submitted(3);
   job.run([&](int rank) {
@@ -507,7 +510,7 @@ TEST_CASE("a rank that shuts down ends the waits of the other ranks' GPUs") {
     }
     const Status status = failure_of([&] { job.perform(rank, sum("third", 10), floats(10, 1)); });
     CHECK(mentions(status, {"third", "the test wants it"}));
-    array.read();  // comes to an end
+    array.read();  // returns: the framework's stream is not blocked
   });
   CHECK(mentions({HP_OK, job.logged()}, {"second", "may be wrong"}));
 }

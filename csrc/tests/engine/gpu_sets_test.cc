@@ -1,5 +1,5 @@
 // Operations of several process sets on simulated GPUs, whose driver blocks the host until the GPU
-// is idle wherever CUDA's driver may: no rank waits forever.
+// is idle in every call in which CUDA's driver may do so: no rank waits forever.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Random = std::mt19937_64;
 
-// While `held`, the communicator of which rank 1 first asked is in progress there.
+// While `held` is true, rank 1 sees its first communicator as in progress.
 std::atomic<bool> held{false};
 std::atomic<ncclComm_t> first{nullptr};
 ncclResult_t (*get_state)(ncclComm_t, ncclResult_t*) = nullptr;
@@ -35,7 +35,7 @@ ncclResult_t state_of_rank_1(ncclComm_t communicator, ncclResult_t* state) {
 
 constexpr std::size_t kCount = 300;
 
-// An allreduce of ones, which takes kernels of its data type.
+// An allreduce of ones. It is scaled, so that it needs the kernels of its dtype.
 RankOperation ones(const std::string& name, DType dtype, std::uint32_t set) {
   RankOperation part = sum(name, kCount, 1);
   part.order.dtype = dtype;
@@ -49,16 +49,18 @@ Bytes result_of(DType dtype, int ranks) {
   return make_array(dtype, kCount, [&](std::size_t) { return 2 * ranks; });
 }
 
-// While `lost`, what rank 2 is to reduce by NCCL never comes to its GPU: the others' wait for it.
+// While `lost` is true, rank 2 does not enqueue its NCCL reductions, so the other ranks' GPUs wait.
 std::atomic<bool> lost{false};
-decltype(cuda::NcclApi::AllReduce) really_reduce = nullptr;
-ncclResult_t lose(const void* send, void* receive, std::size_t count, ncclDataType_t dtype,
-                  ncclRedOp_t op, ncclComm_t communicator, CUstream stream) {
+decltype(cuda::NcclApi::AllReduce) nccl_allreduce = nullptr;
+ncclResult_t lossy_allreduce(const void* send, void* receive, std::size_t count,
+                             ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t communicator,
+                             CUstream stream) {
   if (lost) return cuda::kNcclSuccess;
-  return really_reduce(send, receive, count, dtype, op, communicator, stream);
+  return nccl_allreduce(send, receive, count, dtype, op, communicator, stream);
 }
 
-// A host that is kept for that long is told of by misuse().
+// A job whose rank 2 can lose reductions. misuse() has the misuse that the simulated GPU reported,
+// such as a host that was blocked for longer than the wait timeout.
 class LossyJob {
  public:
   LossyJob() : job_(options()) {
@@ -78,8 +80,8 @@ class LossyJob {
     const std::lock_guard lock(mutex_);
     return misuse_;
   }
-  // An allreduce, until it has been put into streams. Whoever allocates memory may be kept, too, so
-  // that all of a set are in the same.
+  // Runs an allreduce until it is enqueued. All operations of a set use the same array, because an
+  // allocation could block as well.
   void enqueue(int rank, const std::string& name, std::uint32_t set) {
     Engine& engine = job_.engine(rank);
     Order order = ones(name, DType::kFloat32, set).order;
@@ -90,7 +92,8 @@ class LossyJob {
     await(engine, handle);
     engine.handles().release(handle);
   }
-  // How the job ends on a rank, which waits for what no other one has.
+  // Submits an operation that no other rank submits, and returns the status with which the job
+  // ends.
   Status end(int rank) {
     return failure_of([&] { enqueue(rank, "of rank " + std::to_string(rank), 0); });
   }
@@ -105,7 +108,7 @@ class LossyJob {
     options.has_nccl = true;
     options.nccl.late = 0;
     options.nccl_functions = [](int rank, cuda::NcclApi& api) {
-      if (rank == 2) really_reduce = std::exchange(api.AllReduce, lose);
+      if (rank == 2) nccl_allreduce = std::exchange(api.AllReduce, lossy_allreduce);
     };
     return options;
   }
@@ -122,7 +125,7 @@ std::uint32_t add_set(Engine& engine, const std::vector<int>& ranks) {
 
 }  // namespace
 
-TEST_CASE("two sets with different orders of operations load kernels without a deadlock") {
+TEST_CASE("two sets whose operations are ordered differently load kernels without a deadlock") {
   held = false;
   first = nullptr;
   GpuJobOptions options;
@@ -161,8 +164,8 @@ TEST_CASE("two sets with different orders of operations load kernels without a d
       engine.make_stream_wait(handle, framework.stream());
       engine.handles().release(handle);
     };
-    // Memory and tables are there before anything waits. Of the kernels, rank 0 has the one for
-    // the pair's second operation, and rank 1 the one for that of all ranks.
+    // Memory and tables are allocated before anything can block. Rank 0 loads the kernel for the
+    // pair's second operation, rank 1 the kernel for the operation of all ranks.
     Framework::Array x(framework, kCount * 4), y(framework, kCount * 4), z(framework, kCount * 8);
     finish(submit_in_place(x, "a", DType::kFloat32, pair));
     finish(submit_in_place(y, "b", DType::kFloat32, pair));
@@ -171,8 +174,9 @@ TEST_CASE("two sets with different orders of operations load kernels without a d
     finish(submit_in_place(own_array, "d", rank == 0 ? DType::kInt32 : DType::kFloat64, own[rank]));
     own_array.read();
 
-    // Rank 1 is held up after the pair's first one: without an order, rank 0's GPU gets the
-    // pair's second one now, and rank 1's the one of all ranks. These are long enough for that.
+    // Rank 1 is held after the pair's first operation. Without an order of the sets, rank 0 would
+    // now enqueue the pair's second operation, and rank 1 the one of all ranks. kLong suffices for
+    // that.
     constexpr double kLong = 0.5;
     if (rank == 1) held = true;
     const hp_handle one = submit_in_place(x, "e", DType::kFloat32, pair);
@@ -244,7 +248,7 @@ TEST_CASE("overlapping sets run operations in any order with every algorithm") {
           CHECK(equal);
         }
       }
-      // Each is removed while others are at work.
+      // Each set is removed while the operation of another set is running.
       for (std::size_t i = 1; i < sets.size(); ++i) {
         const auto running = std::make_unique<InFlight>(
             job, rank, ones("last" + std::to_string(i), DType::kFloat32, 0), false);
@@ -255,7 +259,7 @@ TEST_CASE("overlapping sets run operations in any order with every algorithm") {
   }
 }
 
-TEST_CASE("a GPU that waits for a missing rank is released in all sets") {
+TEST_CASE("GPU streams that wait for a missing rank are released in all sets") {
   LossyJob lossy;
   lossy.job().run([&](int rank) {
     const std::uint32_t pair = add_set(lossy.job().engine(rank), {0, 2});

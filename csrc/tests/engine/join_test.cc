@@ -47,7 +47,7 @@ double reduced(ReduceOp op, DType dtype, int first, int last, int size) {
 
 }  // namespace
 
-TEST_CASE("identity elements change nothing in any reduction") {
+TEST_CASE("reducing with the identity element returns the other operand") {
   for (int op = 0; op < kReduceOpCount; ++op) {
     for (int type = 0; type < kDTypeCount; ++type) {
       const ReduceFn reduce = kernels().reduce[op][type];
@@ -69,7 +69,7 @@ TEST_CASE("identity elements change nothing in any reduction") {
   }
 }
 
-TEST_CASE("ranks that have joined do not change the results of the others") {
+TEST_CASE("joined ranks do not change the results of the others") {
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
     constexpr int kSize = 4;
@@ -107,7 +107,7 @@ TEST_CASE("ranks that have joined do not change the results of the others") {
           if (!ok) throw std::runtime_error(what);
         };
         Order order;
-        order.prescale = 10;  // not for those who have joined
+        order.prescale = 10;  // does not apply to the identity elements of joined ranks
         order.reduce = ReduceOp::kProduct;
         require(perform_with(engine, order, 1, mine) == Doubles{600}, "prescale");
         order = {};
@@ -128,7 +128,7 @@ TEST_CASE("ranks that have joined do not change the results of the others") {
         perform(engine, order);
         last[static_cast<std::size_t>(rank)] = await_value(engine, engine.join(0));
       }
-      // Everyone is back, and counts unnamed operations alike.
+      // After the join, all ranks number unnamed operations equally again.
       Order order;
       if (perform_with(engine, order, 3, 1) != std::vector<double>{4, 4, 4}) {
         throw std::runtime_error("wrong sum after the join");
@@ -219,7 +219,7 @@ TEST_CASE("an operation that was submitted before the join takes part as usual")
 }
 
 TEST_CASE(
-    "what makes no sense without a rank's data is an error for the others, and the job goes on") {
+    "operations that need data of a joined rank fail on the other ranks, and the job continues") {
   for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 3);
@@ -269,7 +269,7 @@ TEST_CASE("a join that cannot end is a deadlock, and the job continues") {
     order.name = "x";
     const Status status = failure_of([&] {
       if (rank == 1) {
-        perform_with(engine, order, 1, 1);  // rank 0 has joined all ranks, but not this set
+        perform_with(engine, order, 1, 1);  // rank 0 has joined the global set, but not this set
       } else {
         await_value(engine, engine.join(0));
       }

@@ -1,4 +1,4 @@
-// Operations that call a function when they have ended, instead of a thread that waits.
+// Completion functions: operations call them when they end, so that no thread has to wait.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,24 +19,24 @@ using namespace horoplug::testing;
 
 namespace {
 
-// What was called, for a thread that waits for it.
+// Records completion calls, for which a thread can wait.
 class Calls {
  public:
   explicit Calls(std::size_t operations) : times_(operations, 0) {
     for (std::size_t i = 0; i < operations; ++i) contexts_.push_back({this, i});
   }
 
-  // Asks for the call of operation `index`.
+  // Sets the completion function of operation `index`.
   void ask(Engine& engine, hp_handle handle, std::size_t index) {
     engine.on_done(handle, called, &contexts_[index]);
   }
 
-  // The next operation that was called for. If no call comes, that is the end of all tests: pending
-  // operations use memory that unwinding would free.
+  // Waits for the next completion call and returns its operation. Without a call the process
+  // aborts, because pending operations use memory that unwinding would free.
   std::size_t next() {
     std::unique_lock lock(mutex_);
     if (!arrived_.wait_for(lock, std::chrono::seconds(30), [this] { return !ready_.empty(); })) {
-      std::fputs("nobody called within half a minute\n", stderr);
+      std::fputs("no completion call within 30 seconds\n", stderr);
       std::abort();
     }
     const std::size_t index = ready_.front();
@@ -44,7 +44,7 @@ class Calls {
     return index;
   }
 
-  // How often each operation was called for.
+  // The number of completion calls of each operation.
   std::vector<int> times() const {
     std::lock_guard lock(mutex_);
     return times_;
@@ -118,7 +118,7 @@ TEST_CASE("each of hundreds of operations gets one completion call without a wai
         std::vector<std::size_t> not_asked;
         for (const std::size_t i : order) {
           handles[i] = ones[i].submit_to(engine, "x" + std::to_string(i));
-          // Some are asked for at once, some when they may have ended already.
+          // Some completion functions are set at once, some when the operation may have ended.
           if (random() % 4 == 0) {
             not_asked.push_back(i);
           } else {
@@ -156,7 +156,7 @@ TEST_CASE("repeated steps whose operations depend on the previous result complet
         engine.handles().release(handle);
       }
     });
-    CHECK(cluster.engine(0).stats().planned_batches > 0);  // it was about plans
+    CHECK(cluster.engine(0).stats().planned_batches > 0);  // the steps did run in plans
   }
 }
 

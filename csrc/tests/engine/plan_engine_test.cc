@@ -1,4 +1,4 @@
-// Plans in whole engines, on every transport.
+// Tests of plans in whole engines, on every transport.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace {
 
 hp_stats stats_after(Cluster& cluster, int rank) { return cluster.engine(rank).stats(); }
 
-// Runs a program on one rank: every operation in place, each with values that tell the rank, the
-// operation and its turn apart. Ends when the program does; CHECKs every result.
+// Runs a program on one rank and checks every result. Operations are in place, and their values
+// identify the rank, the operation and how often it has run.
 class Runner {
  public:
   Runner(Engine& engine, int rank, int ranks, const std::vector<std::map<std::string, int>>& counts)
@@ -78,7 +78,7 @@ class Runner {
     for (std::size_t i = 0; i < tensor.values.size(); ++i) {
       float sum = 0;
       for (int rank = 0; rank < ranks_; ++rank) {
-        // A rank that has joined before contributes nothing.
+        // A rank that has joined by then contributes nothing.
         if (counts_[static_cast<std::size_t>(rank)].at(name) >= tensor.turn) {
           sum += value_of(rank, tensor.turn, i);
         }
@@ -190,8 +190,8 @@ TEST_CASE("a metric after every ten steps does not end the plan on any transport
 
 namespace {
 
-// Rank 0 joins a large batch in place and starts to send it, or shows it to the other; rank 1 does
-// something else instead, with `others` elements.
+// Rank 0 joins a large in-place batch and starts to send it or to share it. Rank 1 submits another
+// operation, of `others` elements, instead.
 void withdraw_and_go_on(Transport transport, std::int64_t elements, std::int64_t others) {
   CAPTURE(transport_name(transport));
   CAPTURE(others);
@@ -208,8 +208,8 @@ void withdraw_and_go_on(Transport transport, std::int64_t elements, std::int64_t
       big.shape = {elements};
       big.input = big.output = tensor.data();
       if (step == 10) {
-        // The plan holds "big" alone. Rank 1 waits for another operation first, which rank 0 has
-        // submitted as well.
+        // The plan has only "big". Rank 1 first waits for another operation, which rank 0 also
+        // submits.
         std::vector<float> values(static_cast<std::size_t>(others), 1.0F);
         Order other;
         other.name = "other";
@@ -250,8 +250,8 @@ TEST_CASE("a batch that is withdrawn leaves its inputs unchanged") {
   }
 }
 
-TEST_CASE("a straggler in a plan has the same time limit as in negotiation") {
-  // The deadline of transfers is not for programs that are late: the plan is left before it passes.
+TEST_CASE("a late rank does not exceed data_timeout, because its plan is uninstalled before") {
+  // data_timeout applies to transfers, not to programs that submit late.
   EngineOptions options = test_options();
   options.data_timeout = 0.4;
   for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
@@ -269,8 +269,8 @@ TEST_CASE("a straggler in a plan has the same time limit as in negotiation") {
       return a;
     };
     const hp_handle early = submit(cluster.engine(0), order(0));
-    // Rank 1 comes when rank 0 has given the plan up, which takes a fourth of the deadline, and two
-    // deadlines more have passed.
+    // Rank 1 submits after more than two deadlines. Rank 0 has uninstalled the plan after a fourth
+    // of a deadline.
     CHECK(cluster.engine(0).wait(early, 0.9).code == HP_IN_PROGRESS);
     CHECK(stats_after(cluster, 0).broken_plans == 1);
     const hp_handle late = submit(cluster.engine(1), order(1));

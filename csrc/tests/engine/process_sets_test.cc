@@ -1,4 +1,4 @@
-// Process sets in whole engines: creation, independent execution, removal.
+// Tests of process sets in whole engines: creation, independent execution, removal.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::uint32_t add_set(Engine& engine, const Ranks& ranks) {
   return static_cast<std::uint32_t>(await_value(engine, engine.add_set(ranks)));
 }
 
-// One allreduce of a rank's number plus one, and what it must give.
+// An allreduce of the rank plus one, with a check of its result.
 struct Sum {
   std::uint32_t set;
   Ranks ranks;
@@ -93,7 +93,7 @@ TEST_CASE("operations of many sets complete when every rank submits them in its 
         for (const Ranks& ranks : sets) {
           const std::uint32_t set = add_set(engine, ranks);
           if (!contains(ranks, rank)) continue;
-          // The same names in every set.
+          // Names are unique only within a set.
           for (int i = 0; i < 10; ++i) sums.push_back({set, ranks, "x" + std::to_string(i), {}});
         }
         std::mt19937_64 own(seed + 100 + static_cast<std::uint64_t>(rank));
@@ -245,8 +245,8 @@ TEST_CASE("a deadlock in one set does not disturb another set") {
       ++failed;
       sum(engine, rank, bad, quarrel, "again");
     } else {
-      // Busy until the others have failed, so that they are all that can be wrong. Rank 0 says
-      // when.
+      // This set runs operations until the other set has failed, so that the other ranks see no
+      // deadlock of the job. Rank 0 announces the end.
       for (float over = 0; over == 0;) {
         over = rank == 0 && failed == 2 ? 1.0F : 0.0F;
         Order order;

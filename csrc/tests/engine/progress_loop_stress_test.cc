@@ -1,6 +1,6 @@
-// The progress loop by itself: callers and submitters contend for a loop whose work is simulated.
-// A wake-up that is lost shows as a wait that does not end, because the work asks for no time limit
-// unless a test says so.
+// Stress tests of the progress loop alone: callers and submitters contend for a loop with simulated
+// work. A lost wake-up shows as a wait that does not end, because the work sets no time limit
+// unless a test needs one.
 #include <doctest/doctest.h>
 #include <poll.h>
 
@@ -24,15 +24,15 @@ using horoplug::testing::test_seed;
 
 namespace {
 
-constexpr double kPatience = 30;  // seconds; a correct test never waits for so long
+constexpr double kTimeout = 30;  // seconds; no wait of a passing test takes so long
 
-// What Doorbell writes to its word.
+// The values that Doorbell writes to its word.
 constexpr std::uint32_t kAsleep = 1, kResting = 2;
 
-// Waits until `condition()`, at most for kPatience; returns whether it holds.
+// Polls until `condition()` holds, for at most kTimeout; returns whether it holds.
 template <typename Condition>
 bool eventually(const Condition& condition) {
-  const double end = steady_now() + kPatience;
+  const double end = steady_now() + kTimeout;
   while (!condition()) {
     if (steady_now() >= end) return false;
     std::this_thread::yield();
@@ -47,7 +47,7 @@ struct Ticket {
 };
 using TicketPtr = std::shared_ptr<Ticket>;
 
-// Work whose steps serve tickets.
+// The simulated work of a loop. Each step serves the pending tickets whose flags are set.
 class TicketWork {
  public:
   explicit TicketWork(Doorbell& doorbell) : doorbell_(doorbell) {}
@@ -65,7 +65,7 @@ class TicketWork {
     if (wakes) doorbell_.ring();
     return ticket;
   }
-  // As a peer does that sets a flag in shared memory.
+  // Acts like a peer that sets a flag in shared memory.
   void set_flag(Ticket& ticket) {
     ticket.flag.store(true);
     full_fence();
@@ -90,7 +90,7 @@ class TicketWork {
   // ---- what the loop calls
 
   bool step() {
-    CHECK(!inside_.exchange(true));  // one thread at a time
+    CHECK(!inside_.exchange(true));  // only one thread may run the loop
     ++steps;
     bool busy = false;
     if (requests_.load()) {
@@ -127,12 +127,12 @@ class TicketWork {
   bool has_sleeping_callers() const { return sleepers_.load() > 0; }
   bool must_poll() const { return false; }
   double quiet_since() const { return quiet_since_; }
-  // A loop without tickets may rest. One with tickets is to be watched, though so rarely that a
-  // test fails if it depends on it.
+  // A loop without tickets may rest. With tickets, the interval of watch() is so long that a test
+  // which depends on it fails.
   double sleep_seconds() const { return pending_.empty() ? -1 : watch_seconds.load(); }
   double watch_interval() const { return watch_seconds; }
 
-  std::atomic<double> watch_seconds{10 * kPatience};
+  std::atomic<double> watch_seconds{10 * kTimeout};
   std::atomic<bool> throws{false};
   std::atomic<std::uint64_t> steps{0}, watches{0};
   Status failure;
@@ -147,13 +147,13 @@ class TicketWork {
   std::condition_variable done_;
   std::atomic<int> sleepers_{0};
   std::atomic<bool> inside_{false};
-  // Used by the thread that holds the loop.
+  // Only accessed by the thread that runs the loop.
   std::vector<TicketPtr> pending_;
   bool stopped_ = false;
   double quiet_since_ = 0;
 };
 
-// A loop of a rank without peers, with its work.
+// A rank without peers: a loop and its work.
 struct Rank {
   Rank() : work(*doorbell), loop(work, mesh, *doorbell, has_fewer_processors_than(4)) {
     doorbell->share_word(&word);
@@ -168,7 +168,7 @@ struct Rank {
     bool done() const { return ticket.done.load(); }
     bool again() const { return false; }
   };
-  // As Engine::wait() does it.
+  // Waits as Engine::wait() does.
   bool wait(Ticket& ticket, double seconds) {
     Wait wait{ticket};
     if (loop.acquire()) {
@@ -210,17 +210,17 @@ TEST_CASE("no wake-up is lost when callers, submitters and flags contend for the
         } else {
           rank.work.set_flag(*ticket);
         }
-        double patience = kPatience;
-        if (random() % 3 == 0) {  // a first slice that may be too short
+        double seconds_left = kTimeout;
+        if (random() % 3 == 0) {  // begin with a wait that may be too short
           rank.wait(*ticket, std::ldexp(1e-6, static_cast<int>(random() % 10)));
         }
-        if (random() % 4 == 0) {  // leave it all to the others
-          for (double end = steady_now() + kPatience; !ticket->done && steady_now() < end;) {
+        if (random() % 4 == 0) {  // leave the work to other threads and poll
+          for (double end = steady_now() + kTimeout; !ticket->done && steady_now() < end;) {
             std::this_thread::yield();
           }
-          patience = 0;
+          seconds_left = 0;
         }
-        if (!ticket->done && !(patience > 0 && rank.wait(*ticket, patience))) ++late;
+        if (!ticket->done && !(seconds_left > 0 && rank.wait(*ticket, seconds_left))) ++late;
         if (peer.joinable()) peer.join();
       }
     });
@@ -234,21 +234,21 @@ TEST_CASE("the progress thread serves a submission that no caller waits for") {
   rank.loop.start();
   for (int round = 0; round < 200; ++round) {
     const TicketPtr ticket = rank.work.submit();
-    // In every other round the flag finds the progress thread asleep, with the ticket.
+    // In every other round, the flag is set while the progress thread sleeps with a pending ticket.
     if (round % 2 == 0) REQUIRE(eventually([&] { return rank.word == kAsleep; }));
     rank.work.set_flag(*ticket);
     REQUIRE(eventually([&] { return ticket->done.load(); }));
   }
 }
 
-TEST_CASE("a caller that releases the loop has the progress thread kicked at the next deadline") {
+TEST_CASE("after a caller has released the loop, the progress thread checks the deadlines") {
   Rank rank;
   rank.loop.start();
-  // The progress thread has no work, and sleeps without a time limit once it has released the loop.
+  // The progress thread has no work: once it has released the loop, it sleeps without a time limit.
   REQUIRE(eventually([&] { return rank.word == kResting; }));
   REQUIRE(eventually([&] { return rank.loop.acquire(); }));
   rank.work.watch_seconds = 0.05;
-  // Without a flag the ticket is never served, only watched.
+  // The ticket's flag is never set, so only watch() runs for it.
   const TicketPtr ticket = rank.work.submit(false);
   Rank::Wait wait{*ticket};
   rank.loop.run_until_done(wait, 0.01);
@@ -268,7 +268,7 @@ TEST_CASE("a wait with a time limit returns in time, whichever thread holds the 
       const double begin = steady_now();
       const bool done = rank.wait(*ticket, 0.05);
       const double seconds = steady_now() - begin;
-      if (!done && seconds >= 0.049 && seconds < kPatience / 2) ++in_time;
+      if (!done && seconds >= 0.049 && seconds < kTimeout / 2) ++in_time;
     });
   }
   for (auto& thread : threads) thread.join();
@@ -291,13 +291,13 @@ TEST_CASE("an idle loop rests: a submission wakes it once, and flags do not wake
 }
 
 TEST_CASE("a caller that leaves an idle loop lets it rest") {
-  Rank rank;  // without a progress thread: nobody else reads the doorbell
+  Rank rank;  // no progress thread is started, so that no other thread reads the doorbell
   const auto is_rung = [&] {
     pollfd event{rank.doorbell->fd(), POLLIN, 0};
     return ::poll(&event, 1, 0) == 1;
   };
   const TicketPtr ticket = rank.work.submit(true, true);
-  CHECK(rank.wait(*ticket, kPatience));
+  CHECK(rank.wait(*ticket, kTimeout));
   CHECK(rank.word == kResting);
   rank.doorbell->silence();
   rank.doorbell->ring_unless_resting();
@@ -311,7 +311,7 @@ TEST_CASE("an exception in a step fails the work and ends every wait") {
   rank.loop.start();
   const TicketPtr ticket = rank.work.submit();
   rank.work.throws = true;
-  const double end = steady_now() + kPatience;
+  const double end = steady_now() + kTimeout;
   while (rank.work.throws && steady_now() < end) {
     rank.doorbell->ring();
     rank.wait(*ticket, 1e-3);

@@ -1,5 +1,5 @@
-// Callers that run the progress loop while they wait: several at once, in slices, while other
-// threads submit, and when the engine ends meanwhile.
+// Tests of callers that run the progress loop while they wait: several threads, waits in slices,
+// concurrent submissions, and the end of the engine during a wait.
 #include <doctest/doctest.h>
 #include <poll.h>
 
@@ -103,7 +103,7 @@ TEST_CASE("threads of a rank wait, run the loop in turn, and submit in different
           std::mt19937_64 random(test_seed() + static_cast<std::uint64_t>(100 * rank + thread));
           const std::string name = "t" + std::to_string(thread) + ".";
           for (int round = 0; round < rounds; ++round) {
-            // Each rank chooses at random how it waits.
+            // Each rank chooses randomly how it waits.
             if (random() % 3 == 0) {
               perform_once(engine, name + std::to_string(round) + ".0", 10);
               perform_once(engine, name + std::to_string(round) + ".1", 5000);
@@ -125,14 +125,14 @@ TEST_CASE("threads of a rank wait, run the loop in turn, and submit in different
   }
 }
 
-TEST_CASE("the progress thread finishes the operations that a caller leaves behind") {
+TEST_CASE("the progress thread finishes operations after their caller stops waiting") {
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 2);
     cluster.run([&](int rank) {
       Engine& engine = cluster.engine(rank);
       for (int round = 0; round < 50; ++round) {
-        // Rank 0 runs the loop for a moment and only polls from then on.
+        // Rank 0 runs the loop for a moment and then only polls.
         Ones later(1000);
         const std::string name = "later." + std::to_string(round);
         const OperationPtr operation = later.operation(engine, name);
@@ -157,7 +157,7 @@ TEST_CASE("a progress thread that sleeps in an operation is woken when the peers
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
     for (int round = 0; round < kRounds; ++round) {
-      // Once the plan is installed, rank 0 has time to fall asleep in its batch.
+      // Rank 1 submits late, so that rank 0 falls asleep in its batch once the plan is installed.
       while (rank == 1 && begun.load() <= round) std::this_thread::yield();
       for (int i = 0; rank == 1 && i < 2000; ++i) std::this_thread::yield();
       Ones ones(100'000);
@@ -174,12 +174,12 @@ TEST_CASE("a progress thread that sleeps in an operation is woken when the peers
       ones.check(engine);
     }
   });
-  // Otherwise it would look at its work now and then only, four times per second.
+  // Without the wake-up, the thread would check its work only four times per second.
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(kRounds / 8));
   CHECK(cluster.engine(0).stats().planned_batches > kRounds / 2);
 }
 
-TEST_CASE("a caller whose operation is refused releases the loop to the progress thread") {
+TEST_CASE("a caller whose operation is rejected releases the loop to the progress thread") {
   Cluster cluster(Transport::kThreads, 2);
   Ones first(4);
   const hp_handle handle = cluster.engine(0).submit(first.operation(cluster.engine(0), "twice"));
@@ -256,7 +256,7 @@ TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
     CHECK(cluster.engine(0).stats().wakeups - before < 60);
     perform_once(cluster.engine(1), "late", 4);
     await(cluster.engine(0), operation->handle);
-    // The progress thread may check its deadlines once more, and then sleeps for good.
+    // The progress thread may check its deadlines once more before it sleeps without a time limit.
     const std::uint64_t after = cluster.engine(0).stats().wakeups;
     std::this_thread::sleep_for(std::chrono::milliseconds(600));
     const std::uint64_t rest = cluster.engine(0).stats().wakeups;
@@ -268,8 +268,8 @@ TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
 
 namespace {
 
-// Waits for an event `arrives` seconds later, which takes `wakes` seconds more to wake a sleeper.
-// Returns how long it spun.
+// Simulates a wait for an event that arrives after `arrives` seconds; waking a sleeping thread
+// takes `wakes` seconds more. Returns the time spent spinning.
 double wait_once(SpinBudget& budget, double arrives, double wakes) {
   constexpr double kLook = 1e-6;
   double time = 0;
@@ -301,7 +301,7 @@ TEST_CASE("a doorbell wakes a sleeping owner, and a resting owner only by ring()
   CHECK(!ring_unless_resting());
   bell.prepare_sleep();
   CHECK(ring());
-  CHECK(!ring());  // it is awake now
+  CHECK(!ring());  // the owner is awake now
   bell.prepare_sleep();
   CHECK(ring_unless_resting());
   CHECK(!ring_unless_resting());
@@ -325,31 +325,31 @@ TEST_CASE("the spin budget follows whether spinning pays") {
   CHECK(total == doctest::Approx(10 * SpinBudget::kTry).epsilon(0.1).scale(0));
   for (int i = 0; i < 10 * SpinBudget::kRests; ++i) wait_once(budget, 10e-6, 0);
   CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
-  // A budget that was cut grows again.
+  // A budget that was reduced grows again.
   SpinBudget cut;
   for (int i = 0; i < 3; ++i) wait_once(cut, 1.0, 0);
   for (int i = 0; i < 5; ++i) wait_once(cut, 10e-6, 0);
   CHECK(wait_once(cut, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
 }
 
-TEST_CASE("ranks that all sleep begin to spin again") {
+TEST_CASE("ranks that all sleep start to spin again") {
   SpinBudget budget;
   for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
-  // Events are as late as the wake-ups of the peers, which is longer than a first try.
+  // Events are delayed by the wake-ups of the peers, for longer than the first try to spin.
   int asleep = 0;
   for (int i = 0; i < 10 * SpinBudget::kRests; ++i)
     asleep += wait_once(budget, 90e-6, 30e-6) < 89e-6;
   CHECK(asleep <= 3 * SpinBudget::kRests);
 }
 
-TEST_CASE("the spin budget stays small where the peers need this processor") {
+TEST_CASE("the spin budget stays small if events always arrive after the spinning ends") {
   SpinBudget budget;
   double total = 0;
   for (int i = 0; i < 1600; ++i) {
     double time = 0;
     while (budget.spin(time)) time += 1e-6;
     total += time;
-    budget.found(time + 30e-6);  // however long it has spun
+    budget.found(time + 30e-6);  // as on a processor that the peers need: however long it spins
   }
   CHECK(total / 1600 < 5e-6);
 }

@@ -1,5 +1,5 @@
-// Shared buffers in whole engines: creation, release, and operations in them, which give the same
-// bits as operations in other memory.
+// Tests of shared buffers in whole engines: creation, release, and operations, which give the same
+// bits as operations in private memory.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -25,7 +25,7 @@ BufferPtr create(Engine& engine, std::uint64_t bytes) {
 std::vector<std::byte> random_values(DType dtype, std::size_t count, int rank, std::uint64_t salt) {
   std::mt19937_64 random(test_seed() + salt * 100 + static_cast<std::uint64_t>(rank));
   std::normal_distribution<double> normal(1, 3);
-  // A prime number of them, so that what lies at another place differs.
+  // The period is prime, so that values at a wrong offset differ.
   return make_array(dtype, count, 4099, [&](std::size_t) { return normal(random); });
 }
 
@@ -38,8 +38,8 @@ Order in_place(DType dtype, ReduceOp op, std::byte* data, std::size_t count) {
   return order;
 }
 
-// Reduces the same values in a buffer and in memory of its own; `at`: where in the buffer, or
-// nullptr for a rank that has none.
+// Reduces the same values in private memory and at `at` in a buffer, and compares the results. If
+// `at` is nullptr, this rank uses private memory for both.
 void compare(Engine& engine, int rank, DType dtype, ReduceOp op, std::byte* at, std::size_t count,
              double prescale = 1, std::uint32_t set = 0) {
   auto plain = random_values(dtype, count, rank, count);
@@ -62,7 +62,7 @@ constexpr Transport kWithBuffers[] = {Transport::kThreads, Transport::kShm, Tran
 
 }  // namespace
 
-TEST_CASE("an allreduce in a shared buffer gives the same bits as in other memory") {
+TEST_CASE("an allreduce in a shared buffer gives the same bits as in private memory") {
   for (const Transport transport : kWithBuffers) {
     for (const int ranks : {1, 2, 3, 4}) {
       CAPTURE(transport_name(transport));
@@ -93,7 +93,7 @@ TEST_CASE("an allreduce in a shared buffer gives the same bits as in other memor
   }
 }
 
-TEST_CASE("ranks may use other memory, or another offset of the buffer") {
+TEST_CASE("a rank can use private memory, another buffer or another offset than its peers") {
   for (const int ranks : {2, 3}) {
     Cluster cluster(Transport::kShm, ranks);
     CHECK_NOTHROW(cluster.run([&](int rank) {
@@ -115,7 +115,7 @@ TEST_CASE("ranks may use other memory, or another offset of the buffer") {
   }
 }
 
-TEST_CASE("grouped tensors may lie apart and out of order in a buffer") {
+TEST_CASE("grouped tensors can be apart and out of order in a buffer") {
   for (const int ranks : {2, 4}) {
     Cluster cluster(Transport::kShm, ranks);
     CHECK_NOTHROW(cluster.run([&](int rank) {
@@ -162,7 +162,7 @@ TEST_CASE("grouped tensors may lie apart and out of order in a buffer") {
   }
 }
 
-TEST_CASE("process sets work in buffers and have shared memory of their own") {
+TEST_CASE("operations of process sets can use buffers") {
   Cluster cluster(Transport::kShm, 4);
   CHECK_NOTHROW(cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
@@ -191,7 +191,7 @@ TEST_CASE("buffers of different sizes are a mismatch, and a size of zero is reje
   });
 }
 
-TEST_CASE("a buffer outlives its engine, and released buffers give back their memory") {
+TEST_CASE("a buffer stays valid after its engine, and released buffers free their memory") {
   std::vector<BufferPtr> kept(2);
   {
     Cluster cluster(Transport::kShm, 2);
@@ -203,7 +203,7 @@ TEST_CASE("a buffer outlives its engine, and released buffers give back their me
         compare(engine, rank, DType::kFloat32, ReduceOp::kSum, passing->data(), 70'000);
       }
       kept[me] = create(engine, 300'000);
-      // Rank 0 may free one while rank 1 still has its own.
+      // Rank 0 can release its buffer while rank 1 still uses its own.
       const BufferPtr uneven = create(engine, 300'000);
       if (rank == 1) std::memset(uneven->data(), 1, uneven->bytes());
       compare(engine, rank, DType::kFloat32, ReduceOp::kSum, rank == 0 ? nullptr : uneven->data(),

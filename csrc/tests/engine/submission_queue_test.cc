@@ -1,5 +1,5 @@
-// The submission queue by itself: which operations it admits, under which names, and when it wakes
-// the progress loop.
+// Tests of the submission queue alone: which operations it admits, under which names, and when it
+// wakes the progress loop.
 #include "engine/submission_queue.h"
 
 #include <doctest/doctest.h>
@@ -48,7 +48,7 @@ TEST_CASE("operations without a name are numbered by kind, and again from one on
   CHECK(name_of(OpKind::kAllreduce) == "allreduce.noname.1");
 }
 
-TEST_CASE("a name in flight is refused until its operation has ended") {
+TEST_CASE("a name in flight is rejected until its operation has ended") {
   Queue queue;
   const OperationPtr first = make_test_operation("x");
   CHECK(queue.submit(first).ok());
@@ -63,7 +63,7 @@ TEST_CASE("a name in flight is refused until its operation has ended") {
   CHECK(queue.submit(second).ok());
 }
 
-TEST_CASE("a batch of submissions is admitted up to the first operation that is refused") {
+TEST_CASE("a list of submissions is admitted up to the first operation that is rejected") {
   Queue queue;
   const std::vector<OperationPtr> operations{make_test_operation("a"), make_test_operation("a"),
                                              make_test_operation("b")};
@@ -113,7 +113,7 @@ TEST_CASE("a failure replaces a shutdown of this rank as the reason, but no othe
   CHECK(other.submissions.end().message == "first");
 }
 
-TEST_CASE("submissions wake the loop when enough have come, or when a caller announces a wait") {
+TEST_CASE("submissions wake the loop once enough have arrived or a caller announces a wait") {
   Queue queue;
   CHECK(queue.submit(make_test_operation("one")).ok());
   CHECK(queue.submissions.requests_waiting());
@@ -137,11 +137,11 @@ TEST_CASE("submissions wake the loop when enough have come, or when a caller ann
   CHECK(!queue.submissions.requests_waiting());
 
   CHECK(queue.submit(make_test_operation("e")).ok());
-  CHECK(queue.submissions.set_wanted(1));  // there are so many
+  CHECK(queue.submissions.set_wanted(1));  // one submission is waiting already
   CHECK(queue.submissions.requests_waiting());
 }
 
-TEST_CASE("before the start is over, only requests to abort or leave are taken") {
+TEST_CASE("during the handshake, only requests to abort or to leave are taken") {
   Queue queue;
   CHECK(queue.submit(make_test_operation("early")).ok());
   CHECK(!queue.submissions.take(true));

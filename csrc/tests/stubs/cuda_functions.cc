@@ -1,6 +1,6 @@
 // Defines all functions of a library that cuda_libraries.cc does not define; they do nothing and
-// return success. They are weak, so that the definitions of cuda_libraries.cc replace them, and in a
-// separate file, because their types differ from those definitions.
+// return success. They are weak, so that the definitions of cuda_libraries.cc replace them, and in
+// a separate file, because their types differ from those definitions.
 #include "device/cuda/driver/driver.h"
 #include "device/cuda/driver/nccl.h"
 #include "device/cuda/driver/nvrtc.h"

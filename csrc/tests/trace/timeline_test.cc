@@ -1,5 +1,5 @@
-// The timeline's file is JSON at every moment, whatever is put in and however writing fails;
-// engines show what they do in it.
+// Tests of the timeline: its file is valid JSON at any moment, for any input and after any failed
+// write; and engines record their operations in it.
 #include "trace/timeline.h"
 
 #include <doctest/doctest.h>
@@ -40,7 +40,7 @@ class Folder {
   std::string path_;
 };
 
-// In one read, as far as that is possible.
+// Reads a file, in one read() if possible.
 std::string content(const std::string& path) {
   struct stat found{};
   if (::stat(path.c_str(), &found) != 0) return {};
@@ -52,7 +52,7 @@ std::string content(const std::string& path) {
   return text;
 }
 
-// The events of a file, each checked for the fields that its phase must have.
+// Returns the events of a file and checks that each has the fields that its phase requires.
 std::vector<Json> events_of(const std::string& path) {
   const Json file = JsonParser::parse(content(path));
   REQUIRE(file.kind == Json::Kind::kArray);
@@ -99,7 +99,8 @@ TEST_CASE("arbitrary bytes become a JSON string of valid UTF-8") {
   CHECK(quoted("a\"b\\c") == R"("a\"b\\c")");
   CHECK(quoted(std::string_view("\0\n\x1f", 3)) == R"("\u0000\u000a\u001f")");
   CHECK(quoted("gr\xC3\xBC\xC3\x9F \xF0\x9F\x9A\x80") == "\"gr\xC3\xBC\xC3\x9F \xF0\x9F\x9A\x80\"");
-  // A lone continuation, a cut character, an overlong one, a surrogate, too large a code.
+  // A lone continuation byte, a truncated character, an overlong one, a surrogate, a code point
+  // that is too large.
   for (const char* wrong : {"\x80", "\xC3", "\xC0\xAF", "\xED\xA0\x80", "\xF5\x80\x80\x80"}) {
     const std::string json = quoted(wrong);
     CHECK(json.find("\xEF\xBF\xBD") != std::string::npos);
@@ -138,7 +139,7 @@ TEST_CASE("the trace file is valid JSON while it grows") {
     }
   });
   for (int torn = 0; reads < kReads;) {
-    // A read is no snapshot: it may see half of a write. The next one sees the whole.
+    // A read can see half of a concurrent write; the next read sees all of it.
     try {
       JsonParser::parse(content(path));
       ++reads;
@@ -150,7 +151,7 @@ TEST_CASE("the trace file is valid JSON while it grows") {
   writer.join();
   timeline.close();
   CHECK(count(events_of(path), "TICK") == static_cast<std::size_t>(events));
-  // What comes too late is ignored.
+  // Events after the end are ignored.
   timeline.add(tick(1));
   timeline.close();
   CHECK(count(events_of(path), "TICK") == static_cast<std::size_t>(events));
@@ -214,7 +215,7 @@ TEST_CASE("a full disk ends the timeline and leaves valid JSON") {
   events_of(path);
 }
 
-TEST_CASE("a file that another process modifies is not written any more") {
+TEST_CASE("writing stops if another process modifies the file") {
   const Folder folder;
   const std::string path = folder / "a.json";
   std::atomic<int> failures{0};
@@ -239,7 +240,7 @@ void allreduce(Engine& engine, const std::string& name, std::size_t count) {
   perform(engine, order);
 }
 
-// Rows by title.
+// The rows of the timeline, by title.
 std::map<std::string, double> rows_of(const std::vector<Json>& events) {
   std::map<std::string, double> rows;
   for (const Json& event : events) {
@@ -252,7 +253,7 @@ std::map<std::string, double> rows_of(const std::vector<Json>& events) {
 
 }  // namespace
 
-TEST_CASE("every tensor of a batch has its spans") {
+TEST_CASE("every tensor of a batch has its own spans") {
   const Folder folder;
   for (const Transport transport : kTransports) {
     CAPTURE(transport_name(transport));
@@ -304,7 +305,7 @@ TEST_CASE("every tensor of a batch has its spans") {
   }
 }
 
-TEST_CASE("the timeline starts and stops at any time, from any thread") {
+TEST_CASE("the timeline can be started and stopped at any time, from any thread") {
   const Folder folder;
   Cluster cluster(Transport::kThreads, 2);
   std::atomic<bool> done{false};
@@ -322,7 +323,7 @@ TEST_CASE("the timeline starts and stops at any time, from any thread") {
   cluster.run([&](int rank) {
     for (int i = 0;; ++i) {
       allreduce(cluster.engine(rank), "x." + std::to_string(i % 7), 100);
-      // Both stop after the same number.
+      // Both ranks stop after the same number of operations.
       std::vector<float> stop{done ? 1.0F : 0.0F};
       Order order;
       order.name = "stop";
@@ -337,13 +338,13 @@ TEST_CASE("the timeline starts and stops at any time, from any thread") {
   events_of(folder / "a.json");
 }
 
-TEST_CASE("failed operations end in the timeline, too") {
+TEST_CASE("the spans of failed operations end in the timeline") {
   const Folder folder;
   const std::string path = folder / "a.json";
   {
     Cluster cluster(Transport::kThreads, 2);
     cluster.engine(0).tracing().start(path, false);
-    // Different shapes: an error on both, and the job goes on.
+    // Different shapes are an error on both ranks, and the job continues.
     cluster.run([&](int rank) {
       CHECK_THROWS_AS(allreduce(cluster.engine(rank), "odd", rank == 0 ? 10 : 20), Error);
       allreduce(cluster.engine(rank), "even", 10);
@@ -354,7 +355,7 @@ TEST_CASE("failed operations end in the timeline, too") {
     order.shape = {10};
     order.input = order.output = data.data();
     const hp_handle handle = submit(cluster.engine(0), order);
-    // It is seen at once, although it may never run.
+    // An operation is visible immediately, although it may never run.
     while (content(path).find("\"alone\"") == std::string::npos) std::this_thread::yield();
     cluster.engine(1).abort("test");
     CHECK(cluster.engine(0).wait(handle, 60).code == HP_ABORTED);

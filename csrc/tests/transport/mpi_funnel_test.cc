@@ -1,4 +1,5 @@
-// MPI by way of one thread: on an MPI of a few lines that wants all its calls from the same one.
+// Tests of the funnel, which makes all MPI calls on one thread, with a fake MPI that checks the
+// thread of each call.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,9 +23,9 @@ using namespace horoplug::testing;
 
 namespace {
 
-constexpr double kLong = 60;  // seconds that a correct test never waits
+constexpr double kTimeout = 60;  // seconds; no wait of a passing test takes so long
 
-// What ranks have begun. A send is done when its message has been received.
+// The operations that ranks have begun. A send is done when its message has been received.
 struct World {
   struct Transfer {
     std::byte* memory;
@@ -35,31 +36,31 @@ struct World {
     std::vector<float> total;
     std::vector<std::uint64_t> requests;
   };
-  using Way = std::pair<int, int>;  // from, to
+  using Route = std::pair<int, int>;  // from, to
 
   explicit World(int ranks) : size(ranks) {}
 
   const int size;
   std::mutex mutex;
   std::map<std::uint64_t, Transfer> transfers;
-  std::map<Way, std::deque<std::uint64_t>> sends, receives;
+  std::map<Route, std::deque<std::uint64_t>> sends, receives;
   std::map<std::size_t, Sum> sums;
   std::uint64_t last = 0;
 
-  // Under the lock, as all that follows.
+  // The caller holds the lock, here and in all further functions.
   std::uint64_t add(void* memory, std::size_t bytes) {
     transfers[++last] = {static_cast<std::byte*>(memory), bytes};
     return last;
   }
-  void match(Way way) {
-    while (!sends[way].empty() && !receives[way].empty()) {
-      Transfer& send = transfers.at(sends[way].front());
-      Transfer& receive = transfers.at(receives[way].front());
+  void match(Route route) {
+    while (!sends[route].empty() && !receives[route].empty()) {
+      Transfer& send = transfers.at(sends[route].front());
+      Transfer& receive = transfers.at(receives[route].front());
       CHECK(send.bytes <= receive.bytes);
       std::memcpy(receive.memory, send.memory, send.bytes);
       send.done = receive.done = true;
-      sends[way].pop_front();
-      receives[way].pop_front();
+      sends[route].pop_front();
+      receives[route].pop_front();
     }
   }
   void contribute(std::size_t number, std::uint64_t request) {
@@ -77,7 +78,7 @@ struct World {
   }
 };
 
-// One rank's.
+// The MPI of one rank.
 class Fake final : public NoMpi {
  public:
   Fake(World& world, int rank, std::thread::id thread)
@@ -116,7 +117,7 @@ class Fake final : public NoMpi {
   void cancel(Request& request) override {
     const auto lock = called("cancel");
     World::Transfer& transfer = world_.transfers.at(request.handle);
-    for (auto& [way, numbers] : world_.receives) {
+    for (auto& [route, numbers] : world_.receives) {
       if (std::erase(numbers, request.handle) != 0) transfer.done = true;
     }
   }
@@ -125,15 +126,15 @@ class Fake final : public NoMpi {
   }
   bool finalized() const override { return false; }
 
-  std::string fails;               // the function that does
-  std::shared_future<void> obeys;  // no call returns before, if there is one
+  std::string fails;              // the function that fails; empty: none
+  std::shared_future<void> gate;  // if set, calls return only after it is ready
   std::atomic<std::size_t> calls{0};
 
  private:
   std::unique_lock<std::mutex> called(const char* function) {
     ++calls;
     CHECK(std::this_thread::get_id() == thread_);
-    if (obeys.valid()) obeys.wait();
+    if (gate.valid()) gate.wait();
     if (fails == function) throw std::system_error(17, std::generic_category());
     return std::unique_lock(world_.mutex);
   }
@@ -147,14 +148,14 @@ class Fake final : public NoMpi {
 struct Rank {
   Rank(World& world, int rank) {
     std::thread::id thread;
-    worker->run([&] { thread = std::this_thread::get_id(); }, kLong);
+    worker->run([&] { thread = std::this_thread::get_id(); }, kTimeout);
     CHECK(thread != std::this_thread::get_id());
     mpi = std::make_shared<Fake>(world, rank, thread);
     funnel = make_funnel(mpi, worker);
   }
-  // Until the thread has done what it was given so far.
+  // Waits until the thread has run all jobs posted so far.
   void flush() const {
-    REQUIRE(worker->run([] {}, kLong));
+    REQUIRE(worker->run([] {}, kTimeout));
   }
 
   std::shared_ptr<Worker> worker = std::make_shared<Worker>();
@@ -171,7 +172,7 @@ float value(int rank, std::size_t i) {
   return static_cast<float>((static_cast<std::size_t>(rank) * 7 + i) % 13);
 }
 
-// Sums, and rows of each rank, whose numbers differ.
+// Checks sums, and an allgather with different numbers of rows per rank.
 void check_results(Engine& engine, int rank, std::size_t count) {
   std::vector<float> input(count);
   std::vector<float> output(count);
@@ -229,8 +230,8 @@ TEST_CASE("engines get correct results, and each calls MPI from one thread") {
       }
       for (const Rank& rank : ranks) CHECK(rank.mpi->calls > 0);
       CHECK((world.sums.size() == 3) == (algorithm == std::string("mpi")));
-      for (const auto& [way, numbers] : world.sends) CHECK(numbers.empty());
-      // Receives whose end has come too late, on a machine that is very busy, are left to MPI.
+      for (const auto& [route, numbers] : world.sends) CHECK(numbers.empty());
+      // On a busy machine, receives that did not end in time are abandoned to MPI.
       for (const auto& [number, left] : world.transfers) ::operator delete(left.memory);
     }
   }
@@ -260,7 +261,7 @@ TEST_CASE("exceptions of MPI calls are rethrown by test()") {
     }
     CHECK(code == std::error_code(17, std::generic_category()));
     CHECK_FALSE(request.open);
-    CHECK(funnel.test(request));  // it has ended
+    CHECK(funnel.test(request));  // the request has ended
   }
 }
 
@@ -304,7 +305,7 @@ TEST_CASE("after close, MPI keeps open requests and is not called") {
   CHECK(world.receives.at({1, 0}).empty());
   const std::uint64_t send = world.sends.at({0, 1}).front();
   CHECK_FALSE(world.transfers.at(send).done);
-  // Still there, and now nobody's. (So is a receive whose end has come too late.)
+  // The memory is still allocated and abandoned to MPI, as is a receive that did not end in time.
   for (const auto& [number, transfer] : world.transfers) ::operator delete(transfer.memory);
   Mpi::Request late = rank.funnel->receive(&nothing, 1, 1);
   CHECK_FALSE(rank.funnel->test(late));
@@ -327,7 +328,7 @@ TEST_CASE("a thread that is stuck in MPI blocks no other thread") {
     const Rank rank(world, 0);
     mpi = rank.mpi;
     worker = rank.worker;
-    mpi->obeys = returns.get_future().share();
+    mpi->gate = returns.get_future().share();
     Mpi::Request request = rank.funnel->receive(&nothing, 1, 1);
     CHECK_FALSE(rank.funnel->test(request));
     CHECK_FALSE(rank.worker->run([] {}, 0.01));
@@ -338,8 +339,10 @@ TEST_CASE("a thread that is stuck in MPI blocks no other thread") {
   std::weak_ptr<Fake> left = mpi;
   mpi.reset();
   returns.set_value();
-  while (!left.expired()) std::this_thread::yield();  // its thread ends now, and lets go of it
-  const std::lock_guard after(world.mutex);           // of which expired() promises nothing
+  while (!left.expired()) std::this_thread::yield();  // the thread ends now and releases the MPI
+  // Without the lock, nothing orders the thread's last accesses before the end of `world`:
+  // expired() does not.
+  const std::lock_guard after(world.mutex);
 }
 
 TEST_CASE("a setting is current on the calling thread from the next call on") {
@@ -364,7 +367,7 @@ TEST_CASE("a setting is current on the calling thread from the next call on") {
   Mpi::Request request = funnel->barrier();
   while (!funnel->test(request)) std::this_thread::yield();
   std::thread::id worker_is;
-  CHECK(worker->run([&] { worker_is = std::this_thread::get_id(); }, kLong));
+  CHECK(worker->run([&] { worker_is = std::this_thread::get_id(); }, kTimeout));
   CHECK(mpi->called_on == worker_is);
 }
 
@@ -379,7 +382,8 @@ TEST_CASE("a worker runs all posted jobs in order") {
       });
     }
     bool inside = false;
-    CHECK(worker.run([&] { inside = worker.run([&] { order.push_back(-1); }, kLong); }, kLong));
+    CHECK(
+        worker.run([&] { inside = worker.run([&] { order.push_back(-1); }, kTimeout); }, kTimeout));
     CHECK(inside);
   }
   REQUIRE(order.size() == 102);

@@ -1,5 +1,5 @@
-// The stream over MPI, on an MPI of a few lines within this process: ranks are threads, and a
-// handle is a pointer or an int, as in the MPIs that there are.
+// Tests of the stream over MPI with a fake MPI within this process. Ranks are threads. Handles are
+// pointers or ints, as in the existing MPIs.
 #include <doctest/doctest.h>
 
 #include <cstdio>
@@ -19,8 +19,8 @@ using namespace horoplug;
 
 namespace {
 
-// Messages match receives in order. A message of more than this is only taken over when its receive
-// is there, and the sender calls again: as with any MPI, for large ones.
+// Messages match receives in order. A message of more bytes than this is transferred only when its
+// receive is posted and the sender calls MPI again, as with any MPI.
 constexpr int kEager = 1024;
 
 struct Transfer {
@@ -34,12 +34,12 @@ struct Transfer {
 struct World {
   std::mutex mutex;
   std::map<std::pair<int, int>, std::deque<Bytes>> eager;            // by sender and receiver
-  std::map<std::pair<int, int>, std::deque<std::uint64_t>> waiting;  // sends, in order, 0: eager
+  std::map<std::pair<int, int>, std::deque<std::uint64_t>> waiting;  // sends in order; 0: eager
   std::map<std::uint64_t, Transfer> transfers;
   std::map<std::pair<int, int>, std::deque<std::uint64_t>> posted;
   std::uint64_t last = 0;
 
-  // Under the lock: what can be matched between two ranks.
+  // Matches messages between two ranks. The caller holds the lock.
   void match(int from, int to) {
     auto& sends = waiting[{from, to}];
     auto& receives = posted[{from, to}];
@@ -160,7 +160,7 @@ Bytes pattern(std::size_t bytes, int salt) {
 
 constexpr Channel kChannel{0, 0, 4, 99};
 
-// Two ranks send each other messages of many sizes at once, on threads of their own.
+// Two ranks, each a thread, send each other messages of many sizes concurrently.
 template <typename Handle>
 void exchange() {
   World here;
@@ -210,8 +210,7 @@ TEST_CASE("messages of any size arrive complete, with either type of handle") {
   exchange<void*>();
 }
 
-TEST_CASE(
-    "what nobody receives is let go of when the stream closes, and its memory is left to MPI") {
+TEST_CASE("sends that are not received are abandoned to MPI when the stream closes") {
   World here;
   world = &here;
   me = 0;
@@ -222,12 +221,12 @@ TEST_CASE(
     link.send(kChannel, message.data(), message.size());
     link.pump_write();
     link.pump_read();
-    CHECK(link.busy());  // it has still to leave
+    CHECK(link.busy());  // the message is not sent yet
   }
   REQUIRE(here.transfers.size() == 2);  // two segments
   for (const auto& [number, transfer] : here.transfers) {
     CHECK(transfer.sends);
-    ::operator delete(transfer.memory);  // still there, and now nobody's
+    ::operator delete(transfer.memory);  // still allocated, but abandoned
   }
   world = nullptr;
 }
@@ -322,7 +321,7 @@ TEST_CASE("an MPI error breaks the link and reports MPI's text") {
 
 namespace {
 
-// What a collective was called with, as numbers.
+// The arguments of the last collective, as numbers.
 std::vector<std::uint64_t> called;
 
 struct Counted final : Mpi::Setting {
@@ -334,7 +333,7 @@ struct Counted final : Mpi::Setting {
   bool works = true;
   int entries = 0, left = 0;
 };
-const Counted* entered = nullptr;  // in every call
+const Counted* entered = nullptr;  // if set, every call checks that it is entered
 
 template <typename Handle, typename... Arguments>
 int record(Handle* request, Arguments... arguments) {
@@ -383,7 +382,7 @@ void check_arguments() {
   given.byte = kByte;
   int in_place = 0;
   given.in_place = &in_place;
-  std::uint64_t dtypes[HP_FLOAT32 + 1] = {};  // the types after it are beyond the array
+  std::uint64_t dtypes[HP_FLOAT32 + 1] = {};  // too short for the dtypes after float32
   dtypes[HP_FLOAT32] = kFloat;
   given.dtypes = dtypes;
   given.dtype_count = HP_FLOAT32 + 1;

@@ -1,4 +1,4 @@
-// Slots for transfers between ranks of one host, without engines.
+// Tests of the slots for transfers between ranks of one host, without engines.
 #include "transport/shm/transfer_slots.h"
 
 #include <doctest/doctest.h>
@@ -16,7 +16,7 @@
 using namespace horoplug;
 using namespace horoplug::testing;
 
-TEST_CASE("a pool lends each slot once and takes all of them back") {
+TEST_CASE("a slot pool never lends a slot twice and reuses returned slots") {
   SlotPool pool;
   std::mt19937_64 random(test_seed());
   std::vector<std::vector<std::uint32_t>> loans;
@@ -40,7 +40,7 @@ TEST_CASE("a pool lends each slot once and takes all of them back") {
   }
 }
 
-TEST_CASE("tensors of any size pass through any number of slots, also slots used before") {
+TEST_CASE("tensors of any size are transferred through any number of new or reused slots") {
   const std::uint64_t seed = test_seed();
   CAPTURE(seed);
   std::mt19937_64 random(seed);
@@ -67,7 +67,7 @@ TEST_CASE("tensors of any size pass through any number of slots, also slots used
   }
 }
 
-TEST_CASE("the path of a transfer") {
+TEST_CASE("the path of a transfer depends on its size, memory and devices") {
   const auto path_of = [](TransferProperties properties) {
     return std::string(fits_into_offer(properties) ? kInlinePath.name
                                                    : choose_path(properties).name);
