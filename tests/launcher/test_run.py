@@ -469,7 +469,7 @@ def test_job_fails_when_the_launcher_is_killed(tmp_path):
         if rank() == 0:
             import psutil
 
-            psutil.Process().parent().parent().kill()  # the agent's parent
+            psutil.Process().parent().parent().parent().kill()  # agent, guard, launcher
         signal.pause()
 
     with pytest.raises(RankError, match="the launcher ended with code -9; all ranks were ended"):
