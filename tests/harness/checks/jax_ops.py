@@ -158,7 +158,7 @@ def check_refusals():
         for dtype in "int4", "float8_e4m3fnuz":
             with pytest.raises(ValueError, match=f"dtype {dtype} is not supported"):
                 compiled(hvd.allreduce)(jnp.ones(2, dtype))
-        with pytest.raises(ValueError, match="no reduction"):
+        with pytest.raises(ValueError, match="is not a reduction"):
             compiled(lambda x: hvd.allreduce(x, op=9))(jnp.ones(2))
         with pytest.raises(ValueError, match="reducescatter supports"):
             compiled(lambda x: hvd.reducescatter(x, op=hvd.Max))(jnp.ones(2))
