@@ -267,7 +267,7 @@ std::vector<std::vector<std::byte>> expected_results(const Work& work, Random& r
   return job.results();
 }
 
-constexpr int kRounds = kSanitized ? 100 : 300;
+constexpr int kRounds = kSanitized ? 50 : 300;
 
 }  // namespace
 
