@@ -262,12 +262,17 @@ void Negotiator::publish(const std::vector<DecisionItem>& items) {
   for (const DecisionItem& item : items) apply(item);
 }
 
-void Negotiator::forget_everything() {
-  pending_.clear();
+// What ranks have announced to each other in this epoch counts no more.
+void Negotiator::forget_negotiation() {
   readiness_.clear();
-  readiness_.end_join();
   queue_.clear();
   up_ = {};
+}
+
+void Negotiator::forget_everything() {
+  pending_.clear();
+  forget_negotiation();
+  readiness_.end_join();
   learner_.reset();
 }
 

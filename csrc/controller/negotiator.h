@@ -180,6 +180,7 @@ class Negotiator {
   void apply(const DecisionItem& item);
   void apply_batch(const DecisionItem& item, Decision& decision);
   void advance_batch(std::uint64_t number);
+  void forget_negotiation();
   void forget_everything();
 
   // Plans (negotiator_plans.cc).

@@ -67,10 +67,8 @@ void Negotiator::install_plan(const DecisionItem& item) {
   }
   ++epoch_;
   plan_.emplace(++plan_epoch_, last_batch_, query.step(), item.choices, item.rounds);
-  // Negotiation state is obsolete: from here on readiness counts for the plan.
-  readiness_.clear();
-  queue_.clear();
-  up_ = {};
+  // From here on readiness counts for the plan.
+  forget_negotiation();
   learner_.reset();
   halt_.reset();
   resumed_after_ = last_batch_;
@@ -240,9 +238,7 @@ void Negotiator::uninstall_plan(const DecisionItem& item) {
   if (is_root()) queue_.continue_after(item.batch);
   ++epoch_;
   // What was announced beside the plan is announced anew, in the new epoch.
-  readiness_.clear();
-  queue_.clear();
-  up_ = {};
+  forget_negotiation();
 
   // All other ready operations return to negotiation.
   for (const auto* entry : pending_.in_order()) enter(entry->first, entry->second.signature);
