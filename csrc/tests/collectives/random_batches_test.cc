@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "collectives/collective.h"
@@ -267,18 +268,22 @@ std::vector<std::vector<std::byte>> expected_results(const Work& work, Random& r
   return job.results();
 }
 
-constexpr int kRounds = kSanitized ? 50 : 300;
-
-}  // namespace
-
-TEST_CASE("whichever rank is late, at any step and with any shapes, a plan's batch waits for it") {
+void for_random_work(const std::function<void(const Work& work, Random& random)>& check) {
   const std::uint64_t seed = test_seed();
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < (kSanitized ? 100 : 300); ++round) {
     Random random(seed + static_cast<std::uint64_t>(round));
     const Work work = random_work(random);
     CAPTURE(seed);
     CAPTURE(round);
     CAPTURE(work.describe());
+    check(work, random);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("whichever rank is late, at any step and with any shapes, a plan's batch waits for it") {
+  for_random_work([](const Work& work, Random& random) {
     const auto expected = expected_results(work, random);
 
     Job job(work, random);
@@ -314,17 +319,11 @@ TEST_CASE("whichever rank is late, at any step and with any shapes, a plan's bat
     job.run();
     for (std::size_t rank = 0; rank < work.ranks; ++rank) REQUIRE(job.is_done(rank));
     CHECK(job.results() == expected);
-  }
+  });
 }
 
 TEST_CASE("nothing is read or written for a batch that was left at any step") {
-  const std::uint64_t seed = test_seed();
-  for (int round = 0; round < kRounds; ++round) {
-    Random random(seed + static_cast<std::uint64_t>(round));
-    const Work work = random_work(random);
-    CAPTURE(seed);
-    CAPTURE(round);
-    CAPTURE(work.describe());
+  for_random_work([](const Work& work, Random& random) {
     Job job(work, random);
     for (std::size_t rank = 0; rank < work.ranks; ++rank) job.start(rank, kNegotiated);
     for (int turns = below(random, 10); turns > 0; --turns) job.run_a_little(random);
@@ -359,5 +358,5 @@ TEST_CASE("nothing is read or written for a batch that was left at any step") {
     for (int turns = 0; turns < 200; ++turns) job.ranks().pump();
     CHECK(read == 0);
     CHECK(memory == before);
-  }
+  });
 }

@@ -18,26 +18,15 @@ using namespace horoplug::testing;
 
 namespace {
 
-hp_submission submission_of(const hp_tensor& tensor, const std::string& name) {
-  hp_submission submission{};
-  submission.struct_size = sizeof submission;
-  submission.op = HP_ALLREDUCE;
-  submission.dtype = HP_FLOAT32;
-  submission.reduce_op = HP_SUM;
-  submission.device = -1;
-  submission.name = name.c_str();
-  submission.tensors = &tensor;
-  submission.tensor_count = 1;
-  return submission;
-}
-
 // An allreduce in place of `count` float32 ones.
 struct Ones {
   explicit Ones(std::size_t count) : data(count, 1.0F) {}
   OperationPtr operation(Engine& engine, const std::string& name) {
-    shape = static_cast<std::int64_t>(data.size());
-    const hp_tensor tensor{data.data(), data.data(), &shape, 1, 0};
-    return make_operation(submission_of(tensor, name), engine.members(0));
+    return operation_of({.name = name,
+                         .shape = {static_cast<std::int64_t>(data.size())},
+                         .input = data.data(),
+                         .output = data.data()},
+                        engine.members(0));
   }
   void check(const Engine& engine) const {
     for (const float value : data) {
@@ -45,7 +34,6 @@ struct Ones {
     }
   }
   std::vector<float> data;
-  std::int64_t shape = 0;
 };
 
 // Waits in slices of random length until the operation is done.

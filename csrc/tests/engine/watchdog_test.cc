@@ -77,21 +77,34 @@ struct Inspectors {
   std::vector<std::unique_ptr<StallInspector>> inspectors;
 };
 
-// An allreduce of one number in place, under the name "x".
-OperationPtr allreduce_of(float& value, const MembersPtr& members) {
-  const std::int64_t shape = 1;
-  const hp_tensor tensor{&value, &value, &shape, 1, 0};
-  hp_submission submission{};
-  submission.struct_size = sizeof submission;
-  submission.op = HP_ALLREDUCE;
-  submission.dtype = HP_FLOAT32;
-  submission.reduce_op = HP_SUM;
-  submission.device = -1;
-  submission.name = "x";
-  submission.tensors = &tensor;
-  submission.tensor_count = 1;
-  return make_operation(submission, members);
+ProcessSet& create_global_set(EngineParts& rank) {
+  rank.registry.create_global({});
+  return rank.registry.global();
 }
+
+// A rank with the deadlines of its transfers, on which an allreduce 'x' of all ranks has begun.
+struct RunningBatch {
+  explicit RunningBatch(const std::vector<std::unique_ptr<EngineParts>>& ranks)
+      : rank(*ranks[0]),
+        set(create_global_set(rank)),
+        deadlines(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
+                  rank.liveness) {
+    deadlines.check_transfers(100);
+    CHECK(set.last_progress == 100);  // nothing runs
+    Batch batch;
+    batch.number = 1;
+    batch.operations = {
+        operation_of({.name = "x", .shape = {1}, .input = &value, .output = &value}, set.members)};
+    set.executor.enqueue(std::move(batch));
+    CHECK(!set.executor.poll());
+    CHECK(set.executor.running() != nullptr);
+    pump(ranks);
+  }
+  EngineParts& rank;
+  ProcessSet& set;
+  TransferDeadlines deadlines;
+  float value = 1;
+};
 
 std::string joined(const std::vector<std::string>& lines) {
   std::string text;
@@ -234,27 +247,13 @@ TEST_CASE("a batch without progress fails with its name and the ranks it waits f
   EngineOptions options;
   options.data_timeout = 10;
   const auto ranks = make_parts(2, options);
-  EngineParts& rank = *ranks[0];
-  rank.registry.create_global({});
-  ProcessSet& set = rank.registry.global();
-  TransferDeadlines deadlines(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
-                              rank.liveness);
-  deadlines.check_transfers(100);
-  CHECK(set.last_progress == 100);  // nothing runs
-
-  float value = 1;
-  Batch batch;
-  batch.number = 1;
-  batch.operations = {allreduce_of(value, set.members)};
-  set.executor.enqueue(std::move(batch));
-  CHECK(!set.executor.poll());
-  CHECK(set.executor.running() != nullptr);
+  RunningBatch running(ranks);
+  auto& [rank, set, deadlines, value] = running;
   const auto pings = [&] {
     pump(ranks);
     const auto kinds = kinds_received(*ranks[1]);
     return std::count(kinds.begin(), kinds.end(), MessageKind::kPing);
   };
-  pump(ranks);
   deadlines.check_transfers(104);
   CHECK(set.last_progress == 104);  // its data has left
   deadlines.excuse(2);
@@ -276,19 +275,8 @@ TEST_CASE("data of other sets counts only over the links to the ranks that a bat
   EngineOptions options;
   options.data_timeout = 10;
   const auto ranks = make_parts(3, options);
-  EngineParts& rank = *ranks[0];
-  rank.registry.create_global({});
-  ProcessSet& set = rank.registry.global();
-  TransferDeadlines deadlines(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
-                              rank.liveness);
-  deadlines.check_transfers(100);
-  float value = 1;
-  Batch batch;
-  batch.number = 1;
-  batch.operations = {allreduce_of(value, set.members)};
-  set.executor.enqueue(std::move(batch));
-  CHECK(!set.executor.poll());
-  pump(ranks);
+  RunningBatch running(ranks);
+  auto& [rank, set, deadlines, value] = running;
   deadlines.check_transfers(101);
   const std::vector<int> waits_for = set.executor.blame();
   REQUIRE(waits_for.size() == 1);

@@ -191,7 +191,7 @@ void Cluster::run(const std::function<void(int rank)>& body) {
   }
 }
 
-hp_handle submit(Engine& engine, const Order& request) {
+OperationPtr operation_of(const Order& request, const MembersPtr& members) {
   hp_tensor tensor{};
   tensor.input = request.input;
   tensor.output = request.output;
@@ -214,7 +214,11 @@ hp_handle submit(Engine& engine, const Order& request) {
   submission.tensor_count = request.op == OpKind::kBarrier ? 0 : 1;
   submission.splits = request.splits.data();
   submission.split_count = static_cast<int32_t>(request.splits.size());
-  return engine.submit(make_operation(submission, engine.members(request.set)));
+  return make_operation(submission, members);
+}
+
+hp_handle submit(Engine& engine, const Order& request) {
+  return engine.submit(operation_of(request, engine.members(request.set)));
 }
 
 void await(Engine& engine, hp_handle handle) {

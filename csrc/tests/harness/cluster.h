@@ -68,22 +68,23 @@ class Cluster {
 struct Order {
   OpKind op = OpKind::kAllreduce;
   DType dtype = DType::kFloat32;
-  std::optional<DType> compressed;
+  std::optional<DType> compressed{};
   ReduceOp reduce = ReduceOp::kSum;
-  std::string name;
-  std::vector<std::int64_t> shape;
+  std::string name{};
+  std::vector<std::int64_t> shape{};
   const void* input = nullptr;
   void* output = nullptr;
   int root = 0;
   double prescale = 1;
   double postscale = 1;
-  std::vector<std::int64_t> splits;
+  std::vector<std::int64_t> splits{};
   std::int32_t tag = 0;
   std::uint32_t set = 0;
   int device = -1;
   void* stream = nullptr;
 };
 
+OperationPtr operation_of(const Order& request, const MembersPtr& members);
 hp_handle submit(Engine& engine, const Order& request);
 // Waits for at most a minute; throws Error if the operation failed.
 void await(Engine& engine, hp_handle handle);
