@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 
@@ -181,6 +182,36 @@ def test_slow_reader_loses_nothing(nonblocking):
         lines = [line for line in data.decode().splitlines() if line.startswith(prefix)]
         expected = [f"{prefix}{rank} {i:06d} {'x' * 30}" for i in range(COUNT)]
         assert lines == expected
+
+
+def peak_memory(pid):
+    """The largest resident size of a process so far, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def is_asleep(pid):
+    """Whether a process waits, as one that only writes does for the reader of its pipe."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_ranks_wait_for_a_slow_reader_instead_of_filling_the_launchers_memory(tmp_path):
+    total = 64_000_000
+    pid_file = tmp_path / "pid"
+    lines = python(
+        f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))",
+        f"for i in range({total // 1000}): print('x' * 999)",
+    )
+    with on_a_pipe("-np", 1, *lines) as (run, pipe):
+        until(lambda: is_full(pipe), 40)
+        rank, before = int(pid_file.read_text()), peak_memory(run.pid)
+        received = 0
+        while received < total // 2:  # the pipe is read only while the rank waits
+            until(lambda: is_asleep(rank) or peak_memory(run.pid) > before + total // 2)
+            assert peak_memory(run.pid) < before + total // 4, (
+                "the launcher keeps what nobody reads"
+            )
+            received += len(os.read(pipe, 1 << 16))
 
 
 def test_output_of_a_failed_job_waits_for_a_slow_reader():

@@ -430,6 +430,68 @@ TEST_CASE("operations that are not in the plan run without ending it") {
   }
 }
 
+TEST_CASE("a rank that joins while the plan is paused ends the plan without a time limit") {
+  const std::uint64_t seed = test_seed();
+  for (std::uint64_t round = 0; round < (kSanitized ? 50 : 300); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + round);
+    const auto step = [](Program& program) { submit_all_then_wait(program, {"x", "y"}); };
+    std::vector<Program> programs(3, repeat(10, step));
+    const Program more = repeat(20, step);
+    for (std::size_t rank = 0; rank < programs.size(); ++rank) {
+      Program& program = programs[rank];
+      program.push_back({Action::Kind::kSubmit, "metric", sum_of(4)});
+      if (rank != 2) program.insert(program.end(), more.begin(), more.end());
+      program.push_back({Action::Kind::kJoin, kJoinName});
+      program.push_back({Action::Kind::kWait, "metric"});
+      program.push_back({Action::Kind::kWait, kJoinName});
+    }
+    Job job({0, 0, 1}, {}, std::move(programs));
+    while (!job.finished()) REQUIRE(job.happen(random));
+    for (int rank = 0; rank < job.size(); ++rank) CHECK(!job[rank].negotiator.has_plan());
+  }
+}
+
+TEST_CASE("a withdrawn batch of a plan is joined again, whatever choices the plan has") {
+  const std::uint64_t seed = test_seed();
+  for (std::uint64_t round = 0; round < 200; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + round);
+    std::vector<StepMember> step;
+    for (const char* name : {"a", "b", "c"}) step.push_back({name, sum_of(4), 1});
+    const std::vector<PlanChoice> choices{
+        {{}, {{0, 1, 2}}}, {{}, {{0}, {1}, {2}}}, {{}, {{0, 1}, {2}}}};
+    Plan plan(1, 0, step, choices, 5);
+    Plan undisturbed(1, 0, step, choices, 5);
+    std::uint32_t epoch = 1;
+    for (int steps = 0; steps < 25; ++steps) {
+      for (const StepMember& member : step) {
+        REQUIRE(plan.ready(member.key, member.signature));
+        REQUIRE(undisturbed.ready(member.key, member.signature));
+      }
+      while (undisturbed.join_next()) {
+        undisturbed.batch_done();
+        const std::uint64_t before = plan.joined();
+        REQUIRE(plan.join_next());
+        while (chance(random, 2)) {
+          REQUIRE(plan.withdraw());
+          CHECK(plan.joined() == before);
+          plan.resume(++epoch, before);
+          REQUIRE(plan.join_next());
+        }
+        CHECK(plan.last() == undisturbed.last());
+        CHECK(plan.last_choice() == undisturbed.last_choice());
+        CHECK(plan.joined() == undisturbed.joined());
+        CHECK(plan.running_epoch() == epoch);
+        plan.batch_done();
+      }
+      CHECK(plan.steps_joined() == undisturbed.steps_joined());
+    }
+  }
+}
+
 TEST_CASE("a loop of operations that are not in the plan gets a plan of its own") {
   const std::uint64_t seed = test_seed();
   CAPTURE(seed);

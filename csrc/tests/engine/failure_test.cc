@@ -58,7 +58,13 @@ class Jamming final : public Stream {
 
 TEST_CASE(
     "an operation that has failed is not read any more, though a peer has not taken its data") {
-  for (const std::string algorithm : {"pairwise", "ring"}) {
+  struct Case {
+    OpKind op;
+    const char* algorithm;
+  };
+  for (const auto& [op, algorithm] : {Case{OpKind::kAllreduce, "pairwise"},
+                                      Case{OpKind::kAllreduce, "ring"}, Case{OpKind::kSend, ""}}) {
+    CAPTURE(op_kind_name(op));
     CAPTURE(algorithm);
     constexpr int kRanks = 3;
     std::vector<std::vector<float>> tensors(kRanks, std::vector<float>(2 << 20, 1));
@@ -73,9 +79,11 @@ TEST_CASE(
     Cluster cluster(std::move(configs));
 
     std::vector<hp_handle> handles;
-    for (int rank = 0; rank < kRanks; ++rank) {
+    for (int rank = 0; rank < (op == OpKind::kSend ? 2 : kRanks); ++rank) {
       auto& tensor = tensors[static_cast<std::size_t>(rank)];
       Order order;
+      order.op = op == OpKind::kSend && rank == 1 ? OpKind::kReceive : op;
+      order.root = op == OpKind::kSend ? 1 - rank : 0;
       order.name = "gradient";
       order.shape = {static_cast<std::int64_t>(tensor.size())};
       order.input = order.output = tensor.data();
