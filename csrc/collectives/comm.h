@@ -113,12 +113,12 @@ class Comm {
   // Appends the global ranks of all other ranks of the set.
   void everyone_else(std::vector<int>& ranks) const;
 
-  // Withdraws what this batch has queued and has not left yet.
+  // Withdraws the messages of this batch that are queued and not sent yet.
   void take_back();
 
-  // Held while algorithms run. Queued messages refer to memory of the algorithm and its callers. If
-  // they are left before the end, by an exception or because their coroutines are destroyed, the
-  // messages are withdrawn before that memory goes.
+  // A guard for the time that an algorithm runs. Queued messages point to memory of the algorithm
+  // and its callers. If the algorithm ends early, by an exception or because its coroutine is
+  // destroyed, the guard withdraws the messages before that memory is freed.
   class Queued {
    public:
     explicit Queued(Comm& comm) : comm_(&comm) {}
@@ -128,7 +128,7 @@ class Comm {
     Queued(const Queued&) = delete;
     Queued& operator=(const Queued&) = delete;
 
-    // The algorithm has come to its end: everything has left.
+    // The algorithm has ended normally: all its messages are sent.
     void have_left() { comm_ = nullptr; }
 
    private:

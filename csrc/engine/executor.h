@@ -55,7 +55,7 @@ class Executor {
   bool take_progress() { return std::exchange(progress_, false); }
   bool idle() const { return !running_ && queue_.empty(); }
   const Batch* running() const { return running_ ? &running_->batch : nullptr; }
-  // Of the running batch; nullptr if none runs.
+  // The channel of the running batch; nullptr if no batch runs.
   const Channel* channel() const { return running_ ? &running_->channel : nullptr; }
   // The ranks of the set that the running batch waits for.
   std::vector<int> blame() const;

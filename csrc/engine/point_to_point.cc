@@ -425,9 +425,9 @@ bool PointToPoint::on_gpu() const {
 
 void PointToPoint::note_progress(double now, const std::vector<bool>& moved) {
   for (Transfer& transfer : transfers_) {
-    const bool gets_on = std::exchange(transfer.advanced, false) || !transfer.fiber ||
-                         moved[static_cast<std::size_t>(transfer.peer)];
-    if (gets_on) transfer.last_progress = now;
+    const bool makes_progress = std::exchange(transfer.advanced, false) || !transfer.fiber ||
+                                moved[static_cast<std::size_t>(transfer.peer)];
+    if (makes_progress) transfer.last_progress = now;
   }
 }
 

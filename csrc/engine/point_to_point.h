@@ -43,7 +43,7 @@ class PointToPoint {
   void fail(std::uint32_t set, const Status& status) { matcher_.fail(set, status); }
   void forget_set(std::uint32_t set) { matcher_.forget_set(set); }
 
-  // Sends messages, starts transfers and gets on with them; those on GPUs only if `gpu_may_run`.
+  // Sends messages, starts transfers and advances them; those on GPUs only if `gpu_may_run`.
   // True if anything has changed. Throws what a transfer throws; the object is of no use after
   // that.
   bool advance(bool gpu_may_run);
@@ -64,9 +64,9 @@ class PointToPoint {
   // The ranks at the other ends of all transfers.
   std::vector<int> peers() const;
 
-  // Notes which transfers get on: those that have passed a wait since the last call, and those over
-  // whose peer's links data has moved (`moved`, by rank), be it the data of others that theirs has
-  // to queue behind. A transfer that has not begun waits for those that have.
+  // Notes which transfers make progress: those that have passed a wait since the last call, and
+  // those over whose peer's links data has moved (`moved`, by rank), be it the data of others that
+  // theirs has to queue behind. A transfer that has not begun waits for those that have.
   void note_progress(double now, const std::vector<bool>& moved);
   // Adds time that is not held against the peers.
   void excuse(double seconds);

@@ -36,7 +36,7 @@ struct ProcessSet {
   Negotiator negotiator;
   Executor executor;
   std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided, by name
-  double last_progress = 0;     // of the running batch; now, if none runs (see TransferDeadlines)
+  double last_progress = 0;     // of the running batch; the present time if none runs
   double last_wake_up = 0;      // when peers that the running batch waits for were woken last
   double last_event = 0;        // an operation was submitted, decided or done
   double plan_patience = 0.1;   // how long a plan may hold up operations that nobody waits for

@@ -92,7 +92,7 @@ class LoopOwnership {
 // - bool step(): does all work that is possible without waiting, and returns whether there was any.
 //
 // - void watch(): checks deadlines. Called when there is nothing to do, and about every
-//   watch_interval() otherwise: while one thing always gets on, another may stand still.
+//   watch_interval() otherwise: one operation may stand still while others make progress.
 //
 // - void fail(const Status&): handles an exception that left one of the functions above.
 //

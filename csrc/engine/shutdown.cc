@@ -62,8 +62,9 @@ void Shutdown::end_all_operations() {
   }
   add(parts_.point_to_point.take_all());
   add(parts_.submissions.drain());
-  // Once an operation has ended, its tensors are the program's again. The coroutines are gone, and
-  // with them all posted receives; what they had queued must not be read any more either.
+  // Once an operation has ended, the program may change its tensors. The coroutines and their
+  // posted receives are destroyed by now; the frames that they queued must not be read any more
+  // either.
   parts_.mesh.take_back_data();
   parts_.completion.end(operations, parts_.submissions.end());
 }

@@ -110,7 +110,7 @@ bool Link::pump_write() {
   return moved;
 }
 
-// A link that moves much data of one flow looks nothing up.
+// Consecutive frames of one flow need no look-up.
 void Link::note_data(const FrameHeader& header) {
   if (header.kind != FrameHeader::kData) return;
   const Flow flow{header.set, header.epoch};

@@ -20,9 +20,9 @@ std::size_t chunk_bytes_for(std::span<const Part> parts, std::size_t most) {
   return std::clamp(largest / kChunks / kLine * kLine, std::min(kLeastChunk, most), most);
 }
 
-// A part without bytes travels, too, as one empty message: a part that comes back to its rank
-// proves that all ranks take part, and reducescatter's claim to defer writes rests on that for each
-// rank.
+// An empty part is sent as one empty message. A part that has passed around the ring proves that
+// all ranks take part, and every rank needs this proof: reducescatter by ring claims that it defers
+// writes.
 std::size_t messages_of(const Part& part, std::size_t chunk_bytes) {
   return std::max<std::size_t>(chunk_count(part.bytes, chunk_bytes), 1);
 }

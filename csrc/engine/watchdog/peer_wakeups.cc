@@ -18,7 +18,7 @@ bool is_due(double now, double since, double last_sent) {
 
 }  // namespace
 
-// Each set has intervals of its own: it may stand still while another one gets on.
+// Each set has intervals of its own: it may stand still while another one makes progress.
 void PeerWakeUps::send_if_due(double now) {
   if (!polling_.needed()) return;
   for (const auto& [id, set] : registry_.sets()) {

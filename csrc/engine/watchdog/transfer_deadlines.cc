@@ -19,13 +19,13 @@ void TransferDeadlines::check_transfers(double now) {
   point_to_point_.note_progress(now, movement_.ranks);
   check_point_to_point(now);
   for (const auto& [id, set] : registry_.sets()) {
-    if (gets_on(*set)) set->last_progress = now;
+    if (makes_progress(*set)) set->last_progress = now;
     check_batch(*set, now);
   }
 }
 
 // The scheduler notes when the coroutine of the batch passes a wait.
-bool TransferDeadlines::gets_on(const ProcessSet& set) const {
+bool TransferDeadlines::makes_progress(const ProcessSet& set) const {
   const Executor& executor = set.executor;
   const Batch* const running = executor.running();
   if (running == nullptr) {

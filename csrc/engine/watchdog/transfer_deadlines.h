@@ -1,12 +1,12 @@
 // Limits how long a batch may make no progress, between ranks and on the GPU. Used by the thread
 // that runs the loop.
 //
-// Progress belongs to a batch: that other sets get on is no sign that this one does. A batch gets
-// on if its coroutine passes a wait, if data of its own moves, or if data of others moves over the
-// links to all ranks that it waits for, since its own may have to queue behind that. The last rule
-// cannot hide a rank that is stopped: over the links to it nothing moves, so that whoever waits for
-// it directly finds out. It does not hold while ranks may not have joined the batch of a plan; who
-// is late then is for negotiation to find out.
+// Progress is counted per batch: progress of another process set does not extend the limit of this
+// batch. A batch makes progress when its coroutine passes a wait, when its own data moves, or when
+// other data moves over the links to all ranks that it waits for, because its data may be queued
+// behind that. The last rule cannot hide a stopped rank: no data moves over the links to it, so a
+// rank that waits for it directly reaches the limit. The last rule does not apply while ranks may
+// not have joined a plan's batch; the negotiation finds out which rank is late.
 #pragma once
 
 #include <string>
@@ -43,7 +43,7 @@ class TransferDeadlines {
   double limit() const;
   // How long a rank may owe the answer to a ping.
   double patience() const { return limit() / 4; }
-  bool gets_on(const ProcessSet& set) const;
+  bool makes_progress(const ProcessSet& set) const;
   void check_batch(const ProcessSet& set, double now);
   void check_point_to_point(double now);
   std::vector<int> suspects(const ProcessSet& set) const;

@@ -322,7 +322,7 @@ TEST_CASE("whichever rank is late, at any step and with any shapes, a plan's bat
   });
 }
 
-TEST_CASE("nothing is read or written for a batch that was left at any step") {
+TEST_CASE("no memory of a batch is read or written after its coroutine was destroyed") {
   for_random_work([](const Work& work, Random& random) {
     Job job(work, random);
     for (std::size_t rank = 0; rank < work.ranks; ++rank) job.start(rank, kNegotiated);

@@ -283,7 +283,7 @@ TEST_CASE("a rank that shuts down ends its sets, and the errors name it") {
   }
 }
 
-TEST_CASE("a rank that stops fails its set in time, although another set always gets on") {
+TEST_CASE("a stopped rank fails its process set in time while another set makes progress") {
   EngineOptions options = test_options();
   options.data_timeout = 1.5;
   for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
