@@ -62,10 +62,8 @@ void Shutdown::end_all_operations() {
   }
   add(parts_.point_to_point.take_all());
   add(parts_.submissions.drain());
-  // Once an operation has ended, the program may change its tensors. The coroutines and their
-  // posted receives are destroyed by now; the frames that they queued must not be read any more
-  // either.
-  parts_.mesh.take_back_data();
+  // Once an operation has ended, the program may change its tensors: their coroutines, and with
+  // them the queued frames (Comm::Queued, PointToPoint::take_all), are gone by now.
   parts_.completion.end(operations, parts_.submissions.end());
 }
 

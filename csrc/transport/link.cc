@@ -320,19 +320,11 @@ void Link::forget(std::map<InboxKey, Inbox>::iterator inbox) {
 }
 
 void Link::take_back(const Channel& channel) {
-  take_back_if([key = channel.key()](const FrameHeader& header) {
-    return std::tuple(header.set, header.epoch, header.batch) == key;
-  });
-}
-
-void Link::take_back_all() {
-  take_back_if([](const FrameHeader&) { return true; });
-}
-
-template <typename Belongs>
-void Link::take_back_if(const Belongs& belongs) {
-  const bool sends_data = current_ && current_->header.kind == FrameHeader::kData;
-  if (sends_data && current_->owned.empty() && belongs(current_->header)) {
+  const auto belongs = [&](const FrameHeader& header) {
+    return header.kind == FrameHeader::kData &&
+           std::tuple(header.set, header.epoch, header.batch) == channel.key();
+  };
+  if (current_ && current_->owned.empty() && belongs(current_->header)) {
     const std::byte* const data = current_->data;
     current_->owned.assign(data, data + current_->header.bytes);
     current_->data = current_->owned.data();

@@ -96,10 +96,9 @@ class Link {
 
   // Drops frames that were kept for a channel without further receives.
   void forget(const Channel& channel);
-  // Withdraws the queued frames of a channel, or all data frames. Their memory, which must still be
-  // there, is not read afterwards: a frame that is partly sent is completed from a copy.
+  // Withdraws the queued frames of a channel. Their memory, which must still be there, is not read
+  // afterwards: a frame that is partly sent is completed from a copy.
   void take_back(const Channel& channel);
-  void take_back_all();
   // Ends the plan of an epoch: drops the frames of its batches from this one on, both those that
   // have arrived and those that the peer sent before it learned of the end.
   void end_epoch(std::uint32_t set, std::uint32_t epoch, std::uint64_t first_dropped);
@@ -155,8 +154,6 @@ class Link {
   bool is_dropped(const FrameHeader& header) const;
   void note_data(const FrameHeader& header);
   void forget(std::map<InboxKey, Inbox>::iterator inbox);
-  template <typename Belongs>
-  void take_back_if(const Belongs& belongs);
 
   const int peer_;
   std::unique_ptr<Stream> stream_;

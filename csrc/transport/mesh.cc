@@ -96,10 +96,6 @@ bool Mesh::pump_writes() {
   return moved;
 }
 
-void Mesh::take_back_data() {
-  for (const auto& link : links_) link->take_back_all();
-}
-
 bool Mesh::control_has_left() const {
   return std::all_of(links_.begin(), links_.end(),
                      [](const auto& link) { return link->control_has_left(); });

@@ -36,8 +36,6 @@ class Mesh {
   // Reads and writes what it can without waiting. Returns whether anything was transferred.
   bool pump();
   bool pump_writes();
-  // Withdraws all queued data: no tensor's memory is read afterwards.
-  void take_back_data();
   // Whether all control messages have been written.
   bool control_has_left() const;
 

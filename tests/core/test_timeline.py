@@ -184,11 +184,15 @@ def test_timeline_has_the_events_of_horovod(pool, tmp_path):
 def test_timeline_file_is_valid_json_at_any_time(pool, tmp_path):
     path = tmp_path / "timeline.json"
     with pool.ranks(2, env={"HOROVOD_TIMELINE": str(path)}) as ranks:
-        ranks.start(train, 300)
         sizes = set()
-        while not ranks.workers[0].connection.poll():
-            sizes.add(len(read(path)))
-        assert not [o for o in ranks.collect() if o.failed]
+        # A busy machine may leave this process no time while the ranks train: they do it again, into the same file.
+        for _ in range(20):
+            ranks.start(train, 300)
+            while not ranks.workers[0].connection.poll():
+                sizes.add(len(read(path)))
+            assert not [o for o in ranks.collect() if o.failed]
+            if len(sizes) > 2:
+                break
     assert len(sizes) > 2
     for events in rows(json.loads(path.read_text())).values():
         check_nesting(events)

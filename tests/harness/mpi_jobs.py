@@ -1,6 +1,8 @@
 """Jobs under the mpirun of an MPI that is installed in build/mpi."""
 
+import contextlib
 import ctypes
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -60,6 +62,20 @@ def files_of_mpi() -> set[Path]:
     }
 
 
+def remove_unused(files: set[Path]) -> None:
+    """Remove those of the files in shared memory that no process has mapped."""
+    if not files:
+        return
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        # A process may end meanwhile.
+        with contextlib.suppress(OSError):
+            found = re.findall(r" (/dev/shm/\S+)$", maps.read_text(), re.MULTILINE)
+            mapped |= {Path(path) for path in found}
+    for file in files - mapped:
+        file.unlink(missing_ok=True)
+
+
 @pytest.fixture(params=KINDS)
 def place(request):
     """Each installed MPI."""
@@ -69,11 +85,10 @@ def place(request):
 @pytest.fixture(autouse=True)
 def no_files_of_mpi():
     """Remove files that MPI leaves in shared memory if a process is killed or the MPI has no mpirun of its own. Applies
-    to all tests of a module that imports this fixture."""
+    to all tests of a module that imports this fixture. Jobs of other tests keep their files."""
     before = files_of_mpi()
     yield
-    for file in files_of_mpi() - before:
-        file.unlink(missing_ok=True)
+    remove_unused(files_of_mpi() - before)
 
 
 def mpirun(

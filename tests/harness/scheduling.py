@@ -23,7 +23,7 @@ ALONE = {
 }
 # Files and folders that share a resource of which the machine has one. Other tests may run at the same time.
 GROUPS = {
-    # Their tests remove MPI's new files from shared memory, including those of other running tests.
+    # Jobs of an MPI, whose ranks take a whole core each while they wait.
     "mpi": (
         "tests/mpi/",
         "tests/gpu/test_mpi.py",

@@ -23,6 +23,8 @@ from horoplug.runner import job, launch
 job._STALLED_SECONDS = 0.5
 sys.exit(launch.main())
 """
+# A reader that accepts nothing is never given up.
+PATIENT = HURRIED.replace("0.5", "600")
 FULL = "/dev/full"
 
 
@@ -246,10 +248,8 @@ def test_launcher_with_a_blocked_terminal_acts_on_dead_ranks(tmp_path):
 
 def test_interrupt_ends_the_wait_for_a_reader(tmp_path):
     lines = python("for i in range(100): print('x' * 10_000)", "sys.exit(3)")
-    with on_a_pipe("-np", 1, *lines) as (run, pipe):
+    with on_a_pipe("-np", 1, *lines, program=PATIENT) as (run, pipe):
         assert run.stderr.readline() == b"horovodrun: rank 0 exited with code 3\n"
-        began = time.monotonic()
         run.terminate()
         assert run.wait(40) == 3
-        assert time.monotonic() - began < 8, "it waited for the reader"
         assert size_of(pipe) > 0

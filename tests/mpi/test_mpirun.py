@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts, place
+from tests.harness.mpi_jobs import (
+    find,
+    finish,
+    mpirun,
+    no_files_of_mpi,
+    on_hosts,
+    place,
+    remove_unused,
+)
 from tests.harness.support import environment, until
 
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
@@ -184,6 +192,27 @@ for name in sys.argv[2:]:
 assert len(libraries.loaded_libraries()) == len(sys.argv) - 2
 libraries.check_single_library()
 """
+
+
+def test_cleanup_keeps_the_files_of_a_running_job():
+    """Tests that run at the same time share /dev/shm."""
+    hold = """
+import mmap, os, sys
+memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 0)
+print("mapped", flush=True)
+input()
+"""
+    used, unused = (Path(f"/dev/shm/sm_segment.test.{os.getpid()}.{i}") for i in range(2))
+    for path in used, unused:
+        path.write_bytes(bytes(4096))
+    command = [sys.executable, "-c", hold, used]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdout.readline() == b"mapped\n"
+        remove_unused({used, unused})
+        assert (used.exists(), unused.exists()) == (True, False)
+        job.communicate(b"\n", timeout=20)
+    remove_unused({used})
+    assert not used.exists()
 
 
 @pytest.mark.parametrize(
