@@ -177,6 +177,9 @@ TEST_CASE("groups of tensors match the reference, with the same bits on every tr
       const auto expected_large = large.expected();
       Tensors first_small, first_large;
       for (const Transport transport : kTransports) {
+        // More than two ranks take turns on few cores: each dtype has its half of the transports.
+        const int part = static_cast<int>(transport) + static_cast<int>(dtype);
+        if (ranks > 2 && part % 2 == 1) continue;
         CAPTURE(std::string(dtype_name(dtype)));
         CAPTURE(ranks);
         CAPTURE(transport_name(transport));
@@ -198,6 +201,7 @@ TEST_CASE("groups of tensors match the reference, with the same bits on every tr
 
 TEST_CASE("every algorithm gives the same bits, for single and for fused tensors") {
   for (const DType dtype : kDTypes) {
+    if (kSanitized && dtype != DType::kFloat16 && dtype != DType::kFloat64) continue;
     for (const int ranks : {2, 4, 8}) {
       const Case fused(dtype, ranks, {40'001, 7, 3001, 1});
       Cluster direct(Transport::kThreads, ranks);

@@ -157,7 +157,7 @@ struct Program {
 
 TEST_CASE("ranks that submit in any order agree, and every operation runs exactly once") {
   const std::uint64_t seed = testing::test_seed();
-  for (int round = 0; round < (testing::kSanitized ? 200 : 400); ++round) {
+  for (int round = 0; round < (testing::kSanitized ? 100 : 400); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + static_cast<std::uint64_t>(round));

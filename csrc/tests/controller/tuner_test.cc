@@ -225,6 +225,7 @@ TEST_CASE("the number of tried choices is limited") {
 
 TEST_CASE("a trial on real engines ends with equal settings and results on all ranks") {
   for (const Transport transport : kTransports) {
+    if (kSanitized && transport != Transport::kShm && transport != Transport::kTcp) continue;
     CAPTURE(transport_name(transport));
     constexpr int kRanks = 3;
     EngineOptions options = test_options();

@@ -229,29 +229,35 @@ TEST_CASE("callers in a deadlock get an error while they run the loop") {
 }
 
 TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
+  // All jobs at the same time, since they do little but wait.
+  std::vector<std::thread> jobs;
   for (const Transport transport : kTransports) {
-    CAPTURE(transport_name(transport));
-    Cluster cluster(transport, 2);
-    cluster.run([&](int rank) { perform_once(cluster.engine(rank), "before", 4); });
-    // Rank 0 waits in slices, as Python does.
-    const std::uint64_t before = cluster.engine(0).stats().wakeups;
-    Ones ones(4);
-    const OperationPtr operation = ones.operation(cluster.engine(0), "late");
-    CHECK(cluster.engine(0).perform(operation, 0.05).code == HP_IN_PROGRESS);
-    for (int i = 0; i < 9; ++i) {
-      CHECK(cluster.engine(0).wait(operation->handle, 0.05).code == HP_IN_PROGRESS);
-    }
-    CHECK(cluster.engine(0).stats().wakeups - before < 60);
-    perform_once(cluster.engine(1), "late", 4);
-    await(cluster.engine(0), operation->handle);
-    // The progress thread may check its deadlines once more before it sleeps without a time limit.
-    const std::uint64_t after = cluster.engine(0).stats().wakeups;
-    std::this_thread::sleep_for(std::chrono::milliseconds(600));
-    const std::uint64_t rest = cluster.engine(0).stats().wakeups;
-    CHECK(rest - after <= 4);
-    std::this_thread::sleep_for(std::chrono::milliseconds(600));
-    CHECK(cluster.engine(0).stats().wakeups == rest);
+    jobs.emplace_back([transport] {
+      CAPTURE(transport_name(transport));
+      Cluster cluster(transport, 2);
+      cluster.run([&](int rank) { perform_once(cluster.engine(rank), "before", 4); });
+      // Rank 0 waits in slices, as Python does.
+      const std::uint64_t before = cluster.engine(0).stats().wakeups;
+      Ones ones(4);
+      const OperationPtr operation = ones.operation(cluster.engine(0), "late");
+      CHECK(cluster.engine(0).perform(operation, 0.05).code == HP_IN_PROGRESS);
+      for (int i = 0; i < 9; ++i) {
+        CHECK(cluster.engine(0).wait(operation->handle, 0.05).code == HP_IN_PROGRESS);
+      }
+      CHECK(cluster.engine(0).stats().wakeups - before < 60);
+      perform_once(cluster.engine(1), "late", 4);
+      await(cluster.engine(0), operation->handle);
+      // The progress thread may check its deadlines once more before it sleeps without a time
+      // limit.
+      const std::uint64_t after = cluster.engine(0).stats().wakeups;
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      const std::uint64_t rest = cluster.engine(0).stats().wakeups;
+      CHECK(rest - after <= 4);
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      CHECK(cluster.engine(0).stats().wakeups == rest);
+    });
   }
+  for (std::thread& job : jobs) job.join();
 }
 
 namespace {

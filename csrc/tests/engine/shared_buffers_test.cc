@@ -65,6 +65,7 @@ constexpr Transport kWithBuffers[] = {Transport::kThreads, Transport::kShm, Tran
 TEST_CASE("an allreduce in a shared buffer gives the same bits as in private memory") {
   for (const Transport transport : kWithBuffers) {
     for (const int ranks : {1, 2, 3, 4}) {
+      if (kSanitized && ranks % 2 == 1) continue;
       CAPTURE(transport_name(transport));
       CAPTURE(ranks);
       Cluster cluster(transport, ranks);

@@ -11,16 +11,9 @@
 
 #include "engine/engine.h"
 #include "engine/submission.h"
+#include "tests/harness/sanitized.h"
 
 namespace horoplug::testing {
-
-// Tests are five to fifteen times slower under a sanitizer, and some are slower still. They run
-// only a part of their grids there, in which a sanitizer finds the same defects.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
 
 enum class Transport {
   kInproc,       // in-memory streams, no shared memory: runs the algorithms for streams

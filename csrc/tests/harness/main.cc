@@ -1,3 +1,37 @@
-// The main function of doctest, compiled once for all test binaries.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+// The main function of all test binaries. Without a sanitizer it prints how many threads the tests
+// have started: those of single_threaded_tests.txt must start none.
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+
+int main(int argc, char** argv) { return doctest::Context(argc, argv).run(); }
+
+#else
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+
+namespace {
+std::atomic<int> threads_started{0};
+}  // namespace
+
+// Stands before that of the C library, for all libraries of the process.
+extern "C" __attribute__((visibility("default"))) int pthread_create(
+    pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
+  static const auto create =
+      reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  threads_started.fetch_add(1, std::memory_order_relaxed);
+  return create(thread, attributes, run, argument);
+}
+
+int main(int argc, char** argv) {
+  const int status = doctest::Context(argc, argv).run();
+  std::printf("threads started: %d\n", threads_started.load());
+  return status;
+}
+
+#endif
