@@ -114,23 +114,23 @@ void Comm::everyone_else(std::vector<int>& ranks) const {
   }
 }
 
-bool Comm::Peer::flushed() const {
+bool Comm::Peer::flushed(const Channel& channel) const {
   for (std::size_t i = 0; i < lanes.size(); ++i) {
-    if (tickets[i] != 0 && !lanes[i]->sent(tickets[i])) return false;
+    if (tickets[i] != 0 && !lanes[i]->sent(channel, tickets[i])) return false;
   }
   return true;
 }
 
 bool Comm::Flushed::ready() {
   for (const Peer& peer : comm_.peers_) {
-    if (!peer.flushed()) return false;
+    if (!peer.flushed(comm_.channel_)) return false;
   }
   return true;
 }
 
 void Comm::Flushed::blame(std::vector<int>& ranks) const {
   for (const Peer& peer : comm_.peers_) {
-    if (!peer.flushed()) ranks.push_back(peer.lanes.front()->peer());
+    if (!peer.flushed(comm_.channel_)) ranks.push_back(peer.lanes.front()->peer());
   }
 }
 

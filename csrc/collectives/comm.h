@@ -163,7 +163,7 @@ class Comm {
     std::size_t sent = 0;                // messages of this batch
     std::size_t received = 0;
 
-    bool flushed() const;
+    bool flushed(const Channel& channel) const;
   };
   std::unique_ptr<Comm> part(const std::vector<int>& ranks, HostMemory* host_memory) const;
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }

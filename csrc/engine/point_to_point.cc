@@ -14,11 +14,11 @@ namespace {
 
 using Purpose = cuda::Workspace::Purpose;
 
-// No plan has these epochs. The two directions between two ranks number their sends independently.
+// The two directions between two ranks number their sends independently.
 Channel channel_of(const Operation& operation, int source, int destination, std::uint64_t number) {
   Channel channel;
   channel.set = operation.members->set;
-  channel.epoch = source < destination ? 0xFFFFFFFF : 0xFFFFFFFE;
+  channel.epoch = source < destination ? Channel::kUpwards : Channel::kDownwards;
   channel.batch = number;
   channel.check = number;
   return channel;

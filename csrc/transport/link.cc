@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 namespace horoplug {
 namespace {
@@ -13,6 +15,16 @@ constexpr int kReadsPerPump = 4;
 // Payloads of at least this size are read directly into their destination. Smaller ones share one
 // read with their header.
 constexpr std::uint64_t kDirectRead = 4096;
+// Limit for what is written per pump: a peer that reads fast must not keep this thread from seeing
+// that it asks to hold.
+constexpr std::uint64_t kBytesPerPump = 4 << 20;
+// What keeping a frame costs beside its bytes, roughly.
+constexpr std::uint64_t kFrameCost = 128;
+// The peer resumes when a quarter of the limit is free: it has sent more before the rest is taken,
+// and over a slow network each resumption counts as progress.
+constexpr std::uint64_t kPartsOfLimit = 4;
+// No peer has reason to ask for more.
+constexpr std::size_t kMostHeld = 4096;
 
 }  // namespace
 
@@ -33,8 +45,17 @@ void Link::send_control(Bytes message) {
 }
 
 std::uint64_t Link::send(const Channel& channel, const void* data, std::size_t bytes) {
-  ++frames_queued_;
-  if (failure_ || close_when_empty_) return frames_queued_;
+  const std::uint64_t ticket = ++tickets_;
+  const Sequence sequence = sequence_of(channel);
+  const auto same = std::find_if(unsent_.begin(), unsent_.end(),
+                                 [&](const Unsent& unsent) { return unsent.sequence == sequence; });
+  // Everything that was sent before in a sequence that is not listed has left.
+  if (same != unsent_.end()) {
+    ++same->frames;
+  } else {
+    unsent_.push_back({sequence, 1, ticket - 1});
+  }
+  if (failure_ || close_when_empty_) return ticket;
   Outgoing out;
   out.header.kind = FrameHeader::kData;
   out.header.set = channel.set;
@@ -42,18 +63,120 @@ std::uint64_t Link::send(const Channel& channel, const void* data, std::size_t b
   out.header.batch = channel.batch;
   out.header.check = channel.check;
   out.header.bytes = bytes;
-  // Not null: null marks a withdrawn frame.
-  out.data = data != nullptr ? static_cast<const std::byte*>(data) : staging_.data();
-  data_queue_.push_back(std::move(out));
-  return frames_queued_;
+  out.data = static_cast<const std::byte*>(data);
+  out.ticket = ticket;
+  const auto held = held_.empty() || sequence.transfers ? held_.end() : held_.find(sequence.set);
+  (held != held_.end() ? held->second : data_queue_).push_back(std::move(out));
+  return ticket;
 }
+
+bool Link::sent(const Channel& channel, std::uint64_t ticket) const {
+  if (failure_) return true;
+  const auto unsent = std::find_if(unsent_.begin(), unsent_.end(), [&](const Unsent& one) {
+    return one.sequence == sequence_of(channel);
+  });
+  return unsent == unsent_.end() || unsent->last_sent >= ticket;
+}
+
+// A frame has been sent, or withdrawn.
+void Link::left(const Outgoing& frame, bool was_sent) {
+  const auto unsent = std::find_if(unsent_.begin(), unsent_.end(), [&](const Unsent& one) {
+    return one.sequence == sequence_of(frame.header);
+  });
+  if (was_sent) unsent->last_sent = frame.ticket;
+  if (--unsent->frames == 0) unsent_.erase(unsent);
+}
+
+void Link::abandon_sending() {
+  control_queue_.clear();
+  data_queue_.clear();
+  // The sets stay: the peer may still ask to resume them.
+  for (auto& [set, frames] : held_) frames.clear();
+  unsent_.clear();
+  current_.reset();
+}
+
+// ---- flow control ----
+
+void Link::send_notice(FrameHeader::Kind kind, std::uint32_t set) {
+  if (failure_ || close_when_empty_) return;
+  Outgoing out;
+  out.header.kind = kind;
+  out.header.set = set;
+  control_queue_.push_back(std::move(out));
+}
+
+void Link::hold(std::uint32_t set) {
+  if (held_.size() >= kMostHeld) throw WireError("too many process sets to hold");
+  const auto [held, is_new] = held_.try_emplace(set);
+  if (!is_new) throw WireError("a process set to hold that is held already");
+  const Sequence sequence{set, false};
+  const auto first = std::stable_partition(
+      data_queue_.begin(), data_queue_.end(),
+      [&](const Outgoing& out) { return !(sequence_of(out.header) == sequence); });
+  std::move(first, data_queue_.end(), std::back_inserter(held->second));
+  data_queue_.erase(first, data_queue_.end());
+}
+
+void Link::resume(std::uint32_t set) {
+  const auto held = held_.find(set);
+  if (held == held_.end()) throw WireError("a process set to resume that is not held");
+  std::move(held->second.begin(), held->second.end(), std::back_inserter(data_queue_));
+  held_.erase(held);
+}
+
+bool Link::holds_frames() const {
+  return std::any_of(held_.begin(), held_.end(),
+                     [](const auto& entry) { return !entry.second.empty(); });
+}
+
+std::uint64_t Link::backlog() const {
+  std::uint64_t sum = 0;
+  for (const Backlog& backlog : backlogs_) sum += backlog.bytes;
+  return sum;
+}
+
+// Counts a frame without a posted receive when it begins to arrive.
+void Link::keep(const FrameHeader& header) {
+  if (sequence_of(header).transfers) return;
+  const auto same = std::find_if(backlogs_.begin(), backlogs_.end(),
+                                 [&](const Backlog& one) { return one.set == header.set; });
+  Backlog& backlog =
+      same != backlogs_.end() ? *same : backlogs_.emplace_back(Backlog{.set = header.set});
+  backlog.bytes += header.bytes + kFrameCost;
+  if (backlog.held || backlog.bytes <= backlog_limit_ || has_posted_receives(header.set)) return;
+  backlog.held = true;
+  send_notice(FrameHeader::kHold, header.set);
+}
+
+// Counts it no longer: its receive has it, or it was dropped.
+void Link::let_go(const Sequence& sequence, std::uint64_t bytes) {
+  if (sequence.transfers) return;
+  const auto backlog = std::find_if(backlogs_.begin(), backlogs_.end(),
+                                    [&](const Backlog& one) { return one.set == sequence.set; });
+  backlog->bytes -= bytes + kFrameCost;
+  if (backlog->bytes <= backlog_limit_ - backlog_limit_ / kPartsOfLimit) let_peer_resume(*backlog);
+  if (backlog->bytes == 0) backlogs_.erase(backlog);
+}
+
+void Link::let_peer_resume(Backlog& backlog) {
+  if (std::exchange(backlog.held, false)) send_notice(FrameHeader::kResume, backlog.set);
+}
+
+// Whether a receive of a batch of the set waits for a frame that has not begun to arrive.
+bool Link::has_posted_receives(std::uint32_t set) const {
+  for (auto it = inboxes_.lower_bound({set, 0, 0}); it != inboxes_.end(); ++it) {
+    const auto& [of_set, epoch, batch] = it->first;
+    if (of_set != set || epoch >= Channel::kDownwards) return false;
+    if (!it->second.posted.empty()) return true;
+  }
+  return false;
+}
+
+// ---- transfer ----
 
 bool Link::take_next_frame() {
   if (current_) return true;
-  while (!data_queue_.empty() && data_queue_.front().data == nullptr) {
-    data_queue_.pop_front();
-    ++frames_sent_;
-  }
   auto& queue = control_queue_.empty() ? data_queue_ : control_queue_;
   if (queue.empty()) return false;
   current_ = std::move(queue.front());
@@ -64,10 +187,11 @@ bool Link::take_next_frame() {
 
 bool Link::pump_write() {
   bool moved = false;
-  while (!failure_ && take_next_frame()) {
+  std::uint64_t written = 0;
+  while (!failure_ && written < kBytesPerPump && take_next_frame()) {
     Outgoing& frame = *current_;
     const std::byte* payload =
-        frame.header.kind == FrameHeader::kControl ? frame.owned.data() : frame.data;
+        frame.header.kind == FrameHeader::kData ? frame.data : frame.owned.data();
     const std::size_t total = sizeof(FrameHeader) + frame.header.bytes;
     iovec parts[2];
     int count = 0;
@@ -85,21 +209,19 @@ bool Link::pump_write() {
       const std::size_t taken = stream_->write(parts, count);
       if (taken == 0) break;
       moved = true;
+      written += taken;
       bytes_moved_ += taken;
       note_data(frame.header);
       current_done_ += taken;
     } catch (const std::system_error&) {
       // Data that the peer sent before it closed is still to be read and gives the reason. The
       // receiving side reports the end.
-      control_queue_.clear();
-      data_queue_.clear();
-      current_.reset();
-      frames_sent_ = frames_queued_;
+      abandon_sending();
       close_when_empty_ = true;
       break;
     }
     if (current_done_ == total) {
-      if (frame.header.kind == FrameHeader::kData) ++frames_sent_;
+      if (frame.header.kind == FrameHeader::kData) left(frame, true);
       current_.reset();
     }
   }
@@ -198,6 +320,8 @@ void Link::check_header(const FrameHeader& header) const {
     if (header.bytes > kMaxControlBytes) throw WireError("control message too large");
   } else if (header.kind == FrameHeader::kData) {
     if (header.bytes > kMaxDataBytes) throw WireError("data frame too large");
+  } else if (header.kind == FrameHeader::kHold || header.kind == FrameHeader::kResume) {
+    if (header.bytes > 0) throw WireError("a notice with data");
   } else {
     throw WireError("unknown frame kind");
   }
@@ -215,6 +339,8 @@ void Link::begin_frame() {
   if (header_.kind == FrameHeader::kControl) {
     control_in_.resize(header_.bytes);
     target_ = control_in_.data();
+  } else if (header_.kind != FrameHeader::kData) {
+    // The header is all of it.
   } else if (is_dropped(header_)) {
     discard_ = true;
   } else {
@@ -236,6 +362,7 @@ void Link::begin_frame() {
       early.bytes = header_.bytes;
       early.data = std::make_unique_for_overwrite<std::byte[]>(header_.bytes);
       target_ = early.data.get();
+      keep(header_);
       inbox.early.push_back(std::move(early));
       early_inbox_ = &inbox;
     }
@@ -249,6 +376,10 @@ void Link::end_frame() {
     Bytes message = std::move(control_in_);
     control_in_.clear();
     on_control_(peer_, std::move(message));
+  } else if (header_.kind == FrameHeader::kHold) {
+    hold(header_.set);
+  } else if (header_.kind == FrameHeader::kResume) {
+    resume(header_.set);
   } else if (receiving_ != nullptr) {
     receiving_->done_ = true;
     receiving_ = nullptr;
@@ -260,6 +391,7 @@ void Link::end_frame() {
       // The receive was posted while the frame arrived, so this is the only early frame left.
       std::copy_n(early.data.get(), early.bytes, early.wanted_by->data_);
       early.wanted_by->done_ = true;
+      let_go(sequence_of(header_), early.bytes);
       inbox.early.pop_back();
     }
   }
@@ -275,6 +407,11 @@ void Link::post(Receive* receive) {
   }
   if (inbox.early.empty() || inbox.early.front().wanted_by != nullptr) {
     inbox.posted.push_back(receive);
+    // The peer must not hold the frame, whatever else it has sent.
+    const Sequence sequence = sequence_of(receive->channel_);
+    for (Backlog& backlog : backlogs_) {
+      if (sequence == Sequence{backlog.set, false}) let_peer_resume(backlog);
+    }
     return;
   }
   Early& early = inbox.early.front();
@@ -284,6 +421,7 @@ void Link::post(Receive* receive) {
   } else if (early.complete) {
     std::copy_n(early.data.get(), early.bytes, receive->data_);
     receive->done_ = true;
+    let_go(sequence_of(receive->channel_), early.bytes);
     inbox.early.pop_front();
   } else {
     early.wanted_by = receive;
@@ -316,6 +454,9 @@ void Link::forget(std::map<InboxKey, Inbox>::iterator inbox) {
     target_ = nullptr;
     discard_ = true;
   }
+  const auto& [set, epoch, batch] = inbox->first;
+  const Sequence sequence = sequence_of(Channel{.set = set, .epoch = epoch, .batch = batch});
+  for (const Early& early : inbox->second.early) let_go(sequence, early.bytes);
   inboxes_.erase(inbox);
 }
 
@@ -329,10 +470,15 @@ void Link::take_back(const Channel& channel) {
     current_->owned.assign(data, data + current_->header.bytes);
     current_->data = current_->owned.data();
   }
-  // Withdrawn frames stay in the queue, since tickets count frames.
-  for (Outgoing& out : data_queue_) {
-    if (belongs(out.header)) out.data = nullptr;
-  }
+  const auto withdraw_from = [&](std::deque<Outgoing>& queue) {
+    std::erase_if(queue, [&](const Outgoing& out) {
+      if (!belongs(out.header)) return false;
+      left(out, false);
+      return true;
+    });
+  };
+  withdraw_from(data_queue_);
+  for (auto& [set, frames] : held_) withdraw_from(frames);
 }
 
 void Link::end_epoch(std::uint32_t set, std::uint32_t epoch, std::uint64_t first_dropped) {
@@ -356,7 +502,7 @@ bool Link::is_dropped(const FrameHeader& header) const {
 
 bool Link::busy() const {
   if (failure_) return false;
-  if (receiving_ != nullptr || !queue_empty() || stream_->pending()) return true;
+  if (receiving_ != nullptr || !queue_empty() || holds_frames() || stream_->pending()) return true;
   return std::any_of(inboxes_.begin(), inboxes_.end(), [](const auto& entry) {
     const Inbox& inbox = entry.second;
     return !inbox.posted.empty() ||
@@ -366,9 +512,7 @@ bool Link::busy() const {
 
 void Link::fail(const std::string& reason) {
   if (!failure_) failure_ = reason;
-  control_queue_.clear();
-  data_queue_.clear();
-  current_.reset();
+  abandon_sending();
 }
 
 Link::Receive::Receive(Link& link, const Channel& channel, void* data, std::size_t bytes)

@@ -7,6 +7,11 @@
 // messages overtake queued data, so that an abort does not wait behind a gradient. Every header is
 // validated before it is used.
 //
+// Flow control: a peer that has sent much data of a process set for which no receives are posted
+// yet is asked to hold the set's further frames, and to resume when part of that data is taken or a
+// receive finds no frame. It applies to each set separately, and other frames pass those that are
+// held. docs/design/transports.md shows why this cannot cause a deadlock.
+//
 // One thread at a time uses a link. Its functions never block.
 #pragma once
 
@@ -20,7 +25,9 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "base/task.h"
@@ -32,6 +39,10 @@ namespace horoplug {
 // Identifies one collective on one process set. `check` is a hash of the batch's contents: ranks
 // whose batches have the same number but different contents find out at the first frame.
 struct Channel {
+  // Epochs of sends and recvs, which no plan has. `batch` numbers the transfer then.
+  static constexpr std::uint32_t kDownwards = 0xFFFFFFFE;  // to a lower rank
+  static constexpr std::uint32_t kUpwards = 0xFFFFFFFF;
+
   std::uint32_t set = 0;
   std::uint32_t epoch = 0;  // of the plan that the batch belongs to; 0 if the batch was negotiated
   std::uint64_t batch = 0;
@@ -43,7 +54,9 @@ struct Channel {
 // The fixed header of every frame, in wire format.
 struct FrameHeader {
   static constexpr std::uint32_t kMagic = 0x31504F48;  // "HOP1"
-  enum Kind : std::uint32_t { kControl = 1, kData = 2 };
+  // kHold and kResume: the sender of the data of a set is to hold it from now on, or no longer.
+  // They consist of the header.
+  enum Kind : std::uint32_t { kControl = 1, kData = 2, kHold = 3, kResume = 4 };
 
   std::uint32_t magic = kMagic;
   std::uint32_t kind = kControl;
@@ -61,6 +74,9 @@ class Link {
   static constexpr std::uint64_t kMaxControlBytes = 64 << 20;
   static constexpr std::uint64_t kMaxDataBytes = 64 << 20;
 
+  // Data of a process set without a posted receive beyond which its sender is to hold, at most.
+  static constexpr std::uint64_t kMostBacklog = 16 << 20;
+
   using ControlHandler = std::function<void(int peer, Bytes message)>;
 
   class Receive;  // NOLINT(*-virtual-class-destructor): final, which a declaration cannot say
@@ -71,6 +87,9 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   int peer() const { return peer_; }
+  void set_backlog_limit(std::uint64_t bytes) { backlog_limit_ = bytes; }
+  // What has arrived of collectives and waits for receives.
+  std::uint64_t backlog() const;
   int fd() const { return stream_->fd(); }
   // Whether a receive is posted or data is queued. A polled stream must be polled then.
   bool busy() const;
@@ -80,9 +99,9 @@ class Link {
   void send_control(Bytes message);
 
   // Queues a data frame and returns its ticket. `data` must stay valid and unchanged until
-  // sent(ticket).
+  // sent(channel, ticket).
   std::uint64_t send(const Channel& channel, const void* data, std::size_t bytes);
-  bool sent(std::uint64_t ticket) const { return frames_sent_ >= ticket || failure_.has_value(); }
+  bool sent(const Channel& channel, std::uint64_t ticket) const;
 
   // Transfer what can be transferred without blocking, and return whether anything was. They never
   // throw: a broken link stores the reason.
@@ -127,7 +146,31 @@ class Link {
   struct Outgoing {
     FrameHeader header;
     Bytes owned;                      // payload of a control message
-    const std::byte* data = nullptr;  // payload of a data frame; nullptr if it was withdrawn
+    const std::byte* data = nullptr;  // payload of a data frame
+    std::uint64_t ticket = 0;         // of a data frame
+  };
+  // Frames that overtake no others among themselves: those of a set's batches, which run one after
+  // the other, or of its sends and recvs, which are independent of each other and never held.
+  struct Sequence {
+    std::uint32_t set = 0;
+    bool transfers = false;
+    bool operator==(const Sequence&) const = default;
+  };
+  template <typename FrameOrChannel>
+  static Sequence sequence_of(const FrameOrChannel& of) {
+    return {of.set, of.epoch >= Channel::kDownwards};
+  }
+  // A sequence with frames that have not left.
+  struct Unsent {
+    Sequence sequence;
+    std::uint64_t frames = 0;
+    std::uint64_t last_sent = 0;  // a ticket
+  };
+  // What has arrived of a set and waits for receives.
+  struct Backlog {
+    std::uint32_t set = 0;
+    bool held = false;  // the peer was asked to hold
+    std::uint64_t bytes = 0;
   };
   // A frame that arrived before its receive was posted.
   struct Early {
@@ -145,6 +188,16 @@ class Link {
 
   bool queue_empty() const { return !current_ && control_queue_.empty() && data_queue_.empty(); }
   bool take_next_frame();
+  void left(const Outgoing& frame, bool was_sent);
+  void send_notice(FrameHeader::Kind kind, std::uint32_t set);
+  void hold(std::uint32_t set);
+  void resume(std::uint32_t set);
+  void keep(const FrameHeader& header);
+  void let_go(const Sequence& sequence, std::uint64_t bytes);
+  void let_peer_resume(Backlog& backlog);
+  bool has_posted_receives(std::uint32_t set) const;
+  bool holds_frames() const;
+  void abandon_sending();
   void post(Receive* receive);
   void withdraw(Receive* receive);
   void consume(const std::byte* data, std::size_t bytes);
@@ -166,13 +219,16 @@ class Link {
   std::size_t current_done_ = 0;  // bytes of its header and payload that are sent
   std::deque<Outgoing> control_queue_;
   std::deque<Outgoing> data_queue_;
-  std::uint64_t frames_queued_ = 0;
-  std::uint64_t frames_sent_ = 0;
+  std::map<std::uint32_t, std::deque<Outgoing>> held_;  // by set: what the peer asked to hold
+  std::vector<Unsent> unsent_;
+  std::uint64_t tickets_ = 0;
   bool close_when_empty_ = false;
   bool write_closed_ = false;
 
   // Incoming: the header, then the payload into target_.
   std::map<InboxKey, Inbox> inboxes_;
+  std::vector<Backlog> backlogs_;  // those that are not empty, or held
+  std::uint64_t backlog_limit_ = kMostBacklog;
   std::array<std::byte, 16 * 1024> staging_;
   FrameHeader header_;
   std::size_t header_have_ = 0;

@@ -3,6 +3,14 @@
 #include <algorithm>
 
 namespace horoplug {
+namespace {
+
+// Data of a process set that may wait for receives, on all links together; and on each link, so
+// that a rank that is a little late need not stop its peers.
+constexpr std::uint64_t kBacklogs = 64 << 20;
+constexpr std::uint64_t kLeastBacklog = 1 << 20;
+
+}  // namespace
 
 Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
            std::shared_ptr<Doorbell> doorbell, const Link::ControlHandler& on_control)
@@ -18,6 +26,10 @@ Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
       lanes_[rank].push_back(link.get());
       links_.push_back(std::move(link));
     }
+  }
+  const std::uint64_t share = kBacklogs / std::max<std::size_t>(links_.size(), 1);
+  for (auto& link : links_) {
+    link->set_backlog_limit(std::clamp(share, kLeastBacklog, Link::kMostBacklog));
   }
 }
 

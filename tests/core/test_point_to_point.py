@@ -5,8 +5,6 @@ import os
 import random
 import signal
 import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ import pytest
 import horoplug as hvd
 from tests.harness.checks.errors import errors_of_survivors, internal, refused
 from tests.harness.checks.rooted import check_pairs
-from tests.harness.support import NO_LIMITS, ranks_fixture, seed
+from tests.harness.support import NO_LIMITS, ranks_fixture, seed, wait_until_stopped
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -213,10 +211,6 @@ def stop_between_transfers(victim):
         hvd.synchronize(handle)
 
 
-def is_stopped(process):
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 @pytest.mark.parametrize("hosts", ["aa", "aaa"])
 def test_rank_stopped_during_a_transfer_is_named(pool, hosts):
     victim = len(hosts) - 1
@@ -224,10 +218,7 @@ def test_rank_stopped_during_a_transfer_is_named(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
         *others, stopped = job.workers
         job.start(stop_between_transfers, victim)
-        until = time.monotonic() + 60
-        while not is_stopped(stopped.process):
-            assert time.monotonic() < until
-            os.sched_yield()
+        wait_until_stopped(stopped.process.pid)
         try:
             outcomes = [worker.receive() for worker in others]
         finally:

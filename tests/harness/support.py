@@ -68,6 +68,12 @@ def until(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
     return answer
 
 
+def wait_until_stopped(pid: int) -> None:
+    """Wait until a process has stopped itself by SIGSTOP."""
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", 60)
+
+
 @contextlib.contextmanager
 def once_this_thread_waits(action: Callable[..., Any], *args: Any) -> Iterator[None]:
     """Run an action in another thread as soon as this one waits in a call that releases the GIL.

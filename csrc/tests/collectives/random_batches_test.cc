@@ -139,6 +139,70 @@ class Slow final : public Stream {
   const Inspect& inspect_;
 };
 
+// What one rank does in it.
+struct Part {
+  std::vector<std::vector<std::byte>> memory;  // inputs and outputs
+  std::vector<std::vector<std::byte>> original;
+  Batch batch;
+  std::unique_ptr<Fiber> fiber;
+  bool done = false;
+};
+
+Part make_part(const Work& work, std::size_t rank) {
+  Part part;
+  std::vector<int> everyone(work.ranks);
+  std::iota(everyone.begin(), everyone.end(), 0);
+  part.batch.number = 1;
+  for (std::size_t i = 0; i < work.items.size(); ++i) {
+    const Work::Item& item = work.items[i];
+    auto operation = std::make_shared<Operation>();
+    operation->members = make_members(0, everyone, static_cast<int>(rank));
+    operation->name = std::to_string(i);
+    operation->signature = work.signature;
+    part.batch.operations.push_back(operation);
+    if (item.rows.empty()) continue;
+    operation->signature.shapes = {{item.rows[rank], item.row_elements}};
+    const bool is_root = work.signature.root == static_cast<int>(rank);
+    if (!item.splits[rank].empty()) operation->splits = item.splits[rank];
+    if (work.signature.op == OpKind::kScatter && !is_root) operation->splits.assign(work.ranks, 0);
+    const auto elements = static_cast<std::size_t>(item.rows[rank] * item.row_elements);
+    // Room for one element, so that empty tensors have an address.
+    part.memory.push_back(make_array(work.signature.dtype, elements + 1, [&](std::size_t at) {
+      return static_cast<double>(rank + i + at % 5 + 1);
+    }));
+    TensorArgument tensor{part.memory.back().data(), nullptr};
+    if (operation_info(work.signature.op).output == OpOutput::kSubmitted) {
+      if (!work.in_place) part.memory.emplace_back(part.memory.back().size(), std::byte{9});
+      tensor.output = part.memory.back().data();
+    }
+    operation->tensors = {tensor};
+  }
+  part.original = part.memory;
+  return part;
+}
+
+// The results of all operations of a part.
+void add_results(const Part& part, std::vector<std::vector<std::byte>>& all) {
+  for (const OperationPtr& operation : part.batch.operations) {
+    for (const TensorOutcome& outcome : operation->outcomes) {
+      const auto* const data = static_cast<const std::byte*>(outcome.data);
+      all.emplace_back(data, data + outcome.bytes);
+    }
+  }
+}
+
+// Ranks that are ahead are held after a few bytes, which no algorithm may mind.
+void limit_backlogs(Ranks& ranks, Random& random) {
+  const auto limit = static_cast<std::uint64_t>(below(random, 3000));
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
+      for (Link* lane : ranks.mesh(rank).lanes(static_cast<int>(peer))) {
+        lane->set_backlog_limit(limit);
+      }
+    }
+  }
+}
+
 // The ranks, each with its part of the work.
 class Job {
  public:
@@ -148,7 +212,8 @@ class Job {
                [&](std::unique_ptr<Stream> stream, std::size_t, std::size_t) {
                  return std::make_unique<Slow>(std::move(stream), random, inspect_);
                }) {
-    for (std::size_t rank = 0; rank < work.ranks; ++rank) parts_.push_back(make_part(rank));
+    for (std::size_t rank = 0; rank < work.ranks; ++rank) parts_.push_back(make_part(work, rank));
+    if (chance(random, 2)) limit_backlogs(ranks_, random);
   }
 
   void start(std::size_t rank, const Channel& channel) {
@@ -197,60 +262,11 @@ class Job {
   // The results of all ranks.
   std::vector<std::vector<std::byte>> results() const {
     std::vector<std::vector<std::byte>> all;
-    for (const Part& part : parts_) {
-      for (const OperationPtr& operation : part.batch.operations) {
-        for (const TensorOutcome& outcome : operation->outcomes) {
-          const auto* const data = static_cast<const std::byte*>(outcome.data);
-          all.emplace_back(data, data + outcome.bytes);
-        }
-      }
-    }
+    for (const Part& part : parts_) add_results(part, all);
     return all;
   }
 
  private:
-  struct Part {
-    std::vector<std::vector<std::byte>> memory;  // inputs and outputs
-    std::vector<std::vector<std::byte>> original;
-    Batch batch;
-    std::unique_ptr<Fiber> fiber;
-    bool done = false;
-  };
-
-  Part make_part(std::size_t rank) const {
-    Part part;
-    std::vector<int> everyone(work_.ranks);
-    std::iota(everyone.begin(), everyone.end(), 0);
-    part.batch.number = 1;
-    for (std::size_t i = 0; i < work_.items.size(); ++i) {
-      const Work::Item& item = work_.items[i];
-      auto operation = std::make_shared<Operation>();
-      operation->members = make_members(0, everyone, static_cast<int>(rank));
-      operation->name = std::to_string(i);
-      operation->signature = work_.signature;
-      part.batch.operations.push_back(operation);
-      if (item.rows.empty()) continue;
-      operation->signature.shapes = {{item.rows[rank], item.row_elements}};
-      const bool is_root = work_.signature.root == static_cast<int>(rank);
-      if (!item.splits[rank].empty()) operation->splits = item.splits[rank];
-      if (work_.signature.op == OpKind::kScatter && !is_root)
-        operation->splits.assign(work_.ranks, 0);
-      const auto elements = static_cast<std::size_t>(item.rows[rank] * item.row_elements);
-      // Room for one element, so that empty tensors have an address.
-      part.memory.push_back(make_array(work_.signature.dtype, elements + 1, [&](std::size_t at) {
-        return static_cast<double>(rank + i + at % 5 + 1);
-      }));
-      TensorArgument tensor{part.memory.back().data(), nullptr};
-      if (operation_info(work_.signature.op).output == OpOutput::kSubmitted) {
-        if (!work_.in_place) part.memory.emplace_back(part.memory.back().size(), std::byte{9});
-        tensor.output = part.memory.back().data();
-      }
-      operation->tensors = {tensor};
-    }
-    part.original = part.memory;
-    return part;
-  }
-
   const Work& work_;
   Slow::Inspect inspect_ = [](const iovec&) {};
   Ranks ranks_;
@@ -358,4 +374,127 @@ TEST_CASE("no memory of a batch is read or written after its coroutine was destr
     CHECK(read == 0);
     CHECK(memory == before);
   });
+}
+
+namespace {
+
+// A process set whose ranks run the same batches one after the other.
+class Set {
+ public:
+  Set(std::uint32_t number, Ranks& ranks, Random& random) : number_(number) {
+    do {
+      works_ = {random_work(random)};
+    } while (!suits(works_[0], ranks.size()));
+    for (int more = below(random, 6); more > 0;) {
+      Work work = random_work(random);
+      if (!suits(work, ranks.size()) || work.ranks != works_[0].ranks) continue;
+      works_.push_back(std::move(work));
+      --more;
+    }
+    std::vector<std::size_t> everyone(ranks.size());
+    std::iota(everyone.begin(), everyone.end(), std::size_t{0});
+    std::shuffle(everyone.begin(), everyone.end(), random);
+    everyone.resize(works_[0].ranks);
+    for (std::size_t i = 0; i < everyone.size(); ++i) {
+      Member& member = members_.emplace_back();
+      member.rank = everyone[i];
+      std::vector<std::vector<Link*>> lanes;
+      for (const std::size_t peer : everyone) {
+        lanes.push_back(ranks.mesh(member.rank).lanes(static_cast<int>(peer)));
+      }
+      member.comm = std::make_unique<Comm>(static_cast<int>(i), std::move(lanes), nullptr);
+      for (const Work& work : works_) member.parts.push_back(make_part(work, i));
+    }
+  }
+
+  // Runs the batches of a rank as far as possible.
+  void poll(std::size_t rank) {
+    for (Member& member : members_) {
+      if (member.rank != rank) continue;
+      for (; member.next < works_.size(); ++member.next) {
+        if (!member.fiber) {
+          const std::uint64_t batch = member.next + 1;
+          member.comm->begin({.set = number_, .epoch = 0, .batch = batch, .check = batch});
+          member.fiber =
+              std::make_unique<Fiber>(run_batch(*member.comm, member.parts[member.next].batch,
+                                                works_[member.next].algorithm.c_str()));
+        }
+        if (!member.fiber->poll()) return;
+        member.fiber.reset();
+        member.comm->end();
+      }
+    }
+  }
+
+  void check(Random& random) const {
+    for (const Member& member : members_) REQUIRE(member.next == works_.size());
+    for (std::size_t i = 0; i < works_.size(); ++i) {
+      CAPTURE(works_[i].describe());
+      std::vector<std::vector<std::byte>> results;
+      for (const Member& member : members_) add_results(member.parts[i], results);
+      CHECK(results == expected_results(works_[i], random));
+    }
+  }
+
+ private:
+  struct Member {
+    std::size_t rank = 0;
+    std::unique_ptr<Comm> comm;
+    std::vector<Part> parts;  // by batch
+    std::size_t next = 0;
+    std::unique_ptr<Fiber> fiber;
+  };
+
+  static bool suits(const Work& work, std::size_t ranks) {
+    return work.hosts == work.ranks && work.ranks <= ranks;
+  }
+
+  const std::uint32_t number_;
+  std::vector<Work> works_;
+  std::vector<Member> members_;
+};
+
+}  // namespace
+
+TEST_CASE("the batches of several sets end, whichever rank is late and however little links keep") {
+  const std::uint64_t seed = test_seed();
+  for (int round = 0; round < (kSanitized ? 15 : 60); ++round) {
+    Random random(seed + static_cast<std::uint64_t>(round));
+    CAPTURE(seed);
+    CAPTURE(round);
+    const Slow::Inspect inspect = [](const iovec&) {};
+    const auto size = std::size_t{2} + static_cast<std::size_t>(below(random, 3));
+    Ranks ranks(size, size, [&](std::unique_ptr<Stream> stream, std::size_t, std::size_t) {
+      return std::make_unique<Slow>(std::move(stream), random, inspect);
+    });
+    limit_backlogs(ranks, random);
+    std::vector<std::unique_ptr<Set>> sets;
+    for (int number = 0; number < 1 + below(random, 3); ++number) {
+      sets.push_back(std::make_unique<Set>(static_cast<std::uint32_t>(number), ranks, random));
+    }
+    const auto late = static_cast<std::size_t>(below(random, static_cast<int>(size)));
+    for (int turns = below(random, 2000); turns > 0; --turns) {
+      const auto rank = static_cast<std::size_t>(below(random, static_cast<int>(size)));
+      ranks.mesh(rank).pump();
+      if (rank != late)
+        sets[static_cast<std::size_t>(below(random, static_cast<int>(sets.size())))]->poll(rank);
+    }
+    std::uint64_t moved = 0;
+    for (int idle = 0; idle < 40; ++idle) {
+      ranks.pump();
+      if (std::exchange(moved, ranks.bytes_moved()) != ranks.bytes_moved()) idle = 0;
+      for (const auto& set : sets) {
+        for (std::size_t rank = 0; rank < size; ++rank) set->poll(rank);
+      }
+    }
+    for (const auto& set : sets) set->check(random);
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      for (std::size_t peer = 0; peer < size; ++peer) {
+        for (Link* lane : ranks.mesh(rank).lanes(static_cast<int>(peer))) {
+          CHECK(lane->backlog() == 0);
+          CHECK(!lane->busy());
+        }
+      }
+    }
+  }
 }

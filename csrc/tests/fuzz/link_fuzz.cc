@@ -80,6 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (auto report = inspection.take_result()) diagnose(*report, {.members = {{0, {0, 1, 2}}}});
   };
   Link link(1 - rank, std::make_unique<FuzzStream>(data + 1, size - 1), on_control);
+  link.set_backlog_limit(200);
   // Small numbers, because the fuzzer can guess them.
   const Channel channel{0, 0, 1, 1};
   std::byte memory[64];

@@ -5,6 +5,7 @@
 
 #include <numeric>
 #include <random>
+#include <system_error>
 
 #include "harness/cluster.h"
 #include "transport/inproc/pipe.h"
@@ -96,9 +97,9 @@ TEST_CASE(
         ticket = pair.a->send(kChannel, data.data(), data.size());
         pair.a->send_control(pattern(data.size() % 100, 9));
       }
-      CHECK(!pair.a->sent(ticket));
+      CHECK(!pair.a->sent(kChannel, ticket));
       pair.pump();
-      CHECK(pair.a->sent(ticket));
+      CHECK(pair.a->sent(kChannel, ticket));
       if (!posted_first) post_all();
       for (auto& receive : receives) {
         CHECK(receive.ready());
@@ -291,4 +292,268 @@ TEST_CASE("the end of a connection is reported after the data before it") {
   Link::Receive receive(*pair.b, kChannel, memory.data(), memory.size());
   CHECK(receive.ready());
   CHECK_THROWS_AS(receive.finish(), PeerError);
+}
+
+// ---- flow control ----
+
+namespace {
+
+constexpr std::uint64_t kLimit = 100'000;
+constexpr std::size_t kFrame = 10'000;
+
+}  // namespace
+
+TEST_CASE("data that nobody receives is bounded, and passed by everything else") {
+  Pair pair;
+  pair.b->set_backlog_limit(kLimit);
+  const Channel late{3, 0, 8, 77};
+  const Channel later{3, 0, 9, 78};
+  const Channel other{4, 0, 8, 79};
+  const Channel transfer{3, Channel::kUpwards, 1, 1};
+  std::vector<Bytes> sent;
+  std::uint64_t ticket = 0;
+  // The pipe is small, so that the sender hears of the receiver before it has written everything.
+  for (int i = 0; i < 400; ++i) {
+    sent.push_back(pattern(kFrame, i));
+    ticket = pair.a->send(i < 350 ? late : later, sent.back().data(), kFrame);
+  }
+  pair.pump();
+  CHECK(!pair.a->sent(later, ticket));
+  CHECK(pair.b->backlog() > kLimit);
+  CHECK(pair.b->backlog() < 1'000'000);
+  CHECK(!pair.a->wants_write());
+
+  for (const Channel& channel : {other, transfer}) {
+    Bytes got(kFrame);
+    Link::Receive receive(*pair.b, channel, got.data(), got.size());
+    const std::uint64_t passing = pair.a->send(channel, sent[5].data(), kFrame);
+    pair.pump();
+    CHECK(receive.ready());
+    CHECK(got == sent[5]);
+    CHECK(pair.a->sent(channel, passing));
+  }
+  pair.a->send_control(pattern(3, 1));
+  pair.pump();
+  CHECK(pair.control.size() == 1);
+
+  for (int i = 0; i < 400; ++i) {
+    Bytes got(kFrame);
+    Link::Receive receive(*pair.b, i < 350 ? late : later, got.data(), got.size());
+    if (!receive.ready()) pair.pump();
+    REQUIRE(receive.ready());
+    CHECK(got == sent[static_cast<std::size_t>(i)]);
+  }
+  CHECK(pair.a->sent(later, ticket));
+  CHECK(pair.b->backlog() == 0);
+}
+
+TEST_CASE("a set continues after what it had kept or held was dropped") {
+  for (const bool sender_first : {false, true}) {
+    CAPTURE(sender_first);
+    Pair pair;
+    pair.b->set_backlog_limit(kLimit);
+    const Channel plan{3, 1, 8, 77};
+    const Bytes data = pattern(kFrame, 2);
+    for (int i = 0; i < 400; ++i) pair.a->send(plan, data.data(), data.size());
+    pair.pump();
+    REQUIRE(pair.b->backlog() > kLimit);
+    const auto end = [&](Link& link) {
+      link.forget(plan);
+      link.take_back(plan);
+      link.end_epoch(3, 1, 8);
+    };
+    end(sender_first ? *pair.a : *pair.b);
+    pair.pump();
+    end(sender_first ? *pair.b : *pair.a);
+    pair.pump();
+    CHECK(pair.b->backlog() == 0);
+    const Channel next{3, 2, 8, 78};
+    Bytes got(kFrame);
+    Link::Receive receive(*pair.b, next, got.data(), got.size());
+    const std::uint64_t ticket = pair.a->send(next, data.data(), data.size());
+    pair.pump();
+    CHECK(receive.ready());
+    CHECK(got == data);
+    CHECK(pair.a->sent(next, ticket));
+  }
+}
+
+TEST_CASE("held frames that are taken back are not sent") {
+  Pair pair;
+  pair.b->set_backlog_limit(kLimit);
+  const Channel channel{3, 0, 8, 77};
+  const Bytes data = pattern(kFrame, 2);
+  for (int i = 0; i < 400; ++i) pair.a->send(channel, data.data(), data.size());
+  pair.pump();
+  REQUIRE(pair.b->backlog() > kLimit);
+  pair.a->take_back(channel);
+  pair.b->forget(channel);
+  pair.pump();
+  CHECK(pair.b->backlog() == 0);
+  CHECK(!pair.a->wants_write());
+}
+
+TEST_CASE("a receive whose frame has not arrived is not held, whatever else its set has sent") {
+  Pair pair;
+  pair.b->set_backlog_limit(kLimit);
+  const Channel kept{3, 0, 8, 77};
+  const Channel wanted{3, 0, 7, 78};
+  const Bytes data = pattern(kFrame, 2);
+  for (int i = 0; i < 400; ++i) pair.a->send(kept, data.data(), data.size());
+  const std::uint64_t ticket = pair.a->send(wanted, data.data(), data.size());
+  pair.pump();
+  REQUIRE(!pair.a->sent(wanted, ticket));
+  Bytes got(kFrame);
+  {
+    Link::Receive receive(*pair.b, wanted, got.data(), got.size());
+    pair.pump();
+    CHECK(receive.ready());
+    CHECK(got == data);
+  }
+  // Afterwards the limit applies again.
+  for (int i = 0; i < 400; ++i) pair.a->send(kept, data.data(), data.size());
+  const std::uint64_t last = pair.a->send(wanted, data.data(), data.size());
+  pair.pump();
+  CHECK(!pair.a->sent(wanted, last));
+  CHECK(pair.b->backlog() < 400 * (kFrame + 200) + 1'000'000);
+}
+
+TEST_CASE("a peer that asks to hold twice, or to resume what is not held, breaks the protocol") {
+  FrameHeader hold;
+  hold.kind = FrameHeader::kHold;
+  hold.set = 3;
+  FrameHeader resume = hold;
+  resume.kind = FrameHeader::kResume;
+  FrameHeader other = hold;
+  other.set = 4;
+  FrameHeader large = hold;
+  large.bytes = 1;
+  const auto is_refused = [](const std::vector<FrameHeader>& headers) {
+    auto bell = std::make_shared<Doorbell>();
+    auto [stream, peer] = make_inproc_pipe(bell, bell);
+    Link link(1, std::move(stream), [](int, const Bytes&) {});
+    for (FrameHeader header : headers) {
+      iovec part{&header, sizeof header};
+      REQUIRE(peer->write(&part, 1) == sizeof header);
+    }
+    link.pump_read();
+    return link.failure() && link.failure()->find("malformed") != std::string::npos;
+  };
+  CHECK(!is_refused({hold, other, resume, hold, resume}));
+  CHECK(is_refused({resume}));
+  CHECK(is_refused({hold, hold}));
+  CHECK(is_refused({hold, resume, resume}));
+  CHECK(is_refused({large}));
+}
+
+TEST_CASE("a peer may ask to resume after this side can write no more") {
+  struct Breaking final : Stream {
+    explicit Breaking(std::unique_ptr<Stream> other) : stream(std::move(other)) {}
+    std::size_t write(const iovec* parts, int count) override {
+      if (broken) throw std::system_error(std::make_error_code(std::errc::broken_pipe));
+      return stream->write(parts, count);
+    }
+    std::ptrdiff_t read(void* data, std::size_t bytes) override {
+      return stream->read(data, bytes);
+    }
+    void close_write() override {}
+    int fd() const override { return stream->fd(); }
+    std::unique_ptr<Stream> stream;
+    bool broken = false;
+  };
+  auto bell = std::make_shared<Doorbell>();
+  auto [one, two] = make_inproc_pipe(bell, bell);
+  auto breaking = std::make_unique<Breaking>(std::move(one));
+  Breaking& stream = *breaking;
+  std::vector<Bytes> control;
+  Link a(1, std::move(breaking),
+         [&](int, Bytes message) { control.push_back(std::move(message)); });
+  Link b(0, std::move(two), [](int, const Bytes&) {});
+  b.set_backlog_limit(kLimit);
+  const Channel channel{3, 0, 8, 77};
+  const Bytes data = pattern(kFrame, 2);
+  for (int i = 0; i < 400; ++i) a.send(channel, data.data(), data.size());
+  while (a.pump_write() | b.pump_read() | b.pump_write() | a.pump_read()) {
+  }
+  REQUIRE(b.backlog() > kLimit);
+  stream.broken = true;
+  a.send_control(pattern(3, 1));
+  a.pump_write();
+  b.forget(channel);
+  b.send_control(pattern(5, 1));
+  b.pump_write();
+  a.pump_read();
+  CHECK(!a.failure());
+  CHECK(control.size() == 1);  // the reason for which the peer has left, for example
+}
+
+TEST_CASE("whatever is sent and received in whatever order, each set's frames arrive in theirs") {
+  const std::uint64_t seed = testing::test_seed();
+  constexpr std::uint32_t kSets = 4;
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    std::mt19937_64 random(seed + round);
+    Pair pair;
+    pair.b->set_backlog_limit(random() % 50'000);
+    struct Set {
+      std::deque<Bytes> sent;
+      std::deque<std::pair<Bytes, std::unique_ptr<Link::Receive>>> posted;
+      std::size_t received = 0;
+      std::uint64_t last = 0;
+    };
+    std::vector<Set> sets(kSets);
+    const auto channel_of = [](std::uint32_t set) { return Channel{set, 0, 1, 5}; };
+    std::size_t total = 0;
+    const auto collect = [&](Set& set) {
+      for (; !set.posted.empty() && set.posted.front().second->ready(); set.posted.pop_front()) {
+        REQUIRE(!pair.b->failure());
+        CHECK(set.posted.front().first == set.sent[set.received]);
+        ++set.received;
+      }
+    };
+    const auto post = [&](std::uint32_t index) {
+      Set& set = sets[index];
+      const std::size_t next = set.received + set.posted.size();
+      if (next == set.sent.size()) return;
+      auto& [memory, receive] = set.posted.emplace_back(Bytes(set.sent[next].size()), nullptr);
+      receive =
+          std::make_unique<Link::Receive>(*pair.b, channel_of(index), memory.data(), memory.size());
+    };
+    for (int action = 0; action < 2000; ++action) {
+      const auto index = static_cast<std::uint32_t>(random() % kSets);
+      Set& set = sets[index];
+      switch (random() % 4) {
+        case 0:
+          set.sent.push_back(pattern(random() % 3000, static_cast<int>(++total)));
+          set.last =
+              pair.a->send(channel_of(index), set.sent.back().data(), set.sent.back().size());
+          break;
+        case 1:
+          post(index);
+          break;
+        default:
+          pair.a->pump_write();
+          pair.b->pump_read();
+          pair.b->pump_write();
+          pair.a->pump_read();
+      }
+      collect(set);
+    }
+    // One set after the other, the others' frames not received.
+    for (std::uint32_t index = 0; index < kSets; ++index) {
+      Set& set = sets[index];
+      while (set.received < set.sent.size()) {
+        const std::size_t before = set.received;
+        if (set.posted.empty()) post(index);
+        collect(set);
+        if (set.received == before) pair.pump();
+        collect(set);
+        REQUIRE(set.received > before);
+      }
+      pair.pump();
+      CHECK(pair.a->sent(channel_of(index), set.last));
+    }
+    CHECK(pair.b->backlog() == 0);
+  }
 }

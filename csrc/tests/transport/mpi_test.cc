@@ -187,7 +187,7 @@ void exchange() {
       std::deque<Link::Receive> posted;
       for (Bytes& message : in) posted.emplace_back(link, kChannel, message.data(), message.size());
       CHECK(link.busy());
-      while (!posted.back().ready() || !link.sent(ticket) || link.busy()) {
+      while (!posted.back().ready() || !link.sent(kChannel, ticket) || link.busy()) {
         if (!(link.pump_write() | link.pump_read())) std::this_thread::yield();
       }
       CHECK_FALSE(link.failure().has_value());
