@@ -177,7 +177,7 @@ TEST_WORKERS ?= 2
 # What tests need besides what they build. In two parts, since the first is independent of .venv.
 OTHER_ENVIRONMENTS := .venv-oldest/.installed $(TESTED_MPIS)
 other-environments: $(OTHER_ENVIRONMENTS)
-environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook .venv/.installed
+environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook
 
 test: cpp build environments
 	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)

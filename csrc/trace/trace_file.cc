@@ -22,8 +22,9 @@ constexpr off_t kMostBlanks = 8 << 20;
 }  // namespace
 
 TraceFile::TraceFile(std::string path) : path_(std::move(path)) {
-  // O_NONBLOCK: a pipe without a reader is rejected instead of blocking.
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+  // O_NONBLOCK: a pipe without a reader is rejected instead of blocking. The names of tensors are
+  // for nobody else.
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
   if (fd_ < 0) fail(errno);
   struct stat found{};
   const int error = ::fstat(fd_, &found) != 0 ? errno : 0;

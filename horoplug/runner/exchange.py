@@ -26,12 +26,12 @@ import threading
 from collections.abc import Sequence
 
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
-from horoplug.rendezvous.network.auth import Role, authenticate
+from horoplug.rendezvous.network.auth import Role, authenticate, least_deserving
 from horoplug.rendezvous.network.messages import MessageStream
 
 RETURNED, RAISED, WITHDRAWN = b"R", b"F", b"X"
 CHUNK_BYTES = 1 << 20
-MAX_UNAUTHENTICATED = 256  # connections that may authenticate at the same time
+MAX_UNAUTHENTICATED = 256  # beyond that, the oldest connection of the busiest source is dropped
 _AUTH_SECONDS = 10.0
 _CONTEXT = b"run"
 _CHUNK = b"+"
@@ -51,7 +51,7 @@ class Exchange:
         self._results = results
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._unauthenticated = 0
+        self._unauthenticated: dict[socket.socket, str] = {}  # with its source, oldest first
         self._taken: set[int] = set()
         self._closed = False
         self.returned: set[int] = set()
@@ -88,11 +88,13 @@ class Exchange:
                     threading.Event().wait(0.05)  # most likely out of descriptors
                 continue
             with self._lock:
-                if self._unauthenticated >= MAX_UNAUTHENTICATED:
-                    sock.close()
-                    continue
-                self._unauthenticated += 1
+                self._unauthenticated[sock] = str(address[0])
                 self._connections.add(sock)
+                if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+                    dropped = least_deserving(self._unauthenticated)
+                    del self._unauthenticated[dropped]
+                    with contextlib.suppress(OSError):
+                        dropped.shutdown(socket.SHUT_RDWR)  # ends its thread
             threading.Thread(target=self._serve, args=(sock, str(address[0])), daemon=True).start()
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
@@ -104,7 +106,7 @@ class Exchange:
                 )
             finally:
                 with self._lock:
-                    self._unauthenticated -= 1
+                    self._unauthenticated.pop(sock, None)
             self._exchange(MessageStream(sock, channel))
         except (OSError, AuthenticationError, ProtocolError):
             pass  # the connection has ended; a rank's failure is known from the end of its process

@@ -9,6 +9,7 @@ one. Progress bars redraw a line with a carriage return:
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -19,6 +20,12 @@ MAX_LINE = (
 )  # bytes; longer lines are broken, so that a rank cannot fill the launcher's memory
 BAR_SECONDS = 1.0  # between two lines of a progress bar in a file or pipe
 _CLEAR = b"\r\x1b[K"
+
+
+def _create(path: Path) -> BinaryIO:
+    """Open an empty file. Unless it exists, only its owner can read it: output may have what others must not know."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
 
 
 class Writer(Protocol):
@@ -90,7 +97,7 @@ class Output:
                 if folder is not None:
                     place = folder / f"rank.{rank:0{width}d}"
                     place.mkdir(parents=True, exist_ok=True)
-                    file = _Log(place / name, (place / name).open("wb", buffering=0))
+                    file = _Log(place / name, _create(place / name))
                 stream = _Stream(f"[{rank}]<{name}>:", writers[number], file)
                 self._streams[rank, number] = stream
 

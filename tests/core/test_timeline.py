@@ -119,6 +119,7 @@ def test_timeline_events_of_every_operation(pool, tmp_path, hosts):
     env["HOROPLUG_PLAN_AFTER_STEPS"] = "0"
     with pool.ranks(len(hosts), hosts=hosts, env=env) as ranks:
         ranks.run(train, 5)
+    assert path.stat().st_mode & 0o777 == 0o600, "others can read the names of tensors"
     by_row = rows(json.loads(path.read_text()))
     expected = {f"allreduce.grad.{i}": "ALLREDUCE" for i in range(8)} | {
         "allgather.gathered": "ALLGATHER",

@@ -324,6 +324,7 @@ def test_output_files_per_rank(tmp_path, size, width):
         place = folder / f"rank.{rank:0{width}d}"
         assert (place / "stdout").read_text() == f"out {rank}\n"
         assert (place / "stderr").read_bytes() == b"err\rX"
+        assert {file.stat().st_mode & 0o777 for file in place.iterdir()} == {0o600}
         assert f"[{rank}]<stdout>:out {rank}\n" in done.stdout
     assert len(list(folder.iterdir())) == size
 

@@ -21,6 +21,7 @@ import pytest
 import horoplug
 from horoplug import RankError, run
 from horoplug.rendezvous.errors import AuthenticationError
+from horoplug.rendezvous.network.auth import Role, authenticate
 from horoplug.runner import exchange
 from tests.harness.support import environment, until
 
@@ -514,6 +515,25 @@ def test_functions_and_results_are_exchanged_in_chunks(served):
     assert files[0].read_bytes() == b""
     for one in (first, second):
         one._sock.close()
+
+
+def test_silent_host_displaces_only_its_own_connections(served, monkeypatch):
+    """A host is recognised by its address. Here the strangers have 127.0.0.2."""
+    server, _ = served
+    monkeypatch.setattr(exchange, "MAX_UNAUTHENTICATED", 8)
+    address = "127.0.0.1", server.port
+    rank = socket.create_connection(address, timeout=20)
+    source = ("127.0.0.2", 0)
+    strangers = [
+        socket.create_connection(address, timeout=20, source_address=source) for _ in range(40)
+    ]
+    for stranger in strangers[:30]:
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(4096):
+                pass
+    authenticate(rank, SECRET, Role.CLIENT, exchange._CONTEXT, 10.0, "launcher")
+    for sock in [rank, *strangers]:
+        sock.close()
 
 
 def test_client_without_the_secret_gets_nothing(served):

@@ -393,6 +393,23 @@ def test_flood_of_connections_leaves_room_for_ranks(server, connect, monkeypatch
         stranger.close()
 
 
+def test_silent_host_displaces_only_its_own_connections(server, monkeypatch):
+    """A host is recognised by its address. Here the strangers have 127.0.0.2."""
+    monkeypatch.setattr(server_module, "MAX_UNAUTHENTICATED", 8)
+    # Connections of ranks that are slow to authenticate.
+    ranks = [socket.create_connection(server.address, timeout=10) for _ in range(3)]
+    source = ("127.0.0.2", 0)
+    strangers = [
+        socket.create_connection(server.address, timeout=10, source_address=source)
+        for _ in range(40)
+    ]
+    assert all(until_closed(stranger) for stranger in strangers[:30])
+    for rank in ranks:
+        authenticate(rank, SECRET, Role.CLIENT, protocol.AUTH_CONTEXT, 5.0, "server")
+    for sock in ranks + strangers:
+        sock.close()
+
+
 def test_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_OUTPUT", 4 << 20)
     good = connect()

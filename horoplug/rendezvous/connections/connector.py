@@ -12,10 +12,12 @@ import os
 import secrets
 import selectors
 import socket
+import struct
 import time
 
 from horoplug.base.errors import AuthenticationError, PeerLostError, ProtocolError
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal, Stage
+from horoplug.rendezvous.network.auth import least_deserving
 from horoplug.rendezvous.store.client import StoreClient
 
 _INCOMING_SECONDS = 5.0  # limit for authentication and hello on an accepted connection
@@ -24,6 +26,7 @@ _RETRY_PAUSE = 0.02
 _RETRY_SECONDS = 1.0
 _LOGGED = 10
 _BUFFER_BYTES = 1073741824
+_CREDENTIALS = struct.Struct("iII")  # ucred of SO_PEERCRED: process, user, group
 
 Key = tuple[int, int]
 """Identifies a connection: the rank at its other end, and the lane."""
@@ -219,9 +222,11 @@ class Connector:
                 time.sleep(0.01)
                 return
             sock.setblocking(False)
+            source: str | int
             if sock.family == socket.AF_UNIX:
-                label = "a process on this host"
+                label, source = "a process on this host", _user(sock)
             else:
+                source = address[0]
                 label = f"{address[0]}:{address[1]}"
                 tune_tcp(sock, self._data_timeout)
             connection = PeerConnection(
@@ -231,12 +236,14 @@ class Connector:
                 deadline=time.monotonic() + _INCOMING_SECONDS,
                 admit=self._admit,
                 label=label,
+                source=source,
             )
             self._watch(connection)
-            incoming = [other for other in self._pending if other.target is None]
+            incoming = {other: other.source for other in self._pending if other.target is None}
             if len(incoming) > self._me.size * self._streams + _SPARE_INCOMING:
-                self._complain(f"{incoming[0].label} was dropped: too many connections at once")
-                self._drop(incoming[0])
+                dropped = least_deserving(incoming)
+                self._complain(f"{dropped.label} was dropped: too many connections at once")
+                self._drop(dropped)
 
     def _advance(self, connection: PeerConnection) -> None:
         if connection not in self._pending:
@@ -340,6 +347,15 @@ class Connector:
         self._pending.clear()
         self._ready.clear()
         self._selector.close()
+
+
+def _user(sock: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket; -1 if unknown."""
+    try:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(credentials)[1])
+    except OSError:
+        return -1
 
 
 def _events(connection: PeerConnection) -> int:

@@ -17,7 +17,7 @@ import hmac
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from horoplug.base.errors import AuthenticationError, ProtocolError
 from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
@@ -97,10 +97,13 @@ class PeerConnection:
         admit: Callable[[int, int, bool], Refusal | None],
         label: str,
         lane: int = 0,
+        source: Hashable = None,
     ) -> None:
         """``target``: the rank that this connection is made to; None for an accepted one. ``lane``: the number of the
         connection among those to ``target``. ``deadline``: kept by the event loop. ``admit(rank, lane, is_local)``:
-        tells whether an accepted connection has to be refused. ``label``: names the peer in messages."""
+        tells whether an accepted connection has to be refused. ``label``: names the peer in messages.
+        ``source``: of an accepted connection: the address, or on this host the user, that it comes from."""
+        self.source = source
         self.sock = sock
         self.lane = lane
         self.target = target

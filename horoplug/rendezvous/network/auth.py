@@ -20,6 +20,7 @@ authenticate the messages that follow (messages.py): an attacker who only passes
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
 import hashlib
@@ -28,9 +29,13 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 from horoplug.base.errors import AuthenticationError, WrongSecretError
 from horoplug.rendezvous.network.messages import MessageChannel
+
+_Connection = TypeVar("_Connection")
 
 SECRET_BYTES = 32
 _FRAME = struct.Struct("!4sBBH32s")
@@ -195,3 +200,13 @@ def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
     if data:
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         sock.sendall(data)
+
+
+def least_deserving(waiting: Mapping[_Connection, Hashable]) -> _Connection:
+    """The connection to drop if too many have not authenticated: the oldest of the source that has most.
+
+    A host that opens connections and stays silent displaces its own connections, not those of other hosts.
+    ``waiting``: by connection, oldest first: its source."""
+    counts = collections.Counter(waiting.values())
+    most = max(counts.values())
+    return next(each for each, source in waiting.items() if counts[source] == most)

@@ -16,14 +16,14 @@ import time
 from collections.abc import Hashable
 
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
-from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
+from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role, least_deserving
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.state import StoreState
 
 AUTH_SECONDS = 10.0
-MAX_UNAUTHENTICATED = 256  # beyond that, the oldest connection is dropped
+MAX_UNAUTHENTICATED = 256  # beyond that, the oldest connection of the busiest source is dropped
 MAX_OUTPUT = 2 * protocol.MAX_REPLY  # bytes queued for a client before it is dropped
 _LOGGED = 20  # number of warnings about clients; a flood of garbage must not fill a disk
 
@@ -33,6 +33,7 @@ _log = logging.getLogger("horoplug")
 @dataclasses.dataclass(eq=False)
 class _Connection:
     sock: socket.socket
+    host: str  # its address
     peer: str
     handshake: Handshake | None  # None: authenticated
     deadline: float  # for authentication
@@ -195,13 +196,13 @@ class StoreServer:
             peer = f"{address[0]}:{address[1]}"
             handshake = Handshake(self._secret, Role.SERVER, protocol.AUTH_CONTEXT, peer)
             deadline = time.monotonic() + self._auth_seconds
-            connection = _Connection(sock, peer, handshake, deadline)
+            connection = _Connection(sock, address[0], peer, handshake, deadline)
             self._selector.register(sock, selectors.EVENT_READ, connection)
             self._connections[connection] = None
             self._unauthenticated[connection] = None
             if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
-                oldest = next(iter(self._unauthenticated))
-                self._complain(oldest, "was dropped: too many connections at once", close=True)
+                dropped = least_deserving({each: each.host for each in self._unauthenticated})
+                self._complain(dropped, "was dropped: too many connections at once", close=True)
 
     def _serve(self, connection: _Connection, events: int) -> None:
         if not connection.open:
