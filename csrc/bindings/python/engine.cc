@@ -51,7 +51,7 @@ PyObject* call_with_submission(PyObject* self, PyObject* const* values, Py_ssize
 }
 
 PyCFunction as_function(_PyCFunctionFastWithKeywords function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
 // The signatures are in the form from which CPython makes __text_signature__.
