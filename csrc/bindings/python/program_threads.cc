@@ -19,7 +19,7 @@ bool find_in_threading() {
     const py::object ident = thread.attr("ident");
     if (!ident.equal(caller)) continue;
     // threading has one of these for each thread of others that has asked for its own object.
-    return py::type::handle_of(thread).attr("__name__").cast<std::string>() != "_DummyThread";
+    return thread.get_type().attr("__name__").cast<std::string>() != "_DummyThread";
   }
   return false;
 }
