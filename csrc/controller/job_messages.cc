@@ -58,7 +58,6 @@ Bytes encode(const Report& report) {
     writer.put_varint(static_cast<std::uint64_t>(rank.rank));
     writer.put(rank.quiet);
     writer.put(static_cast<std::uint8_t>(rank.executing));
-    writer.put_varint(rank.busy_threads);
     writer.put_varint(rank.pending.size());
     for (const auto& pending : rank.pending) {
       writer.put_varint(pending.set);
@@ -77,12 +76,11 @@ Bytes encode(const Report& report) {
 Report decode_report(Reader& reader) {
   Report report;
   report.inspection = reader.get_varint();
-  report.ranks.resize(reader.get_count(12));
+  report.ranks.resize(reader.get_count(11));
   for (RankReport& rank : report.ranks) {
     rank.rank = reader.get_int(kMaxRank);
     rank.quiet = get_seconds(reader);
     rank.executing = get_bool(reader);
-    rank.busy_threads = get_u32(reader);
     rank.pending.resize(reader.get_count(11));
     for (auto& pending : rank.pending) {
       pending.set = get_u32(reader);

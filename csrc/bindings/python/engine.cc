@@ -9,7 +9,6 @@
 #include "errors.h"
 #include "prepared.h"
 #include "process.h"
-#include "program_threads.h"
 #include "submission_arguments.h"
 
 namespace py = pybind11;
@@ -133,7 +132,6 @@ hp_handle Engine::perform(const SubmissionArguments& arguments) {
   hp_handle handle = 0;
   const hp_status status =
       without_gil([&] { return hp_perform(engine, &arguments.submission(), kWaitSlice, &handle); });
-  if (status == HP_IN_PROGRESS) expect_threads(engine);
   if (status == HP_IN_PROGRESS || (status == HP_OK && arguments.keep())) return handle;
   if (status == HP_OK) {
     hp_release(engine, handle);
@@ -196,7 +194,6 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle pr
     const auto at = static_cast<Py_ssize_t>(i);
     const auto& operation = py::handle(operations[at]).cast<const Prepared&>();
     submissions[i] = operation.on(to_pointer(memory[at]), to_stream(stream), &tensors[i]);
-    submissions[i].pool_thread = is_pool_thread() ? 1 : 0;
   }
   std::vector<hp_handle> handles(count);
   std::int32_t accepted = 0;
@@ -213,7 +210,6 @@ void Engine::wait(hp_handle handle) {
     const hp_status status = without_gil([&] { return hp_wait(engine, handle, kWaitSlice); });
     if (status != HP_IN_PROGRESS) return check(status);
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    expect_threads(engine);
   }
 }
 
@@ -232,7 +228,6 @@ std::vector<std::pair<std::size_t, py::object>> Engine::wait_batch(
       return 0;
     });
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (next < handles.size()) expect_threads(engine);
   }
   std::vector<std::pair<std::size_t, py::object>> errors;
   errors.reserve(failures.size());
