@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.api.horovod_api.matrix import FLOAT_CASES, MOVED_CASES, equal
+from tests.api.horovod_api.operations import submit_without_last_rank
 
 ROWS = [17, 32, 81, 12, 15, 23, 22]
 FEW_ROWS = [3, 2, 7, 4, 6, 8, 10]
@@ -62,13 +63,9 @@ def test_allgather_counts_a_scalar_as_one_row():
 
 
 def test_many_allgathers_in_flight():
-    pending, polled = [], []
-    for dtype, ndim in MOVED_CASES:
-        handle = hvd.allgather_async(filled(dtype, ndim, hvd.rank()))
-        polled.append(hvd.poll(handle))
-        pending.append((handle, dtype, ndim))
-    assert not all(polled)
-    for handle, dtype, ndim in pending:
+    tensors = [filled(dtype, ndim, hvd.rank()) for dtype, ndim in MOVED_CASES]
+    handles = submit_without_last_rank(lambda: [hvd.allgather_async(t) for t in tensors])
+    for handle, (dtype, ndim) in zip(handles, MOVED_CASES, strict=True):
         check_rows(hvd.synchronize(handle), dtype, ndim, [17] * hvd.size())
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.api.horovod_api.matrix import NDIMS, REDUCED, REDUCED_CASES, equal, scaled, times, whole
+from tests.api.horovod_api.operations import submit_without_last_rank
 
 FACTORS = [0.9296160928171479, 0.3163755545817859, 2.5]
 GRADIENT_CASES = list(itertools.product([torch.float16, torch.float32, torch.float64], NDIMS))
@@ -64,15 +65,12 @@ def test_reducescatter_postscale_factor(dtype, ndim):
 
 
 def test_many_reducescatters_in_flight():
-    pending, polled = [], []
-    for dtype, ndim in REDUCED_CASES:
-        tensor = block(dtype, ndim)
-        handle = hvd.reducescatter_async(tensor, op=hvd.Sum)
-        polled.append(hvd.poll(handle))
-        pending.append((handle, times(mine(tensor), hvd.size())))
-    assert not all(polled)
-    for handle, expected in pending:
-        equal(hvd.synchronize(handle), expected)
+    tensors = [block(dtype, ndim) for dtype, ndim in REDUCED_CASES]
+    handles = submit_without_last_rank(
+        lambda: [hvd.reducescatter_async(tensor, op=hvd.Sum) for tensor in tensors]
+    )
+    for handle, tensor in zip(handles, tensors, strict=True):
+        equal(hvd.synchronize(handle), times(mine(tensor), hvd.size()))
 
 
 def test_reducescatter_positional_arguments():
