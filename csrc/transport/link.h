@@ -54,8 +54,8 @@ struct Channel {
 // The fixed header of every frame, in wire format.
 struct FrameHeader {
   static constexpr std::uint32_t kMagic = 0x31504F48;  // "HOP1"
-  // kHold and kResume: the sender of the data of a set is to hold it from now on, or no longer.
-  // They consist of the header.
+  // kHold asks the peer to queue its data frames of a process set instead of sending them; kResume
+  // asks it to send them again. Both have no payload.
   enum Kind : std::uint32_t { kControl = 1, kData = 2, kHold = 3, kResume = 4 };
 
   std::uint32_t magic = kMagic;
@@ -74,7 +74,7 @@ class Link {
   static constexpr std::uint64_t kMaxControlBytes = 64 << 20;
   static constexpr std::uint64_t kMaxDataBytes = 64 << 20;
 
-  // Data of a process set without a posted receive beyond which its sender is to hold, at most.
+  // The largest limit for the backlog of a process set, in bytes: see set_backlog_limit().
   static constexpr std::uint64_t kMostBacklog = 16 << 20;
 
   using ControlHandler = std::function<void(int peer, Bytes message)>;
@@ -87,8 +87,9 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   int peer() const { return peer_; }
+  // The peer is asked to hold a process set whose backlog exceeds this.
   void set_backlog_limit(std::uint64_t bytes) { backlog_limit_ = bytes; }
-  // What has arrived of collectives and waits for receives.
+  // The bytes of collectives of all sets that have arrived and wait for their receives.
   std::uint64_t backlog() const;
   int fd() const { return stream_->fd(); }
   // Whether a receive is posted or data is queued. A polled stream must be polled then.
@@ -149,8 +150,8 @@ class Link {
     const std::byte* data = nullptr;  // payload of a data frame
     std::uint64_t ticket = 0;         // of a data frame
   };
-  // Frames that overtake no others among themselves: those of a set's batches, which run one after
-  // the other, or of its sends and recvs, which are independent of each other and never held.
+  // The data frames of a process set that are sent in the order in which they were queued: either
+  // those of its batches, or those of its sends and recvs (`transfers`), which are never held.
   struct Sequence {
     std::uint32_t set = 0;
     bool transfers = false;
@@ -160,13 +161,13 @@ class Link {
   static Sequence sequence_of(const FrameOrChannel& of) {
     return {of.set, of.epoch >= Channel::kDownwards};
   }
-  // A sequence with frames that have not left.
+  // A sequence with frames that are neither sent nor withdrawn.
   struct Unsent {
     Sequence sequence;
     std::uint64_t frames = 0;
     std::uint64_t last_sent = 0;  // a ticket
   };
-  // What has arrived of a set and waits for receives.
+  // The data of a process set that has arrived and waits for its receives.
   struct Backlog {
     std::uint32_t set = 0;
     bool held = false;  // the peer was asked to hold
@@ -219,7 +220,7 @@ class Link {
   std::size_t current_done_ = 0;  // bytes of its header and payload that are sent
   std::deque<Outgoing> control_queue_;
   std::deque<Outgoing> data_queue_;
-  std::map<std::uint32_t, std::deque<Outgoing>> held_;  // by set: what the peer asked to hold
+  std::map<std::uint32_t, std::deque<Outgoing>> held_;  // by set: the frames that are held
   std::vector<Unsent> unsent_;
   std::uint64_t tickets_ = 0;
   bool close_when_empty_ = false;

@@ -5,8 +5,8 @@
 namespace horoplug {
 namespace {
 
-// Data of a process set that may wait for receives, on all links together; and on each link, so
-// that a rank that is a little late need not stop its peers.
+// Limit for the backlog of a process set on all links together, in bytes; and the least limit of
+// each link, so that peers of a rank that is a little late need not hold.
 constexpr std::uint64_t kBacklogs = 64 << 20;
 constexpr std::uint64_t kLeastBacklog = 1 << 20;
 

@@ -68,10 +68,20 @@ def until(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
     return answer
 
 
+def process_state(pid: int) -> str:
+    """The state letter of a process: R runs, S sleeps, T is stopped, Z has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def process_memory(pid: int | str, key: str = "VmRSS") -> int:
+    """Bytes of memory that a process uses. VmHWM: the most so far, or since /proc/PID/clear_refs was written."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
 def wait_until_stopped(pid: int) -> None:
     """Wait until a process has stopped itself by SIGSTOP."""
-    stat = Path(f"/proc/{pid}/stat")
-    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", 60)
+    until(lambda: process_state(pid) == "T", 60)
 
 
 @contextlib.contextmanager

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.harness.support import environment, until
+from tests.harness.support import environment, process_memory, process_state, until
 
 # A reader that accepts nothing is given up soon.
 HURRIED = """
@@ -186,17 +185,6 @@ def test_slow_reader_loses_nothing(nonblocking):
         assert lines == expected
 
 
-def peak_memory(pid):
-    """The largest resident size of a process so far, in bytes."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
-def is_asleep(pid):
-    """Whether a process waits, as one that only writes does for the reader of its pipe."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-
-
 def test_ranks_wait_for_a_slow_reader_instead_of_filling_the_launchers_memory(tmp_path):
     total = 64_000_000
     pid_file = tmp_path / "pid"
@@ -206,11 +194,17 @@ def test_ranks_wait_for_a_slow_reader_instead_of_filling_the_launchers_memory(tm
     )
     with on_a_pipe("-np", 1, *lines) as (run, pipe):
         until(lambda: is_full(pipe), 40)
-        rank, before = int(pid_file.read_text()), peak_memory(run.pid)
+        rank, before = int(pid_file.read_text()), process_memory(run.pid, "VmHWM")
         received = 0
         while received < total // 2:  # the pipe is read only while the rank waits
-            until(lambda: is_asleep(rank) or peak_memory(run.pid) > before + total // 2)
-            assert peak_memory(run.pid) < before + total // 4, (
+            # A rank that only writes sleeps when its pipe is full.
+            until(
+                lambda: (
+                    process_state(rank) == "S"
+                    or process_memory(run.pid, "VmHWM") > before + total // 2
+                )
+            )
+            assert process_memory(run.pid, "VmHWM") < before + total // 4, (
                 "the launcher keeps what nobody reads"
             )
             received += len(os.read(pipe, 1 << 16))

@@ -591,6 +591,45 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
     assert "does not speak horoplug's protocol" in caplog.text
 
 
+def test_silent_host_displaces_only_its_own_connections(stores, monkeypatch):
+    """A host is recognised by its address. Here the strangers have 127.0.0.2."""
+    monkeypatch.setattr(connect_module, "_SPARE_INCOMING", 2)
+    monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # no time limit applies
+    original = connect_module.Connector.connect_to
+    waiting, closed = [], []
+
+    def is_closed(sock):
+        try:
+            while sock.recv(4096):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            pass
+        return True
+
+    def flood_first(connector, addresses, local, streams):
+        for listener in connector._listeners if connector._me.rank == 0 else []:
+            if listener.family != socket.AF_UNIX and not waiting:
+                for source in ["127.0.0.1"] + ["127.0.0.2"] * 20:
+                    sock = socket.create_connection(
+                        listener.getsockname(), timeout=10, source_address=(source, 0)
+                    )
+                    connector._accept(listener)
+                    sock.setblocking(False)
+                    waiting.append(sock)
+                closed.extend(is_closed(sock) for sock in waiting)
+        original(connector, addresses, local, streams)
+
+    monkeypatch.setattr(connect_module.Connector, "connect_to", flood_first)
+    by_rank = build_all(stores(2), key={0: "h0", 1: "h1"})
+    check(dict(sorted(by_rank.items())))
+    close_all(by_rank)
+    for sock in waiting:
+        sock.close()
+    assert closed[:11] == [False] + [True] * 10
+
+
 def test_silent_connection_is_dropped_while_ranks_connect(
     stores, monkeypatch, caplog, on_this_host
 ):

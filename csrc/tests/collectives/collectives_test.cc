@@ -31,7 +31,7 @@ constexpr DType kDTypes[] = {DType::kBool,    DType::kUInt8,     DType::kInt8,  
                              DType::kFloat64, DType::kComplex64, DType::kComplex128};
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8};
 constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
-constexpr int kForcedRanks[] = {2, 3, 7};
+constexpr int kForcedRanks[] = {2, 3, 6, 7};
 constexpr std::size_t kForcedCounts[] = {1, 999, 300'007, 1'700'003};
 constexpr int kLaneRanks[] = {2, 4, 5};
 #endif
@@ -231,7 +231,8 @@ void run_grid(Cluster& cluster) {
     for (const DType dtype : kDTypes) {
       for (const ReduceOp op : kOps) {
         if (!has_reduction(op, dtype)) continue;
-        // With more ranks than that, a third of the grid; each part of it has its number of ranks.
+        // More ranks than processors make this slow. With more than four ranks, each number of
+        // ranks tests another third of the combinations.
         const int part = static_cast<int>(op) + static_cast<int>(dtype) + engine.size();
         if (engine.size() > 4 && part % 3 != 0) continue;
         for (const std::size_t count : kSmallCounts) {

@@ -139,7 +139,7 @@ class Slow final : public Stream {
   const Inspect& inspect_;
 };
 
-// What one rank does in it.
+// One rank's share of a Work: its tensors, its batch and the coroutine that runs it.
 struct Part {
   std::vector<std::vector<std::byte>> memory;  // inputs and outputs
   std::vector<std::vector<std::byte>> original;
@@ -191,7 +191,8 @@ void add_results(const Part& part, std::vector<std::vector<std::byte>>& all) {
   }
 }
 
-// Ranks that are ahead are held after a few bytes, which no algorithm may mind.
+// Sets backlog limits of few bytes, so that nearly every frame that arrives early makes its sender
+// hold. No algorithm may depend on frames that arrive early.
 void limit_backlogs(Ranks& ranks, Random& random) {
   const auto limit = static_cast<std::uint64_t>(below(random, 3000));
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -456,7 +457,7 @@ class Set {
 
 }  // namespace
 
-TEST_CASE("the batches of several sets end, whichever rank is late and however little links keep") {
+TEST_CASE("batches of several process sets end with any late rank and tiny backlog limits") {
   const std::uint64_t seed = test_seed();
   for (int round = 0; round < (kSanitized ? 15 : 60); ++round) {
     Random random(seed + static_cast<std::uint64_t>(round));

@@ -19,7 +19,7 @@ namespace {
 std::atomic<int> threads_started{0};
 }  // namespace
 
-// Stands before that of the C library, for all libraries of the process.
+// Replaces the function of the C library for all libraries of the process, and calls it.
 extern "C" __attribute__((visibility("default"))) int pthread_create(
     pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
   static const auto create =

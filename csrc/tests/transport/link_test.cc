@@ -301,9 +301,17 @@ namespace {
 constexpr std::uint64_t kLimit = 100'000;
 constexpr std::size_t kFrame = 10'000;
 
+// Sends frames for which no receive is posted, until `b` has asked `a` to hold their process set.
+void exceed_limit(Pair& pair, const Channel& channel, const Bytes& frame) {
+  pair.b->set_backlog_limit(kLimit);
+  for (int i = 0; i < 400; ++i) pair.a->send(channel, frame.data(), frame.size());
+  pair.pump();
+  REQUIRE(pair.b->backlog() > kLimit);
+}
+
 }  // namespace
 
-TEST_CASE("data that nobody receives is bounded, and passed by everything else") {
+TEST_CASE("data without a posted receive is bounded, and does not delay other frames") {
   Pair pair;
   pair.b->set_backlog_limit(kLimit);
   const Channel late{3, 0, 8, 77};
@@ -347,16 +355,13 @@ TEST_CASE("data that nobody receives is bounded, and passed by everything else")
   CHECK(pair.b->backlog() == 0);
 }
 
-TEST_CASE("a set continues after what it had kept or held was dropped") {
+TEST_CASE("a process set continues after its held frames and its backlog were dropped") {
   for (const bool sender_first : {false, true}) {
     CAPTURE(sender_first);
     Pair pair;
-    pair.b->set_backlog_limit(kLimit);
     const Channel plan{3, 1, 8, 77};
     const Bytes data = pattern(kFrame, 2);
-    for (int i = 0; i < 400; ++i) pair.a->send(plan, data.data(), data.size());
-    pair.pump();
-    REQUIRE(pair.b->backlog() > kLimit);
+    exceed_limit(pair, plan, data);
     const auto end = [&](Link& link) {
       link.forget(plan);
       link.take_back(plan);
@@ -380,12 +385,9 @@ TEST_CASE("a set continues after what it had kept or held was dropped") {
 
 TEST_CASE("held frames that are taken back are not sent") {
   Pair pair;
-  pair.b->set_backlog_limit(kLimit);
   const Channel channel{3, 0, 8, 77};
   const Bytes data = pattern(kFrame, 2);
-  for (int i = 0; i < 400; ++i) pair.a->send(channel, data.data(), data.size());
-  pair.pump();
-  REQUIRE(pair.b->backlog() > kLimit);
+  exceed_limit(pair, channel, data);
   pair.a->take_back(channel);
   pair.b->forget(channel);
   pair.pump();
@@ -393,7 +395,7 @@ TEST_CASE("held frames that are taken back are not sent") {
   CHECK(!pair.a->wants_write());
 }
 
-TEST_CASE("a receive whose frame has not arrived is not held, whatever else its set has sent") {
+TEST_CASE("the frame of a posted receive arrives although its process set was held") {
   Pair pair;
   pair.b->set_backlog_limit(kLimit);
   const Channel kept{3, 0, 8, 77};
@@ -487,7 +489,7 @@ TEST_CASE("a peer may ask to resume after this side can write no more") {
   CHECK(control.size() == 1);  // the reason for which the peer has left, for example
 }
 
-TEST_CASE("whatever is sent and received in whatever order, each set's frames arrive in theirs") {
+TEST_CASE("frames of each process set arrive in order, for random sends, receives and limits") {
   const std::uint64_t seed = testing::test_seed();
   constexpr std::uint32_t kSets = 4;
   for (std::uint64_t round = 0; round < 20; ++round) {

@@ -33,7 +33,6 @@ _log = logging.getLogger("horoplug")
 @dataclasses.dataclass(eq=False)
 class _Connection:
     sock: socket.socket
-    host: str  # its address
     peer: str
     handshake: Handshake | None  # None: authenticated
     deadline: float  # for authentication
@@ -62,7 +61,7 @@ class StoreServer:
         self._auth_seconds = auth_seconds
         self._complaints = 0
         self._connections: dict[_Connection, None] = {}
-        self._unauthenticated: dict[_Connection, None] = {}  # oldest first
+        self._unauthenticated: dict[_Connection, str] = {}  # with its source, oldest first
         self._state = StoreState(self._reply)
         self._lost: list[tuple[int, str]] = []  # from mark_lost(), for the server thread
         self._stop = False
@@ -196,12 +195,12 @@ class StoreServer:
             peer = f"{address[0]}:{address[1]}"
             handshake = Handshake(self._secret, Role.SERVER, protocol.AUTH_CONTEXT, peer)
             deadline = time.monotonic() + self._auth_seconds
-            connection = _Connection(sock, address[0], peer, handshake, deadline)
+            connection = _Connection(sock, peer, handshake, deadline)
             self._selector.register(sock, selectors.EVENT_READ, connection)
             self._connections[connection] = None
-            self._unauthenticated[connection] = None
+            self._unauthenticated[connection] = address[0]
             if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
-                dropped = least_deserving({each: each.host for each in self._unauthenticated})
+                dropped = least_deserving(self._unauthenticated)
                 self._complain(dropped, "was dropped: too many connections at once", close=True)
 
     def _serve(self, connection: _Connection, events: int) -> None:
