@@ -79,14 +79,15 @@ const Tuner::Setting Tuner::kSettings[] = {
      true},
 };
 
-Tuner::Tuner(TunerOptions options, const Tuning& start, const Job& job)
+Tuner::Tuner(TunerOptions options, const Tuning& start, const Placement& placement)
     : options_(at_least_one(std::move(options))), best_(start) {
-  best_.lanes = std::min<std::int64_t>(best_.lanes, job.lanes);
-  if (options_.mode == Autotune::kOff || job.ranks == 1) return;
+  best_.lanes = std::min<std::int64_t>(best_.lanes, placement.lanes);
+  if (options_.mode == Autotune::kOff || placement.ranks == 1) return;
   // One rank adds all operands in rank order, and two operands have only one order.
-  const bool has_one_order = job.one_host || job.ranks == 2;
+  const bool has_one_order = placement.one_host || placement.ranks == 2;
   for (const Setting& setting : kSettings) {
-    if ((options_.fixed & setting.bit) != 0 || (setting.between_hosts && job.one_host)) continue;
+    if ((options_.fixed & setting.bit) != 0 || (setting.between_hosts && placement.one_host))
+      continue;
     if (setting.moves_borders && !has_one_order && options_.mode != Autotune::kAll) continue;
     open_.push_back({&setting});
   }
