@@ -67,16 +67,31 @@ struct Tuner::Setting {
   std::uint32_t bit;
   std::int64_t Tuning::* value;
   std::vector<std::int64_t> TunerOptions::* values;
-  bool between_hosts;  // it has no effect on a single host
-  bool moves_borders;  // whether it moves the boundaries between the parts of a reduction
+  bool between_hosts = false;  // it has no effect on a single host
+  bool moves_borders = false;  // it moves the boundaries between the parts of a reduction
 };
 
 const Tuner::Setting Tuner::kSettings[] = {
-    {"bucket_bytes", kTuneBuckets, &Tuning::bucket_bytes, &TunerOptions::buckets, false, true},
-    {"chunk_bytes", kTuneChunks, &Tuning::chunk_bytes, &TunerOptions::chunks, false, false},
-    {"lanes", kTuneLanes, &Tuning::lanes, &TunerOptions::lanes, true, false},
-    {"latency_percent", kTuneLatency, &Tuning::latency_percent, &TunerOptions::latencies, true,
-     true},
+    {.name = "bucket_bytes",
+     .bit = kTuneBuckets,
+     .value = &Tuning::bucket_bytes,
+     .values = &TunerOptions::buckets,
+     .moves_borders = true},
+    {.name = "chunk_bytes",
+     .bit = kTuneChunks,
+     .value = &Tuning::chunk_bytes,
+     .values = &TunerOptions::chunks},
+    {.name = "lanes",
+     .bit = kTuneLanes,
+     .value = &Tuning::lanes,
+     .values = &TunerOptions::lanes,
+     .between_hosts = true},
+    {.name = "latency_percent",
+     .bit = kTuneLatency,
+     .value = &Tuning::latency_percent,
+     .values = &TunerOptions::latencies,
+     .between_hosts = true,
+     .moves_borders = true},
 };
 
 Tuner::Tuner(TunerOptions options, const Tuning& start, const Placement& placement)
