@@ -1,8 +1,11 @@
-"""Checks the include graph of the C++ core: a file includes only lower layers, and headers do not form a cycle.
+"""Checks the include graph and the type names of the C++ core.
 
     python scripts/check_layers.py
 
-Prints one line for each include that breaks a rule and exits with status 1 if there is any. ``make lint`` runs it.
+- A file includes only lower layers, and headers do not form a cycle.
+- A namespace has one type of each name, also among types that are local to a file.
+
+Prints one line for each violation and exits with status 1 if there is any. ``make lint`` runs it.
 """
 
 import re
@@ -39,6 +42,10 @@ ALLOWED: dict[str, set[str]] = {
     "bindings/jax": {"include", "bindings/common"},
 }
 INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
+NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
+TYPE = re.compile(
+    r"^(?:class|struct|enum class|union) (\w+)(?: final)?(?: : [^;{]+)? \{", re.MULTILINE
+)
 
 
 def layer_of(path: str) -> str:
@@ -79,6 +86,20 @@ def find_circle(graph: dict[str, list[str]]) -> list[str]:
     return []
 
 
+def shared_names(files: list[Path]) -> Iterator[str]:
+    """A line for each name that several files give to a type of the same namespace. Nested types do not count."""
+    places: dict[tuple[str, str], set[str]] = {}
+    for file in files:
+        text = file.read_text()
+        namespace = NAMESPACE.search(text)
+        for name in TYPE.findall(text) if namespace else []:
+            place = str(file.relative_to(CSRC))
+            places.setdefault((namespace[1], name), set()).add(place)
+    for (namespace, name), found in sorted(places.items()):
+        if len(found) > 1:
+            yield f"{namespace}::{name} names several types: csrc/" + ", csrc/".join(sorted(found))
+
+
 def main() -> int:
     files = [
         file
@@ -93,6 +114,7 @@ def main() -> int:
         for header in headers:
             if layer_of(header) not in {layer, *ALLOWED[layer]} and header not in ALLOWED[layer]:
                 problems.append(f"csrc/{file} includes {header}: {layer} is not above that layer")
+    problems += shared_names(files)
     if circle := find_circle(graph):
         problems.append("headers include each other in a circle: " + " -> ".join(circle))
     print("\n".join(problems), end="\n" if problems else "")

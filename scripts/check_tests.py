@@ -4,6 +4,7 @@
 - tests/harness imports no test module.
 - Every folder is a package, so that the absolute name of a module is unique.
 - Nothing puts the folder tests on sys.path, where its packages torch and jax would hide the frameworks.
+- The C++ tests of a folder of csrc are in the folder of this name in csrc/tests.
 """
 
 import ast
@@ -48,6 +49,15 @@ def problems(file: Path) -> Iterator[str]:
             yield f"{name}:{number}: puts the folder tests on sys.path: use the repository's root"
 
 
+def misplaced_cpp_tests() -> Iterator[str]:
+    """A line for each C++ test in a folder without counterpart. The simulated GPUs have tests of their own."""
+    tests = ROOT / "csrc" / "tests"
+    for file in sorted(tests.rglob("*_test.cc")):
+        folder = file.parent.relative_to(tests)
+        if folder.name != "simulated" and not (ROOT / "csrc" / folder).is_dir():
+            yield f"{file.relative_to(ROOT)}: csrc has no folder {folder}"
+
+
 def main() -> int:
     files = sorted((ROOT / "tests").rglob("*.py"))
     found = [text for file in files for text in problems(file)]
@@ -62,6 +72,7 @@ def main() -> int:
         for folder in sorted(folders)
         if not (folder / "__init__.py").exists()
     ]
+    found += misplaced_cpp_tests()
     print("\n".join(found) or f"{len(files)} files of tests: no test module imports another one")
     return bool(found)
 

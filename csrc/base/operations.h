@@ -1,9 +1,7 @@
-// The table of operations: one row for each, with everything that layers above the algorithms need
-// to know about it.
+// The table of operations, with everything that layers above the algorithms need to know about
+// them. The rows are in horoplug/operations.def.
 //
-// A new operation is a code in `hp_op`, an enumerator of OpKind, one row here, and its algorithms
-// (collectives/registry.cc). The table is indexed by the code, so rows follow the order of the
-// codes.
+// A new operation is one row there, and its algorithms (collectives/registry.cc).
 #pragma once
 
 #include <iterator>
@@ -41,75 +39,11 @@ struct OperationInfo {
 };
 
 inline constexpr OperationInfo kOperations[] = {
-    {.kind = OpKind::kAllreduce,
-     .name = "allreduce",
-     .output = OpOutput::kSubmitted,
-     .reduces = true,
-     .fuses = true},
-    {.kind = OpKind::kAllgather,
-     .name = "allgather",
-     .output = OpOutput::kAllocated,
-     .rows_differ = true},
-    {.kind = OpKind::kBroadcast,
-     .name = "broadcast",
-     .output = OpOutput::kSubmitted,
-     .has_root = true,
-     .fuses = true},
-    {.kind = OpKind::kAlltoall,
-     .name = "alltoall",
-     .output = OpOutput::kAllocated,
-     .rows_differ = true,
-     .takes_splits = true},
-    {.kind = OpKind::kReducescatter,
-     .name = "reducescatter",
-     .output = OpOutput::kEither,
-     .reduces = true,
-     .needs_rows = true},
-    {.kind = OpKind::kBarrier, .name = "barrier", .has_tensors = false},
-    {.kind = OpKind::kJoin,
-     .name = "join",
-     .category = OpCategory::kAdministrative,
-     .has_tensors = false},
-    {.kind = OpKind::kAddSet,
-     .name = "add_process_set",
-     .category = OpCategory::kAdministrative,
-     .has_tensors = false},
-    {.kind = OpKind::kRemoveSet,
-     .name = "remove_process_set",
-     .category = OpCategory::kAdministrative,
-     .has_tensors = false},
-    {.kind = OpKind::kAddBuffer,
-     .name = "create_buffer",
-     .category = OpCategory::kAdministrative,
-     .has_tensors = false},
-    {.kind = OpKind::kReduce,
-     .name = "reduce",
-     .output = OpOutput::kSubmitted,
-     .has_root = true,
-     .reduces = true,
-     .fuses = true},
-    {.kind = OpKind::kGather,
-     .name = "gather",
-     .output = OpOutput::kAllocated,
-     .has_root = true,
-     .rows_differ = true},
-    {.kind = OpKind::kScatter,
-     .name = "scatter",
-     .output = OpOutput::kAllocated,
-     .has_root = true,
-     .rows_differ = true,
-     .needs_rows = true,
-     .takes_splits = true},
-    {.kind = OpKind::kSend,
-     .name = "send",
-     .category = OpCategory::kPointToPoint,
-     .has_root = true},
-    {.kind = OpKind::kReceive,
-     .name = "recv",
-     .category = OpCategory::kPointToPoint,
-     .output = OpOutput::kSubmitted,
-     .has_root = true},
+#define HP_OPERATION(code, NAME, Name, public_name, ...) \
+  {.kind = OpKind::k##Name, .name = #public_name, __VA_ARGS__},
+#include "horoplug/operations.def"
 };
+// The table is indexed by the code.
 static_assert(std::size(kOperations) == kOpKindCount);
 static_assert([] {
   for (int code = 0; code < kOpKindCount; ++code) {

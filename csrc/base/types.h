@@ -37,21 +37,8 @@ enum class ReduceOp : std::uint8_t {
 inline constexpr int kReduceOpCount = HP_REDUCE_OP_COUNT;
 
 enum class OpKind : std::uint8_t {
-  kAllreduce = HP_ALLREDUCE,
-  kAllgather = HP_ALLGATHER,
-  kBroadcast = HP_BROADCAST,
-  kAlltoall = HP_ALLTOALL,
-  kReducescatter = HP_REDUCESCATTER,
-  kBarrier = HP_BARRIER,
-  kJoin = HP_JOIN,
-  kAddSet = HP_ADD_PROCESS_SET,
-  kRemoveSet = HP_REMOVE_PROCESS_SET,
-  kAddBuffer = HP_CREATE_BUFFER,
-  kReduce = HP_REDUCE,
-  kGather = HP_GATHER,
-  kScatter = HP_SCATTER,
-  kSend = HP_SEND,
-  kReceive = HP_RECV,
+#define HP_OPERATION(code, NAME, Name, ...) k##Name = HP_##NAME,
+#include "horoplug/operations.def"
 };
 inline constexpr int kOpKindCount = HP_OP_COUNT;
 

@@ -16,8 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A thread that has just received a job is likely to receive another one, so it yields before it
-// sleeps. Other threads get the processor meanwhile.
+// A thread that has just received a function is likely to receive another one, so it yields before
+// it sleeps. Other threads get the processor meanwhile.
 constexpr std::chrono::microseconds kLingers{100};
 constexpr std::chrono::seconds kLastMoment{1};
 
@@ -28,8 +28,8 @@ struct Worker::State {
   const pid_t process = ::getpid();
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Job> jobs;
-  std::atomic<bool> waiting{false};  // there are jobs, or the worker is ending
+  std::deque<Function> functions;
+  std::atomic<bool> waiting{false};  // functions are queued, or the worker is ending
   std::thread::id thread;            // set before anything can be posted
   bool closed = false;
   bool done = false;
@@ -39,17 +39,17 @@ struct Worker::State {
 
 void Worker::State::serve() {
   std::unique_lock lock(mutex);
-  while (!jobs.empty() || !closed) {
-    if (jobs.empty()) {
-      changed.wait(lock, [this] { return closed || !jobs.empty(); });
+  while (!functions.empty() || !closed) {
+    if (functions.empty()) {
+      changed.wait(lock, [this] { return closed || !functions.empty(); });
       continue;
     }
     {
-      const Job job = std::move(jobs.front());
-      jobs.pop_front();
-      waiting = closed || !jobs.empty();
+      const Function function = std::move(functions.front());
+      functions.pop_front();
+      waiting = closed || !functions.empty();
       lock.unlock();
-      job();
+      function();
     }
     const auto until = Clock::now() + kLingers;
     while (!waiting && Clock::now() < until) ::sched_yield();
@@ -76,21 +76,21 @@ Worker::~Worker() {
   state_->changed.wait_for(lock, kLastMoment, [this] { return state_->done; });
 }
 
-void Worker::post(Job job) {
+void Worker::post(Function function) {
   const std::lock_guard lock(state_->mutex);
-  state_->jobs.push_back(std::move(job));
+  state_->functions.push_back(std::move(function));
   state_->waiting = true;
   state_->changed.notify_all();
 }
 
-bool Worker::run(Job job, double seconds) {
+bool Worker::run(Function function, double seconds) {
   if (state_->thread == std::this_thread::get_id()) {
-    job();
+    function();
     return true;
   }
   const auto over = std::make_shared<bool>(false);  // protected by the lock
-  post([state = state_, job = std::move(job), over] {
-    job();
+  post([state = state_, function = std::move(function), over] {
+    function();
     const std::lock_guard lock(state->mutex);
     *over = true;
     state->changed.notify_all();

@@ -1,4 +1,4 @@
-// A thread that runs jobs one after the other.
+// A thread that runs functions one after the other.
 //
 // It serves libraries that want all their calls from one thread. If a call into such a library
 // never returns, the destructor leaves the thread behind instead of waiting for it.
@@ -11,19 +11,20 @@ namespace horoplug {
 
 class Worker {
  public:
-  using Job = std::function<void()>;  // must not throw
+  using Function = std::function<void()>;  // must not throw
 
   Worker();
-  // Runs the jobs that were posted before. Waits for them for a short time only.
+  // Runs the functions that were posted before. Waits for them for a short time only.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
   // May be called by any thread, this one included. Returns at once.
-  void post(Job job);
-  // Returns true once the job, and every job that was posted before it, has run; false if that
-  // takes longer than `seconds`. Runs the job directly if the caller is the worker's own thread.
-  bool run(Job job, double seconds);
+  void post(Function function);
+  // Returns true once the function, and every function that was posted before it, has run; false if
+  // that takes longer than `seconds`. Runs the function directly if the caller is the worker's own
+  // thread.
+  bool run(Function function, double seconds);
 
   struct State;
 

@@ -15,7 +15,7 @@ Negotiator::Negotiator(std::uint32_t set, TreePosition position, Options options
       halt_(position_.children),
       queue_({options_.fusion_threshold, options_.fuse_groups, options_.cache_capacity,
               options_.max_outstanding}),
-      tuner_(options_.tuner, options_.tuning, options_.job) {}
+      tuner_(options_.tuner, options_.tuning, options_.placement) {}
 
 // ---- what this rank asks for ----
 

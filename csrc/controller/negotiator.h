@@ -66,7 +66,7 @@ class Negotiator {
     // small enough that the first one is complete long before the last.
     Tuning tuning;
     TunerOptions tuner;
-    Tuner::Job job;
+    Tuner::Placement placement;
   };
 
   struct Outgoing {

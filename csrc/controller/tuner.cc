@@ -67,26 +67,42 @@ struct Tuner::Setting {
   std::uint32_t bit;
   std::int64_t Tuning::* value;
   std::vector<std::int64_t> TunerOptions::* values;
-  bool between_hosts;  // it has no effect on a single host
-  bool moves_borders;  // whether it moves the boundaries between the parts of a reduction
+  bool between_hosts = false;  // it has no effect on a single host
+  bool moves_borders = false;  // it moves the boundaries between the parts of a reduction
 };
 
 const Tuner::Setting Tuner::kSettings[] = {
-    {"bucket_bytes", kTuneBuckets, &Tuning::bucket_bytes, &TunerOptions::buckets, false, true},
-    {"chunk_bytes", kTuneChunks, &Tuning::chunk_bytes, &TunerOptions::chunks, false, false},
-    {"lanes", kTuneLanes, &Tuning::lanes, &TunerOptions::lanes, true, false},
-    {"latency_percent", kTuneLatency, &Tuning::latency_percent, &TunerOptions::latencies, true,
-     true},
+    {.name = "bucket_bytes",
+     .bit = kTuneBuckets,
+     .value = &Tuning::bucket_bytes,
+     .values = &TunerOptions::buckets,
+     .moves_borders = true},
+    {.name = "chunk_bytes",
+     .bit = kTuneChunks,
+     .value = &Tuning::chunk_bytes,
+     .values = &TunerOptions::chunks},
+    {.name = "lanes",
+     .bit = kTuneLanes,
+     .value = &Tuning::lanes,
+     .values = &TunerOptions::lanes,
+     .between_hosts = true},
+    {.name = "latency_percent",
+     .bit = kTuneLatency,
+     .value = &Tuning::latency_percent,
+     .values = &TunerOptions::latencies,
+     .between_hosts = true,
+     .moves_borders = true},
 };
 
-Tuner::Tuner(TunerOptions options, const Tuning& start, const Job& job)
+Tuner::Tuner(TunerOptions options, const Tuning& start, const Placement& placement)
     : options_(at_least_one(std::move(options))), best_(start) {
-  best_.lanes = std::min<std::int64_t>(best_.lanes, job.lanes);
-  if (options_.mode == Autotune::kOff || job.ranks == 1) return;
+  best_.lanes = std::min<std::int64_t>(best_.lanes, placement.lanes);
+  if (options_.mode == Autotune::kOff || placement.ranks == 1) return;
   // One rank adds all operands in rank order, and two operands have only one order.
-  const bool has_one_order = job.one_host || job.ranks == 2;
+  const bool has_one_order = placement.one_host || placement.ranks == 2;
   for (const Setting& setting : kSettings) {
-    if ((options_.fixed & setting.bit) != 0 || (setting.between_hosts && job.one_host)) continue;
+    if ((options_.fixed & setting.bit) != 0 || (setting.between_hosts && placement.one_host))
+      continue;
     if (setting.moves_borders && !has_one_order && options_.mode != Autotune::kAll) continue;
     open_.push_back({&setting});
   }

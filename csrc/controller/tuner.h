@@ -59,13 +59,13 @@ struct Trial {
 
 class Tuner {
  public:
-  // The location of the process set's ranks.
-  struct Job {
+  // Where the ranks of the process set are, and how they are connected.
+  struct Placement {
     int ranks = 1;
     bool one_host = true;
     int lanes = 1;
   };
-  Tuner(TunerOptions options, const Tuning& start, const Job& job);
+  Tuner(TunerOptions options, const Tuning& start, const Placement& placement);
 
   // The choices of the next plan for this step, for make_plan(). The first is the best so far; if
   // there are more, a trial begins.

@@ -59,7 +59,8 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
   options.plan_after = config.options.plan_after;
   options.tuning = config.options.tuning;
   options.tuner = config.options.tuner;
-  options.job = {.ranks = members->size(), .one_host = grid.hosts() == 1, .lanes = most_lanes};
+  options.placement = {
+      .ranks = members->size(), .one_host = grid.hosts() == 1, .lanes = most_lanes};
   const std::string& algorithm = config.options.algorithm;
   const std::string& on_gpus = config.options.gpu_algorithm;
   Executor::Forced forced{algorithm, on_gpus.empty() ? algorithm : on_gpus};

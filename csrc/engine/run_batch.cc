@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <span>
 
 #include "base/hash.h"
 #include "collectives/allgather_fixed.h"
@@ -60,6 +61,10 @@ Task run(Comm& comm, Call& call, const char* algorithm) {
   if (trace != nullptr) trace->end_transfer();
 }
 
+std::int64_t sum_of(const std::vector<std::int64_t>& rows) {
+  return std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+}
+
 // The number of rows that every rank sends to each rank. `all`: those of all ranks.
 Task exchange_splits(Comm& comm, const std::vector<std::int64_t>& mine,
                      std::vector<std::int64_t>& theirs, std::int64_t& all) {
@@ -67,7 +72,7 @@ Task exchange_splits(Comm& comm, const std::vector<std::int64_t>& mine,
     std::int64_t to_you;
     std::int64_t to_all;
   };
-  const std::int64_t to_all = std::accumulate(mine.begin(), mine.end(), std::int64_t{0});
+  const std::int64_t to_all = sum_of(mine);
   std::vector<Rows> outgoing;
   for (const std::int64_t rows : mine) outgoing.push_back({rows, to_all});
   std::vector<Rows> incoming(mine.size());
@@ -193,6 +198,23 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
   if (signature.op == OpKind::kReduce && call.root != comm.rank()) pass_inputs_on(comm, call);
 }
 
+// The call for one tensor of an operation whose ranks contribute or receive rows. The call refers
+// to `receive_bytes`.
+Call rows_call(const Operation& operation, const TensorOutcome& outcome,
+               std::span<const std::size_t> receive_bytes) {
+  const Signature& signature = operation.signature;
+  Call call;
+  call.kind = signature.op;
+  call.dtype = signature.dtype;
+  call.on_gpu = signature.device >= 0;
+  if (operation_info(signature.op).has_root) {
+    call.root = operation.members->index_of(signature.root);
+  }
+  call.output = static_cast<std::byte*>(outcome.data);
+  call.receive_bytes = receive_bytes;
+  return call;
+}
+
 Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
   const Shape& shape = operation.signature.shapes[index];
   const std::size_t row_bytes = row_bytes_of(operation.signature, index);
@@ -200,17 +222,11 @@ Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const ch
   const std::int64_t mine = rows_of(shape);
   co_await allgather_fixed(comm, mine, rows);
   const auto bytes = bytes_of(rows, row_bytes);
-  TensorOutcome outcome = make_outcome(comm, operation, index,
-                                       std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
+  TensorOutcome outcome = make_outcome(comm, operation, index, sum_of(rows));
   outcome.row_counts = std::move(rows);
 
-  Call call;
-  call.kind = OpKind::kAllgather;
-  call.dtype = operation.signature.dtype;
-  call.on_gpu = operation.signature.device >= 0;
+  Call call = rows_call(operation, outcome, bytes);
   call.input = operation.tensors[index].input;
-  call.output = static_cast<std::byte*>(outcome.data);
-  call.receive_bytes = bytes;
   if (outcome.bytes > 0) co_await run(comm, call, algorithm);
   operation.outcomes.push_back(std::move(outcome));
 }
@@ -246,18 +262,12 @@ Task run_alltoall(Comm& comm, Operation& operation, const std::vector<int>& abse
   co_await exchange_splits(comm, operation.splits, rows, all_rows);
   const auto send_bytes = bytes_of(operation.splits, row_bytes);
   const auto receive_bytes = bytes_of(rows, row_bytes);
-  TensorOutcome outcome = make_outcome(comm, operation, index,
-                                       std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
+  TensorOutcome outcome = make_outcome(comm, operation, index, sum_of(rows));
   outcome.row_counts = std::move(rows);
 
-  Call call;
-  call.kind = OpKind::kAlltoall;
-  call.dtype = operation.signature.dtype;
-  call.on_gpu = operation.signature.device >= 0;
+  Call call = rows_call(operation, outcome, receive_bytes);
   call.input = operation.tensors[index].input;
-  call.output = static_cast<std::byte*>(outcome.data);
   call.send_bytes = send_bytes;
-  call.receive_bytes = receive_bytes;
   call.all_bytes = static_cast<std::size_t>(all_rows) * row_bytes;
   co_await run(comm, call, algorithm);
   operation.outcomes.push_back(std::move(outcome));
@@ -274,13 +284,8 @@ Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, cons
   Layout layout(signature.dtype, signature.prescale);
   add_to(layout, operation, index, nullptr);
 
-  Call call;
-  call.kind = OpKind::kReducescatter;
-  call.dtype = signature.dtype;
-  call.on_gpu = signature.device >= 0;
+  Call call = rows_call(operation, outcome, bytes);
   call.layout = &layout;
-  call.output = static_cast<std::byte*>(outcome.data);
-  call.receive_bytes = bytes;
   set_reduction(call, signature, comm.size());
   if (layout.bytes() > 0) {
     co_await run(comm, call, algorithm);
@@ -298,19 +303,12 @@ Task run_gather(Comm& comm, Operation& operation, std::size_t index, const char*
   const std::int64_t mine = rows_of(signature.shapes[index]);
   co_await allgather_fixed(comm, mine, rows);
   const auto bytes = bytes_of(rows, row_bytes);
-  const std::int64_t all = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   const bool is_root = operation.members->index_of(signature.root) == comm.rank();
-  TensorOutcome outcome = make_outcome(comm, operation, index, is_root ? all : 0);
+  TensorOutcome outcome = make_outcome(comm, operation, index, is_root ? sum_of(rows) : 0);
   if (is_root) outcome.row_counts = std::move(rows);
 
-  Call call;
-  call.kind = OpKind::kGather;
-  call.dtype = signature.dtype;
-  call.on_gpu = signature.device >= 0;
-  call.root = operation.members->index_of(signature.root);
+  Call call = rows_call(operation, outcome, bytes);
   call.input = operation.tensors[index].input;
-  call.output = static_cast<std::byte*>(outcome.data);
-  call.receive_bytes = bytes;
   if (call.bytes() > 0) co_await run(comm, call, algorithm);
   operation.outcomes.push_back(std::move(outcome));
 }
@@ -337,14 +335,8 @@ Task run_scatter(Comm& comm, Operation& operation, std::size_t index, const char
   TensorOutcome outcome =
       make_outcome(comm, operation, index, rows[static_cast<std::size_t>(comm.rank())]);
 
-  Call call;
-  call.kind = OpKind::kScatter;
-  call.dtype = signature.dtype;
-  call.on_gpu = signature.device >= 0;
-  call.root = root;
+  Call call = rows_call(operation, outcome, bytes);
   call.input = operation.tensors[index].input;
-  call.output = static_cast<std::byte*>(outcome.data);
-  call.receive_bytes = bytes;
   if (call.bytes() > 0) co_await run(comm, call, algorithm);
   operation.outcomes.push_back(std::move(outcome));
 }
@@ -361,10 +353,10 @@ Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
     co_await run_fused(comm, operations, algorithm);
     co_return;
   }
-  static const std::vector<int> nobody;
+  static const std::vector<int> no_ranks;
   for (std::size_t at = 0; at < operations.size(); ++at) {
     const OperationPtr& operation = operations[at];
-    const std::vector<int>& absent = at < batch.absent.size() ? batch.absent[at] : nobody;
+    const std::vector<int>& absent = at < batch.absent.size() ? batch.absent[at] : no_ranks;
     if (kind == OpKind::kBarrier) co_await run_barrier(comm, algorithm);
     for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
       if (kind == OpKind::kAllgather) {

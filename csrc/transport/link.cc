@@ -132,7 +132,7 @@ std::uint64_t Link::backlog() const {
 }
 
 // Adds a frame without a posted receive to its set's backlog, when the frame begins to arrive.
-void Link::keep(const FrameHeader& header) {
+void Link::add_to_backlog(const FrameHeader& header) {
   if (sequence_of(header).transfers) return;
   const auto same = std::ranges::find(backlogs_, header.set, &Backlog::set);
   Backlog& backlog =
@@ -144,7 +144,7 @@ void Link::keep(const FrameHeader& header) {
 }
 
 // Removes a frame from its set's backlog: a receive has taken it, or it was dropped.
-void Link::let_go(const Sequence& sequence, std::uint64_t bytes) {
+void Link::remove_from_backlog(const Sequence& sequence, std::uint64_t bytes) {
   if (sequence.transfers) return;
   const auto backlog = std::ranges::find(backlogs_, sequence.set, &Backlog::set);
   backlog->bytes -= bytes + kFrameCost;
@@ -355,7 +355,7 @@ void Link::begin_frame() {
       early.bytes = header_.bytes;
       early.data = std::make_unique_for_overwrite<std::byte[]>(header_.bytes);
       target_ = early.data.get();
-      keep(header_);
+      add_to_backlog(header_);
       inbox.early.push_back(std::move(early));
       early_inbox_ = &inbox;
     }
@@ -384,7 +384,7 @@ void Link::end_frame() {
       // The receive was posted while the frame arrived, so this is the only early frame left.
       std::copy_n(early.data.get(), early.bytes, early.wanted_by->data_);
       early.wanted_by->done_ = true;
-      let_go(sequence_of(header_), early.bytes);
+      remove_from_backlog(sequence_of(header_), early.bytes);
       inbox.early.pop_back();
     }
   }
@@ -413,7 +413,7 @@ void Link::post(Receive* receive) {
   } else if (early.complete) {
     std::copy_n(early.data.get(), early.bytes, receive->data_);
     receive->done_ = true;
-    let_go(sequence_of(receive->channel_), early.bytes);
+    remove_from_backlog(sequence_of(receive->channel_), early.bytes);
     inbox.early.pop_front();
   } else {
     early.wanted_by = receive;
@@ -448,7 +448,7 @@ void Link::forget(std::map<InboxKey, Inbox>::iterator inbox) {
   }
   const auto& [set, epoch, batch] = inbox->first;
   const Sequence sequence = sequence_of(Channel{.set = set, .epoch = epoch, .batch = batch});
-  for (const Early& early : inbox->second.early) let_go(sequence, early.bytes);
+  for (const Early& early : inbox->second.early) remove_from_backlog(sequence, early.bytes);
   inboxes_.erase(inbox);
 }
 

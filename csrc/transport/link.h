@@ -193,8 +193,8 @@ class Link {
   void send_notice(FrameHeader::Kind kind, std::uint32_t set);
   void hold(std::uint32_t set);
   void resume(std::uint32_t set);
-  void keep(const FrameHeader& header);
-  void let_go(const Sequence& sequence, std::uint64_t bytes);
+  void add_to_backlog(const FrameHeader& header);
+  void remove_from_backlog(const Sequence& sequence, std::uint64_t bytes);
   void let_peer_resume(Backlog& backlog);
   bool has_posted_receives(std::uint32_t set) const;
   bool holds_frames() const;

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from horoplug._keras.options import Options, Reduction
+from horoplug._keras.options import KerasReduction, ReductionOptions
 from horoplug.common.context import context
 
 
@@ -16,9 +16,9 @@ class Distribution:
     ``passes``: backward_passes_per_step; 1 also if only Keras' own setting accumulates gradients. ``factor``: the
     reduced gradients are multiplied by this number."""
 
-    def __init__(self, backend: Any, options: Options, passes: int, factor: int) -> None:
+    def __init__(self, backend: Any, options: ReductionOptions, passes: int, factor: int) -> None:
         self.options = options
-        self.reduction: Reduction = backend.BackendReduction(options)
+        self.reduction: KerasReduction = backend.BackendReduction(options)
         self.passes = passes
         # Variables that are not reduced, by id. The dictionary holds the objects, so that their ids are not used again.
         self.local: dict[int, Any] = {}

@@ -5,7 +5,7 @@ from typing import Any
 
 from horoplug._keras.backends import tensorflow as backend
 from horoplug._keras.distribution import Distribution, change_class
-from horoplug._keras.options import Options
+from horoplug._keras.options import ReductionOptions
 from horoplug.tensorflow.gradient_aggregation import LocalGradientAggregationHelper as Helper
 
 
@@ -30,7 +30,9 @@ class _DistributedMixin:
         return self._aggregation.apply_gradients(lambda: apply(pairs, *args, **kwargs), self, pairs)
 
 
-def distribute(optimizer: Any, options: Options, passes: int, average_aggregated: bool) -> Any:
+def distribute(
+    optimizer: Any, options: ReductionOptions, passes: int, average_aggregated: bool
+) -> Any:
     """Make an optimizer of Keras 2 a distributed one; see :func:`horoplug._keras.keras3.distribute`."""
     distribution = Distribution(backend, options, passes, 1)
     made = change_class(optimizer, _DistributedMixin, distribution)

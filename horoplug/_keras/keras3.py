@@ -13,7 +13,7 @@ from typing import Any
 from horoplug._keras import backends
 from horoplug._keras.distribution import Distribution, change_class, is_distributed
 from horoplug._keras.jit import compile_where_possible
-from horoplug._keras.options import Options
+from horoplug._keras.options import ReductionOptions
 
 
 class _DistributedMixin:
@@ -89,7 +89,9 @@ def _accumulated(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     ]
 
 
-def distribute(optimizer: Any, options: Options, passes: int, average_aggregated: bool) -> Any:
+def distribute(
+    optimizer: Any, options: ReductionOptions, passes: int, average_aggregated: bool
+) -> Any:
     """Make an optimizer of Keras 3 a distributed one.
 
     ``passes``: backward_passes_per_step; ``average_aggregated``: average_aggregated_gradients."""

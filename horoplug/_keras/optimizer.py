@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from horoplug._keras import keras3
 from horoplug._keras.distribution import is_distributed
-from horoplug._keras.options import Options
+from horoplug._keras.options import ReductionOptions
 
 Optimizer = TypeVar("Optimizer")
 
@@ -27,7 +27,7 @@ def make(optimizer: Optimizer, arguments: Mapping[str, Any]) -> Optimizer:
     if passes[0] < 1:
         raise ValueError(f"backward_passes_per_step={passes[0]}: it must be positive.")
     name = arguments["name"] or f"Distributed{type(optimizer).__name__}"
-    options = Options.of(name, arguments)
+    options = ReductionOptions.of(name, arguments)
     distributed: Any
     if hasattr(optimizer, "stateless_apply"):
         distributed = keras3.distribute(optimizer, options, *passes)

@@ -10,7 +10,7 @@ from horoplug.common.reduce_ops import Average, resolve
 
 
 @dataclass(frozen=True)
-class Options:
+class ReductionOptions:
     """The arguments of ``DistributedOptimizer`` of the same names.
 
     Raises ValueError for an invalid op, for a predivide factor with another op than Average, and for invalid
@@ -33,14 +33,14 @@ class Options:
         check_groups(self.groups)
 
     @classmethod
-    def of(cls, name: str, arguments: Mapping[str, Any]) -> "Options":
+    def of(cls, name: str, arguments: Mapping[str, Any]) -> "ReductionOptions":
         """From the arguments of a user's call, by name. Arguments that are not fields of this class are ignored."""
         known = {field.name: arguments[field.name] for field in fields(cls)}
         return cls(**known | {"name": name, "groups": groups_of(arguments)})
 
 
-class Reduction(Protocol):
-    """How a backend reduces gradients. Each backend constructs its implementation from :class:`Options`."""
+class KerasReduction(Protocol):
+    """How a backend reduces gradients. Each backend constructs its implementation from :class:`ReductionOptions`."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         """The reduced gradients of ``variables``, in their order. Gradients that are None remain None. On ranks outside

@@ -33,7 +33,7 @@ _REMEMBERED_PER_RANK = 256
 Buffer = bytes | bytearray | memoryview
 
 
-class Operation(NamedTuple):
+class ObjectOperation(NamedTuple):
     """The operation that carries objects."""
 
     kind: str
@@ -47,7 +47,7 @@ class _Known:
 
     __slots__ = ("last", "mac")
 
-    def __init__(self, key: bytes, operation: Operation) -> None:
+    def __init__(self, key: bytes, operation: ObjectOperation) -> None:
         name = b"" if operation.name is None else b"named " + operation.name.encode()
         context = f"{operation.kind} {operation.process_set} ".encode() + name
         self.mac = hmac.new(key, len(context).to_bytes(4, "big") + context, hashlib.sha256)
@@ -70,17 +70,19 @@ class ObjectTags:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         # The operation that has not been used for longest comes first.
-        self._known: collections.OrderedDict[Operation, _Known] = collections.OrderedDict()
+        self._known: collections.OrderedDict[ObjectOperation, _Known] = collections.OrderedDict()
         self._remembered = 0  # numbers in all of _known
         self._floors: dict[int, int] = {}  # by source: the highest number that was forgotten
 
-    def seal(self, operation: Operation, data: Buffer) -> bytes:
+    def seal(self, operation: ObjectOperation, data: Buffer) -> bytes:
         """The header of an object that this rank sends."""
         digest = hashlib.sha256(data).digest()
         fields = _FIELDS.pack(self._rank, next(self._numbers), len(data), digest)
         return fields + self._find(operation).tag(fields)
 
-    def check_header(self, operation: Operation, source: int, header: Buffer) -> tuple[int, bytes]:
+    def check_header(
+        self, operation: ObjectOperation, source: int, header: Buffer
+    ) -> tuple[int, bytes]:
         """Check the header of an object from rank ``source``. Returns the object's length, and its SHA-256 for
         :meth:`check`. Errors: TamperedMessageError."""
         known = self._find(operation)
@@ -100,7 +102,7 @@ class ObjectTags:
             raise _error(operation, source, "was repeated, or came out of order")
         return length, digest
 
-    def _find(self, operation: Operation) -> _Known:
+    def _find(self, operation: ObjectOperation) -> _Known:
         with self._lock:
             known = self._known.get(operation)
             if known is None:
@@ -119,13 +121,13 @@ class ObjectTags:
             self._floors[source] = max(self._floors.get(source, 0), number)
 
 
-def check(operation: Operation, source: int, digest: bytes, data: Buffer) -> None:
+def check(operation: ObjectOperation, source: int, digest: bytes, data: Buffer) -> None:
     """Check that an object is the one of the header with this SHA-256. Errors: TamperedMessageError."""
     if hashlib.sha256(data).digest() != digest:
         raise _error(operation, source, "was changed on its way")
 
 
-def _error(operation: Operation, source: int, what: str) -> TamperedMessageError:
+def _error(operation: ObjectOperation, source: int, what: str) -> TamperedMessageError:
     name = "" if operation.name is None else f" {operation.name}"
     return TamperedMessageError(
         f"{operation.kind}_object{name}: the object from rank {source} {what}; it was not unpickled"

@@ -9,7 +9,7 @@ from typing import Any
 
 from horoplug.common.byte_transfer import allgather_bytes, broadcast_bytes
 from horoplug.common.context import context
-from horoplug.common.object_tags import HEADER_BYTES, ObjectTags, Operation, check
+from horoplug.common.object_tags import HEADER_BYTES, ObjectOperation, ObjectTags, check
 from horoplug.common.opspec import Call
 from horoplug.common.process_sets import (
     ProcessSet,
@@ -41,7 +41,7 @@ def broadcast_object(
     connections = context.connections()
     is_root = connections.rank == root_rank
     set_id = process_set_id(process_set)
-    operation = Operation("broadcast", set_id, str(name) if name else None)
+    operation = ObjectOperation("broadcast", set_id, str(name) if name else None)
     data = bytearray(dumps(obj) if is_root else b"")
     tags = _tags()
     with _in_order(operation):
@@ -65,7 +65,7 @@ def allgather_object(
 
     Raises the exceptions of :func:`broadcast_object`."""
     set_id = process_set_id(process_set)
-    operation = Operation("allgather", set_id, str(name) if name else None)
+    operation = ObjectOperation("allgather", set_id, str(name) if name else None)
     data = dumps(obj)
     tags = _tags()
     own_rank = context.connections().rank
@@ -103,7 +103,7 @@ def _tags() -> ObjectTags:
 _NAMED = contextlib.nullcontext()
 
 
-def _in_order(operation: Operation) -> contextlib.AbstractContextManager[Any]:
+def _in_order(operation: ObjectOperation) -> contextlib.AbstractContextManager[Any]:
     """Lets the operations without a name run one after the other: their numbers grow, and the core pairs the n-th of
     one rank with the n-th of every other."""
     if operation.name:

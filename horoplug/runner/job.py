@@ -30,7 +30,7 @@ from .environment import common_environment
 from .hosts import Placement
 from .job_description import JobDescription
 from .outlet import Outlets
-from .output import Output
+from .output import RankOutput
 from .preflight import StartError
 from .remote import Ssh
 from .signals import signal_handlers
@@ -92,7 +92,7 @@ class Job:
         self._agents = Agents(timeout + _LATER, ping_seconds, max(3 * ping_seconds, 2.0))
         self._outlets = Outlets()
         writers = self._outlets.writers
-        self._output = Output(size, writers, folder=folder, timestamps=timestamps)
+        self._output = RankOutput(size, writers, folder=folder, timestamps=timestamps)
         self._held = False  # the agents do not read the ranks' output for now
         self._status: Status | None = None
         if status and wanted(os.environ, [writer.terminal for writer in writers]):

@@ -63,7 +63,7 @@ class _Log:
 
 
 @dataclasses.dataclass
-class _Stream:
+class _RankStream:
     prefix: str
     writer: Writer
     file: _Log | None
@@ -71,7 +71,7 @@ class _Stream:
     shown: float = float("-inf")  # when a state of its progress bar was last shown
 
 
-class Output:
+class RankOutput:
     """The output of all ranks. ``writers``: the launcher's stdout and stderr."""
 
     def __init__(
@@ -86,8 +86,8 @@ class Output:
 
         ``timestamps``: print the time before every line. Errors: OSError if those files cannot be created."""
         self._timestamps = timestamps
-        self._streams: dict[tuple[int, int], _Stream] = {}
-        self._live: tuple[_Stream, bytes] | None = None  # the progress bar on the terminal
+        self._streams: dict[tuple[int, int], _RankStream] = {}
+        self._live: tuple[_RankStream, bytes] | None = None  # the progress bar on the terminal
         self._errors = writers[1]
         self._status = b""  # the launcher's status line, shown if there is no bar
         width = len(str(size - 1))
@@ -98,7 +98,7 @@ class Output:
                     place = folder / f"rank.{rank:0{width}d}"
                     place.mkdir(parents=True, exist_ok=True)
                     file = _Log(place / name, _create(place / name))
-                stream = _Stream(f"[{rank}]<{name}>:", writers[number], file)
+                stream = _RankStream(f"[{rank}]<{name}>:", writers[number], file)
                 self._streams[rank, number] = stream
 
     def feed(self, rank: int, number: int, data: bytes) -> None:
@@ -164,12 +164,12 @@ class Output:
 
     # ---- lines and bars ----------------------------------------------------------------------------------------------
 
-    def _line(self, stream: _Stream, line: bytes) -> bytes:
+    def _line(self, stream: _RankStream, line: bytes) -> bytes:
         """A line as it is shown: the last state of a line that was redrawn."""
         states = [state for state in line.split(b"\r") if state]
         return self._prefix(stream) + (states[-1] if states else b"") + b"\n"
 
-    def _redraw(self, stream: _Stream) -> None:
+    def _redraw(self, stream: _RankStream) -> None:
         """Show the newest state of a stream's progress bar, if the terminal is free, or a line is due in a file."""
         states = [state for state in stream.partial.split(b"\r") if state.strip()]
         if not states:
@@ -184,12 +184,12 @@ class Output:
             stream.shown = time.monotonic()
             stream.writer.write(self._prefix(stream) + states[-1] + b"\n")
 
-    def _end_bar(self, stream: _Stream) -> None:
+    def _end_bar(self, stream: _RankStream) -> None:
         if self._live is not None and self._live[0] is stream:
             self._live = None
             stream.writer.write(_CLEAR)
 
-    def _write(self, stream: _Stream, data: bytes) -> None:
+    def _write(self, stream: _RankStream, data: bytes) -> None:
         """Write whole lines above the progress bar or status line."""
         if self._live is not None:
             writer, bottom = self._live[0].writer, self._live[1]
@@ -202,6 +202,6 @@ class Output:
         stream.writer.write(data)
         writer.write(bottom)
 
-    def _prefix(self, stream: _Stream) -> bytes:
+    def _prefix(self, stream: _RankStream) -> bytes:
         when = time.strftime("%a %b %d %H:%M:%S %Y") if self._timestamps else ""
         return (when + stream.prefix).encode()

@@ -16,14 +16,14 @@ import pytest
 
 import horoplug.numpy as hvd
 from horoplug.common import object_tags
-from horoplug.common.object_tags import HEADER_BYTES, ObjectTags, Operation
+from horoplug.common.object_tags import HEADER_BYTES, ObjectOperation, ObjectTags
 from horoplug.rendezvous.connections import connector
 from horoplug.rendezvous.errors import TamperedMessageError
 from tests.harness.support import seed
 
 pytest_plugins = ["tests.harness.jobs"]
 
-OPERATION = Operation("broadcast", 0, None)
+OPERATION = ObjectOperation("broadcast", 0, None)
 
 
 def ranks(size, key=b"k" * 32):
@@ -87,24 +87,24 @@ def test_repeated_and_reordered_objects_are_refused():
 def test_operations_of_different_names_may_run_in_any_order():
     a, b = ranks(2)
     rng = random.Random(seed())
-    sent = [(name, a.seal(Operation("broadcast", 0, name), b"x")) for name in "abcdef"]
+    sent = [(name, a.seal(ObjectOperation("broadcast", 0, name), b"x")) for name in "abcdef"]
     for _ in range(20):
         rng.shuffle(sent)
         for name, header in sent:
-            b.check_header(Operation("broadcast", 0, name), 0, header)
-        sent = [(name, a.seal(Operation("broadcast", 0, name), b"x")) for name in "abcdef"]
+            b.check_header(ObjectOperation("broadcast", 0, name), 0, header)
+        sent = [(name, a.seal(ObjectOperation("broadcast", 0, name), b"x")) for name in "abcdef"]
 
 
 def test_names_that_are_used_once_do_not_fill_memory():
     a, b = ranks(2)
-    first = a.seal(Operation("broadcast", 0, "0"), b"x")
-    b.check_header(Operation("broadcast", 0, "0"), 0, first)
+    first = a.seal(ObjectOperation("broadcast", 0, "0"), b"x")
+    b.check_header(ObjectOperation("broadcast", 0, "0"), 0, first)
     for i in range(1, b._capacity // 2 + 100):
-        name = Operation("broadcast", 0, str(i))
+        name = ObjectOperation("broadcast", 0, str(i))
         b.check_header(name, 0, a.seal(name, b"x"))
     assert b._remembered <= b._capacity
     with pytest.raises(TamperedMessageError, match="repeated"):  # although its name is forgotten
-        b.check_header(Operation("broadcast", 0, "0"), 0, first)
+        b.check_header(ObjectOperation("broadcast", 0, "0"), 0, first)
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------

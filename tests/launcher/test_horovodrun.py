@@ -350,7 +350,7 @@ def test_progress_bar_in_a_file(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
     out, err = Screen(False), Screen(False)
-    merged = output.Output(2, (out, err))
+    merged = output.RankOutput(2, (out, err))
     for percent in range(100):
         merged.feed(0, 1, b"\r %d%%" % percent)
         now[0] += 0.1
@@ -366,7 +366,7 @@ def test_progress_bar_in_a_file(monkeypatch):
 
 def test_progress_bar_on_a_terminal():
     screen = Screen(True)
-    merged = output.Output(2, (screen, screen))
+    merged = output.RankOutput(2, (screen, screen))
     merged.feed(0, 1, b"\r10%")
     assert screen.data == b"\r\x1b[K[0]<stderr>:10%"
     screen.data = b""
@@ -386,7 +386,7 @@ def test_progress_bar_on_a_terminal():
 
 def test_endless_line_uses_bounded_memory():
     out = Screen(False)
-    merged = output.Output(1, (out, Screen(False)))
+    merged = output.RankOutput(1, (out, Screen(False)))
     for _ in range(5):
         merged.feed(0, 0, b"x" * (output.MAX_LINE // 2 + 1))
     assert len(merged._streams[0, 0].partial) <= output.MAX_LINE

@@ -94,7 +94,7 @@ CLEAR = b"\r\x1b[K"
 
 def test_status_line_stays_below_output_and_progress_bars():
     screen = Screen(True)
-    merged = output.Output(2, (screen, screen))
+    merged = output.RankOutput(2, (screen, screen))
     merged.feed(0, 0, b"text\n")
     assert screen.data == b"[0]<stdout>:text\n"
     screen.data = b""
@@ -121,7 +121,7 @@ def test_status_line_stays_below_output_and_progress_bars():
 
 def test_status_line_stays_while_output_goes_to_a_file():
     out, err = Screen(False), Screen(True)
-    merged = output.Output(1, (out, err))
+    merged = output.RankOutput(1, (out, err))
     merged.show_status("up")
     merged.feed(0, 0, b"text\n")
     assert out.data == b"[0]<stdout>:text\n"
@@ -132,7 +132,7 @@ def test_status_line_stays_while_output_goes_to_a_file():
 
 def test_status_line_is_not_drawn_in_the_background():
     screen = Screen(True)
-    merged = output.Output(1, (screen, screen))
+    merged = output.RankOutput(1, (screen, screen))
     merged.show_status("up")
     screen.data = b""
     merged.show_status("", draw=False)

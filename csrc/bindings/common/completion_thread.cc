@@ -11,27 +11,27 @@ void CompletionThread::start() {
   std::lock_guard lock(mutex_);
   if (started_) return;
   // Detached: it runs until the process ends.
-  std::thread([this] { run_tasks(); }).detach();
+  std::thread([this] { run_callbacks(); }).detach();
   started_ = true;
 }
 
-void CompletionThread::post(Task* task) noexcept {
+void CompletionThread::post(Callback* callback) noexcept {
   {
     std::lock_guard lock(mutex_);
-    (last_ == nullptr ? first_ : last_->next_) = task;
-    last_ = task;
+    (last_ == nullptr ? first_ : last_->next_) = callback;
+    last_ = callback;
   }
-  task_posted_.notify_one();
+  posted_.notify_one();
 }
 
-void CompletionThread::run_tasks() {
+void CompletionThread::run_callbacks() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    task_posted_.wait(lock, [this] { return first_ != nullptr; });
-    Task* tasks = std::exchange(first_, nullptr);
+    posted_.wait(lock, [this] { return first_ != nullptr; });
+    Callback* callbacks = std::exchange(first_, nullptr);
     last_ = nullptr;
     lock.unlock();
-    while (tasks != nullptr) std::exchange(tasks, tasks->next_)->run();
+    while (callbacks != nullptr) std::exchange(callbacks, callbacks->next_)->run();
     lock.lock();
   }
 }

@@ -9,29 +9,29 @@ namespace horoplug::bindings {
 
 class CompletionThread {
  public:
-  class Task {
+  class Callback {
    public:
-    virtual ~Task() = default;
-    // Called once; may delete the task.
+    virtual ~Callback() = default;
+    // Called once; may delete the callback.
     virtual void run() noexcept = 0;
 
    private:
     friend class CompletionThread;
-    Task* next_ = nullptr;
+    Callback* next_ = nullptr;
   };
 
   // Starts the thread unless it runs. Throws std::system_error if no thread can be created.
   void start();
-  // Runs a task on the thread, after those posted before. Requires start().
-  void post(Task* task) noexcept;
+  // Runs a callback on the thread, after callbacks posted before. Requires start().
+  void post(Callback* callback) noexcept;
 
  private:
-  void run_tasks();
+  void run_callbacks();
 
   std::mutex mutex_;
-  std::condition_variable task_posted_;
-  Task* first_ = nullptr;
-  Task* last_ = nullptr;
+  std::condition_variable posted_;
+  Callback* first_ = nullptr;
+  Callback* last_ = nullptr;
   bool started_ = false;
 };
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace horoplug {
+namespace horoplug::python {
 
 // A sequence of Python objects as an array of borrowed references.
 class Items {
@@ -72,4 +72,4 @@ inline std::vector<const char*> to_c_strings(const std::vector<std::string>& str
   return pointers;
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

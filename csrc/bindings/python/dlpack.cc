@@ -11,7 +11,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 namespace {
 
 // The layout of DLPack 1.
@@ -206,4 +206,4 @@ void add_dlpack(py::module_& module) {
              "versioned"_a);
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -4,9 +4,9 @@
 
 #include <pybind11/pybind11.h>
 
-namespace horoplug {
+namespace horoplug::python {
 
 // Adds the class DlpackTensor with its functions to the module.
 void add_dlpack(pybind11::module_& module);
 
-}  // namespace horoplug
+}  // namespace horoplug::python

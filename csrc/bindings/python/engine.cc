@@ -13,7 +13,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 namespace {
 
 // Seconds after which a waiting thread checks for signals, so that Ctrl-C gets through.
@@ -360,4 +360,4 @@ void add_engine(py::module_& module) {
       .def("timeline_stop", &Engine::timeline_stop);
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -17,7 +17,7 @@
 #include "memory.h"
 #include "submission_arguments.h"
 
-namespace horoplug {
+namespace horoplug::python {
 
 // What one tensor of a finished operation has produced.
 struct Result {
@@ -81,4 +81,4 @@ class Engine {
 // Adds Engine, Result and Prepared to the module.
 void add_engine(pybind11::module_& module);
 
-}  // namespace horoplug
+}  // namespace horoplug::python

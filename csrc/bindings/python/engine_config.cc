@@ -12,7 +12,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 namespace {
 
 // Calls `visit(name, member)` for every attribute.
@@ -183,4 +183,4 @@ void add_engine_config(py::module_& module) {
   visit_attributes([&](const char* name, auto member) { type.def_readwrite(name, member); });
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -13,7 +13,7 @@
 
 #include "horoplug/horoplug.h"
 
-namespace horoplug {
+namespace horoplug::python {
 
 // The attributes of horoplug._native.EngineConfig, which _native.pyi documents. Defaults that are 0
 // stand for the core's own.
@@ -86,4 +86,4 @@ class CoreConfig {
 // Adds the class EngineConfig to the module.
 void add_engine_config(pybind11::module_& module);
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -13,7 +13,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 namespace {
 
 struct Member {
@@ -86,4 +86,4 @@ void add_enumerations(py::module_& module) {
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

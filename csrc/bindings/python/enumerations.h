@@ -3,9 +3,9 @@
 
 #include <pybind11/pybind11.h>
 
-namespace horoplug {
+namespace horoplug::python {
 
 // Adds Status, Op, ReduceOp (enum.IntEnum) and dtypes(), dtype_size() to the module.
 void add_enumerations(pybind11::module_& module);
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -2,7 +2,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 namespace {
 
 PyObject* error_type = nullptr;
@@ -34,4 +34,4 @@ void add_errors(py::module_& module) {
   module.attr("Error") = py::handle(error_type);
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

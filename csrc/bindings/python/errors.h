@@ -7,7 +7,7 @@
 
 #include "horoplug/horoplug.h"
 
-namespace horoplug {
+namespace horoplug::python {
 
 // A new Error object; does not set the Python error indicator.
 pybind11::object make_error(hp_status status, const std::string& message);
@@ -20,4 +20,4 @@ void check(hp_status status);
 // Adds the class Error to the module.
 void add_errors(pybind11::module_& module);
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace horoplug {
+namespace horoplug::python {
 
 // Shared with the thread: garbage collection may run inside a delivery and destroy the very engine
 // that logs.
@@ -108,7 +108,7 @@ void LogQueue::write(std::int32_t level, const char* text) {
   std::fprintf(stderr, "horoplug: %s\n", text);
 }
 
-void LogQueue::close() { horoplug::close(*state_); }
+void LogQueue::close() { python::close(*state_); }
 
 void LogQueue::close_all() {
   std::vector<std::shared_ptr<State>> queues;
@@ -116,7 +116,7 @@ void LogQueue::close_all() {
     const std::lock_guard lock(registry().mutex);
     queues.assign(registry().queues.begin(), registry().queues.end());
   }
-  for (const auto& queue : queues) horoplug::close(*queue);
+  for (const auto& queue : queues) python::close(*queue);
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

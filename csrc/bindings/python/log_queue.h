@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-namespace horoplug {
+namespace horoplug::python {
 
 // The engine may log from any thread and under its own locks, also while a Python thread that holds
 // the GIL waits for one of them. So write() never takes the GIL: a thread of the queue's own calls
@@ -36,4 +36,4 @@ class LogQueue {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace horoplug
+}  // namespace horoplug::python

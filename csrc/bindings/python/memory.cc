@@ -2,7 +2,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 namespace {
 
 py::buffer_info writable_bytes(void* data, std::int64_t bytes) {
@@ -65,4 +65,4 @@ void add_memory(py::module_& module) {
   module.def("address_of", &address_of, "buffer"_a);
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

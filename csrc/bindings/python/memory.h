@@ -8,7 +8,7 @@
 #include "horoplug/horoplug.h"
 #include "process.h"
 
-namespace horoplug {
+namespace horoplug::python {
 
 inline void* to_stream(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
 
@@ -82,4 +82,4 @@ class Buffer {
 // Adds these classes, and address_of, to the module.
 void add_memory(pybind11::module_& module);
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -22,9 +22,9 @@ namespace py = pybind11;
 namespace {
 
 std::string gpu_capabilities(const std::vector<std::string>& files) {
-  const std::vector<const char*> paths = horoplug::to_c_strings(files);
+  const std::vector<const char*> paths = horoplug::python::to_c_strings(files);
   char* text = nullptr;
-  horoplug::check(horoplug::without_gil([&] {
+  horoplug::python::check(horoplug::python::without_gil([&] {
     return hp_gpu_capabilities(paths.data(), static_cast<int32_t>(paths.size()), &text);
   }));
   const std::unique_ptr<char, decltype(&hp_free)> owner(text, hp_free);
@@ -42,14 +42,14 @@ PYBIND11_MODULE(_native, module) {
   }
   module.doc() = "The C core as Python sees it: a thin layer over the C ABI.";
   module.attr("ABI_VERSION") = HP_ABI_VERSION;
-  horoplug::add_process(module);
-  horoplug::add_errors(module);
-  horoplug::add_enumerations(module);
-  horoplug::add_memory(module);
-  horoplug::add_worker(module);
-  horoplug::add_engine_config(module);
-  horoplug::add_engine(module);
-  horoplug::add_dlpack(module);
+  horoplug::python::add_process(module);
+  horoplug::python::add_errors(module);
+  horoplug::python::add_enumerations(module);
+  horoplug::python::add_memory(module);
+  horoplug::python::add_worker(module);
+  horoplug::python::add_engine_config(module);
+  horoplug::python::add_engine(module);
+  horoplug::python::add_dlpack(module);
   module.def("version", [] { return std::string(hp_version()); });
   module.def("cpu_kernels", [] { return std::string(hp_cpu_kernels()); });
   module.def("algorithms", [] { return std::string(hp_algorithms()); });

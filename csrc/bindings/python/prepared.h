@@ -9,7 +9,7 @@
 
 #include "horoplug/horoplug.h"
 
-namespace horoplug {
+namespace horoplug::python {
 
 class Prepared {
  public:
@@ -47,4 +47,4 @@ class Prepared {
   hp_submission submission_ = {};
 };
 
-}  // namespace horoplug
+}  // namespace horoplug::python

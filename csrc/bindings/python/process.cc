@@ -12,7 +12,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 
 std::atomic<int> fork_generation{0};
 
@@ -68,4 +68,4 @@ void add_process(py::module_& module) {
   module.def("guard_exit", &guard_exit, "seconds"_a, "text"_a);
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

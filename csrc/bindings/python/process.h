@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-namespace horoplug {
+namespace horoplug::python {
 
 // Calls a function that returns a value, without the GIL. No destructor takes the GIL back: in a
 // daemon thread at interpreter exit that ends the thread by unwinding, which must not start in a
@@ -29,4 +29,4 @@ void call_and_release(PyObject* function);
 // Begins to count forks, and adds guard_exit to the module.
 void add_process(pybind11::module_& module);
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -9,7 +9,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 namespace {
 
 enum Parameter : std::size_t {
@@ -135,4 +135,4 @@ SubmissionArguments::SubmissionArguments(PyObject* const* values, Py_ssize_t cou
   }
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

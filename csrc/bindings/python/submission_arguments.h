@@ -10,7 +10,7 @@
 #include "arguments.h"
 #include "horoplug/horoplug.h"
 
-namespace horoplug {
+namespace horoplug::python {
 
 class SubmissionArguments {
  public:
@@ -32,4 +32,4 @@ class SubmissionArguments {
   bool keep_ = true;
 };
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -4,7 +4,7 @@
 
 namespace py = pybind11;
 
-namespace horoplug {
+namespace horoplug::python {
 
 Worker::Worker() { check(hp_worker_start(&worker_)); }
 
@@ -35,4 +35,4 @@ void add_worker(py::module_& module) {
       .def("post", &Worker::post, "function"_a);
 }
 
-}  // namespace horoplug
+}  // namespace horoplug::python

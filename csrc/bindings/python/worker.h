@@ -6,7 +6,7 @@
 #include "horoplug/horoplug.h"
 #include "process.h"
 
-namespace horoplug {
+namespace horoplug::python {
 
 class Worker {
  public:
@@ -27,4 +27,4 @@ class Worker {
 // Adds the class to the module.
 void add_worker(pybind11::module_& module);
 
-}  // namespace horoplug
+}  // namespace horoplug::python

@@ -20,7 +20,7 @@ bool guarded(TF_OpKernelContext* context, Body&& body) {
   });
 }
 
-class KernelRun : private bindings::CompletionThread::Task {
+class KernelRun : private bindings::CompletionThread::Callback {
  public:
   // Reads the inputs and allocates the outputs. Throws Failure.
   KernelRun(const Kernel& kernel, TF_OpKernelContext* context);

@@ -1,7 +1,6 @@
 #include "ops.h"
 
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,13 +10,13 @@
 namespace horoplug::tensorflow {
 namespace {
 
-// All types that TensorFlow 2.12 knows by name, which are all but the floats of 8 bits.
+// All types with a number in TensorFlow.
 const std::string& types() {
   static const std::string text = [] {
     std::string names;
-#define HP_DTYPE(code, NAME, Name, name, bytes, family, ...) \
-  if (std::string_view(#family).substr(0, 6) != "Float8")    \
-    names += names.empty() ? #name : ", " #name;
+#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
+                 dlpack, tf, xla)                                                                  \
+  if (tf >= 0) names += names.empty() ? #name : ", " #name;
 #include "horoplug/dtypes.def"
     return "T: {" + names + "}";
   }();

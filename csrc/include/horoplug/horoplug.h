@@ -66,26 +66,11 @@ typedef enum hp_reduce_op {
   HP_REDUCE_OP_COUNT = 6
 } hp_reduce_op;
 
+/* HP_ALLREDUCE, HP_ALLGATHER, ...: the rows of operations.def. */
 typedef enum hp_op {
-  HP_ALLREDUCE = 0,
-  HP_ALLGATHER = 1,
-  HP_BROADCAST = 2,
-  HP_ALLTOALL = 3,
-  HP_REDUCESCATTER = 4,
-  HP_BARRIER = 5,
-  /* These have functions of their own: hp_join, hp_process_set_add, hp_process_set_remove,
-   * hp_buffer_create. */
-  HP_JOIN = 6,
-  HP_ADD_PROCESS_SET = 7,
-  HP_REMOVE_PROCESS_SET = 8,
-  HP_CREATE_BUFFER = 9,
-  /* These are submitted like the first six. */
-  HP_REDUCE = 10,
-  HP_GATHER = 11,
-  HP_SCATTER = 12,
-  HP_SEND = 13,
-  HP_RECV = 14,
-  HP_OP_COUNT = 15
+#define HP_OPERATION(code, NAME, ...) HP_##NAME = code,
+#include "horoplug/operations.def"
+  HP_OP_COUNT
 } hp_op;
 
 typedef struct hp_engine hp_engine;

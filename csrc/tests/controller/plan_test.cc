@@ -268,7 +268,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
     options.max_outstanding = 1 + below(random, 3);
     options.tuning.bucket_bytes = 40 * (1 + below(random, 4));
     // Half of the jobs tune their batches and chunks while they run.
-    options.job = {.ranks = ranks, .one_host = false, .lanes = 2};
+    options.placement = {.ranks = ranks, .one_host = false, .lanes = 2};
     options.tuner = {.mode = chance(random, 2) ? Autotune::kAll : Autotune::kOff,
                      .warmup = 1,
                      .turns = 1 + below(random, 2),

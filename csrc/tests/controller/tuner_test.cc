@@ -154,8 +154,8 @@ TEST_CASE("choices stay within the available lanes, chunks and buckets") {
 }
 
 TEST_CASE("settings that could change a result are tuned in mode kAll only") {
-  const auto tuned = [](const TunerOptions& options, const Tuner::Job& job) {
-    Tuner tuner(options, {}, job);
+  const auto tuned = [](const TunerOptions& options, const Tuner::Placement& placement) {
+    Tuner tuner(options, {}, placement);
     std::vector<std::string> names;
     for (const Trial& trial :
          Training(40, 1 << 20).run(tuner, [](const Tuning&, std::size_t) { return 1.0; })) {
@@ -164,9 +164,9 @@ TEST_CASE("settings that could change a result are tuned in mode kAll only") {
     return names;
   };
   using Names = std::vector<std::string>;
-  const Tuner::Job one_host{.ranks = 8};
-  const Tuner::Job two_ranks{.ranks = 2, .one_host = false, .lanes = 4};
-  const Tuner::Job hosts{.ranks = 4, .one_host = false, .lanes = 4};
+  const Tuner::Placement one_host{.ranks = 8};
+  const Tuner::Placement two_ranks{.ranks = 2, .one_host = false, .lanes = 4};
+  const Tuner::Placement hosts{.ranks = 4, .one_host = false, .lanes = 4};
   TunerOptions all;
   all.mode = Autotune::kAll;
   all.choices = 100;

@@ -223,7 +223,7 @@ TEST_CASE("sends that are not received are abandoned to MPI when the stream clos
     link.pump_read();
     CHECK(link.busy());  // the message is not sent yet
   }
-  REQUIRE(here.transfers.size() == 2);  // two segments
+  REQUIRE(here.transfers.size() == 2);  // two packets
   for (const auto& [number, transfer] : here.transfers) {
     CHECK(transfer.sends);
     ::operator delete(transfer.memory);  // still allocated, but abandoned
@@ -231,12 +231,12 @@ TEST_CASE("sends that are not received are abandoned to MPI when the stream clos
   world = nullptr;
 }
 
-TEST_CASE("segments in flight are limited, and receives are posted ahead after the first one") {
+TEST_CASE("packets in flight are limited, and receives are posted ahead after the first one") {
   World here;
   world = &here;
   const auto mpi = make_mpi(description<void*>());
   const auto posted = [&](int rank) { return here.posted[{1 - rank, rank}].size(); };
-  const Bytes message = pattern(10 * MpiStream::kSegmentBytes, 1);
+  const Bytes message = pattern(10 * MpiStream::kPacketBytes, 1);
   {
     me = 0;
     Link link(1, std::make_unique<MpiStream>(mpi, 1), nullptr);
@@ -268,9 +268,9 @@ TEST_CASE("segments in flight are limited, and receives are posted ahead after t
   world = nullptr;
 }
 
-TEST_CASE("a segment with an invalid length breaks the link") {
+TEST_CASE("a packet with an invalid length breaks the link") {
   for (const std::uint32_t claimed :
-       {std::uint32_t{0}, std::uint32_t{MpiStream::kSegmentBytes + 1}, std::uint32_t{0xffffffff}}) {
+       {std::uint32_t{0}, std::uint32_t{MpiStream::kPacketBytes + 1}, std::uint32_t{0xffffffff}}) {
     CAPTURE(claimed);
     World here;
     world = &here;

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kCapacity = 256 * 1024;
 
 // One direction: a ring buffer under a lock.
-struct Half {
+struct Direction {
   std::mutex mutex;
   std::vector<std::byte> ring = std::vector<std::byte>(kCapacity);
   std::size_t head = 0;  // total bytes read
@@ -44,7 +44,8 @@ struct Half {
 
 class InprocStream final : public Stream {
  public:
-  InprocStream(std::shared_ptr<Half> out, std::shared_ptr<Half> in, std::shared_ptr<Doorbell> peer)
+  InprocStream(std::shared_ptr<Direction> out, std::shared_ptr<Direction> in,
+               std::shared_ptr<Doorbell> peer)
       : out_(std::move(out)), in_(std::move(in)), peer_(std::move(peer)) {}
   ~InprocStream() override {
     close_write();
@@ -99,8 +100,8 @@ class InprocStream final : public Stream {
   int fd() const override { return kRings; }
 
  private:
-  std::shared_ptr<Half> out_;
-  std::shared_ptr<Half> in_;
+  std::shared_ptr<Direction> out_;
+  std::shared_ptr<Direction> in_;
   std::shared_ptr<Doorbell> peer_;
 };
 
@@ -108,8 +109,8 @@ class InprocStream final : public Stream {
 
 std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>> make_inproc_pipe(
     std::shared_ptr<Doorbell> first, std::shared_ptr<Doorbell> second) {
-  auto there = std::make_shared<Half>();
-  auto back = std::make_shared<Half>();
+  auto there = std::make_shared<Direction>();
+  auto back = std::make_shared<Direction>();
   auto a = std::make_unique<InprocStream>(there, back, std::move(second));
   auto b = std::make_unique<InprocStream>(back, there, std::move(first));
   return {std::move(a), std::move(b)};

@@ -16,7 +16,7 @@ namespace {
 constexpr double kTimeToEnd = 0.2;
 
 // One call into MPI. It belongs to the thread until it has ended.
-struct Operation {
+struct MpiCall {
   Mpi::Request request;
   std::exception_ptr error;
   std::atomic<bool> asked{false};  // a caller has asked whether it has ended
@@ -35,23 +35,24 @@ struct Operation {
   }
 };
 
-// State used by the thread's jobs. If a job is stuck in MPI, the state outlives the funnel.
+// State used by the worker's functions. If one of them is stuck in MPI, the state outlives the
+// funnel.
 struct Calls {
   explicit Calls(std::shared_ptr<Mpi> library) : mpi(std::move(library)) {}
 
   const std::shared_ptr<Mpi> mpi;
-  std::vector<std::shared_ptr<Operation>> open;  // used by the thread only
-  std::atomic<bool> look_posted{false};
+  std::vector<std::shared_ptr<MpiCall>> open;  // used by the thread only
+  std::atomic<bool> poll_posted{false};
   std::atomic<bool> closed{false};
 
-  void look() {
-    look_posted.exchange(false);  // later callers of test() post another poll
+  void poll() {
+    poll_posted.exchange(false);  // later callers of test() post another poll
     bool ended = false;
-    std::erase_if(open, [&](const auto& operation) {
-      if (closed || !operation->asked) return false;
-      if (!operation->ended) operation->attempt([&] { mpi->test(operation->request); });
-      ended |= operation->ended;
-      return operation->ended.load();
+    std::erase_if(open, [&](const auto& call) {
+      if (closed || !call->asked) return false;
+      if (!call->ended) call->attempt([&] { mpi->test(call->request); });
+      ended |= call->ended;
+      return call->ended.load();
     });
     // A caller that spins posts the next poll at once. Yield, since other threads may need the
     // processor.
@@ -94,26 +95,26 @@ class Funnel final : public Mpi {
 
   bool test(Request& request) override {
     if (!request.open) return true;
-    const auto found = operations_.find(request.handle);
-    Operation& operation = *found->second;
-    if (!operation.ended.load(std::memory_order_acquire)) {
-      operation.asked = true;
-      if (!calls_->look_posted.exchange(true)) {
-        worker_->post([calls = calls_] { calls->look(); });
+    const auto found = open_calls_.find(request.handle);
+    MpiCall& call = *found->second;
+    if (!call.ended.load(std::memory_order_acquire)) {
+      call.asked = true;
+      if (!calls_->poll_posted.exchange(true)) {
+        worker_->post([calls = calls_] { calls->poll(); });
       }
       return false;
     }
-    const std::shared_ptr<Operation> ended = std::move(found->second);
-    operations_.erase(found);
+    const std::shared_ptr<MpiCall> ended = std::move(found->second);
+    open_calls_.erase(found);
     request = {};
     if (ended->error) std::rethrow_exception(ended->error);
     return true;
   }
   void cancel(Request& request) override {
     if (!request.open) return;
-    worker_->post([calls = calls_, operation = operations_.at(request.handle)] {
-      if (calls->closed || operation->ended) return;
-      operation->attempt([&] { calls->mpi->cancel(operation->request); });
+    worker_->post([calls = calls_, call = open_calls_.at(request.handle)] {
+      if (calls->closed || call->ended) return;
+      call->attempt([&] { calls->mpi->cancel(call->request); });
     });
   }
 
@@ -135,12 +136,12 @@ class Funnel final : public Mpi {
   // `function` starts a request.
   template <typename Function>
   Request begin(Function function) {
-    const auto operation = std::make_shared<Operation>();
-    operations_.emplace(++last_, operation);
-    worker_->post([calls = calls_, operation, function] {
+    const auto call = std::make_shared<MpiCall>();
+    open_calls_.emplace(++last_, call);
+    worker_->post([calls = calls_, call, function] {
       if (calls->closed) return;
-      operation->attempt([&] { operation->request = function(*calls->mpi); });
-      if (!operation->ended) calls->open.push_back(operation);
+      call->attempt([&] { call->request = function(*calls->mpi); });
+      if (!call->ended) calls->open.push_back(call);
     });
     return {last_, true};
   }
@@ -152,7 +153,7 @@ class Funnel final : public Mpi {
 
   const std::shared_ptr<Calls> calls_;
   const std::shared_ptr<Worker> worker_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> operations_;  // by handle
+  std::unordered_map<std::uint64_t, std::shared_ptr<MpiCall>> open_calls_;  // by handle
   std::uint64_t last_ = 0;
 };
 

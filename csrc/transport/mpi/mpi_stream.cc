@@ -10,7 +10,7 @@
 namespace horoplug {
 namespace {
 
-// Seconds that pending segments have, in each direction, when the stream closes.
+// Seconds that pending packets have, in each direction, when the stream closes.
 constexpr std::chrono::milliseconds kLastMoment{200};
 
 }  // namespace
@@ -19,7 +19,7 @@ MpiStream::~MpiStream() { close(); }
 
 void MpiStream::finish_sends() {
   while (!sending_.empty() && mpi_->test(sending_.front().request)) {
-    free_.push_back(std::move(sending_.front().segment));
+    free_.push_back(std::move(sending_.front().packet));
     sending_.pop_front();
   }
 }
@@ -34,60 +34,60 @@ std::size_t MpiStream::write(const iovec* parts, int count) {
   };
   skip_empty();
   while (part < count && sending_.size() < kWindow) {
-    std::unique_ptr<Segment> segment;
+    std::unique_ptr<Packet> packet;
     if (free_.empty()) {
-      segment = std::make_unique_for_overwrite<Segment>();
+      packet = std::make_unique_for_overwrite<Packet>();
     } else {
-      segment = std::move(free_.back());
+      packet = std::move(free_.back());
       free_.pop_back();
     }
     std::size_t bytes = 0;
-    while (part < count && bytes < kSegmentBytes) {
-      const std::size_t chunk = std::min(parts[part].iov_len - at, kSegmentBytes - bytes);
-      std::memcpy(segment->data + bytes, static_cast<const std::byte*>(parts[part].iov_base) + at,
+    while (part < count && bytes < kPacketBytes) {
+      const std::size_t chunk = std::min(parts[part].iov_len - at, kPacketBytes - bytes);
+      std::memcpy(packet->data + bytes, static_cast<const std::byte*>(parts[part].iov_base) + at,
                   chunk);
       bytes += chunk;
       at += chunk;
       skip_empty();
     }
-    segment->bytes = static_cast<std::uint32_t>(bytes);
-    const Mpi::Request request = mpi_->send(segment.get(), kHeader + bytes, peer_);
-    sending_.push_back({std::move(segment), request});
+    packet->bytes = static_cast<std::uint32_t>(bytes);
+    const Mpi::Request request = mpi_->send(packet.get(), kHeader + bytes, peer_);
+    sending_.push_back({std::move(packet), request});
     taken += bytes;
   }
   return taken;
 }
 
-void MpiStream::post(std::unique_ptr<Segment> segment) {
-  const Mpi::Request request = mpi_->receive(segment.get(), sizeof(Segment), peer_);
-  receiving_.push_back({std::move(segment), request});
+void MpiStream::post(std::unique_ptr<Packet> packet) {
+  const Mpi::Request request = mpi_->receive(packet.get(), sizeof(Packet), peer_);
+  receiving_.push_back({std::move(packet), request});
 }
 
 std::ptrdiff_t MpiStream::read(void* data, std::size_t bytes) {
   finish_sends();
   while (receiving_.size() < (heard_ ? kWindow : 1)) {
-    post(std::make_unique_for_overwrite<Segment>());
+    post(std::make_unique_for_overwrite<Packet>());
   }
   std::size_t got = 0;
   while (got < bytes) {
     Transfer& first = receiving_.front();
     if (!have_) {
       if (!mpi_->test(first.request)) break;
-      if (first.segment->bytes == 0 || first.segment->bytes > kSegmentBytes) {
+      if (first.packet->bytes == 0 || first.packet->bytes > kPacketBytes) {
         throw std::system_error(std::make_error_code(std::errc::bad_message));
       }
       heard_ = have_ = true;
       taken_ = 0;
     }
-    const std::size_t part = std::min(bytes - got, first.segment->bytes - taken_);
-    std::memcpy(static_cast<std::byte*>(data) + got, first.segment->data + taken_, part);
+    const std::size_t part = std::min(bytes - got, first.packet->bytes - taken_);
+    std::memcpy(static_cast<std::byte*>(data) + got, first.packet->data + taken_, part);
     got += part;
     taken_ += part;
-    if (taken_ == first.segment->bytes) {
+    if (taken_ == first.packet->bytes) {
       have_ = false;
-      std::unique_ptr<Segment> segment = std::move(first.segment);
+      std::unique_ptr<Packet> packet = std::move(first.packet);
       receiving_.pop_front();
-      post(std::move(segment));
+      post(std::move(packet));
     }
   }
   return static_cast<std::ptrdiff_t>(got);
@@ -119,7 +119,7 @@ void MpiStream::close() {
   if (!over) {
     for (auto* transfers : {&sending_, &receiving_}) {
       for (Transfer& transfer : *transfers) {
-        if (transfer.request.open) static_cast<void>(transfer.segment.release());
+        if (transfer.request.open) static_cast<void>(transfer.packet.release());
       }
     }
   }

@@ -1,6 +1,6 @@
 // A byte stream to another rank over MPI messages.
 //
-// Every message is a segment of bounded size that begins with its length, so that a receive can be
+// Every message is a packet of bounded size that begins with its length, so that a receive can be
 // posted before the size is known. A few receives are posted ahead once the peer is known to send;
 // they match in posting order, as the sends do. Written data is copied, because MPI needs the
 // memory to stay unchanged.
@@ -19,9 +19,9 @@ namespace horoplug {
 
 class MpiStream final : public Stream {
  public:
-  static constexpr std::size_t kWindow = 4;  // segments in flight in each direction
-  // Two segments hold the largest chunk with its header.
-  static constexpr std::size_t kSegmentBytes = 128 * 1024 + 64;
+  static constexpr std::size_t kWindow = 4;  // packets in flight in each direction
+  // Two packets hold the largest chunk with its header.
+  static constexpr std::size_t kPacketBytes = 128 * 1024 + 64;
 
   MpiStream(std::shared_ptr<Mpi> mpi, int peer) : mpi_(std::move(mpi)), peer_(peer) {}
   ~MpiStream() override;
@@ -37,27 +37,27 @@ class MpiStream final : public Stream {
   void close() override;
 
  private:
-  struct Segment {
+  struct Packet {
     std::uint32_t bytes;
-    std::byte data[kSegmentBytes];
+    std::byte data[kPacketBytes];
   };
   static constexpr std::size_t kHeader = sizeof(std::uint32_t);
   struct Transfer {
-    std::unique_ptr<Segment> segment;
+    std::unique_ptr<Packet> packet;
     Mpi::Request request;
   };
 
   void finish_sends();
-  void post(std::unique_ptr<Segment> segment);
+  void post(std::unique_ptr<Packet> packet);
 
   const std::shared_ptr<Mpi> mpi_;
   const int peer_;
   bool closed_ = false;
   std::deque<Transfer> sending_;
-  std::deque<std::unique_ptr<Segment>> free_;
+  std::deque<std::unique_ptr<Packet>> free_;
   std::deque<Transfer> receiving_;
   bool heard_ = false;     // something has ever arrived
-  bool have_ = false;      // the first segment has arrived
+  bool have_ = false;      // the first packet has arrived
   std::size_t taken_ = 0;  // number of its bytes that were read
 };
 

@@ -1,5 +1,5 @@
 """One module for each Keras backend. Each has ``Compression``; ``native`` (the framework's object for a variable);
-``BackendReduction`` (a :class:`horoplug._keras.options.Reduction`); ``if_step``; ``all_true``; ``allreduce``,
+``BackendReduction`` (a :class:`horoplug._keras.options.KerasReduction`); ``if_step``; ``all_true``; ``allreduce``,
 ``allgather``, ``broadcast`` and ``reducescatter`` on the framework's tensors; and ``failure``. A module may have
 ``can_compile``."""
 

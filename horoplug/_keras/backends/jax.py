@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.experimental.sparse import JAXSparse
 
-from horoplug._keras.options import Options, group_indices
+from horoplug._keras.options import ReductionOptions, group_indices
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common.reduce_ops import Min
 from horoplug.jax.compression import Compression as Compression
@@ -30,9 +30,9 @@ def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) ->
 
 
 class BackendReduction:
-    """See :class:`horoplug._keras.options.Reduction`."""
+    """See :class:`horoplug._keras.options.KerasReduction`."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReductionOptions) -> None:
         self._options = options
         self._reduction = Reduction(
             options.name,

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horoplug._keras.options import Options
+from horoplug._keras.options import ReductionOptions
 from horoplug.common.reduce_ops import Min
 from horoplug.tensorflow.compression import Compression as Compression
 from horoplug.tensorflow.elastic import is_failure
@@ -33,9 +33,9 @@ def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) ->
 
 
 class BackendReduction:
-    """See :class:`horoplug._keras.options.Reduction`."""
+    """See :class:`horoplug._keras.options.KerasReduction`."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReductionOptions) -> None:
         fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
         if isinstance(options.groups, (list, tuple)):
             fields["groups"] = [[native(v) for v in group] for group in options.groups]

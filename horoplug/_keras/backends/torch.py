@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from horoplug._keras.options import Options, group_indices
+from horoplug._keras.options import ReductionOptions, group_indices
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common.reduce_ops import Min
 from horoplug.torch.compression import Compression as Compression
@@ -34,9 +34,9 @@ def if_step(is_step: Any, reduce: Callable[[Any], Any], gradients: list[Any]) ->
 
 
 class BackendReduction:
-    """See :class:`horoplug._keras.options.Reduction`."""
+    """See :class:`horoplug._keras.options.KerasReduction`."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReductionOptions) -> None:
         self._options = options
         groups = options.groups
         if isinstance(groups, (list, tuple)):
