@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from horoplug._native import Engine, EngineConfig, Error, Status
-from horoplug.base import log
+from horoplug.base import descriptors, log
 from horoplug.base.config import Config
 from horoplug.base.errors import HorovodInternalError, NotInitializedError
 from horoplug.base.processors import engine_processors, starting_threads_on
@@ -111,6 +111,7 @@ class Context:
             if self._engine is not None:
                 return False
             self._forget_stale()
+            descriptors.raise_limit()
             config, server = self._recognise_launcher(Config.from_env())
             self._hook_process()
             self.ranks = ranks

@@ -33,6 +33,7 @@ import ctypes
 import json
 import math
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -57,6 +58,7 @@ _KILL_SECONDS = 10.0  # limit for a killed process to disappear
 # Limit for silence of a launcher on another host, until the launcher sets the limit.
 _FIRST_SILENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02  # between searches for descendants that are not children
+_MOST_DESCRIPTORS = 1 << 20  # some programs do something for every possible descriptor
 
 
 _libc = ctypes.CDLL(None)
@@ -64,6 +66,15 @@ _libc = ctypes.CDLL(None)
 
 def _prctl(option: int, value: int) -> None:
     _libc.prctl(option, value, 0, 0, 0)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit on open files, which the ranks inherit, to the hard limit, up to about a million."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # a container may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def become_subreaper() -> None:
@@ -431,6 +442,7 @@ def guarded(silence: float | None) -> int:
 
     ``silence``: see :class:`Agent`. Returns the agent's exit code, 128 + n for signal n."""
     become_subreaper()
+    raise_descriptor_limit()
     guard = os.getpid()
     child = os.fork()
     if child == 0:

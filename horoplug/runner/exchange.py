@@ -90,7 +90,8 @@ class Exchange:
             with self._lock:
                 self._unauthenticated[sock] = str(address[0])
                 self._connections.add(sock)
-                if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+                # All ranks may connect at once.
+                if len(self._unauthenticated) > max(MAX_UNAUTHENTICATED, 2 * len(self._results)):
                     dropped = least_deserving(self._unauthenticated)
                     del self._unauthenticated[dropped]
                     with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from horoplug.base import config
+from horoplug.base import config, descriptors
 from horoplug.rendezvous.network.interfaces import select_interfaces
 from horoplug.rendezvous.store.report import KEY, unpack
 from horoplug.rendezvous.store.server import StoreServer
@@ -123,6 +123,7 @@ class Job:
     def run(self) -> int:
         """Start the ranks and wait until the last process of the job has ended. Returns the exit code."""
         agent.become_subreaper()  # adopts the descendants of an agent that is killed
+        descriptors.raise_limit()
         suspend = None if self._description.is_local else self._on_suspension
         with signal_handlers(self._on_signal, suspend) as woken:
             try:

@@ -20,6 +20,7 @@ from horoplug.common.errors import HorovodInternalError
 from horoplug.rendezvous.connections import connector as connect_module
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Stage
 from horoplug.rendezvous.connections.peers import connect_peers
+from horoplug.rendezvous.connections.tables import table_of_ranks
 from horoplug.rendezvous.errors import (
     AuthenticationError,
     MissingRanksError,
@@ -491,6 +492,8 @@ def test_unreachable_rank_is_named(stores, on_this_host):
     zero.register(0)
     record = RECORD | {"size": 2, "host": on_this_host("h"), "unix": "nobody-listens-here"}
     zero.set("0/rank/0", json.dumps(record).encode())
+    records = {rank: record | {"nonce": "0" * 64} for rank in range(2)}
+    zero.set("0/rank/table", json.dumps(table_of_ranks(records)).encode())
     (error,) = build_all([one], [1], size=2, key="h").values()
     assert isinstance(error, PeerLostError)
     assert "rank 0 cannot be connected to: Connection refused" in str(error)

@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 
@@ -466,3 +467,71 @@ def test_random_requests_only_ever_raise_protocol_errors():
         state.closed(session)
     assert not state._waiting
     assert not state._of_session
+
+
+# ---- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def instructions(function, *arguments):
+    """The number of Python bytecode instructions that a call executes, without those of comparisons in C."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*arguments)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def state_with_gets(gets, keys):
+    """A store in which this number of GETs wait for this number of keys each."""
+    state = StoreState(lambda *_: None)
+    names = [b"%d" % i for i in range(keys)]
+    for i in range(gets):
+        state.request(i, protocol.Op.GET, 1, protocol.pack_get(NEVER, names, [-1] * keys), 0.0)
+    return state
+
+
+def set_key(state, name=b"0"):
+    payload = protocol.pack_key(name) + protocol.pack_value(b"v")
+    state.request("setter", protocol.Op.SET, 1, payload, 0.0)
+
+
+def test_cost_of_a_set_does_not_depend_on_the_keys_that_a_get_waits_for():
+    few, many = (instructions(set_key, state_with_gets(4, keys)) for keys in (10, 2000))
+    assert many == few
+
+
+def test_repeated_keys_of_a_get_are_counted():
+    answers = []
+    state = StoreState(lambda _, message: answers.append(protocol.unpack(message)[0]))
+    names = [b"a", b"b", b"a", b"b", b"a"]
+    state.request(0, protocol.Op.GET, 1, protocol.pack_get(NEVER, names, [-1] * 5), 0.0)
+    set_key(state, b"a")
+    assert answers == [protocol.Reply.OK]
+    set_key(state, b"b")
+    assert answers == [protocol.Reply.OK, protocol.Reply.OK, protocol.Reply.VALUES]
+    assert not state._waiting
+    assert not state._of_session
+
+
+def test_get_waits_again_for_a_key_that_was_deleted_meanwhile():
+    answers = []
+    state = StoreState(
+        lambda session, message: answers.append((session, protocol.unpack(message)[0]))
+    )
+    state.request(0, protocol.Op.GET, 1, protocol.pack_get(NEVER, [b"a", b"b"], [-1, -1]), 0.0)
+    set_key(state, b"a")
+    state.request("d", protocol.Op.DELETE, 1, protocol.pack_key(b"a"), 0.0)
+    set_key(state, b"b")
+    assert all(session != 0 for session, _ in answers)
+    set_key(state, b"a")
+    assert answers[-1] == (0, protocol.Reply.VALUES)

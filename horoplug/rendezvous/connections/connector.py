@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 
+from horoplug.base import descriptors
 from horoplug.base.errors import AuthenticationError, PeerLostError, ProtocolError
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal, Stage
 from horoplug.rendezvous.network.auth import least_deserving
@@ -93,10 +94,12 @@ class Connector:
         self._data_timeout = 30.0
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
-        self._pending: dict[PeerConnection, None] = {}  # not ready yet, oldest first
+        self._pending: dict[PeerConnection, None] = {}  # not ready yet
+        self._incoming: dict[PeerConnection, None] = {}  # those that were accepted, oldest first
         self._ready: dict[Key, PeerConnection] = {}
         self._streams = 1  # number of lanes to each rank on another host
         self._addresses: dict[int, tuple[str, int] | str] = {}
+        self._expected = 0  # number of connections
         self._local: set[int] = set()
         self._retries: dict[Key, float] = {}  # time of the next attempt
         self._failing: dict[Key, float] = {}  # time of the first failure
@@ -119,6 +122,7 @@ class Connector:
         self._addresses = addresses
         self._local = local
         self._streams = streams
+        self._expected = sum(map(self._lane_count, addresses))
         for rank in sorted(addresses):
             if rank < self._me.rank:
                 for lane in range(self._lane_count(rank)):
@@ -138,7 +142,7 @@ class Connector:
     @property
     def done(self) -> bool:
         """Whether all ranks are connected."""
-        return len(self._ready) == sum(map(self._lane_count, self._addresses))
+        return len(self._ready) == self._expected
 
     # ---- the event loop ----------------------------------------------------------------------------------------------
 
@@ -155,12 +159,9 @@ class Connector:
             elif key.fileobj is not store and isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
         now = time.monotonic()
-        for connection in [
-            connection for connection in self._pending if connection.deadline <= now
-        ]:
-            if connection.target is None:
-                self._complain(f"{connection.label} was too slow to identify itself")
-                self._drop(connection)
+        while self._incoming and (oldest := next(iter(self._incoming))).deadline <= now:
+            self._complain(f"{oldest.label} was too slow to identify itself")
+            self._drop(oldest)
         for due in [due for due, when in self._retries.items() if when <= now]:
             del self._retries[due]
             self._dial(due)
@@ -168,9 +169,8 @@ class Connector:
     def _timeout(self) -> float:
         """Seconds until the next deadline. The caller of the loop enforces the deadline for all connections."""
         due = [self._deadline + 1.0, *self._retries.values()]
-        due += [connection.deadline for connection in self._pending if connection.target is None][
-            :1
-        ]
+        if self._incoming:
+            due.append(next(iter(self._incoming)).deadline)
         return max(min(due) - time.monotonic(), 0.0) + 0.001
 
     def _dial(self, key: Key) -> None:
@@ -218,7 +218,7 @@ class Connector:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._complain(f"cannot accept connections: {error.strerror}")
+                self._complain(f"cannot accept connections: {descriptors.reason(error)}")
                 time.sleep(0.01)
                 return
             sock.setblocking(False)
@@ -239,9 +239,8 @@ class Connector:
                 source=source,
             )
             self._watch(connection)
-            incoming = {other: other.source for other in self._pending if other.target is None}
-            if len(incoming) > self._me.size * self._streams + _SPARE_INCOMING:
-                dropped = least_deserving(incoming)
+            if len(self._incoming) > self._me.size * self._streams + _SPARE_INCOMING:
+                dropped = least_deserving({other: other.source for other in self._incoming})
                 self._complain(f"{dropped.label} was dropped: too many connections at once")
                 self._drop(dropped)
 
@@ -277,8 +276,7 @@ class Connector:
         return True
 
     def _complete(self, connection: PeerConnection) -> None:
-        self._selector.unregister(connection.sock)
-        del self._pending[connection]
+        self._forget(connection)
         assert connection.rank is not None
         self._ready[connection.rank, connection.lane] = connection
         self._failing.pop((connection.rank, connection.lane), None)
@@ -303,12 +301,18 @@ class Connector:
 
     def _watch(self, connection: PeerConnection) -> None:
         self._pending[connection] = None
+        if connection.target is None:
+            self._incoming[connection] = None
         self._selector.register(connection.sock, _events(connection), connection)
 
     def _drop(self, connection: PeerConnection) -> None:
+        self._forget(connection)
+        connection.close()
+
+    def _forget(self, connection: PeerConnection) -> None:
         self._selector.unregister(connection.sock)
         del self._pending[connection]
-        connection.close()
+        self._incoming.pop(connection, None)
 
     def _complain(self, text: str) -> None:
         self._complaints += 1
@@ -331,6 +335,10 @@ class Connector:
         """The socket of the first connection to a rank. It stays owned by this object."""
         return self._ready[rank, 0].sock
 
+    def local_connections(self) -> dict[int, PeerConnection]:
+        """The connections to ranks on this host, once they are ready. They stay owned by this object."""
+        return {rank: self._ready[rank, 0] for rank in self._addresses if rank in self._local}
+
     def detach(self) -> dict[Key, tuple[int, int, int]]:
         """Hand over the (stream, segment, doorbell) descriptors of all connections, by rank and lane."""
         detached = {key: connection.detach() for key, connection in self._ready.items()}
@@ -345,6 +353,7 @@ class Connector:
         for connection in (*self._pending, *self._ready.values()):
             connection.close()
         self._pending.clear()
+        self._incoming.clear()
         self._ready.clear()
         self._selector.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from horoplug.base.errors import ProtocolError, RendezvousError
 from horoplug.base.link_speed import LinkSpeed
@@ -41,10 +42,15 @@ class _Choice:
         self.mpi = mpi
 
     def run(self, connector: Connector) -> tuple[LinkSpeed | None, MpiTransport | None]:
-        own = self._measure_tcp(connector)
-        offers = self._exchange_offers(own)
-        tcp = agree([offer.get("speed") for offer in offers.values()])
-        return tcp, self._choose(offers, tcp)
+        offer: Record = {"speed": self._measure_tcp(connector)}
+        if self.mpi is not None:
+            obstacle = self.mpi.obstacle()
+            offer |= {"wanted": self.mpi.wanted, "obstacle": obstacle}
+            if not obstacle:
+                offer["costs"] = self.mpi.known_costs(self.hosts)
+        table = self.records.share("speed", offer, _summary)
+        tcp = None if table["tcp"] is None else LinkSpeed(*table["tcp"])
+        return tcp, self._choose(table, tcp)
 
     def _neighbours(self) -> tuple[int | None, int | None]:
         """The next rank, to which this rank measures the link, and the previous one, which measures the link to this
@@ -53,9 +59,6 @@ class _Choice:
         near = ((self.rank + 1) % size, (self.rank - 1) % size)
         following, previous = (r if self.hosts[r] != self.hosts[self.rank] else None for r in near)
         return following, previous
-
-    def _others(self) -> list[int]:
-        return [rank for rank in range(len(self.hosts)) if rank != self.rank]
 
     def _measure_tcp(self, connector: Connector) -> LinkSpeed | None:
         following, previous = self._neighbours()
@@ -66,24 +69,10 @@ class _Choice:
             return Measurement(to, back).run(self.records.deadline)
         return None
 
-    def _exchange_offers(self, tcp: LinkSpeed | None) -> dict[int, Record]:
-        """Each rank's TCP measurement, and whether MPI can carry data there."""
-        offer: Record = {"speed": tcp}
-        if self.mpi is not None:
-            obstacle = self.mpi.obstacle()
-            offer |= {"wanted": self.mpi.wanted, "obstacle": obstacle}
-            if not obstacle:
-                offer["costs"] = self.mpi.known_costs(self.hosts)
-        self.records.publish("speed", offer)
-        offers = self.records.collect("speed", self._others())
-        offers[self.rank] = offer
-        return offers
-
-    def _choose(self, offers: dict[int, Record], tcp: LinkSpeed | None) -> MpiTransport | None:
-        wanted = offers[0].get("wanted")
-        obstacles = {r: offer.get("obstacle", "") for r, offer in sorted(offers.items())}
-        blocked, obstacle = next(((r, text) for r, text in obstacles.items() if text), (0, ""))
-        self._check_alike(offers, wanted)
+    def _choose(self, table: Record, tcp: LinkSpeed | None) -> MpiTransport | None:
+        wanted = table["wanted"]
+        self._check_alike(table)
+        blocked, obstacle = table["blocked"]
         if wanted == "mpi" and obstacle:
             self._fail_together()
             raise ValueError(
@@ -98,7 +87,7 @@ class _Choice:
                     level, "data between hosts goes over TCP: on rank %d, %s", blocked, obstacle
                 )
             return None
-        costs = self._agree_on_costs(mpi, offers, tcp)
+        costs = self._agree_on_costs(mpi, table["costs"], tcp)
         chosen = wanted == "mpi" or is_faster(costs.speed, tcp)
         if self.rank == 0:
             _report(mpi, costs, tcp, chosen)
@@ -107,34 +96,29 @@ class _Choice:
             return None
         return mpi
 
-    def _check_alike(self, offers: dict[int, Record], wanted: str | None) -> None:
-        for other, offer in sorted(offers.items()):
-            if offer.get("wanted") != wanted:
-                self._fail_together()
-                raise ProtocolError(
-                    f"data between hosts is to go over {offer.get('wanted') or 'whatever is faster'} on rank {other}, "
-                    f"but over {wanted or 'whatever is faster'} on rank 0; set HOROVOD_CPU_OPERATIONS alike on every "
-                    "rank"
-                )
+    def _check_alike(self, table: Record) -> None:
+        if table["differs"] is not None:
+            other, theirs = table["differs"]
+            self._fail_together()
+            raise ProtocolError(
+                f"data between hosts is to go over {theirs or 'whatever is faster'} on rank {other}, "
+                f"but over {table['wanted'] or 'whatever is faster'} on rank 0; set HOROVOD_CPU_OPERATIONS alike on "
+                "every rank"
+            )
 
     def _agree_on_costs(
-        self, mpi: MpiTransport, offers: dict[int, Record], tcp: LinkSpeed | None
+        self, mpi: MpiTransport, known: Sequence[Any] | None, tcp: LinkSpeed | None
     ) -> Costs:
-        """MPI's costs: those of an earlier generation if all ranks know the same, else newly measured ones.
+        """MPI's costs: ``known``, those of an earlier generation if all ranks know the same, else newly measured ones.
 
         Connects MPI if it needs to be measured, or carries the data."""
-        known = {
-            costs_from_json(offer["costs"]) if offer["costs"] else None for offer in offers.values()
-        }
-        costs = next(iter(known)) if len(known) == 1 else None
+        costs = costs_from_json(known) if known else None
         if costs is None or mpi.wanted == "mpi" or is_faster(costs.speed, tcp):
             mpi.connect(self.records.deadline)
         if costs is None:
             own = mpi.measure(*self._neighbours(), self.records.deadline)
-            self.records.publish("mpi", {"costs": own})
-            found = self.records.collect("mpi", self._others())
-            costs = agree_on_mpi([own, *(record.get("costs") for record in found.values())])
-            assert costs is not None  # with several hosts, some neighbours are on different ones
+            agreed = self.records.share("mpi", {"costs": own}, _agreed_costs)
+            costs = costs_from_json(agreed["costs"])
         mpi.use_costs(self.hosts, costs)
         return costs
 
@@ -143,7 +127,37 @@ class _Choice:
         self.records.publish("failed", {})
         if self.rank == 0:
             with contextlib.suppress(RendezvousError):
-                self.records.collect("failed", self._others())
+                self.records.collect("failed", range(1, len(self.hosts)))
+
+
+def _summary(offers: dict[int, Record]) -> Record:
+    """What all ranks need of the offers of all.
+
+    ``tcp``: the agreed speed; ``wanted``: what rank 0 wants; ``differs``: the first rank that wants something else,
+    with that; ``blocked``: the first rank where MPI cannot carry data, and why; ``costs``: of MPI, if all ranks know
+    the same."""
+    ordered = sorted(offers.items())
+    wanted = offers[0].get("wanted")
+    known = {costs_from_json(costs) for offer in offers.values() if (costs := offer.get("costs"))}
+    everyone = all(offer.get("costs") for offer in offers.values())
+    return {
+        "tcp": agree([offer.get("speed") for offer in offers.values()]),
+        "wanted": wanted,
+        "differs": next(
+            ([r, offer.get("wanted")] for r, offer in ordered if offer.get("wanted") != wanted),
+            None,
+        ),
+        "blocked": next(
+            ([r, text] for r, offer in ordered if (text := offer.get("obstacle"))), [0, ""]
+        ),
+        "costs": next(iter(known)) if everyone and len(known) == 1 else None,
+    }
+
+
+def _agreed_costs(records: dict[int, Record]) -> Record:
+    costs = agree_on_mpi([record.get("costs") for record in records.values()])
+    assert costs is not None  # with several hosts, some neighbours are on different ones
+    return {"costs": costs}
 
 
 def _report(mpi: MpiTransport, costs: Costs, tcp: LinkSpeed | None, chosen: bool) -> None:

@@ -25,7 +25,7 @@ from horoplug.rendezvous.network.messages import OVERHEAD, MessageChannel
 
 _HELLO = struct.Struct("!4sBBBBIIQ16s")
 _MAGIC = b"HPme"
-_VERSION = 2
+_VERSION = 3  # 2: every two ranks of a host made a connection of their own
 _FDS = 2  # the memfd and the eventfd
 _FD_SPACE = socket.CMSG_SPACE(8 * 4)  # room for more, so that too many are noticed and closed
 
@@ -127,6 +127,12 @@ class PeerConnection:
         """The outgoing connection has been accepted by the peer's kernel: start to authenticate."""
         self.stage = Stage.AUTHENTICATING
         self._outbox += self._handshake.start()
+
+    @property
+    def channel(self) -> MessageChannel:
+        """What authenticates the messages that follow the hellos."""
+        assert self._channel is not None
+        return self._channel
 
     @property
     def wants_write(self) -> bool:

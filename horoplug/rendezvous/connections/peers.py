@@ -29,20 +29,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from horoplug._native import version
+from horoplug.base import descriptors
 from horoplug.base.errors import (
     PeerLostError,
     ProtocolError,
     RankTakenError,
     RendezvousError,
-    StoreTimeoutError,
 )
 from horoplug.base.link_speed import LinkSpeed
 from horoplug.base.processors import own_processors
 from horoplug.mpi.transport import MpiTransport
 from horoplug.rendezvous.connections.connector import Connector, tcp_listener, unix_listener
 from horoplug.rendezvous.connections.data_transport import choose_data_transport
+from horoplug.rendezvous.connections.host_hub import HUB_DESCRIPTORS, Hub, HubLoop, Member
 from horoplug.rendezvous.connections.peer_connection import Identity
-from horoplug.rendezvous.connections.records import RankRecords, Record
+from horoplug.rendezvous.connections.records import Barrier, RankRecords, Record
+from horoplug.rendezvous.connections.tables import table_of_addresses, table_of_ranks
 from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.topology import Topology, host_key, topology
@@ -180,6 +182,7 @@ class _PeerConnector:
         self.rank, self.size = me.rank, me.size
         self.connector = Connector(me, records.deadline)
         self.own_fds: list[int] = []
+        self.through_hub: dict[int, tuple[int, int, int]] = {}
 
     def build(
         self,
@@ -202,25 +205,29 @@ class _PeerConnector:
             }
             if self.rank == 0:
                 record["nonce"] = secrets.token_hex(_NONCE_BYTES)
-            self.records.publish("rank", record)
-            found = self.records.collect("rank", others)
-        found[self.rank] = record
-        self._check_alike(found)
-        where = topology(self.rank, [str(found[r]["host"]) for r in range(self.size)])
+            table = self.records.share("rank", record, table_of_ranks, self._check_alike)
+        where = topology(self.rank, table["hosts"])
+        host = table["by_host"][where.hosts[self.rank]]
         local = {r for r in others if where.hosts[r] == where.hosts[self.rank]}
         remote = [r for r in others if r not in local]
-        addresses: dict[int, Address] = {r: str(found[r]["unix"]) for r in local}
+        hub = min(self.rank, *local) if local else self.rank
+        addresses: dict[int, Address] = {
+            r: str(host["unix"]) for r in (local if hub == self.rank else [hub])
+        }
+        self._check_limit(len(local), len(remote) * streams)
         if remote:
             addresses |= self._exchange_tcp(interface, remote, data_timeout, streams)
         if local:
             self._create_shared_memory()
         self.connector.connect_to(addresses, local, streams)
-        self._connect(others)
+        self._connect(hub, local)
         speed = chosen = None
         if remote:
             speed, chosen = choose_data_transport(self.records, self.connector, where.hosts, mpi)
         connections = self.connector.detach()
-        peers = [(r, where.hosts[r], *connections[r, 0]) for r in others]
+        through_hub, self.through_hub = self.through_hub, {}
+        streams_of = {r: connections[r, 0] for r in addresses} | through_hub
+        peers = [(r, where.hosts[r], *streams_of[r]) for r in others]
         lanes = {r: [connections[r, i][0] for i in range(1, streams)] for r in remote}
         segment, doorbell = self.own_fds or (-1, -1)
         self.own_fds = []
@@ -233,20 +240,29 @@ class _PeerConnector:
             lanes,
             speed,
             chosen,
-            self._object_key(found[0]),
+            self._object_key(table),
         )
-        made.processors = frozenset(
-            cpu for r in (self.rank, *local) for cpu in found[r].get("processors", ())
-        )
+        made.processors = frozenset(cpu for a, b in host["processors"] for cpu in range(a, b + 1))
         return made
 
-    def _object_key(self, record: Record) -> bytes:
-        """The key that authenticates objects. ``record``: that of rank 0."""
-        nonce = str(record.get("nonce", "")).encode()
+    def _object_key(self, table: Record) -> bytes:
+        """The key that authenticates objects. ``table``: that of the ranks."""
+        nonce = str(table.get("nonce", "")).encode()
         if len(nonce) != 2 * _NONCE_BYTES:
             raise ProtocolError("rank 0 has published something unreadable")
         data = b"horoplug objects\0" + nonce + self.records.prefix.encode()
         return hmac.new(self.me.secret, data, hashlib.sha256).digest()
+
+    def _check_limit(self, local: int, remote: int) -> None:
+        """Raise RendezvousError if this process may not open as many files as it has connections.
+
+        ``local``: ranks on this host; ``remote``: connections to other hosts."""
+        needed = 3 * local + remote + HUB_DESCRIPTORS + len(os.listdir("/proc/self/fd"))
+        if needed > descriptors.limit():
+            raise RendezvousError(
+                f"rank {self.rank} needs about {needed} open files for its connections to {self.size - 1} ranks, but "
+                f"{descriptors.too_low()}"
+            )
 
     def _exchange_tcp(
         self, interface: str | None, remote: list[int], data_timeout: float, streams: int
@@ -255,17 +271,20 @@ class _PeerConnector:
         address = interface_address(interface) if interface else self.records.store.local_address
         listener = tcp_listener(address, self.size * streams)
         self.connector.listen(listener, data_timeout)
-        self.records.publish(
-            "tcp", {"address": address, "port": listener.getsockname()[1], "streams": streams}
-        )
-        found = self.records.collect("tcp", remote)
-        for r, tcp in sorted(found.items()):
-            if tcp.get("streams") != streams:
-                raise ProtocolError(
-                    f"rank {r} wants {tcp.get('streams')} connections between hosts, rank {self.rank} "
-                    f"{streams}; set HOROPLUG_NUM_STREAMS alike on every rank"
-                )
-        return {r: (str(tcp["address"]), int(tcp["port"])) for r, tcp in found.items()}
+        port = listener.getsockname()[1]
+
+        def check(records: dict[int, Record]) -> None:
+            for r, tcp in sorted(records.items()):
+                if tcp.get("streams") != streams:
+                    raise ProtocolError(
+                        f"rank {r} wants {tcp.get('streams')} connections between hosts, rank {self.rank} "
+                        f"{streams}; set HOROPLUG_NUM_STREAMS alike on every rank"
+                    )
+
+        record = {"address": address, "port": port, "streams": streams}
+        table = self.records.share("tcp", record, table_of_addresses, check)
+        known, of, ports = table["addresses"], table["of"], table["ports"]
+        return {r: (str(known[of[r]]), int(ports[r])) for r in remote}
 
     def _create_shared_memory(self) -> None:
         """Create the descriptors for the peers on this host: an empty memfd and an eventfd."""
@@ -286,32 +305,42 @@ class _PeerConnector:
                     f"rank {self.rank} with {self.size}"
                 )
 
-    def _connect(self, others: list[int]) -> None:
-        """Run the connector until this rank is connected to all, then until all ranks are; a lost rank is an error at
-        once."""
-        records, store = self.records, self.records.store
-        numbers = [records.launched[r] for r in others]
-        everyone = store.begin_get(
-            [records.key("up", r) for r in others], records.remaining, numbers
-        )
-        try:
-            announced = all_up = False
-            while not (announced and all_up):
-                if not announced and self.connector.done:
-                    announced = True
-                    self.connector.stop_listening()
-                    store.set(records.key("up", self.rank), b"")
-                all_up = all_up or store.poll_get(everyone) is not None
-                if not (announced and all_up):
-                    if time.monotonic() > records.deadline + 1.0:
-                        raise records.missing(self.connector.missing or others)
-                    self.connector.run_once(store)
-        except StoreTimeoutError as error:
-            raise records.missing(
-                self.connector.missing or [others[i] for i in error.missing]
-            ) from None
-        finally:
-            store.abandon(everyone)
+    def _connect(self, hub: int, local: set[int]) -> None:
+        """Run the connector until this rank has its connections, then the hub's part, then wait until all ranks have
+        done so; a lost rank is an error at once."""
+        store = self.records.store
+        with Barrier(self.records, "up") as barrier:
+            while not self.connector.done:
+                barrier.passed()
+                self._check_deadline(self.connector.missing)
+                self.connector.run_once(store)
+            self.connector.stop_listening()
+            if len(local) > 1:
+                self._run_hub(hub, local, barrier)
+            barrier.arrive()
+            while not barrier.passed():
+                self._check_deadline([])
+                self.connector.run_once(store)
+
+    def _run_hub(self, hub: int, local: set[int], barrier: Barrier) -> None:
+        """Connect this rank with those of its host that are not the hub, or as the hub, all of them."""
+        connections, others = self.connector.local_connections(), local - {hub}
+        is_hub = hub == self.rank
+        endpoint = Hub(connections) if is_hub else Member(hub, connections[hub], others)
+        with (
+            contextlib.closing(endpoint),
+            HubLoop(endpoint, self.records.deadline + 1.0) as loop,
+        ):
+            while not endpoint.done:
+                barrier.passed()
+                self._check_deadline(sorted(local) if is_hub else [hub])
+                loop.run_once(self.records.store)
+            if isinstance(endpoint, Member):
+                self.through_hub, endpoint.received = endpoint.received, {}
+
+    def _check_deadline(self, missing: list[int]) -> None:
+        if time.monotonic() > self.records.deadline + 1.0:
+            raise self.records.missing(missing or [r for r in range(self.size) if r != self.rank])
 
     def give_up(self, error: BaseException) -> None:
         """Tell the other ranks that this one gives up, and which rank caused it, if they may have learned of it.
@@ -332,9 +361,10 @@ class _PeerConnector:
 
     def close(self) -> None:
         self.connector.close()
-        for fd in self.own_fds:
-            os.close(fd)
-        self.own_fds = []
+        for fds in (self.own_fds, *self.through_hub.values()):
+            for fd in fds:
+                os.close(fd)
+        self.own_fds, self.through_hub = [], {}
 
 
 def _assemble(

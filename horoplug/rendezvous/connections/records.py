@@ -1,10 +1,13 @@
-"""Records that the ranks of a job exchange through the store while they connect: one JSON object per rank and kind."""
+"""Records that the ranks of a job exchange through the store while they connect: one JSON object per rank and kind.
+
+Rank 0 alone reads the records of all ranks. It publishes one table with what the others need of them, so that n ranks
+ask for O(n) keys together, and each rank receives O(n) bytes once."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horoplug.base.errors import (
@@ -13,7 +16,7 @@ from horoplug.base.errors import (
     RankTakenError,
     StoreTimeoutError,
 )
-from horoplug.rendezvous.store.client import StoreClient
+from horoplug.rendezvous.store.client import PendingGet, StoreClient
 
 Record = dict[str, Any]
 
@@ -63,6 +66,51 @@ class RankRecords:
             raise self.missing([ranks[i] for i in error.missing]) from None
         return {rank: _parse(rank, value) for rank, value in zip(ranks, values, strict=True)}
 
+    def share(
+        self,
+        kind: str,
+        record: Record,
+        summarise: Callable[[dict[int, Record]], Record],
+        check: Callable[[dict[int, Record]], None] | None = None,
+    ) -> Record:
+        """Publish this rank's record, and return the table that rank 0 makes of all records. Collective.
+
+        ``summarise``: called on rank 0 only, with the records by rank. ``check``: called before the table is there, on
+        rank 0 with the other records, on the others with that of rank 0. Errors: those of :meth:`publish`,
+        :meth:`collect` and both functions."""
+        self.publish(kind, record)
+        if self.rank:
+            if check is not None:
+                check(self.collect(kind, [0]))
+            return self._table(kind)
+        found = self.collect(kind, range(1, len(self.launched)))
+        if check is not None:
+            check(found)
+        # All ranks use what JSON makes of the table.
+        table = json.dumps(summarise({0: record} | found), separators=(",", ":")).encode()
+        self.store.set(self.table_key(kind), table)
+        return _parse(0, table)
+
+    def _table(self, kind: str) -> Record:
+        try:
+            (value,) = self.store.get([self.table_key(kind)], self.remaining, self.launched[:1])
+        except StoreTimeoutError:
+            raise self.missing(self.absent(kind)) from None
+        return _parse(0, value)
+
+    def table_key(self, kind: str) -> str:
+        """The store's key of the table that rank 0 makes."""
+        return f"{self.prefix}{kind}/table"
+
+    def absent(self, kind: str) -> list[int]:
+        """The other ranks that have published no record; if all have, rank 0, which has made no table of them."""
+        others = [rank for rank in range(len(self.launched)) if rank != self.rank]
+        try:
+            self.store.get([self.key(kind, rank) for rank in others], 0)
+        except StoreTimeoutError as error:
+            return [others[i] for i in error.missing]
+        return [0]
+
     def missing(self, ranks: Sequence[int]) -> MissingRanksError:
         """The error to raise if these ranks did not connect before the deadline."""
         launched = [self.launched[rank] for rank in ranks]
@@ -72,6 +120,51 @@ class RankRecords:
             f"{which} did not connect within {self.timeout:g} s (rank {self.launched[self.rank]} has waited; "
             "HOROVOD_START_TIMEOUT and HOROVOD_GLOO_TIMEOUT_SECONDS set how long)",
         )
+
+
+class Barrier:
+    """Lets ranks pass when all have arrived. Meanwhile the loss of any rank is an error at once.
+
+    A context manager. Call :meth:`passed` whenever the store is readable."""
+
+    def __init__(self, records: RankRecords, kind: str) -> None:
+        """``kind``: of the keys, which nothing else uses."""
+        self._records = records
+        self._kind = kind
+        self._arrived = False
+        launched = records.launched
+        if records.rank:
+            keys, owners = [records.table_key(kind)], launched[:1]
+        else:
+            keys = [records.key(kind, rank) for rank in range(1, len(launched))]
+            owners = launched[1:]
+        self._waiting: PendingGet = records.store.begin_get(keys, records.remaining, owners)
+        self._others_have_arrived = False
+
+    def __enter__(self) -> Barrier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._records.store.abandon(self._waiting)
+
+    def arrive(self) -> None:
+        """Tell the other ranks that this one has arrived."""
+        self._records.store.set(self._records.key(self._kind, self._records.rank), b"")
+        self._arrived = True
+
+    def passed(self) -> bool:
+        """Whether all ranks have arrived. Errors: MissingRanksError at the deadline, PeerLostError."""
+        records, kind = self._records, self._kind
+        if not self._others_have_arrived:
+            try:
+                self._others_have_arrived = records.store.poll_get(self._waiting) is not None
+            except StoreTimeoutError:
+                raise records.missing(records.absent(kind)) from None
+        if not (self._arrived and self._others_have_arrived):
+            return False
+        if not records.rank:
+            records.store.set(records.table_key(kind), b"")
+        return True
 
 
 def _parse(rank: int, value: bytes) -> Record:

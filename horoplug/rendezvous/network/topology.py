@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 
 def host_key(name: str | None = None) -> str:
@@ -39,11 +40,12 @@ class Topology:
     """Whether all hosts have the same number of ranks."""
 
 
-def topology(rank: int, keys: Sequence[str]) -> Topology:
+def topology(rank: int, keys: Sequence[Hashable]) -> Topology:
     """The topology as ``rank`` sees it, from the host keys of all ranks."""
-    index: dict[str, int] = {}
+    index: dict[Hashable, int] = {}
     hosts = [index.setdefault(key, len(index)) for key in keys]
-    counts = [hosts.count(host) for host in range(len(index))]
+    number = collections.Counter(hosts)
+    counts = [number[host] for host in range(len(index))]
     local_rank = hosts[:rank].count(hosts[rank])
     cross = [host for host, count in enumerate(counts) if count > local_rank]
     return Topology(

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Hashable
 
+from horoplug.base import descriptors
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
 from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role, least_deserving
 from horoplug.rendezvous.network.fork import close_in_children
@@ -23,7 +24,9 @@ from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.state import StoreState
 
 AUTH_SECONDS = 10.0
-MAX_UNAUTHENTICATED = 256  # beyond that, the oldest connection of the busiest source is dropped
+BACKLOG = 65535  # the kernel takes less if net.core.somaxconn is lower
+MAX_UNAUTHENTICATED = 16384  # beyond that, the oldest connection of the busiest source is dropped
+_MIN_UNAUTHENTICATED = 256
 MAX_OUTPUT = 2 * protocol.MAX_REPLY  # bytes queued for a client before it is dropped
 _LOGGED = 20  # number of warnings about clients; a flood of garbage must not fill a disk
 
@@ -57,6 +60,8 @@ class StoreServer:
         """Listen on ``address`` and serve. Port 0 takes a free port; :attr:`address` has the result.
 
         ``auth_seconds``: limit for a client's authentication. Errors: OSError if the address cannot be bound."""
+        # All ranks may connect at once. Strangers may take half of the descriptors.
+        self._for_strangers = max(descriptors.limit() // 2, _MIN_UNAUTHENTICATED)
         self._secret = secret
         self._auth_seconds = auth_seconds
         self._complaints = 0
@@ -67,7 +72,7 @@ class StoreServer:
         self._stop = False
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server(
-            (address, port), family=family, backlog=1024, reuse_port=False
+            (address, port), family=family, backlog=BACKLOG, reuse_port=False
         )
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -186,7 +191,7 @@ class StoreServer:
                 return
             except OSError as error:
                 # Most likely out of descriptors: connections stay in the backlog until some are free.
-                self._complain(None, f"cannot accept connections: {error.strerror}")
+                self._complain(None, f"cannot accept connections: {descriptors.reason(error)}")
                 time.sleep(0.05)
                 return
             sock.setblocking(False)
@@ -199,7 +204,7 @@ class StoreServer:
             self._selector.register(sock, selectors.EVENT_READ, connection)
             self._connections[connection] = None
             self._unauthenticated[connection] = address[0]
-            if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+            if len(self._unauthenticated) > min(self._for_strangers, MAX_UNAUTHENTICATED):
                 dropped = least_deserving(self._unauthenticated)
                 self._complain(dropped, "was dropped: too many connections at once", close=True)
 

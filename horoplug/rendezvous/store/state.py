@@ -24,9 +24,10 @@ class _Get:
     session: Hashable
     tag: int
     keys: list[bytes]
-    owners: list[int]
-    missing: set[int]  # positions in keys
+    owners: set[int]
     deadline: float
+    missing: int = 0
+    """Number of keys, with repetitions, that the GET still waits for."""
 
 
 class StoreState:
@@ -36,7 +37,8 @@ class StoreState:
         self._reply = reply
         self._values: dict[bytes, bytes] = {}
         self._total = 0
-        self._waiting: dict[bytes, dict[_Get, None]] = {}  # by missing key; in order of arrival
+        # By missing key: how often each GET asks for it, in order of arrival.
+        self._waiting: dict[bytes, dict[_Get, int]] = {}
         self._of_session: dict[Hashable, dict[_Get, None]] = {}
         self._deadlines: list[tuple[float, int, _Get]] = []
         self._count = itertools.count()
@@ -116,8 +118,9 @@ class StoreState:
         self._total = total
         self._values[key] = value
         self._answer(session, Reply.OK, tag)
-        for get in list(self._waiting.pop(key, ())):
-            get.missing -= {i for i in get.missing if get.keys[i] == key}
+        # The cost for a waiting GET does not depend on the number of keys that it waits for.
+        for get, times in self._waiting.pop(key, {}).items():
+            get.missing -= times
             if not get.missing:
                 self._answer_values(get)
 
@@ -127,10 +130,9 @@ class StoreState:
             raise ProtocolError(f"{count} keys at once; the limit is {protocol.MAX_KEYS}")
         pairs = [(reader.rank(), reader.key()) for _ in range(count)]
         reader.end()
-        keys = [key for _, key in pairs]
-        missing = {i for i, key in enumerate(keys) if key not in self._values}
-        get = _Get(session, tag, keys, [owner for owner, _ in pairs], missing, now + timeout)
-        if not missing:
+        keys, owners = [key for _, key in pairs], {owner for owner, _ in pairs}
+        get = _Get(session, tag, keys, owners, now + timeout)
+        if not self._missing(get):
             self._answer_values(get)
             return
         loss = self._loss(get)
@@ -141,22 +143,30 @@ class StoreState:
         if len(own) >= protocol.MAX_WAITING:
             raise ProtocolError(f"more than {protocol.MAX_WAITING} waits at once")
         own[get] = None
-        for i in missing:
-            self._waiting.setdefault(keys[i], {})[get] = None
+        self._wait_for_missing(get)
         heapq.heappush(self._deadlines, (get.deadline, next(self._count), get))
 
     def _loss(self, get: _Get) -> tuple[int, str] | None:
         """The lost rank that makes a GET fail, and the reason; None if the GET can still succeed.
 
         Owners whose keys are set count, too: a GET of several ranks' keys needs all these ranks alive."""
-        for owner in get.owners:
-            if owner in self._lost:
-                return owner, self._lost[owner]
-        for i in sorted(get.missing):
-            for prefix, abort in self._aborted.items():
-                if get.keys[i].startswith(prefix):
-                    return abort
+        if not self._lost.keys().isdisjoint(get.owners):
+            owner = next(owner for owner in self._lost if owner in get.owners)
+            return owner, self._lost[owner]
+        for prefix, abort in self._aborted.items():
+            if any(key.startswith(prefix) and key not in self._values for key in get.keys):
+                return abort
         return None
+
+    def _missing(self, get: _Get) -> list[int]:
+        """The positions of the keys that are not set."""
+        return [i for i, key in enumerate(get.keys) if key not in self._values]
+
+    def _wait_for_missing(self, get: _Get) -> None:
+        for i in self._missing(get):
+            waiting = self._waiting.setdefault(get.keys[i], {})
+            waiting[get] = waiting.get(get, 0) + 1
+            get.missing += 1
 
     def _delete(self, prefix: bytes) -> None:
         for key in [key for key in self._values if key.startswith(prefix)]:
@@ -202,7 +212,7 @@ class StoreState:
             if get in self._of_session.get(get.session, ()):
                 if deadline > now:
                     return deadline
-                self._finish(get, Reply.TIMED_OUT, protocol.pack_numbers(sorted(get.missing)))
+                self._finish(get, Reply.TIMED_OUT, protocol.pack_numbers(self._missing(get)))
             heapq.heappop(self._deadlines)
         return None
 
@@ -221,6 +231,9 @@ class StoreState:
                     self._finish(get, Reply.LOST, payload)
 
     def _answer_values(self, get: _Get) -> None:
+        if self._missing(get):
+            self._wait_for_missing(get)  # a key was set and deleted while the GET waited for others
+            return
         size = sum(len(self._values[key]) + 4 for key in get.keys) + protocol.HEADER.size
         if size > protocol.MAX_REPLY:
             text = f"the values asked for have {size} bytes; the limit is {protocol.MAX_REPLY}"
@@ -239,12 +252,14 @@ class StoreState:
             own.pop(get, None)
             if not own:
                 del self._of_session[get.session]
-        for i in get.missing:
-            gets = self._waiting.get(get.keys[i])
+        if not get.missing:
+            return
+        for key in get.keys:
+            gets = self._waiting.get(key)
             if gets is not None:
                 gets.pop(get, None)
                 if not gets:
-                    del self._waiting[get.keys[i]]
+                    del self._waiting[key]
 
     def _answer(self, session: Hashable, kind: Reply, tag: int, payload: bytes = b"") -> None:
         self._reply(session, protocol.pack(kind, tag, payload))

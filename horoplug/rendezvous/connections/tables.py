@@ -1,0 +1,50 @@
+"""The tables that rank 0 makes of the records of all ranks: what each rank needs to connect, in few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from horoplug.rendezvous.connections.records import Record
+
+
+def table_of_ranks(records: dict[int, Record]) -> Record:
+    """What every rank has to know of all others.
+
+    ``hosts``: the number of each rank's host; ``by_host``: the name of the hub's Unix listener, and the processors that
+    the host's ranks may use together, as ranges."""
+    numbers: dict[str, int] = {}
+    hosts: list[int] = []
+    hubs: list[str] = []
+    processors: list[set[int]] = []
+    for rank in range(len(records)):
+        record = records[rank]
+        host = numbers.setdefault(str(record["host"]), len(numbers))
+        hosts.append(host)
+        if host == len(hubs):
+            hubs.append(str(record["unix"]))
+            processors.append(set())
+        processors[host].update(map(int, record.get("processors", ())))
+    by_host = [
+        {"unix": hub, "processors": _ranges(sorted(cpus))}
+        for hub, cpus in zip(hubs, processors, strict=True)
+    ]
+    return {"hosts": hosts, "by_host": by_host, "nonce": records[0].get("nonce")}
+
+
+def table_of_addresses(records: dict[int, Record]) -> Record:
+    """Where each rank listens: ``addresses[of[rank]]`` and ``ports[rank]``."""
+    numbers: dict[str, int] = {}
+    of = [numbers.setdefault(str(records[r]["address"]), len(numbers)) for r in sorted(records)]
+    ports = [int(records[r]["port"]) for r in sorted(records)]
+    return {"addresses": list(numbers), "of": of, "ports": ports}
+
+
+def _ranges(numbers: Sequence[int]) -> list[list[int]]:
+    """The first and last number of each run of consecutive numbers."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found
