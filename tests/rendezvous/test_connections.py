@@ -34,6 +34,7 @@ from horoplug.rendezvous.network.topology import host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
+from tests.harness.strangers import RefusingServer
 from tests.harness.support import until
 
 SECRET = secrets.token_bytes(32)
@@ -279,7 +280,7 @@ def test_wrong_secret_on_an_additional_connection_is_refused(stores, monkeypatch
     monkeypatch.setattr(connect_module.Connector, "_dial", dial)
     clients = stores(2)
     before = descriptors()
-    outcome = build_all(clients, key={0: "a", 1: "b"}, streams=3)
+    outcome = build_all(clients, key={0: "a", 1: "b"}, streams=3, timeout={0: NEVER, 1: 1.0})
     assert isinstance(outcome[1], AuthenticationError)
     assert "does not know this job's secret" in str(outcome[1])
     assert isinstance(outcome[0], PeerLostError)
@@ -545,12 +546,38 @@ def test_wrong_secret_is_refused(stores):
     clients = stores(3)
     opened = descriptors()
     wrong = SECRET[:31] + bytes([SECRET[31] ^ 1])
-    outcome = build_all(clients, secret={2: wrong, 0: SECRET, 1: SECRET})
+    timeouts = {0: NEVER, 1: NEVER, 2: 1.0}
+    outcome = build_all(clients, secret={2: wrong, 0: SECRET, 1: SECRET}, timeout=timeouts)
     assert isinstance(outcome[2], AuthenticationError)
+    assert "ranks [0, 1] did not connect within 1 s" in str(outcome[2])
     assert "does not know this job's secret" in str(outcome[2])
     assert all(isinstance(outcome[rank], PeerLostError) for rank in (0, 1))
     assert "secret" in str(outcome[0])
     assert descriptors() == opened > before
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+def test_stranger_that_refuses_is_no_verdict(stores, tcp, monkeypatch, caplog):
+    """A rank that is led to a stranger, who refuses it, tries again, and connects when the rank itself answers."""
+    original = connect_module.Connector._dial
+    family, address = socket.AF_UNIX, "\0horoplug-test-" + secrets.token_hex(8)
+    if tcp:
+        family, address = socket.AF_INET, ("127.0.0.1", 0)
+    with RefusingServer(family, address) as stranger:
+
+        def dial(connector, key):
+            right = connector._addresses
+            if key == (0, 0) and not stranger.refused.is_set():
+                wrong = stranger.address if tcp else stranger.address[1:].decode()
+                connector._addresses = right | {0: wrong}
+            original(connector, key)
+            connector._addresses = right
+
+        monkeypatch.setattr(connect_module.Connector, "_dial", dial)
+        by_rank = build_all(stores(2), key={rank: f"h{rank if tcp else 0}" for rank in range(2)})
+    check(dict(sorted(by_rank.items())))
+    close_all(by_rank)
+    assert "rank 1: a connection was rejected: rank 0 refused the connection" in caplog.text
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])

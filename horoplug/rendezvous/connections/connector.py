@@ -2,7 +2,8 @@
 
 A stranger on a listener can lose at most its own connection: each incoming connection has a short deadline, their
 number is limited, and all of them advance side by side. If a connection that this rank makes breaks, the rank retries
-for a moment, since the peer may have been too busy, and then raises an error that names the peer."""
+for a moment, since the peer may have been too busy, and then raises an error that names the peer. If something that has
+not proved to know the secret answers or refuses in the peer's place, the rank retries until its deadline."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from horoplug.rendezvous.store.client import StoreClient
 _INCOMING_SECONDS = 5.0  # limit for authentication and hello on an accepted connection
 _SPARE_INCOMING = 64  # unfinished incoming connections allowed beyond those expected
 _RETRY_PAUSE = 0.02
+_REJECTED_PAUSE = 0.2
 _RETRY_SECONDS = 1.0
 _LOGGED = 10
 _BUFFER_BYTES = 1073741824
@@ -100,6 +102,8 @@ class Connector:
         self._local: set[int] = set()
         self._retries: dict[Key, float] = {}  # time of the next attempt
         self._failing: dict[Key, float] = {}  # time of the first failure
+        self.rejections: dict[Key, AuthenticationError] = {}
+        """The last failures to authenticate lower ranks that are not connected yet."""
         self._complaints = 0
         self._store_watched = False
 
@@ -145,7 +149,7 @@ class Connector:
     def run_once(self, store: StoreClient) -> None:
         """Wait for events on the connections or the store, and handle those on the connections.
 
-        Errors: PeerLostError, AuthenticationError or ProtocolError about a rank that this one connects to."""
+        Errors: PeerLostError or ProtocolError about a rank that this one connects to."""
         if not self._store_watched:
             self._store_watched = True
             self._selector.register(store, selectors.EVENT_READ)
@@ -252,7 +256,16 @@ class Connector:
             if connection.stage is Stage.CONNECTING and not self._is_connected(connection):
                 return
             connection.advance()
-        except (AuthenticationError, ProtocolError) as error:
+        except AuthenticationError as error:
+            self._drop(connection)
+            self._complain(str(error))
+            if (
+                connection.target is not None
+            ):  # anybody may have answered: this says nothing about the rank
+                key = connection.target, connection.lane
+                self.rejections[key] = error
+                self._retries[key] = time.monotonic() + _REJECTED_PAUSE
+        except ProtocolError as error:
             self._drop(connection)
             if connection.target is not None:
                 raise
@@ -282,6 +295,7 @@ class Connector:
         assert connection.rank is not None
         self._ready[connection.rank, connection.lane] = connection
         self._failing.pop((connection.rank, connection.lane), None)
+        self.rejections.pop((connection.rank, connection.lane), None)
 
     def _admit(self, rank: int, lane: int, local: bool) -> Refusal | None:
         """Why an incoming connection has to be refused; None if it is welcome."""

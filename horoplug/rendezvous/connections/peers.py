@@ -30,6 +30,7 @@ from typing import Any
 
 from horoplug._native import version
 from horoplug.base.errors import (
+    AuthenticationError,
     PeerLostError,
     ProtocolError,
     RankTakenError,
@@ -304,14 +305,21 @@ class _PeerConnector:
                 all_up = all_up or store.poll_get(everyone) is not None
                 if not (announced and all_up):
                     if time.monotonic() > records.deadline + 1.0:
-                        raise records.missing(self.connector.missing or others)
+                        raise self._overdue(self.connector.missing or others)
                     self.connector.run_once(store)
         except StoreTimeoutError as error:
-            raise records.missing(
+            raise self._overdue(
                 self.connector.missing or [others[i] for i in error.missing]
             ) from None
         finally:
             store.abandon(everyone)
+
+    def _overdue(self, ranks: list[int]) -> RendezvousError:
+        """The error at the deadline, if these ranks are not connected."""
+        missing, rejections = self.records.missing(ranks), self.connector.rejections
+        if not rejections:
+            return missing
+        return AuthenticationError(f"{missing}: {'; '.join(map(str, rejections.values()))}")
 
     def give_up(self, error: BaseException) -> None:
         """Tell the other ranks that this one gives up, and which rank caused it, if they may have learned of it.
