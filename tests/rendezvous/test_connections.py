@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -18,7 +19,13 @@ import pytest
 from horoplug._native import version
 from horoplug.common.errors import HorovodInternalError
 from horoplug.rendezvous.connections import connector as connect_module
-from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Stage
+from horoplug.rendezvous.connections.connector import unix_listener
+from horoplug.rendezvous.connections.peer_connection import (
+    Identity,
+    PeerConnection,
+    Stage,
+    listener_context,
+)
 from horoplug.rendezvous.connections.peers import connect_peers
 from horoplug.rendezvous.errors import (
     AuthenticationError,
@@ -28,6 +35,7 @@ from horoplug.rendezvous.errors import (
     RankTakenError,
     RendezvousError,
 )
+from horoplug.rendezvous.network.auth import Handshake, Role
 from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.topology import host_key, topology
@@ -616,6 +624,73 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
         attacker.close()
     assert descriptors() == before
     assert "does not speak horoplug's protocol" in caplog.text
+
+
+@contextlib.contextmanager
+def another_user(name, data=b""):
+    """A process of another user that connects to an abstract socket and sends ``data``. Yields a pipe with its answer:
+    "user" and the user's number, then what it got, in hex."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)
+            os.setuid(65534)
+            got = b""
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.connect(name)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    sock.sendall(data)
+                    got = sock.recv(100)
+            os.write(write, f"user {os.getuid()} {got.hex()}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        yield read
+    finally:
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def test_other_users_of_the_host_are_not_listened_to(caplog):
+    """A process that can see the name of a rank's socket gets not even the answer to a valid first message."""
+    hello = Handshake(SECRET, Role.CLIENT, listener_context(0), "").start()
+    name, listener = unix_listener(2)
+    connector = connect_module.Connector(Identity(0, 2, 0, SECRET), time.monotonic() + NEVER)
+    connector.listen(listener)
+    with contextlib.closing(connector), another_user(f"\0{name}".encode(), hello) as answer:
+
+        def answered():
+            connector._accept(listener)
+            for connection in list(connector._pending):
+                connector._advance(connection)
+            return select.select([answer], [], [], 0)[0]
+
+        until(answered)
+        assert os.read(answer, 1000) == b"user 65534 "
+        assert "a connection was rejected: a process of user 65534" in caplog.text
+
+
+def test_process_of_another_user_is_not_taken_for_a_rank_of_this_host(caplog, monkeypatch):
+    """It listens at the address that a rank has published; here it is the listening process that changes its user."""
+    name, listener = unix_listener(2)
+    connector = connect_module.Connector(Identity(1, 2, 0, SECRET), time.monotonic() + NEVER)
+    with contextlib.closing(connector), listener:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+        connector.connect_to({0: name}, {0})
+        assert "in the place of rank 0, a process of user" in str(connector.rejections[0, 0])
+        assert (connector._pending, list(connector._retries)) == ({}, [(0, 0)])
+
+
+def test_token_of_a_host_is_not_for_other_users():
+    """With it they would pass for ranks of this host."""
+    with HostToken(SECRET, "job", 20) as token, HostToken(SECRET, "job", 20) as second:
+        assert token.value == second.value
+        with another_user(token._listener.getsockname()) as answer:
+            assert os.read(answer, 1000) == b"user 65534 "
 
 
 def test_silent_host_displaces_only_its_own_connections(stores, monkeypatch):

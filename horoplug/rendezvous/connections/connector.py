@@ -13,12 +13,12 @@ import os
 import secrets
 import selectors
 import socket
-import struct
 import time
 
 from horoplug.base.errors import AuthenticationError, PeerLostError, ProtocolError
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal, Stage
 from horoplug.rendezvous.network.auth import least_deserving
+from horoplug.rendezvous.network.peer_user import is_own_user, peer_user
 from horoplug.rendezvous.store.client import StoreClient
 
 _INCOMING_SECONDS = 5.0  # limit for authentication and hello on an accepted connection
@@ -27,8 +27,10 @@ _RETRY_PAUSE = 0.02
 _REJECTED_PAUSE = 0.2
 _RETRY_SECONDS = 1.0
 _LOGGED = 10
+_WRONG_USER = (
+    "in the place of rank {}, a process of user {} listens, who is not the user of this job"
+)
 _BUFFER_BYTES = 1073741824
-_CREDENTIALS = struct.Struct("iII")  # ucred of SO_PEERCRED: process, user, group
 
 Key = tuple[int, int]
 """Identifies a connection: the rank at its other end, and the lane."""
@@ -206,6 +208,10 @@ class Connector:
                 return
             if error not in (0, errno.EINPROGRESS):
                 raise OSError(error, os.strerror(error))
+            if local and error == 0 and not is_own_user(sock):
+                self._rejected(key, AuthenticationError(_WRONG_USER.format(rank, peer_user(sock))))
+                sock.close()
+                return
             if error == 0:
                 connection.connected()
         except OSError as error:
@@ -228,7 +234,11 @@ class Connector:
             sock.setblocking(False)
             source: str | int
             if sock.family == socket.AF_UNIX:
-                label, source = "a process on this host", _user(sock)
+                if not is_own_user(sock):
+                    self._complain(f"a process of user {peer_user(sock)}, not of the job's user")
+                    sock.close()
+                    continue
+                label, source = "a process on this host", peer_user(sock)
             else:
                 source = address[0]
                 label = f"{address[0]}:{address[1]}"
@@ -258,13 +268,10 @@ class Connector:
             connection.advance()
         except AuthenticationError as error:
             self._drop(connection)
-            self._complain(str(error))
-            if (
-                connection.target is not None
-            ):  # anybody may have answered: this says nothing about the rank
-                key = connection.target, connection.lane
-                self.rejections[key] = error
-                self._retries[key] = time.monotonic() + _REJECTED_PAUSE
+            if connection.target is None:
+                self._complain(str(error))
+            else:
+                self._rejected((connection.target, connection.lane), error)
         except ProtocolError as error:
             self._drop(connection)
             if connection.target is not None:
@@ -304,6 +311,13 @@ class Connector:
         if lane >= self._lane_count(rank):
             return Refusal.LANE
         return Refusal.DUPLICATE if (rank, lane) in self._ready else None
+
+    def _rejected(self, key: Key, error: AuthenticationError) -> None:
+        """Something that has not proved to be a lower rank has answered in its place, which says nothing about that
+        rank: try again until the deadline."""
+        self._complain(str(error))
+        self.rejections[key] = error
+        self._retries[key] = time.monotonic() + _REJECTED_PAUSE
 
     def _failed(self, key: Key, error: OSError) -> None:
         """A connection to a lower rank failed: retry for a moment, then raise PeerLostError."""
@@ -361,15 +375,6 @@ class Connector:
         self._pending.clear()
         self._ready.clear()
         self._selector.close()
-
-
-def _user(sock: socket.socket) -> int:
-    """The user id of the process at the other end of a Unix socket; -1 if unknown."""
-    try:
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return int(_CREDENTIALS.unpack(credentials)[1])
-    except OSError:
-        return -1
 
 
 def _events(connection: PeerConnection) -> int:
