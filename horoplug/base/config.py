@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from horoplug.base.log import LEVELS
+from horoplug.base.secret_file import read_secret_file
 from horoplug.base.variables import (
     IGNORED,
     MIB,
@@ -59,6 +60,8 @@ class Config:
     rendezvous_port: int | None = None
     rendezvous_server: str = "launcher"
     secret_key: bytes | None = dataclasses.field(default=None, repr=False)
+    """The value of ``SECRET_KEY``, else the content of ``secret_file``."""
+    secret_file: str | None = None
     cpu_operations: str | None = None
     controller: str | None = None
     mpi_cuda: bool | None = None
@@ -76,6 +79,8 @@ class Config:
         """Read ``env``, by default the process's environment. Raises ValueError with one line of text."""
         env = os.environ if env is None else env
         values = {variable.field: read(variable, env) for variable in VARIABLES}
+        if values["secret_key"] is None and values["secret_file"]:
+            values["secret_key"] = read_secret(values["secret_file"])
         values["autotune_fixed"] = fixed = tuple(
             variable.name
             for variable in VARIABLES
@@ -148,6 +153,15 @@ def value(name: str, env: Mapping[str, str] | None = None) -> Any:
     ``name``: without prefix. For variables that are read after ``init``, or before the process has a rank. Raises
     ValueError with one line of text."""
     return read(next(v for v in VARIABLES if v.name == name), os.environ if env is None else env)
+
+
+def read_secret(path: str) -> bytes:
+    """The content of the file that ``SECRET_FILE`` names. Errors: ValueError of one line."""
+    try:
+        remedy = "HOROPLUG_SECRET_FILE needs a file that only its owner can read, with 64 hexadecimal digits"
+        return read_secret_file(path, remedy, provided=True)
+    except OSError as error:
+        raise ValueError(f"HOROPLUG_SECRET_FILE={path}: {error.strerror}") from None
 
 
 def _ignored(env: Mapping[str, str]) -> Callable[[str], str]:

@@ -340,6 +340,13 @@ VARIABLES: tuple[Variable, ...] = (
         private=True,
     ),
     Variable(
+        "SECRET_FILE",
+        "secret_file",
+        _text,
+        None,
+        "a file with that secret, which only its owner can read; SECRET_KEY takes precedence",
+    ),
+    Variable(
         "CPU_OPERATIONS",
         "cpu_operations",
         _one_of("mpi", "gloo", "ccl"),

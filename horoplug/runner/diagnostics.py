@@ -101,9 +101,8 @@ def _where(env: Mapping[str, str], process: launched.LaunchedProcess) -> str:
     address = tcp_bootstrap_address(config, process)
     if address is None:
         return "the ranks bootstrap over MPI, through mpi4py"
-    hosts, ports = over_tcp.candidates(config, address)
-    on = " or ".join(hosts)
-    at = f"{'port' if len(ports) == 1 else 'one of the ports'} {', '.join(map(str, ports))}"
+    on, port = " or ".join(over_tcp.candidate_hosts(config, address)), config.rendezvous_port
+    at = f"one of {over_tcp.PORTS} secret ports" if port is None else f"port {port}"
     key = key_file() if config.secret_key is None else "HOROPLUG_SECRET_KEY"
     return f"the ranks find rank 0 on {on}, at {at}, with a secret derived from {key}"
 

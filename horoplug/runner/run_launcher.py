@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+from horoplug.base.config import value
 from horoplug.base.variables import SECRET_BYTES
 
 from . import mpirun_launch
@@ -27,7 +28,7 @@ from .exchange import Exchange
 from .hosts import Host, assign_ranks
 from .launch import as_scheduled, given_hosts, make_job
 from .preflight import StartError
-from .run_task import ADDRESS, PORT, SECRET
+from .run_task import ADDRESS, PORT, SALT, SECRET, secret_of
 from .start import candidates
 
 
@@ -70,19 +71,25 @@ def _run(options: Options, function: int, results: Sequence[int]) -> dict[str, A
 
 
 def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> dict[str, Any]:
-    """As :func:`_run`, but mpirun starts and ends the ranks."""
+    """As :func:`_run`, but mpirun starts and ends the ranks.
+
+    mpirun does not encrypt the variables that it passes on. So they contain the secret only if it cannot be derived
+    from a file with a key (HOROPLUG_SECRET_FILE)."""
     secret = secrets.token_bytes(SECRET_BYTES)
+    given = {SECRET: base64.b64encode(secret).decode()}
+    if file := value("SECRET_FILE"):
+        given = {SALT: secrets.token_hex()}
+        try:
+            secret = secret_of(file, given[SALT])
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     hosts = given_hosts(options) or []
     exchange = Exchange(secret, _address(options, hosts), function, results)
     try:
         command, env = mpirun_launch.command(
             options,
             hosts,
-            {
-                ADDRESS: exchange.address,
-                PORT: str(exchange.port),
-                SECRET: base64.b64encode(secret).decode(),
-            },
+            {ADDRESS: exchange.address, PORT: str(exchange.port)} | given,
         )
         with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL) as process:
             for number in (signal.SIGINT, signal.SIGTERM):  # mpirun forwards them to the ranks

@@ -15,14 +15,19 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from horoplug.base.config import read_secret, value
 from horoplug.base.errors import TamperedMessageError
 from horoplug.base.variables import parse_secret
+from horoplug.rendezvous.bootstrap.job_key import derive
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 
 from .exchange import RAISED, RETURNED, WITHDRAWN, Client
 
-PORT, ADDRESS, SECRET = (f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET"))
-"""Variables with the exchange's endpoint. Address and secret default to those of the rendezvous."""
+PORT, ADDRESS, SECRET, SALT = (
+    f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET", "SALT")
+)
+"""Variables with the exchange's endpoint. Address and secret default to those of the rendezvous. With a salt, the
+secret is derived from the key in the file that HOROPLUG_SECRET_FILE names (:func:`secret_of`)."""
 _END_SECONDS = 5.0  # limit for a rank to end after its function has failed
 
 
@@ -58,7 +63,7 @@ def main() -> int:
     client = Client(
         os.environ.pop(ADDRESS, "") or os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
         int(os.environ.pop(PORT)),
-        parse_secret(os.environ.pop(SECRET, "") or os.environ["_HOROVOD_SECRET_KEY"]),
+        _secret(),
         _rank(),
     )
     try:
@@ -80,6 +85,17 @@ def main() -> int:
         problem.__cause__ = error
         return _fail(client, problem)
     return 0
+
+
+def secret_of(file: str, salt: str) -> bytes:
+    """The exchange's secret for a key file and random text. Errors: ValueError of one line."""
+    return derive(read_secret(file), f"run {salt}")
+
+
+def _secret() -> bytes:
+    if salt := os.environ.pop(SALT, ""):
+        return secret_of(value("SECRET_FILE"), salt)
+    return parse_secret(os.environ.pop(SECRET, "") or os.environ["_HOROVOD_SECRET_KEY"])
 
 
 def _rank() -> int:

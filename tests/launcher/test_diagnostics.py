@@ -52,7 +52,7 @@ def test_verbose_check_build_shows_the_recognised_launcher(tmp_path):
     for part in (
         "Slurm's srun: SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_ID=0",
         "rank 1 of 4",
-        "find rank 0 on 127.0.0.1, at one of the ports ",
+        "find rank 0 on 127.0.0.1, at one of 8 secret ports, with a secret derived from ",
         f"{tmp_path}/horoplug/key",
         "SLURM_JOB_NODELIST=127.0.0.[1-2]",
         "127.0.0.1:1, 127.0.0.2:1",
@@ -70,7 +70,7 @@ def test_verbose_check_build_shows_the_recognised_launcher(tmp_path):
         ),
         (
             {"HOROPLUG_GLOO_RENDEZVOUS_ADDR": "10.1.2.3"},
-            "find rank 0 on 10.1.2.3, at one of the ports ",
+            "find rank 0 on 10.1.2.3, at one of 8 secret ports, with",
         ),
         ({"_HOROVOD_SECRET_KEY": 32 * "5a"}, "with a secret derived from HOROPLUG_SECRET_KEY"),
         ({"HOROVOD_CONTROLLER": "mpi"}, "bootstrap over MPI"),

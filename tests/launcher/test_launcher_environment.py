@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from horoplug.rendezvous.bootstrap import slurm, slurm_task
+from horoplug.rendezvous.bootstrap.job_key import job_secret
 from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS, inherited, recognise
 from horoplug.rendezvous.bootstrap.over_tcp import ports
 from horoplug.runner.allocation import allocation, why_over
@@ -108,8 +109,17 @@ def test_restart_is_a_different_job():
     ]
     assert len(set(jobs)) == len(jobs)
     # The ports differ, too, and are never ephemeral ports of Linux.
-    assert len({tuple(ports(job)) for job in jobs}) == len(jobs)
-    assert all(1024 < port < 32768 for job in jobs for port in ports(job))
+    numbers = [ports(job_secret(bytes(32), job)) for job in jobs]
+    assert len(set(map(tuple, numbers))) == len(jobs)
+    assert all(1024 < port < 32768 for each in numbers for port in each)
+
+
+def test_ports_do_not_follow_from_the_name_of_a_job():
+    """The name of a job is public. Without the user's key, nobody knows the ports of rank 0 beforehand."""
+    job = address(srun(2)[0]).job
+    assert not set(ports(job_secret(bytes(32), job))) & set(
+        ports(job_secret(bytes(31) + b"1", job))
+    )
 
 
 def name_of(*parts):

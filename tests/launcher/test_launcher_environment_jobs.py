@@ -34,6 +34,8 @@ except (ValueError, RuntimeError) as error:
     sys.stdout.write(f"refused: {error}\\n")
 """
 
+KEY = os.urandom(32)
+
 
 @pytest.fixture
 def home(tmp_path):
@@ -194,8 +196,17 @@ def test_job_restarted_by_torchrun(home, tmp_path):
 # ---- ports in use ----------------------------------------------------------------------------------------------------
 
 
+def job_ports(variables):
+    """The ports of a job with the user's key in the folder of ``variables``."""
+    file = Path(variables["XDG_CONFIG_HOME"]) / "horoplug" / "key"
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.write_text(KEY.hex())
+    file.chmod(0o600)
+    return ports(job_secret(KEY, recognise(variables).bootstrap_address.job))
+
+
 def first_port(variables):
-    return ports(recognise(variables).bootstrap_address.job)[0]
+    return job_ports(variables)[0]
 
 
 def test_first_port_used_by_another_job(home):
@@ -214,7 +225,7 @@ def test_all_ports_in_use_is_an_error(home):
     variables = srun(2)[0] | home
     listeners = []
     try:
-        for port in ports(recognise(variables).bootstrap_address.job):
+        for port in job_ports(variables):
             listeners.append(socket.create_server(("127.0.0.1", port)))
         text = refusal(run([variables], REFUSED)[0])
     finally:
@@ -243,7 +254,7 @@ def test_unshared_home_directories_are_an_error(home, tmp_path):
     environments[1]["XDG_CONFIG_HOME"] = str(tmp_path / "elsewhere")
     results = run(environments, REFUSED)
     text = refusal(results[1])
-    for part in ("another secret", "elsewhere/horoplug/key", "HOROPLUG_SECRET_KEY"):
+    for part in ("is not found within 4 s", "elsewhere/horoplug/key", "HOROPLUG_SECRET_KEY"):
         assert part in text
     assert "refused: " in results[0][1]
     assert "rank 1" in results[0][1]

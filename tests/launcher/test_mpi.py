@@ -238,6 +238,32 @@ def test_run_function_with_mpirun(place):
         horoplug.run(fail, **options)
 
 
+def test_run_with_mpirun_takes_the_secret_from_a_file(place, tmp_path):
+    """mpirun passes variables on in plain text, so none of them contains the secret of the exchange."""
+    file = tmp_path / "key"
+    file.touch(0o600)
+    file.write_text(os.urandom(32).hex())
+
+    def variables():
+        from pathlib import Path
+
+        outer = [line.split("=")[0] for line in Path("/proc/self/environ").read_text().split("\0")]
+        return sorted(name for name in outer if "SECRET" in name or "_RUN_" in name)
+
+    env = environment() | place | {"HOROPLUG_SECRET_FILE": str(file)}
+    found = horoplug.run(variables, num_proc=2, use_mpi=True, env=env)
+    names = [
+        "HOROPLUG_SECRET_FILE",
+        "_HOROPLUG_RUN_ADDRESS",
+        "_HOROPLUG_RUN_PORT",
+        "_HOROPLUG_RUN_SALT",
+    ]
+    assert found == [names] * 2
+    file.chmod(0o644)
+    with pytest.raises(ValueError, match="can be read or changed by other users"):
+        horoplug.run(variables, num_proc=2, use_mpi=True, env=env)
+
+
 # ---- failures to start -----------------------------------------------------------------------------------------------
 
 

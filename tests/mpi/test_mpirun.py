@@ -76,6 +76,69 @@ print("done", flush=True)
     assert output.count("done") == 4
 
 
+# Prints whether the job's secret has gone over MPI.
+SECRET = """
+import os, sys
+from pathlib import Path
+from mpi4py import MPI
+rank, folder = MPI.COMM_WORLD.rank, Path(sys.argv[1])
+if sys.argv[2] == "none" and rank == 1:
+    os.environ["XDG_CONFIG_HOME"] = str(folder / "nothing")
+if sys.argv[2] == "other" and rank == 1:
+    os.environ["HOROPLUG_SECRET_KEY"] = 64 * "1"
+import horoplug as hvd
+from horoplug.rendezvous.bootstrap import over_mpi
+sent, original = [], over_mpi._broadcast
+def broadcast(communicator, message):
+    sent.append(original(communicator, message))
+    return sent[-1]
+over_mpi._broadcast = broadcast
+from horoplug.rendezvous.store import client
+connect = client.StoreClient.connect
+def connecting(address, port, secret, timeout):
+    sys.stdout.write("sent\\n" if any(secret in each for each in sent) else "not sent\\n")
+    return connect(address, port, secret, timeout)
+client.StoreClient.connect = connecting
+try:
+    hvd.init()
+    sys.stdout.write("done\\n")
+except ValueError as error:
+    sys.stdout.write(f"refused: {error}\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [("file", "not sent"), ("home", "not sent"), ("none", "sent"), ("one host", "sent")],
+)
+def test_secret_crosses_the_network_only_without_a_common_key(place, tmp_path, case, expected):
+    """With a key in a file that all hosts have, it is derived; without one, MPI carries it."""
+    pytest.importorskip("mpi4py")
+    variables = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    if case == "file":
+        file = tmp_path / "key"
+        file.touch(0o600)
+        file.write_text(os.urandom(32).hex())
+        variables["HOROPLUG_SECRET_FILE"] = str(file)
+    script = SECRET if case == "one host" else on_hosts(SECRET)
+    status, output = finish(mpirun(place, script, str(tmp_path), case, **variables))
+    assert status == 0, output
+    assert re.findall(r"^(?:not )?sent$", output, re.MULTILINE) == [expected] * 2, output
+    assert output.count("done") == 2
+    assert (tmp_path / "config").exists() == (case in ("home", "none"))
+
+
+def test_different_keys_under_mpirun_are_an_error(place, tmp_path):
+    pytest.importorskip("mpi4py")
+    variables = {"XDG_CONFIG_HOME": str(tmp_path)}
+    status, output = finish(mpirun(place, on_hosts(SECRET), str(tmp_path), "other", **variables))
+    assert status == 0, output
+    assert (
+        output.count("refused: the secret that the environment gives is not the same on all") == 2
+    )
+    assert "ranks [1] have another one than rank 0" in output
+
+
 FAILING = """
 import sys
 import numpy as np

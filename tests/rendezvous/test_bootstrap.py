@@ -3,12 +3,13 @@
 launcher/test_launcher_environment_jobs.py starts whole jobs."""
 
 import os
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from horoplug.base.config import Config
-from horoplug.rendezvous.bootstrap import over_tcp
 from horoplug.rendezvous.bootstrap.job_key import job_secret
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 from horoplug.rendezvous.bootstrap.over_tcp import bootstrap_over_tcp
@@ -16,15 +17,16 @@ from horoplug.rendezvous.errors import WrongSecretError
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness.starters import srun
+from tests.harness.strangers import RefusingServer
 
 KEY = os.urandom(32)
 LONG = 40.0  # seconds; longer than any test here takes
 
 
-def bootstrap(rank, *hosts, port=None):
+def bootstrap(rank, *hosts, port=None, seconds=LONG):
     launched = recognise(srun(2)[rank])
     address = launched.bootstrap_address._replace(hosts=hosts, on_one_host=False)
-    config = Config(secret_key=KEY, rendezvous_port=port, start_timeout=LONG)
+    config = Config(secret_key=KEY, rendezvous_port=port, start_timeout=seconds)
     return bootstrap_over_tcp(config, launched, address)
 
 
@@ -35,16 +37,30 @@ def test_rank_0_skips_addresses_of_other_hosts():
     assert address != "192.0.2.1"
 
 
-def test_different_secret_is_retried_for_a_limited_time(monkeypatch):
-    """The server of an earlier job may still listen for a moment, so refusals are retried, but not indefinitely."""
-    monkeypatch.setattr(over_tcp, "_REFUSED_SECONDS", 0.5)
+def test_different_secret_is_an_error_at_the_start_timeout():
+    """The server of an earlier job may still listen, and a stranger refuses whom he likes: neither is a verdict."""
     began = time.monotonic()
     with (
         StoreServer(bytes(32), "127.0.0.1") as server,
-        pytest.raises(WrongSecretError, match="HOROPLUG_SECRET_KEY must be the same"),
+        pytest.raises(WrongSecretError, match="HOROPLUG_SECRET_KEY must be the same") as caught,
     ):
-        bootstrap(1, "127.0.0.1", port=server.address[1])
-    assert 0.5 < time.monotonic() - began < LONG / 2
+        bootstrap(1, "127.0.0.1", port=server.address[1], seconds=0.5)
+    assert 0.2 < time.monotonic() - began < LONG / 2
+    assert "for 0.5 s" in str(caught.value)
+
+
+def test_stranger_that_refuses_does_not_end_the_search():
+    """He has taken the port of rank 0, which gets it when he is gone."""
+    job = recognise(srun(2)[1]).bootstrap_address.job
+    with (
+        RefusingServer(socket.AF_INET, ("127.0.0.1", 0)) as stranger,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        searching = pool.submit(bootstrap, 1, "127.0.0.1", port=stranger.address[1])
+        assert stranger.refused.wait(20)
+        stranger.close()
+        with StoreServer(job_secret(KEY, job), *stranger.address):
+            assert searching.result(20)[0] == stranger.address
 
 
 def test_slow_server_is_given_more_time(monkeypatch):

@@ -126,6 +126,21 @@ def test_secret_key_variables():
         assert wrong not in str(caught.value)
 
 
+def test_secret_file(tmp_path):
+    """It has the job's secret instead of the environment, which launchers pass on in plain text."""
+    file, secret = tmp_path / "secret", bytes(range(32))
+    env = {"HOROPLUG_SECRET_FILE": str(file)}
+    with pytest.raises(ValueError, match=rf"\AHOROPLUG_SECRET_FILE={file}: No such file[^\n]*\Z"):
+        Config.from_env(env)
+    file.touch(0o600)
+    file.write_text(secret.hex() + "\n")
+    assert Config.from_env(env).secret_key == secret
+    assert Config.from_env(env | {"HOROPLUG_SECRET_KEY": "ff" * 32}).secret_key == b"\xff" * 32
+    file.chmod(0o640)
+    with pytest.raises(ValueError, match=r"\A[^\n]*can be read or changed by other users[^\n]*\Z"):
+        Config.from_env(env)
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [

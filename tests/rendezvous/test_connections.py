@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -18,7 +19,13 @@ import pytest
 from horoplug._native import version
 from horoplug.common.errors import HorovodInternalError
 from horoplug.rendezvous.connections import connector as connect_module
-from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Stage
+from horoplug.rendezvous.connections.connector import unix_listener
+from horoplug.rendezvous.connections.peer_connection import (
+    Identity,
+    PeerConnection,
+    Stage,
+    listener_context,
+)
 from horoplug.rendezvous.connections.peers import connect_peers
 from horoplug.rendezvous.connections.tables import table_of_ranks
 from horoplug.rendezvous.errors import (
@@ -29,12 +36,14 @@ from horoplug.rendezvous.errors import (
     RankTakenError,
     RendezvousError,
 )
+from horoplug.rendezvous.network.auth import Handshake, Role
 from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.topology import host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
+from tests.harness.strangers import RefusingServer
 from tests.harness.support import until
 
 SECRET = secrets.token_bytes(32)
@@ -280,7 +289,7 @@ def test_wrong_secret_on_an_additional_connection_is_refused(stores, monkeypatch
     monkeypatch.setattr(connect_module.Connector, "_dial", dial)
     clients = stores(2)
     before = descriptors()
-    outcome = build_all(clients, key={0: "a", 1: "b"}, streams=3)
+    outcome = build_all(clients, key={0: "a", 1: "b"}, streams=3, timeout={0: NEVER, 1: 1.0})
     assert isinstance(outcome[1], AuthenticationError)
     assert "does not know this job's secret" in str(outcome[1])
     assert isinstance(outcome[0], PeerLostError)
@@ -548,12 +557,38 @@ def test_wrong_secret_is_refused(stores):
     clients = stores(3)
     opened = descriptors()
     wrong = SECRET[:31] + bytes([SECRET[31] ^ 1])
-    outcome = build_all(clients, secret={2: wrong, 0: SECRET, 1: SECRET})
+    timeouts = {0: NEVER, 1: NEVER, 2: 1.0}
+    outcome = build_all(clients, secret={2: wrong, 0: SECRET, 1: SECRET}, timeout=timeouts)
     assert isinstance(outcome[2], AuthenticationError)
+    assert "ranks [0, 1] did not connect within 1 s" in str(outcome[2])
     assert "does not know this job's secret" in str(outcome[2])
     assert all(isinstance(outcome[rank], PeerLostError) for rank in (0, 1))
     assert "secret" in str(outcome[0])
     assert descriptors() == opened > before
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+def test_stranger_that_refuses_is_no_verdict(stores, tcp, monkeypatch, caplog):
+    """A rank that is led to a stranger, who refuses it, tries again, and connects when the rank itself answers."""
+    original = connect_module.Connector._dial
+    family, address = socket.AF_UNIX, "\0horoplug-test-" + secrets.token_hex(8)
+    if tcp:
+        family, address = socket.AF_INET, ("127.0.0.1", 0)
+    with RefusingServer(family, address) as stranger:
+
+        def dial(connector, key):
+            right = connector._addresses
+            if key == (0, 0) and not stranger.refused.is_set():
+                wrong = stranger.address if tcp else stranger.address[1:].decode()
+                connector._addresses = right | {0: wrong}
+            original(connector, key)
+            connector._addresses = right
+
+        monkeypatch.setattr(connect_module.Connector, "_dial", dial)
+        by_rank = build_all(stores(2), key={rank: f"h{rank if tcp else 0}" for rank in range(2)})
+    check(dict(sorted(by_rank.items())))
+    close_all(by_rank)
+    assert "rank 1: a connection was rejected: rank 0 refused the connection" in caplog.text
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
@@ -592,6 +627,73 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
         attacker.close()
     assert descriptors() == before
     assert "does not speak horoplug's protocol" in caplog.text
+
+
+@contextlib.contextmanager
+def another_user(name, data=b""):
+    """A process of another user that connects to an abstract socket and sends ``data``. Yields a pipe with its answer:
+    "user" and the user's number, then what it got, in hex."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)
+            os.setuid(65534)
+            got = b""
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.connect(name)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    sock.sendall(data)
+                    got = sock.recv(100)
+            os.write(write, f"user {os.getuid()} {got.hex()}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        yield read
+    finally:
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def test_other_users_of_the_host_are_not_listened_to(caplog):
+    """A process that can see the name of a rank's socket gets not even the answer to a valid first message."""
+    hello = Handshake(SECRET, Role.CLIENT, listener_context(0), "").start()
+    name, listener = unix_listener(2)
+    connector = connect_module.Connector(Identity(0, 2, 0, SECRET), time.monotonic() + NEVER)
+    connector.listen(listener)
+    with contextlib.closing(connector), another_user(f"\0{name}".encode(), hello) as answer:
+
+        def answered():
+            connector._accept(listener)
+            for connection in list(connector._pending):
+                connector._advance(connection)
+            return select.select([answer], [], [], 0)[0]
+
+        until(answered)
+        assert os.read(answer, 1000) == b"user 65534 "
+        assert "a connection was rejected: a process of user 65534" in caplog.text
+
+
+def test_process_of_another_user_is_not_taken_for_a_rank_of_this_host(caplog, monkeypatch):
+    """It listens at the address that a rank has published; here it is the listening process that changes its user."""
+    name, listener = unix_listener(2)
+    connector = connect_module.Connector(Identity(1, 2, 0, SECRET), time.monotonic() + NEVER)
+    with contextlib.closing(connector), listener:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+        connector.connect_to({0: name}, {0})
+        assert "in the place of rank 0, a process of user" in str(connector.rejections[0, 0])
+        assert (connector._pending, list(connector._retries)) == ({}, [(0, 0)])
+
+
+def test_token_of_a_host_is_not_for_other_users():
+    """With it they would pass for ranks of this host."""
+    with HostToken(SECRET, "job", 20) as token, HostToken(SECRET, "job", 20) as second:
+        assert token.value == second.value
+        with another_user(token._listener.getsockname()) as answer:
+            assert os.read(answer, 1000) == b"user 65534 "
 
 
 def test_silent_host_displaces_only_its_own_connections(stores, monkeypatch):

@@ -25,6 +25,7 @@ from horoplug.rendezvous.store import server as server_module
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.rendezvous.store.state import StoreState
+from tests.harness.strangers import RefusingServer
 from tests.harness.support import until
 
 SECRET = secrets.token_bytes(32)
@@ -270,9 +271,19 @@ def test_forked_child_does_not_delay_the_detection_of_a_dead_rank(connect, serve
 def test_wrong_secret_is_refused(server, connect, caplog):
     wrong = bytes([SECRET[0]]) + bytes([SECRET[1] ^ 128]) + SECRET[2:]
     with pytest.raises(AuthenticationError, match="does not know this job's secret") as caught:
-        Background(StoreClient.connect, *server.address, wrong, NEVER).result()
+        Background(StoreClient.connect, *server.address, wrong, 0.5).result()
     assert f"the rendezvous server at 127.0.0.1:{server.address[1]}" in str(caught.value)
     connect().set("still", b"works")
+
+
+def test_stranger_that_refuses_does_not_keep_a_client_from_its_server():
+    """He has taken the address of the server, which gets it when he is gone. He has proved nothing."""
+    with RefusingServer(socket.AF_INET, ("127.0.0.1", 0)) as stranger:
+        client = Background(StoreClient.connect, *stranger.address, SECRET, NEVER)
+        assert stranger.refused.wait(20)
+        stranger.close()
+        with StoreServer(SECRET, *stranger.address), client.result() as connected:
+            connected.set("k", b"")
 
 
 def test_connection_to_no_server_fails_in_time():

@@ -1,8 +1,9 @@
 """The secret of a job whose launcher does not provide one.
 
 It is the HMAC of the job's name under the user's key, so that no two jobs share a secret. The key is
-``HOROPLUG_SECRET_KEY`` if that is set, else a file in the user's home folder, which the hosts of a cluster normally
-share. Reading that file takes the user's own permissions, which would allow to attack the job in any case."""
+``HOROPLUG_SECRET_KEY`` or the content of ``HOROPLUG_SECRET_FILE`` if one of them is set, else a file in the user's home
+folder, which the hosts of a cluster normally share. Reading that file takes the user's own permissions, which would
+allow to attack the job in any case."""
 
 from __future__ import annotations
 
@@ -11,24 +12,28 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 import time
 from pathlib import Path
 
-from horoplug.base.variables import SECRET_BYTES, parse_secret
+from horoplug.base.secret_file import read_secret_file
+from horoplug.base.variables import SECRET_BYTES
 
 REMEDY = (
-    "set HOROPLUG_SECRET_KEY to the same 64 hexadecimal digits for all ranks "
+    "set HOROPLUG_SECRET_FILE, or HOROPLUG_SECRET_KEY, to the same 64 hexadecimal digits for all ranks "
     '(python -c "import secrets; print(secrets.token_hex())" makes some)'
 )
 _VISIBLE_SECONDS = 5.0  # limit until a file that another host has created is visible here
 
 
 def job_secret(given: bytes | None, job: str) -> bytes:
-    """The secret of a job, 32 bytes. ``given``: the value of ``HOROPLUG_SECRET_KEY``; ``job``: the job's name.
+    """The secret of a job, 32 bytes. ``given``: the key that the environment gives; ``job``: the job's name.
 
     Errors: ValueError of one line if the user's key cannot be created or is not private."""
-    key = given if given is not None else user_key()
+    return derive(given if given is not None else user_key(), job)
+
+
+def derive(key: bytes, job: str) -> bytes:
+    """The secret of a job under a key; does not tell the key."""
     return hmac.new(key, b"horoplug job\0" + job.encode(), hashlib.sha256).digest()
 
 
@@ -53,19 +58,7 @@ def user_key() -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        text = file.read(4 * SECRET_BYTES)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        raise ValueError(f"{path} is not a file of this user's; remove it, or {REMEDY}")
-    if status.st_mode & 0o077:
-        raise ValueError(
-            f"{path} can be read or changed by other users, so it keeps no secret: remove it (a new one is made)"
-        )
-    try:
-        return parse_secret(text.decode("ascii"))
-    except ValueError:
-        raise ValueError(f"{path} holds no key: remove it (a new one is made)") from None
+    return read_secret_file(path, f"remove it (a new one is made), or {REMEDY}")
 
 
 def _make(path: Path) -> None:

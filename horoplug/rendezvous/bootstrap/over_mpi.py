@@ -1,21 +1,31 @@
-"""Bootstrap over MPI, through mpi4py: rank 0 serves the store and broadcasts its address and a new secret."""
+"""Bootstrap over MPI, through mpi4py: rank 0 serves the store and broadcasts its address.
+
+MPI does not encrypt what it sends. So the ranks of several hosts derive the job's secret from the user's key and random
+bytes of rank 0, if all of them have the key (:mod:`.job_key`). If they have not, rank 0 makes the secret and broadcasts
+it, which protects the job only from those who cannot read MPI's traffic."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import logging
 import os
 import secrets
-from typing import Any
+from typing import Any, Final
 
 from horoplug.base.config import Config
 from horoplug.base.variables import SECRET_BYTES
 from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.libraries import check_single_library
+from horoplug.rendezvous.bootstrap.job_key import REMEDY, derive, key_file, user_key
 from horoplug.rendezvous.bootstrap.launcher_environment import LaunchedProcess, recognise
 from horoplug.rendezvous.network.addresses import own_address
 from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.topology import host_key
 from horoplug.rendezvous.store.server import StoreServer
+
+_SAME, _NONE, _OTHER, _GIVEN_OTHER = b"=-!x"  # what a rank's key is, compared with that of rank 0
+_log: Final = logging.getLogger("horoplug")
 
 Rendezvous = tuple[tuple[str, int], bytes, StoreServer | None]
 """The store's address and port, the job's secret, and on rank 0 the server."""
@@ -33,14 +43,15 @@ def _agree(MPI: Any, config: Config, launched: LaunchedProcess) -> Rendezvous:
     communicator = _world(MPI, launched)
     server, message = None, b""
     on_one_host = _are_on_one_host(communicator, config)
+    secret = None if on_one_host else _secret_from_key(communicator, config)
     if communicator.rank == 0:
-        server, message = _serve(config, on_one_host)
+        server, message = _serve(config, on_one_host, secret)
     message = _broadcast(communicator, message)
     if message[:1] != b"+":
         raise ValueError(message[1:].decode())
-    secret, where = message[1 : 1 + SECRET_BYTES], message[1 + SECRET_BYTES :].decode()
+    sent, where = message[1 : 1 + SECRET_BYTES], message[1 + SECRET_BYTES :].decode()
     address, port = where.split()
-    return (address, int(port)), secret, server
+    return (address, int(port)), secret or sent, server
 
 
 def _load(launched: LaunchedProcess) -> Any:
@@ -87,16 +98,80 @@ def _are_on_one_host(communicator: Any, config: Config) -> bool:
     return bool(everyones == own * communicator.size)
 
 
-def _serve(config: Config, on_one_host: bool) -> tuple[StoreServer | None, bytes]:
+def _secret_from_key(communicator: Any, config: Config) -> bytes | None:
+    """The job's secret, derived from the key of the user, which does not leave the hosts; None if the ranks do not have
+    one key in common and the environment gives none. Collective.
+
+    Errors: ValueError of one line, on all ranks, if the environment of a rank gives a key that not all ranks have."""
+    first = communicator.rank == 0
+    key, message = None, b""
+    if first:
+        key = _own_key(config, may_create=True)
+        salt = secrets.token_bytes(SECRET_BYTES)
+        message = bytes([config.secret_key is not None]) + salt + _fingerprint(key, salt)
+    message = _broadcast(communicator, message)
+    if not first:  # only now: rank 0 may just have created the file
+        key = _own_key(config, may_create=False)
+    salt, expected = message[1 : 1 + SECRET_BYTES], message[1 + SECRET_BYTES :]
+    if key is None:
+        own = _NONE
+    elif hmac.compare_digest(_fingerprint(key, salt), expected):
+        own = _SAME
+    else:
+        own = _OTHER if config.secret_key is None else _GIVEN_OTHER
+    found = bytearray(communicator.size)
+    communicator.Allgather(bytes([own]), found)
+    if key is not None and found == bytes([_SAME]) * communicator.size:
+        return derive(key, f"MPI {salt.hex()}")
+    if message[0] or _GIVEN_OTHER in found:
+        differing = [rank for rank, each in enumerate(found) if each != _SAME]
+        raise ValueError(
+            f"the secret that the environment gives is not the same on all ranks: {_some(differing)} have another one "
+            f"than rank 0, or none; {REMEDY}"
+        )
+    if first:
+        _log.info(
+            "the job's secret crosses the network over MPI, since %s do not have %s of rank 0; %s",
+            _some([rank for rank, each in enumerate(found) if each != _SAME]),
+            key_file(),
+            REMEDY,
+        )
+    return None
+
+
+def _own_key(config: Config, may_create: bool) -> bytes | None:
+    """The key that the environment gives, else that of the user's file; None without one."""
+    if config.secret_key is not None:
+        return config.secret_key
+    try:
+        return user_key() if may_create or key_file().exists() else None
+    except (OSError, RuntimeError, ValueError) as error:
+        _log.info("the key of this user cannot be used: %s", error)
+        return None
+
+
+def _fingerprint(key: bytes | None, salt: bytes) -> bytes:
+    """Tells whether two ranks have the same key; empty without one."""
+    return b"" if key is None else hmac.digest(key, b"horoplug MPI key\0" + salt, "sha256")
+
+
+def _some(ranks: list[int]) -> str:
+    return f"ranks {ranks}" if len(ranks) <= 8 else f"{len(ranks)} ranks, the first {ranks[:8]},"
+
+
+def _serve(
+    config: Config, on_one_host: bool, secret: bytes | None
+) -> tuple[StoreServer | None, bytes]:
     """Start the server on rank 0. Returns it with the message for all ranks: "+", secret and address, or "-" and an
-    error text."""
-    secret = secrets.token_bytes(SECRET_BYTES)
+    error text. ``secret``: the one that the ranks have derived; the message has zeros in its place. None: a new one."""
+    own = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
     try:
         address = "127.0.0.1" if on_one_host else own_address(config.gloo_iface)
-        server = StoreServer(secret, address)
+        server = StoreServer(own, address)
     except (OSError, ValueError) as error:
         return None, f"-rank 0 cannot serve the rendezvous: {error}".encode()
-    return server, b"+" + secret + f"{server.address[0]} {server.address[1]}".encode()
+    sent = own if secret is None else bytes(SECRET_BYTES)
+    return server, b"+" + sent + f"{server.address[0]} {server.address[1]}".encode()
 
 
 def _broadcast(communicator: Any, message: bytes) -> bytes:

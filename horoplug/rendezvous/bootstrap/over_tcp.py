@@ -1,14 +1,16 @@
 """Bootstrap over TCP, for processes that know their ranks and rank 0's host, and have no MPI.
 
-Rank 0 serves the store on its host, at one of a few ports that are derived from the job's name. The other ranks try
-these in turn until a server proves that it knows the job's secret. Other programs that listen on such a port do no
-harm: the handshake reveals nothing to a peer that does not know the secret."""
+Rank 0 serves the store on its host, at one of a few ports that are derived from the job's secret, so that nobody else
+can tell which. The other ranks try these in turn until a server proves that it knows the secret. Whatever else listens
+on such a port, and whatever it answers, costs time only: the handshake reveals nothing to it, and a refusal by somebody
+who has not proved anything is no reason to give up before the start timeout."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
+import hmac
 import time
 from collections.abc import Sequence
 
@@ -25,29 +27,24 @@ _LOWEST, _HIGHEST = 10000, 32767  # above the well-known ports, below Linux's ep
 _ATTEMPT_SECONDS = (
     1.0  # limit of a first attempt: a foreign listener may never answer; doubled every round
 )
-_REFUSED_SECONDS = (
-    10.0  # how long refusals are tolerated: the server of an earlier job may still be there
-)
 _PAUSES = (0.01, 0.25)  # seconds between two rounds: first and longest
 
 Address = tuple[str, int]
 
 
-def ports(job: str) -> list[int]:
-    """The ports at which rank 0 of a job may serve, in order of preference."""
-    digest = hashlib.sha512(b"horoplug ports\0" + job.encode()).digest()
+def ports(secret: bytes) -> list[int]:
+    """The ports at which rank 0 of the job with this secret may serve, in order of preference."""
+    digest = hmac.new(secret, b"horoplug ports", hashlib.sha512).digest()
     numbers = [int.from_bytes(digest[i : i + 4], "big") for i in range(0, len(digest), 4)]
     span = _HIGHEST - _LOWEST + 1
     return list(dict.fromkeys(_LOWEST + number % span for number in numbers))[:PORTS]
 
 
-def candidates(config: Config, where: BootstrapAddress) -> tuple[list[str], list[int]]:
-    """The hosts on one of which rank 0 serves, and the ports to try, in order of preference."""
-    port = config.rendezvous_port
-    numbers = [port] if port is not None else ports(where.job)
+def candidate_hosts(config: Config, where: BootstrapAddress) -> list[str]:
+    """The hosts on one of which rank 0 serves, in order of preference."""
     if config.rendezvous_addr is not None:
-        return [config.rendezvous_addr], numbers
-    return ["127.0.0.1"] if where.on_one_host else list(where.hosts), numbers
+        return [config.rendezvous_addr]
+    return ["127.0.0.1"] if where.on_one_host else list(where.hosts)
 
 
 def bootstrap_over_tcp(
@@ -55,7 +52,9 @@ def bootstrap_over_tcp(
 ) -> tuple[Address, bytes, StoreServer | None]:
     """The rendezvous's address and secret, and on rank 0 its server. Errors: those of :func:`.bootstrap.bootstrap`."""
     secret = job_secret(config.secret_key, where.job)
-    hosts, numbers = candidates(config, where)
+    hosts = candidate_hosts(config, where)
+    port = config.rendezvous_port
+    numbers = [port] if port is not None else ports(secret)
     if launched.rank == 0:
         server = _serve(secret, hosts, numbers)
         return server.address, secret, server
@@ -119,11 +118,13 @@ def _find(
     who: str,
     key_is_from_file: bool,
 ) -> Address:
-    """The address of a server that knows the secret."""
+    """The address of a server that knows the secret.
+
+    Errors at the deadline: WrongSecretError if a server refused this process, otherwise RendezvousError."""
     began = time.monotonic()
     deadline = began + timeout
     pause, attempt_seconds = _PAUSES[0], _ATTEMPT_SECONDS
-    refused: float | None = None
+    refused = False
     while True:
         reasons: dict[str, None] = {}
         for host in hosts:
@@ -140,19 +141,23 @@ def _find(
                     ).close()
                     return address, port
                 except WrongSecretError:
-                    refused = refused or time.monotonic()
+                    refused = True
                 except AuthenticationError as error:
                     reasons[str(error)] = None
                 except OSError as error:
                     reasons[f"{address}: {error.strerror or error}"] = None
-        now = time.monotonic()
-        over = now + pause > deadline
-        if refused is not None and (over or now > refused + _REFUSED_SECONDS):
-            raise WrongSecretError(f"{who} knows another secret; {_secret_hint(key_is_from_file)}")
-        if over:
+        if time.monotonic() + pause > deadline:
+            where, hint = (
+                f"{' or '.join(hosts)}, ports {_list(numbers)}",
+                _secret_hint(key_is_from_file),
+            )
+            if refused:
+                raise WrongSecretError(
+                    f"{who} knows another secret, or something else answers on {where}, for {timeout:g} s; {hint}"
+                )
             raise RendezvousError(
-                f"{who} is not found within {timeout:g} s on {' or '.join(hosts)}, ports {_list(numbers)}: "
-                f"{'; '.join(reasons)}. If it is elsewhere, set HOROPLUG_GLOO_RENDEZVOUS_ADDR (and _PORT) for all ranks"
+                f"{who} is not found within {timeout:g} s on {where}: {'; '.join(reasons)}. If it is elsewhere, set "
+                f"HOROPLUG_GLOO_RENDEZVOUS_ADDR (and _PORT) for all ranks; the ports follow from the secret: {hint}"
             )
         time.sleep(pause)
         pause, attempt_seconds = min(2 * pause, _PAUSES[1]), 2 * attempt_seconds

@@ -2,7 +2,8 @@
 
 A stranger on a listener can lose at most its own connection: each incoming connection has a short deadline, their
 number is limited, and all of them advance side by side. If a connection that this rank makes breaks, the rank retries
-for a moment, since the peer may have been too busy, and then raises an error that names the peer."""
+for a moment, since the peer may have been too busy, and then raises an error that names the peer. If something that has
+not proved to know the secret answers or refuses in the peer's place, the rank retries until its deadline."""
 
 from __future__ import annotations
 
@@ -12,22 +13,25 @@ import os
 import secrets
 import selectors
 import socket
-import struct
 import time
 
 from horoplug.base import descriptors
 from horoplug.base.errors import AuthenticationError, PeerLostError, ProtocolError
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal, Stage
 from horoplug.rendezvous.network.auth import least_deserving
+from horoplug.rendezvous.network.peer_user import is_own_user, peer_user
 from horoplug.rendezvous.store.client import StoreClient
 
 _INCOMING_SECONDS = 5.0  # limit for authentication and hello on an accepted connection
 _SPARE_INCOMING = 64  # unfinished incoming connections allowed beyond those expected
 _RETRY_PAUSE = 0.02
+_REJECTED_PAUSE = 0.2
 _RETRY_SECONDS = 1.0
 _LOGGED = 10
+_WRONG_USER = (
+    "in the place of rank {}, a process of user {} listens, who is not the user of this job"
+)
 _BUFFER_BYTES = 1073741824
-_CREDENTIALS = struct.Struct("iII")  # ucred of SO_PEERCRED: process, user, group
 
 Key = tuple[int, int]
 """Identifies a connection: the rank at its other end, and the lane."""
@@ -103,6 +107,8 @@ class Connector:
         self._local: set[int] = set()
         self._retries: dict[Key, float] = {}  # time of the next attempt
         self._failing: dict[Key, float] = {}  # time of the first failure
+        self.rejections: dict[Key, AuthenticationError] = {}
+        """The last failures to authenticate lower ranks that are not connected yet."""
         self._complaints = 0
         self._store_watched = False
 
@@ -149,7 +155,7 @@ class Connector:
     def run_once(self, store: StoreClient) -> None:
         """Wait for events on the connections or the store, and handle those on the connections.
 
-        Errors: PeerLostError, AuthenticationError or ProtocolError about a rank that this one connects to."""
+        Errors: PeerLostError or ProtocolError about a rank that this one connects to."""
         if not self._store_watched:
             self._store_watched = True
             self._selector.register(store, selectors.EVENT_READ)
@@ -202,6 +208,10 @@ class Connector:
                 return
             if error not in (0, errno.EINPROGRESS):
                 raise OSError(error, os.strerror(error))
+            if local and error == 0 and not is_own_user(sock):
+                self._rejected(key, AuthenticationError(_WRONG_USER.format(rank, peer_user(sock))))
+                sock.close()
+                return
             if error == 0:
                 connection.connected()
         except OSError as error:
@@ -224,7 +234,11 @@ class Connector:
             sock.setblocking(False)
             source: str | int
             if sock.family == socket.AF_UNIX:
-                label, source = "a process on this host", _user(sock)
+                if not is_own_user(sock):
+                    self._complain(f"a process of user {peer_user(sock)}, not of the job's user")
+                    sock.close()
+                    continue
+                label, source = "a process on this host", peer_user(sock)
             else:
                 source = address[0]
                 label = f"{address[0]}:{address[1]}"
@@ -251,7 +265,13 @@ class Connector:
             if connection.stage is Stage.CONNECTING and not self._is_connected(connection):
                 return
             connection.advance()
-        except (AuthenticationError, ProtocolError) as error:
+        except AuthenticationError as error:
+            self._drop(connection)
+            if connection.target is None:
+                self._complain(str(error))
+            else:
+                self._rejected((connection.target, connection.lane), error)
+        except ProtocolError as error:
             self._drop(connection)
             if connection.target is not None:
                 raise
@@ -280,6 +300,7 @@ class Connector:
         assert connection.rank is not None
         self._ready[connection.rank, connection.lane] = connection
         self._failing.pop((connection.rank, connection.lane), None)
+        self.rejections.pop((connection.rank, connection.lane), None)
 
     def _admit(self, rank: int, lane: int, local: bool) -> Refusal | None:
         """Why an incoming connection has to be refused; None if it is welcome."""
@@ -288,6 +309,13 @@ class Connector:
         if lane >= self._lane_count(rank):
             return Refusal.LANE
         return Refusal.DUPLICATE if (rank, lane) in self._ready else None
+
+    def _rejected(self, key: Key, error: AuthenticationError) -> None:
+        """Something that has not proved to be a lower rank has answered in its place, which says nothing about that
+        rank: try again until the deadline."""
+        self._complain(str(error))
+        self.rejections[key] = error
+        self._retries[key] = time.monotonic() + _REJECTED_PAUSE
 
     def _failed(self, key: Key, error: OSError) -> None:
         """A connection to a lower rank failed: retry for a moment, then raise PeerLostError."""
@@ -356,15 +384,6 @@ class Connector:
         self._incoming.clear()
         self._ready.clear()
         self._selector.close()
-
-
-def _user(sock: socket.socket) -> int:
-    """The user id of the process at the other end of a Unix socket; -1 if unknown."""
-    try:
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return int(_CREDENTIALS.unpack(credentials)[1])
-    except OSError:
-        return -1
 
 
 def _events(connection: PeerConnection) -> int:

@@ -31,6 +31,7 @@ from typing import Any
 from horoplug._native import version
 from horoplug.base import descriptors
 from horoplug.base.errors import (
+    AuthenticationError,
     PeerLostError,
     ProtocolError,
     RankTakenError,
@@ -340,7 +341,14 @@ class _PeerConnector:
 
     def _check_deadline(self, missing: list[int]) -> None:
         if time.monotonic() > self.records.deadline + 1.0:
-            raise self.records.missing(missing or [r for r in range(self.size) if r != self.rank])
+            raise self._overdue(missing or [r for r in range(self.size) if r != self.rank])
+
+    def _overdue(self, ranks: list[int]) -> RendezvousError:
+        """The error at the deadline, if these ranks are not connected."""
+        missing, rejections = self.records.missing(ranks), self.connector.rejections
+        if not rejections:
+            return missing
+        return AuthenticationError(f"{missing}: {'; '.join(map(str, rejections.values()))}")
 
     def give_up(self, error: BaseException) -> None:
         """Tell the other ranks that this one gives up, and which rank caused it, if they may have learned of it.

@@ -2,20 +2,22 @@
 
 Names of hosts and kernels prove nothing: virtual machines that are cloned from one snapshot have the same boot id, and
 the same numbers of namespaces. So the first rank on a host binds an abstract Unix socket, whose name follows from the
-job's secret, and hands a random token to every other rank that reaches it. Ranks that share memory reach each other
-over such sockets, also in containers; clones do not."""
+job's secret, and hands a random token to every other rank of the same user that reaches it. Ranks that share memory
+reach each other over such sockets, also in containers; clones do not. Ranks of different users do not share memory."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import hmac
+import os
 import secrets
 import socket
 import threading
 import time
 
 from horoplug.base.errors import RendezvousError
+from horoplug.rendezvous.network.peer_user import is_own_user
 
 _BYTES = 16
 _PAUSE = 0.002  # seconds until the next attempt, while the first rank is about to listen or has just ended
@@ -27,7 +29,8 @@ class HostToken:
     def __init__(self, secret: bytes, job: str, timeout: float) -> None:
         """``job``: what the ranks connect for, such as the generation. Errors: RendezvousError after ``timeout``
         seconds."""
-        digest = hmac.new(secret, b"horoplug host\0" + job.encode(), hashlib.sha256).hexdigest()
+        data = f"horoplug host\0{os.geteuid()} {job}"
+        digest = hmac.new(secret, data.encode(), hashlib.sha256).hexdigest()
         name = f"\0horoplug-host-{digest[:32]}"
         self._listener: socket.socket | None = None
         self.value = self._obtain(name, time.monotonic() + timeout)
@@ -43,8 +46,8 @@ class HostToken:
                     if error.errno != errno.EADDRINUSE:
                         raise
                     found = _ask(name, deadline)
-                if found:
-                    return found.hex()
+                if found is not None:
+                    return (found or secrets.token_bytes(_BYTES)).hex()
             else:
                 token = secrets.token_bytes(_BYTES)
                 sock.listen(1024)
@@ -65,11 +68,14 @@ class HostToken:
 
 
 def _ask(name: str, deadline: float) -> bytes | None:
-    """The token of the rank that has bound the name; None if it does not listen yet or any more."""
+    """The token of the rank that has bound the name; None if it does not listen yet or any more; empty if a process of
+    another user has bound it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(max(deadline - time.monotonic(), 0.01))
         try:
             sock.connect(name)
+            if not is_own_user(sock):
+                return b""
             found = sock.recv(_BYTES, socket.MSG_WAITALL)
         except OSError:
             return None
@@ -81,7 +87,8 @@ def _serve(listener: socket.socket, token: bytes) -> None:
         try:
             peer, _ = listener.accept()
             with peer:
-                peer.send(token)
+                if is_own_user(peer):
+                    peer.send(token)
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EBADF):
                 return  # closed

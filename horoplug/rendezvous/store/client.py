@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from horoplug.base.errors import (
+    AuthenticationError,
     PeerLostError,
     ProtocolError,
     RankTakenError,
@@ -64,15 +65,19 @@ class StoreClient:
 
     @classmethod
     def connect(cls, address: str, port: int, secret: bytes, timeout: float) -> StoreClient:
-        """Connect and authenticate; retry for ``timeout`` seconds while the server does not accept connections.
+        """Connect and authenticate; retry for ``timeout`` seconds while the server does not accept connections, or
+        while something that has not proved to know the secret answers or refuses in its place.
 
-        Errors: AuthenticationError at once if the secrets differ; RendezvousError after ``timeout`` seconds."""
+        Errors after ``timeout`` seconds: AuthenticationError in the second case, otherwise RendezvousError."""
         deadline = time.monotonic() + timeout
         pause = 0.01
         while True:
             remaining = max(deadline - time.monotonic(), 0.001)
             try:
                 return cls.attempt(address, port, secret, remaining)
+            except AuthenticationError:
+                if time.monotonic() + pause >= deadline:
+                    raise
             except OSError as error:
                 if time.monotonic() + pause >= deadline:
                     raise RendezvousError(
