@@ -32,6 +32,7 @@ from horoplug._native import version
 from horoplug.base import descriptors
 from horoplug.base.errors import (
     AuthenticationError,
+    MissingRanksError,
     PeerLostError,
     ProtocolError,
     RankTakenError,
@@ -310,18 +311,24 @@ class _PeerConnector:
         """Run the connector until this rank has its connections, then the hub's part, then wait until all ranks have
         done so; a lost rank is an error at once."""
         store = self.records.store
-        with Barrier(self.records, "up") as barrier:
-            while not self.connector.done:
-                barrier.passed()
-                self._check_deadline(self.connector.missing)
-                self.connector.run_once(store)
-            self.connector.stop_listening()
-            if len(local) > 1:
-                self._run_hub(hub, local, barrier)
-            barrier.arrive()
-            while not barrier.passed():
-                self._check_deadline([])
-                self.connector.run_once(store)
+        try:
+            with Barrier(self.records, "up") as barrier:
+                while not self.connector.done:
+                    barrier.passed()
+                    self._check_deadline(self.connector.missing)
+                    self.connector.run_once(store)
+                self.connector.stop_listening()
+                if len(local) > 1:
+                    self._run_hub(hub, local, barrier)
+                barrier.arrive()
+                while not barrier.passed():
+                    self._check_deadline([])
+                    self.connector.run_once(store)
+        except MissingRanksError as missing:
+            if not self.connector.rejections:
+                raise
+            refused = "; ".join(map(str, self.connector.rejections.values()))
+            raise AuthenticationError(f"{missing}: {refused}") from None
 
     def _run_hub(self, hub: int, local: set[int], barrier: Barrier) -> None:
         """Connect this rank with those of its host that are not the hub, or as the hub, all of them."""
@@ -341,14 +348,7 @@ class _PeerConnector:
 
     def _check_deadline(self, missing: list[int]) -> None:
         if time.monotonic() > self.records.deadline + 1.0:
-            raise self._overdue(missing or [r for r in range(self.size) if r != self.rank])
-
-    def _overdue(self, ranks: list[int]) -> RendezvousError:
-        """The error at the deadline, if these ranks are not connected."""
-        missing, rejections = self.records.missing(ranks), self.connector.rejections
-        if not rejections:
-            return missing
-        return AuthenticationError(f"{missing}: {'; '.join(map(str, rejections.values()))}")
+            raise self.records.missing(missing or [r for r in range(self.size) if r != self.rank])
 
     def give_up(self, error: BaseException) -> None:
         """Tell the other ranks that this one gives up, and which rank caused it, if they may have learned of it.
