@@ -218,7 +218,7 @@ void Negotiator::pause_plan(const DecisionItem& item) {
 }
 
 void Negotiator::resume_plan() {
-  if (!std::exchange(paused_, false)) throw WireError("a plan goes on that is not paused");
+  if (!std::exchange(paused_, false)) throw WireError("resume of a plan that is not paused");
   plan_->resume(++plan_epoch_, last_batch_);
   // The wish for the end has come too late for this halt.
   const bool ends = halt_.end_wanted();

@@ -122,7 +122,8 @@ void PointToPointMatcher::receive_accept(int from, Accept accept) {
   const auto found = find_offered(from, accept.send);
   if (found == sends_.end()) return;  // withdrawn: the receiver hears of it
   const bool in_offer = found->second.in_offer;
-  if (in_offer && !accept.slots.empty()) throw WireError("slots for a tensor that it has");
+  if (in_offer && !accept.slots.empty())
+    throw WireError("slots for a tensor that the receiver has already");
   events_.push_back({.kind = in_offer ? Event::Kind::kSent : Event::Kind::kSend,
                      .ticket = found->second.posting.ticket,
                      .peer = from,
@@ -141,17 +142,17 @@ void PointToPointMatcher::receive_reject(int from, const Refusal& refusal) {
 // The send that a peer answers; the end of the map if it was withdrawn.
 std::map<std::uint64_t, PointToPointMatcher::Sending>::iterator PointToPointMatcher::find_offered(
     int peer, std::uint64_t send) {
-  if (send == 0 || send > last_send_) throw WireError("an answer to what was not offered");
+  if (send == 0 || send > last_send_) throw WireError("an answer to a send that was not offered");
   const auto found = sends_.find(send);
   if (found != sends_.end() && found->second.posting.peer != peer) {
-    throw WireError("an answer to what was offered to another rank");
+    throw WireError("an answer to a send that was offered to another rank");
   }
   return found;
 }
 
 void PointToPointMatcher::receive_cancel(int from, std::uint32_t set, const Refusal& refusal) {
   if (refusal.send == 0 || refusal.send > last_offer_[{from, set}]) {
-    throw WireError("the end of what was not offered");
+    throw WireError("a cancellation of a send that was not offered");
   }
   const auto started = receiving_.find({from, refusal.send});
   if (started != receiving_.end()) {

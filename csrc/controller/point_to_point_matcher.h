@@ -52,7 +52,7 @@ class PointToPointMatcher {
   // The transfer of a recv that has started is over.
   void received(std::uint64_t ticket);
 
-  // Messages of other ranks. Throw WireError for what cannot be.
+  // Messages of other ranks. Throw WireError if a message is invalid.
   void receive_offer(int from, std::uint32_t set, Offer offer);
   void receive_accept(int from, Accept accept);
   void receive_reject(int from, const Refusal& refusal);
@@ -60,7 +60,7 @@ class PointToPointMatcher {
 
   // Fails the operations of a process set that have no partner yet.
   void fail(std::uint32_t set, const Status& status);
-  // The process set does not exist any more: offers to it are of no use.
+  // The process set does not exist any more: drops the offers to it.
   void forget_set(std::uint32_t set);
 
   // What the engine is to do.

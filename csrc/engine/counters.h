@@ -12,7 +12,7 @@ struct Counters {
       planned_batches{0}, broken_plans{0}, failed{0};
 };
 
-// When the engine has last got on. Used by the thread that runs the loop.
+// The times of the engine's last progress. Used by the thread that runs the loop.
 struct Activity {
   double last_event = 0;   // an operation was submitted, decided or done
   double quiet_since = 0;  // a batch made progress, or data came over a connection that is polled

@@ -1,5 +1,5 @@
-// One rank: takes submissions, agrees with its peers on what runs next, runs it and tells when it
-// is done.
+// One rank: takes submissions, agrees with its peers on what runs next, runs it and
+// reports its completion.
 //
 // The engine composes parts, each of which owns its state and can be used without an engine:
 //
@@ -19,7 +19,7 @@
 // SubmissionQueue takes the lock of HandleTable. Everything else is used only by the thread that
 // holds the progress loop.
 //
-// An engine knows nothing outside itself: several of them can live in one process.
+// An engine uses no global state: one process can have several.
 #pragma once
 
 #include <memory>

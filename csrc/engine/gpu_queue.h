@@ -37,15 +37,15 @@ class GpuQueue {
 
   // Batches of different sets take turns on the GPU; nullptr while there is only the global set.
   GpuTurns* turns() { return registry_.last_number() > 0 ? &turns_ : nullptr; }
-  // Whether a batch may still be under way on the GPU.
+  // Whether the GPU may still be running a batch.
   bool is_busy() const;
-  // Whether the GPU still has to do what the framework gave it before a batch of this engine.
+  // Whether a batch still waits on the GPU for work that the framework enqueued before it.
   bool waits_for_framework() const;
-  // Whether a set may begin with something on the GPU. Sends what other ranks have to hear before.
+  // Whether a set may begin work on the GPU. Before that, all messages to other ranks are sent.
   bool may_start(std::uint32_t set);
-  // Whether no other rank uses anything of this rank's GPU any more; see GpuGroup::over().
+  // Whether no other rank uses resources of this rank's GPU any more; see GpuGroup::over().
   bool is_over() const;
-  // Ends what is under way, after the job has failed.
+  // Ends all work on the GPU, after the job has failed.
   void abort();
 
  private:

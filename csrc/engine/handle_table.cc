@@ -42,7 +42,7 @@ bool HandleTable::on_done(hp_handle handle, hp_done done, void* context) {
     auto& waiting = operation->waiting;
     if (done == nullptr) throw Error(HP_INVALID_ARGUMENT, "no function to call");
     if (waiting.done != nullptr) {
-      throw Error(HP_INVALID_ARGUMENT, "a function is called already when this operation is done");
+      throw Error(HP_INVALID_ARGUMENT, "this operation has a completion function already");
     }
     waiting.done = done;
     waiting.done_context = context;

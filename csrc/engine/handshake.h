@@ -24,7 +24,7 @@ class Handshake {
 
   // Introduces this rank.
   void begin();
-  // Throws Error if the peer's settings differ, WireError if it talks nonsense.
+  // Throws Error if the peer's settings differ, WireError if the message is invalid.
   void receive(int from, const Hello& hello);
   // Throws Error(HP_TIMEOUT) if it has taken too long.
   void check_deadline(double now) const;

@@ -36,7 +36,7 @@ class MessageDispatcher {
         peers_(peers),
         tracing_(tracing) {}
 
-  // A message has come. Throws WireError if it cannot be right, Error if the job has failed.
+  // Handles a message. Throws WireError if it is invalid, Error if the job has failed.
   void receive(int from, Bytes message);
   // The start is over: delivers what came early.
   void deliver_early();
@@ -63,7 +63,7 @@ class MessageDispatcher {
   Tracing& tracing_;
 
   Kept early_;                                  // from peers that were ready before this rank
-  std::map<std::uint32_t, Kept> early_by_set_;  // for sets that this rank has yet to hear of
+  std::map<std::uint32_t, Kept> early_by_set_;  // for sets that do not exist on this rank yet
 };
 
 }  // namespace horoplug

@@ -44,8 +44,8 @@ class PointToPoint {
   void forget_set(std::uint32_t set) { matcher_.forget_set(set); }
 
   // Sends messages, starts transfers and advances them; those on GPUs only if `gpu_may_run`.
-  // True if anything has changed. Throws what a transfer throws; the object is of no use after
-  // that.
+  // True if anything has changed. Throws what a transfer throws; the object must not be used
+  // afterwards.
   bool advance(bool gpu_may_run);
   struct Ended {
     OperationPtr operation;
@@ -56,7 +56,7 @@ class PointToPoint {
   // Whether no transfer is running. Operations without a partner do not count.
   bool idle() const { return transfers_.empty(); }
   bool has_transfers(std::uint32_t set) const;
-  // Whether a transfer waits for something that nobody announces.
+  // Whether a transfer waits for something without notification, so that it must be polled.
   bool polled() const;
   bool on_gpu() const;
   // Operations without a partner, by handle.
@@ -65,8 +65,9 @@ class PointToPoint {
   std::vector<int> peers() const;
 
   // Notes which transfers make progress: those that have passed a wait since the last call, and
-  // those over whose peer's links data has moved (`moved`, by rank), be it the data of others that
-  // theirs has to queue behind. A transfer that has not begun waits for those that have.
+  // those over whose peer's links data has moved (`moved`, by rank), also data of other
+  // transfers, behind which theirs is queued. A transfer that has not begun waits for those that
+  // have.
   void note_progress(double now, const std::vector<bool>& moved);
   // Adds time that is not held against the peers.
   void excuse(double seconds);
@@ -94,8 +95,8 @@ class PointToPoint {
     Batch batch{};                                // for the timeline
     std::unique_ptr<Comm> comm{};                 // of kStreamPath
     std::unique_ptr<Fiber> fiber{};               // nullptr: has not begun
-    bool advanced = true;                         // it has passed a wait since the last look
-    double last_progress = 0;                     // at the last look
+    bool advanced = true;                         // it has passed a wait since the last check
+    double last_progress = 0;                     // at the last check
     bool sends() const { return operation->signature.op == OpKind::kSend; }
     bool on_gpu() const {
       return operation->signature.device >= 0 ||

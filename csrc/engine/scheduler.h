@@ -45,13 +45,13 @@ class Scheduler {
   void accept(const OperationPtr& operation);
   // These return whether they have done anything.
   //
-  // Sends and follows what the sets' ranks agree on.
+  // Sends the messages of the sets' negotiators and applies their decisions.
   bool negotiate();
   // Tells the submission queue how many submissions can change anything.
   bool update_submissions_wanted();
   // Runs the sets' batches as far as possible without waiting. Throws Error if a peer has failed.
   bool execute();
-  // Gets on with sends and recvs, likewise.
+  // Advances sends and recvs, likewise.
   bool transfer();
   // A send or recv begins: `batch` is what the timeline calls it.
   void trace_transfer(Batch& batch);

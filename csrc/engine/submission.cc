@@ -229,7 +229,8 @@ OperationPtr make_absent(const std::string& name, const Signature& signature,
     try {
       checked_shape(tensor, dtype_size(signature.dtype));
     } catch (const Error& error) {
-      throw Error(HP_INTERNAL, "a peer has submitted nonsense: " + std::string(error.what()));
+      throw Error(HP_INTERNAL,
+                  "another rank has submitted an invalid operation: " + std::string(error.what()));
     }
     if (info.rows_differ && shape.empty()) shape = {0};
     if (info.rows_differ) shape.front() = 0;

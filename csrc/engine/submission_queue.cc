@@ -95,7 +95,7 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
   queue_.push_back(operation);
 }
 
-// Under the lock. Whether the loop has to wake up for what is in the queue.
+// Under the lock. Whether the loop has to wake up for the entries of the queue.
 bool SubmissionQueue::has_enough() {
   if (queue_.empty() || (queue_.size() < wanted_ && !is_urgent_)) return false;
   requests_waiting_.store(true);

@@ -47,7 +47,7 @@ class SubmissionQueue {
   // Why nothing is admitted any more; HP_OK: operations are admitted.
   Status end() const;
 
-  // Whether a request waits for which the loop has to wake up.
+  // Whether the loop has to wake up for a request.
   bool requests_waiting() const { return requests_waiting_.load(); }
 
   // ---- the thread that runs the loop
@@ -57,8 +57,8 @@ class SubmissionQueue {
     std::optional<std::string> abort_reason;
     bool leave = false;  // stays true once it is
   };
-  // What has come in since the last call; nothing if that is nothing. Before the start is over,
-  // only a request to leave or abort is of interest: operations wait for the start.
+  // The requests since the last call; nullopt if there are none. Before the start is over, only
+  // requests to leave or abort are returned: operations wait for the start.
   std::optional<Requests> take(bool starting);
   // Wakes the loop, which has become able to take operations.
   void wake() { requests_waiting_.store(true); }

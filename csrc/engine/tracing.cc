@@ -11,7 +11,7 @@ namespace {
 // Names that have a row of their own.
 constexpr std::size_t kMaxRows = 1 << 14;
 
-// What a row is found by and called.
+// The key of a row, which is also its title.
 std::string title(std::uint32_t set, const std::string& name) {
   return set == 0 ? name : name + " (process set " + std::to_string(set) + ")";
 }
@@ -24,7 +24,7 @@ TraceEvent instant(TraceRow row, const char* name, double at) {
   return event;
 }
 
-// On a shared row it begins after what was there before.
+// On a shared row, the span begins after the previous one.
 TraceEvent negotiation(TraceRow row, double since, const Operation& operation) {
   TraceEvent event =
       instant(row, op_kind_name(operation.signature.op), std::max(since, operation.submitted_at));

@@ -126,10 +126,12 @@ class Config:
     @property
     def core_autotune(self) -> tuple[int, int, int, int, int, str]:
         """The core's tuning settings: mode, bits of fixed settings, warm-up steps, timed steps, samples, log file."""
+        from horoplug._native import Tunable  # the launcher works without the core
+
         modes = {None: 0, True: 1, False: -1}
         return (
             modes[self.autotune],
-            sum(TUNABLE[name] for name in self.autotune_fixed),
+            sum(Tunable[TUNABLE[name]] for name in self.autotune_fixed),
             self.autotune_warmup_samples,
             self.autotune_steps_per_sample,
             self.autotune_max_samples,

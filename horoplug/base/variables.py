@@ -421,8 +421,12 @@ IGNORED: tuple[str, ...] = (
     "NUM_NCCL_STREAMS",
     "TORUS_ALLREDUCE",
 )
-# Settings that are not tuned if their variable is set: the core's bit for each.
-TUNABLE: dict[str, int] = {"PLAN_BUCKET_SIZE": 1, "NUM_STREAMS": 4, "ALGORITHM": 8}
+# Settings that are not tuned if their variable is set, and the core's name for each (_native.Tunable).
+TUNABLE: dict[str, str] = {
+    "PLAN_BUCKET_SIZE": "BUCKETS",
+    "NUM_STREAMS": "LANES",
+    "ALGORITHM": "ALGORITHMS",
+}
 # Connections per pair of ranks with AUTOTUNE=1, so that tuning can choose how many to use.
 TUNED_STREAMS = 4
 

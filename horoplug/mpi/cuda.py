@@ -8,38 +8,29 @@ uses reductions only with an MPI that is known to support them."""
 from __future__ import annotations
 
 import ctypes
-import enum
 from typing import Any, Final
 
+from horoplug._native import MpiOnGpu
 from horoplug.mpi import thread
-
-
-class GpuSupport(enum.IntEnum):
-    """What MPI does with GPU memory; the values are those of ``hp_mpi_on_gpu`` in the C header."""
-
-    NOTHING = 0
-    MOVES = 1
-    ALL = 2
-
 
 # By the beginning of the library's version text: the support that a CUDA-aware build has. Others: MOVES. Whether Intel
 # MPI's nonblocking collectives accept NVIDIA GPU memory is not documented.
-_SUPPORT_IF_CUDA_AWARE: Final = {"MPICH": GpuSupport.ALL, "Intel": GpuSupport.NOTHING}
+_SUPPORT_IF_CUDA_AWARE: Final = {"MPICH": MpiOnGpu.ALL, "Intel": MpiOnGpu.NOTHING}
 
 _CUDA_MEMORY_KINDS: Final = {"cuda", "cuda:device"}  # as MPI 4.1 names them
 
 
-def gpu_support(MPI: Any, forced: bool | None = None) -> GpuSupport:
+def gpu_support(MPI: Any, forced: bool | None = None) -> MpiOnGpu:
     """What the initialised MPI does with GPU memory. Call it on a thread that may call MPI.
 
     ``forced``: the user's setting, which overrides what MPI reports."""
     if forced is not None:
-        return GpuSupport.ALL if forced else GpuSupport.NOTHING
+        return MpiOnGpu.ALL if forced else MpiOnGpu.NOTHING
     if not reports_cuda_aware(MPI):
-        return GpuSupport.NOTHING
+        return MpiOnGpu.NOTHING
     name = MPI.Get_library_version()
     known = (level for start, level in _SUPPORT_IF_CUDA_AWARE.items() if name.startswith(start))
-    return next(known, GpuSupport.MOVES)
+    return next(known, MpiOnGpu.MOVES)
 
 
 def reports_cuda_aware(MPI: Any) -> bool | None:
@@ -70,8 +61,8 @@ def describe(MPI: Any) -> str:
         False: "says that it is not",
     }
     used_for = {
-        GpuSupport.NOTHING: "moves no GPU tensors",
-        GpuSupport.MOVES: "moves GPU tensors, and reduces none",
-        GpuSupport.ALL: "moves and reduces GPU tensors",
+        MpiOnGpu.NOTHING: "moves no GPU tensors",
+        MpiOnGpu.MOVES: "moves GPU tensors, and reduces none",
+        MpiOnGpu.ALL: "moves and reduces GPU tensors",
     }
     return f"{answer[reports_cuda_aware(MPI)]} CUDA-aware: it {used_for[gpu_support(MPI)]}"

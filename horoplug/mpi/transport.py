@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from horoplug._native import dtypes
+from horoplug._native import MpiOnGpu, dtypes
 from horoplug.base.config import Config
 from horoplug.base.errors import MissingRanksError
 from horoplug.mpi import cuda as mpi_cuda
@@ -94,7 +94,7 @@ class MpiTransport:
         self._rank, self._size = config.rank, config.size
         self._call_seconds = config.gloo_timeout_seconds
         self._mpi_cuda = config.mpi_cuda
-        self._gpu_support = mpi_cuda.GpuSupport.NOTHING
+        self._gpu_support = MpiOnGpu.NOTHING
         self._communicator: Any = None
         self._MPI = mpi_thread.loaded()
         self._failure = ""

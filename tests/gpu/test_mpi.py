@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from horoplug._native import MpiOnGpu
 from horoplug.mpi import cuda as mpi_cuda
-from horoplug.mpi.cuda import GpuSupport
 from tests.harness import simulated_gpu
 from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
 from tests.harness.support import NO_LIMITS, until
@@ -267,41 +267,41 @@ DIES = object()
 @pytest.mark.parametrize(
     ("library", "version", "kinds", "function", "says", "takes"),
     [
-        ("Open MPI v5.0.11", (3, 1), None, 1, True, GpuSupport.MOVES),
-        ("Open MPI v5.0.11", (3, 1), None, 0, False, GpuSupport.NOTHING),
-        ("Open MPI v4.1.8", (3, 1), None, None, None, GpuSupport.NOTHING),
+        ("Open MPI v5.0.11", (3, 1), None, 1, True, MpiOnGpu.MOVES),
+        ("Open MPI v5.0.11", (3, 1), None, 0, False, MpiOnGpu.NOTHING),
+        ("Open MPI v4.1.8", (3, 1), None, None, None, MpiOnGpu.NOTHING),
         # Open MPI 6 lists only the memory kinds that were requested from mpirun.
-        ("Open MPI v6.0.0", (4, 1), "mpi,system", 1, True, GpuSupport.MOVES),
+        ("Open MPI v6.0.0", (4, 1), "mpi,system", 1, True, MpiOnGpu.MOVES),
         (
             "MPICH Version:      5.0.2",
             (5, 0),
             "mpi,system,cuda:device,cuda",
             DIES,
             True,
-            GpuSupport.ALL,
+            MpiOnGpu.ALL,
         ),
-        ("MPICH Version:      5.0.2", (5, 0), "mpi, cuda:device", DIES, True, GpuSupport.ALL),
+        ("MPICH Version:      5.0.2", (5, 0), "mpi, cuda:device", DIES, True, MpiOnGpu.ALL),
         (
             "MPICH Version:      5.0.2",
             (5, 0),
             "mpi,system,cuda:managed",
             0,
             False,
-            GpuSupport.NOTHING,
+            MpiOnGpu.NOTHING,
         ),
-        ("MPICH Version:      5.0.2", (5, 0), "mpi,system", None, False, GpuSupport.NOTHING),
-        ("MPICH Version:      4.0", (4, 0), None, 1, True, GpuSupport.ALL),
-        ("MPICH Version:      3.4.3", (3, 1), None, DIES, None, GpuSupport.NOTHING),
+        ("MPICH Version:      5.0.2", (5, 0), "mpi,system", None, False, MpiOnGpu.NOTHING),
+        ("MPICH Version:      4.0", (4, 0), None, 1, True, MpiOnGpu.ALL),
+        ("MPICH Version:      3.4.3", (3, 1), None, DIES, None, MpiOnGpu.NOTHING),
         (
             "MPI VERSION    : CRAY MPICH version 8.1.27",
             (3, 1),
             None,
             DIES,
             None,
-            GpuSupport.NOTHING,
+            MpiOnGpu.NOTHING,
         ),
-        ("MVAPICH2 Version      :	2.3.7", (3, 1), None, 1, True, GpuSupport.MOVES),
-        ("Intel(R) MPI Library 2021.19", (4, 1), "mpi,system", 1, True, GpuSupport.NOTHING),
+        ("MVAPICH2 Version      :	2.3.7", (3, 1), None, 1, True, MpiOnGpu.MOVES),
+        ("Intel(R) MPI Library 2021.19", (4, 1), "mpi,system", 1, True, MpiOnGpu.NOTHING),
     ],
 )
 def test_gpu_support_of_each_mpi(monkeypatch, library, version, kinds, function, says, takes):
@@ -319,7 +319,7 @@ def test_gpu_support_of_each_mpi(monkeypatch, library, version, kinds, function,
     assert mpi_cuda.reports_cuda_aware(MPI) is says
     assert mpi_cuda.gpu_support(MPI) == takes
     assert (mpi_cuda.gpu_support(MPI, False), mpi_cuda.gpu_support(MPI, True)) == (
-        GpuSupport.NOTHING,
-        GpuSupport.ALL,
+        MpiOnGpu.NOTHING,
+        MpiOnGpu.ALL,
     )
     assert "CUDA-aware" in mpi_cuda.describe(MPI)

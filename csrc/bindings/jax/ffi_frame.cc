@@ -21,7 +21,7 @@ constexpr auto kDataTypes = [] {
   types.fill(-1);
 #define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
                  dlpack, tf, xla)                                                                  \
-  if (xla >= 0) types[xla] = code;
+  if ((xla) >= 0) types[xla] = code;
 #include "horoplug/dtypes.def"
   return types;
 }();

@@ -16,7 +16,7 @@ namespace horoplug::python {
 // A sequence of Python objects as an array of borrowed references.
 class Items {
  public:
-  // `what`: the message of the TypeError for what is no sequence.
+  // `what`: the message of the TypeError if the object is no sequence.
   Items(pybind11::handle sequence, const char* what)
       : fast_(
             pybind11::reinterpret_steal<pybind11::object>(PySequence_Fast(sequence.ptr(), what))) {

@@ -69,11 +69,11 @@ class DlpackTensor {
     auto* const managed =
         static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), Managed::kName));
     if (managed == nullptr) throw py::error_already_set();
-    // Whoever gives it that name has to end it.
+    // This name transfers the ownership: from now on this object must release the array.
     if (PyCapsule_SetName(capsule.ptr(), Managed::kUsedName) != 0) throw py::error_already_set();
     auto taken = std::unique_ptr<DlpackTensor>(new DlpackTensor);
     taken->managed_ = {managed, [](void* it) {
-                         const py::error_scope kept;  // it may be the end of a failure
+                         const py::error_scope kept;  // an exception may be propagating
                          end(static_cast<Managed*>(it));
                        }};
     taken->read(*managed);
@@ -137,9 +137,9 @@ struct Given {
   std::vector<std::int64_t> shape, strides;
   py::object owner;
 
-  // From any thread, with or without the GIL.
+  // May be called by any thread, with or without the GIL.
   static void destroy(Managed* managed) {
-    if (Py_IsInitialized() == 0) return;  // the owner is gone, or will never be
+    if (Py_IsInitialized() == 0) return;  // after finalisation the owner cannot be released
     const py::gil_scoped_acquire gil;
     const py::error_scope kept;
     delete static_cast<Given*>(managed->context);
@@ -166,7 +166,7 @@ py::capsule give(Managed head, const Tensor& tensor, std::vector<std::int64_t> s
   managed.context = given.get();
   managed.deleter = Given<Managed>::destroy;
   PyObject* const capsule = PyCapsule_New(&managed, Managed::kName, [](PyObject* unused) {
-    if (PyCapsule_IsValid(unused, Managed::kName) == 0) return;  // somebody has taken it
+    if (PyCapsule_IsValid(unused, Managed::kName) == 0) return;  // a consumer has taken it
     end(static_cast<Managed*>(PyCapsule_GetPointer(unused, Managed::kName)));
   });
   if (capsule == nullptr) throw py::error_already_set();

@@ -1,5 +1,5 @@
-// Arrays by DLPack, in both directions. Only where they lie and what they look like: what they are
-// made of is the affair of horoplug/numpy/dlpack.py.
+// Imports and exports arrays by DLPack: their memory, shape and strides. horoplug/numpy/dlpack.py
+// interprets their dtypes.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -109,7 +109,7 @@ hp_engine* Engine::get() const {
 
 void Engine::close() {
   if (generation_ != fork_generation) {
-    // The threads to end are the parent's; its objects are left alone.
+    // The threads belong to the parent process, so its objects are not destroyed here.
     static_cast<void>(log_.release());
     return;
   }

@@ -41,6 +41,19 @@ constexpr Member kReduceOps[] = {
 };
 static_assert(std::size(kReduceOps) == HP_REDUCE_OP_COUNT, "an hp_reduce_op is missing");
 
+constexpr Member kTunables[] = {
+    {"BUCKETS", HP_TUNE_BUCKETS},
+    {"CHUNKS", HP_TUNE_CHUNKS},
+    {"LANES", HP_TUNE_LANES},
+    {"ALGORITHMS", HP_TUNE_ALGORITHMS},
+};
+
+constexpr Member kMpiOnGpu[] = {
+    {"NOTHING", HP_MPI_ON_GPU_NOTHING},
+    {"MOVES", HP_MPI_ON_GPU_MOVES},
+    {"ALL", HP_MPI_ON_GPU_ALL},
+};
+
 // The names of the operations, in capitals.
 py::dict operations() {
   py::dict values;
@@ -82,6 +95,8 @@ void add_enumerations(py::module_& module) {
   add_enumeration(module, "Status", values_of(kStatuses));
   add_enumeration(module, "Op", operations());
   add_enumeration(module, "ReduceOp", values_of(kReduceOps));
+  add_enumeration(module, "Tunable", values_of(kTunables));
+  add_enumeration(module, "MpiOnGpu", values_of(kMpiOnGpu));
   module.def("dtypes", &dtypes);
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
 }

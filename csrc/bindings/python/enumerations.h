@@ -5,7 +5,8 @@
 
 namespace horoplug::python {
 
-// Adds Status, Op, ReduceOp (enum.IntEnum) and dtypes(), dtype_size() to the module.
+// Adds Status, Op, ReduceOp, Tunable, MpiOnGpu (enum.IntEnum) and dtypes(), dtype_size() to the
+// module.
 void add_enumerations(pybind11::module_& module);
 
 }  // namespace horoplug::python

@@ -60,13 +60,13 @@ void run(State& state) {
 }
 
 void close(State& state) {
-  // The thread of a parent process is not here to end.
+  // After fork(), the thread belongs to the parent.
   if (state.process != getpid()) return;
   std::unique_lock lock(state.mutex);
   state.closed = true;
   state.changed.notify_all();
   if (state.thread == std::this_thread::get_id()) {
-    // Inside a delivery, and the callable is about to go.
+    // This is the delivering thread, and the callable is about to be released.
     state.messages.clear();
     return;
   }

@@ -29,7 +29,7 @@ class Memory {
   std::int64_t bytes_;
 };
 
-// Memory on a GPU. It is freed in the order of a stream, which has to live as long.
+// Memory on a GPU. It is freed in the order of a stream, which must outlive it.
 class DeviceMemory {
  public:
   DeviceMemory(hp_device_memory* memory, std::int64_t bytes, int device, std::uintptr_t stream)
@@ -48,8 +48,8 @@ class DeviceMemory {
   int device() const { return device_; }
   std::uintptr_t stream() const { return stream_; }
 
-  // __cuda_array_interface__, version 3, without a stream to wait for: the stream that the memory
-  // is used in waits already.
+  // __cuda_array_interface__, version 3, without a stream: the stream in which the memory is used
+  // waits for the data already.
   pybind11::dict interface() const;
 
  private:

@@ -31,8 +31,8 @@ class Prepared {
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
 
-  // The operation on the tensor at `address`, ready in `stream`. `tensor` is where its description
-  // goes.
+  // The operation on the tensor at `address`, which is ready in `stream`. Fills `tensor` with its
+  // description.
   hp_submission on(void* address, void* stream, hp_tensor* tensor) const {
     *tensor = {address, address, shape_.data(), static_cast<std::int32_t>(shape_.size()), 0};
     hp_submission submission = submission_;

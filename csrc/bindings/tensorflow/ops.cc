@@ -16,7 +16,7 @@ const std::string& types() {
     std::string names;
 #define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
                  dlpack, tf, xla)                                                                  \
-  if (tf >= 0) names += names.empty() ? #name : ", " #name;
+  if ((tf) >= 0) names += names.empty() ? #name : ", " #name;
 #include "horoplug/dtypes.def"
     return "T: {" + names + "}";
   }();

@@ -20,7 +20,7 @@ constexpr auto kDataTypes = [] {
   types.fill(-1);
 #define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
                  dlpack, tf, xla)                                                                  \
-  if (tf >= 0) types[tf] = code;
+  if ((tf) >= 0) types[tf] = code;
 #include "horoplug/dtypes.def"
   return types;
 }();

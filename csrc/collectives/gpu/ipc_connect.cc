@@ -87,7 +87,7 @@ const std::byte* begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda:
 }
 
 void end_trial(const Comm& comm, const cuda::Event& done, const std::byte* seen) {
-  if (!done.done()) throw Error(HP_TIMEOUT, "GPUs do not see that others' have come to a point");
+  if (!done.done()) throw Error(HP_TIMEOUT, "a GPU does not see the signals of other ranks' GPUs");
   for (int rank = 0; rank < comm.size(); ++rank) {
     const bool right = std::all_of(seen, seen + kTrialBytes,
                                    [&](std::byte byte) { return byte == expected(rank); });

@@ -151,7 +151,7 @@ Task allreduce_direct(Comm& comm, Call& call) {
     const std::uint64_t cycle = first + i;
     if (i == 0 && !packs) memory.publish(Stage::kRepacked, cycle);
     if (i + 1 < cycles) {
-      // Packing runs one cycle ahead: peers that are still at it can be waited for with work done.
+      // Packing runs one cycle ahead, so that this rank works while its peers still pack.
       const std::uint64_t next = memory.next_cycle();
       co_await memory.writable(next);
       direct.pack(i + 1, next);

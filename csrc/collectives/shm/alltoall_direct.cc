@@ -1,5 +1,5 @@
-// Alltoall in shared memory: slots hold a chunk for every rank, and each rank copies what is meant
-// for it.
+// Alltoall in shared memory: slots hold a chunk for every rank, and each rank copies the chunks
+// that are meant for it.
 #include <cstring>
 
 #include "collectives/collective.h"

@@ -38,8 +38,8 @@ using ReduceFn = void (*)(void* dst, const void* const* src, int sources, std::s
 using ScaleFn = void (*)(void* dst, const void* src, std::size_t count, Finish finish);
 
 // Copies bytes between places that do not overlap. `copy_repeated` is a faster `copy` where the
-// processor has fast string instructions, and is `copy` in kernels() there. `stream` does not bring
-// what it writes into the caches: for what nobody reads soon.
+// processor has fast string instructions, and is `copy` in kernels() there. `stream` writes past
+// the caches: for data that is not read soon.
 using CopyFn = void (*)(void* dst, const void* src, std::size_t bytes);
 
 // Element-wise conversion from or to float32, to nearest even.

@@ -1,4 +1,4 @@
-// The kernels for what every processor of the architecture runs (x86-64: SSE2).
+// The kernels for the instructions that every processor of the architecture has (x86-64: SSE2).
 #include "device/cpu/kernels_impl.h"
 
 namespace horoplug {

@@ -1,10 +1,9 @@
-// Copying. Compiled once per instruction set, see kernels_vector.h for what that demands of this
-// code.
+// Copying. Compiled once per instruction set, see kernels_vector.h for the rules of such code.
 //
-// What one core writes here another one reads. "rep movsb", where the processor says that it is
-// fast, takes over whole lines without reading them first, which makes the way between two cores
-// that share no cache more than twice as fast as vectors do, and is no slower between those that
-// share one. libc's memcpy uses it only between sizes that suit a single core.
+// Data that one core writes here is read by another core. Where the processor reports that "rep
+// movsb" is fast, it writes whole cache lines without reading them first. Between cores that share
+// no cache this is more than twice as fast as vector instructions, and between cores that share one
+// it is no slower. libc's memcpy uses it only for sizes that suit a single core.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +34,7 @@ inline void copy(void* dst, const void* src, std::size_t bytes) {
     for (std::size_t i = 0; i < 4; ++i) v[i] = load_vector<Bytes>(from + i * kVectorBytes);
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < 4; ++i) store_vector(to + i * kVectorBytes, v[i]);
-    // Lest the compiler sees through it and calls memcpy.
+    // Keeps the compiler from replacing the loop by a call of memcpy.
     asm volatile("" : "+r"(to), "+r"(from));
   }
   copy_tail(to, from, bytes);
@@ -43,7 +42,7 @@ inline void copy(void* dst, const void* src, std::size_t bytes) {
 
 #if defined(__x86_64__)
 
-// Shorter ones are done before the processor has set itself up for this.
+// For fewer bytes the start-up of the instruction costs more than the copy.
 constexpr std::size_t kRepeatFrom = 1024;
 
 inline void copy_repeated(void* dst, const void* src, std::size_t bytes) {

@@ -1,5 +1,5 @@
 // What `Finish` means for each kind of element: scaling of float vectors, and of integers one at a
-// time. Compiled once per instruction set, see kernels_vector.h for what that demands of this code.
+// time. Compiled once per instruction set, see kernels_vector.h for the rules of such code.
 #pragma once
 
 #include "device/cpu/kernels.h"
@@ -91,7 +91,8 @@ HP_INLINE T with_sign(std::uint64_t magnitude, bool negative) {
 
 template <class T, class Function>
 HP_INLINE void map_integers(char* dst, const char* src, std::size_t count, Function function) {
-  // dst is src or apart from it, which the compiler would check, and then not vectorise the former.
+  // dst is either equal to src or does not overlap it. Without the pragma the compiler would check
+  // for overlap at run time, and would not vectorise the case dst == src.
 #if defined(__clang__)
 #pragma clang loop vectorize(assume_safety)
 #else

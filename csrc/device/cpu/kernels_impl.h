@@ -1,10 +1,10 @@
 // The kernels themselves: element types, operators, and the loops over them. Compiled once per
-// instruction set, see kernels_vector.h for what that demands of this code.
+// instruction set, see kernels_vector.h for the rules of such code.
 //
 // A reduction reads every source once and writes the result once: a few vectors' worth of elements
 // stay in registers while an inner loop goes over the sources. So the number of sources is no
-// template parameter, and each element sees the sources in the order given, however the array is
-// cut.
+// template parameter, and each element combines the sources in the order given, however the array
+// is divided.
 #pragma once
 
 #include <type_traits>
@@ -308,7 +308,8 @@ void reduce_range(char* dst, const void* const* src, int sources, std::size_t be
     reduce_step<E, Op, 1>(dst, src, sources, at, finish);
   }
   if (at == end) return;
-  // The rest goes through a buffer of one unit, so that it meets exactly the same arithmetic.
+  // The rest goes through a buffer of one unit, so that it goes through exactly the same
+  // arithmetic.
   char buffer[E::kBytes] = {};
   typename E::V value[E::kParts], operand[E::kParts];
   __builtin_memcpy(buffer, static_cast<const char*>(src[0]) + at, end - at);

@@ -1,4 +1,4 @@
-// The C ABI of what this library is and can do, and of the last error.
+// The C ABI of the library's version and capabilities, and of the last error.
 #include "collectives/collective.h"
 #include "collectives/point_to_point.h"
 #include "device/cpu/kernels.h"

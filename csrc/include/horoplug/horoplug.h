@@ -241,8 +241,8 @@ typedef struct hp_submission {
   void* stream;          /* device >= 0: a CUstream; NULL is the default stream. The inputs are
                             ready, and the outputs writable, when the work that is in it now
                             is done */
-  int32_t wire_dtype;    /* allreduce: HP_FLOAT16 or HP_BFLOAT16, to which HP_FLOAT32 is rounded on
-                            its way, and in which it is reduced (other types are not); 0: it is not */
+  int32_t wire_dtype;    /* allreduce of HP_FLOAT32: HP_FLOAT16 or HP_BFLOAT16, the type in which
+                            elements travel and are reduced; 0: HP_FLOAT32. Other types: ignored */
   int32_t tag;           /* send, recv: 0 or more; a recv matches sends with its tag only */
 } hp_submission;
 
@@ -359,15 +359,15 @@ HP_API hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* hand
 
 /* Shared buffers: memory in which ranks of one host can reduce without copies. Every rank gets
  * `bytes` bytes of its own, zeroed and aligned to a page, which its peers map too; on several
- * hosts, or a single rank, it is plain memory. An allreduce runs without packing if, on every rank,
- * its tensors lie in the same buffer at the same offsets and are their own outputs; all else works
- * as with any memory. Nothing in it is written by a peer except the results of operations that this
- * rank has submitted and that are not done.
+ * hosts, or with a single rank, it is plain memory. An allreduce runs without packing if, on every
+ * rank, its tensors lie in the same buffer at the same offsets and are their own outputs; all else
+ * works as with any memory. Nothing in it is written by a peer except the results of operations
+ * that this rank has submitted and that are not done.
  *
  * hp_buffer_create is an operation on all ranks, like hp_process_set_add: same sizes, same order.
- * hp_buffer_take gives the buffer out of a handle that is done, once; it does not depend on the
- * engine any more and is the caller's until hp_buffer_free, which concerns this rank alone. It may
- * not be freed while an operation on it is in flight. */
+ * hp_buffer_take takes the buffer out of a handle that is done, once. From then on the buffer does
+ * not depend on the engine and belongs to the caller until hp_buffer_free, which releases this
+ * rank's part only. It must not be called while an operation on the buffer is in flight. */
 HP_API hp_status hp_buffer_create(hp_engine* engine, uint64_t bytes, hp_handle* handle);
 HP_API hp_status hp_buffer_take(hp_engine* engine, hp_handle handle, hp_buffer** buffer);
 HP_API void* hp_buffer_data(const hp_buffer* buffer);
@@ -394,20 +394,23 @@ HP_API hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index,
 HP_API hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, void** data);
 HP_API void hp_free(void* data);
 
-/* Tensors on GPUs. An operation on them is done when all of its work is in order on the GPU, which
- * may be long before the GPU has done it: the host never waits for a GPU. hp_stream_wait makes
- * what is put into `stream` from now on wait for the results of an operation that is done; it does
- * nothing for one on the CPU. Tensors stay in use until there, and results that the engine has
- * allocated may be used from there on. HP_INVALID_ARGUMENT: not done, or failed.
+/* Tensors on GPUs. An operation on them is done when all of its work is enqueued on the GPU, which
+ * may be long before the GPU has finished it: the host never waits for a GPU.
  *
- * hp_take_device is hp_take for memory of a GPU, and hp_device_allocate makes some, for what is
- * put into `stream` from now on. It does not depend on the engine any more; hp_device_memory_free
- * gives it back when `stream` has done what is in it by then. (What is not taken, hp_release gives
- * back in the order of the stream with which the operation was submitted.)
+ * hp_stream_wait makes later work in `stream` wait for the results of an operation that is done.
+ * For operations on the CPU it does nothing. The operation uses its tensors until that point of the
+ * stream, and results that the engine has allocated may be used from that point on.
+ * HP_INVALID_ARGUMENT: the operation is not done, or has failed.
  *
- * hp_stream_copy puts a copy of result `index` into `stream`, after the operation. `to`: memory of
- * the same GPU, for as many bytes as hp_result says. Of a result on the CPU, whose copy lies there
- * as well, it is made at once. */
+ * hp_take_device is hp_take for GPU memory, and hp_device_allocate allocates GPU memory; both for
+ * later work in `stream`. The memory does not depend on the engine any more. hp_device_memory_free
+ * releases it when `stream` has finished the work that is in it at the time of the call.
+ * (hp_release releases results that were not taken, in the order of the stream with which the
+ * operation was submitted.)
+ *
+ * hp_stream_copy enqueues in `stream` a copy of result `index`, after the operation. `to`: memory
+ * on the same GPU, of the size that hp_result reports. A result in host memory is copied to host
+ * memory before the call returns. */
 typedef struct hp_device_memory hp_device_memory;
 HP_API hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream);
 HP_API hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index, void* stream,

@@ -32,7 +32,7 @@ struct LinkModel {
   std::size_t window;  // bytes of a stream that may be sent and not yet read, as TCP's buffers
 };
 
-// Rings doorbells when what is on its way arrives.
+// Rings doorbells when data in flight arrives.
 class Clock {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -96,7 +96,7 @@ Clock::Time after(Clock::Time from, double seconds) {
   return from + duration_cast<steady_clock::duration>(duration<double>(seconds));
 }
 
-// One direction of a link: what was written, and when it arrives.
+// One direction of a link: the data that was written, and its time of arrival.
 struct Direction {
   struct Packet {
     std::vector<std::byte> bytes;
@@ -184,7 +184,7 @@ class ModelledStream final : public Stream {
   int fd() const override { return -1; }
 
  private:
-  // When the last of some bytes is on its way.
+  // The time at which the last of these bytes has left the interface.
   Clock::Time departure(std::size_t bytes) {
     std::lock_guard lock(nic_->mutex);
     nic_->free = after(std::max(nic_->free, steady_clock::now()),

@@ -1,6 +1,6 @@
-// Algorithms that say so leave outputs as they are until every rank takes part: all ranks but one
-// run a collective as far as it goes, in place, and find their data unchanged; then the last one
-// comes.
+// Algorithms with defers_writes leave outputs unchanged until every rank takes part: all ranks but
+// one run an in-place collective as far as possible and check that their data is unchanged; then
+// the last rank joins.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -56,7 +56,7 @@ class Allreduce {
     works_[rank]->fiber.reset();
     job_.comm(rank).withdraw();
   }
-  // Until nobody gets any further; true if all have come to the end.
+  // Runs the ranks until none makes progress; returns true if all have finished.
   bool run() {
     bool all = true;
     for (int idle = 0; idle < 20; ++idle) {
@@ -117,8 +117,9 @@ void check_defers_writes(Allreduce& reduction, std::size_t missing) {
   reduction.check_sums();
 }
 
-// A batch of a plan that one rank has not joined is withdrawn; then all run another one with other
-// values. `far`: as far as it goes without the missing rank, or not a byte.
+// A batch of a plan that one rank has not joined is withdrawn; then all ranks run another batch
+// with other values. `far`: before that, the batch runs as far as possible without the missing
+// rank; otherwise no byte moves.
 void check_withdrawal(Allreduce& reduction, std::size_t missing, bool far) {
   const Channel joined{.set = 0, .epoch = 1, .batch = 1, .check = 7};
   for (std::size_t rank = 0; rank < reduction.ranks(); ++rank) {
@@ -131,7 +132,7 @@ void check_withdrawal(Allreduce& reduction, std::size_t missing, bool far) {
   for (std::size_t rank = 0; rank < reduction.ranks(); ++rank) {
     if (rank != missing) reduction.withdraw(rank);
   }
-  // What has not begun to leave never does.
+  // A message that has not begun to leave is never sent.
   if (!far) {
     reduction.job().pump();
     CHECK(reduction.job().bytes_moved() == 0);
@@ -160,7 +161,7 @@ void for_each_case(const std::function<void(Allreduce& reduction, std::size_t mi
     for (const std::size_t ranks : {2U, 3U, 5U, 8U}) {
       for (const std::size_t count : {1U, 1000U, 300'001U, 1'500'000U}) {
         if (name == "lines" && count > 1000) continue;
-        // What a sanitizer notes of large arrays takes its time.
+        // Sanitizers are slow with large arrays.
         if (kSanitized && (count > 1'000'000 || (count > 1000 && ranks != 2 && ranks != 5)))
           continue;
         for (const std::size_t missing : std::set{std::size_t{0}, ranks / 2, ranks - 1}) {

@@ -19,7 +19,7 @@ using namespace horoplug::testing;
 
 namespace {
 
-// What all ranks do: operations of one kind that share a batch.
+// The work of all ranks: operations of one kind that share a batch.
 struct Work {
   std::size_t ranks = 2;
   std::size_t hosts = 1;
@@ -114,7 +114,7 @@ Work random_work(Random& random) {
   return work;
 }
 
-// Writes as few bytes as it likes, and tells a test what it reads.
+// Writes a random number of bytes at a time, and reports to a test which memory it reads.
 class Slow final : public Stream {
  public:
   using Inspect = std::function<void(const iovec& part)>;
@@ -232,7 +232,7 @@ class Job {
     if (part.done) ranks_.comm(rank).end();
     return part.fiber->advanced();
   }
-  // Until nobody gets any further.
+  // Runs the ranks until none makes progress.
   void run() {
     std::uint64_t moved = 0;
     for (int idle = 0; idle < 40; ++idle) {
@@ -243,7 +243,7 @@ class Job {
       }
     }
   }
-  // A random part of that.
+  // Runs the ranks for a random number of rounds.
   void run_a_little(Random& random) {
     for (int turns = below(random, 60); turns > 0; --turns) {
       const auto rank = static_cast<std::size_t>(below(random, static_cast<int>(parts_.size())));
@@ -257,7 +257,7 @@ class Job {
   Ranks& ranks() { return ranks_; }
   std::vector<std::vector<std::byte>>& memory(std::size_t rank) { return parts_[rank].memory; }
   bool is_untouched(std::size_t rank) const { return parts_[rank].memory == parts_[rank].original; }
-  // From now on the streams tell what they read.
+  // From now on the streams report which memory they read.
   void inspect(Slow::Inspect inspect) { inspect_ = std::move(inspect); }
 
   // The results of all ranks.

@@ -349,7 +349,7 @@ TEST_CASE("copies of any size and alignment are correct") {
   }
 }
 
-TEST_CASE("the table") {
+TEST_CASE("the best kernels of the processor are chosen, and every table scales all dtypes") {
   const KernelTables tables = available_kernels();
   REQUIRE(tables.count >= 1);
   CHECK(std::string(tables.tables[tables.count - 1]->name) == "baseline");
@@ -369,7 +369,7 @@ TEST_CASE("the table") {
   }
 }
 
-TEST_CASE("names and sizes") {
+TEST_CASE("dtypes have names and sizes, reductions and operations have names") {
   CHECK(std::string(dtype_name(DType::kFloat32)) == "float32");
   CHECK(std::string(dtype_name(DType::kBFloat16)) == "bfloat16");
   CHECK(std::string(dtype_name(DType::kUInt64)) == "uint64");

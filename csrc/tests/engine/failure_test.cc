@@ -1,4 +1,4 @@
-// What an engine leaves alone after it has failed.
+// After an engine has failed, it neither reads nor sends the tensors of operations that have ended.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -40,7 +40,7 @@ class Jamming final : public Stream {
     }
     if (jam_.jammed) return 0;
     if (!reads_tensor) return stream_->write(parts, count);
-    // The header leaves, and nothing else.
+    // Only the header is sent.
     const std::size_t taken = stream_->write(parts, 1);
     jam_.jammed = true;
     return taken;

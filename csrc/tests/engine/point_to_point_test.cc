@@ -83,7 +83,8 @@ TEST_CASE("many sends in flight arrive by tag, and in order within a tag") {
       Engine& engine = cluster.engine(rank);
       const auto set =
           static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1, 2, 3})));
-      // What all ranks know: transfers in the order in which each rank submits its side of a tag.
+      // Known to all ranks: the transfers, in the order in which each rank submits its side of a
+      // tag.
       struct Transfer {
         int from, to, tag;
         std::uint32_t set;
@@ -136,7 +137,7 @@ TEST_CASE("many sends in flight arrive by tag, and in order within a tag") {
   }
 }
 
-TEST_CASE("all paths, whatever the order in which the program waits, beside collectives") {
+TEST_CASE("tensors arrive on every path, in any order of waits, beside collectives") {
   const std::uint64_t seed = test_seed();
   for (const Transport transport : {Transport::kThreads, Transport::kShm, Transport::kMixed}) {
     for (const char* const algorithm : {"", "direct", "stream"}) {
@@ -150,7 +151,8 @@ TEST_CASE("all paths, whatever the order in which the program waits, beside coll
       cluster.run([&](int rank) {
         Engine& engine = cluster.engine(rank);
         std::mt19937_64 common(seed), own(seed + 1 + static_cast<std::uint64_t>(rank));
-        // What comes to a rank is far more than its slots hold, also in one tensor.
+        // The data that arrives at a rank, even that of one tensor, is far more than its slots
+        // hold.
         const std::size_t most = kSanitized ? 60'000 : 800'000;
         const int rounds = kSanitized ? 2 : 4;
         for (int round = 0; round < rounds; ++round) {
@@ -195,7 +197,7 @@ TEST_CASE("all paths, whatever the order in which the program waits, beside coll
   }
 }
 
-TEST_CASE("a tensor larger than all slots, both ways at once") {
+TEST_CASE("two ranks send each other tensors larger than all slots at the same time") {
   for (const Transport transport : {Transport::kThreads, Transport::kShm}) {
     Cluster cluster(transport, 2);
     cluster.run([&](int rank) {
@@ -255,7 +257,8 @@ TEST_CASE("an abort in the middle of transfers ends them, and their memory is le
       const int next = (rank + 1) % 3, previous = (rank + 2) % 3;
       const auto left = own() % 8;
       for (std::uint64_t i = 0;; ++i) {
-        // The memory goes as soon as the operations have ended: a sanitizer sees who still uses it.
+        // The memory is freed as soon as the operations have ended, so that a sanitizer reports
+        // later uses.
         std::vector<float> mine = numbers(500'000, rank), got(500'000);
         if (rank == 0 && i == left) engine.abort("enough");
         std::vector<hp_handle> handles;
@@ -334,7 +337,7 @@ TEST_CASE("ranks that wait for sends of each other get a deadlock error that nam
     expect(mentions(status, {"recv.noname.1 from rank 1, tag 0", "recv.noname.1 from rank 0, tag 1",
                              "not submitted by rank 0", "not submitted by rank 1"}),
            "text");
-    // Everything works again.
+    // The engine stays usable.
     const OpKind op = rank == 0 ? OpKind::kSend : OpKind::kReceive;
     perform(engine, order_of(op, data, 1 - rank, 5));
   });
@@ -384,7 +387,7 @@ TEST_CASE("an abort ends transfers that are under way") {
   });
 }
 
-TEST_CASE("what one rank alone has wrong is refused") {
+TEST_CASE("wrong arguments of one rank are rejected at submission") {
   Cluster cluster(Transport::kThreads, 2);
   Engine& engine = cluster.engine(0);
   std::vector<float> data(2);
@@ -397,7 +400,7 @@ TEST_CASE("what one rank alone has wrong is refused") {
   CHECK(mentions(failure_of([&] { submit(engine, order); }), {"a tensor without an output"}));
 }
 
-TEST_CASE("tensors on GPUs, and between a GPU and a CPU") {
+TEST_CASE("tensors are sent between GPUs, and between a GPU and a CPU") {
   for (const Transport transport : {Transport::kThreads, Transport::kMixed}) {
     CAPTURE(transport_name(transport));
     GpuJob job({.transport = transport, .ranks = 3});

@@ -40,7 +40,7 @@ bool eventually(const Condition& condition) {
   return true;
 }
 
-// One piece of work. It is done when the loop has seen `flag`.
+// One item of work. It is done when the loop has seen `flag`.
 struct Ticket {
   std::atomic<bool> flag{false};
   std::atomic<bool> done{false};

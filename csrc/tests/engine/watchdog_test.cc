@@ -1,5 +1,5 @@
-// The watchdog and its parts without an engine. Time is what the test says it is, except where an
-// operation's age is taken from the clock.
+// The watchdog and its parts without an engine. The tests pass in the time, except where the age of
+// an operation is taken from the clock.
 #include "engine/watchdog/watchdog.h"
 
 #include <doctest/doctest.h>
@@ -29,7 +29,7 @@ std::vector<MessageKind> kinds_received(EngineParts& rank) {
   return kinds;
 }
 
-// Stall inspectors of all ranks, which talk to each other.
+// The stall inspectors of all ranks, which exchange messages.
 struct Inspectors {
   explicit Inspectors(const std::vector<std::unique_ptr<EngineParts>>& given) : ranks(given) {
     for (const auto& rank : ranks) {
@@ -281,7 +281,7 @@ TEST_CASE("data of other sets counts only over the links to the ranks that a bat
   const std::vector<int> waits_for = set.executor.blame();
   REQUIRE(waits_for.size() == 1);
   const int other = 3 - waits_for.front();
-  // The frames of a set that this one knows nothing about.
+  // The frames of another set.
   const auto move_data = [&](int peer) {
     rank.mesh.link(peer)->send({.set = 7, .batch = 1, .check = 1}, &value, sizeof value);
     pump(ranks);

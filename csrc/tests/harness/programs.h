@@ -26,7 +26,7 @@ inline Signature sum_of(std::int64_t elements) {
   return signature;
 }
 
-// One thing that a rank's program does.
+// One action of a rank's program.
 struct Action {
   enum class Kind { kSubmit, kWait, kJoin } kind;
   std::string name;

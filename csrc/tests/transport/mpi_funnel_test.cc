@@ -371,7 +371,7 @@ TEST_CASE("a setting is current on the calling thread from the next call on") {
   CHECK(mpi->called_on == worker_is);
 }
 
-TEST_CASE("a worker runs all posted jobs in order") {
+TEST_CASE("a worker runs all posted functions in order") {
   std::vector<int> order;
   {
     Worker worker;

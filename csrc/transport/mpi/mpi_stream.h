@@ -56,7 +56,7 @@ class MpiStream final : public Stream {
   std::deque<Transfer> sending_;
   std::deque<std::unique_ptr<Packet>> free_;
   std::deque<Transfer> receiving_;
-  bool heard_ = false;     // something has ever arrived
+  bool heard_ = false;     // a packet has arrived at any time
   bool have_ = false;      // the first packet has arrived
   std::size_t taken_ = 0;  // number of its bytes that were read
 };

@@ -31,7 +31,8 @@ std::string path_of(void* handle, const std::string& otherwise) {
   return known && map->l_name != nullptr && *map->l_name != '\0' ? map->l_name : otherwise;
 }
 
-// The file that the loader will most likely take for a soname; empty if it lies elsewhere.
+// The file that the loader will most likely open for a soname; empty if it is in none of these
+// folders.
 std::string likely_file(const std::string& name) {
   std::vector<std::string> folders;
   if (const char* configured = std::getenv("LD_LIBRARY_PATH")) {
@@ -55,7 +56,7 @@ class Finder {
  public:
   explicit Finder(const Inspect& inspect) : inspect_(inspect) {}
 
-  // Whether the search is over. `file`: what to look at before it is opened.
+  // Returns whether the search is over. `file`: the file to check before it is opened.
   bool try_one(const std::string& name, int flags, const std::string& file) {
     if (!file.empty()) {
       const std::string damage = check_library_file(file);
@@ -63,7 +64,7 @@ class Finder {
     }
     void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | flags);
     if (handle == nullptr) {
-      // That a library is not there is no defect of it.
+      // A library that does not exist is not reported as defective.
       const char* const reason = ::dlerror();
       if ((flags & RTLD_NOLOAD) != 0 || file.empty()) return false;
       return reject(file, reason != nullptr ? reason : "cannot be opened");
@@ -92,7 +93,7 @@ class Finder {
     // The loader's messages begin with the path already.
     std::string line = why.find(path) == std::string::npos ? path + ": " + why : why;
     line = one_line(std::move(line));
-    if (rejected_.find(line) != std::string::npos) return false;  // the same file by another way
+    if (rejected_.find(line) != std::string::npos) return false;  // the same file by another path
     rejected_ += (rejected_.empty() ? "" : "; ") + line;
     return false;
   }

@@ -41,7 +41,7 @@ Header header_of(std::uint64_t key, const Image& image) {
   return header;
 }
 
-// What is loaded from here runs: nobody else may have written it.
+// Code from this folder is executed, so only this user may be able to write there.
 bool is_ours(const fs::path& folder) {
   struct stat status{};
   return ::stat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&

@@ -20,7 +20,8 @@ constexpr char kMakeAnew[] = "make kernels makes a new one";
 std::string read(std::uint64_t source, int driver_version, KernelFile& file) {
   struct stat status{};
   if (::stat(file.path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return "cannot be read";
-  // What is loaded from here runs. Beyond that it is as safe as libhoroplug.so, which lies beside.
+  // Code from this file is executed. Its folder is as safe as that of libhoroplug.so, which is the
+  // same one.
   if ((status.st_mode & S_IWOTH) != 0) return "anybody can write it, so it is not used (chmod o-w)";
   std::ifstream stream(file.path, std::ios::binary);
   if (!stream) return "cannot be read";

@@ -16,7 +16,7 @@ namespace horoplug::cuda {
 // little-endian.
 struct KernelFileHeader {
   char magic[8];
-  std::uint64_t source;    // source_key() of what it was made from
+  std::uint64_t source;    // source_key() of the sources that it was compiled from
   std::uint64_t bytes;     // of the code
   std::uint64_t hash;      // of the code
   std::int32_t version;    // nvcc's, as the driver counts: 12040 is 12.4

@@ -16,7 +16,7 @@ HP_DEVICE void add(Dots& sum, const Dots& more) {
   sum.bb += more.bb;
 }
 
-// What the threads have in `scratch` ends up in scratch[0].
+// Adds the elements of `scratch`, one for each thread, into scratch[0].
 HP_DEVICE void add_up(const Block& block, Dots* scratch) {
   block.sync();
   for (u32 half = kThreads / 2; half > 0; half /= 2) {
@@ -38,7 +38,7 @@ struct DotsOf {
     add(sum, {x * x, x * y, y * y});
   }
 
-  // Of the elements that this thread has in a tile.
+  // The dot products of the elements that are assigned to this thread in a tile.
   HP_DEVICE static Dots of_thread(u32 thread, const Stored* a, const Stored* b, u64 begin, u64 end,
                                   bool aligned) {
     Dots sum{0, 0, 0};
@@ -77,7 +77,7 @@ struct DotsOf {
   }
 };
 
-// From tiles to chunks; a block takes every count()th chunk.
+// Adds the dot products of the tiles of each chunk. A block handles every count()-th chunk.
 struct SumOfTiles {
   HP_DEVICE static void run(const Block& block, const SumArgs& args, Dots* scratch) {
     for (u32 at = block.index(); at < args.batch.chunk_count; at += block.count()) {

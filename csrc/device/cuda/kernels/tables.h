@@ -1,4 +1,5 @@
-// What the host tells a kernel. Plain structs that the host's compiler and CUDA's lay out alike.
+// The arguments that the host passes to a kernel: plain structs with the same layout for the host's
+// compiler and for CUDA's.
 //
 // A batch is a list of chunks, each a run of elements from one place to another, and is cut into
 // tiles: a tile belongs to one chunk, and has the same number of elements in all of a kernel's
@@ -21,7 +22,7 @@ using i64 = long long;
 
 constexpr u32 kThreads = 256;     // of a block
 constexpr u32 kUnroll = 4;        // packets that a thread has in flight
-constexpr u32 kPacketBytes = 16;  // of the narrower of what is read and what is written
+constexpr u32 kPacketBytes = 16;  // in the narrower of the types that are read and written
 constexpr u32 kTileBytes = kPacketBytes * kThreads * kUnroll;
 constexpr u32 kMaxSources = 64;  // of a reduction
 

@@ -1,4 +1,4 @@
-// Which elements a thread has.
+// How the elements of a batch are assigned to blocks and threads.
 #pragma once
 
 #include "device/cuda/kernels/target.h"
@@ -6,8 +6,8 @@
 namespace horoplug::cuda {
 
 // Calls visit(chunk, its index, tile, begin, end) for each tile of this block: elements
-// [begin, end) of the chunk. The block's tiles are consecutive, so that it looks for its chunk
-// once.
+// [begin, end) of the chunk. The block's tiles are consecutive, so that the first chunk is
+// searched for once.
 template <class Visit>
 HP_DEVICE void for_each_tile(const Block& block, const Batch& batch, u32 tile_elements,
                              Visit visit) {
