@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import hmac
 import os
@@ -35,6 +36,7 @@ from horoplug.base.errors import (
     ProtocolError,
     RankTakenError,
     RendezvousError,
+    StoreTimeoutError,
 )
 from horoplug.base.link_speed import LinkSpeed
 from horoplug.base.processors import own_processors
@@ -167,10 +169,20 @@ def connect_peers(
     try:
         return builder.build(key, data_timeout, interface, streams, mpi)
     except BaseException as error:
-        builder.give_up(error)
-        raise
+        explained = _explained(error)
+        builder.give_up(explained)
+        if explained is error:
+            raise
+        raise explained from None
     finally:
         builder.close()
+
+
+def _explained(error: BaseException) -> BaseException:
+    """The error to raise instead of this one: a lack of descriptors names the limit."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return RendezvousError(descriptors.reason(error))
+    return error
 
 
 class _PeerConnector:
@@ -309,18 +321,22 @@ class _PeerConnector:
         """Run the connector until this rank has its connections, then the hub's part, then wait until all ranks have
         done so; a lost rank is an error at once."""
         store = self.records.store
-        with Barrier(self.records, "up") as barrier:
-            while not self.connector.done:
-                barrier.passed()
-                self._check_deadline(self.connector.missing)
-                self.connector.run_once(store)
-            self.connector.stop_listening()
-            if len(local) > 1:
-                self._run_hub(hub, local, barrier)
-            barrier.arrive()
-            while not barrier.passed():
-                self._check_deadline([])
-                self.connector.run_once(store)
+        try:
+            with Barrier(self.records, "up") as barrier:
+                while not self.connector.done:
+                    barrier.passed()
+                    self._check_deadline(self.connector.missing)
+                    self.connector.run_once(store)
+                self.connector.stop_listening()
+                if len(local) > 1:
+                    self._run_hub(hub, local, barrier)
+                barrier.arrive()
+                while not barrier.passed():
+                    self._check_deadline([])
+                    self.connector.run_once(store)
+        except StoreTimeoutError:
+            missing = self.connector.missing or self.records.absent("up")
+            raise self.records.missing(missing) from None
 
     def _run_hub(self, hub: int, local: set[int], barrier: Barrier) -> None:
         """Connect this rank with those of its host that are not the hub, or as the hub, all of them."""
@@ -334,7 +350,11 @@ class _PeerConnector:
             while not endpoint.done:
                 barrier.passed()
                 self._check_deadline(sorted(local) if is_hub else [hub])
-                loop.run_once(self.records.store)
+                try:
+                    loop.run_once(self.records.store)
+                except PeerLostError:
+                    barrier.passed()  # if the rank gave up, it has told the store why
+                    raise
             if isinstance(endpoint, Member):
                 self.through_hub, endpoint.received = endpoint.received, {}
 
