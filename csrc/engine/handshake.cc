@@ -49,7 +49,9 @@ Handshake::Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done 
       mesh_(mesh),
       doorbell_(doorbell),
       done_(std::move(done)),
-      hellos_(config.members.size()),
+      settings_(settings_of(config)),
+      segment_bytes_(config.members.size()),
+      missing_(config.size()),
       started_at_(now) {}
 
 void Handshake::begin() {
@@ -62,8 +64,9 @@ void Handshake::begin() {
   hello.rank = config_.rank;
   hello.size = config_.size();
   hello.segment_bytes = self.segment ? self.segment->size() : 0;
-  hello.settings = settings_of(config_);
-  hellos_[static_cast<std::size_t>(config_.rank)] = hello;
+  hello.settings = settings_;
+  segment_bytes_[static_cast<std::size_t>(config_.rank)] = hello.segment_bytes;
+  --missing_;
   mesh_.send_control_to_all(encode(hello));
   if (config_.size() == 1) finish();
 }
@@ -74,22 +77,19 @@ void Handshake::receive(int from, const Hello& hello) {
     throw Error(HP_MISMATCH,
                 who + " runs another version of horoplug; install the same one everywhere");
   }
-  auto& known = hellos_[static_cast<std::size_t>(from)];
+  auto& known = segment_bytes_[static_cast<std::size_t>(from)];
   if (known) throw WireError("it introduced itself twice");
   if (hello.rank != from) throw WireError("it calls itself rank " + std::to_string(hello.rank));
-  const auto mine = settings_of(config_);
-  for (std::size_t i = 0; i < mine.size() && i < hello.settings.size(); ++i) {
-    if (mine[i] != hello.settings[i]) {
-      throw Error(HP_MISMATCH, "ranks are configured differently: " + mine[i].first + " is " +
-                                   mine[i].second + " on rank " + std::to_string(config_.rank) +
-                                   " but " + hello.settings[i].second + " on " + who +
-                                   " (set it alike on every rank)");
+  for (std::size_t i = 0; i < settings_.size() && i < hello.settings.size(); ++i) {
+    if (settings_[i] != hello.settings[i]) {
+      throw Error(HP_MISMATCH,
+                  "ranks are configured differently: " + settings_[i].first + " is " +
+                      settings_[i].second + " on rank " + std::to_string(config_.rank) + " but " +
+                      hello.settings[i].second + " on " + who + " (set it alike on every rank)");
     }
   }
-  known = hello;
-  if (std::all_of(hellos_.begin(), hellos_.end(), [](const auto& h) { return h.has_value(); })) {
-    finish();
-  }
+  known = hello.segment_bytes;
+  if (--missing_ == 0) finish();
 }
 
 void Handshake::finish() {
@@ -98,8 +98,9 @@ void Handshake::finish() {
   for (int rank = 0; rank < config_.size(); ++rank) {
     Member& member = config_.members[static_cast<std::size_t>(rank)];
     if (rank != config_.rank && !member.segment && member.segment_file) {
-      const auto& hello = hellos_[static_cast<std::size_t>(rank)];
-      if (hello->segment_bytes < TransferSlots::kEnd) throw WireError("its segment is too small");
+      if (segment_bytes_[static_cast<std::size_t>(rank)].value_or(0) < TransferSlots::kEnd) {
+        throw WireError("its segment is too small");
+      }
       member.segment = Segment::map(member.segment_file, TransferSlots::kEnd);
       member.doorbell->share_word(&Arena(*member.segment).header().asleep);
     }
@@ -112,8 +113,8 @@ void Handshake::check_deadline(double now) const {
   const double limit = or_never(config_.options.data_timeout);
   if (now - started_at_ < limit) return;
   std::vector<int> missing;
-  for (std::size_t rank = 0; rank < hellos_.size(); ++rank) {
-    if (!hellos_[rank]) missing.push_back(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < segment_bytes_.size(); ++rank) {
+    if (!segment_bytes_[rank]) missing.push_back(static_cast<int>(rank));
   }
   throw Error(HP_TIMEOUT, "no answer from " + describe_ranks(missing) + " within " +
                               describe_seconds(limit) + " of the start");

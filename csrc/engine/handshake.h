@@ -2,9 +2,12 @@
 // maps the memory of the ranks on its host. Used by the thread that runs the loop.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "controller/messages.h"
@@ -38,7 +41,10 @@ class Handshake {
   Mesh& mesh_;
   Doorbell& doorbell_;
   const Done done_;
-  std::vector<std::optional<Hello>> hellos_;  // by rank
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  const Settings settings_;                                  // of this rank
+  std::vector<std::optional<std::uint64_t>> segment_bytes_;  // by rank; empty: not introduced yet
+  int missing_;                                              // ranks that are not introduced yet
   double started_at_;
 };
 

@@ -8,6 +8,8 @@
 namespace horoplug {
 
 void Peers::check_links() {
+  const std::uint64_t failures = mesh_.failures();
+  if (failures == checked_failures_) return;
   for (int peer = 0; peer < mesh_.size(); ++peer) {
     if (has_departed(peer)) continue;
     const Link* link = mesh_.failed(peer);
@@ -18,6 +20,7 @@ void Peers::check_links() {
     const std::string what = link->closed_by_peer() ? " has died or lost its connection: " : ": ";
     throw Error(HP_ABORTED, "rank " + std::to_string(peer) + what + *link->failure());
   }
+  checked_failures_ = failures;
 }
 
 void Peers::receive_bye(int from) {

@@ -1,6 +1,7 @@
 // Which peers are still there. Used by the thread that runs the loop.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "transport/mesh.h"
@@ -22,6 +23,7 @@ class Peers {
 
  private:
   Mesh& mesh_;
+  std::uint64_t checked_failures_ = 0;
   std::vector<bool> departed_;  // by rank: it has said goodbye, or its link has failed
   bool said_bye_ = false;
 };

@@ -15,6 +15,7 @@ constexpr int kReadsPerPump = 4;
 // Payloads of at least this size are read directly into their destination. Smaller ones share one
 // read with their header.
 constexpr std::uint64_t kDirectRead = 4096;
+constexpr std::size_t kStagingBytes = 16 * 1024;
 // Limit for the bytes written per pump: while a peer reads fast, this thread must still read the
 // peer's kHold.
 constexpr std::uint64_t kBytesPerPump = 4 << 20;
@@ -33,15 +34,20 @@ Link::Link(int peer, std::unique_ptr<Stream> stream, ControlHandler on_control)
 
 Link::~Link() = default;
 
+void Link::list_as_writer() {
+  if (!std::exchange(listed_, true)) activity_->writers.push_back(index_);
+}
+
 void Link::send_control(Bytes message) {
   if (failure_ || close_when_empty_) return;
-  ++control_messages_;
-  control_bytes_ += message.size();
+  ++activity_->control_messages;
+  activity_->control_bytes += message.size();
   Outgoing out;
   out.header.kind = FrameHeader::kControl;
   out.header.bytes = message.size();
   out.owned = std::move(message);
   control_queue_.push_back(std::move(out));
+  list_as_writer();
 }
 
 std::uint64_t Link::send(const Channel& channel, const void* data, std::size_t bytes) {
@@ -66,6 +72,7 @@ std::uint64_t Link::send(const Channel& channel, const void* data, std::size_t b
   out.ticket = ticket;
   const auto held = held_.empty() || sequence.transfers ? held_.end() : held_.find(sequence.set);
   (held != held_.end() ? held->second : data_queue_).push_back(std::move(out));
+  list_as_writer();
   return ticket;
 }
 
@@ -99,6 +106,7 @@ void Link::send_notice(FrameHeader::Kind kind, std::uint32_t set) {
   out.header.kind = kind;
   out.header.set = set;
   control_queue_.push_back(std::move(out));
+  list_as_writer();
 }
 
 void Link::hold(std::uint32_t set) {
@@ -118,6 +126,7 @@ void Link::resume(std::uint32_t set) {
   if (held == held_.end()) throw WireError("kResume for a process set that is not held");
   std::move(held->second.begin(), held->second.end(), std::back_inserter(data_queue_));
   held_.erase(held);
+  list_as_writer();
 }
 
 bool Link::holds_frames() const {
@@ -203,7 +212,7 @@ bool Link::pump_write() {
       if (taken == 0) break;
       moved = true;
       written += taken;
-      bytes_moved_ += taken;
+      activity_->bytes_moved += taken;
       note_data(frame.header);
       current_done_ += taken;
     } catch (const std::system_error&) {
@@ -249,11 +258,13 @@ void Link::close_write() {
 
 bool Link::pump_read() {
   bool moved = false;
+  // Not a member: thousands of idle links would each keep one.
+  std::array<std::byte, kStagingBytes> staging;
   for (int i = 0; i < kReadsPerPump && !failure_; ++i) {
     try {
       const bool direct = in_payload_ && target_ != nullptr && payload_left_ >= kDirectRead;
       const std::ptrdiff_t got = direct ? stream_->read(target_, payload_left_)
-                                        : stream_->read(staging_.data(), staging_.size());
+                                        : stream_->read(staging.data(), staging.size());
       if (got == 0) break;
       if (got == Stream::kEnd) {
         ended_ = true;
@@ -261,14 +272,14 @@ bool Link::pump_read() {
         break;
       }
       moved = true;
-      bytes_moved_ += static_cast<std::uint64_t>(got);
+      activity_->bytes_moved += static_cast<std::uint64_t>(got);
       if (direct) {
         target_ += got;
         payload_left_ -= static_cast<std::uint64_t>(got);
         note_data(header_);
         if (payload_left_ == 0) end_frame();
       } else {
-        consume(staging_.data(), static_cast<std::size_t>(got));
+        consume(staging.data(), static_cast<std::size_t>(got));
       }
     } catch (const std::system_error& error) {
       ended_ = true;
@@ -503,7 +514,10 @@ bool Link::busy() const {
 }
 
 void Link::fail(const std::string& reason) {
-  if (!failure_) failure_ = reason;
+  if (!failure_) {
+    failure_ = reason;
+    ++activity_->failures;
+  }
   abandon_sending();
 }
 

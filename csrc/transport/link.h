@@ -68,6 +68,15 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 40);
 
+// What the links of a mesh tell it, so that it need not look at idle links.
+struct LinkActivity {
+  std::vector<int> writers;  // indices of links that have something to write, each once
+  std::uint64_t failures = 0;
+  std::uint64_t control_messages = 0;
+  std::uint64_t control_bytes = 0;
+  std::uint64_t bytes_moved = 0;
+};
+
 class Link {
  public:
   // The limit for control messages and data frames. Collectives split their messages into chunks.
@@ -87,6 +96,14 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   int peer() const { return peer_; }
+  // From now on this link tells what happens on it, as the link of this index. Call it before
+  // anything does.
+  void report_to(LinkActivity& activity, int index) {
+    activity_ = &activity;
+    index_ = index;
+  }
+  // The mesh has removed this link from the writers.
+  void unlist() { listed_ = false; }
   // The peer is asked to hold a process set whose backlog exceeds this.
   void set_backlog_limit(std::uint64_t bytes) { backlog_limit_ = bytes; }
   // The bytes of collectives of all sets that have arrived and wait for their receives.
@@ -134,9 +151,6 @@ class Link {
   // True if the peer closed the connection, rather than violated the protocol.
   bool closed_by_peer() const { return ended_; }
 
-  std::uint64_t control_messages() const { return control_messages_; }
-  std::uint64_t control_bytes() const { return control_bytes_; }
-  std::uint64_t bytes_moved() const { return bytes_moved_; }
   // The process set and the epoch whose frames carry data. Control messages have none.
   using Flow = std::pair<std::uint32_t, std::uint32_t>;
   // Adds the flows of which this link has moved data since the last call. Returns whether there
@@ -187,6 +201,7 @@ class Link {
   };
   using InboxKey = std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>;
 
+  void list_as_writer();
   bool queue_empty() const { return !current_ && control_queue_.empty() && data_queue_.empty(); }
   bool take_next_frame();
   void left(const Outgoing& frame, bool was_sent);
@@ -230,7 +245,6 @@ class Link {
   std::map<InboxKey, Inbox> inboxes_;
   std::vector<Backlog> backlogs_;  // those that are not empty, or held
   std::uint64_t backlog_limit_ = kMostBacklog;
-  std::array<std::byte, 16 * 1024> staging_;
   FrameHeader header_;
   std::size_t header_have_ = 0;
   bool in_payload_ = false;
@@ -246,9 +260,10 @@ class Link {
   static constexpr std::size_t kMostEndedPlans = 16;
   std::map<std::uint32_t, std::map<std::uint32_t, std::uint64_t>> ended_plans_;
 
-  std::uint64_t control_messages_ = 0;
-  std::uint64_t control_bytes_ = 0;
-  std::uint64_t bytes_moved_ = 0;
+  LinkActivity own_activity_;  // of a link without a mesh
+  LinkActivity* activity_ = &own_activity_;
+  int index_ = 0;
+  bool listed_ = false;            // among the writers
   std::set<Flow> flows_;           // since the last look
   std::optional<Flow> last_flow_;  // the last one that was added
 };

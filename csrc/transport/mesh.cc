@@ -18,6 +18,7 @@ Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
   for (std::size_t rank = 0; rank < lanes.size(); ++rank) {
     for (auto& stream : lanes[rank]) {
       auto link = std::make_unique<Link>(static_cast<int>(rank), std::move(stream), on_control);
+      link->report_to(activity_, static_cast<int>(links_.size()));
       if (link->fd() >= 0) {
         poller_.add(link->fd(), static_cast<int>(links_.size()));
       } else {
@@ -95,16 +96,19 @@ std::vector<Link*> Mesh::data_lanes(int rank) const {
   return polled.empty() ? lanes(rank) : polled;
 }
 
+// Writing calls no handler, so no link becomes a writer meanwhile.
 bool Mesh::pump_writes() {
   bool moved = false;
-  for (std::size_t token = 0; token < links_.size(); ++token) {
-    Link& link = *links_[token];
-    if (link.failure()) continue;
+  std::erase_if(activity_.writers, [&](const int index) {
+    Link& link = *links_[static_cast<std::size_t>(index)];
     if (link.wants_write()) moved |= link.pump_write();
-    if (link.fd() >= 0) {
-      poller_.want_write(link.fd(), static_cast<int>(token), link.wants_write());
+    if (!link.failure() && link.fd() >= 0) {
+      poller_.want_write(link.fd(), index, link.wants_write());
     }
-  }
+    if (link.wants_write()) return false;
+    link.unlist();
+    return true;
+  });
   return moved;
 }
 
@@ -133,24 +137,6 @@ bool Mesh::all_closed_by_peers() const {
     if (link(rank) != nullptr && !link(rank)->failure()) return false;
   }
   return true;
-}
-
-std::uint64_t Mesh::control_messages() const {
-  std::uint64_t sum = 0;
-  for (const auto& link : links_) sum += link->control_messages();
-  return sum;
-}
-
-std::uint64_t Mesh::control_bytes() const {
-  std::uint64_t sum = 0;
-  for (const auto& link : links_) sum += link->control_bytes();
-  return sum;
-}
-
-std::uint64_t Mesh::bytes_moved() const {
-  std::uint64_t sum = 0;
-  for (const auto& link : links_) sum += link->bytes_moved();
-  return sum;
 }
 
 void Mesh::take_movement(Movement& movement) {

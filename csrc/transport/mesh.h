@@ -75,9 +75,12 @@ class Mesh {
   void close_writes();
   bool all_closed_by_peers() const;
 
-  std::uint64_t control_messages() const;
-  std::uint64_t control_bytes() const;
-  std::uint64_t bytes_moved() const;
+  // Of all links together.
+  std::uint64_t control_messages() const { return activity_.control_messages; }
+  std::uint64_t control_bytes() const { return activity_.control_bytes; }
+  std::uint64_t bytes_moved() const { return activity_.bytes_moved; }
+  // How many links have failed so far.
+  std::uint64_t failures() const { return activity_.failures; }
   // Where data has moved since the last call.
   struct Movement {
     std::vector<bool> ranks;     // by rank: over a link to it
@@ -91,6 +94,7 @@ class Mesh {
 
   std::shared_ptr<Doorbell> doorbell_;
   Poller poller_;
+  LinkActivity activity_;
   // all of them; a link's index is its token in the poller
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<std::vector<Link*>> lanes_;  // by rank

@@ -1,17 +1,20 @@
 """What the connections between many ranks cost, counted in work instead of time."""
 
 import contextlib
+import errno
 import json
+import os
 import secrets
 import threading
 
 import pytest
 
 from horoplug.base import descriptors
-from horoplug.rendezvous.connections import peer_connection
+from horoplug.rendezvous.connections import host_hub, peer_connection
+from horoplug.rendezvous.connections.connector import Connector
 from horoplug.rendezvous.connections.peers import connect_peers
 from horoplug.rendezvous.connections.tables import table_of_addresses, table_of_ranks
-from horoplug.rendezvous.errors import RendezvousError
+from horoplug.rendezvous.errors import RendezvousError, StoreTimeoutError
 from horoplug.rendezvous.network.auth import Handshake
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
@@ -32,8 +35,8 @@ def outcomes(size, keys=None, **arguments):
                 size=size,
                 store=client,
                 secret=SECRET,
-                timeout=NEVER,
                 key=None if keys is None else keys[rank],
+                timeout=NEVER,
                 **arguments,
             )
         except BaseException as error:
@@ -118,3 +121,35 @@ def test_rank_that_may_not_open_enough_files_says_how_many_it_needs(monkeypatch)
             "open files for its connections to 2 ranks, but this process may open" in str(error)
             for error in outcome.values()
         )
+
+
+def test_hub_without_free_descriptors_says_what_the_limit_is(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(host_hub.Hub, "_make_pairs", refuse)
+    with outcomes(3) as outcome:
+        assert all(isinstance(error, RendezvousError) for error in outcome.values()), outcome
+        assert all(
+            "Too many open files: this process may open" in str(error) for error in outcome.values()
+        )
+
+
+def test_rank_that_does_not_connect_is_named_and_not_those_that_wait_for_it(monkeypatch):
+    """Rank 2 never connects to the hub, so that rank 0 cannot connect ranks 1 and 2."""
+    original_dial, original_run = Connector._dial, Connector.run_once
+
+    def dial(connector, key):
+        if connector._me.rank != 2:
+            original_dial(connector, key)
+
+    def run_once(connector, store):
+        if connector._me.rank == 0 and connector.missing == [2]:
+            raise StoreTimeoutError([0, 1], "the deadline has passed")
+        original_run(connector, store)
+
+    monkeypatch.setattr(Connector, "_dial", dial)
+    monkeypatch.setattr(Connector, "run_once", run_once)
+    with outcomes(3) as outcome:
+        assert "rank 2 did not connect within 600 s (rank 0 has waited" in str(outcome[0])
+        assert all("rank 2 did not connect" in str(error) for error in outcome.values())

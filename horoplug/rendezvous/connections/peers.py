@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import hmac
 import os
@@ -32,11 +33,11 @@ from horoplug._native import version
 from horoplug.base import descriptors
 from horoplug.base.errors import (
     AuthenticationError,
-    MissingRanksError,
     PeerLostError,
     ProtocolError,
     RankTakenError,
     RendezvousError,
+    StoreTimeoutError,
 )
 from horoplug.base.link_speed import LinkSpeed
 from horoplug.base.processors import own_processors
@@ -169,10 +170,20 @@ def connect_peers(
     try:
         return builder.build(key, data_timeout, interface, streams, mpi)
     except BaseException as error:
-        builder.give_up(error)
-        raise
+        explained = _explained(error)
+        builder.give_up(explained)
+        if explained is error:
+            raise
+        raise explained from None
     finally:
         builder.close()
+
+
+def _explained(error: BaseException) -> BaseException:
+    """The error to raise instead of this one: a lack of descriptors names the limit."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return RendezvousError(descriptors.reason(error))
+    return error
 
 
 class _PeerConnector:
@@ -324,11 +335,8 @@ class _PeerConnector:
                 while not barrier.passed():
                     self._check_deadline([])
                     self.connector.run_once(store)
-        except MissingRanksError as missing:
-            if not self.connector.rejections:
-                raise
-            refused = "; ".join(map(str, self.connector.rejections.values()))
-            raise AuthenticationError(f"{missing}: {refused}") from None
+        except StoreTimeoutError:
+            raise self._overdue(self.connector.missing or self.records.absent("up")) from None
 
     def _run_hub(self, hub: int, local: set[int], barrier: Barrier) -> None:
         """Connect this rank with those of its host that are not the hub, or as the hub, all of them."""
@@ -342,13 +350,24 @@ class _PeerConnector:
             while not endpoint.done:
                 barrier.passed()
                 self._check_deadline(sorted(local) if is_hub else [hub])
-                loop.run_once(self.records.store)
+                try:
+                    loop.run_once(self.records.store)
+                except PeerLostError:
+                    barrier.passed()  # if the rank gave up, it has told the store why
+                    raise
             if isinstance(endpoint, Member):
                 self.through_hub, endpoint.received = endpoint.received, {}
 
     def _check_deadline(self, missing: list[int]) -> None:
         if time.monotonic() > self.records.deadline + 1.0:
-            raise self.records.missing(missing or [r for r in range(self.size) if r != self.rank])
+            raise self._overdue(missing or [r for r in range(self.size) if r != self.rank])
+
+    def _overdue(self, ranks: list[int]) -> RendezvousError:
+        """The error at the deadline, if these ranks are not connected. It names who has refused this rank."""
+        missing, rejections = self.records.missing(ranks), self.connector.rejections
+        if not rejections:
+            return missing
+        return AuthenticationError(f"{missing}: {'; '.join(map(str, rejections.values()))}")
 
     def give_up(self, error: BaseException) -> None:
         """Tell the other ranks that this one gives up, and which rank caused it, if they may have learned of it.

@@ -153,13 +153,10 @@ class Barrier:
         self._arrived = True
 
     def passed(self) -> bool:
-        """Whether all ranks have arrived. Errors: MissingRanksError at the deadline, PeerLostError."""
+        """Whether all ranks have arrived. Errors: StoreTimeoutError at the deadline, PeerLostError."""
         records, kind = self._records, self._kind
         if not self._others_have_arrived:
-            try:
-                self._others_have_arrived = records.store.poll_get(self._waiting) is not None
-            except StoreTimeoutError:
-                raise records.missing(records.absent(kind)) from None
+            self._others_have_arrived = records.store.poll_get(self._waiting) is not None
         if not (self._arrived and self._others_have_arrived):
             return False
         if not records.rank:
