@@ -180,6 +180,8 @@ class EngineConfig:
     gpu_algorithm: str | None = None
     progress_cpu: int = -1
     """The CPU that the progress thread runs on; -1: any."""
+    processor_quota: float = 0.0
+    """The ranks of this host together may use the time of so many processors; 0: no limit."""
 
     stall_check_time: float = 0.0
     stall_shutdown_time: float = 0.0

@@ -33,12 +33,13 @@ struct EngineOptions {
   double data_timeout = 30;
   double operation_timeout = 1800;
   double deadlock_time = 5;
-  std::string algorithm;      // used wherever it can run; empty: the cheapest
-  std::string gpu_algorithm;  // the same for tensors on GPUs; empty: `algorithm`
-  std::string process_sets;   // added after the start; the same on all ranks
-  Costs costs;                // from which algorithms are chosen; the same on all ranks
-  int progress_cpu = -1;      // the progress thread runs on this CPU only; -1: anywhere
-  int local_rank = 0;         // selects the GPU of a rank that joins before it uses one
+  std::string algorithm;       // used wherever it can run; empty: the cheapest
+  std::string gpu_algorithm;   // the same for tensors on GPUs; empty: `algorithm`
+  std::string process_sets;    // added after the start; the same on all ranks
+  Costs costs;                 // from which algorithms are chosen; the same on all ranks
+  int progress_cpu = -1;       // the progress thread runs on this CPU only; -1: anywhere
+  int local_rank = 0;          // selects the GPU of a rank that joins before it uses one
+  double processor_quota = 0;  // processors' worth of time for the ranks of this host; 0: no limit
 };
 
 // How one rank is reached. Ranks on the same host share memory: a memfd, or memory of the process

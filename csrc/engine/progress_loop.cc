@@ -6,7 +6,8 @@
 
 namespace horoplug {
 
-bool has_fewer_processors_than(int threads) {
+bool has_fewer_processors_than(int threads, double quota) {
+  if (quota > 0 && quota < threads) return true;
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) < threads;

@@ -49,8 +49,9 @@
 
 namespace horoplug {
 
-// Whether the calling process may use fewer processors than `threads`.
-bool has_fewer_processors_than(int threads);
+// Whether the calling thread may run on fewer processors than `threads`, or these have less time
+// than that. `quota`: the processors' worth of time that they may use together; 0: no limit.
+bool has_fewer_processors_than(int threads, double quota = 0);
 
 // Lets the processor know that this thread spins.
 void spin_pause();

@@ -36,6 +36,7 @@ class Options:
     ssh_identity_file: str | None = None
     ssh: tuple[str, ...] | None = None
     ssh_strict: bool = False
+    forward: Sequence[str] = ()
     remote_python: str | None = None
     network_interfaces: Sequence[str] = ()
     controller: str = "gloo"

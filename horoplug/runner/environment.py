@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fnmatch
 from collections.abc import Mapping
 
 from horoplug.compat import python_path
@@ -23,26 +22,6 @@ DECIDED = (
     "CONTROLLER",
     "CPU_OPERATIONS",
 )
-
-# Variables of a machine, a login or a desktop session, which are invalid on another host.
-_NOT_FORWARDED = (
-    *("BASH_FUNC_*", "OLDPWD", "_", "SHLVL"),
-    *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "PWD"),
-    *("SSH_*", "SUDO_*", "XDG_*", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "XAUTHORITY"),
-    *("WAYLAND_DISPLAY", "TMUX*", "STY", "WINDOWID", "KRB5CCNAME", "GPG_*"),
-    "*CUDA_VISIBLE_DEVICES",
-)
-EXCEPT = "HOROPLUG_FORWARD_EXCEPT"  # a variable with patterns of further names, separated by commas
-
-
-def forwarded(env: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's variables that ranks on other hosts get, too."""
-    more = [pattern.strip() for pattern in env.get(EXCEPT, "").split(",") if pattern.strip()]
-    return {
-        name: value
-        for name, value in env.items()
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NOT_FORWARDED, *more))
-    }
 
 
 def set_variable(env: dict[str, str], name: str, value: str) -> None:

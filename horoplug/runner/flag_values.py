@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shlex
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -57,6 +58,17 @@ def cpu_list(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"CPU numbers separated by commas are wanted, not {text!r}"
         )
+    return text
+
+
+def variable_names(text: str) -> str:
+    """Check names and patterns of variables, separated by commas; kept as text."""
+    for part in text.split(","):
+        if not re.fullmatch(r"[\w*?\[\]!%.-]+", part.strip()):
+            hint = ": the value belongs into the environment" if "=" in part else ""
+            raise argparse.ArgumentTypeError(
+                f"names of variables are wanted, not {part.strip().partition('=')[0]!r}{hint}"
+            )
     return text
 
 

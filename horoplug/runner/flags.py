@@ -19,6 +19,7 @@ from horoplug.runner.flag_values import (
     number,
     program,
     text,
+    variable_names,
     whole_number,
 )
 
@@ -136,6 +137,14 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
             "command to use as ssh, may have options (HOROPLUG_SSH)",
         ),
         _switch("--ssh-strict", "refuse hosts whose key ssh does not know yet"),
+        Flag(
+            "-x --forward",
+            Kind(variable_names, "NAME,...", (str,)),
+            "further variables for ranks on other hosts, also patterns (HOROPLUG_FORWARD). Without it: HOROVOD_*, "
+            "HOROPLUG_*, PATH, LD_LIBRARY_PATH, PYTHON*, and those of CUDA, NCCL, OpenMP, MPI and the frameworks "
+            "(docs/launch-ssh.md)",
+            repeated=True,
+        ),
         Flag(
             "--remote-python",
             text("PATH"),

@@ -57,6 +57,7 @@ class Job:
         hosts: Sequence[Placement],
         began: float,
         ssh: Ssh | None = None,
+        forward: Sequence[str] = (),
         interfaces: Sequence[str] = (),
         compat: bool = False,
         folder: Path | None = None,
@@ -68,7 +69,8 @@ class Job:
     ) -> None:
         """``settings``: environment variables for the ranks, without prefix. ``hosts``: the hosts and their ranks.
         ``began``: the time from which the start timeout counts (``time.monotonic()``). ``ssh``: how to reach other
-        hosts. ``interfaces``: names of the network interfaces to use; empty: they are found automatically.
+        hosts. ``forward``: names and patterns of further variables for them. ``interfaces``: names of the network
+        interfaces to use; empty: they are found automatically.
         ``folder``: for the ranks' raw output. ``timestamps``: print the time before every line. ``status``: show a
         status line if the output is a terminal. ``variables``: environment variables for the ranks, by full name.
         ``serve``: called before the ranks start, with an address that all of them reach and the job's secret; returns
@@ -108,6 +110,7 @@ class Job:
             grace=GRACE_SECONDS,
             compat=compat,
             variables=variables,
+            forward=forward,
             serve=serve,
         )
         self._started: set[int] = set()
@@ -149,6 +152,8 @@ class Job:
         if self._description.is_local:
             self._server = StoreServer(self._secret)
             self._say(f"rendezvous on {self._server.address[0]}:{self._server.address[1]}")
+        elif left_out := self._description.kept_back():
+            self._say(f"not forwarded to other hosts without -x: {', '.join(left_out)}")
         connect_seconds = min(10.0, self._start_seconds * 2 / 3)
         try:
             self._agents.start(self._placements, self._ssh, connect_seconds)

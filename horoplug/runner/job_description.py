@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from .agent_connection import AgentConnection, describe_job
-from .environment import common_environment, forwarded, job_environment, rank_environment
+from .environment import common_environment, job_environment, rank_environment
+from .forwarding import forwarded, kept_back
 from .hosts import Placement, local_and_cross_ranks
 
 
@@ -26,6 +27,7 @@ class JobDescription:
         grace: float,
         compat: bool = False,
         variables: Mapping[str, str] | None = None,
+        forward: Sequence[str] = (),
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
     ) -> None:
         """``python``: the Python of other hosts; ``silence``: seconds of silence after which the agents of other hosts
@@ -41,6 +43,7 @@ class JobDescription:
         self._grace = grace
         self._compat = compat
         self._variables = dict(variables or {})
+        self._forward = forward
         self._serve = serve
 
     def check(self, connection: AgentConnection) -> bytes:
@@ -48,6 +51,10 @@ class JobDescription:
         python = sys.executable if connection.host.is_local else self._python
         command = [python, "-m", "horoplug.runner.probe"]
         return self._describe(connection, command, self._common(connection), None)
+
+    def kept_back(self) -> list[str]:
+        """The names of the launcher's variables that other hosts do not get."""
+        return kept_back(os.environ, self._forward)
 
     def serve(self, address: str, secret: bytes) -> None:
         """Start the caller's server, if there is one, and add the variables that it returns to those of the ranks."""
@@ -81,7 +88,8 @@ class JobDescription:
         return self._describe(connection, command, env | self._variables, ranks)
 
     def _common(self, connection: AgentConnection) -> dict[str, str]:
-        outer = os.environ if connection.host.is_local else forwarded(os.environ)
+        local = connection.host.is_local
+        outer = os.environ if local else forwarded(os.environ, self._forward)
         return common_environment(outer, self._settings, compat=self._compat)
 
     def _describe(

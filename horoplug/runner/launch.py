@@ -77,6 +77,7 @@ def make_job(
             hosts=hosts,
             began=began,
             ssh=options.remote,
+            forward=options.forward,
             interfaces=options.interfaces,
             compat=options.compat,
             folder=options.output_filename,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from . import environment
 from .checks import UsageError
+from .forwarding import exportable
 from .hosts import Host
 from .remote import Ssh
 
@@ -248,9 +248,9 @@ def recognise(text: str) -> Implementation | None:
     return next((each for each in IMPLEMENTATIONS if re.search(each.version, text)), None)
 
 
-def forwarded(env: Mapping[str, str]) -> list[str]:
-    """The names of the variables in ``env`` to forward to ranks on other hosts."""
-    return sorted(name for name in environment.forwarded(env) if _FORWARDED.fullmatch(name))
+def forwarded(env: Mapping[str, str], also: Sequence[str] = ()) -> list[str]:
+    """The names of the variables in ``env`` to forward to ranks on other hosts. ``also``: what ``-x`` names."""
+    return sorted(name for name in exportable(env, also) if _FORWARDED.fullmatch(name))
 
 
 def _more(request: Request) -> list[str]:

@@ -61,7 +61,7 @@ def command(
         processes=size,
         hosts=hosts,
         allocated=is_allocated(os.environ),
-        forwarded=mpirun.forwarded(env),
+        forwarded=mpirun.forwarded(env, options.forward),
         root=os.geteuid() == 0,
         tcp=options.tcp,
         timestamps=options.prefix_output_with_timestamp,

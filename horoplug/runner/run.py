@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from .forwarding import NAMED, exportable, split
 from .run_task import Failure, pack
 
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
@@ -88,7 +89,8 @@ def run(
 
     The function may be defined in a notebook cell. The output of the ranks appears in ``sys.stdout`` and ``sys.stderr``
     while they run, with the rank before each line. ``executable``: the ranks' Python, of the same version as this one;
-    ``env``: environment variables to use instead of this process's own. The other arguments are flags of
+    ``env``: environment variables to use instead of this process's own; ranks on other hosts get those that it changes,
+    and otherwise those that ``horovodrun`` forwards. The other arguments are flags of
     ``horovodrun``. ``np`` is the former name of ``num_proc``.
 
     Errors: RankError if the function raises an exception on a rank, if a rank ends otherwise, or if a result cannot be
@@ -129,6 +131,8 @@ def run(
     )
     command = [executable or sys.executable, "-m", "horoplug.runner.run_task"]
     outer = dict(os.environ if env is None else env)
+    if changed := exportable({n: v for n, v in outer.items() if os.environ.get(n) != v}):
+        outer[NAMED] = ",".join([*changed, *split([outer.get(NAMED, "")])])
     with contextlib.ExitStack() as stack:
         function = stack.enter_context(tempfile.TemporaryFile())
         function.write(pack(func, tuple(args), dict(kwargs or {})))

@@ -1,5 +1,6 @@
 """Repeated init and shutdown, processes without a launcher, forked children, and interrupted waits."""
 
+import contextlib
 import os
 import re
 import signal
@@ -79,6 +80,27 @@ def hvd_size():
 def test_init_and_shutdown_repeatedly(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
         job.run(check_job)
+
+
+def truncate_shared_memory():
+    """Whether any of the memory that the ranks of this host share can be taken from under the others."""
+    files = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:horoplug-"):
+                files.append(int(fd))
+    cut = []
+    for fd in files:
+        with contextlib.suppress(PermissionError):
+            os.truncate(fd, 0)
+            cut.append(fd)
+    return len(files), cut, hvd.allreduce(np.ones(10_000), op=hvd.Sum)[0]
+
+
+def test_no_rank_can_truncate_shared_memory(pool):
+    """The others would be killed by a signal when they use it."""
+    with pool.ranks(2) as job:
+        assert job.run(truncate_shared_memory) == [(2, [], 2.0)] * 2
 
 
 def resources():

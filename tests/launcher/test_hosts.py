@@ -204,17 +204,21 @@ def test_environment_of_remote_ranks(cluster):
         "PLAIN": "1",
         "HOME": "/nowhere",
         "KEPT_HERE": "2",
-        "HOROPLUG_FORWARD_EXCEPT": "KEPT_*, X",
+        "HOROPLUG_FORWARD": "ODD",
         "CUDA_VISIBLE_DEVICES": "3",
         "SSH_AUTH_SOCK": "/nonesuch",
         "ODD": odd,
         "BASH_FUNC_x%%": "() { :; }",
     }
-    done = cluster.launch(0, "-np", 1, "-H", "h1", *show, env=outer)
+    flags = ["--verbose", "-x", "PLAIN"]
+    done = cluster.launch(0, *flags, "-np", 1, "-H", "h1", *show, env=outer)
     home = os.path.expanduser("~root")
     assert done.returncode == 0, done.stderr
     told = ["1", home, None, None, None, odd, None]
     assert done.stdout == f"[0]<stdout>:{os.getcwd()} {told}\n"
+    (left_out,) = re.findall("not forwarded to other hosts without -x: (.*)", done.stderr)
+    assert "KEPT_HERE" in left_out.split(", ")
+    assert not {"PLAIN", "ODD", "HOME", "PATH"} & set(left_out.split(", "))
 
 
 def test_secret_appears_on_no_command_line(cluster):
@@ -231,7 +235,16 @@ def test_secret_appears_on_no_command_line(cluster):
     )
     show[-1] = show[-1].replace("'VISIBLE_TO_ALL'", "os.environ['TOKEN']")
     done = cluster.launch(
-        0, "-np", 2, "-H", "h0,h1", "--verbose", *show, env={"TOKEN": "hf_" + "x" * 20}
+        0,
+        "-np",
+        2,
+        "-H",
+        "h0,h1",
+        "--verbose",
+        "-x",
+        "TOKEN",
+        *show,
+        env={"TOKEN": "hf_" + "x" * 20},
     )
     assert done.returncode == 0, done.stderr
     assert re.search("SECRET (.*)", done.stdout)[1] not in done.stderr

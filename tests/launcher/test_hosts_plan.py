@@ -8,8 +8,9 @@ import pytest
 
 from horoplug.rendezvous.network.interfaces import interfaces, select_interfaces
 from horoplug.runner import agent
+from horoplug.runner.arguments import parse
 from horoplug.runner.checks import UsageError
-from horoplug.runner.environment import forwarded
+from horoplug.runner.forwarding import FORWARDED, forwarded, kept_back
 from horoplug.runner.hosts import (
     Host,
     assign_ranks,
@@ -21,6 +22,7 @@ from horoplug.runner.hosts import (
 )
 from horoplug.runner.preflight import PATIENCE, Preflight, StartError
 from horoplug.runner.remote import Ssh
+from tests.harness import ROOT
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
 
@@ -162,20 +164,84 @@ def test_common_network_interfaces_are_chosen():
         select_interfaces(["x", "y"])
 
 
-def test_forwarded_environment_variables():
-    stays = ["HOME", "USER", "SSH_AUTH_SOCK", "BASH_FUNC_f%%", "OLDPWD", "CUDA_VISIBLE_DEVICES"]
-    goes = [
-        "PATH",
-        "PYTHONPATH",
-        "LD_LIBRARY_PATH",
-        "WANDB_API_KEY",
-        "HOROVOD_LOG_LEVEL",
-        "MY_HOME",
-    ]
-    env = dict.fromkeys([*stays, *goes], "x")
-    assert set(forwarded(env)) == set(goes)
-    env["HOROPLUG_FORWARD_EXCEPT"] = "*_KEY, MY_*"
-    assert set(forwarded(env)) == {*goes, "HOROPLUG_FORWARD_EXCEPT"} - {"WANDB_API_KEY", "MY_HOME"}
+STAYS = ["HOME", "USER", "SSH_AUTH_SOCK", "BASH_FUNC_f%%", "OLDPWD", "CUDA_VISIBLE_DEVICES"]
+"""Wrong on another host."""
+SECRETS = [
+    "WANDB_API_KEY",
+    "HF_TOKEN",
+    "AWS_SECRET_ACCESS_KEY",
+    "TF_TOKEN_app_terraform_io",
+    "MY_HOME",
+]
+GOES = [
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHASHSEED",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "HOROVOD_LOG_LEVEL",
+    "HOROPLUG_NUM_STREAMS",
+    "LC_ALL",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "NCCL_SOCKET_IFNAME",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "XLA_FLAGS",
+    "JAX_PLATFORMS",
+    "TORCH_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "UCX_TLS",
+    "OMPI_MCA_btl",
+    "KERAS_BACKEND",
+]
+
+
+def environment(*names):
+    return dict.fromkeys(names, "x")
+
+
+def test_listed_variables_are_forwarded_and_no_others():
+    env = environment(*STAYS, *SECRETS, *GOES)
+    assert set(forwarded(env)) == set(GOES)
+    assert kept_back(env) == sorted(SECRETS)
+
+
+def test_user_names_further_variables_to_forward():
+    env = environment(*STAYS, *SECRETS, *GOES)
+    assert set(forwarded(env, ["HF_TOKEN, MY_*", "AWS_*"])) == {
+        *(*GOES, "HF_TOKEN", "MY_HOME", "AWS_SECRET_ACCESS_KEY")
+    }
+    # A name is meant; a pattern does not reach what is wrong on another host.
+    assert {"CUDA_VISIBLE_DEVICES", "TF_TOKEN_app_terraform_io"} <= forwarded(
+        env, ["CUDA_VISIBLE_DEVICES", "TF_TOKEN_app_terraform_io"]
+    ).keys()
+    assert set(forwarded(env, ["*"])) == {*GOES, *SECRETS}
+    assert kept_back(env, ["*"]) == []
+    by_variable = env | {"HOROPLUG_FORWARD": "HF_TOKEN"}
+    assert set(forwarded(by_variable)) == {*GOES, "HF_TOKEN", "HOROPLUG_FORWARD"}
+
+
+def test_user_excludes_variables_from_forwarding():
+    env = environment(*GOES, "MY_HOME") | {"HOROPLUG_FORWARD_EXCEPT": "PATH, TF_*"}
+    goes = {*GOES, "HOROPLUG_FORWARD_EXCEPT"} - {"PATH", "TF_CPP_MIN_LOG_LEVEL"}
+    assert set(forwarded(env)) == goes
+    assert set(forwarded(env, ["PATH", "TF_*"])) == goes | {"PATH"}
+
+
+def test_guide_lists_the_forwarded_variables():
+    page = (ROOT / "docs" / "launch-ssh.md").read_text()
+    for family in FORWARDED:
+        assert f"| {family.purpose} |" in page
+        assert all(f"`{pattern}`" in page for pattern in family.patterns), family
+
+
+@pytest.mark.parametrize("wrong", ["HF_TOKEN=secret", "A,,B", "", "a b"])
+def test_invalid_name_to_forward_is_refused(wrong):
+    with pytest.raises(UsageError, match="names of variables are wanted") as caught:
+        parse(["-np", "1", "-x", wrong, "true"])
+    assert "secret" not in str(caught.value)
 
 
 def test_ssh_command():

@@ -165,7 +165,9 @@ def test_forwarded_names():
     )
     env = dict.fromkeys(plain.split(" "), "")
     env |= dict.fromkeys(["OMPI_MCA_btl", "BASH_FUNC_module%%", "a-b", "_", "_x"], "")
-    assert mpirun.forwarded(env) == ["HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "PATH", "PYTHONPATH", "_x"]
+    names = ["HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "PATH", "PYTHONPATH", "_x"]
+    assert mpirun.forwarded(env) == names
+    assert mpirun.forwarded(env, ["HOME"]) == sorted([*names, "HOME"])
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------

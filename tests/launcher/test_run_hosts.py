@@ -1,5 +1,6 @@
 """``horoplug.run`` and mpirun on several hosts, which are network namespaces with an sshd each."""
 
+import os
 import re
 import sys
 
@@ -58,6 +59,23 @@ def test_run_function_on_several_hosts(cluster, tmp_path):
     assert results == str([(host, rank, 1_500_000.0) for rank, host in enumerate(hosts)])
     assert failure == "2 KeyError('there') True"
     assert re.match("(host )?nonesuch", nobody), nobody
+
+
+def test_variables_of_a_function_on_several_hosts(cluster, tmp_path):
+    """Those that ``env`` adds or changes reach other hosts; others of the caller only if they are listed."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import horoplug, os\n"
+        "def work():\n"
+        "    return [os.environ.get(name) for name in ('DATA_DIR', 'PLAIN', 'OMP_NUM_THREADS', 'HOME')]\n"
+        "if __name__ == '__main__':\n"
+        "    env = dict(os.environ, DATA_DIR='/data', HOME='/nonesuch')\n"
+        "    print(horoplug.run(work, num_proc=1, hosts='h1:1', env=env))\n"
+    )
+    outer = {"PLAIN": "kept", "OMP_NUM_THREADS": "3"}
+    code, out, err = finish(cluster.popen(0, sys.executable, program, env=outer), 60)
+    assert code == 0, out + err
+    assert out == str([["/data", None, "3", os.path.expanduser("~root")]]) + "\n"
 
 
 def test_mpirun_on_several_hosts(cluster, place):

@@ -39,6 +39,7 @@ void visit_attributes(Visit&& visit) {
   visit("algorithm", &EngineConfig::algorithm);
   visit("gpu_algorithm", &EngineConfig::gpu_algorithm);
   visit("progress_cpu", &EngineConfig::progress_cpu);
+  visit("processor_quota", &EngineConfig::processor_quota);
   visit("stall_check_time", &EngineConfig::stall_check_time);
   visit("stall_shutdown_time", &EngineConfig::stall_shutdown_time);
   visit("data_timeout", &EngineConfig::data_timeout);
@@ -121,6 +122,7 @@ CoreConfig::CoreConfig(const EngineConfig& config) {
   config_.algorithm = or_null(config.algorithm);
   config_.gpu_algorithm = or_null(config.gpu_algorithm);
   config_.progress_cpu = config.progress_cpu + 1;
+  config_.processor_quota = config.processor_quota;
   config_.stall_check_time = config.stall_check_time;
   config_.stall_shutdown_time = config.stall_shutdown_time;
   config_.data_timeout = config.data_timeout;

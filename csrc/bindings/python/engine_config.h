@@ -43,6 +43,7 @@ struct EngineConfig {
   std::optional<std::string> algorithm;
   std::optional<std::string> gpu_algorithm;
   int progress_cpu = -1;
+  double processor_quota = 0;
 
   double stall_check_time = 0;
   double stall_shutdown_time = 0;

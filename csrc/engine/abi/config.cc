@@ -114,6 +114,7 @@ EngineOptions make_options(const hp_config& given) {
     options.costs.stream = {given.link_latency * 1e6, 1e6 / given.link_bandwidth};
   }
   options.local_rank = given.local_rank;
+  options.processor_quota = given.processor_quota;
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   if (given.gpu_algorithm != nullptr) options.gpu_algorithm = given.gpu_algorithm;
   return options;

@@ -156,7 +156,8 @@ typedef struct hp_config {
   int32_t rank;
   int32_t size;
   int32_t host;        /* index of this process's host */
-  int32_t segment_fd;  /* this process's own memfd, empty; -1 when no peer is on this host */
+  int32_t segment_fd;  /* this process's own memfd, empty, created with MFD_ALLOW_SEALING; -1 when
+                          no peer is on this host */
   int32_t doorbell_fd; /* this process's own eventfd (non-blocking); -1: the engine makes one */
   int32_t peer_count;  /* size - 1 */
   const hp_peer* peers;
@@ -196,6 +197,8 @@ typedef struct hp_config {
   int32_t gpu_file_count;
   int32_t local_rank;        /* the GPU of a rank that joins before it has submitted a GPU tensor */
   const char* gpu_algorithm; /* forced for GPU tensors in place of `algorithm`; NULL: `algorithm` */
+  double processor_quota;    /* the ranks of this host together may use the time of so many
+                                processors, as a container's quota says; 0: no limit */
 } hp_config;
 
 /* The settings that can be tuned. */

@@ -229,6 +229,14 @@ TEST_CASE("no wake-up is lost when callers, submitters and flags contend for the
   CHECK(late == 0);
 }
 
+TEST_CASE("threads are as many as the processors that they may use, and have their time") {
+  CHECK_FALSE(has_fewer_processors_than(1));
+  CHECK(has_fewer_processors_than(1 << 20));
+  CHECK(has_fewer_processors_than(1, 0.5));  // half of the time of one processor
+  CHECK_FALSE(has_fewer_processors_than(1, 1.0));
+  CHECK(has_fewer_processors_than(1 << 20, 1 << 21));  // a quota adds no processors
+}
+
 TEST_CASE("the progress thread serves a submission that no caller waits for") {
   Rank rank;
   rank.loop.start();

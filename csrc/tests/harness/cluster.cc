@@ -109,7 +109,8 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
     if (plainly) {
       segments.push_back(Segment::allocate(TransferSlots::kEnd));
     }
-    if (by_file) files.emplace_back(::memfd_create("horoplug-test", MFD_CLOEXEC));
+    if (by_file)
+      files.emplace_back(::memfd_create("horoplug-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   }
   for (std::size_t rank = 0; rank < count; ++rank) {
     EngineConfig& config = configs[rank];

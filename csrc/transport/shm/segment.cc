@@ -11,6 +11,10 @@
 namespace horoplug {
 namespace {
 
+// Nobody can shrink the file, under whoever maps it, and nobody can forbid to extend or to write
+// it.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_SEAL;
+
 [[noreturn]] void fail(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
 }
@@ -21,10 +25,17 @@ Segment Segment::create(const Fd& memfd, std::size_t bytes) {
   if (::ftruncate(memfd.get(), static_cast<off_t>(bytes)) != 0) {
     fail("cannot size a shared memory segment");
   }
+  if (::fcntl(memfd.get(), F_ADD_SEALS, kSeals) != 0) fail("cannot seal a shared memory segment");
   return map_file(memfd.get(), bytes, 0);
 }
 
 Segment Segment::map(const Fd& memfd, std::size_t bytes, std::size_t offset) {
+  // Before its size is read, which may change until it is sealed.
+  const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    errno = EPERM;
+    fail("a peer's shared memory segment is not sealed against shrinking");
+  }
   struct stat status{};
   if (::fstat(memfd.get(), &status) != 0) fail("cannot inspect a peer's shared memory segment");
   if (static_cast<std::size_t>(status.st_size) < offset + bytes) {

@@ -13,10 +13,11 @@ namespace horoplug {
 
 class Segment {
  public:
-  // Sizes an empty memfd and maps it; called by the owner.
+  // Sizes an empty memfd, seals it so that no process can shrink it, and maps it; called by the
+  // owner. The memfd has to allow sealing (MFD_ALLOW_SEALING).
   static Segment create(const Fd& memfd, std::size_t bytes);
   // Maps `bytes` bytes of a memfd from `offset`, a multiple of the page size. Throws
-  // std::system_error if the memfd is too small.
+  // std::system_error if the memfd is too small, or if a process could shrink it.
   static Segment map(const Fd& memfd, std::size_t bytes, std::size_t offset = 0);
   // Extends a memfd to at least `end` bytes. Any process that has the descriptor may call this at
   // any time.

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horoplug._native import version
-from horoplug.base import descriptors
+from horoplug.base import cgroup, descriptors
 from horoplug.base.errors import (
     AuthenticationError,
     PeerLostError,
@@ -91,6 +91,8 @@ class PeerConnections:
     """Authenticates the objects of this generation; the same on all ranks. Empty in a job of one rank."""
     processors: frozenset[int] = frozenset()
     """The processors that the ranks of this host may use together."""
+    quota: float = 0.0
+    """The processors' worth of time that they may use; 0: without a limit."""
     owned: bool = True
 
     def release(self) -> dict[str, Any]:
@@ -110,6 +112,7 @@ class PeerConnections:
             "link_latency": speed.latency if speed else 0.0,
             "link_bandwidth": speed.bandwidth if speed else 0.0,
             "mpi": self.mpi.description() if self.mpi else None,
+            "processor_quota": self.quota,
         }
 
     @property
@@ -215,6 +218,7 @@ class _PeerConnector:
                 "host": f"{key}/{token.value}",
                 "unix": name,
                 "processors": sorted(own_processors()),
+                "quotas": cgroup.limits(),
             }
             if self.rank == 0:
                 record["nonce"] = secrets.token_hex(_NONCE_BYTES)
@@ -256,6 +260,7 @@ class _PeerConnector:
             self._object_key(table),
         )
         made.processors = frozenset(cpu for a, b in host["processors"] for cpu in range(a, b + 1))
+        made.quota = float(host["quota"])
         return made
 
     def _object_key(self, table: Record) -> bytes:
@@ -301,7 +306,8 @@ class _PeerConnector:
 
     def _create_shared_memory(self) -> None:
         """Create the descriptors for the peers on this host: an empty memfd and an eventfd."""
-        self.own_fds.append(os.memfd_create(f"horoplug-{self.rank}", os.MFD_CLOEXEC))
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING  # the core seals it when it has its size
+        self.own_fds.append(os.memfd_create(f"horoplug-{self.rank}", flags))
         self.own_fds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self.me.fds = (self.own_fds[0], self.own_fds[1])
 

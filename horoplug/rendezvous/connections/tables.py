@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from horoplug.base import cgroup
 from horoplug.rendezvous.connections.records import Record
 
 
 def table_of_ranks(records: dict[int, Record]) -> Record:
     """What every rank has to know of all others.
 
-    ``hosts``: the number of each rank's host; ``by_host``: the name of the hub's Unix listener, and the processors that
-    the host's ranks may use together, as ranges."""
+    ``hosts``: the number of each rank's host; ``by_host``: the name of the hub's Unix listener, the processors that
+    the host's ranks may use together, as ranges, and the processors' worth of time that they have (0: no limit)."""
     numbers: dict[str, int] = {}
     hosts: list[int] = []
     hubs: list[str] = []
     processors: list[set[int]] = []
+    quotas: list[list[cgroup.Limits]] = []
     for rank in range(len(records)):
         record = records[rank]
         host = numbers.setdefault(str(record["host"]), len(numbers))
@@ -23,10 +25,12 @@ def table_of_ranks(records: dict[int, Record]) -> Record:
         if host == len(hubs):
             hubs.append(str(record["unix"]))
             processors.append(set())
+            quotas.append([])
         processors[host].update(map(int, record.get("processors", ())))
+        quotas[host].append(record.get("quotas", {}))
     by_host = [
-        {"unix": hub, "processors": _ranges(sorted(cpus))}
-        for hub, cpus in zip(hubs, processors, strict=True)
+        {"unix": hub, "processors": _ranges(sorted(cpus)), "quota": cgroup.quota(limits)}
+        for hub, cpus, limits in zip(hubs, processors, quotas, strict=True)
     ]
     return {"hosts": hosts, "by_host": by_host, "nonce": records[0].get("nonce")}
 
