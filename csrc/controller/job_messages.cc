@@ -58,6 +58,7 @@ Bytes encode(const Report& report) {
     writer.put_varint(static_cast<std::uint64_t>(rank.rank));
     writer.put(rank.quiet);
     writer.put(static_cast<std::uint8_t>(rank.executing));
+    writer.put_varint(rank.busy_threads);
     writer.put_varint(rank.pending.size());
     for (const auto& pending : rank.pending) {
       writer.put_varint(pending.set);
@@ -76,11 +77,12 @@ Bytes encode(const Report& report) {
 Report decode_report(Reader& reader) {
   Report report;
   report.inspection = reader.get_varint();
-  report.ranks.resize(reader.get_count(11));
+  report.ranks.resize(reader.get_count(12));
   for (RankReport& rank : report.ranks) {
     rank.rank = reader.get_int(kMaxRank);
     rank.quiet = get_seconds(reader);
     rank.executing = get_bool(reader);
+    rank.busy_threads = get_u32(reader);
     rank.pending.resize(reader.get_count(11));
     for (auto& pending : rank.pending) {
       pending.set = get_u32(reader);

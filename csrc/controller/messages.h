@@ -42,7 +42,7 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 22;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 13;
+  static constexpr std::uint32_t kProtocol = 14;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -136,8 +136,9 @@ struct RankReport {
     int peer = -1;        // send, recv: the only rank that it waits for
   };
   std::int32_t rank = 0;
-  double quiet = 0;        // seconds since the last submission or completion on this rank
-  bool executing = false;  // a batch is running
+  double quiet = 0;                // seconds since the last submission or completion on this rank
+  bool executing = false;          // a batch is running
+  std::uint32_t busy_threads = 0;  // threads that may submit operations, since they do not wait
   std::vector<Pending> pending;
 };
 

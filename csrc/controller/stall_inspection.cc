@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -76,11 +77,14 @@ std::vector<Key> waited_by(const RankReport& rank, const WaitingTable& table) {
   return keys;
 }
 
-// The ranks that wait only for each other, so that none of them can ever continue.
-std::set<int> find_stuck(const Report& report, const WaitingTable& table, double quiet) {
+// The ranks that wait only for each other, so that none of them can ever continue. `most_busy`: the
+// number of threads that do not wait which a rank in a deadlock may have.
+std::set<int> find_stuck(const Report& report, const WaitingTable& table, double quiet,
+                         std::uint32_t most_busy) {
   std::set<int> stuck;
   for (const RankReport& rank : report.ranks) {
-    if (!rank.executing && rank.quiet >= quiet && !waited_by(rank, table).empty()) {
+    if (!rank.executing && rank.quiet >= quiet && rank.busy_threads <= most_busy &&
+        !waited_by(rank, table).empty()) {
       stuck.insert(rank.rank);
     }
   }
@@ -104,11 +108,18 @@ std::set<int> find_stuck(const Report& report, const WaitingTable& table, double
   return stuck;
 }
 
+std::string describe_busy(std::uint32_t threads) {
+  if (threads == 0) return {};
+  return threads == 1 ? ", and has a thread that does not wait"
+                      : ", and has " + std::to_string(threads) + " threads that do not wait";
+}
+
+// For a deadlock as well as for a possible one.
 std::string describe_deadlock(const Report& report, const WaitingTable& table,
                               const std::set<int>& stuck) {
   std::string text = (stuck.size() == report.ranks.size()
-                          ? std::string("deadlock: every rank waits")
-                          : "deadlock: " + describe_ranks({stuck.begin(), stuck.end()}) + " wait") +
+                          ? std::string("every rank waits")
+                          : describe_ranks({stuck.begin(), stuck.end()}) + " wait") +
                      " for an operation that another rank has not submitted.";
   std::size_t listed = 0;
   for (const RankReport& rank : report.ranks) {
@@ -127,8 +138,9 @@ std::string describe_deadlock(const Report& report, const WaitingTable& table,
       text += (names == 1 ? "" : ", ") + describe(key) + " (not submitted by " +
               describe_ranks(table.at(key).missing) + ")";
     }
+    text += describe_busy(rank.busy_threads);
   }
-  return text + ". Call the same operations in the same order on every rank.";
+  return text;
 }
 
 }  // namespace
@@ -223,9 +235,20 @@ Diagnosis diagnose(const Report& report, const DiagnoseOptions& options) {
   std::stable_sort(diagnosis.stalls.begin(), diagnosis.stalls.end(),
                    [](const auto& a, const auto& b) { return a.age > b.age; });
   if (options.deadlock_time < 0) return diagnosis;
-  const std::set<int> stuck = find_stuck(report, table, options.deadlock_time);
-  if (stuck.empty()) return diagnosis;
-  diagnosis.deadlock = describe_deadlock(report, table, stuck);
+  const std::set<int> stuck = find_stuck(report, table, options.deadlock_time, 0);
+  if (stuck.empty()) {
+    const auto may_be_stuck =
+        find_stuck(report, table, options.deadlock_time, std::numeric_limits<std::uint32_t>::max());
+    if (!may_be_stuck.empty()) {
+      diagnosis.possible_deadlock =
+          "possible deadlock: " + describe_deadlock(report, table, may_be_stuck) +
+          ". If none of these threads submits the operations, call the same operations in the "
+          "same order on every rank.";
+    }
+    return diagnosis;
+  }
+  diagnosis.deadlock = "deadlock: " + describe_deadlock(report, table, stuck) +
+                       ". Call the same operations in the same order on every rank.";
   std::set<std::uint32_t> sets;
   for (const RankReport& rank : report.ranks) {
     if (!stuck.contains(rank.rank)) continue;

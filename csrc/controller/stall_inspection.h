@@ -3,8 +3,10 @@
 //
 // The root of the tree asks, every rank answers, and diagnose() interprets the answers: a stall
 // (some ranks have not submitted an operation that others wait for, and may still be computing) or
-// a deadlock (every rank is blocked, so that no rank is left to submit it). Both are state machines
-// without I/O or clocks, like the negotiator.
+// a deadlock (every rank is blocked, so that no rank is left to submit it). A rank is blocked if
+// all its threads are that submit operations. If some are not, they may still submit what others
+// wait for, and the deadlock is only possible. Both are state machines without I/O or clocks, like
+// the negotiator.
 #pragma once
 
 #include <cstdint>
@@ -83,6 +85,8 @@ struct Diagnosis {
   std::vector<Stall> stalls;
   std::optional<std::string> deadlock;
   std::vector<std::uint32_t> deadlocked_sets;  // sets whose pending operations must fail
+  // Ranks wait for each other, but have threads that do not wait.
+  std::optional<std::string> possible_deadlock;
   std::optional<std::string> overdue;
 };
 

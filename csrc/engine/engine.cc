@@ -213,7 +213,7 @@ void Engine::on_done(hp_handle handle, hp_done done, void* context) {
 }
 
 Status Engine::wait(hp_handle handle, double timeout) {
-  HandleTable::Wait wait(handles_, handle);
+  HandleTable::Wait wait(handles_, handle, timeout);
   if (wait.done()) return wait.status();
   if (timeout != 0 && loop_.acquire()) {
     loop_.run_until_done(wait, timeout);
@@ -236,7 +236,7 @@ Status Engine::perform(const OperationPtr& operation, double timeout) {
     loop_.release();
     throw;
   }
-  HandleTable::Wait wait(handles_, operation->handle);
+  HandleTable::Wait wait(handles_, operation->handle, timeout);
   loop_.run_until_done(wait, timeout);
   return wait.status();
 }

@@ -6,17 +6,12 @@
 #include "base/time.h"
 
 namespace horoplug {
-namespace {
-
-// Callers that handle signals wait in slices; between two slices they still count as blocked.
-constexpr double kBetweenWaits = 1.0;
-
-}  // namespace
 
 void HandleTable::add(const OperationPtr& operation) {
   std::lock_guard lock(mutex_);
   operation->handle = ++last_handle_;
   operations_[operation->handle] = operation;
+  if (operation->counts_caller) threads_.note_submission();
 }
 
 void HandleTable::finish_all(const std::vector<OperationPtr>& operations) {
@@ -91,19 +86,37 @@ void HandleTable::release(hp_handle handle) {
 bool HandleTable::waited_for(const Operation& operation, double now) const {
   std::lock_guard lock(mutex_);
   const auto& waiting = operation.waiting;
-  return waiting.waiters > 0 || now - waiting.left_wait_at < kBetweenWaits;
+  return waiting.waiters > 0 || now - waiting.left_wait_at < CallerThreads::kBetweenWaits;
 }
 
-HandleTable::Wait::Wait(HandleTable& table, hp_handle handle) : table_(table) {
+void HandleTable::expect_threads(std::vector<std::int64_t> ids) {
+  std::lock_guard lock(mutex_);
+  threads_.expect(std::move(ids));
+}
+
+int HandleTable::busy_threads(double now) const {
+  std::lock_guard lock(mutex_);
+  return threads_.busy(now);
+}
+
+HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, double timeout) : table_(table) {
   std::lock_guard lock(table_.mutex_);
   operation_ = table_.find(handle);
   ++operation_->waiting.waiters;
   again_ = operation_->waiting.left_wait_at > 0;
+  thread_ = &table_.threads_.current();
+  const bool is_slice = timeout >= 0 && timeout < CallerThreads::kBetweenWaits;
+  thread_->begin_wait(handle, is_slice);
 }
 
 HandleTable::Wait::~Wait() {
-  if (done()) return;  // waited_for() is asked about pending operations only
+  // waited_for() is asked about pending operations only.
+  if (done()) {
+    thread_->end_wait();
+    return;
+  }
   const double now = steady_now();
+  thread_->end_slice(now);
   std::lock_guard lock(table_.mutex_);
   --operation_->waiting.waiters;
   operation_->waiting.left_wait_at = now;

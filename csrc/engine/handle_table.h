@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/caller_threads.h"
 #include "engine/operation.h"
 
 namespace horoplug {
@@ -35,8 +36,9 @@ class HandleTable {
   // A wait for one operation. The thread counts as blocked on it from construction to destruction.
   class Wait {
    public:
-    // Throws Error(HP_INVALID_ARGUMENT) for an unknown handle.
-    Wait(HandleTable& table, hp_handle handle);
+    // Throws Error(HP_INVALID_ARGUMENT) for an unknown handle. `timeout`: for how many seconds the
+    // caller is going to wait; a short wait may be one slice of a longer one. Negative: no limit.
+    Wait(HandleTable& table, hp_handle handle, double timeout = -1);
     ~Wait();
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
@@ -51,12 +53,17 @@ class HandleTable {
    private:
     HandleTable& table_;
     OperationPtr operation_;
+    CallerThreads::Thread* thread_ = nullptr;
     bool again_ = false;
   };
 
   // Whether a thread is blocked on this operation, or was a moment ago: callers that handle signals
   // wait in slices.
   bool waited_for(const Operation& operation, double now) const;
+  // See hp_expect_threads.
+  void expect_threads(std::vector<std::int64_t> ids);
+  // The number of threads that may submit operations, since they do not wait; see CallerThreads.
+  int busy_threads(double now) const;
   // Whether a thread sleeps in a Wait.
   bool has_sleepers() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
 
@@ -68,6 +75,7 @@ class HandleTable {
   mutable std::mutex mutex_;
   std::unordered_map<hp_handle, OperationPtr> operations_;
   hp_handle last_handle_ = 0;
+  CallerThreads threads_;
   mutable std::atomic<std::uint64_t> result_observations_{0};
   std::atomic<int> sleepers_{0};
 };

@@ -50,6 +50,7 @@ struct Operation {
   std::int32_t tag = 0;              // send, recv
   double submitted_at = 0;
   std::uint64_t dependency_epoch = 0;  // see DependencyQuery
+  bool counts_caller = false;          // its thread may submit other operations: see CallerThreads
   // This rank has joined and has not submitted the operation: it takes part with the identity
   // element, and nobody observes the result.
   bool absent = false;

@@ -168,6 +168,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
       reject(root + " does not exist; there are ranks 0 to " + std::to_string(size - 1));
     }
   }
+  operation->counts_caller = submission.pool_thread == 0;
   if (!info.has_tensors) return operation;
 
   if (submission.tensor_count < 1 || submission.tensors == nullptr) reject("no tensor given");

@@ -109,6 +109,7 @@ hp_submission CollectiveCall::submission() {
   }
   hp_submission made{};
   made.struct_size = sizeof made;
+  made.pool_thread = 1;
   made.op = op_;
   made.dtype = inputs_.front().dtype;
   made.reduce_op = attributes_.integer("reduce_op");

@@ -9,6 +9,7 @@
 #include "errors.h"
 #include "prepared.h"
 #include "process.h"
+#include "program_threads.h"
 #include "submission_arguments.h"
 
 namespace py = pybind11;
@@ -194,6 +195,7 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle pr
     const auto at = static_cast<Py_ssize_t>(i);
     const auto& operation = py::handle(operations[at]).cast<const Prepared&>();
     submissions[i] = operation.on(to_pointer(memory[at]), to_stream(stream), &tensors[i]);
+    submissions[i].pool_thread = is_pool_thread() ? 1 : 0;
   }
   std::vector<hp_handle> handles(count);
   std::int32_t accepted = 0;
@@ -210,6 +212,7 @@ void Engine::wait(hp_handle handle) {
     const hp_status status = without_gil([&] { return hp_wait(engine, handle, kWaitSlice); });
     if (status != HP_IN_PROGRESS) return check(status);
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    expect_threads(engine);
   }
 }
 
@@ -228,6 +231,7 @@ std::vector<std::pair<std::size_t, py::object>> Engine::wait_batch(
       return 0;
     });
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (next < handles.size()) expect_threads(engine);
   }
   std::vector<std::pair<std::size_t, py::object>> errors;
   errors.reserve(failures.size());

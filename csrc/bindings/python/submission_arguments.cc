@@ -7,6 +7,8 @@
 #include <string>
 #include <tuple>
 
+#include "program_threads.h"
+
 namespace py = pybind11;
 
 namespace horoplug::python {
@@ -115,6 +117,7 @@ SubmissionArguments::SubmissionArguments(PyObject* const* values, Py_ssize_t cou
   submission_.process_set = to_int32(of[kProcessSet], 0);
   submission_.wire_dtype = to_int32(of[kWireDtype], 0);
   submission_.tag = to_int32(of[kTag], 0);
+  submission_.pool_thread = is_pool_thread() ? 1 : 0;
   submission_.prescale = to_double(of[kPrescale], 1.0);
   submission_.postscale = to_double(of[kPostscale], 1.0);
   submission_.tensors = tensors;

@@ -69,6 +69,7 @@ hp_submission submission_of(const Kernel& kernel, std::int32_t dtype,
                             std::span<const hp_tensor> tensors) {
   hp_submission submission{};
   submission.struct_size = sizeof submission;
+  submission.pool_thread = 1;
   submission.op = kernel.row.op;
   submission.dtype = dtype;
   submission.reduce_op = kernel.reduce_op;

@@ -108,6 +108,13 @@ hp_status hp_on_done(hp_engine* engine, hp_handle handle, hp_done done, void* co
   });
 }
 
+hp_status hp_expect_threads(hp_engine* engine, const int64_t* ids, int32_t count) {
+  return guarded([&] {
+    engine->engine.handles().expect_threads({ids, ids + std::max(count, 0)});
+    return HP_OK;
+  });
+}
+
 hp_status hp_release(hp_engine* engine, hp_handle handle) {
   return guarded([&] {
     engine->engine.handles().release(handle);

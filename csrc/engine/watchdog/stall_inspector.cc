@@ -11,6 +11,8 @@
 namespace horoplug {
 namespace {
 
+constexpr const char* kGaveUp = "; giving up (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)";
+
 TreePosition position_of(const EngineConfig& config) {
   std::vector<int> hosts;
   for (const Member& member : config.members) hosts.push_back(member.host);
@@ -76,8 +78,12 @@ void StallInspector::check(double now) {
       inspection_.begin();
     } else {
       mesh_.send_control(position_.parent, encode_inspection_request());
+      if (asked_parent_at_ == 0) asked_parent_at_ = now;
     }
+  } else if (now >= next_at_ + interval()) {
+    asked_parent_at_ = 0;  // nobody waits any more
   }
+  check_parent(now);
   check_answers(now);
   // The root judges for all ranks. This is for the case that it does not.
   if (wait >= overdue_time() + 2 * interval() + 5) {
@@ -101,6 +107,7 @@ RankReport StallInspector::report_of_this_rank(double now) const {
   RankReport report;
   report.rank = config_.rank;
   report.quiet = std::fmax(0, now - activity_.last_event);
+  report.busy_threads = static_cast<std::uint32_t>(handles_.busy_threads(now));
   for (const auto& [id, set] : registry_.sets()) {
     report.executing |= !set->executor.idle();
     for (const auto& [name, operation] : set->pending) {
@@ -138,7 +145,15 @@ void StallInspector::judge(const Report& report, double now) {
                                 "HOROPLUG_OPERATION_TIMEOUT_SECONDS set the limit)");
   }
   if (diagnosis.deadlock) return call_off(diagnosis, members);
+  if (diagnosis.possible_deadlock) warn_of_deadlock(*diagnosis.possible_deadlock, now);
   warn_of(diagnosis.stalls, now);
+}
+
+// Once, also if warnings of stalls are disabled, and again after each check time.
+void StallInspector::warn_of_deadlock(const std::string& text, double now) {
+  if (now - last_deadlock_warning_ < or_never(config_.options.stall_check_time)) return;
+  last_deadlock_warning_ = now;
+  config_.log(LogLevel::kWarning, text);
 }
 
 void StallInspector::call_off(const Diagnosis& diagnosis,
@@ -168,6 +183,21 @@ void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, double
   warned_ = std::move(warned);
 }
 
+// Its parent forwards an inspection at once, unless its process is stopped or waits for its own
+// parent, which it then checks likewise.
+void StallInspector::check_parent(double now) {
+  if (asked_parent_at_ == 0) return;
+  const double limit = or_never(config_.options.data_timeout);
+  const double silence = now - asked_parent_at_;
+  const std::vector<int> parent{position_.parent};
+  if (silence >= limit / 2) liveness_.ask(parent, now, limit / 4);
+  if (silence < limit) return;
+  const std::string silent = liveness_.describe_silent(parent, now, limit / 4);
+  if (silent.empty()) return;
+  throw Error(HP_TIMEOUT, "an operation has been pending for " + describe_seconds(limit) +
+                              ", waiting for " + silent + kGaveUp);
+}
+
 // Root: other ranks may not answer.
 void StallInspector::check_answers(double now) {
   if (begun_at_ == 0 || !inspection_.running()) return;
@@ -184,8 +214,7 @@ void StallInspector::check_answers(double now) {
   if (silence >= transfer && !silent.empty()) {
     throw Error(HP_TIMEOUT, "an operation has been pending for " + describe_seconds(transfer) +
                                 ", waiting for " +
-                                liveness_.describe_silent(ranks, now, limit / 4) +
-                                "; giving up (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)");
+                                liveness_.describe_silent(ranks, now, limit / 4) + kGaveUp);
   }
   if (!silent.empty()) ranks = std::move(silent);
   const std::string text = describe_ranks(ranks) + " did not answer for " +

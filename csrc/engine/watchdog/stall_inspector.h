@@ -37,6 +37,7 @@ class StallInspector {
   // Messages. They throw WireError if the message cannot be right.
   void request() { requested_ = true; }
   void receive(int from, std::uint64_t inspection) {
+    asked_parent_at_ = 0;
     inspection_.receive_inspection(from, inspection);
   }
   void receive(int from, Report report) { inspection_.receive(from, std::move(report)); }
@@ -47,6 +48,7 @@ class StallInspector {
   // This process has stood still for `seconds`, which are not held against the peers.
   void excuse(double seconds) {
     if (begun_at_ > 0) begun_at_ += seconds;
+    if (asked_parent_at_ > 0) asked_parent_at_ += seconds;
   }
 
  private:
@@ -58,7 +60,9 @@ class StallInspector {
   void call_off(const Diagnosis& diagnosis,
                 const std::map<std::uint32_t, std::vector<int>>& members);
   void warn_of(const std::vector<Diagnosis::Stall>& stalls, double now);
+  void warn_of_deadlock(const std::string& text, double now);
   void check_answers(double now);
+  void check_parent(double now);
 
   const EngineConfig& config_;
   Mesh& mesh_;
@@ -73,7 +77,10 @@ class StallInspector {
   bool requested_ = false;
   double next_at_ = 0;
   double begun_at_ = 0;  // 0: no inspection runs, or this rank is not the root
+  // When the parent was asked for an inspection that has not come; 0: it does not owe one.
+  double asked_parent_at_ = 0;
   double last_silence_warning_ = -1e9;
+  double last_deadlock_warning_ = -kNever;
   std::map<std::pair<std::uint32_t, std::string>, double> warned_;  // when, by set and operation
 };
 

@@ -247,6 +247,10 @@ typedef struct hp_submission {
   int32_t wire_dtype;    /* allreduce of HP_FLOAT32: HP_FLOAT16 or HP_BFLOAT16, the type in which
                             elements travel and are reduced; 0: HP_FLOAT32. Other types: ignored */
   int32_t tag;           /* send, recv: 0 or more; a recv matches sends with its tag only */
+  int32_t pool_thread;   /* 1: the calling thread belongs to a pool of a framework and submits for
+                            other threads. Outside of operations it does not count as a thread that
+                            may submit what other ranks wait for; see hp_expect_threads */
+  int32_t reserved;
 } hp_submission;
 
 /* The result of a completed operation for one of its tensors. */
@@ -459,6 +463,17 @@ HP_API hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int
  * the caller releases the handle. */
 HP_API hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double timeout,
                             hp_handle* handle);
+
+/* Called by a thread between two slices of its wait, after hp_wait or hp_perform has returned
+ * HP_IN_PROGRESS: threads of the program, by their ids in the kernel (gettid), that may submit
+ * operations although they have not done so yet. The list counts while the calling thread waits.
+ * A wait for less than a second is taken for a slice of a longer one: the thread itself counts as
+ * one that may submit operations until it has called this in a wait for the same operation.
+ *
+ * A rank is in a deadlock only if all of these threads that still run, and all that have submitted
+ * operations without `pool_thread`, are in hp_wait or hp_perform. Otherwise they may submit what
+ * other ranks wait for, and a warning is logged in place of HP_DEADLOCK. */
+HP_API hp_status hp_expect_threads(hp_engine* engine, const int64_t* ids, int32_t count);
 
 #ifdef __cplusplus
 }

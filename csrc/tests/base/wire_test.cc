@@ -66,8 +66,8 @@ std::vector<Bytes> valid_messages() {
   close.rank = 2;
   Report report;
   report.inspection = 3;
-  report.ranks = {{1, 2.5, true, {{0, "a", 1.5, true, false}, {0, "b", 1.5, false, false, 3}}},
-                  {2, 0, false, {}}};
+  report.ranks = {{1, 2.5, true, 3, {{0, "a", 1.5, true, false}, {0, "b", 1.5, false, false, 3}}},
+                  {2, 0, false, 0, {}}};
   Hello hello;
   hello.rank = 1;
   hello.size = 4;

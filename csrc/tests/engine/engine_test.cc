@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
+#include <condition_variable>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -305,18 +308,50 @@ TEST_CASE("a rank that is busy elsewhere is reported as a stall, not as a deadlo
   for (auto& thread : threads) thread.join();
 }
 
+TEST_CASE("ranks that wait for each other's other threads are warned of, and get on") {
+  EngineOptions options = test_options();
+  options.deadlock_time = 0.2;
+  auto configs = make_configs(Transport::kThreads, 2, options);
+  std::promise<std::string> warning;
+  std::atomic<bool> warned{false};
+  configs[0].log = Log(LogLevel::kWarning, [&](LogLevel, const std::string& text) {
+    if (!warned.exchange(true)) warning.set_value(text);
+  });
+  Cluster cluster(std::move(configs));
+  std::barrier both_known(4);
+  const std::shared_future<std::string> warns = warning.get_future().share();
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0};
+  for (const int rank : {0, 1}) {
+    for (const bool late : {false, true}) {
+      threads.emplace_back([&, rank, late] {
+        Engine& engine = cluster.engine(rank);
+        if (late) allreduce_ones(engine, "before");
+        both_known.arrive_and_wait();
+        if (late) warns.wait();
+        allreduce_ones(engine, (rank == 0) == late ? "x" : "y");
+        ++good;
+      });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(good == 4);
+  CHECK(mentions({HP_OK, warns.get()}, {"possible deadlock: every rank waits", "'x'", "'y'",
+                                        "a thread that does not wait"}));
+}
+
 TEST_CASE("an operation of which a rank stops before it submits it fails in time") {
   EngineOptions options = test_options();
   options.data_timeout = 1.5;   // on a busy machine, the others need a while to answer pings
   options.deadlock_time = 0.5;  // sets the interval of inspections
-  for (const int stopped : {1, 2}) {
+  for (const int stopped : {0, 1, 2}) {
     for (const bool sends : {false, true}) {
       CAPTURE(stopped);
       CAPTURE(sends);
       Stop stop;
       Cluster cluster(Transport::kTcp, 3, options);
       stop.now(cluster.engine(stopped), stopped);
-      const int waiting = 3 - stopped;
+      const int waiting = stopped == 0 ? 2 : 3 - stopped;
       std::vector<float> data(4, 1.0F);
       Order order;
       order.op = sends ? OpKind::kSend : OpKind::kAllreduce;

@@ -3,8 +3,12 @@
 #include "engine/watchdog/watchdog.h"
 
 #include <doctest/doctest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <future>
+#include <thread>
 
 #include "controller/messages.h"
 #include "engine/handshake.h"
@@ -241,6 +245,88 @@ TEST_CASE("ranks that are blocked on each other's operations have them called of
   REQUIRE(decisions.size() == 1);
   CHECK(decisions[0].kind == DecisionItem::Kind::kFailAll);
   CHECK(decisions[0].status.code == HP_DEADLOCK);
+}
+
+namespace {
+
+constexpr double kSlice = 0.1;
+
+// A table with one operation, which the calling thread has submitted, or a thread of a pool.
+struct Submitted {
+  explicit Submitted(bool by_pool_thread) {
+    operation->counts_caller = !by_pool_thread;
+    handles.add(operation);
+  }
+  auto wait(double timeout) {
+    return std::make_unique<HandleTable::Wait>(handles, operation->handle, timeout);
+  }
+  // Long after all slices that have ended.
+  int busy_later() const { return handles.busy_threads(steady_now() + 60); }
+
+  HandleTable handles;
+  const OperationPtr operation = make_test_operation("x");
+};
+
+}  // namespace
+
+TEST_CASE("a thread that has submitted is busy while it does not wait") {
+  Submitted submitted(false);
+  CHECK(submitted.busy_later() == 1);
+  auto wait = submitted.wait(-1);
+  CHECK(submitted.busy_later() == 0);
+  submitted.handles.finish_all({submitted.operation});
+  wait.reset();
+  CHECK(submitted.handles.busy_threads(steady_now()) == 1);
+}
+
+TEST_CASE("a thread that waits in slices is blocked when it has said which threads it expects") {
+  for (const bool by_pool_thread : {false, true}) {
+    CAPTURE(by_pool_thread);
+    Submitted submitted(by_pool_thread);
+    submitted.wait(kSlice);
+    submitted.wait(kSlice);
+    CHECK(submitted.busy_later() == 1);  // it has not said which threads it expects to submit
+    submitted.handles.expect_threads({});
+    auto again = submitted.wait(kSlice);
+    CHECK(submitted.busy_later() == 0);
+    again.reset();
+    CHECK(submitted.handles.busy_threads(steady_now()) == 0);  // the next slice follows
+    CHECK(submitted.busy_later() == (by_pool_thread ? 0 : 1));
+  }
+}
+
+TEST_CASE("threads of pools are not busy") {
+  Submitted submitted(true);
+  CHECK(submitted.busy_later() == 0);
+  submitted.wait(-1);
+  CHECK(submitted.busy_later() == 0);
+}
+
+TEST_CASE("threads that a waiting thread expects to submit are busy while they run") {
+  Submitted submitted(true);
+  std::promise<std::int64_t> id;
+  std::promise<void> end;
+  std::thread other([&] {
+    id.set_value(::syscall(SYS_gettid));
+    end.get_future().wait();
+  });
+  submitted.handles.expect_threads({::syscall(SYS_gettid), id.get_future().get()});
+  CHECK(submitted.busy_later() == 0);  // nobody waits
+  {
+    const auto wait = submitted.wait(-1);
+    CHECK(submitted.busy_later() == 1);
+    end.set_value();
+    other.join();
+    CHECK(comes_to([&] { return submitted.busy_later() == 0; }));
+  }
+}
+
+TEST_CASE("threads that have ended are forgotten") {
+  CallerThreads threads;
+  for (int i = 0; i < 1000; ++i) std::thread([&] { threads.note_submission(); }).join();
+  CHECK(threads.size() < 100);
+  threads.note_submission();
+  CHECK(comes_to([&] { return threads.busy(steady_now()) == 1; }));
 }
 
 TEST_CASE("a batch without progress fails with its name and the ranks it waits for") {

@@ -1,0 +1,103 @@
+"""Programs with several threads: it is no deadlock while a thread may submit what other ranks wait for."""
+
+import _thread
+import contextlib
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import horoplug as hvd
+from tests.harness.checks.errors import internal
+
+pytest_plugins = ["tests.harness.jobs"]
+
+QUICK = {"HOROVOD_DEADLOCK_TIME_SECONDS": "0.4"}
+LIMIT = 60.0  # seconds for another thread to do something
+
+
+def reduce(name):
+    return hvd.allreduce(np.ones(3), op=hvd.Sum, name=name)[0]
+
+
+@contextlib.contextmanager
+def sets_when_warned(event, text):
+    """Set the event when this rank logs a warning that contains the text."""
+    handler = logging.Handler()
+    handler.emit = lambda record: event.set() if text in record.getMessage() else None
+    logger = logging.getLogger("horoplug")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def opposite_orders(late_is_daemon, both_are_late):
+    """The main threads wait for each other's late threads. That of rank 0 submits after the warning, and that of rank 1
+    when its main thread continues. A daemon thread counts because it has submitted before."""
+    is_first = hvd.rank() == 0
+    now, later = ("x", "y") if is_first else ("y", "x")
+    known, go = threading.Event(), threading.Event()
+    results = []
+
+    def late():
+        if late_is_daemon:
+            reduce("before")
+        known.set()
+        assert go.wait(LIMIT)
+        results.append(reduce(later))
+
+    thread = None
+    if is_first or both_are_late:
+        thread = threading.Thread(target=late, daemon=late_is_daemon)
+        thread.start()
+        assert known.wait(LIMIT)
+    elif late_is_daemon:
+        reduce("before")
+    with sets_when_warned(go, "possible deadlock") if is_first else contextlib.nullcontext():
+        results.append(reduce(now))
+    go.set()
+    if thread is None:
+        results.append(reduce(later))
+    else:
+        thread.join(LIMIT)
+    return results
+
+
+@pytest.mark.parametrize("both_are_late", [False, True], ids=["one rank", "both ranks"])
+@pytest.mark.parametrize("late_is_daemon", [False, True], ids=["has not submitted", "daemon"])
+def test_late_thread_is_no_deadlock(pool, late_is_daemon, both_are_late):
+    with pool.ranks(2, env=QUICK) as job:
+        assert job.run(opposite_orders, late_is_daemon, both_are_late) == [[2, 2], [2, 2]]
+
+
+def deadlock_beside_libraries():
+    """Daemon threads that have not submitted, threads of pools and threads that have ended do not submit any more."""
+    submitted, end = threading.Event(), threading.Event()
+
+    def submit_for_another_thread():
+        reduce("gradient")
+        submitted.set()
+        end.wait(LIMIT)
+
+    threading.Thread(target=end.wait, args=(LIMIT,), daemon=True).start()
+    _thread.start_new_thread(submit_for_another_thread, ())
+    assert submitted.wait(LIMIT)
+    ended = threading.Thread(target=reduce, args=("ended",))
+    ended.start()
+    ended.join(LIMIT)
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+        try:
+            reduce("here" if hvd.rank() == 0 else "there")
+        finally:
+            end.set()
+
+
+def test_other_threads_do_not_hide_a_deadlock(pool):
+    with pool.ranks(2, env=QUICK) as job:
+        internal(job.outcomes(deadlock_beside_libraries), "deadlock: ", "here", "there")
+        assert job.run(reduce, "after") == [2, 2]
