@@ -39,6 +39,7 @@ struct EngineOptions {
   Costs costs;                // from which algorithms are chosen; the same on all ranks
   int progress_cpu = -1;      // the progress thread runs on this CPU only; -1: anywhere
   int local_rank = 0;         // selects the GPU of a rank that joins before it uses one
+  bool encrypted = false;     // nothing that cannot be encrypted may carry data between hosts
 };
 
 // How one rank is reached. Ranks on the same host share memory: a memfd, or memory of the process
