@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from horoplug.base.config import value
 from horoplug.base.errors import TamperedMessageError
 from horoplug.base.variables import parse_secret
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
@@ -60,6 +61,7 @@ def main() -> int:
         int(os.environ.pop(PORT)),
         parse_secret(os.environ.pop(SECRET, "") or os.environ["_HOROVOD_SECRET_KEY"]),
         _rank(),
+        value("ENCRYPT"),
     )
     try:
         function, args, kwargs = unpack(client.function())

@@ -331,6 +331,13 @@ class Connector:
         """The socket of the first connection to a rank. It stays owned by this object."""
         return self._ready[rank, 0].sock
 
+    def data_keys(self, rank: int) -> bytes:
+        """The keys of all connections to a rank, by lane, that encrypt what the core sends and receives; nothing if the
+        connections are not encrypted."""
+        return b"".join(
+            self._ready[rank, lane].data_keys() for lane in range(self._lane_count(rank))
+        )
+
     def detach(self) -> dict[Key, tuple[int, int, int]]:
         """Hand over the (stream, segment, doorbell) descriptors of all connections, by rank and lane."""
         detached = {key: connection.detach() for key, connection in self._ready.items()}
