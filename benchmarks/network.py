@@ -261,9 +261,10 @@ def measure_both(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
         plain, encrypted = (
             {
                 name: statistics.median(rows[i][name] for rows in turns[encrypt])
-                for name in ("size", "time", "p99", "busbw")
+                for name in ("time", "p99", "busbw")
             }
             | {"wrong": sum(rows[i]["wrong"] for rows in turns[encrypt]), "ratio": None}
+            | {"size": turns[encrypt][0][i]["size"]}
             for encrypt in (False, True)
         )
         share = 100 * plain["time"] / encrypted["time"]
