@@ -9,6 +9,9 @@ allreduce.py. ``--algorithm`` and ``--streams`` set HOROPLUG_ALGORITHM and HOROP
 ``mpi4py:mpich`` (``make mpi`` installs it) runs over TCP in the same namespaces; with ``--over mpi``, horoplug's data
 goes over that MPI as well.
 
+With ``--encrypt``, horoplug runs by turns without and with HOROPLUG_ENCRYPT=1 (``--turns``, medians over them);
+``share`` is the encrypted variant's speed over that of the other one.
+
 ``line`` is busbw over the rate, at most 95.6 %: with an MTU of 1500, a frame of 1514 bytes has 1448 bytes of payload.
 The namespaces are removed at the end, also after errors and signals.
 """
@@ -22,6 +25,7 @@ import os
 import secrets
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,6 +49,7 @@ COLUMNS = {
     "busbw": Column("busbw", "Gbit/s", ".3f", 8),
     "line": Column("line", "%", ".1f", 6),
     "ratio": Column("ratio", "x", ".2f", 7),
+    "share": Column("share", "%", ".1f", 6),
     "wrong": Column("#wrong", form="d", width=6),
 }
 
@@ -126,7 +131,7 @@ class Network:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
-def environment(network: Network, args: argparse.Namespace) -> dict[str, str]:
+def environment(network: Network, args: argparse.Namespace, encrypt: bool) -> dict[str, str]:
     """The variables of all ranks."""
     variables = {
         "HOROPLUG_SECRET_KEY": secrets.token_hex(32),
@@ -139,6 +144,8 @@ def environment(network: Network, args: argparse.Namespace) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
     }
+    if encrypt:
+        variables["HOROPLUG_ENCRYPT"] = "1"
     if args.over == "mpi":
         variables["HOROPLUG_CPU_OPERATIONS"] = "mpi"
     if args.algorithm:
@@ -217,7 +224,7 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def measure(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(hosts: int, args: argparse.Namespace, encrypt: bool = False) -> list[dict[str, Any]]:
     """Rows of allreduce.py's table; empty if the benchmark failed."""
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -229,7 +236,7 @@ def measure(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
         script += ["--collective", args.collective]
         if args.peer:
             script += ["--peer", args.peer]
-        variables = environment(network, args)
+        variables = environment(network, args, encrypt)
         if args.over == "mpi" or args.peer == MPICH:
             processes = start_mpi(network, script, variables, scratch)
         else:
@@ -240,6 +247,32 @@ def measure(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_both(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows without and with encryption, by size: of each column the median over the turns."""
+    turns: dict[bool, list[list[dict[str, Any]]]] = {False: [], True: []}
+    for turn in range(2 * args.turns):
+        encrypt = turn % 4 in (1, 2)
+        rows = measure(hosts, args, encrypt)
+        if not rows:
+            return []
+        turns[encrypt].append(rows)
+    table: list[dict[str, Any]] = []
+    for i in range(len(turns[False][0])):
+        plain, encrypted = (
+            {
+                name: statistics.median(rows[i][name] for rows in turns[encrypt])
+                for name in ("time", "p99", "busbw")
+            }
+            | {"wrong": sum(rows[i]["wrong"] for rows in turns[encrypt]), "ratio": None}
+            | {"size": turns[encrypt][0][i]["size"]}
+            for encrypt in (False, True)
+        )
+        share = 100 * plain["time"] / encrypted["time"]
+        table.append(plain | {"library": "horoplug"})
+        table.append(encrypted | {"library": "encrypted", "share": share})
+    return table
+
+
 def report(record: Record, hosts: int, rows: list[dict[str, Any]], rate: int) -> None:
     for row in rows:
         busbw = 8 * row["busbw"]
@@ -247,6 +280,7 @@ def report(record: Record, hosts: int, rows: list[dict[str, Any]], rate: int) ->
             hosts=hosts,
             **{name: row[name] for name in ("size", "library", "time", "p99", "ratio", "wrong")},
             busbw=busbw,
+            share=row.get("share"),
             line=100e3 * busbw / rate if rate else None,
         )
 
@@ -261,6 +295,8 @@ def parse() -> argparse.Namespace:
     add("--peer", choices=PEERS, help="another library, in the same run")
     add("--over", choices=("tcp", "mpi"), default="tcp", help="what carries the data [tcp]")
     add("--congestion", default="reno", help="TCP's congestion control [reno]")
+    add("--encrypt", action="store_true", help="compare with encrypted connections")
+    add("--turns", type=int, default=3, help="of each variant, with --encrypt [3]")
     add("--algorithm", help="force an algorithm")
     add("--streams", type=int, help="connections between two hosts")
     add("--collective", default="allreduce", help="[allreduce]")
@@ -269,7 +305,10 @@ def parse() -> argparse.Namespace:
     add("-f", dest="factor", default="4", help="factor between sizes [4]")
     add("-n", dest="iterations", type=int, default=0, help="iterations [by size]")
     add("--json", metavar="FILE", help="also write the results to this file")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.encrypt and (args.peer or args.over == "mpi"):
+        parser.error("--encrypt compares horoplug over TCP with itself, without --peer and --over")
+    return args
 
 
 def main() -> int:
@@ -282,14 +321,17 @@ def main() -> int:
         f"{args.collective}, float32, between network namespaces, {line}",
         ABOUT,
         COLUMNS,
-        [Plot("lines", "size", "busbw", "library"), Plot("lines", "size", "ratio", "library")],
+        [
+            Plot("lines", "size", "busbw", "library"),
+            Plot("lines", "size", "share" if args.encrypt else "ratio", "library"),
+        ],
         ranks=1,
         options=vars(args),
     )
     try:
         with terminable():
             for hosts in map(int, args.hosts.split(",")):
-                measured = measure(hosts, args)
+                measured = (measure_both if args.encrypt else measure)(hosts, args)
                 if not measured:
                     return 1
                 report(record, hosts, measured, args.rate)

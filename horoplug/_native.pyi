@@ -168,6 +168,12 @@ class EngineConfig:
     link_bandwidth: float = 0.0
     mpi: Mapping[str, object] | None = None
     """The fields of ``hp_mpi`` by name."""
+
+    libcrypto: Mapping[str, int] | None = None
+    """The fields of ``hp_libcrypto`` by name; encrypts what goes to other hosts."""
+
+    keys: Mapping[int, bytes] = field(default_factory=dict)
+    """By rank: ``hp_peer.keys``."""
     gpu_files: Sequence[str] = ()
 
     fusion_threshold: int = 0

@@ -46,6 +46,9 @@ class Comm {
   // nullptr otherwise.
   void set_mpi(Mpi* mpi) { mpi_ = mpi; }
   Mpi* mpi() const { return mpi_; }
+  // The set spans hosts, and what leaves a host has to be encrypted, which NCCL does not do.
+  void forbid_nccl() { nccl_forbidden_ = true; }
+  bool nccl_forbidden() const { return nccl_forbidden_; }
   // The GPUs of the set's ranks; nullptr before the first operation on GPU tensors.
   void set_gpu(std::shared_ptr<GpuGroup> gpu) { gpu_ = std::move(gpu); }
   GpuGroup* gpu() const { return gpu_.get(); }
@@ -179,6 +182,7 @@ class Comm {
   Costs costs_;
   std::size_t chunk_bytes_ = kChunkBytes;
   Mpi* mpi_ = nullptr;
+  bool nccl_forbidden_ = false;
   std::shared_ptr<GpuGroup> gpu_;
   HostMemory* local_memory_ = nullptr;
   std::unique_ptr<Comm> local_comm_;

@@ -49,6 +49,7 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
     comm->set_hosts(host_memory.get(), grid.host_ranks(members->index),
                     grid.cross_ranks(members->index));
   }
+  if (config.options.encrypted && grid.hosts() > 1) comm->forbid_nccl();
   // Only the global set uses MPI's own collectives. Those of a second set with the same ranks would
   // run at the same time and match the wrong calls.
   if (members->set == 0) comm->set_mpi(config.mpi.get());

@@ -260,7 +260,7 @@ bool Link::pump_read() {
   bool moved = false;
   // Not a member: thousands of idle links would each keep one.
   std::array<std::byte, kStagingBytes> staging;
-  for (int i = 0; i < kReadsPerPump && !failure_; ++i) {
+  for (int i = 0; (i < kReadsPerPump || stream_->has_more()) && !failure_; ++i) {
     try {
       const bool direct = in_payload_ && target_ != nullptr && payload_left_ >= kDirectRead;
       const std::ptrdiff_t got = direct ? stream_->read(target_, payload_left_)
@@ -284,6 +284,9 @@ bool Link::pump_read() {
     } catch (const std::system_error& error) {
       ended_ = true;
       fail(std::string("the connection broke: ") + error.code().message());
+    } catch (const TamperedError& error) {
+      fail(error.what());
+      stream_->close_write();  // the peer must not wait for its timeout
     } catch (const WireError& error) {
       fail(std::string("it sent a malformed message: ") + error.what());
     }

@@ -5,7 +5,16 @@
 
 #include <cstddef>
 
+#include "base/wire.h"
+
 namespace horoplug {
+
+// What has arrived on an encrypted stream is not what the peer has sent. The text names the peer
+// as "it".
+class TamperedError : public WireError {
+ public:
+  using WireError::WireError;
+};
 
 class Stream {
  public:
@@ -21,6 +30,10 @@ class Stream {
   // Reads up to `bytes` and returns their number, which may be 0, or kEnd. Throws
   // std::system_error.
   virtual std::ptrdiff_t read(void* data, std::size_t bytes) = 0;
+
+  // Whether read() would return bytes that fd() does not announce, because they have left the
+  // descriptor already.
+  virtual bool has_more() const { return false; }
 
   // Ends the sending direction; the peer reads kEnd after the data.
   virtual void close_write() = 0;

@@ -71,6 +71,8 @@ class Config:
     dynamic_process_sets: bool = False
     status_seconds: float = 0.0
     elastic: bool = False
+    encrypt: bool = False
+    libcrypto: str | None = None
     notes: tuple[tuple[int, str], ...] = ()
     """Remarks about the environment, (logging level, text), for :meth:`log_notes`."""
 

@@ -374,6 +374,20 @@ VARIABLES: tuple[Variable, ...] = (
         1,
         "connections between two ranks on different hosts",
     ),
+    Variable(
+        "ENCRYPT",
+        "encrypt",
+        _flag,
+        False,
+        "1: all traffic between hosts is encrypted; init fails if that is not possible",
+    ),
+    Variable(
+        "LIBCRYPTO",
+        "libcrypto",
+        _text,
+        None,
+        "file of OpenSSL's libcrypto, for ENCRYPT; unset: the loaded or the system's one",
+    ),
     Variable("GLOO_IFACE", "gloo_iface", _text, None, "network interface to listen on"),
     Variable(
         "THREAD_AFFINITY",

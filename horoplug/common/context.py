@@ -189,6 +189,7 @@ class Context:
             config.rendezvous_addr,
             config.rendezvous_port,
             config.secret_key,
+            config.encrypt,
         )
         if self._rendezvous is None or self._identity != identity:
             if self._rendezvous is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from horoplug.base.config import Config
 from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.measure import Costs
-from horoplug.mpi.transport import CostsKey, MpiTransport
+from horoplug.mpi.transport import CostsKey, MpiTransport, requested_transport
 from horoplug.rendezvous.connections.peers import PeerConnections, connect_peers
 from horoplug.rendezvous.network.interfaces import interface_address
+from horoplug.rendezvous.network.libcrypto import libcrypto
 from horoplug.rendezvous.network.topology import host_key
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
@@ -41,8 +42,11 @@ class Rendezvous:
                 f"HOROVOD_SIZE={config.size} needs HOROPLUG_SECRET_KEY, 32 bytes as hex or base64, "
                 "the same on all ranks; start the job with horovodrun"
             )
+        # Report wrong settings before other ranks wait.
+        if config.encrypt:
+            _check_encryption(config)
         if config.gloo_iface:
-            interface_address(config.gloo_iface)  # report a wrong name before other ranks wait
+            interface_address(config.gloo_iface)
         address, port = config.rendezvous_addr, config.rendezvous_port
         if config.rendezvous_server == "rank0" and config.rank == 0:
             try:
@@ -53,7 +57,7 @@ class Rendezvous:
                 ) from None
         try:
             self._client = StoreClient.connect(
-                address, port, config.secret_key, config.start_timeout
+                address, port, config.secret_key, config.start_timeout, encrypt=config.encrypt
             )
         except BaseException:
             self.close()
@@ -84,7 +88,8 @@ class Rendezvous:
             data_timeout=config.gloo_timeout_seconds,
             interface=config.gloo_iface,
             streams=config.num_streams,
-            mpi=MpiTransport(config, ranks, self._mpi_costs),
+            mpi=None if config.encrypt else MpiTransport(config, ranks, self._mpi_costs),
+            encrypt=config.encrypt,
         )
 
     def failed(self) -> None:
@@ -115,3 +120,13 @@ class Rendezvous:
             if patient:
                 self._server.wait_for_clients(self._config.start_timeout)
             self._server.close()
+
+
+def _check_encryption(config: Config) -> None:
+    """Raises ValueError of one line if the traffic between hosts cannot be encrypted."""
+    if requested_transport(config) == "mpi":
+        raise ValueError(
+            "HOROPLUG_ENCRYPT=1 and HOROVOD_CPU_OPERATIONS=mpi exclude each other: horoplug cannot encrypt what MPI "
+            "sends to other hosts; unset one of the two"
+        )
+    libcrypto()

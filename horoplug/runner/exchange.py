@@ -2,8 +2,8 @@
 
 Each rank makes one connection, which begins with mutual authentication by the job's secret
 (rendezvous/network/auth.py). All that follows are authenticated messages (rendezvous/network/messages.py), so that
-nothing from anybody else is stored or unpickled. The server only stores what it reads: the process that called ``run``
-unpickles it.
+nothing from anybody else is stored or unpickled; they are encrypted if the rank's settings say so. The server only
+stores what it reads: the process that called ``run`` unpickles it.
 
     rank                                server
     rank u32                    ->
@@ -26,7 +26,7 @@ import threading
 from collections.abc import Sequence
 
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
-from horoplug.rendezvous.network.auth import Role, authenticate, least_deserving
+from horoplug.rendezvous.network.auth import Encryption, Role, authenticate, least_deserving
 from horoplug.rendezvous.network.messages import MessageStream
 
 RETURNED, RAISED, WITHDRAWN = b"R", b"F", b"X"
@@ -103,7 +103,8 @@ class Exchange:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             try:
                 channel = authenticate(
-                    sock, self._secret, Role.SERVER, _CONTEXT, _AUTH_SECONDS, peer
+                    *(sock, self._secret, Role.SERVER, _CONTEXT, _AUTH_SECONDS, peer),
+                    Encryption.AS_CLIENT,
                 )
             finally:
                 with self._lock:
@@ -167,11 +168,17 @@ class Client:
     """A rank's connection to the launcher. All methods raise OSError if the launcher has ended, and
     TamperedMessageError."""
 
-    def __init__(self, address: str, port: int, secret: bytes, rank: int) -> None:
-        """Connect. Errors: OSError, AuthenticationError."""
+    def __init__(
+        self, address: str, port: int, secret: bytes, rank: int, encrypt: bool = False
+    ) -> None:
+        """Connect. ``encrypt``: whether the connection is encrypted. Errors: OSError, AuthenticationError; ValueError
+        if it cannot be encrypted."""
         self._sock = socket.create_connection((address, port), timeout=30.0)
         peer = f"the launcher at {address}:{port}"
-        channel = authenticate(self._sock, secret, Role.CLIENT, _CONTEXT, _AUTH_SECONDS, peer)
+        encryption = Encryption.ON if encrypt else Encryption.OFF
+        channel = authenticate(
+            self._sock, secret, Role.CLIENT, _CONTEXT, _AUTH_SECONDS, peer, encryption
+        )
         self._sock.settimeout(None)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._stream = MessageStream(self._sock, channel)

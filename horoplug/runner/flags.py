@@ -137,6 +137,11 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
             "command to use as ssh, may have options (HOROPLUG_SSH)",
         ),
         _switch("--ssh-strict", "refuse hosts whose key ssh does not know yet"),
+        _switch(
+            "--encrypt",
+            "encrypt all traffic between hosts; needs OpenSSL's libcrypto on every host",
+            variable="ENCRYPT",
+        ),
         Flag(
             "-x --forward",
             Kind(variable_names, "NAME,...", (str,)),

@@ -19,6 +19,7 @@ from types import FrameType
 
 from horoplug.base import config, descriptors
 from horoplug.rendezvous.network.interfaces import select_interfaces
+from horoplug.rendezvous.network.libcrypto import libcrypto
 from horoplug.rendezvous.store.report import KEY, unpack
 from horoplug.rendezvous.store.server import StoreServer
 
@@ -83,6 +84,8 @@ class Job:
         self._verbose = verbose
         self._is_reported_by_caller = serve is not None
         plain = common_environment(os.environ, settings)
+        if config.value("ENCRYPT", plain):
+            libcrypto()  # the store has to encrypt, too
         named: str | None = config.value("GLOO_IFACE", plain)
         self._interfaces = tuple(interfaces) or tuple((named or "").replace(",", " ").split())
         self._own_interface: str | None = None

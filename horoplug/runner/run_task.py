@@ -65,6 +65,7 @@ def main() -> int:
         int(os.environ.pop(PORT)),
         _secret(),
         _rank(),
+        value("ENCRYPT"),
     )
     try:
         function, args, kwargs = unpack(client.function())

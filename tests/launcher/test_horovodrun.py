@@ -86,6 +86,14 @@ def test_invalid_command_lines_are_refused_in_one_line(arguments, message):
     assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr)
 
 
+def test_encryption_that_cannot_be_had_is_refused_in_one_line():
+    done = launch("-np", 2, "--encrypt", "true", env={"HOROPLUG_LIBCRYPTO": "/nonexistent"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        r"horovodrun: HOROPLUG_ENCRYPT=1 needs OpenSSL's libcrypto, [^\n]+\n", done.stderr
+    )
+
+
 def test_program_that_is_not_executable_is_refused(tmp_path):
     (tmp_path / "train.py").write_text("")
     done = launch("-np", 1, "./train.py", cwd=tmp_path)

@@ -124,6 +124,49 @@ def test_collectives_across_hosts(cluster, hosts, expected):
     assert len({row[-1] for row in rows}) == len({row[-2] for row in rows})
 
 
+# Prints whether a text occurs in the packets of this namespace until the input ends, and whether there were many.
+SNIFFER = """
+import select, socket, sys
+text = sys.argv[1].encode()
+sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+print("ready", flush=True)
+seen = packets = 0
+while sock in select.select([sock, sys.stdin], [], [])[0]:
+    packet = sock.recv(1 << 17)
+    packets += 1
+    seen += text in packet
+print(seen > 0, packets > 100)
+"""
+TELLTALE = "a text that only the ranks may read"
+TALK = f"""
+import numpy as np
+import horoplug as hvd
+hvd.init()
+text = np.frombuffer({TELLTALE.encode()!r} * 10_000, np.uint8)
+for _ in range(6):
+    assert np.array_equal(hvd.allreduce(text, op=hvd.Max, name={TELLTALE!r}), text)
+assert hvd.allgather_object(bytes(text)) == [bytes(text)] * hvd.size()
+hvd.shutdown()
+"""
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_traffic_between_hosts_can_be_read_only_without_encryption(cluster, encrypt):
+    """The packets are those that a switch between the hosts sees."""
+    sniffer = subprocess.Popen(
+        ["ip", "netns", "exec", cluster.space("b"), sys.executable, "-c", SNIFFER, TELLTALE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with sniffer:
+        assert sniffer.stdout.readline() == "ready\n"
+        flags = ["--encrypt"] if encrypt else []
+        done = cluster.launch(*(0, "-np", 4, "-H", "h0:2,h1:2", *flags, sys.executable, "-c", TALK))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sniffer.communicate(timeout=60)[0] == f"{not encrypt} True\n"
+
+
 def test_training_across_hosts(cluster, tmp_path):
     """Training with a hostfile equals training in one process with the gradients of all ranks."""
     pytest.importorskip("torch")

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -29,6 +30,8 @@ void visit_attributes(Visit&& visit) {
   visit("link_latency", &EngineConfig::link_latency);
   visit("link_bandwidth", &EngineConfig::link_bandwidth);
   visit("mpi", &EngineConfig::mpi);
+  visit("libcrypto", &EngineConfig::libcrypto);
+  visit("keys", &EngineConfig::keys);
   visit("gpu_files", &EngineConfig::gpu_files);
   visit("fusion_threshold", &EngineConfig::fusion_threshold);
   visit("cache_capacity", &EngineConfig::cache_capacity);
@@ -96,6 +99,14 @@ CoreConfig::CoreConfig(const EngineConfig& config) {
       peer.lane_count = static_cast<std::int32_t>(lanes->second.size());
       peer.lane_fds = lanes->second.data();
     }
+    if (const auto keys = config.keys.find(rank); keys != config.keys.end()) {
+      const auto bytes = keys->second.operator std::string_view();
+      if (bytes.size() !=
+          std::size_t{2 * HP_KEY_BYTES} * (1 + static_cast<std::size_t>(peer.lane_count))) {
+        throw py::value_error("keys of a wrong size for rank " + std::to_string(rank));
+      }
+      peer.keys = reinterpret_cast<const std::uint8_t*>(bytes.data());
+    }
     peers_.push_back(peer);
   }
   gpu_files_ = to_c_strings(config.gpu_files);
@@ -136,6 +147,7 @@ CoreConfig::CoreConfig(const EngineConfig& config) {
   config_.autotune_log = or_null(config.autotune_log);
   config_.log_level = config.log_level;
   if (config.mpi) set_mpi(*config.mpi);
+  if (config.libcrypto) set_libcrypto(*config.libcrypto);
 }
 
 // The fields have the names of those of hp_mpi.
@@ -176,6 +188,24 @@ void CoreConfig::set_mpi(const py::dict& fields) {
   const py::object worker = fields["worker"];
   mpi_.worker = worker.is_none() ? nullptr : worker.cast<const Worker&>().get();
   config_.mpi = &mpi_;
+}
+
+// The fields have the names of those of hp_libcrypto.
+void CoreConfig::set_libcrypto(const py::dict& fields) {
+  libcrypto_.struct_size = sizeof(libcrypto_);
+  const auto address = [&](const char* name) {
+    return reinterpret_cast<void*>(fields[name].cast<std::uintptr_t>());
+  };
+  libcrypto_.cipher_ctx_new = address("cipher_ctx_new");
+  libcrypto_.cipher_ctx_free = address("cipher_ctx_free");
+  libcrypto_.cipher_ctx_ctrl = address("cipher_ctx_ctrl");
+  libcrypto_.cipher_init_ex = address("cipher_init_ex");
+  libcrypto_.cipher_update = address("cipher_update");
+  libcrypto_.cipher_final_ex = address("cipher_final_ex");
+  libcrypto_.aes_256_gcm = address("aes_256_gcm");
+  libcrypto_.sha256 = address("sha256");
+  libcrypto_.hmac = address("hmac");
+  config_.libcrypto = &libcrypto_;
 }
 
 void add_engine_config(py::module_& module) {

@@ -32,6 +32,8 @@ struct EngineConfig {
   double link_latency = 0;
   double link_bandwidth = 0;
   std::optional<pybind11::dict> mpi;
+  std::optional<pybind11::dict> libcrypto;
+  std::map<int, pybind11::bytes> keys;
   std::vector<std::string> gpu_files;
 
   std::int64_t fusion_threshold = 0;
@@ -79,9 +81,11 @@ class CoreConfig {
   std::vector<std::uint64_t> mpi_dtypes_;
   std::vector<std::uint64_t> mpi_reduce_ops_;
   std::vector<hp_mpi_cost> mpi_costs_;
+  hp_libcrypto libcrypto_ = {};
   hp_config config_ = {};
 
   void set_mpi(const pybind11::dict& fields);
+  void set_libcrypto(const pybind11::dict& fields);
 };
 
 // Adds the class EngineConfig to the module.

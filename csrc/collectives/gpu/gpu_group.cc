@@ -116,7 +116,10 @@ void GpuGroup::explain(bool aloud, const std::string& text) const {
 }
 
 // Returns one line that says why the ranks cannot use NCCL together, or an empty string.
-std::string GpuGroup::nccl_obstacle(const std::vector<Capabilities>& all) const {
+std::string GpuGroup::nccl_obstacle(const Comm& comm, const std::vector<Capabilities>& all) const {
+  if (comm.nccl_forbidden()) {
+    return "it does not encrypt what it sends to other hosts (HOROPLUG_ENCRYPT)";
+  }
   std::map<int, std::vector<int>> versions;
   std::map<std::string, std::vector<int>> devices;
   bool shares = true;
@@ -145,7 +148,7 @@ std::string GpuGroup::nccl_obstacle(const std::vector<Capabilities>& all) const 
 }
 
 Task GpuGroup::connect_nccl(Comm& comm, const std::vector<Capabilities>& all) {
-  std::string problem = nccl_obstacle(all);
+  std::string problem = nccl_obstacle(comm, all);
   if (problem.empty()) {
     std::vector<ncclUniqueId> ids;
     ncclUniqueId id{};

@@ -109,7 +109,7 @@ class GpuGroup {
     Mpi::OnGpu mpi;
   };
   Capabilities capabilities(const Comm& comm) const;
-  std::string nccl_obstacle(const std::vector<Capabilities>& all) const;
+  std::string nccl_obstacle(const Comm& comm, const std::vector<Capabilities>& all) const;
   Task connect_nccl(Comm& comm, const std::vector<Capabilities>& all);
   void settle_mpi(Comm& comm, const std::vector<Capabilities>& all, bool wanted);
   // Logs why a method cannot be used, as a warning or as information.

@@ -1,12 +1,15 @@
 // Turns hp_config into an EngineConfig.
 #include <algorithm>
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "collectives/collective.h"
 #include "collectives/point_to_point.h"
 #include "engine/abi/abi.h"
+#include "transport/encrypted/encrypted_stream.h"
 #include "transport/tcp/socket_stream.h"
 
 namespace horoplug::abi {
@@ -40,6 +43,39 @@ std::shared_ptr<Mpi> open_mpi(const hp_mpi& given) {
   return given.worker == nullptr ? mpi : make_funnel(mpi, given.worker->thread);
 }
 
+// Makes the streams of connections between hosts, which are encrypted if the job asks for that.
+class StreamMaker {
+ public:
+  explicit StreamMaker(const hp_libcrypto* given) {
+    if (given != nullptr) libcrypto_ = make_libcrypto(complete(given));
+  }
+
+  // Replaces a peer's streams by encrypted ones if it has keys.
+  void encrypt(const hp_peer& peer, Member& member) {
+    if (peer.keys == nullptr) return;
+    if (!libcrypto_) throw Error(HP_INVALID_ARGUMENT, "keys without libcrypto");
+    const std::uint8_t* keys = peer.keys;
+    const auto wrap = [&](std::unique_ptr<Stream>& stream) {
+      using Cipher = RecordCipher;
+      const auto cipher = [&](Cipher::Direction direction) {
+        const Cipher::Key key(keys, HP_KEY_BYTES);
+        keys += HP_KEY_BYTES;
+        return std::make_unique<Cipher>(*libcrypto_, direction, key);
+      };
+      auto sealing = cipher(Cipher::Direction::kSeal);
+      auto opening = cipher(Cipher::Direction::kOpen);
+      stream = std::make_unique<EncryptedStream>(std::move(stream), std::move(sealing),
+                                                 std::move(opening), buffers_);
+    };
+    wrap(member.stream);
+    for (auto& lane : member.lanes) wrap(lane);
+  }
+
+ private:
+  std::optional<Libcrypto> libcrypto_;
+  std::shared_ptr<RecordBuffers> buffers_ = std::make_shared<RecordBuffers>();
+};
+
 // Takes ownership of all descriptors of a peer.
 Member make_member(const hp_peer& peer) {
   Member member;
@@ -68,6 +104,7 @@ std::vector<Member> make_members(const hp_config& given, const std::vector<hp_pe
       given.peer_count != given.size - 1) {
     throw Error(HP_INVALID_ARGUMENT, "rank, size and peers do not fit together");
   }
+  StreamMaker streams(given.libcrypto);
   std::vector<Member> members(static_cast<std::size_t>(given.size));
   std::vector<bool> seen(members.size(), false);
   seen[static_cast<std::size_t>(given.rank)] = true;
@@ -78,7 +115,11 @@ std::vector<Member> make_members(const hp_config& given, const std::vector<hp_pe
                                            std::to_string(given.rank) + " or is given twice");
     }
     seen[static_cast<std::size_t>(rank)] = true;
-    members[static_cast<std::size_t>(rank)] = std::move(taken[i]);
+    Member& member = members[static_cast<std::size_t>(rank)] = std::move(taken[i]);
+    if (given.libcrypto != nullptr && member.host != given.host && peers[i].keys == nullptr) {
+      throw Error(HP_INVALID_ARGUMENT, "no keys for rank " + std::to_string(rank));
+    }
+    if (member.stream) streams.encrypt(peers[i], member);
   }
   members[static_cast<std::size_t>(given.rank)] = std::move(self);
   return members;
@@ -115,6 +156,7 @@ EngineOptions make_options(const hp_config& given) {
   }
   options.local_rank = given.local_rank;
   options.processor_quota = given.processor_quota;
+  options.encrypted = given.libcrypto != nullptr;
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   if (given.gpu_algorithm != nullptr) options.gpu_algorithm = given.gpu_algorithm;
   return options;
@@ -149,6 +191,9 @@ EngineConfig make_config(const hp_config& given) {
   config.members = make_members(given, peers);
   config.rank = given.rank;
   config.options = make_options(given);
+  if (given.mpi != nullptr && given.libcrypto != nullptr) {
+    throw Error(HP_INVALID_ARGUMENT, "MPI does not encrypt what it carries between hosts");
+  }
   if (given.mpi != nullptr) {
     const hp_mpi mpi = complete(given.mpi);
     config.mpi = open_mpi(mpi);

@@ -91,7 +91,28 @@ typedef struct hp_peer {
   int32_t lane_count;  /* further connections to the peer, over which data is spread as well; the
                           same number on both sides, in the same order */
   const int32_t* lane_fds;
+  const uint8_t* keys; /* NULL: the connections are not encrypted. Otherwise, for stream_fd and for
+                          each lane: the key of what is sent and that of what is received, of
+                          HP_KEY_BYTES each. No key may be used twice. Read by hp_engine_create
+                          only */
 } hp_peer;
+
+#define HP_KEY_BYTES 32
+
+/* OpenSSL's libcrypto, 1.1.1 or newer, which this process has loaded: addresses of its functions.
+ * They stay valid until the engine is destroyed. */
+typedef struct hp_libcrypto {
+  uint64_t struct_size;
+  void* cipher_ctx_new; /* EVP_CIPHER_CTX_new */
+  void* cipher_ctx_free;
+  void* cipher_ctx_ctrl;
+  void* cipher_init_ex; /* EVP_CipherInit_ex */
+  void* cipher_update;
+  void* cipher_final_ex;
+  void* aes_256_gcm; /* EVP_aes_256_gcm */
+  void* sha256;      /* EVP_sha256 */
+  void* hmac;        /* HMAC */
+} hp_libcrypto;
 
 /* A thread that runs posted functions one after the other, for a library that requires all its
  * calls on one thread. */
@@ -199,6 +220,9 @@ typedef struct hp_config {
   const char* gpu_algorithm; /* forced for GPU tensors in place of `algorithm`; NULL: `algorithm` */
   double processor_quota;    /* the ranks of this host together may use the time of so many
                                 processors, as a container's quota says; 0: no limit */
+  const hp_libcrypto* libcrypto; /* NULL: nothing is encrypted. Otherwise everything that leaves
+                                    this host is: each peer on another host has keys, and neither
+                                    MPI nor NCCL carries data between hosts */
 } hp_config;
 
 /* The settings that can be tuned. */

@@ -449,6 +449,23 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("NCCL connects no ranks of different hosts in a job that encrypts") {
+  EngineOptions engine = test_options();
+  for (const bool encrypted : {true, false}) {
+    engine.encrypted = encrypted;
+    for (const int ranks : {2, 4}) {  // four: NCCL within each host
+      GpuJob job({.transport = Transport::kInprocHosts,
+                  .ranks = ranks,
+                  .engine = engine,
+                  .has_nccl = true});
+      random_operations(job, 5, false);
+      const bool refused = mentions({HP_OK, job.logged()}, {"does not encrypt"});
+      CHECK(refused == encrypted);
+      if (encrypted && ranks == 2) CHECK(job.nccl().alive() == 0);
+    }
+  }
+}
+
 TEST_CASE("no rank uses NCCL if one rank cannot create its communicator") {
   GpuJob job({.has_nccl = true});
   job.nccl().fail("ncclCommInitRankConfig", 2);

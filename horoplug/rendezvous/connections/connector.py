@@ -367,6 +367,13 @@ class Connector:
         """The connections to ranks on this host, once they are ready. They stay owned by this object."""
         return {rank: self._ready[rank, 0] for rank in self._addresses if rank in self._local}
 
+    def data_keys(self, rank: int) -> bytes:
+        """The keys of all connections to a rank, by lane, that encrypt what the core sends and receives; nothing if the
+        connections are not encrypted."""
+        return b"".join(
+            self._ready[rank, lane].data_keys() for lane in range(self._lane_count(rank))
+        )
+
     def detach(self) -> dict[Key, tuple[int, int, int]]:
         """Hand over the (stream, segment, doorbell) descriptors of all connections, by rank and lane."""
         detached = {key: connection.detach() for key, connection in self._ready.items()}

@@ -20,8 +20,8 @@ import struct
 from collections.abc import Callable, Hashable
 
 from horoplug.base.errors import AuthenticationError, ProtocolError
-from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
-from horoplug.rendezvous.network.messages import OVERHEAD, MessageChannel
+from horoplug.rendezvous.network.auth import FRAME_BYTES, Encryption, Handshake, Role
+from horoplug.rendezvous.network.messages import MessageChannel
 
 _HELLO = struct.Struct("!4sBBBBIIQ16s")
 _MAGIC = b"HPme"
@@ -63,7 +63,11 @@ class Stage(enum.Enum):
 class Identity:
     """What a rank tells about itself on every connection, and the descriptors that it sends to peers on its host."""
 
-    def __init__(self, rank: int, size: int, generation: int, secret: bytes) -> None:
+    def __init__(
+        self, rank: int, size: int, generation: int, secret: bytes, encrypt: bool = False
+    ) -> None:
+        """``encrypt``: whether connections to other hosts are encrypted."""
+        self.encrypt = encrypt
         self.rank = rank
         self.size = size
         self.generation = generation
@@ -120,7 +124,9 @@ class PeerConnection:
         self._fds_out: tuple[int, ...] = ()  # sent with the first byte of the outbox
         role = Role.SERVER if target is None else Role.CLIENT
         context = listener_context(me.rank if target is None else target)
-        self._handshake = Handshake(me.secret, role, context, label)
+        # Unix sockets do not leave the host.
+        encryption = Encryption.ON if me.encrypt and not self.local else Encryption.OFF
+        self._handshake = Handshake(me.secret, role, context, label, encryption)
         self._channel: MessageChannel | None = None  # once authenticated
 
     def connected(self) -> None:
@@ -173,7 +179,10 @@ class PeerConnection:
     def _receive(self) -> bool:
         """Read and handle one frame; False once nothing more is expected."""
         greeting = self.stage is Stage.GREETING
-        size = _HELLO.size + OVERHEAD if greeting else FRAME_BYTES
+        size = FRAME_BYTES
+        if greeting:
+            assert self._channel is not None
+            size = _HELLO.size + self._channel.overhead
         while len(self._inbox) < size:
             # Never read beyond this frame: descriptors that come with the next one would be lost.
             data = self._read(size - len(self._inbox), with_fds=greeting and self.local)
@@ -274,6 +283,10 @@ class PeerConnection:
         """Send a final message before the connection is closed; errors do not matter any more."""
         with contextlib.suppress(OSError):
             self.sock.send(data)
+
+    def data_keys(self) -> bytes:
+        """See :meth:`.Handshake.data_keys`. Of a connection that is ready."""
+        return self._handshake.data_keys()
 
     def detach(self) -> tuple[int, int, int]:
         """Hand over the (stream, segment, doorbell) descriptors; the last two are -1 for a peer on another host."""

@@ -50,6 +50,7 @@ from horoplug.rendezvous.connections.records import Barrier, RankRecords, Record
 from horoplug.rendezvous.connections.tables import table_of_addresses, table_of_ranks
 from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.interfaces import interface_address
+from horoplug.rendezvous.network.libcrypto import libcrypto
 from horoplug.rendezvous.network.topology import Topology, host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
 
@@ -89,6 +90,8 @@ class PeerConnections:
     """MPI, if it carries the data between hosts instead of the connections."""
     object_key: bytes = b""
     """Authenticates the objects of this generation; the same on all ranks. Empty in a job of one rank."""
+    keys: dict[int, bytes] = dataclasses.field(default_factory=dict, repr=False)
+    """By rank on another host, if connections between hosts are encrypted: the keys of all connections to it."""
     processors: frozenset[int] = frozenset()
     """The processors that the ranks of this host may use together."""
     quota: float = 0.0
@@ -113,6 +116,8 @@ class PeerConnections:
             "link_bandwidth": speed.bandwidth if speed else 0.0,
             "mpi": self.mpi.description() if self.mpi else None,
             "processor_quota": self.quota,
+            "libcrypto": libcrypto().addresses if self.keys else None,
+            "keys": self.keys,
         }
 
     @property
@@ -144,6 +149,7 @@ def connect_peers(
     interface: str | None = None,
     streams: int = 1,
     mpi: MpiTransport | None = None,
+    encrypt: bool = False,
 ) -> PeerConnections:
     """Connect this rank with all others, within ``timeout`` seconds. Collective over the job.
 
@@ -151,8 +157,9 @@ def connect_peers(
     that the process was launched with, if only some of the launched processes form the job. ``key``: the host key, by
     default :func:`host_key`. ``data_timeout``: seconds after which the kernel gives up a TCP connection whose peer does
     not acknowledge. ``interface``: name of the network interface to listen on. ``streams``: connections to each rank on
-    another host, the same on all ranks. ``mpi``: MPI, if data may go over it. A job of one rank needs neither store nor
-    secret, and opens nothing.
+    another host, the same on all ranks. ``mpi``: MPI, if data may go over it. ``encrypt``: whether the connections
+    between hosts are encrypted, the same on all ranks. A job of one rank needs neither store nor secret, and opens
+    nothing.
 
     Errors: MissingRanksError names the ranks that did not come; PeerLostError the rank that ended or gave up;
     RankTakenError if another process has this rank; AuthenticationError; ProtocolError if the ranks disagree about the
@@ -169,7 +176,7 @@ def connect_peers(
         # In the previous generation all ranks were connected to this one, so all have left the one before that.
         store.delete(f"{part}{generation - 2}/")
     records = RankRecords(store, f"{part}{generation}/", rank, numbers, timeout)
-    builder = _PeerConnector(records, Identity(rank, size, generation, secret))
+    builder = _PeerConnector(records, Identity(rank, size, generation, secret, encrypt))
     try:
         return builder.build(key, data_timeout, interface, streams, mpi)
     except BaseException as error:
@@ -219,6 +226,7 @@ class _PeerConnector:
                 "unix": name,
                 "processors": sorted(own_processors()),
                 "quotas": cgroup.limits(),
+                "encrypt": self.me.encrypt,
             }
             if self.rank == 0:
                 record["nonce"] = secrets.token_hex(_NONCE_BYTES)
@@ -241,6 +249,7 @@ class _PeerConnector:
         speed = chosen = None
         if remote:
             speed, chosen = choose_data_transport(self.records, self.connector, where.hosts, mpi)
+        keys = {r: self.connector.data_keys(r) for r in remote} if self.me.encrypt else {}
         connections = self.connector.detach()
         through_hub, self.through_hub = self.through_hub, {}
         streams_of = {r: connections[r, 0] for r in addresses} | through_hub
@@ -259,6 +268,7 @@ class _PeerConnector:
             chosen,
             self._object_key(table),
         )
+        made.keys = keys
         made.processors = frozenset(cpu for a, b in host["processors"] for cpu in range(a, b + 1))
         made.quota = float(host["quota"])
         return made
@@ -323,6 +333,13 @@ class _PeerConnector:
                     f"rank {r} was started with a size of {record.get('size')}, "
                     f"rank {self.rank} with {self.size}"
                 )
+        encrypting = [r for r, record in sorted(records.items()) if record.get("encrypt")]
+        if encrypting and len(encrypting) < len(records):
+            plain = next(r for r in sorted(records) if r not in encrypting)
+            raise ProtocolError(
+                f"rank {encrypting[0]} encrypts what goes to other hosts, rank {plain} does not; set HOROPLUG_ENCRYPT "
+                "alike on every rank"
+            )
 
     def _connect(self, hub: int, local: set[int]) -> None:
         """Run the connector until this rank has its connections, then the hub's part, then wait until all ranks have

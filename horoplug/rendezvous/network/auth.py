@@ -15,6 +15,10 @@ The context names the listener (the store's, or that of rank 3): a proof for one
 The server proves itself only to a client that has proved itself. The handshake also gives both sides the keys that
 authenticate the messages that follow (messages.py): an attacker who only passes the handshake on does not learn them.
 
+On a connection that is to be encrypted, both HELLOs are KEYs instead, whose nonces are fresh X25519 public keys
+(encryption.py). The labels say so, too: neither side can be talked out of it. The client chooses; a server that serves
+clients of both kinds, the store, does what the client asks for.
+
 :class:`Handshake` does no I/O, so that one event loop can run many; :func:`authenticate` runs one on a blocking socket.
 """
 
@@ -33,6 +37,8 @@ from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
 from horoplug.base.errors import AuthenticationError, WrongSecretError
+from horoplug.rendezvous.network.encryption import EncryptedChannel, SessionKeys, fresh_key
+from horoplug.rendezvous.network.libcrypto import PrivateKey
 from horoplug.rendezvous.network.messages import MessageChannel
 
 _Connection = TypeVar("_Connection")
@@ -43,6 +49,7 @@ FRAME_BYTES = _FRAME.size
 _MAGIC = b"HPau"
 _VERSION = 2  # 1: the messages after the handshake had no tags
 _EMPTY = bytes(32)
+_ALIKE = "unlike this process; set HOROPLUG_ENCRYPT alike on every rank"
 
 
 class Role(enum.Enum):
@@ -52,25 +59,49 @@ class Role(enum.Enum):
     SERVER = b"server proof"
 
 
+class Encryption(enum.Enum):
+    """Whether a connection is encrypted. Servers may leave it to the client."""
+
+    OFF = 0
+    ON = 1
+    AS_CLIENT = 2
+
+
 class _Kind(enum.IntEnum):
     HELLO = 1
     PROOF = 2
     ACCEPT = 3
     REJECT = 4
+    KEY = 5  # a HELLO that asks for, or agrees to, encryption
+    NO_KEY = 6  # the server does not encrypt; it closes the connection
 
 
 class Handshake:
     """One side of the handshake as a state machine: frames in, frames out, no I/O and no clock."""
 
-    def __init__(self, secret: bytes, role: Role, context: bytes, peer: str) -> None:
-        """``peer``: names the other side in messages. Errors: ValueError for a secret that does not have 32 bytes."""
+    def __init__(
+        self,
+        secret: bytes,
+        role: Role,
+        context: bytes,
+        peer: str,
+        encryption: Encryption = Encryption.OFF,
+    ) -> None:
+        """``peer``: names the other side in messages.
+
+        Errors: ValueError for a secret that does not have 32 bytes, or if encryption is on and cannot be had."""
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a job's secret has {SECRET_BYTES} bytes, not {len(secret)}")
         self._secret = secret
         self._role = role
         self._context = context
         self._peer = peer
+        self._encryption = encryption
+        self._key: PrivateKey | None = None  # if the connection is encrypted
+        self._session: SessionKeys | None = None
         self._nonce = secrets.token_bytes(32)
+        if encryption is Encryption.ON and role is Role.CLIENT:
+            self._make_key()
         self._client_nonce = self._server_nonce = b""
         self._expected = _Kind.HELLO
         self.done = False
@@ -79,7 +110,7 @@ class Handshake:
 
     def start(self) -> bytes:
         """The first frame to send; empty for a server."""
-        return _pack(_Kind.HELLO, self._nonce) if self._role is Role.CLIENT else b""
+        return self._hello() if self._role is Role.CLIENT else b""
 
     def feed(self, frame: bytes) -> bytes:
         """Handle a frame of FRAME_BYTES bytes and return the answer to send.
@@ -98,6 +129,11 @@ class Handshake:
                 f"{self._peer} refused the connection: this process does not know this job's "
                 "secret (its HOROVOD_SECRET_KEY differs)"
             )
+        if kind == _Kind.NO_KEY and self._key is not None:
+            raise self._fail(f"{self._peer} does not encrypt this connection, {_ALIKE}")
+        if kind in (_Kind.HELLO, _Kind.KEY) and self._expected is _Kind.HELLO:
+            self._agree_on_encryption(kind == _Kind.KEY)
+            kind = _Kind.HELLO
         if self.done or kind != self._expected:
             raise self._fail(f"{self._peer} sent authentication frames out of order")
         return self._client(body) if self._role is Role.CLIENT else self._server(body)
@@ -105,10 +141,50 @@ class Handshake:
     def channel(self) -> MessageChannel:
         """What authenticates the messages after the handshake, once that is :attr:`done`. Call it once."""
         assert self.done
-        from_client, from_server = self._mac(b"client messages"), self._mac(b"server messages")
-        if self._role is Role.CLIENT:
-            return MessageChannel(from_client, from_server, self._peer)
-        return MessageChannel(from_server, from_client, self._peer)
+        tags = self._keys(b"messages")
+        if self._key is None:
+            return MessageChannel(*tags, self._peer)
+        return EncryptedChannel(*tags, self._peer, self._keys(b"encrypted messages"))
+
+    def data_keys(self) -> bytes:
+        """The keys that encrypt what the core sends and receives on this connection, 32 bytes each; nothing if the
+        connection is not encrypted. :attr:`done`."""
+        return b"" if self._key is None else b"".join(self._keys(b"data"))
+
+    def _keys(self, label: bytes) -> tuple[bytes, bytes]:
+        """The keys of a purpose: for what this side sends, and for what it receives."""
+        derive = self._mac if self._key is None else self._session_keys().derive
+        from_client, from_server = derive(b"client " + label), derive(b"server " + label)
+        is_client = self._role is Role.CLIENT
+        return (from_client, from_server) if is_client else (from_server, from_client)
+
+    def _session_keys(self) -> SessionKeys:
+        if self._session is None:
+            assert self._key is not None
+            is_client = self._role is Role.CLIENT
+            other = self._server_nonce if is_client else self._client_nonce
+            transcript = self._mac(b"keys")
+            self._session = SessionKeys(self._secret, self._key, other, transcript, self._peer)
+        return self._session
+
+    def _make_key(self) -> None:
+        self._key = fresh_key()
+        self._nonce = self._key.public
+
+    def _hello(self) -> bytes:
+        return _pack(_Kind.HELLO if self._key is None else _Kind.KEY, self._nonce)
+
+    def _agree_on_encryption(self, wanted: bool) -> None:
+        """``wanted``: by the other side. The client has its key already."""
+        if self._encryption is (Encryption.OFF if wanted else Encryption.ON):
+            does = "encrypts" if wanted else "does not encrypt"
+            answer = _Kind.NO_KEY if wanted else _Kind.REJECT
+            raise self._fail(f"{self._peer} {does} this connection, {_ALIKE}", answer)
+        if wanted and self._key is None:
+            try:
+                self._make_key()
+            except ValueError as error:
+                raise self._fail(f"{self._peer} cannot be served: {error}", _Kind.NO_KEY) from None
 
     def _client(self, body: bytes) -> bytes:
         if self._expected is _Kind.HELLO:
@@ -123,7 +199,7 @@ class Handshake:
         if self._expected is _Kind.HELLO:
             self._take_nonces(client=body, server=self._nonce)
             self._expected = _Kind.PROOF
-            return _pack(_Kind.HELLO, self._nonce)
+            return self._hello()
         if self._expected is _Kind.PROOF:
             self._check(body, Role.CLIENT.value)
             self._expected = _Kind.ACCEPT
@@ -138,7 +214,8 @@ class Handshake:
         self._client_nonce, self._server_nonce = client, server
 
     def _mac(self, label: bytes) -> bytes:
-        mac = hmac.new(self._secret, b"horoplug 1", hashlib.sha256)
+        begin = b"horoplug 1" if self._key is None else b"horoplug 1 encrypted"
+        mac = hmac.new(self._secret, begin, hashlib.sha256)
         for part in (label, self._context, self._client_nonce, self._server_nonce):
             mac.update(len(part).to_bytes(4, "big") + part)
         return mac.digest()
@@ -149,8 +226,8 @@ class Handshake:
                 f"{self._peer} does not know this job's secret; the connection was closed"
             )
 
-    def _fail(self, message: str) -> AuthenticationError:
-        self.farewell = _pack(_Kind.REJECT, _EMPTY)
+    def _fail(self, message: str, answer: _Kind = _Kind.REJECT) -> AuthenticationError:
+        self.farewell = _pack(answer, _EMPTY)
         return AuthenticationError(message)
 
 
@@ -159,15 +236,21 @@ def _pack(kind: _Kind, body: bytes) -> bytes:
 
 
 def authenticate(
-    sock: socket.socket, secret: bytes, role: Role, context: bytes, timeout: float, peer: str
+    sock: socket.socket,
+    secret: bytes,
+    role: Role,
+    context: bytes,
+    timeout: float,
+    peer: str,
+    encryption: Encryption = Encryption.OFF,
 ) -> MessageChannel:
     """Run a handshake on a connected socket, within ``timeout`` seconds. The socket's own timeout is restored.
 
-    Returns what authenticates the messages that follow. Errors: AuthenticationError; the socket is then unusable, and
-    the caller has to close it."""
+    Returns what authenticates, and perhaps encrypts, the messages that follow. Errors: AuthenticationError; the socket
+    is then unusable, and the caller has to close it. ValueError if encryption is on and cannot be had."""
     deadline = time.monotonic() + timeout
     before = sock.gettimeout()
-    handshake = Handshake(secret, role, context, peer)
+    handshake = Handshake(secret, role, context, peer, encryption)
     try:
         _send(sock, handshake.start(), deadline)
         while not handshake.done:

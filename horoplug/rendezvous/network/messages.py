@@ -7,7 +7,7 @@ Each direction has a key of its own, which follows from the job's secret and bot
 (:meth:`horoplug.rendezvous.network.auth.Handshake.channel`), and numbers its messages u64 from 0. A message that was
 changed, repeated, left out, reordered, sent back to its sender or taken from another connection has another key or
 number, so that its tags differ. The length has a tag of its own, because the receiver allocates memory and waits for as
-many bytes. The messages are not encrypted.
+many bytes. The messages are not encrypted, unless the connection is (encryption.py).
 
 :class:`MessageChannel` does no I/O; :class:`MessageStream` applies one to a blocking socket."""
 
@@ -32,6 +32,9 @@ Buffer = bytes | bytearray | memoryview
 
 class MessageChannel:
     """One end of a connection. After an error of :meth:`take` the connection has to be closed."""
+
+    overhead = OVERHEAD
+    """Bytes of a message in addition to its payload."""
 
     def __init__(self, sending: bytes, receiving: bytes, peer: str) -> None:
         """``sending``, ``receiving``: the keys of the two directions; ``peer``: names the other end in messages."""

@@ -20,7 +20,7 @@ from horoplug.base.errors import (
     StoreTimeoutError,
     TamperedMessageError,
 )
-from horoplug.rendezvous.network.auth import Role, authenticate
+from horoplug.rendezvous.network.auth import Encryption, Role, authenticate
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store import protocol
@@ -64,9 +64,13 @@ class StoreClient:
         close_in_children(self)
 
     @classmethod
-    def connect(cls, address: str, port: int, secret: bytes, timeout: float) -> StoreClient:
+    def connect(
+        cls, address: str, port: int, secret: bytes, timeout: float, *, encrypt: bool = False
+    ) -> StoreClient:
         """Connect and authenticate; retry for ``timeout`` seconds while the server does not accept connections, or
         while something that has not proved to know the secret answers or refuses in its place.
+
+        ``encrypt``: whether the connection is encrypted.
 
         Errors after ``timeout`` seconds: AuthenticationError in the second case, otherwise RendezvousError."""
         deadline = time.monotonic() + timeout
@@ -74,7 +78,7 @@ class StoreClient:
         while True:
             remaining = max(deadline - time.monotonic(), 0.001)
             try:
-                return cls.attempt(address, port, secret, remaining)
+                return cls.attempt(address, port, secret, remaining, encrypt=encrypt)
             except AuthenticationError:
                 if time.monotonic() + pause >= deadline:
                     raise
@@ -87,7 +91,9 @@ class StoreClient:
             pause = min(2 * pause, 0.25)
 
     @classmethod
-    def attempt(cls, address: str, port: int, secret: bytes, timeout: float) -> StoreClient:
+    def attempt(
+        cls, address: str, port: int, secret: bytes, timeout: float, *, encrypt: bool = False
+    ) -> StoreClient:
         """Make one attempt to connect and authenticate. Errors: AuthenticationError; OSError if nobody answers."""
         deadline = time.monotonic() + timeout
         peer = _name(address, port)
@@ -97,7 +103,8 @@ class StoreClient:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             remaining = max(deadline - time.monotonic(), 0.5)
             context = protocol.AUTH_CONTEXT
-            channel = authenticate(sock, secret, Role.CLIENT, context, remaining, peer)
+            encryption = Encryption.ON if encrypt else Encryption.OFF
+            channel = authenticate(sock, secret, Role.CLIENT, context, remaining, peer, encryption)
             sock.setblocking(False)
             return cls(sock, channel, peer)
         except BaseException:

@@ -58,7 +58,9 @@ class Report:
             return
         while not self._closed.wait(config.status_seconds):
             try:
-                with StoreClient.connect(address, port, secret, config.start_timeout) as client:
+                with StoreClient.connect(
+                    address, port, secret, config.start_timeout, encrypt=config.encrypt
+                ) as client:
                     self._report(client, config.status_seconds)
             except AuthenticationError as error:
                 _log.debug("no status is reported to the launcher: %s", error)

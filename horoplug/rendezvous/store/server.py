@@ -17,7 +17,13 @@ from collections.abc import Hashable
 
 from horoplug.base import descriptors
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
-from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role, least_deserving
+from horoplug.rendezvous.network.auth import (
+    FRAME_BYTES,
+    Encryption,
+    Handshake,
+    Role,
+    least_deserving,
+)
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store import protocol
@@ -198,7 +204,9 @@ class StoreServer:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer = f"{address[0]}:{address[1]}"
-            handshake = Handshake(self._secret, Role.SERVER, protocol.AUTH_CONTEXT, peer)
+            # Also a client that encrypts by mistake, or does not, has to be told what the other ranks do.
+            context, encryption = protocol.AUTH_CONTEXT, Encryption.AS_CLIENT
+            handshake = Handshake(self._secret, Role.SERVER, context, peer, encryption)
             deadline = time.monotonic() + self._auth_seconds
             connection = _Connection(sock, peer, handshake, deadline)
             self._selector.register(sock, selectors.EVENT_READ, connection)

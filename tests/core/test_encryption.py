@@ -1,0 +1,152 @@
+"""Jobs whose traffic between hosts is encrypted. A relay between two ranks records everything that they send."""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import horoplug.numpy as hvd
+from horoplug.rendezvous.connections import connector
+
+pytest_plugins = ["tests.harness.jobs"]
+
+ENCRYPT = {"HOROPLUG_ENCRYPT": "1"}
+TEXT = "a text that can be read on the network"
+PATTERN = np.frombuffer(b"numbers that can be read on the network.", np.float64)
+
+
+class Relay:
+    """Passes on what two ranks send each other over any number of connections, and records it. ``flip``: this byte of
+    what comes from ``target``, on any connection, is changed; None: nothing is."""
+
+    def __init__(self, target, flip):
+        self.sent = bytearray()
+        self.flipped = threading.Event()
+        self._target = target
+        self._flip = flip
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while True:
+            client, server = self._listener.accept()[0], socket.create_connection(self._target)
+            for ends in ((client, server, None), (server, client, self._flip)):
+                threading.Thread(target=self._forward, args=ends, daemon=True).start()
+
+    def _forward(self, source, sink, flip):
+        count = 0
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(1 << 16)):
+                if flip is not None and count <= flip < count + len(data):
+                    data[flip - count] ^= 1
+                    self.flipped.set()
+                count += len(data)
+                self.sent += data
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+def start_behind_relay(flip=None):
+    """Rank 1 connects to rank 0 through a relay."""
+    original = connector.Connector.connect_to
+
+    def connect_to(self, addresses, local, streams):
+        if self._me.rank == 1:
+            relay = sys.horoplug_relay = Relay(addresses[0], flip)
+            addresses = addresses | {0: relay.address}
+        return original(self, addresses, local, streams)
+
+    connector.Connector.connect_to = connect_to
+    try:
+        hvd.init()
+    finally:
+        connector.Connector.connect_to = original
+
+
+def work():
+    """Every kind of traffic between two ranks. Returns what can be read in it."""
+    large = np.tile(PATTERN, 100_000)
+    for _ in range(6):  # negotiated, then as a plan
+        got = hvd.allreduce(large, op=hvd.Max, name="large")
+        assert np.array_equal(got, large)
+    assert np.array_equal(hvd.broadcast(PATTERN, 0), PATTERN)
+    assert np.array_equal(hvd.allgather(PATTERN), np.tile(PATTERN, 2))
+    assert hvd.allgather_object(TEXT) == [TEXT, TEXT]
+    assert hvd.broadcast_object(TEXT, 0) == TEXT
+    hvd.allreduce(PATTERN, name="a name that can be read")
+    if hvd.rank() == 0:
+        return None
+    sent = bytes(sys.horoplug_relay.sent)
+    seen = {text for text in (PATTERN.tobytes(), TEXT.encode()) if text in sent}
+    seen |= {b"name" for _ in range(b"a name that can be read" in sent)}
+    return len(seen), len(sent) > 6 * large.nbytes
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_tensors_objects_and_names_cannot_be_read_on_the_network(pool, encrypt, streams):
+    env = {"HOROPLUG_NUM_STREAMS": str(streams)} | (ENCRYPT if encrypt else {})
+    with pool.ranks(2, hosts="ab", init=False, env=env) as job:
+        job.run(start_behind_relay)
+        assert job.run(work)[1] == (0 if encrypt else 3, True)
+
+
+def test_changed_byte_ends_the_job_and_the_error_names_the_peer(pool):
+    with pool.ranks(2, hosts="ab", init=False, env=ENCRYPT) as job:
+        job.run(start_behind_relay, 3_000_000)
+
+        def reduce():
+            for _ in range(100):
+                hvd.allreduce(np.tile(PATTERN, 100_000), name="x")
+
+        zero, one = job.outcomes(reduce)
+        assert one.kind == zero.kind == "HorovodInternalError", (zero, one)
+        assert "rank 0: its data does not authenticate" in one.message
+        assert "\n" not in one.message
+        assert job.run(lambda: hvd.rank() == 0 or sys.horoplug_relay.flipped.is_set()) == [True] * 2
+
+
+def test_job_with_hosts_of_several_ranks_starts_again_and_again(pool):
+    with pool.ranks(4, hosts="aabb", init=False, env=ENCRYPT) as job:
+
+        def again():
+            for _ in range(5):
+                hvd.init()
+                got = hvd.allreduce(np.full(50_000, hvd.rank()), op=hvd.Sum)
+                assert (got == 6).all()
+                hvd.shutdown()
+            return len(os.listdir("/proc/self/fd"))
+
+        assert job.run(again) == job.run(again)
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aa"])
+def test_ranks_that_disagree_get_one_line_each(pool, hosts):
+    with pool.ranks(2, hosts=hosts, init=False) as job:
+
+        def disagree():
+            if os.environ["HOROVOD_RANK"] == "1":
+                os.environ["HOROPLUG_ENCRYPT"] = "1"
+            hvd.init()
+
+        for outcome in job.outcomes(disagree):
+            assert outcome.kind == "ProtocolError", outcome
+            assert outcome.message == (
+                "rank 1 encrypts what goes to other hosts, rank 0 does not; set HOROPLUG_ENCRYPT alike on every rank"
+            )
+
+
+def test_job_does_not_start_without_the_library(pool):
+    env = ENCRYPT | {"HOROPLUG_LIBCRYPTO": "/nonexistent/libcrypto.so.3"}
+    with pool.ranks(2, hosts="ab", init=False, env=env) as job:
+        for outcome in job.outcomes(hvd.init):
+            assert outcome.kind == "ValueError", outcome
+            assert "HOROPLUG_ENCRYPT=1 needs OpenSSL's libcrypto" in outcome.message
+            assert "/nonexistent/libcrypto.so.3" in outcome.message
+            assert "\n" not in outcome.message
