@@ -40,7 +40,7 @@ struct EngineOptions {
   int progress_cpu = -1;       // the progress thread runs on this CPU only; -1: anywhere
   int local_rank = 0;          // selects the GPU of a rank that joins before it uses one
   double processor_quota = 0;  // processors' worth of time for the ranks of this host; 0: no limit
-  bool encrypted = false;     // nothing that cannot be encrypted may carry data between hosts
+  bool encrypted = false;      // nothing that cannot be encrypted may carry data between hosts
 };
 
 // How one rank is reached. Ranks on the same host share memory: a memfd, or memory of the process
