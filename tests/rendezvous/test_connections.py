@@ -309,6 +309,7 @@ def test_released_descriptors_are_not_closed(stores):
         "link_latency",
         "link_bandwidth",
         "mpi",
+        "processor_quota",
     }
     by_rank[0].close()
     fds = [arguments["segment_fd"], arguments["doorbell_fd"], *arguments["peers"][0][2:]]
