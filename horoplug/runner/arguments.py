@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,10 @@ from .remote import Ssh
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (horovodrun --help lists the flags)")
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        # The "-x A -x B" of --mpi-args is a value, although there is a flag -x.
+        return None if re.match(r"-\w+ ", arg_string) else super()._parse_optional(arg_string)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -310,6 +310,7 @@ def test_released_descriptors_are_not_closed(stores):
         "link_latency",
         "link_bandwidth",
         "mpi",
+        "processor_quota",
         "libcrypto",
         "keys",
     }
