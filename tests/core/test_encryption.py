@@ -3,14 +3,18 @@
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import horoplug.numpy as hvd
+from horoplug._native import Engine, EngineConfig, Error, Status
 from horoplug.rendezvous.connections import connector
+from horoplug.rendezvous.network.libcrypto import libcrypto
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -150,3 +154,21 @@ def test_job_does_not_start_without_the_library(pool):
             assert "HOROPLUG_ENCRYPT=1 needs OpenSSL's libcrypto" in outcome.message
             assert "/nonexistent/libcrypto.so.3" in outcome.message
             assert "\n" not in outcome.message
+
+
+def test_core_refuses_what_would_not_be_encrypted():
+    ours, theirs = socket.socketpair()
+    with theirs:
+        peer = (1, 1, ours.detach(), -1, -1)
+        addresses = libcrypto().addresses
+        with pytest.raises(Error, match="no keys for rank 1") as caught:
+            Engine(EngineConfig(size=2, peers=[peer], libcrypto=addresses))
+        assert caught.value.args[0] == Status.INVALID_ARGUMENT
+        assert theirs.recv(1) == b""  # the engine has closed its descriptor
+
+
+def test_core_links_no_cryptography():
+    core = Path(hvd.__file__).parent.parent / "libhoroplug.so"
+    needed = subprocess.run(["readelf", "-d", core], capture_output=True, text=True, check=True)
+    assert "libc.so" in needed.stdout
+    assert "crypto" not in needed.stdout

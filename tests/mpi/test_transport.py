@@ -295,3 +295,18 @@ print("done", flush=True)
     status, output = finish(mpirun(find(mpi), script, HOROVOD_CPU_OPERATIONS="mpi"))
     assert status == 0, output
     assert output.count("done") == 2, output
+
+
+@pytest.mark.parametrize("wanted", ["", "mpi"])
+def test_mpi_carries_no_data_of_a_job_that_encrypts(wanted):
+    """TCP does, or the request for MPI is refused."""
+    script = on_hosts(TRANSPORT)
+    job = mpirun(find("mpich"), script, HOROPLUG_ENCRYPT="1", HOROVOD_CPU_OPERATIONS=wanted)
+    status, output = finish(job)
+    assert status == 0, output
+    if wanted:
+        refusals = re.findall(r"refused: ValueError: (.+)", output)
+        assert len(refusals) == 2, output
+        assert all("CPU_OPERATIONS=mpi exclude each other" in line for line in refusals)
+    else:
+        assert transports(output) == ["TCP", "TCP"], output
