@@ -264,6 +264,7 @@ PARTS = {part.name: part for part in suite.TINY}
         pytest.param("raw", marks=needs_binary),
         "torch-hooks",
         "keras-fit",
+        "start",
     ],
 )
 def test_tiny_form_of_every_benchmark(measured, name):
@@ -273,7 +274,7 @@ def test_tiny_form_of_every_benchmark(measured, name):
     part = PARTS[name]
     found = record(measured(part))
     assert found["benchmark"] == part.program
-    assert found["ranks"] == (1 if name in ("control-plane", "raw") else 2)
+    assert found["ranks"] == (1 if name in ("control-plane", "raw", "start") else 2)
     if name == "gradients":
         variants = ["horoplug", "horoplug, views", "horoplug, one by one"]
         variants += ["torch-gloo", "torch-gloo, buckets"]
@@ -285,6 +286,9 @@ def test_tiny_form_of_every_benchmark(measured, name):
         assert own["efficiency"] == pytest.approx(100 * alone["time"] / own["time"])
     if name == "idle":
         assert [row["situation"] for row in found["rows"]] == ["idle", "straggler", "straggler"]
+    if name == "start":
+        what = ["processes", "init", "connect", "table", "barrier"]
+        assert [row["what"] for row in found["rows"]] == what
     if name == "raw":
         libraries = [row["library"] for row in found["rows"] if row["library"] != "oneccl"]
         assert libraries == [*raw.OURS, *mpi.installed()]
