@@ -5,12 +5,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/wire.h"
 #include "controller/plan.h"
+#include "controller/rank_ranges.h"
 #include "controller/signature.h"
 
 namespace horoplug {
@@ -42,7 +44,7 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 22;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 14;
+  static constexpr std::uint32_t kProtocol = 15;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -142,9 +144,44 @@ struct RankReport {
   std::vector<Pending> pending;
 };
 
+// An operation of a process set; sends and recvs name their peer and tag, too.
+struct OperationKey {
+  std::uint32_t set = 0;
+  std::string name;
+  auto operator<=>(const OperationKey&) const = default;
+};
+
+// A question to all ranks. The first one of an inspection asks each rank to name a few of its
+// pending operations, the second one what each rank does about the operations that were named.
+struct InspectionQuestion {
+  std::uint64_t number = 0;
+  double quiet = 0;  // a rank without events for this many seconds is quiet
+  bool is_second = false;
+  std::vector<OperationKey> operations;  // the second question's
+};
+
+// The answer of a subtree. Its size depends on how many operations are named, which is limited, and
+// on how many ranges of ranks differ in what they do.
 struct Report {
-  std::uint64_t inspection = 0;
-  std::vector<RankReport> ranks;
+  struct Pending {
+    OperationKey key;
+    double age = 0;  // the most seconds since submission on a rank
+    bool join = false;
+    int peer = -1;         // send, recv: the only rank that it waits for
+    RankRanges submitted;  // the ranks on which it is pending
+    RankRanges waiting;    // those of them with a thread that is blocked on it
+  };
+  // The limits of what may be named.
+  static constexpr std::size_t kMostOperations = 1024;
+  static constexpr std::size_t kMostNameBytes = 1 << 16;
+
+  std::uint64_t question = 0;
+  std::uint32_t ranks = 0;         // the number of ranks that have answered
+  std::vector<Pending> pending;    // by key, ascending
+  RankRanges quiet;                // ranks on which no batch runs, and which are quiet
+  RankRanges waiting_for_unnamed;  // ranks with a thread blocked on an operation not in `pending`
+  std::map<std::uint32_t, RankRanges> joined;        // by set: ranks that have joined
+  std::map<std::uint32_t, RankRanges> busy_threads;  // by number: ranks with so many, if any
 };
 
 // A failure of a process set (kFail) or of the job (kAbort).
@@ -170,7 +207,7 @@ Bytes encode_inspection_request();
 Bytes encode_wake_up();
 Bytes encode_ping();
 Bytes encode_pong();
-Bytes encode_inspection(std::uint64_t inspection);
+Bytes encode(const InspectionQuestion& question);
 Bytes encode(const Report& report);
 Bytes encode(const Abort& abort);
 Bytes encode_bye();
@@ -187,7 +224,7 @@ struct Joined {
   int rank;
 };
 Joined decode_join(Reader& reader);
-std::uint64_t decode_inspection(Reader& reader);
+InspectionQuestion decode_inspection(Reader& reader);
 Report decode_report(Reader& reader);
 Abort decode_abort(Reader& reader);
 DependencyLabels decode_dependency_labels(Reader& reader);

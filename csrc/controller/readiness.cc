@@ -49,6 +49,7 @@ std::optional<ReadinessTable::Complete> ReadinessTable::add_child(
 std::vector<ReadinessTable::Complete> ReadinessTable::join(int rank) {
   if (!joined_.insert(rank).second) throw std::logic_error("joined twice");
   last_joined_ = rank;
+  if (!count_join(rank)) return {};
   std::vector<Entries::iterator> complete;
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
     if (is_complete(entry->second)) complete.push_back(entry);
@@ -86,9 +87,20 @@ ReadinessTable::VariantGroup& ReadinessTable::group_of(Entry& entry, const Signa
   return entry.groups.back();
 }
 
+bool ReadinessTable::count_join(int rank) {
+  if (rank == position_.rank) return true;
+  joined_below_.resize(position_.children.size());
+  for (std::size_t child = 0; child < joined_below_.size(); ++child) {
+    const auto& below = position_.subtrees[child];
+    if (std::find(below.begin(), below.end(), rank) == below.end()) continue;
+    ++joined_below_[child];
+    return subtree_has_joined(child);
+  }
+  return false;
+}
+
 bool ReadinessTable::subtree_has_joined(std::size_t child) const {
-  const auto& below = position_.subtrees[child];
-  return std::all_of(below.begin(), below.end(), [this](int rank) { return has_joined(rank); });
+  return !joined_below_.empty() && joined_below_[child] == position_.subtrees[child].size();
 }
 
 bool ReadinessTable::is_complete(const Entry& entry) const {

@@ -46,14 +46,19 @@ class ReadinessTable {
                                     std::span<const Variant> variants);
 
   // A rank of the subtree submits nothing more. Returns the operations that this completes, by
-  // name, so that all ranks see the same order.
+  // name, so that all ranks see the same order. It looks at the operations only if with this rank
+  // the whole subtree of a child has joined, or if it is this node's own rank: once for each child,
+  // not for each rank.
   std::vector<Complete> join(int rank);
   bool has_joined(int rank) const { return joined_.contains(rank); }
   bool any_joined() const { return !joined_.empty(); }
   bool all_joined() const { return joined_.size() == position_.size(); }
   int last_joined() const { return last_joined_; }
   // Every rank has joined, and starts anew.
-  void end_join() { joined_.clear(); }
+  void end_join() {
+    joined_.clear();
+    joined_below_.clear();
+  }
 
   // The ranks of the subtree that are not in this ascending list.
   std::vector<int> absent_from(const std::vector<int>& submitted) const;
@@ -81,6 +86,9 @@ class ReadinessTable {
 
   Entries::iterator entry_for_child(std::size_t child, const std::string& name);
   static VariantGroup& group_of(Entry& entry, const Signature& signature);
+  // Counts a rank that has joined. Returns whether all ranks of a child's subtree now have, or this
+  // node's own rank has.
+  bool count_join(int rank);
   bool subtree_has_joined(std::size_t child) const;
   bool is_complete(const Entry& entry) const;
   std::optional<Complete> take_if_complete(Entries::iterator entry);
@@ -89,6 +97,7 @@ class ReadinessTable {
   const TreePosition& position_;
   Entries entries_;
   std::set<int> joined_;
+  std::vector<std::size_t> joined_below_;  // by child; empty if no rank below this node has joined
   int last_joined_ = -1;
 };
 

@@ -75,7 +75,7 @@ void StallInspector::check(double now) {
     next_at_ = now + interval();
     if (position_.is_root()) {
       if (!inspection_.running()) begun_at_ = now;
-      inspection_.begin();
+      inspection_.begin(std::fmax(0, config_.options.deadlock_time));
     } else {
       mesh_.send_control(position_.parent, encode_inspection_request());
       if (asked_parent_at_ == 0) asked_parent_at_ = now;
@@ -93,7 +93,7 @@ void StallInspector::check(double now) {
 }
 
 void StallInspector::run() {
-  if (inspection_.wants_answer()) inspection_.answer(report_of_this_rank(steady_now()));
+  while (inspection_.wants_answer()) inspection_.answer(report_of_this_rank(steady_now()));
   for (auto& message : inspection_.take_outgoing()) {
     mesh_.send_control(message.to, std::move(message.message));
   }
@@ -137,7 +137,7 @@ void StallInspector::judge(const Report& report, double now) {
   const Diagnosis diagnosis =
       diagnose(report, {.members = members,
                         .stall_time = config_.options.stall_check_time,
-                        .deadlock_time = config_.options.deadlock_time,
+                        .finds_deadlocks = config_.options.deadlock_time >= 0,
                         .overdue_time = std::isinf(overdue) ? -1 : overdue});
   if (diagnosis.overdue) {
     throw Error(HP_TIMEOUT, *diagnosis.overdue +

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "controller/stall_diagnosis.h"
 #include "controller/stall_inspection.h"
 #include "engine/counters.h"
 #include "engine/handle_table.h"
@@ -36,9 +37,9 @@ class StallInspector {
 
   // Messages. They throw WireError if the message cannot be right.
   void request() { requested_ = true; }
-  void receive(int from, std::uint64_t inspection) {
+  void receive(int from, InspectionQuestion question) {
     asked_parent_at_ = 0;
-    inspection_.receive_inspection(from, inspection);
+    inspection_.receive(from, std::move(question));
   }
   void receive(int from, Report report) { inspection_.receive(from, std::move(report)); }
 

@@ -65,9 +65,18 @@ std::vector<Bytes> valid_messages() {
   close.kind = DecisionItem::Kind::kClose;
   close.rank = 2;
   Report report;
-  report.inspection = 3;
-  report.ranks = {{1, 2.5, true, 3, {{0, "a", 1.5, true, false}, {0, "b", 1.5, false, false, 3}}},
-                  {2, 0, false, 0, {}}};
+  report.question = 3;
+  report.ranks = 4;
+  report.pending = {
+      {.key = {0, "a"},
+       .age = 1.5,
+       .submitted = RankRanges(std::vector<int>{1, 2, 5}),
+       .waiting = RankRanges(std::vector<int>{1})},
+      {.key = {2, "b"}, .age = 1.5, .join = true, .peer = 3, .submitted = {}, .waiting = {}}};
+  report.quiet = RankRanges(std::vector<int>{1, 2});
+  report.waiting_for_unnamed = RankRanges(std::vector<int>{5});
+  report.joined[2] = RankRanges(std::vector<int>{1});
+  report.busy_threads[3] = RankRanges(std::vector<int>{2});
   Hello hello;
   hello.rank = 1;
   hello.size = 4;
@@ -85,7 +94,7 @@ std::vector<Bytes> valid_messages() {
           encode(MessageKind::kReject, 7, {300, HP_MISMATCH, "why"}),
           encode(MessageKind::kCancel, 7, {300, HP_DEADLOCK, "why"}),
           encode_inspection_request(),
-          encode_inspection(9),
+          encode(InspectionQuestion{9, 2.5, true, {{0, "a"}, {2, "b"}}}),
           encode(report),
           encode(Abort{HP_TIMEOUT, "why"}),
           encode_bye(),

@@ -2,6 +2,12 @@
 // in memory, for jobs of any size. Prints one JSON object.
 //
 //   control_plane_bench RANKS TENSORS BURSTS STEPS [RANKS_PER_HOST [full|symmetric]]
+//   control_plane_bench inspection RANKS PENDING [RANKS_PER_HOST]
+//
+// The second form measures a stall inspection: every rank has PENDING operations for which the last
+// rank is missing, waits for the last of them, and every tenth rank lacks the one before it.
+//
+// The first form measures steps.
 //
 // In every step each rank submits all TENSORS, in BURSTS parts. All ranks agree on a part before
 // they submit the next one, so BURSTS is the number of negotiations per step.
@@ -24,7 +30,9 @@
 
 #include "controller/messages.h"
 #include "controller/negotiator.h"
+#include "controller/stall_diagnosis.h"
 #include "controller/topology.h"
+#include "harness/simulated_inspection.h"
 
 namespace {
 
@@ -242,7 +250,45 @@ int argument(char** argv, int index) {
   return static_cast<int>(value);
 }
 
+// The names are as long as those of real models.
+std::string name_of(int tensor) {
+  return "gradient.encoder.layer." + std::to_string(tensor) + ".weight";
+}
+
+int run_inspection(int argc, char** argv) {
+  if (argc < 4 || argc > 5)
+    throw std::invalid_argument("inspection RANKS PENDING [RANKS_PER_HOST]");
+  const int ranks = argument(argv, 2);
+  const int pending = argument(argv, 3);
+  SimulatedInspection job(ranks, argc > 4 ? argument(argv, 4) : 8);
+  const auto state = [&](int rank) {
+    RankReport report;
+    report.rank = rank;
+    report.quiet = 10;
+    for (int i = 0; i < pending && rank != ranks - 1; ++i) {
+      if (i == pending - 2 && rank % 10 == 0) continue;
+      report.pending.push_back(
+          {.set = 0, .name = name_of(i), .age = 10 - i * 1e-4, .waited = i == pending - 1});
+    }
+    return report;
+  };
+  const auto start = std::chrono::steady_clock::now();
+  const Report report = job.run(state);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const Diagnosis diagnosis = diagnose(report, {.members = {{kSet, job.ranks()}}, .stall_time = 5});
+  const std::chrono::duration<double> all = std::chrono::steady_clock::now() - start;
+  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
+  std::printf("{\"ranks\": %d, \"pending\": %d, \"messages\": %llu, \"bytes\": %llu, ", ranks,
+              pending, number(job.messages()), number(job.bytes()));
+  std::printf("\"largest_message\": %zu, \"busiest_bytes\": %llu, \"stalls\": %zu, ", job.largest(),
+              number(job.busiest()), diagnosis.stalls.size());
+  std::printf("\"seconds\": %.3f, \"diagnosis_seconds\": %.6f}\n", seconds.count(),
+              (all - seconds).count());
+  return 0;
+}
+
 int run(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "inspection") return run_inspection(argc, argv);
   if (argc < 5 || argc > 7)
     throw std::invalid_argument("RANKS TENSORS BURSTS STEPS [RANKS_PER_HOST [full|symmetric]]");
   const int ranks = argument(argv, 1);
@@ -251,11 +297,8 @@ int run(int argc, char** argv) {
   const int steps = argument(argv, 4);
   const int per_host = argc > 5 ? argument(argv, 5) : 8;
   const bool full = argc > 6 && std::string(argv[6]) == "full";
-  // The names are as long as those of real models.
   std::vector<std::string> names;
-  for (int i = 0; i < tensors; ++i) {
-    names.push_back("gradient.encoder.layer." + std::to_string(i) + ".weight");
-  }
+  for (int i = 0; i < tensors; ++i) names.push_back(name_of(i));
   std::size_t name_bytes = 0;
   for (const auto& name : names) name_bytes += name.size();
 

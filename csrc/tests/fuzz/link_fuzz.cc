@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "controller/negotiator.h"
+#include "controller/stall_diagnosis.h"
 #include "controller/stall_inspection.h"
 #include "transport/link.h"
 
@@ -57,13 +58,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Negotiator negotiator(0, topology.position(rank), {});
   StallInspection inspection(topology.position(rank));
   negotiator.submit("x", some_signature());
-  if (rank == 0) inspection.begin();
+  if (rank == 0) inspection.begin(0);
 
   const auto on_control = [&](int from, Bytes message) {
     Reader reader(message);
     const MessageKind kind = read_head(reader).kind;
     if (kind == MessageKind::kInspection) {
-      inspection.receive_inspection(from, decode_inspection(reader));
+      inspection.receive(from, decode_inspection(reader));
     } else if (kind == MessageKind::kReport) {
       inspection.receive(from, decode_report(reader));
     } else {

@@ -29,7 +29,7 @@ inline void decode_any(std::span<const std::byte> bytes) {
       break;
     }
     case MessageKind::kInspection:
-      encode_inspection(decode_inspection(reader));
+      encode(decode_inspection(reader));
       break;
     case MessageKind::kReport:
       encode(decode_report(reader));
