@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "controller/stall_diagnosis.h"
+#include "harness/cluster.h"
 #include "harness/simulated_inspection.h"
 
 using namespace horoplug;
@@ -42,7 +43,7 @@ bool has(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("ranges of ranks are sets") {
-  std::mt19937 random(7);
+  std::mt19937_64 random(test_seed());
   for (int round = 0; round < 300; ++round) {
     std::vector<bool> a(40);
     std::vector<bool> b(40);

@@ -293,10 +293,10 @@ TEST_CASE("a link reads all that its encrypted stream has taken from the descrip
                                              cipher(Direction::kOpen, key_of(in)), buffers);
   };
   int received = 0;
-  Link a(1, encrypt(std::move(one), 1, 2), [](int, Bytes) {});
+  Link a(1, encrypt(std::move(one), 1, 2), [](int, const Bytes&) {});
   auto stream = encrypt(std::move(two), 2, 1);
   EncryptedStream& incoming = *stream;
-  Link b(0, std::move(stream), [&](int, Bytes) { ++received; });
+  Link b(0, std::move(stream), [&](int, const Bytes&) { ++received; });
   // More frames than reads per call, all of which arrive in one piece.
   for (int i = 0; i < 200; ++i) a.send_control(Bytes(100));
   while (a.pump_write()) {
