@@ -43,7 +43,7 @@ bool has(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("ranges of ranks are sets") {
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(testing::test_seed());
   for (int round = 0; round < 300; ++round) {
     std::vector<bool> a(40);
     std::vector<bool> b(40);
