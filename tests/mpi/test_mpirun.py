@@ -95,9 +95,9 @@ def broadcast(communicator, message):
 over_mpi._broadcast = broadcast
 from horoplug.rendezvous.store import client
 connect = client.StoreClient.connect
-def connecting(address, port, secret, timeout):
+def connecting(address, port, secret, timeout, **options):
     sys.stdout.write("sent\\n" if any(secret in each for each in sent) else "not sent\\n")
-    return connect(address, port, secret, timeout)
+    return connect(address, port, secret, timeout, **options)
 client.StoreClient.connect = connecting
 try:
     hvd.init()

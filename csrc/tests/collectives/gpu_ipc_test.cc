@@ -199,8 +199,12 @@ TEST_CASE("a stopped rank does not block its peer in the load of a kernel") {
       await(engine, second);
       await(engine, third);
     });
-    CHECK(!status.ok());
-    if (rank == 0) CHECK(mentions(status, {"allreduce 'third'", "for 1 s"}));
+    // Rank 1 goes on when rank 0 has ended. Whether it still enqueues both operations, which is
+    // success on a GPU, depends on when it reads that rank 0 has failed.
+    if (rank == 0) {
+      CHECK(!status.ok());
+      CHECK(mentions(status, {"allreduce 'third'", "for 1 s"}));
+    }
   });
 }
 

@@ -458,7 +458,7 @@ TEST_CASE("NCCL connects no ranks of different hosts in a job that encrypts") {
                   .ranks = ranks,
                   .engine = engine,
                   .has_nccl = true});
-      random_operations(job, 5, false);
+      random_operations(job, 5, true);
       const bool refused = mentions({HP_OK, job.logged()}, {"does not encrypt"});
       CHECK(refused == encrypted);
       if (encrypted && ranks == 2) CHECK(job.nccl().alive() == 0);

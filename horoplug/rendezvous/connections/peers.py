@@ -333,13 +333,12 @@ class _PeerConnector:
                     f"rank {r} was started with a size of {record.get('size')}, "
                     f"rank {self.rank} with {self.size}"
                 )
-        encrypting = [r for r, record in sorted(records.items()) if record.get("encrypt")]
-        if encrypting and len(encrypting) < len(records):
-            plain = next(r for r in sorted(records) if r not in encrypting)
-            raise ProtocolError(
-                f"rank {encrypting[0]} encrypts what goes to other hosts, rank {plain} does not; set HOROPLUG_ENCRYPT "
-                "alike on every rank"
-            )
+            if bool(record.get("encrypt")) != self.me.encrypt:
+                encrypts, plain = (self.rank, r) if self.me.encrypt else (r, self.rank)
+                raise ProtocolError(
+                    f"rank {encrypts} encrypts what goes to other hosts, rank {plain} does not; set HOROPLUG_ENCRYPT "
+                    "alike on every rank"
+                )
 
     def _connect(self, hub: int, local: set[int]) -> None:
         """Run the connector until this rank has its connections, then the hub's part, then wait until all ranks have
