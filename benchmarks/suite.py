@@ -58,6 +58,7 @@ TINY = [
     Part("control-plane", "control_plane", "--tensors 20 --factor 8 --bursts 2"),
     Part("torch-hooks", "torch_hooks", "-np 2 --parameters 20 --iterations 3"),
     Part("keras-fit", "keras_fit", "-np 2 --model 7x1KiB -n 2"),
+    Part("loops", "loops", "-np 2 --tensors 8 --rounds 1 --blocks 1"),
 ]
 
 SHORT = [
@@ -92,6 +93,7 @@ FULL = [
     Part("control-plane-10", "control_plane", "--bursts 10"),
     Part("torch-hooks", "torch_hooks", "-np 2"),
     Part("keras-fit", "keras_fit", "-np 2"),
+    Part("loops", "loops", "-np 2"),
 ]
 
 SUITES = {"tiny": TINY, "short": SHORT, "full": FULL}
