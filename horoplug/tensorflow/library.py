@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +17,39 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PATH = Path(__file__).resolve().parent.parent / "libhoroplug_tensorflow.so"
 
+_LONGEST_NAME = 4096
+
 # Operations that keep their position in the program.
 _ORDERED = ("HorovodJoin", "HorovodBarrier")
 # TensorFlow's tables of operations that tf.function runs in any order, and even if their results are unused.
 _TABLES = ("ASYNC_STATEFUL_OPS", "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS")
+
+
+def _wake_nodes(library: Any) -> None:
+    """Wake the nodes that wait for operations, as these end. Runs in a thread of its own, for ever."""
+    name = ctypes.create_string_buffer(_LONGEST_NAME)
+    while True:
+        library.horoplug_tensorflow_ended(name, len(name))
+        with tf.device("CPU:0"):
+            queue = tf.raw_ops.FIFOQueueV2(
+                component_types=[tf.int32],
+                shapes=[[]],
+                shared_name=name.value.decode(),
+            )
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(0)])
+
+
+def _watch(library: Any) -> None:
+    """Let the library start the thread when a graph first needs it."""
+
+    def start() -> None:
+        threading.Thread(target=_wake_nodes, args=(library,), daemon=True).start()
+
+    library.horoplug_tensorflow_ended.restype = None
+    library.horoplug_tensorflow_ended.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    library.horoplug_tensorflow_watch.restype = None
+    library.start_of_thread = ctypes.CFUNCTYPE(None)(start)  # kept as long as the library
+    library.horoplug_tensorflow_watch(library.start_of_thread)
 
 
 def _load() -> tuple[Any, bool]:
@@ -50,6 +80,7 @@ def _load() -> tuple[Any, bool]:
             )
 
     context.follow(use)
+    _watch(library)
     return module, library.horoplug_tensorflow_asynchronous()
 
 
@@ -84,9 +115,10 @@ _ORIGINAL_TABLES = _unordered_tables()
 
 # Let tf.function run every operation, as soon as its inputs are ready. By default tf.function runs operations with side
 # effects one after the other, and ranks that differ in the order would wait for each other. It also drops operations
-# whose results are unused, for which the other ranks would wait. Kernels that block, in contrast, need the order of the
-# program, which is the same on all ranks: in any other order they could block all threads of TensorFlow.
-if _ASYNCHRONOUS and _ORIGINAL_TABLES is not None:
+# whose results are unused, for which the other ranks would wait. Where kernels block, another node starts the operation
+# (starts_first), and they block only until they have its results.
+_STARTS_FIRST = not _ASYNCHRONOUS and _ORIGINAL_TABLES is not None
+if _ORIGINAL_TABLES is not None:
     _unordered = frozenset(name for name in _names(OPS) if name not in _ORDERED)
     _set_tables({name: table | _unordered for name, table in _ORIGINAL_TABLES.items()})
 
@@ -112,6 +144,13 @@ def runs_concurrently() -> bool:
     with tf.init_scope():
         can_test = tf.executing_eagerly()
     return _kernels_defer() if can_test else True
+
+
+def starts_first() -> bool:
+    """Whether a graph starts an operation by one node and takes its results by another one, since kernels cannot return
+    before they have ended."""
+    with tf.init_scope():
+        return _STARTS_FIRST and tf.executing_eagerly()  # a session has queues of its own
 
 
 def do_not_convert(function: Function) -> Function:

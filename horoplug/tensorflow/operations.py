@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from horoplug.common.opspec import Call
 from horoplug.tensorflow import xla
-from horoplug.tensorflow.library import OPS, runs_concurrently
+from horoplug.tensorflow.library import OPS, runs_concurrently, starts_first
 
 
 def run(
@@ -47,6 +47,8 @@ def run(
         if call.name and node != call.name:  # the ranks match the name that was given
             arguments["tensor_name"] = call.name
         arguments["ignore_name_scope"] = ignore_name_scope
+        if starts_first() and not xla.is_compiling():
+            return _started(function, arguments)
     return emit(function, **arguments)
 
 
@@ -55,6 +57,30 @@ def emit(function: str, **arguments: Any) -> Any:
     if not tf.executing_eagerly() and xla.is_compiling():
         return xla.emit(function, arguments)
     return getattr(OPS, f"horovod_{function}")(**arguments)
+
+
+def _started(function: str, arguments: dict[str, Any]) -> Any:
+    """Emit an operation where kernels cannot return early: nodes that start it, wait until it has ended, and take the
+    results. The second one is TensorFlow's: it waits for an element of a queue, without keeping a thread. So operations
+    run concurrently, and ranks may have them in different orders."""
+    graph = tf.compat.v1.get_default_graph()
+    node = graph.unique_name(arguments.pop("name"))
+    common = dict(arguments)
+    tensors = common.pop("tensors", None) or [common.pop("tensor")]
+    common.setdefault("splits", tf.constant([], tf.int32))
+    common.setdefault("reduce_op", 0)
+    common.setdefault("root_rank", 0)
+    row = "Horovod" + "".join(part.capitalize() for part in function.split("_"))
+    # A slash at the end: the name is complete. HorovodStart knows by its own name that of the node with the results.
+    name = f"horoplug/{node}"
+    start = OPS.horovod_start(tensors=tensors, row=row, queue=name, name=f"{node}_start/", **common)
+    queue = tf.raw_ops.FIFOQueueV2(
+        component_types=[tf.int32], shapes=[[]], shared_name=name, name=f"{node}_queue/"
+    )
+    with tf.control_dependencies([start]):
+        (ended,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int32])
+    with tf.control_dependencies([ended]):
+        return getattr(OPS, f"horovod_{function}")(name=f"{node}/", **arguments)
 
 
 def _node_name(name: str) -> str:

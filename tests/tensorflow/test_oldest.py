@@ -84,6 +84,29 @@ def check_many():
         assert step(tf.ones([3])).numpy().tolist() == [40 * 41.0] * 3
 
 
+def check_different_orders():
+    """Two chains of operations, whose order in the program differs between the ranks, and a gradient of them."""
+    names = ["a", "b", "c"] if hvd.rank() == 0 else ["c", "b", "a"]
+
+    def chain(x, name):
+        first = hvd.allreduce(x, op=hvd.Sum, name=f"{name}.1")
+        rows = hvd.allgather(first + 1, name=f"{name}.2")
+        return hvd.allreduce(tf.reduce_sum(rows), op=hvd.Average, name=f"{name}.3")
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = {name: chain(x, name) for name in names}
+            total = tf.add_n([found[name] for name in sorted(names)])
+        return total, tape.gradient(total, x)
+
+    for i in range(5):
+        total, gradient = step(tf.constant([1.0, float(i)]))
+        assert total.numpy() == 3 * 2 * (2 * (1 + i) + 2)
+        assert gradient.numpy().tolist() == [6.0, 6.0]
+
+
 def check_optimizer(key):
     of_optimizer.check_training(key, "graph")
     of_optimizer.check_several_backward_passes(key, "function")
@@ -105,6 +128,11 @@ def test_operations_match_numpy(ranks):
 def test_operations_in_graphs(ranks):
     ranks.run(check_graphs)
     ranks.run(check_many)
+
+
+def test_ranks_may_have_operations_in_different_orders(ranks):
+    """As with Horovod, whose kernels are asynchronous in every version of TensorFlow."""
+    ranks.run(check_different_orders)
 
 
 def test_gradients_of_operations(ranks):

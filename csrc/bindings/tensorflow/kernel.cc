@@ -1,5 +1,6 @@
 #include "kernel.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 
@@ -7,6 +8,9 @@
 
 namespace horoplug::tensorflow {
 namespace {
+
+// Added to the name of a node for the name of the node that starts its operation.
+constexpr std::string_view kStartSuffix = "_start";
 
 // The attributes of one kernel.
 class Attributes {
@@ -58,16 +62,28 @@ class Attributes {
 };
 
 // The name that the user has given or, in a graph, the node's name, which is unique there.
-std::string name_of(const Attributes& attributes, bool blocking,
-                    TF_OpKernelConstruction* construction) {
+std::string name_of(const Attributes& attributes, bool blocking, std::string_view node) {
   std::string name = attributes.text("tensor_name");
   if (name.empty() && !blocking) {
-    const TF_StringView node = api().OpKernelConstruction_GetName(construction);
-    std::string_view given(node.data, node.len);
-    if (attributes.boolean("ignore_name_scope")) given = given.substr(given.rfind('/') + 1);
-    name = given;
+    if (attributes.boolean("ignore_name_scope")) node = node.substr(node.rfind('/') + 1);
+    name = node;
   }
   return name;
+}
+
+std::string node_of(TF_OpKernelConstruction* construction) {
+  const TF_StringView node = api().OpKernelConstruction_GetName(construction);
+  return std::string(node.data, node.len);
+}
+
+// The row that a kernel runs.
+const OpRow& row_of(const OpRow& op, const Attributes& attributes) {
+  if (op.query != Query::kStart) return op;
+  const std::string wanted = attributes.text("row");
+  const auto* const found =
+      std::find_if(kOps.begin(), kOps.end(), [&](const OpRow& row) { return wanted == row.name; });
+  if (found == kOps.end()) throw Failure(kInvalidArgument, "there is no operation " + wanted);
+  return *found;
 }
 
 }  // namespace
@@ -76,12 +92,16 @@ std::string wire_name(const OpRow& row, std::string_view name) {
   return name.empty() ? "" : std::string(hp_op_name(row.op)) + "." + std::string(name);
 }
 
-Kernel::Kernel(const OpRow& op, TF_OpKernelConstruction* construction) : row(op) {
+Kernel::Kernel(const OpRow& op, TF_OpKernelConstruction* construction)
+    : row(row_of(op, Attributes(construction))), starts(op.query == Query::kStart) {
   const Attributes attributes(construction);
-  if (row.query == Query::kNone) blocking = attributes.boolean("blocking");
-  if (row.takes_any(kTakesName)) {
-    name = wire_name(row, name_of(attributes, blocking, construction));
+  if (op.query == Query::kNone) blocking = attributes.boolean("blocking");
+  if (!blocking && row.query == Query::kNone) {
+    node = node_of(construction);
+    if (starts) queue = attributes.text("queue");
+    if (starts) node.resize(node.size() - std::min(node.size(), kStartSuffix.size()));
   }
+  if (row.takes_any(kTakesName)) name = wire_name(row, name_of(attributes, blocking, node));
   if (row.takes_any(kTakesSet)) process_set = attributes.integer("process_set_id");
   if (row.takes_any(kTakesRoot)) root = attributes.integer("root_rank");
   if (row.takes_any(kTakesReduction)) {

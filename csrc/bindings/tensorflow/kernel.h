@@ -17,7 +17,12 @@ struct Kernel {
   // Reads the attributes of the operation. Throws Failure.
   Kernel(const OpRow& op, TF_OpKernelConstruction* construction);
 
+  // The row of the operation that runs: for HorovodStart, of the one that it starts.
   const OpRow& row;
+  bool starts = false;
+  std::string queue;  // HorovodStart: the queue that gets an element when the operation has ended
+  // The node's name in a graph; for HorovodStart, that of the node which takes the results.
+  std::string node;
   std::string name;  // in the core; empty: the core chooses one
   // The caller waits for the kernel, as in eager mode, so the kernel need not return early.
   bool blocking = false;
@@ -28,6 +33,10 @@ struct Kernel {
   std::int32_t root = 0;
   std::int32_t process_set = 0;
 };
+
+// Forgets operations that HorovodStart has started and whose results nobody has taken, since their
+// graph has failed. The engine has been shut down.
+void forget_started();
 
 // Runs a kernel and waits until it has ended.
 void compute(const Kernel& kernel, TF_OpKernelContext* context);

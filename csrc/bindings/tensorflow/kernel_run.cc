@@ -1,12 +1,16 @@
 // One execution of a kernel: from TensorFlow's tensors to the core and back.
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "../common/completion_thread.h"
 #include "../common/scoped_handle.h"
 #include "deferred_done.h"
+#include "ended_queues.h"
 #include "submission.h"
 
 namespace horoplug::tensorflow {
@@ -24,9 +28,16 @@ class KernelRun : private bindings::CompletionThread::Task {
  public:
   // Reads the inputs and allocates the outputs. Throws Failure.
   KernelRun(const Kernel& kernel, TF_OpKernelContext* context);
+  ~KernelRun() {
+    if (begun_) hp_release(lease_->engine, handle_);
+  }
 
   // Runs the operation on this thread. Throws Failure.
   void perform();
+  // Starts the operation of a kernel of HorovodStart. When it has ended, its node is announced.
+  static void begin(const std::shared_ptr<KernelRun>& run);
+  // Passes the results to the kernel that takes them. Throws Failure.
+  void deliver(TF_OpKernelContext* context);
   // Starts the operation. When it has ended, the object calls `done` and deletes itself. If this
   // throws, `done` has not been moved from.
   static void start(std::unique_ptr<KernelRun> owned, TF_AsyncOpKernelDoneCallback* done);
@@ -48,7 +59,7 @@ class KernelRun : private bindings::CompletionThread::Task {
 
   const Kernel& kernel_;
   const OpRow& row_;
-  TF_OpKernelContext* const context_;
+  TF_OpKernelContext* context_;
   EngineSlot::Lease lease_;
   CallStatus status_;
   int count_ = 0;  // number of data tensors
@@ -58,14 +69,47 @@ class KernelRun : private bindings::CompletionThread::Task {
   std::vector<hp_tensor> tensors_;
   std::vector<std::int64_t> splits_;
   hp_handle handle_ = 0;
+  bool begun_ = false;  // by begin(): the handle is released with this object
   DeferredDone done_;
 };
+
+// The operations that HorovodStart has started and whose results have not been taken.
+class Started {
+ public:
+  void add(const std::string& node, std::shared_ptr<KernelRun> run) {
+    const std::lock_guard lock(mutex_);
+    by_node_[node] = std::move(run);
+  }
+  std::shared_ptr<KernelRun> take(const std::string& node) {
+    const std::lock_guard lock(mutex_);
+    const auto found = by_node_.find(node);
+    if (node.empty() || found == by_node_.end()) return nullptr;
+    std::shared_ptr<KernelRun> run = std::move(found->second);
+    by_node_.erase(found);
+    return run;
+  }
+  void clear() {
+    std::map<std::string, std::shared_ptr<KernelRun>> gone;
+    const std::lock_guard lock(mutex_);
+    std::swap(gone, by_node_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<KernelRun>> by_node_;
+};
+
+Started& started() {
+  static auto* const runs = new Started;
+  return *runs;
+}
 
 KernelRun::KernelRun(const Kernel& kernel, TF_OpKernelContext* context)
     : kernel_(kernel), row_(kernel.row), context_(context), lease_(engine_slot().lease()) {
   if (!lease_ && row_.query != Query::kDefers) throw not_initialized();
   const int inputs = api().NumInputs(context);
-  count_ = row_.tensor_count(inputs);
+  // HorovodStart has splits in any case.
+  count_ = kernel.starts ? inputs - 1 : row_.tensor_count(inputs);
   shapes_.reserve(static_cast<std::size_t>(count_));  // tensors_ points to them
   for (int i = 0; i < count_; ++i) add_tensor(i);
   if (row_.takes_any(kTakesSplits)) read_splits(inputs - 1);
@@ -87,7 +131,14 @@ void KernelRun::add_tensor(int index) {
   }
   const auto ndim = static_cast<std::int32_t>(shape.size());
   hp_tensor described{api().TensorData(tensor.get()), nullptr, shape.data(), ndim, 0};
-  if (row_.output == Output::kLikeInput) {
+  if (row_.output == Output::kLikeInput && kernel_.starts) {
+    // The node that takes the results makes this its output.
+    kept_.push_back(std::move(tensor));
+    const std::size_t bytes = api().TensorByteSize(kept_.back().get());
+    tensor.reset(api().AllocateTensor(type_, shape.data(), ndim, bytes));
+    if (!tensor) throw Failure(kInternal, "out of memory");
+    described.output = api().TensorData(tensor.get());
+  } else if (row_.output == Output::kLikeInput) {
     // TensorFlow reuses the input's memory for the output if there is no other reference to it. The
     // context keeps the input alive until the kernel has ended.
     tensor.reset();
@@ -129,6 +180,31 @@ void KernelRun::submit() {
   if (row_.op == HP_JOIN) return check(hp_join(lease_->engine, kernel_.process_set, &handle_));
   const hp_submission made = submission();
   check(hp_submit(lease_->engine, &made, &handle_));
+}
+
+void KernelRun::begin(const std::shared_ptr<KernelRun>& run) {
+  ended_queues().expect();
+  run->submit();
+  run->begun_ = true;
+  started().add(run->kernel_.node, run);
+  const hp_done ended = [](void* context) {
+    const std::unique_ptr<std::string> queue(static_cast<std::string*>(context));
+    ended_queues().put(*queue);
+  };
+  auto context = std::make_unique<std::string>(run->kernel_.queue);
+  hp_on_done(run->lease_->engine, run->handle_, ended, context.release());
+}
+
+void KernelRun::deliver(TF_OpKernelContext* context) {
+  context_ = context;
+  hp_wait(lease_->engine, handle_, -1);
+  check(hp_poll(lease_->engine, handle_));
+  for (int i = 0; row_.output == Output::kLikeInput && i < count_; ++i) {
+    const auto output = static_cast<std::size_t>((2 * i) + 1);  // after each input
+    api().SetOutput(context_, i, kept_[output].get(), status_.get());
+    status_.check();
+  }
+  collect();
 }
 
 void KernelRun::perform() {
@@ -234,8 +310,18 @@ void KernelRun::run() noexcept {
 
 }  // namespace
 
+void forget_started() { started().clear(); }
+
 void compute(const Kernel& kernel, TF_OpKernelContext* context) {
-  guarded(context, [&] { KernelRun(kernel, context).perform(); });
+  guarded(context, [&] {
+    if (kernel.starts) {
+      KernelRun::begin(std::make_shared<KernelRun>(kernel, context));
+    } else if (const auto run = started().take(kernel.node)) {
+      run->deliver(context);
+    } else {
+      KernelRun(kernel, context).perform();
+    }
+  });
 }
 
 void compute_async(const Kernel& kernel, TF_OpKernelContext* context,

@@ -4,7 +4,9 @@
 #include <string>
 
 #include "../common/engine_slot.h"
+#include "ended_queues.h"
 #include "handles.h"
+#include "kernel.h"
 #include "ops.h"
 #include "xla.h"
 
@@ -41,6 +43,20 @@ __attribute__((visibility("default"))) bool horoplug_tensorflow_asynchronous() {
   return horoplug::tensorflow::api().NewAsyncKernelBuilder != nullptr;
 }
 
+// Sets the function that starts a thread which calls horoplug_tensorflow_ended for ever. It is
+// called once, before the first operation is started that way.
+__attribute__((visibility("default"))) void horoplug_tensorflow_watch(void (*start)()) {
+  horoplug::tensorflow::ended_queues().on_expect(start);
+}
+
+// Waits until an operation has ended that HorovodStart has started. Writes the name of the
+// queue that is to get an element, cut to `bytes`.
+__attribute__((visibility("default"))) void horoplug_tensorflow_ended(char* name,
+                                                                      std::size_t bytes) {
+  const std::string queue = horoplug::tensorflow::ended_queues().take();
+  name[queue.copy(name, bytes - 1)] = 0;
+}
+
 // Registers the custom call for functions that XLA compiles. Returns what TensorFlow lacks for
 // that, or an empty string.
 __attribute__((visibility("default"))) const char* horoplug_tensorflow_xla() {
@@ -53,6 +69,7 @@ __attribute__((visibility("default"))) void horoplug_tensorflow_use(hp_engine* e
                                                                     std::int32_t rank,
                                                                     std::int32_t local_rank,
                                                                     std::int32_t local_size) {
+  if (engine == nullptr) horoplug::tensorflow::forget_started();
   horoplug::bindings::engine_slot().set(
       {.engine = engine, .rank = rank, .local_rank = local_rank, .local_size = local_size});
 }

@@ -48,6 +48,7 @@ std::vector<Parts> parts() {
       {.takes = kTakesCompression, .inputs = {}, .attributes = {"wire_dtype: int = 0"}},
       {.takes = kTakesRoot, .inputs = {}, .attributes = {"root_rank: int"}},
       {.takes = kTakesSet, .inputs = {}, .attributes = {"process_set_id: int = 0"}},
+      {.takes = kTakesRow, .inputs = {}, .attributes = {"row: string", "queue: string"}},
   };
 }
 

@@ -20,6 +20,7 @@ enum Takes : unsigned {
   kTakesSplits = 32,
   kTakesSet = 64,
   kTakesCompression = 128,
+  kTakesRow = 256,  // the name of the operation that is to be started
 };
 
 enum class Output {
@@ -31,7 +32,7 @@ enum class Output {
 };
 
 // Operations that read a property of the job without communicating.
-enum class Query { kNone, kSize, kLocalSize, kRank, kLocalRank, kIncluded, kDefers };
+enum class Query { kNone, kSize, kLocalSize, kRank, kLocalRank, kIncluded, kDefers, kStart };
 
 struct OpRow {
   const char* name = "";
@@ -141,6 +142,11 @@ inline constexpr std::array kOps{
           .output = Output::kNumber,
           .result = "answer",
           .count_type = kInt32},
+    // Starts an operation and returns, for kernels that cannot do so themselves: see started.h.
+    OpRow{.name = "HorovodStart",
+          .query = Query::kStart,
+          .takes = kTakesTensors | kTakesSplits | kTakesName | kTakesReduction | kTakesCompression |
+                   kTakesRoot | kTakesSet | kTakesRow},
 };
 
 // Registers all operations and their kernels. Throws Failure.

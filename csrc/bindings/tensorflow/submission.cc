@@ -102,6 +102,7 @@ std::int64_t query_result(const Kernel& kernel, const EngineSlot::Lease& lease) 
     case Query::kIncluded:
       return rank >= 0 ? 1 : 0;
     case Query::kDefers:  // see KernelRun::answer
+    case Query::kStart:
     case Query::kNone:
       break;
   }

@@ -60,6 +60,7 @@ using Deallocator = void (*)(void* data, std::size_t bytes, void* argument);
                                  std::size_t bytes))                                               \
   X(DeleteTensor, void, (TF_Tensor*))                                                              \
   X(TensorType, TF_DataType, (const TF_Tensor*))                                                   \
+  X(TensorByteSize, std::size_t, (const TF_Tensor*))                                               \
   X(NumDims, int, (const TF_Tensor*))                                                              \
   X(Dim, std::int64_t, (const TF_Tensor*, int))                                                    \
   X(TensorData, void*, (const TF_Tensor*))                                                         \
