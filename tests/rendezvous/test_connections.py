@@ -61,6 +61,11 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
+def closes_down_to(count):
+    """Wait until this process has so many descriptors. Threads close some of them, such as the host token's."""
+    until(lambda: descriptors() == count)
+
+
 @pytest.fixture
 def server():
     with StoreServer(SECRET) as running:
@@ -175,15 +180,16 @@ def test_every_pair_is_connected(stores, size, hosts):
         assert connections.hosts == [r % hosts for r in range(size)]
         assert (connections.rank, connections.size) == (rank, size)
     if size == 1:
-        assert descriptors() == opened
+        closes_down_to(opened)
     close_all(by_rank)
-    assert descriptors() == opened > before
+    assert opened > before
+    closes_down_to(opened)
 
 
 def test_one_rank_opens_no_connections():
     before = descriptors()
     connections = connect_peers(rank=0, size=1, store=None, secret=None)
-    assert descriptors() == before
+    closes_down_to(before)
     assert connections.peers == []
     assert (connections.segment_fd, connections.doorbell_fd) == (-1, -1)
     assert (
@@ -266,7 +272,7 @@ def test_several_connections_between_hosts(stores, streams):
             == 3 + len(remote) * (streams - 1)
         )
     close_all(by_rank)
-    assert descriptors() == before
+    closes_down_to(before)
 
 
 def test_different_connection_counts_are_refused(stores):
@@ -293,7 +299,7 @@ def test_wrong_secret_on_an_additional_connection_is_refused(stores, monkeypatch
     assert isinstance(outcome[1], AuthenticationError)
     assert "does not know this job's secret" in str(outcome[1])
     assert isinstance(outcome[0], PeerLostError)
-    assert descriptors() == before
+    closes_down_to(before)
 
 
 def test_released_descriptors_are_not_closed(stores):
@@ -333,7 +339,7 @@ def test_repeated_connections_leak_nothing(server, stores):
             not isinstance(connections, BaseException) for connections in by_rank.values()
         ), by_rank
         close_all(by_rank)
-    assert descriptors() == before
+    closes_down_to(before)
     assert threading.active_count() == threads
     generations = {key.split(b"/")[0] for key in server._state._values}
     assert len(generations) <= 3  # old keys are removed
@@ -434,7 +440,8 @@ def test_missing_ranks_are_named(stores):
         # The rank that times out first notifies the other, possibly before that one's own timeout.
         assert isinstance(error, (MissingRanksError, PeerLostError))
         assert "ranks [1, 2, 4] did not connect within 0.3 s" in str(error)
-    assert descriptors() == opened > before
+    assert opened > before
+    closes_down_to(opened)
 
 
 def test_single_missing_rank_is_named(stores):
@@ -567,7 +574,8 @@ def test_wrong_secret_is_refused(stores):
     assert "does not know this job's secret" in str(outcome[2])
     assert all(isinstance(outcome[rank], PeerLostError) for rank in (0, 1))
     assert "secret" in str(outcome[0])
-    assert descriptors() == opened > before
+    assert opened > before
+    closes_down_to(opened)
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
@@ -628,7 +636,7 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
             while attacker.recv(4096):
                 pass
         attacker.close()
-    assert descriptors() == before
+    closes_down_to(before)
     assert "does not speak horoplug's protocol" in caplog.text
 
 
@@ -823,4 +831,4 @@ def test_authenticated_peer_with_wrong_identity_is_refused(stores, what, monkeyp
         assert what == "duplicate"
     check(dict(sorted(outcome.items())))
     close_all(outcome)
-    assert descriptors() == before
+    closes_down_to(before)

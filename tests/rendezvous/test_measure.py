@@ -4,12 +4,13 @@ import json
 import socket
 import threading
 import time
+import types
 
 import pytest
 
 from horoplug.base.link_speed import LinkSpeed
 from horoplug.mpi import measure as mpi_measure
-from horoplug.rendezvous.connections import measure
+from horoplug.rendezvous.connections import data_transport, measure
 from horoplug.rendezvous.connections.measure import Measurement, agree
 
 
@@ -126,3 +127,28 @@ def test_faster_transport_is_chosen_for_data():
     assert mpi_measure.is_faster(LinkSpeed(3e-5, 2e9), tcp)
     assert not mpi_measure.is_faster(LinkSpeed(3e-5, 1e9), tcp)
     assert not mpi_measure.is_faster(LinkSpeed(1e-5, 5e8), tcp)
+
+
+class Streams:
+    """The connections of a rank, by rank."""
+
+    def __init__(self, **streams):
+        self.streams = {int(name[1:]): sock for name, sock in streams.items()}
+
+    def stream(self, rank):
+        return self.streams[rank]
+
+
+def test_rank_that_loses_one_neighbour_does_not_keep_the_other_waiting():
+    """Rank 2 measures the link to rank 0, and rank 1 has ended: rank 0, which no longer hears of rank 1 otherwise, must
+    not wait for rank 2's measurement."""
+    (to_0, rank_0), (to_1, rank_1) = pairs(2)
+    rank_1.close()
+    records = types.SimpleNamespace(rank=2, deadline=time.monotonic() + 60)
+    choice = data_transport._Choice(records, [0, 0, 1], None)
+    assert choice._measure_tcp(Streams(r0=to_0, r1=to_1)) is None
+    rank_0.settimeout(20)
+    while rank_0.recv(4096):
+        pass
+    for sock in (to_0, rank_0, to_1):
+        sock.close()

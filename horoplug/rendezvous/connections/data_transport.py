@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,10 +65,15 @@ class _Choice:
         following, previous = self._neighbours()
         to = None if following is None else connector.stream(following)
         back = None if previous is None else connector.stream(previous)
-        # If a connection breaks, its rank has ended: the store or the core reports that with a better message.
-        with contextlib.suppress(OSError):
+        try:
             return Measurement(to, back).run(self.records.deadline)
-        return None
+        except OSError:
+            # A neighbour has ended: the store or the core reports that with a better message. The other neighbour must
+            # not wait for this rank's part, and neither must rank 0, which learns of lost ranks for all.
+            for sock in filter(None, (to, back)):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            return None
 
     def _choose(self, table: Record, tcp: LinkSpeed | None) -> MpiTransport | None:
         wanted = table["wanted"]
