@@ -1,6 +1,5 @@
 """Jobs whose traffic between hosts is encrypted. A relay between two ranks records everything that they send."""
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -13,8 +12,8 @@ import pytest
 
 import horoplug.numpy as hvd
 from horoplug._native import Engine, EngineConfig, Error, Status
-from horoplug.rendezvous.connections import connector
 from horoplug.rendezvous.network.libcrypto import libcrypto
+from tests.harness.relay import init_behind_relay
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -23,54 +22,28 @@ TEXT = "a text that can be read on the network"
 PATTERN = np.frombuffer(b"numbers that can be read on the network.", np.float64)
 
 
-class Relay:
-    """Passes on what two ranks send each other over any number of connections, and records it. ``flip``: this byte of
-    what comes from ``target``, on any connection, is changed; None: nothing is."""
+class Recorder:
+    """What a relay does: it records what two ranks send each other. ``flip``: this byte of what rank 0 sends, on any
+    connection, is changed; None: nothing is."""
 
-    def __init__(self, target, flip):
+    def __init__(self, flip=None):
         self.sent = bytearray()
         self.flipped = threading.Event()
-        self._target = target
         self._flip = flip
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()
-        threading.Thread(target=self._run, daemon=True).start()
 
-    def _run(self):
-        while True:
-            client, server = self._listener.accept()[0], socket.create_connection(self._target)
-            for ends in ((client, server, None), (server, client, self._flip)):
-                threading.Thread(target=self._forward, args=ends, daemon=True).start()
-
-    def _forward(self, source, sink, flip):
+    def __call__(self, direction, source, sink):
         count = 0
-        with contextlib.suppress(OSError):
-            while data := bytearray(source.recv(1 << 16)):
-                if flip is not None and count <= flip < count + len(data):
-                    data[flip - count] ^= 1
-                    self.flipped.set()
-                count += len(data)
-                self.sent += data
-                sink.sendall(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
+        while data := bytearray(source.recv(1 << 16)):
+            if direction == "down" and self._flip in range(count, count + len(data)):
+                data[self._flip - count] ^= 1
+                self.flipped.set()
+            count += len(data)
+            self.sent += data
+            sink.sendall(data)
 
 
-def start_behind_relay(flip=None):
-    """Rank 1 connects to rank 0 through a relay."""
-    original = connector.Connector.connect_to
-
-    def connect_to(self, addresses, local, streams):
-        if self._me.rank == 1:
-            relay = sys.horoplug_relay = Relay(addresses[0], flip)
-            addresses = addresses | {0: relay.address}
-        return original(self, addresses, local, streams)
-
-    connector.Connector.connect_to = connect_to
-    try:
-        hvd.init()
-    finally:
-        connector.Connector.connect_to = original
+def init_behind_recorder(flip=None):
+    init_behind_relay(hvd.init, Recorder(flip))
 
 
 def work():
@@ -86,7 +59,7 @@ def work():
     hvd.allreduce(PATTERN, name="a name that can be read")
     if hvd.rank() == 0:
         return None
-    sent = bytes(sys.horoplug_relay.sent)
+    sent = bytes(sys.horoplug_relay.forward.sent)
     seen = {text for text in (PATTERN.tobytes(), TEXT.encode()) if text in sent}
     seen |= {b"name" for _ in range(b"a name that can be read" in sent)}
     return len(seen), len(sent) > 6 * large.nbytes
@@ -97,13 +70,13 @@ def work():
 def test_tensors_objects_and_names_cannot_be_read_on_the_network(pool, encrypt, streams):
     env = {"HOROPLUG_NUM_STREAMS": str(streams)} | (ENCRYPT if encrypt else {})
     with pool.ranks(2, hosts="ab", init=False, env=env) as job:
-        job.run(start_behind_relay)
+        job.run(init_behind_recorder)
         assert job.run(work)[1] == (0 if encrypt else 3, True)
 
 
 def test_changed_byte_ends_the_job_and_the_error_names_the_peer(pool):
     with pool.ranks(2, hosts="ab", init=False, env=ENCRYPT) as job:
-        job.run(start_behind_relay, 3_000_000)
+        job.run(init_behind_recorder, 3_000_000)
 
         def reduce():
             for _ in range(100):
@@ -113,7 +86,10 @@ def test_changed_byte_ends_the_job_and_the_error_names_the_peer(pool):
         assert one.kind == zero.kind == "HorovodInternalError", (zero, one)
         assert "rank 0: its data does not authenticate" in one.message
         assert "\n" not in one.message
-        assert job.run(lambda: hvd.rank() == 0 or sys.horoplug_relay.flipped.is_set()) == [True] * 2
+        assert (
+            job.run(lambda: hvd.rank() == 0 or sys.horoplug_relay.forward.flipped.is_set())
+            == [True] * 2
+        )
 
 
 def test_job_with_hosts_of_several_ranks_starts_again_and_again(pool):

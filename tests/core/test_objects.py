@@ -1,12 +1,10 @@
 """broadcast_object and allgather_object: what did not come from a rank of the job is not unpickled."""
 
 import collections
-import contextlib
 import itertools
 import os
 import pickle
 import random
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -17,8 +15,8 @@ import pytest
 import horoplug.numpy as hvd
 from horoplug.common import object_tags
 from horoplug.common.object_tags import HEADER_BYTES, ObjectOperation, ObjectTags
-from horoplug.rendezvous.connections import connector
 from horoplug.rendezvous.errors import TamperedMessageError
+from tests.harness.relay import init_behind_relay
 from tests.harness.support import seed
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -120,59 +118,27 @@ class Evil:
         return os.mkdir, (self.path,)
 
 
-class Relay:
-    """Passes on everything that goes from ``target`` to the process that connects to ``address``, except that it
-    replaces one text by another."""
+class Replacer:
+    """What a relay does: it replaces one text by another of the same length in what rank 0 sends."""
 
-    def __init__(self, target, text, replacement):
+    def __init__(self, text, replacement):
         assert len(text) == len(replacement)
         self.replaced = 0
-        self._target, self._text, self._replacement = target, text, replacement
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()
-        threading.Thread(target=self._run, daemon=True).start()
+        self._text, self._replacement = text, replacement
 
-    def _run(self):
-        client = self._listener.accept()[0]
-        server = socket.create_connection(self._target)
-        self._listener.close()
-        threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
-        self._forward(server, client, attack=True)
-
-    def _forward(self, source, sink, attack=False):
+    def __call__(self, direction, source, sink):
         held = b""
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                held += data
-                sending = len(held)
-                if attack:
-                    self.replaced += held.count(self._text)
-                    held = held.replace(self._text, self._replacement)
-                    # A part of the text at the end may go on in the next packet.
-                    part = (n for n in range(1, len(self._text)) if held.endswith(self._text[:n]))
-                    sending -= max(part, default=0)
-                sink.sendall(held[:sending])
-                held = held[sending:]
-        for sock in (source, sink):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-
-def start_behind_relay(text, replacement):
-    """Rank 1 connects to rank 0 through a relay."""
-    original = connector.Connector.connect_to
-
-    def connect_to(self, addresses, local, streams):
-        if self._me.rank == 1:
-            relay = sys.horoplug_relay = Relay(addresses[0], text, replacement)
-            addresses = addresses | {0: relay.address}
-        return original(self, addresses, local, streams)
-
-    connector.Connector.connect_to = connect_to
-    try:
-        hvd.init()
-    finally:
-        connector.Connector.connect_to = original
+        while data := source.recv(1 << 16):
+            held += data
+            sending = len(held)
+            if direction == "down":
+                self.replaced += held.count(self._text)
+                held = held.replace(self._text, self._replacement)
+                # A part of the text at the end may go on in the next packet.
+                part = (n for n in range(1, len(self._text)) if held.endswith(self._text[:n]))
+                sending -= max(part, default=0)
+            sink.sendall(held[:sending])
+            held = held[sending:]
 
 
 @pytest.mark.parametrize("operation", ["broadcast_object", "allgather_object"])
@@ -181,14 +147,14 @@ def test_pickle_that_was_replaced_on_the_network_is_not_unpickled(pool, operatio
     text = cloudpickle.dumps(secret)
     evil = pickle.dumps(Evil(str(tmp_path / "evil"))).ljust(len(text), b".")
     with pool.ranks(2, hosts="ab", init=False) as job:
-        job.run(start_behind_relay, text, evil)
+        job.run(lambda: init_behind_relay(hvd.init, Replacer(text, evil)))
         call = lambda: getattr(hvd, operation)(secret)  # noqa: E731
         good, bad = job.outcomes(call)
         assert not good.failed, good
         assert bad.kind == "TamperedMessageError", bad
         assert "HorovodInternalError" in bad.bases
         assert f"{operation}: the object from rank 0 was changed on its way" in bad.message
-        assert job.run(lambda: hvd.rank() == 0 or sys.horoplug_relay.replaced) == [True, 1]
+        assert job.run(lambda: hvd.rank() == 0 or sys.horoplug_relay.forward.replaced) == [True, 1]
     assert not Path(tmp_path / "evil").exists()
 
 

@@ -23,6 +23,7 @@ from horoplug import RankError, run
 from horoplug.rendezvous.errors import AuthenticationError
 from horoplug.rendezvous.network.auth import Role, authenticate
 from horoplug.runner import exchange
+from tests.harness.strangers import RefusingServer
 from tests.harness.support import environment, until
 
 # As for functions of a notebook, the ranks cannot import this module.
@@ -495,8 +496,8 @@ def served(tmp_path):
         yield server, names[1:]
 
 
-def client(server, number, secret=SECRET):
-    return exchange.Client("127.0.0.1", server.port, secret, number)
+def client(server, number):
+    return exchange.Client("127.0.0.1", server.port, SECRET, number)
 
 
 def test_functions_and_results_are_exchanged_in_chunks(served):
@@ -536,10 +537,34 @@ def test_silent_host_displaces_only_its_own_connections(served, monkeypatch):
         sock.close()
 
 
+def test_stranger_that_refuses_does_not_keep_a_rank_from_its_launcher(tmp_path):
+    """He has taken the port of the exchange, which gets it when he is gone. He has proved nothing."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / name).open("a+b")).fileno() for name in "fr"]
+        os.write(files[0], b"function")
+        stranger = stack.enter_context(RefusingServer(socket.AF_INET, ("127.0.0.1", 0)))
+        port = stranger.address[1]
+        received = []
+
+        def rank():
+            connected = exchange.Client("127.0.0.1", port, SECRET, 0)
+            received.append(bytes(connected.function()))
+            connected.finish(exchange.RETURNED)
+            connected._sock.close()
+
+        thread = threading.Thread(target=rank, daemon=True)
+        thread.start()
+        assert stranger.refused.wait(20)
+        stranger.close()
+        stack.callback(exchange.Exchange(SECRET, "127.0.0.1", files[0], files[1:], port).close)
+        thread.join(60)
+        assert received == [b"function"]
+
+
 def test_client_without_the_secret_gets_nothing(served):
     server, files = served
     with pytest.raises(AuthenticationError):
-        client(server, 0, bytes(32))
+        exchange.Client("127.0.0.1", server.port, bytes(32), 0, seconds=0.5)
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
         sock.sendall(b"\x00\x00\x00\x00" + pickle.dumps(os.getpid) * 10)
         received = b""

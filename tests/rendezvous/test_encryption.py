@@ -16,6 +16,7 @@ from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.runner import exchange
+from tests.harness.pieces import send_in_pieces
 from tests.harness.support import seed
 
 SECRET = secrets.token_bytes(32)
@@ -132,17 +133,9 @@ def test_messages_arrive_in_pieces_of_any_size_and_cannot_be_read_on_the_way():
     rng = random.Random(seed())
     one, other = (end.channel() for end in handshakes())
     payloads = [b"plain text " * rng.choice((0, 1, 3, 400)) for _ in range(100)]
-    stream = b"".join(one.seal(payload[:7], payload[7:]) for payload in payloads)
-    assert b"plain" not in stream
-    inbox, received = bytearray(), []
-    while stream:
-        count = rng.randint(1, 300)
-        inbox += stream[:count]
-        stream = stream[count:]
-        while (payload := other.take(inbox, 5000)) is not None:
-            received.append(payload)
+    stream, received = send_in_pieces(rng, one, other, payloads, 5000)
     assert received == payloads
-    assert not inbox
+    assert b"plain" not in stream
     assert one.take(bytearray(other.seal(b"answer")), 6) == b"answer"
     with pytest.raises(ProtocolError, match="the limit is"):
         one.take(bytearray(other.seal(b"answer")), 5)

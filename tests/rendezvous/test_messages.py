@@ -11,9 +11,7 @@ import os
 import pickle
 import random
 import secrets
-import socket
 import struct
-import threading
 
 import pytest
 
@@ -28,6 +26,8 @@ from horoplug.rendezvous.network.messages import OVERHEAD
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.runner import exchange
+from tests.harness.pieces import send_in_pieces
+from tests.harness.relay import Relay
 from tests.harness.support import seed, until
 
 SECRET = secrets.token_bytes(32)
@@ -48,57 +48,20 @@ def length_of(header):
     return OVERHEAD + struct.unpack_from("!I", header)[0]
 
 
-class Relay:
-    """Listens, and connects every client with ``target``. ``attack(messages)``, an iterator over the messages of one
-    ``direction`` ("up": from the client), yields what the relay sends instead."""
+def attacked(target, attacked_direction, attack):
+    """A relay that passes on the handshake. ``attack(messages)``, an iterator over the messages of one direction ("up":
+    from the client), yields what the relay sends instead."""
 
-    def __init__(self, target, direction, attack):
-        self._target = target
-        self._direction = direction
-        self._attack = attack
-        self._sockets = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for sock in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(20)
-            assert not thread.is_alive()
-        for sock in (self._listener, *self._sockets):
-            sock.close()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client = self._listener.accept()[0]
-                server = socket.create_connection(self._target)
-                self._sockets += [client, server]
-                for direction, source, sink in (("up", client, server), ("down", server, client)):
-                    thread = threading.Thread(
-                        target=self._forward, args=(direction, source, sink), daemon=True
-                    )
-                    self._threads.append(thread)
-                    thread.start()
-
-    def _forward(self, direction, source, sink):
-        with contextlib.suppress(OSError):
-            for _ in range(HANDSHAKE[direction]):
-                sink.sendall(_exactly(source, FRAME_BYTES))
-            if direction == self._direction:
-                for data in self._attack(_messages(source)):
-                    sink.sendall(data)
-            while data := source.recv(1 << 16):
+    def forward(direction, source, sink):
+        for _ in range(HANDSHAKE[direction]):
+            sink.sendall(_exactly(source, FRAME_BYTES))
+        if direction == attacked_direction:
+            for data in attack(_messages(source)):
                 sink.sendall(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+
+    return Relay(target, forward)
 
 
 def _messages(sock):
@@ -179,16 +142,7 @@ def test_messages_arrive_in_pieces_of_any_size():
     rng = random.Random(seed())
     client, server = channels()
     payloads = [rng.randbytes(rng.choice((0, 1, 31, 4000))) for _ in range(200)]
-    stream = b"".join(client.seal(payload[:7], payload[7:]) for payload in payloads)
-    inbox, received = bytearray(), []
-    while stream:
-        count = rng.randint(1, 300)
-        inbox += stream[:count]
-        stream = stream[count:]
-        while (payload := server.take(inbox, 4000)) is not None:
-            received.append(payload)
-    assert received == payloads
-    assert not inbox
+    assert send_in_pieces(rng, client, server, payloads, 4000)[1] == payloads
     assert client.take(bytearray(server.seal(b"answer")), 10) == b"answer"
 
 
@@ -239,7 +193,7 @@ def test_server_of_the_store_uses_no_tampered_request(attack, caplog):
     with (
         StoreServer(SECRET) as server,
         StoreClient.connect(*server.address, SECRET, 20.0) as witness,
-        Relay(server.address, "up", attack) as relay,
+        attacked(server.address, "up", attack) as relay,
     ):
         with StoreClient.connect(*relay.address, SECRET, 20.0) as victim:
             for key in ("one", "two"):
@@ -263,7 +217,7 @@ def test_rank_whose_request_was_tampered_with_is_lost_for_that_reason():
     with (
         StoreServer(SECRET) as server,
         StoreClient.connect(*server.address, SECRET, 20.0) as other,
-        Relay(server.address, "up", change_second) as relay,
+        attacked(server.address, "up", change_second) as relay,
         StoreClient.connect(*relay.address, SECRET, 20.0) as victim,
     ):
         victim.register(1)
@@ -277,7 +231,7 @@ def test_rank_whose_request_was_tampered_with_is_lost_for_that_reason():
 def test_client_of_the_store_uses_no_tampered_answer(attack):
     with (
         StoreServer(SECRET) as server,
-        Relay(server.address, "down", attack) as relay,
+        attacked(server.address, "down", attack) as relay,
         StoreClient.connect(*server.address, SECRET, 20.0) as witness,
         StoreClient.connect(*relay.address, SECRET, 20.0) as victim,
     ):
@@ -339,7 +293,7 @@ EXCHANGED = {name: second(attack) for name, attack in ATTACKS.items()} | {"pickl
 @pytest.mark.parametrize("attack", EXCHANGED.values(), ids=EXCHANGED)
 def test_rank_does_not_unpickle_a_tampered_function(served, attack):
     server, _ = served
-    with Relay((server.address, server.port), "down", attack) as relay:
+    with attacked((server.address, server.port), "down", attack) as relay:
         client = exchange.Client(*relay.address, SECRET, 0)
         with pytest.raises(TamperedMessageError, match="launcher at 127"):
             client.function()
@@ -349,7 +303,7 @@ def test_rank_does_not_unpickle_a_tampered_function(served, attack):
 @pytest.mark.parametrize("attack", EXCHANGED.values(), ids=EXCHANGED)
 def test_tampered_result_is_not_stored(served, attack):
     server, result = served
-    with Relay((server.address, server.port), "up", attack) as relay:
+    with attacked((server.address, server.port), "up", attack) as relay:
         client = exchange.Client(*relay.address, SECRET, 0)
         client.function()
         with contextlib.suppress(ConnectionError):
