@@ -8,10 +8,8 @@ from pathlib import Path
 
 from horoplug.base.variables import SECRET_BYTES, parse_secret
 
-_OPEN, _ROOTS_OPEN = (
-    0o077,
-    0o037,
-)  # permissions with which a file is no secret; root may let a group read its own
+# Permissions with which a file is no secret. Root may let a group read its own.
+_OPEN, _ROOTS_OPEN = 0o077, 0o037
 
 
 def read_secret_file(path: str | Path, remedy: str, *, provided: bool = False) -> bytes:

@@ -26,6 +26,7 @@ import threading
 from collections.abc import Sequence
 
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
+from horoplug.rendezvous.network import dial
 from horoplug.rendezvous.network.auth import Encryption, Role, authenticate, least_deserving
 from horoplug.rendezvous.network.messages import MessageStream
 
@@ -33,6 +34,7 @@ RETURNED, RAISED, WITHDRAWN = b"R", b"F", b"X"
 CHUNK_BYTES = 1 << 20
 MAX_UNAUTHENTICATED = 256  # beyond that, the oldest connection of the busiest source is dropped
 _AUTH_SECONDS = 10.0
+_CONNECT_SECONDS = 30.0  # limit for a rank to connect
 _CONTEXT = b"run"
 _CHUNK = b"+"
 _STORED = b"."
@@ -43,9 +45,11 @@ _U32, _U64 = struct.Struct("!I"), struct.Struct("!Q")
 class Exchange:
     """The server. It has one thread per rank, since a rank exchanges one message of any size in each direction."""
 
-    def __init__(self, secret: bytes, address: str, function: int, results: Sequence[int]) -> None:
+    def __init__(
+        self, secret: bytes, address: str, function: int, results: Sequence[int], port: int = 0
+    ) -> None:
         """``function``: descriptor of the file with the pickled function; ``results``: by rank, the descriptor of the
-        file for its result. Errors: OSError if the address cannot be bound."""
+        file for its result; ``port``: 0 takes a free one. Errors: OSError if the address cannot be bound."""
         self._secret = secret
         self._function = function
         self._results = results
@@ -61,7 +65,7 @@ class Exchange:
         self.problems: dict[int, str] = {}
         """By rank, why its result could not be stored."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=1024)
+        self._listener = socket.create_server((address, port), family=family, backlog=1024)
         self.address = address
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="horoplug-exchange", daemon=True)
@@ -169,18 +173,19 @@ class Client:
     TamperedMessageError."""
 
     def __init__(
-        self, address: str, port: int, secret: bytes, rank: int, encrypt: bool = False
+        self,
+        address: str,
+        port: int,
+        secret: bytes,
+        rank: int,
+        encrypt: bool = False,
+        seconds: float = _CONNECT_SECONDS,
     ) -> None:
-        """Connect. ``encrypt``: whether the connection is encrypted. Errors: OSError, AuthenticationError; ValueError
-        if it cannot be encrypted."""
-        self._sock = socket.create_connection((address, port), timeout=30.0)
+        """Connect. ``encrypt``: whether the connection is encrypted; ``seconds``: limit for connecting.
+
+        Errors: those of :func:`.dial.connect`; ValueError if it cannot be encrypted."""
         peer = f"the launcher at {address}:{port}"
-        encryption = Encryption.ON if encrypt else Encryption.OFF
-        channel = authenticate(
-            self._sock, secret, Role.CLIENT, _CONTEXT, _AUTH_SECONDS, peer, encryption
-        )
-        self._sock.settimeout(None)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._sock, channel = dial.connect(address, port, secret, _CONTEXT, seconds, peer, encrypt)
         self._stream = MessageStream(self._sock, channel)
         self._stream.send(_U32.pack(rank))
 

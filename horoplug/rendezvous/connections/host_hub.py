@@ -118,7 +118,7 @@ class Hub:
 
     def __init__(self, members: Mapping[int, PeerConnection]) -> None:
         """``members``: the connections to the other ranks of this host; they have to be ready."""
-        self._members = {rank: _Member(members[rank]) for rank in sorted(members)}
+        self._members = {rank: _Recipient(members[rank]) for rank in sorted(members)}
         self._connections = dict(members)
         self._changed: set[int] = set()
         self._blocks = self._pairs_of_blocks()
@@ -220,7 +220,7 @@ class _Message:
         self.ends, self.fds = [], []
 
 
-class _Member:
+class _Recipient:
     """A rank that is connected to the hub, as the hub sees it."""
 
     def __init__(self, connection: PeerConnection) -> None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 
 from horoplug.base.errors import (
-    AuthenticationError,
     PeerLostError,
     ProtocolError,
     RankTakenError,
@@ -20,7 +19,7 @@ from horoplug.base.errors import (
     StoreTimeoutError,
     TamperedMessageError,
 )
-from horoplug.rendezvous.network.auth import Encryption, Role, authenticate
+from horoplug.rendezvous.network import dial
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store import protocol
@@ -48,6 +47,7 @@ class StoreClient:
     def __init__(self, sock: socket.socket, channel: MessageChannel, peer: str) -> None:
         """``sock``: connected and authenticated, see :meth:`connect`; ``channel``: authenticates the messages on it.
         ``peer``: names the server in messages."""
+        sock.setblocking(False)
         self._sock = sock
         self._channel = channel
         self._peer = peer
@@ -73,43 +73,22 @@ class StoreClient:
         ``encrypt``: whether the connection is encrypted.
 
         Errors after ``timeout`` seconds: AuthenticationError in the second case, otherwise RendezvousError."""
-        deadline = time.monotonic() + timeout
-        pause = 0.01
-        while True:
-            remaining = max(deadline - time.monotonic(), 0.001)
-            try:
-                return cls.attempt(address, port, secret, remaining, encrypt=encrypt)
-            except AuthenticationError:
-                if time.monotonic() + pause >= deadline:
-                    raise
-            except OSError as error:
-                if time.monotonic() + pause >= deadline:
-                    raise RendezvousError(
-                        f"{_name(address, port)} cannot be reached within {timeout:g} s: {error.strerror or error}"
-                    ) from None
-            time.sleep(pause)
-            pause = min(2 * pause, 0.25)
+        peer = _name(address, port)
+        return cls(
+            *dial.connect(address, port, secret, protocol.AUTH_CONTEXT, timeout, peer, encrypt),
+            peer,
+        )
 
     @classmethod
     def attempt(
         cls, address: str, port: int, secret: bytes, timeout: float, *, encrypt: bool = False
     ) -> StoreClient:
         """Make one attempt to connect and authenticate. Errors: AuthenticationError; OSError if nobody answers."""
-        deadline = time.monotonic() + timeout
         peer = _name(address, port)
-        sock = socket.create_connection((address, port), timeout=timeout)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            remaining = max(deadline - time.monotonic(), 0.5)
-            context = protocol.AUTH_CONTEXT
-            encryption = Encryption.ON if encrypt else Encryption.OFF
-            channel = authenticate(sock, secret, Role.CLIENT, context, remaining, peer, encryption)
-            sock.setblocking(False)
-            return cls(sock, channel, peer)
-        except BaseException:
-            sock.close()
-            raise
+        return cls(
+            *dial.attempt(address, port, secret, protocol.AUTH_CONTEXT, timeout, peer, encrypt),
+            peer,
+        )
 
     def __enter__(self) -> StoreClient:
         return self
