@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
+from horoplug.rendezvous.connections.host_hub import HubLoop
 from tests.harness.checks.errors import internal
-from tests.harness.support import ranks_fixture, seed
+from tests.harness.support import Ranks, ranks_fixture, seed, wait_until_stopped
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -233,3 +235,28 @@ def test_rank_stopped_before_an_operation_is_named(pool):
             os.kill(stopped.process.pid, signal.SIGCONT)
         internal(outcomes, "waiting", "rank 2 did not answer")
         stopped.receive()
+
+
+def stop_while_the_host_connects(victim):
+    if int(os.environ["HOROVOD_RANK"]) == victim:
+        HubLoop.run_once = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+    hvd.init()
+
+
+@pytest.mark.parametrize("victim", [3, 4], ids=["hub", "member"])
+def test_rank_stopped_while_its_host_connects_is_named(pool, victim):
+    env = {"HOROVOD_START_TIMEOUT": "3"}
+    with pool.ranks(6, hosts="aaabbb", env=env, init=False) as job:
+        job.start(stop_while_the_host_connects, victim)
+        stopped = job.workers[victim]
+        try:
+            wait_until_stopped(stopped.process.pid)
+            outcomes = Ranks([w for w in job.workers if w is not stopped]).collect()
+        finally:
+            stopped.kill()
+        for outcome in outcomes:
+            assert outcome.kind in ("MissingRanksError", "PeerLostError"), outcome
+            (ranks,) = re.findall(
+                r"ranks? (\S+|\[[\d, ]+\]) did not connect within 3 s", outcome.message
+            )
+            assert str(victim) in re.findall(r"\d+", ranks), outcome

@@ -112,6 +112,25 @@ def test_every_pair_is_connected(host, size):
     hub.close()
 
 
+def test_only_ranks_that_owe_an_answer_are_awaited(host):
+    """Rank 7 is stopped: the hub waits for it, some other ranks for the hub, and those that are done for nobody."""
+    ranks = host(40)
+    hub = Hub(ranks.hub)
+    members = {rank: Member(0, ranks.members[rank], ranks.others(rank)) for rank in ranks.members}
+    for _ in range(1000):
+        for rank, member in members.items():
+            hub.advance(rank)
+            if rank != 7:
+                member.advance(0)
+    assert not hub.done
+    assert hub.awaited == [7]
+    assert {tuple(member.awaited) for member in members.values() if member.done} == {()}
+    assert {tuple(member.awaited) for member in members.values() if not member.done} == {(0,)}
+    for member in members.values():
+        member.close()
+    hub.close()
+
+
 def test_connections_end_with_their_ranks(host):
     """The hub keeps no copy of what it has sent, so that the end of a rank closes its connections."""
     before = descriptors()

@@ -174,7 +174,7 @@ class Connector:
 
     def _timeout(self) -> float:
         """Seconds until the next deadline. The caller of the loop enforces the deadline for all connections."""
-        due = [self._deadline + 1.0, *self._retries.values()]
+        due = [self._deadline, *self._retries.values()]
         if self._incoming:
             due.append(next(iter(self._incoming)).deadline)
         return max(min(due) - time.monotonic(), 0.0) + 0.001

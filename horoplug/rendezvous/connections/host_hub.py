@@ -55,6 +55,10 @@ class Endpoint(Protocol):
     def done(self) -> bool:
         """Whether this rank has done its part."""
 
+    @property
+    def awaited(self) -> list[int]:
+        """The ranks that this one waits for; not empty unless :attr:`done`."""
+
     def connections(self) -> Mapping[int, PeerConnection]:
         """The connections in use, by rank."""
 
@@ -125,6 +129,11 @@ class Hub:
         self._under_way = 0
         self.done = False
         self._fill()
+
+    @property
+    def awaited(self) -> list[int]:
+        """See :class:`Endpoint`."""
+        return [rank for rank, member in self._members.items() if member.owes_answer]
 
     def _pairs_of_blocks(self) -> Iterator[tuple[list[int], list[int]]]:
         ranks = list(self._members)
@@ -230,6 +239,11 @@ class _Recipient:
         self.unanswered: deque[int] = deque()  # descriptors of the messages that are sent
         self._inbox = bytearray()
 
+    @property
+    def owes_answer(self) -> bool:
+        """Whether it has not answered all messages."""
+        return bool(self.outbox or self.unanswered)
+
     def flush(self) -> None:
         try:
             while self.outbox:
@@ -276,6 +290,11 @@ class Member:
     def done(self) -> bool:
         """Whether this rank is connected to all others of the host."""
         return not self._missing and not self._outbox
+
+    @property
+    def awaited(self) -> list[int]:
+        """See :class:`Endpoint`."""
+        return [] if self.done else [self._hub]
 
     def connections(self) -> Mapping[int, PeerConnection]:
         """See :class:`Endpoint`."""

@@ -343,46 +343,46 @@ class _PeerConnector:
     def _connect(self, hub: int, local: set[int]) -> None:
         """Run the connector until this rank has its connections, then the hub's part, then wait until all ranks have
         done so; a lost rank is an error at once."""
-        store = self.records.store
+        deadline = self.records.deadline
         try:
             with Barrier(self.records, "up") as barrier:
                 while not self.connector.done:
-                    barrier.passed()
-                    self._check_deadline(self.connector.missing)
-                    self.connector.run_once(store)
+                    barrier.check()
+                    self._check_deadline(deadline, self.connector.missing)
+                    self.connector.run_once(self.records.store)
                 self.connector.stop_listening()
                 if len(local) > 1:
                     self._run_hub(hub, local, barrier)
                 barrier.arrive()
-                while not barrier.passed():
-                    self._check_deadline([])
-                    self.connector.run_once(store)
+                barrier.wait()
         except StoreTimeoutError:
             raise self._overdue(self.connector.missing or self.records.absent("up")) from None
 
     def _run_hub(self, hub: int, local: set[int], barrier: Barrier) -> None:
         """Connect this rank with those of its host that are not the hub, or as the hub, all of them."""
-        connections, others = self.connector.local_connections(), local - {hub}
-        is_hub = hub == self.rank
-        endpoint = Hub(connections) if is_hub else Member(hub, connections[hub], others)
-        with (
-            contextlib.closing(endpoint),
-            HubLoop(endpoint, self.records.deadline + 1.0) as loop,
-        ):
+        connections = self.connector.local_connections()
+        endpoint: Hub | Member
+        deadline = self.records.deadline
+        if hub == self.rank:
+            endpoint = Hub(connections)
+        else:
+            endpoint = Member(hub, connections[hub], local - {hub})
+            deadline += Barrier.GRACE / 2  # the hub knows which rank it waits for
+        with contextlib.closing(endpoint), HubLoop(endpoint, deadline) as loop:
             while not endpoint.done:
-                barrier.passed()
-                self._check_deadline(sorted(local) if is_hub else [hub])
+                barrier.check()
+                self._check_deadline(deadline, endpoint.awaited)
                 try:
                     loop.run_once(self.records.store)
                 except PeerLostError:
-                    barrier.passed()  # if the rank gave up, it has told the store why
+                    barrier.check()  # if the rank gave up, it has told the store why
                     raise
             if isinstance(endpoint, Member):
                 self.through_hub, endpoint.received = endpoint.received, {}
 
-    def _check_deadline(self, missing: list[int]) -> None:
-        if time.monotonic() > self.records.deadline + 1.0:
-            raise self._overdue(missing or [r for r in range(self.size) if r != self.rank])
+    def _check_deadline(self, deadline: float, awaited: list[int]) -> None:
+        if time.monotonic() > deadline:
+            raise self._overdue(awaited)
 
     def _overdue(self, ranks: list[int]) -> RendezvousError:
         """The error at the deadline, if these ranks are not connected. It names who has refused this rank."""

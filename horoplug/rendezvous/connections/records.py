@@ -125,20 +125,23 @@ class RankRecords:
 class Barrier:
     """Lets ranks pass when all have arrived. Meanwhile the loss of any rank is an error at once.
 
-    A context manager. Call :meth:`passed` whenever the store is readable."""
+    A context manager. Call :meth:`check` whenever the store is readable, and :meth:`wait` at the end. It waits for a
+    moment after the deadline: a rank that still has something to do then gives up first, and says whom it waits for."""
+
+    GRACE = 1.0  # seconds
 
     def __init__(self, records: RankRecords, kind: str) -> None:
         """``kind``: of the keys, which nothing else uses."""
         self._records = records
         self._kind = kind
-        self._arrived = False
         launched = records.launched
         if records.rank:
             keys, owners = [records.table_key(kind)], launched[:1]
         else:
             keys = [records.key(kind, rank) for rank in range(1, len(launched))]
             owners = launched[1:]
-        self._waiting: PendingGet = records.store.begin_get(keys, records.remaining, owners)
+        seconds = records.remaining + self.GRACE
+        self._waiting: PendingGet = records.store.begin_get(keys, seconds, owners)
         self._others_have_arrived = False
 
     def __enter__(self) -> Barrier:
@@ -147,21 +150,22 @@ class Barrier:
     def __exit__(self, *_: object) -> None:
         self._records.store.abandon(self._waiting)
 
+    def check(self) -> None:
+        """Errors: PeerLostError if a rank is lost; StoreTimeoutError after the deadline."""
+        if not self._others_have_arrived:
+            self._others_have_arrived = self._records.store.poll_get(self._waiting) is not None
+
     def arrive(self) -> None:
         """Tell the other ranks that this one has arrived."""
         self._records.store.set(self._records.key(self._kind, self._records.rank), b"")
-        self._arrived = True
 
-    def passed(self) -> bool:
-        """Whether all ranks have arrived. Errors: StoreTimeoutError at the deadline, PeerLostError."""
-        records, kind = self._records, self._kind
+    def wait(self) -> None:
+        """Wait until all other ranks have arrived. Errors: those of :meth:`check`."""
+        store = self._records.store
         if not self._others_have_arrived:
-            self._others_have_arrived = records.store.poll_get(self._waiting) is not None
-        if not (self._arrived and self._others_have_arrived):
-            return False
-        if not records.rank:
-            records.store.set(records.table_key(kind), b"")
-        return True
+            store.wait_get(self._waiting)
+        if not self._records.rank:
+            store.set(self._records.table_key(self._kind), b"")
 
 
 def _parse(rank: int, value: bytes) -> Record:

@@ -136,16 +136,7 @@ class StoreClient:
 
         Errors: StoreTimeoutError after ``timeout`` seconds; PeerLostError if any owner is lost while a key is missing,
         even an owner whose own key is set."""
-        pending = self.begin_get(keys, timeout, owners)
-        try:
-            while True:
-                values = self.poll_get(pending)
-                if values is not None:
-                    return values
-                self._wait_readable(pending.deadline + _GRACE)
-        except BaseException:
-            self.abandon(pending)
-            raise
+        return self.wait_get(self.begin_get(keys, timeout, owners))
 
     def begin_get(
         self, keys: Sequence[str], timeout: float, owners: Sequence[int] | None = None
@@ -179,6 +170,16 @@ class StoreClient:
         values = [reader.value() for _ in pending.keys]
         reader.end()
         return values
+
+    def wait_get(self, pending: PendingGet) -> list[bytes]:
+        """Wait for the values. After an error the get is over. Errors: those of :meth:`get`."""
+        try:
+            while (values := self.poll_get(pending)) is None:
+                self._wait_readable(pending.deadline + _GRACE)
+            return values
+        except BaseException:
+            self.abandon(pending)
+            raise
 
     def abandon(self, pending: PendingGet) -> None:
         """Cancel a get: its answer is discarded. Idempotent; does nothing if the get has been answered."""
