@@ -275,6 +275,7 @@ std::uint64_t test_seed() {
     const std::uint64_t value =
         given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
     std::printf("HOROPLUG_TEST_SEED=%llu\n", static_cast<unsigned long long>(value));
+    std::fflush(stdout);  // A test that is killed shows its seed, too.
     return value;
   }();
   return seed;

@@ -67,7 +67,8 @@ class Wire final : public Stream {
 
  private:
   std::mt19937_64 random_;
-  std::size_t most_ = 1 + random_() % (100 << 10);
+  // At least two, because a call takes less than this many bytes, and some call must take one.
+  std::size_t most_ = 2 + random_() % (100 << 10);
 };
 
 struct Ends {
