@@ -258,7 +258,7 @@ void Link::close_write() {
 
 bool Link::pump_read() {
   bool moved = false;
-  // Not a member: thousands of idle links would each keep one.
+  // On the stack: as a member, it would take memory in each of thousands of idle links.
   std::array<std::byte, kStagingBytes> staging;
   for (int i = 0; (i < kReadsPerPump || stream_->has_more()) && !failure_; ++i) {
     try {

@@ -90,7 +90,7 @@ def forwarded(env: Mapping[str, str], also: Sequence[str] = ()) -> dict[str, str
     }
 
 
-def kept_back(env: Mapping[str, str], also: Sequence[str] = ()) -> list[str]:
+def not_forwarded(env: Mapping[str, str], also: Sequence[str] = ()) -> list[str]:
     """The names of the variables in ``env`` that are not forwarded, without those that are wrong on another host."""
     return sorted(exportable(env).keys() - forwarded(env, also).keys())
 

@@ -155,7 +155,7 @@ class Job:
         if self._description.is_local:
             self._server = StoreServer(self._secret)
             self._say(f"rendezvous on {self._server.address[0]}:{self._server.address[1]}")
-        elif left_out := self._description.kept_back():
+        elif left_out := self._description.not_forwarded():
             self._say(f"not forwarded to other hosts without -x: {', '.join(left_out)}")
         connect_seconds = min(10.0, self._start_seconds * 2 / 3)
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .agent_connection import AgentConnection, describe_job
 from .environment import common_environment, job_environment, rank_environment
-from .forwarding import forwarded, kept_back
+from .forwarding import forwarded, not_forwarded
 from .hosts import Placement, local_and_cross_ranks
 
 
@@ -52,9 +52,9 @@ class JobDescription:
         command = [python, "-m", "horoplug.runner.probe"]
         return self._describe(connection, command, self._common(connection), None)
 
-    def kept_back(self) -> list[str]:
+    def not_forwarded(self) -> list[str]:
         """The names of the launcher's variables that other hosts do not get."""
-        return kept_back(os.environ, self._forward)
+        return not_forwarded(os.environ, self._forward)
 
     def serve(self, address: str, secret: bytes) -> None:
         """Start the caller's server, if there is one, and add the variables that it returns to those of the ranks."""

@@ -107,7 +107,7 @@ def test_job_with_hosts_of_several_ranks_starts_again_and_again(pool):
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aa"])
-def test_ranks_that_disagree_get_one_line_each(pool, hosts):
+def test_ranks_with_different_encryption_settings_get_one_error_line(pool, hosts):
     with pool.ranks(2, hosts=hosts, init=False) as job:
 
         def disagree():

@@ -83,7 +83,7 @@ def test_init_and_shutdown_repeatedly(pool, hosts):
 
 
 def truncate_shared_memory():
-    """Whether any of the memory that the ranks of this host share can be taken from under the others."""
+    """Tries to shrink each shared-memory segment of this host's ranks, and returns which attempts succeeded."""
     files = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

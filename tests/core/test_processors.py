@@ -93,7 +93,7 @@ def process(tmp_path):
 
 
 def test_quota_of_a_container_with_its_own_namespace(process):
-    """Its group is the root of what it sees."""
+    """The container's own group appears as the root of the hierarchy."""
     folder = process(
         ["0::/"], [("cgroup2", "/", "c", "nsdelegate")], {"c/cpu.max": "150000 100000"}
     )
@@ -101,7 +101,7 @@ def test_quota_of_a_container_with_its_own_namespace(process):
 
 
 def test_quotas_of_nested_groups(process):
-    """Those above count as well, and "max" is no limit."""
+    """Quotas of parent groups apply as well, and "max" means no limit."""
     files = {
         "c/job/cpu.max": "400000 100000",
         "c/job/step/cpu.max": "max 100000",
@@ -188,7 +188,7 @@ def test_quota_of_a_real_control_group(group):
 
 
 def test_quota_that_ranks_share():
-    """The number is to be compared with that of the ranks."""
+    """The result is the number of processors for all ranks of the host."""
     assert cgroup.quota([{}, {}]) == 0
     assert cgroup.quota([{"a": 1.5}] * 2) == 1.5
     assert cgroup.quota([{"a": 4.0}] * 2) == 4.0
@@ -201,7 +201,7 @@ def test_quota_that_ranks_share():
     ("share", "crowded"), [("max", False), ("800000", False), ("150000", True)]
 )
 def test_ranks_learn_their_quota(process, monkeypatch, share, crowded):
-    """Three ranks in one group agree on what they have."""
+    """Three ranks in one control group agree on their quota."""
     folder = process(["0::/"], [("cgroup2", "/", "c", "")], {"c/cpu.max": f"{share} 100000"})
     monkeypatch.setattr(cgroup, "PROCESS", folder)
     secret = os.urandom(32)

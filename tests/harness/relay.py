@@ -1,4 +1,4 @@
-"""Somebody between two ends of a connection, who reads or changes what they send each other."""
+"""A man in the middle, who reads or changes what the two ends of a connection send each other."""
 
 import contextlib
 import socket

@@ -86,7 +86,7 @@ def test_invalid_command_lines_are_refused_in_one_line(arguments, message):
     assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr)
 
 
-def test_encryption_that_cannot_be_had_is_refused_in_one_line():
+def test_unavailable_encryption_is_one_error_line():
     done = launch("-np", 2, "--encrypt", "true", env={"HOROPLUG_LIBCRYPTO": "/nonexistent"})
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(

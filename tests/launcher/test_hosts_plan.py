@@ -10,7 +10,7 @@ from horoplug.rendezvous.network.interfaces import interfaces, select_interfaces
 from horoplug.runner import agent
 from horoplug.runner.arguments import parse
 from horoplug.runner.checks import UsageError
-from horoplug.runner.forwarding import FORWARDED, forwarded, kept_back
+from horoplug.runner.forwarding import FORWARDED, forwarded, not_forwarded
 from horoplug.runner.hosts import (
     Host,
     assign_ranks,
@@ -205,7 +205,7 @@ def environment(*names):
 def test_listed_variables_are_forwarded_and_no_others():
     env = environment(*STAYS, *SECRETS, *GOES)
     assert set(forwarded(env)) == set(GOES)
-    assert kept_back(env) == sorted(SECRETS)
+    assert not_forwarded(env) == sorted(SECRETS)
 
 
 def test_user_names_further_variables_to_forward():
@@ -218,7 +218,7 @@ def test_user_names_further_variables_to_forward():
         env, ["CUDA_VISIBLE_DEVICES", "TF_TOKEN_app_terraform_io"]
     ).keys()
     assert set(forwarded(env, ["*"])) == {*GOES, *SECRETS}
-    assert kept_back(env, ["*"]) == []
+    assert not_forwarded(env, ["*"]) == []
     by_variable = env | {"HOROPLUG_FORWARD": "HF_TOKEN"}
     assert set(forwarded(by_variable)) == {*GOES, "HF_TOKEN", "HOROPLUG_FORWARD"}
 

@@ -537,8 +537,9 @@ def test_silent_host_displaces_only_its_own_connections(served, monkeypatch):
         sock.close()
 
 
-def test_stranger_that_refuses_does_not_keep_a_rank_from_its_launcher(tmp_path):
-    """He has taken the port of the exchange, which gets it when he is gone. He has proved nothing."""
+def test_rank_retries_when_an_unauthenticated_launcher_rejects_it(tmp_path):
+    """A process without the job's secret listens at the port of the exchange and rejects the rank. The exchange listens
+    there when that process has ended."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context((tmp_path / name).open("a+b")).fileno() for name in "fr"]
         os.write(files[0], b"function")

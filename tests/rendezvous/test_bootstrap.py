@@ -38,7 +38,8 @@ def test_rank_0_skips_addresses_of_other_hosts():
 
 
 def test_different_secret_is_an_error_at_the_start_timeout():
-    """The server of an earlier job may still listen, and a stranger refuses whom he likes: neither is a verdict."""
+    """A rejection does not prove that the secrets differ: the server of an earlier job, or a process without the
+    secret, may have sent it."""
     began = time.monotonic()
     with (
         StoreServer(bytes(32), "127.0.0.1") as server,
@@ -49,8 +50,8 @@ def test_different_secret_is_an_error_at_the_start_timeout():
     assert "for 0.5 s" in str(caught.value)
 
 
-def test_stranger_that_refuses_does_not_end_the_search():
-    """He has taken the port of rank 0, which gets it when he is gone."""
+def test_search_continues_when_an_unauthenticated_server_rejects_a_rank():
+    """A process without the job's secret listens at rank 0's port. Rank 0 listens there when that process has ended."""
     job = recognise(srun(2)[1]).bootstrap_address.job
     with (
         RefusingServer(socket.AF_INET, ("127.0.0.1", 0)) as stranger,

@@ -579,8 +579,8 @@ def test_wrong_secret_is_refused(stores):
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-def test_stranger_that_refuses_is_no_verdict(stores, tcp, monkeypatch, caplog):
-    """A rank that is led to a stranger, who refuses it, tries again, and connects when the rank itself answers."""
+def test_rank_retries_when_an_unauthenticated_process_rejects_it(stores, tcp, monkeypatch, caplog):
+    """Another process listens at a rank's address and rejects its peer. The peer connects when the rank listens."""
     original = connect_module.Connector._dial
     family, address = socket.AF_UNIX, "\0horoplug-test-" + secrets.token_hex(8)
     if tcp:
@@ -669,7 +669,7 @@ def another_user(name, data=b""):
         os.waitpid(child, 0)
 
 
-def test_other_users_of_the_host_are_not_listened_to(caplog):
+def test_processes_of_other_users_are_rejected(caplog):
     """A process that can see the name of a rank's socket gets not even the answer to a valid first message."""
     hello = Handshake(SECRET, Role.CLIENT, listener_context(0), "").start()
     name, listener = unix_listener(2)
@@ -699,8 +699,8 @@ def test_process_of_another_user_is_not_taken_for_a_rank_of_this_host(caplog, mo
         assert (connector._pending, list(connector._retries)) == ({}, [(0, 0)])
 
 
-def test_token_of_a_host_is_not_for_other_users():
-    """With it they would pass for ranks of this host."""
+def test_host_token_is_not_sent_to_other_users():
+    """With the token, a process of another user could claim to be on this host."""
     with HostToken(SECRET, "job", 20) as token, HostToken(SECRET, "job", 20) as second:
         assert token.value == second.value
         with another_user(token._listener.getsockname()) as answer:

@@ -73,7 +73,7 @@ def test_ends_that_disagree_refuse_each_other(end):
         one.feed(other.farewell)
 
 
-def test_server_cannot_choose_for_the_client():
+def test_server_cannot_change_the_clients_choice_of_encryption():
     for client in (Encryption.ON, Encryption.OFF):
         one = Handshake(SECRET, Role.CLIENT, b"x", "the server", client)
         plain = client is Encryption.ON
@@ -84,7 +84,7 @@ def test_server_cannot_choose_for_the_client():
             one.feed(other.start())
 
 
-def test_nobody_can_talk_an_end_out_of_encryption():
+def test_downgrade_to_an_unencrypted_connection_is_detected():
     """A relay changes the kinds of both first frames, so that each side believes that the other does not encrypt."""
     one = Handshake(SECRET, Role.CLIENT, b"x", "the server", Encryption.ON)
     other = Handshake(SECRET, Role.SERVER, b"x", "the client", Encryption.AS_CLIENT)
@@ -118,7 +118,7 @@ def test_replaced_public_keys_are_noticed():
             other.feed(one.feed(frames[1]))
 
 
-def test_public_key_without_a_secret_to_share_is_refused():
+def test_public_key_of_small_order_is_rejected():
     """A rank of the job that sends zeros; the library rejects the points of small order."""
     _, other = handshakes()
     other._client_nonce = bytes(32)
@@ -223,7 +223,7 @@ def test_function_and_result_of_run_cannot_be_read_on_the_way(tmp_path):
 # ---- the library -----------------------------------------------------------------------------------------------------
 
 
-def test_known_answer():
+def test_aes_gcm_matches_a_published_test_vector():
     """Test case 14 of the specification of AES-GCM (McGrew, Viega)."""
     sealed = Cipher(libcrypto(), bytes(32)).seal(0, bytes(16))
     assert sealed.hex() == "cea7403d4d606b6e074ec5d3baf39d18d0d1c8a799996bf0265b98b5d48ab919"

@@ -276,8 +276,9 @@ def test_wrong_secret_is_refused(server, connect, caplog):
     connect().set("still", b"works")
 
 
-def test_stranger_that_refuses_does_not_keep_a_client_from_its_server():
-    """He has taken the address of the server, which gets it when he is gone. He has proved nothing."""
+def test_client_retries_when_an_unauthenticated_server_rejects_it():
+    """A process without the job's secret listens at the server's address and rejects the client. The server listens
+    there when that process has ended."""
     with RefusingServer(socket.AF_INET, ("127.0.0.1", 0)) as stranger:
         client = Background(StoreClient.connect, *stranger.address, SECRET, NEVER)
         assert stranger.refused.wait(20)

@@ -308,7 +308,7 @@ TEST_CASE("a rank that is busy elsewhere is reported as a stall, not as a deadlo
   for (auto& thread : threads) thread.join();
 }
 
-TEST_CASE("ranks that wait for each other's other threads are warned of, and get on") {
+TEST_CASE("ranks that wait for each other's threads get a warning and continue") {
   EngineOptions options = test_options();
   options.deadlock_time = 0.2;
   auto configs = make_configs(Transport::kThreads, 2, options);

@@ -229,7 +229,7 @@ TEST_CASE("no wake-up is lost when callers, submitters and flags contend for the
   CHECK(late == 0);
 }
 
-TEST_CASE("threads are as many as the processors that they may use, and have their time") {
+TEST_CASE("affinity and quota tell whether threads have fewer processors than they need") {
   CHECK_FALSE(has_fewer_processors_than(1));
   CHECK(has_fewer_processors_than(1 << 20));
   CHECK(has_fewer_processors_than(1, 0.5));  // half of the time of one processor

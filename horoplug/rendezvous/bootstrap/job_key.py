@@ -33,7 +33,7 @@ def job_secret(given: bytes | None, job: str) -> bytes:
 
 
 def derive(key: bytes, job: str) -> bytes:
-    """The secret of a job under a key; does not tell the key."""
+    """The secret of a job, derived from a key, which cannot be computed from it."""
     return hmac.new(key, b"horoplug job\0" + job.encode(), hashlib.sha256).digest()
 
 

@@ -151,7 +151,7 @@ def _own_key(config: Config, may_create: bool) -> bytes | None:
 
 
 def _fingerprint(key: bytes | None, salt: bytes) -> bytes:
-    """Tells whether two ranks have the same key; empty without one."""
+    """Equal on two ranks exactly if they have the same key; empty without one."""
     return b"" if key is None else hmac.digest(key, b"horoplug MPI key\0" + salt, "sha256")
 
 

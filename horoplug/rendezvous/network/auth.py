@@ -16,8 +16,8 @@ The server proves itself only to a client that has proved itself. The handshake 
 authenticate the messages that follow (messages.py): an attacker who only passes the handshake on does not learn them.
 
 On a connection that is to be encrypted, both HELLOs are KEYs instead, whose nonces are fresh X25519 public keys
-(encryption.py). The labels say so, too: neither side can be talked out of it. The client chooses; a server that serves
-clients of both kinds, the store, does what the client asks for.
+(encryption.py). The labels say so, too, so that an attacker cannot downgrade the connection. The client chooses; a
+server that serves clients of both kinds, the store, does what the client asks for.
 
 :class:`Handshake` does no I/O, so that one event loop can run many; :func:`authenticate` runs one on a blocking socket.
 """

@@ -66,7 +66,7 @@ class StoreServer:
         """Listen on ``address`` and serve. Port 0 takes a free port; :attr:`address` has the result.
 
         ``auth_seconds``: limit for a client's authentication. Errors: OSError if the address cannot be bound."""
-        # All ranks may connect at once. Strangers may take half of the descriptors.
+        # All ranks may connect at once. Unauthenticated connections may take half of the descriptors.
         self._for_strangers = max(descriptors.limit() // 2, _MIN_UNAUTHENTICATED)
         self._secret = secret
         self._auth_seconds = auth_seconds
