@@ -49,7 +49,6 @@ void put_choices(Writer& writer, const std::vector<PlanChoice>& choices) {
 
 std::vector<PlanChoice> get_choices(Reader& reader) {
   std::vector<PlanChoice> choices(static_cast<std::size_t>(reader.get_int(kMostChoices)));
-  if (choices.empty()) throw WireError("plan without batches");
   for (std::size_t i = 0; i < choices.size(); ++i) {
     choices[i].tuning = get_tuning(reader);
     PlanContents& batches = choices[i].batches;
@@ -63,6 +62,10 @@ std::vector<PlanChoice> get_choices(Reader& reader) {
     batches = choices[i - 1].batches;
   }
   return choices;
+}
+
+std::uint32_t get_place(Reader& reader) {
+  return static_cast<std::uint32_t>(reader.get_int(static_cast<int>(kRememberedPlans) - 1));
 }
 
 void put_item(Writer& writer, Series& series, const DecisionItem& item) {
@@ -107,8 +110,13 @@ void put_item(Writer& writer, Series& series, const DecisionItem& item) {
       writer.put_varint(item.batch);
       writer.put_varint(item.operations);
       break;
-    case DecisionItem::Kind::kInstallPlan:
+    case DecisionItem::Kind::kRememberPlan:
       writer.put_varint(item.batch);
+      writer.put_varint(item.place);
+      break;
+    case DecisionItem::Kind::kInstallPlan:
+      writer.put_varint(item.place);
+      writer.put_varint(item.skipped);
       writer.put_varint(item.rounds);
       put_choices(writer, item.choices);
       break;
@@ -158,8 +166,13 @@ DecisionItem get_item(Reader& reader, Series& series) {
       item.batch = reader.get_varint();
       item.operations = get_u32(reader);
       break;
-    case DecisionItem::Kind::kInstallPlan:
+    case DecisionItem::Kind::kRememberPlan:
       item.batch = reader.get_varint();
+      item.place = get_place(reader);
+      break;
+    case DecisionItem::Kind::kInstallPlan:
+      item.place = get_place(reader);
+      item.skipped = get_u32(reader);
       item.rounds = static_cast<std::uint32_t>(reader.get_int(kMostRounds));
       item.choices = get_choices(reader);
       break;

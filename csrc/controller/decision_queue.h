@@ -51,6 +51,8 @@ class DecisionQueue {
   bool has_batch(bool unlimited) const {
     return !ready_.empty() && (unlimited || outstanding_ < options_.max_outstanding);
   }
+  // The first operation of the next batch, if there is one.
+  const ReadyOperation& front() const { return ready_.front(); }
   // Decides the next batch. `names`: what the ranks know after all earlier decisions that were
   // applied.
   Batch take_batch(const NameTable& names);

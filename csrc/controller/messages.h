@@ -44,7 +44,7 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 22;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 15;
+  static constexpr std::uint32_t kProtocol = 16;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -73,13 +73,15 @@ struct DecisionItem {
     kFailAll,
     kClose,
     kDependencyQuery,  // asks which of the last operations share a dependency epoch
-    kInstallPlan,      // from here on the operations of a step run in these batches, without
-                       // negotiation
+    kInstallPlan,      // from here on the operations of a remembered step run in these batches,
+                       // without negotiation
     kUninstallPlan,    // ends the plan
-    kPausePlan,        // batches that are not of the plan follow, and then kResumePlan
+    kPausePlan,        // batches that are not of the plan follow; then it goes on (kResumePlan) or
+                       // another plan takes its place
     kResumePlan,
+    kRememberPlan,  // the step of the last dependency query can be installed from now on
   };
-  static constexpr int kKindCount = 10;
+  static constexpr int kKindCount = 11;
   struct Member {
     std::optional<std::uint32_t> id;  // its id in the name table
     std::string name;                 // present if the id is new, or there is none
@@ -90,7 +92,7 @@ struct DecisionItem {
   };
 
   Kind kind = Kind::kBatch;
-  // kBatch, kJoined: the batch's number. kDependencyQuery, kInstallPlan: the query's number.
+  // kBatch, kJoined: the batch's number. kDependencyQuery, kRememberPlan: the query's number.
   // kUninstallPlan, kPausePlan: the last batch of the plan that runs.
   std::uint64_t batch = 0;
   std::vector<Member> members;   // kBatch
@@ -101,8 +103,11 @@ struct DecisionItem {
   std::int32_t rank = 0;
   std::uint32_t operations =
       0;  // kDependencyQuery: number of the last decided operations that form a step
-  std::vector<PlanChoice> choices;  // kInstallPlan: the batches of a step, and their settings
-  std::uint32_t rounds = 0;         // kInstallPlan: number of turns of each choice
+  std::uint32_t place = 0;  // kRememberPlan, kInstallPlan: where the ranks remember the plan
+  // kInstallPlan: the batches of a step, and their settings; none: as when it was last installed.
+  std::vector<PlanChoice> choices;
+  std::uint32_t rounds = 0;   // kInstallPlan: number of turns of each choice, if there are choices
+  std::uint32_t skipped = 0;  // kInstallPlan: batches of the first step that have already run
 };
 
 // In place of a rank when a process set ends because it was removed.

@@ -247,10 +247,7 @@ void Negotiator::flush_decisions() {
     learner_.note_batch(batch.operations);
     items.push_back(std::move(batch.item));
     if (run_all) continue;
-    if (auto next = consider_plan()) {
-      items.push_back(std::move(*next));
-      if (items.back().kind == DecisionItem::Kind::kInstallPlan) break;
-    }
+    if (consider_plan(items)) break;
   }
   if (all_joined) items.push_back(queue_.take_join(readiness_.last_joined()));
   items.insert(items.end(), ends.begin(), ends.end());
@@ -298,11 +295,9 @@ void Negotiator::apply_batch(const DecisionItem& item, Decision& decision) {
     if (member.id && !member.name.empty() && !table_.set(*member.id, name, signature)) {
       throw WireError("name id out of order");
     }
-    if (!plan_) {
-      learner_.note(name, signature,
-                    pending != nullptr && member.absent.empty() ? pending->dependency_epoch
-                                                                : PlanLearner::kNoDependencyEpoch);
-    }
+    learner_.note(name, signature,
+                  pending != nullptr && member.absent.empty() ? pending->dependency_epoch
+                                                              : PlanLearner::kNoDependencyEpoch);
     if (is_absent) {
       decision.unknown.emplace(name, signature);
     } else {
@@ -318,11 +313,14 @@ bool Negotiator::fits_plan_state(DecisionItem::Kind kind) const {
     case DecisionItem::Kind::kError:
       return true;
     case DecisionItem::Kind::kBatch:
+    case DecisionItem::Kind::kDependencyQuery:
+    case DecisionItem::Kind::kInstallPlan:
+    case DecisionItem::Kind::kRememberPlan:
       return !plan_ || paused_;
     case DecisionItem::Kind::kUninstallPlan:
     case DecisionItem::Kind::kPausePlan:
     case DecisionItem::Kind::kResumePlan:
-      return plan_.has_value();
+      return plan_ != nullptr;
     default:
       return !plan_;
   }
@@ -337,6 +335,9 @@ void Negotiator::apply(const DecisionItem& item) {
     case DecisionItem::Kind::kDependencyQuery:
       learner_.begin_query(item.batch, item.operations);
       answer_dependency_query();
+      return;
+    case DecisionItem::Kind::kRememberPlan:
+      remember_plan(item);
       return;
     case DecisionItem::Kind::kInstallPlan:
       install_plan(item);

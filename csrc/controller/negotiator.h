@@ -14,11 +14,12 @@
 // repetition, queries which operations may share a batch (both PlanLearner), and
 // installs the plan by a decision at the end of a step. Operations that the plan does not contain
 // are negotiated beside it; when some can run, the root pauses the plan for them. A rank that waits
-// for an operation that the plan delays breaks the plan. To end or pause a plan, the root halts all
-// ranks, collects the last batch that each has joined, and stops the plan at the minimum. Batches
-// that all ranks have joined run to completion. A later batch is withdrawn: the plan runs it when
-// it is resumed, or its operations are negotiated again together with everything else that is ready
-// (negotiator_plans.cc).
+// for an operation that the plan delays breaks the plan. Plans that have ended are remembered
+// (RememberedPlans) and installed again when their operations come back. To end or pause a plan,
+// the root halts all ranks, collects the last batch that each has joined, and stops the plan at the
+// minimum. Batches that all ranks have joined run to completion. A later batch is withdrawn: the
+// plan runs it when it is resumed, or its operations are negotiated again together with everything
+// else that is ready (negotiator_plans.cc).
 //
 // This class is a state machine without I/O, clocks or threads: submissions and messages go in,
 // messages and decisions come out. Every rank sees the same decisions in the same order, with one
@@ -30,9 +31,11 @@
 // and Tuner. The Negotiator sends and receives the messages between them and applies decisions.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +49,7 @@
 #include "controller/plan_halt.h"
 #include "controller/plan_learner.h"
 #include "controller/readiness.h"
+#include "controller/remembered_plans.h"
 #include "controller/topology.h"
 #include "controller/tuner.h"
 
@@ -113,7 +117,7 @@ class Negotiator {
   // clock, for the tuner.
   void batch_done(std::uint32_t plan, double now = 0);
 
-  bool has_plan() const { return plan_.has_value(); }
+  bool has_plan() const { return plan_ != nullptr; }
   // An operation is ready here, but the plan delays it because its batch or an earlier one is
   // incomplete on this rank.
   bool held_up() const { return plan_ && !halt_.asked() && plan_->held_up(); }
@@ -184,16 +188,21 @@ class Negotiator {
   void forget_everything();
 
   // Plans (negotiator_plans.cc).
-  std::optional<DecisionItem> consider_plan();
-  bool plan_would_break() const;
+  bool consider_plan(std::vector<DecisionItem>& items);
+  bool consider_continuation(std::vector<DecisionItem>& items);
+  DecisionItem installation(std::size_t place, std::size_t skipped);
+  bool plan_would_break(std::span<const StepMember> step) const;
   void answer_dependency_query();
   void install_plan(const DecisionItem& item);
+  void remember_plan(const DecisionItem& item);
+  void leave_plan();
   void submit_to_plan(const std::string& name, const Signature& signature);
   void join_plan();
   void halt();
   void answer_halt();
   void end_plan();
-  void pause_and_resume_plan();
+  void run_beside_plan();
+  void note_end_of_plan(bool broken);
   void stop_plan(const DecisionItem& item);
   void pause_plan(const DecisionItem& item);
   void resume_plan();
@@ -211,10 +220,11 @@ class Negotiator {
   ReadinessTable readiness_;
   Ready up_;  // to be sent to the parent
   PlanLearner learner_;
-  std::optional<Plan> plan_;
+  std::array<std::optional<Plan>, kRememberedPlans> plans_;  // by place
+  Plan* plan_ = nullptr;                                     // the installed one
   // Of the installed plan. Unlike epoch_, it also grows when a plan is resumed.
   std::uint32_t plan_epoch_ = 0;
-  bool paused_ = false;      // between kPausePlan and kResumePlan
+  bool paused_ = false;      // between kPausePlan and kResumePlan or another plan
   PlanHalt halt_;            // of plan_
   bool join_later_ = false;  // join once the plan has ended
 
@@ -222,6 +232,7 @@ class Negotiator {
   DecisionQueue queue_;
   std::uint64_t resumed_after_ = 0;  // the last batch before the plan's last resumption
   int idle_pauses_ = 0;              // since the plan last ran a batch
+  RememberedPlans remembered_;
   Tuner tuner_;
   std::optional<Status> failure_later_;  // fail everything with this status once the plan has ended
 

@@ -9,39 +9,64 @@ namespace horoplug {
 namespace {
 
 // Pauses in a row, without a batch of the plan between them, after which the program is taken to do
-// something else now. A loop of such operations deserves a plan of its own.
+// something else now.
 constexpr int kMostIdlePauses = 8;
 
 }  // namespace
 
 // ---- learning ----
 
-// Root only: the item that follows a batch that was just decided: a dependency query, a plan, or
-// none.
-std::optional<DecisionItem> Negotiator::consider_plan() {
-  const auto proposal = learner_.propose();
-  if (!proposal) return std::nullopt;
-  DecisionItem item;
-  item.batch = proposal->number;
-  if (!proposal->install) {
-    item.kind = DecisionItem::Kind::kDependencyQuery;
-    item.operations = proposal->operations;
-    return item;
+// Root only: adds what follows the batch that was just decided: a dependency query, that the ranks
+// remember its step, and a plan. Returns whether a plan is installed, which takes the place of a
+// paused one only between two of its steps.
+bool Negotiator::consider_plan(std::vector<DecisionItem>& items) {
+  if (const auto query = learner_.take_learned()) {
+    DecisionItem& item = items.emplace_back();
+    item.kind = DecisionItem::Kind::kRememberPlan;
+    item.batch = *query;
+    item.place = static_cast<std::uint32_t>(
+        remembered_.add(learner_.query().step(), learner_.query().labels()));
   }
-  if (plan_would_break()) return std::nullopt;
+  const bool is_between_steps = !plan_ || plan_->slots_joined(halt_.last_batch()).empty();
+  const auto place = remembered_.find_step(learner_.recent());
+  if (place && is_between_steps && !plan_would_break(remembered_.at(*place).step)) {
+    if (plan_) note_end_of_plan(false);
+    remembered_.begun(*place, false);
+    items.push_back(installation(*place, 0));
+    return true;
+  }
+  if (const auto query = learner_.propose_query()) {
+    DecisionItem& item = items.emplace_back();
+    item.kind = DecisionItem::Kind::kDependencyQuery;
+    item.batch = query->number;
+    item.operations = query->operations;
+  }
+  return false;
+}
+
+// Root only: with the choices that the tuner wants by now. Batches can be skipped only with the
+// choices of the last time.
+DecisionItem Negotiator::installation(std::size_t place, std::size_t skipped) {
+  DecisionItem item;
   item.kind = DecisionItem::Kind::kInstallPlan;
-  const DependencyQuery& query = learner_.query();
-  item.choices =
-      tuner_.choices(query.step(), query.labels(), options_.fusion_threshold, options_.fuse_groups);
-  item.rounds = tuner_.rounds();
+  item.place = static_cast<std::uint32_t>(place);
+  item.skipped = static_cast<std::uint32_t>(skipped);
+  if (skipped > 0) return item;
+  RememberedPlans::Known& known = remembered_.at(place);
+  auto choices =
+      tuner_.choices(known.step, known.labels, options_.fusion_threshold, options_.fuse_groups);
+  if (choices != known.choices || tuner_.rounds() != known.rounds) {
+    known.choices = item.choices = std::move(choices);
+    known.rounds = item.rounds = tuner_.rounds();
+  }
   return item;
 }
 
-// A rank has joined, or has submitted an operation that the plan lacks.
-bool Negotiator::plan_would_break() const {
+// A rank has joined, or has submitted an operation that the plan for this step lacks.
+bool Negotiator::plan_would_break(std::span<const StepMember> step) const {
   if (readiness_.any_joined()) return true;
   std::unordered_set<std::string> keys;
-  for (const StepMember& member : learner_.query().step()) keys.insert(member.key);
+  for (const StepMember& member : step) keys.insert(member.key);
   return readiness_.any([&](const std::string& name, const Signature& signature) {
     return !keys.contains(step_key(name, signature));
   });
@@ -60,26 +85,48 @@ void Negotiator::receive(int from, const DependencyLabels& labels) {
 
 // ---- installing ----
 
-void Negotiator::install_plan(const DecisionItem& item) {
+void Negotiator::remember_plan(const DecisionItem& item) {
   const DependencyQuery& query = learner_.query();
   if (!query.complete() || item.batch != query.number()) {
     throw WireError("plan without a completed dependency query");
   }
+  std::optional<Plan>& place = plans_[item.place];
+  if (plan_ && place && plan_ == &*place) throw WireError("plan in the place of the installed one");
+  place.emplace(query.step());
+}
+
+void Negotiator::install_plan(const DecisionItem& item) {
+  std::optional<Plan>& plan = plans_[item.place];
+  if (!plan) throw WireError("plan that this rank does not remember");
+  leave_plan();
+  if (!item.choices.empty()) plan->set_choices(item.choices, item.rounds);
+  plan->begin(plan_epoch_ + 1, last_batch_, item.skipped);
+  plan_ = &*plan;
+  ++plan_epoch_;
   ++epoch_;
-  plan_.emplace(++plan_epoch_, last_batch_, query.step(), item.choices, item.rounds);
   // From here on readiness counts for the plan.
   forget_negotiation();
   learner_.reset();
   halt_.reset();
   resumed_after_ = last_batch_;
   idle_pauses_ = 0;
-  if (readiness_.has_joined(position_.rank)) {
-    join_later_ = true;
-    break_plan();
-  }
+  // A wish for the end of another plan may have come too late.
+  join_later_ |= readiness_.has_joined(position_.rank);
+  if (join_later_) break_plan();
   readiness_.end_join();
   for (const auto* entry : pending_.in_order())
     submit_to_plan(entry->first, entry->second.signature);
+}
+
+// Another plan takes the place of a paused one, or the plan ends. A batch that all ranks have
+// joined runs to completion.
+void Negotiator::leave_plan() {
+  if (!plan_) return;
+  if (plan_->running()) {
+    for (const std::string& name : plan_->last()) pending_.erase(name);
+  }
+  plan_ = nullptr;
+  paused_ = false;
 }
 
 // Every rank comes to the same conclusion about which operations belong to the plan, because that
@@ -169,18 +216,27 @@ void Negotiator::answer_halt() {
   } else if (halt_.end_wanted()) {
     end_plan();
   } else {
-    pause_and_resume_plan();
+    run_beside_plan();
   }
 }
 
 void Negotiator::end_plan() {
-  learner_.plan_ended(plan_->steps_joined(), tuner_.trial_over());
-  tuner_.plan_ended();
+  if (halt_.last_batch() != resumed_after_) learner_.interrupt();
+  // A plan that the program has turned away from is not to blame.
+  note_end_of_plan(!tuner_.trial_over() && idle_pauses_ < kMostIdlePauses);
   DecisionItem item;
   item.kind = DecisionItem::Kind::kUninstallPlan;
   item.batch = halt_.last_batch();
   publish({item});
   if (failure_later_) fail_all(*std::exchange(failure_later_, std::nullopt));
+}
+
+// Root only.
+void Negotiator::note_end_of_plan(bool broken) {
+  const bool settled = tuner_.trial_over();
+  const auto end = remembered_.ended(plan_->steps_joined(), broken);
+  if (end.forgotten || settled) learner_.plan_ended(end.steps, settled);
+  tuner_.plan_ended();
 }
 
 // The plan has come to batch `item.batch` on all ranks; this rank may have joined one more.
@@ -197,17 +253,39 @@ void Negotiator::stop_plan(const DecisionItem& item) {
   last_batch_ = item.batch;
 }
 
-// Root only: runs the operations beside the plan that are ready on all ranks.
-void Negotiator::pause_and_resume_plan() {
+// Root only: the plan is halted for operations that it lacks and that are ready on all ranks. They
+// run, and the plan is resumed, or another plan takes its place.
+void Negotiator::run_beside_plan() {
   std::vector<DecisionItem> items(1);
   items.front().kind = DecisionItem::Kind::kPausePlan;
   items.front().batch = halt_.last_batch();
   queue_.continue_after(halt_.last_batch());
-  while (queue_.has_batch(false)) items.push_back(queue_.take_batch(table_).item);
-  items.emplace_back().kind = DecisionItem::Kind::kResumePlan;
-  idle_pauses_ = halt_.last_batch() == resumed_after_ ? idle_pauses_ + 1 : 0;
+  const bool is_idle = halt_.last_batch() == resumed_after_;
+  idle_pauses_ = is_idle ? idle_pauses_ + 1 : 0;
+  if (!is_idle) learner_.interrupt();
+  bool is_replaced = consider_continuation(items);
+  while (!is_replaced && queue_.has_batch(false)) {
+    DecisionQueue::Batch batch = queue_.take_batch(table_);
+    learner_.note_batch(batch.operations);
+    items.push_back(std::move(batch.item));
+    is_replaced = consider_plan(items);
+  }
+  if (!is_replaced) items.emplace_back().kind = DecisionItem::Kind::kResumePlan;
   publish(items);
   resumed_after_ = last_batch_;
+}
+
+// Root only: another plan goes on with the operations that are ready. None of them has run outside
+// of a plan, so that the place in the step is known.
+bool Negotiator::consider_continuation(std::vector<DecisionItem>& items) {
+  if (learner_.recent().size() > 0 || !queue_.has_batch(true)) return false;
+  const auto found = remembered_.find_continuation(
+      queue_.front(), plan_->slots_joined(halt_.last_batch()), pending_);
+  if (!found) return false;
+  note_end_of_plan(false);
+  remembered_.begun(found->place, true);
+  items.push_back(installation(found->place, found->skipped));
+  return true;
 }
 
 void Negotiator::pause_plan(const DecisionItem& item) {
@@ -228,12 +306,9 @@ void Negotiator::resume_plan() {
 
 void Negotiator::uninstall_plan(const DecisionItem& item) {
   if (paused_) throw WireError("end of a plan that is paused");
-  // A batch that all ranks have joined runs to completion.
-  if (plan_->running() && plan_->joined() == item.batch) {
-    for (const std::string& name : plan_->last()) pending_.erase(name);
-  }
   stop_plan(item);
-  plan_.reset();
+  if (plan_->joined() > item.batch) plan_->withdraw();
+  leave_plan();
   halt_.reset();
   if (is_root()) queue_.continue_after(item.batch);
   ++epoch_;

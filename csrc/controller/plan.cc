@@ -37,15 +37,63 @@ PlanContents make_plan(std::span<const StepMember> step, std::span<const std::ui
   return contents;
 }
 
-Plan::Plan(std::uint32_t epoch, std::uint64_t decided, const std::vector<StepMember>& step,
-           std::span<const PlanChoice> choices, std::uint32_t rounds)
-    : epoch_(epoch), trial_steps_(std::uint64_t{rounds} * choices.size()), joined_(decided) {
-  if (choices.empty()) throw WireError("plan without choices");
-  for (const PlanChoice& choice : choices) choices_.push_back(make_choice(choice, step.size()));
+Plan::Plan(const std::vector<StepMember>& step) {
   for (std::size_t slot = 0; slot < step.size(); ++slot) {
     slots_.push_back({step[slot].signature});
     turns_[step[slot].key].slots.push_back(static_cast<std::uint32_t>(slot));
   }
+}
+
+void Plan::set_choices(std::span<const PlanChoice> choices, std::uint32_t rounds) {
+  if (choices.empty()) throw WireError("plan without choices");
+  choices_.clear();
+  for (const PlanChoice& choice : choices) choices_.push_back(make_choice(choice, slots_.size()));
+  trial_steps_ = std::uint64_t{rounds} * choices.size();
+}
+
+void Plan::begin(std::uint32_t epoch, std::uint64_t decided, std::size_t skipped) {
+  if (choices_.empty()) throw WireError("plan without choices");
+  epoch_ = epoch;
+  joined_ = decided;
+  step_ = 0;
+  choice_ = last_choice_ = next_ = ready_ = 0;
+  running_ = false;
+  intact_ = true;
+  last_.clear();
+  for (Slot& slot : slots_) {
+    slot.ready = false;
+    slot.turns = 0;
+  }
+  for (auto& [key, turn] : turns_) turn.next = 0;
+  for (Choice& choice : choices_) {
+    for (Batch& batch : choice.batches) batch.ready = 0;
+  }
+  if (skipped == 0) return;
+  // Otherwise it would depend on the order of the slots which ones of a key are skipped.
+  if (turns_.size() != slots_.size() || skipped >= choices_[0].batches.size()) {
+    throw WireError("plan that begins at an impossible batch");
+  }
+  for (; next_ < skipped; ++next_) {
+    for (const std::uint32_t at : choices_[0].batches[next_].slots) ++slots_[at].turns;
+  }
+}
+
+std::vector<std::uint32_t> Plan::slots_joined(std::uint64_t decided) const {
+  std::size_t choice = choice_;
+  std::size_t batches = next_;
+  if (decided < joined_) {
+    if (next_ == 0) {
+      choice = last_choice_;
+      batches = choices_[choice].batches.size();
+    }
+    --batches;
+  }
+  std::vector<std::uint32_t> slots;
+  for (std::size_t i = 0; i < batches; ++i) {
+    const auto& batch = choices_[choice].batches[i].slots;
+    slots.insert(slots.end(), batch.begin(), batch.end());
+  }
+  return slots;
 }
 
 Plan::Choice Plan::make_choice(const PlanChoice& choice, std::size_t slots) {

@@ -24,6 +24,9 @@
 
 namespace horoplug {
 
+// The number of plans that the ranks of a process set remember, by place.
+inline constexpr std::size_t kRememberedPlans = 4;
+
 using PlanContents = std::vector<std::vector<std::uint32_t>>;  // slots of the step, by batch
 
 // One way to divide a step into batches.
@@ -40,10 +43,14 @@ PlanContents make_plan(std::span<const StepMember> step, std::span<const std::ui
 
 class Plan {
  public:
-  // The first batch has the number `decided` + 1. Each choice has `rounds` turns. Throws WireError
-  // if the choices do not fit this step.
-  Plan(std::uint32_t epoch, std::uint64_t decided, const std::vector<StepMember>& step,
-       std::span<const PlanChoice> choices, std::uint32_t rounds);
+  explicit Plan(const std::vector<StepMember>& step);
+
+  // Each choice has `rounds` turns. Throws WireError if the choices do not fit the step.
+  void set_choices(std::span<const PlanChoice> choices, std::uint32_t rounds);
+  // The plan is installed, for the first time or again. Its first batch has the number `decided` +
+  // 1. The first `skipped` batches of its first step have run outside of the plan. Throws WireError
+  // if it cannot begin there, or has no choices.
+  void begin(std::uint32_t epoch, std::uint64_t decided, std::size_t skipped = 0);
 
   std::uint32_t epoch() const { return epoch_; }
   // Whether the step has an operation under this key, so that the plan alone runs it.
@@ -79,6 +86,10 @@ class Plan {
     joined_ = decided;
   }
 
+  // The slots of the current step that have been joined by batch `decided`, the last one that this
+  // rank has joined or the one before.
+  std::vector<std::uint32_t> slots_joined(std::uint64_t decided) const;
+
   // The minimum number of further operations that must become ready before the next batch can be
   // joined. 0: only the running batch delays it.
   std::size_t missing() const { return next_batch().slots.size() - next_batch().ready; }
@@ -112,9 +123,9 @@ class Plan {
   std::size_t choice_of(std::uint64_t step) const;
   const Batch& next_batch() const { return choices_[choice_].batches[next_]; }
 
-  std::uint32_t epoch_;
-  const std::uint64_t trial_steps_;
-  std::uint64_t joined_;
+  std::uint32_t epoch_ = 0;
+  std::uint64_t trial_steps_ = 0;
+  std::uint64_t joined_ = 0;
   std::uint64_t step_ = 0;
   std::size_t choice_ = 0;  // of the current step
   std::size_t last_choice_ = 0;

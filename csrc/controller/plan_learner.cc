@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/hash.h"
 #include "base/wire.h"
 
 namespace horoplug {
@@ -45,31 +44,37 @@ void PlanLearner::reset() {
   query_ = {};
   history_.clear();
   pattern_.disturb();
+  recent_.clear();
 }
 
 void PlanLearner::note_batch(const std::vector<ReadyOperation>& batch) {
   for (const ReadyOperation& operation : batch) {
     if (!operation.absent.empty() || is_administrative(operation.signature.op)) {
       pattern_.disturb();
+      recent_.clear();
     } else {
-      const std::uint64_t contents = digest(operation.signature);
-      pattern_.note(
-          Hash().add(step_key(operation.name, operation.signature)).add(contents).value());
+      const std::uint64_t number =
+          operation_digest(step_key(operation.name, operation.signature), operation.signature);
+      pattern_.note(number);
+      recent_.note(number);
     }
   }
 }
 
-std::optional<PlanLearner::Proposal> PlanLearner::propose() {
+std::optional<PlanLearner::Query> PlanLearner::propose_query() {
   if (plan_after_ <= 0 || !pattern_.at_boundary()) return std::nullopt;
-  const auto& step = pattern_.step();
-  const bool is_queried =
-      query_.number() > 0 && queried_step_.size() == step.size() &&
-      std::is_permutation(queried_step_.begin(), queried_step_.end(), step.begin());
-  if (is_queried && query_.complete()) return Proposal{true, queries_, 0};
+  const StepDigest& step = pattern_.step();
+  if (recent_.size() < 2 * step.operations()) return std::nullopt;
+  const bool is_queried = query_.number() > 0 && queried_step_ == step;
   // The first repetition means two equal steps.
   if (is_queried || pattern_.repeated() + 2 < steps_wanted_) return std::nullopt;
   queried_step_ = step;
-  return Proposal{false, ++queries_, static_cast<std::uint32_t>(step.size())};
+  return Query{++queries_, static_cast<std::uint32_t>(step.operations())};
+}
+
+std::optional<std::uint64_t> PlanLearner::take_learned() {
+  if (!query_.complete() || query_.number() == learned_) return std::nullopt;
+  return learned_ = query_.number();
 }
 
 void PlanLearner::plan_ended(std::uint64_t steps, bool settled) {

@@ -3,8 +3,8 @@
 //
 // Every rank keeps the last decided operations. The root watches their order for steps that repeat
 // (StepPattern). After enough of them it proposes a dependency query (DependencyQuery), which every
-// rank answers along the tree, and then, at the end of a later equal step, the plan. A plan that
-// ends soon doubles the number of steps that the next one needs.
+// rank answers along the tree. Then the step is known well enough for a plan. A plan that keeps
+// ending soon doubles the number of steps that the next one needs.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 
 #include "controller/dependency_query.h"
 #include "controller/fusion.h"
+#include "controller/step_digest.h"
 #include "controller/step_pattern.h"
 
 namespace horoplug {
@@ -27,7 +28,10 @@ class PlanLearner {
   // `plan_after`: identical consecutive steps before a plan; 0: never. `children`: of this rank in
   // the tree.
   PlanLearner(int plan_after, std::size_t children)
-      : plan_after_(plan_after), children_(children), steps_wanted_(plan_after) {}
+      : plan_after_(plan_after),
+        children_(children),
+        recent_(2 * StepPattern::kMostOperations),
+        steps_wanted_(plan_after) {}
 
   // ---- every rank, in the order of the decisions
 
@@ -46,14 +50,20 @@ class PlanLearner {
 
   // A batch was decided.
   void note_batch(const std::vector<ReadyOperation>& batch);
-  // What should follow the batch that was noted last.
-  struct Proposal {
-    bool install = false;      // the plan for query(); otherwise a query
-    std::uint64_t number = 0;  // of the query
+  // An installed plan has run batches since the last note_batch(). The steps of a plan follow each
+  // other: two of them must have been decided without an interruption before it is proposed.
+  void interrupt() { recent_.clear(); }
+  // The decided operations since the last interruption.
+  const RecentOperations& recent() const { return recent_; }
+  // The query that should follow the batch that was noted last.
+  struct Query {
+    std::uint64_t number = 0;
     std::uint32_t operations = 0;
   };
-  std::optional<Proposal> propose();
-  // A plan has ended after `steps` steps. `settled`: it ended because its trial was over.
+  std::optional<Query> propose_query();
+  // The number of query(), once after all ranks have answered.
+  std::optional<std::uint64_t> take_learned();
+  // A plan is forgotten after `steps` steps in all. `settled`: it ended because its trial was over.
   void plan_ended(std::uint64_t steps, bool settled);
 
  private:
@@ -65,8 +75,10 @@ class PlanLearner {
 
   // Root only.
   StepPattern pattern_;
-  std::vector<std::uint64_t> queried_step_;  // as in pattern_
+  RecentOperations recent_;
+  StepDigest queried_step_;  // as in pattern_
   std::uint64_t queries_ = 0;
+  std::uint64_t learned_ = 0;  // the last result of take_learned()
   int steps_wanted_;
 };
 

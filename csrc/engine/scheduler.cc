@@ -97,6 +97,7 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
     case DecisionItem::Kind::kDependencyQuery:
     case DecisionItem::Kind::kInstallPlan:
     case DecisionItem::Kind::kResumePlan:
+    case DecisionItem::Kind::kRememberPlan:
       break;  // only the negotiator is concerned
     case DecisionItem::Kind::kClose:
       parts_.submissions.close_set(set.members->set, decision.status);

@@ -64,6 +64,41 @@ def test_results_do_not_depend_on_plans(pool, hosts):
     assert {parameters for parameters, _, _ in planned + negotiated} == {planned[0][0]}
 
 
+def train_and_evaluate(shared):
+    """Ten training steps and six evaluation steps in turn, with ``shared`` common tensors. Returns the batches
+    and planned batches of the last rounds, and the number of plans that were broken in them."""
+    training = [f"grad{i}" for i in range(20)]
+    evaluation = training[:shared] + [f"metric{i}" for i in range(3)]
+
+    def step(names):
+        handles = [
+            hvd.allreduce_async(np.full(4, hvd.rank() + 1.0), name=name, op=hvd.Sum)
+            for name in names
+        ]
+        for handle in handles:
+            assert (hvd.synchronize(handle) == hvd.size() * (hvd.size() + 1) / 2).all()
+
+    def rounds(number):
+        for _ in range(number):
+            for _ in range(10):
+                step(training)
+            for _ in range(6):
+                step(evaluation)
+
+    rounds(6)
+    before = stats()
+    rounds(6)
+    after = stats()
+    return [after[name] - before[name] for name in ("batches", "planned_batches", "broken_plans")]
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+def test_alternating_loops_keep_their_plans(pool, shared):
+    with pool.ranks(2) as job:
+        for batches, planned, _ in job.run(train_and_evaluate, shared):
+            assert planned >= 0.8 * batches
+
+
 def changing_order(_):
     """The order of blocking operations changes after the plan was installed, differently on each rank."""
     x = np.ones(4)

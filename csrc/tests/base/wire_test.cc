@@ -38,14 +38,21 @@ Decisions some_plan() {
   query.operations = 5;
   DecisionItem lock;
   lock.kind = DecisionItem::Kind::kInstallPlan;
-  lock.batch = 4;
+  lock.place = 3;
+  lock.skipped = 2;
   const PlanContents contents{{0, 3, 200}, {1}, {2, 4}};
   lock.choices = {{{}, contents}, {{.chunk_bytes = 64 << 10}, contents}, {{.lanes = 2}, {{0}}}};
   lock.rounds = 13;
   DecisionItem unlock;
   unlock.kind = DecisionItem::Kind::kUninstallPlan;
   unlock.batch = 70;
-  return {2, {query, lock, unlock}};
+  DecisionItem remember;
+  remember.kind = DecisionItem::Kind::kRememberPlan;
+  remember.batch = 4;
+  remember.place = 1;
+  DecisionItem again = lock;
+  again.choices.clear();
+  return {2, {query, lock, unlock, remember, again}};
 }
 
 std::vector<Bytes> valid_messages() {
@@ -147,15 +154,21 @@ TEST_CASE("plans round-trip") {
   Reader reader(bytes);
   read_head(reader);
   const Decisions got = decode_decisions(reader);
-  REQUIRE(got.items.size() == 3);
+  REQUIRE(got.items.size() == 5);
   CHECK(got.items[0].kind == DecisionItem::Kind::kDependencyQuery);
   CHECK(got.items[0].batch == 4);
   CHECK(got.items[0].operations == 5);
   CHECK(got.items[1].kind == DecisionItem::Kind::kInstallPlan);
   CHECK(got.items[1].choices == some_plan().items[1].choices);
   CHECK(got.items[1].rounds == 13);
+  CHECK(got.items[1].place == 3);
+  CHECK(got.items[1].skipped == 2);
   CHECK(got.items[2].kind == DecisionItem::Kind::kUninstallPlan);
   CHECK(got.items[2].batch == 70);
+  CHECK(got.items[3].kind == DecisionItem::Kind::kRememberPlan);
+  CHECK(got.items[3].batch == 4);
+  CHECK(got.items[3].place == 1);
+  CHECK(got.items[4].choices.empty());
 }
 
 TEST_CASE("names with common prefixes and suffixes round-trip and are compact") {

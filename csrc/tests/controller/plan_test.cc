@@ -384,7 +384,7 @@ TEST_CASE("a name can occur several times in a step, and operations may be unnam
 TEST_CASE("a plan that keeps breaking is installed again after ever more equal steps") {
   Random random(test_seed());
   const auto phase = [&](Program& program) {
-    for (int i = 0; i < 8; ++i) submit_all_then_wait(program, {"x", "y"});
+    for (int i = 0; i < 6; ++i) submit_all_then_wait(program, {"x", "y"});
     submit_all_then_wait(program, {"x"});
   };
   const Program program = repeat(100, phase);
@@ -394,7 +394,8 @@ TEST_CASE("a plan that keeps breaking is installed again after ever more equal s
   for (const auto& batch : job[0].done) plans.insert(batch.plan);
   plans.erase(0);
   CHECK(plans.size() >= 1);
-  CHECK(plans.size() <= 3);  // after 3 and 6 equal steps; there are never 12 of them
+  // Each of the plans after 3 and 6 equal steps breaks twice; there are never 12 of them.
+  CHECK(plans.size() <= 4);
 }
 
 TEST_CASE("operations that are not in the plan run without ending it") {
@@ -463,8 +464,11 @@ TEST_CASE("a withdrawn batch of a plan is joined again, whatever choices the pla
     for (const char* name : {"a", "b", "c"}) step.push_back({name, sum_of(4), 1});
     const std::vector<PlanChoice> choices{
         {{}, {{0, 1, 2}}}, {{}, {{0}, {1}, {2}}}, {{}, {{0, 1}, {2}}}};
-    Plan plan(1, 0, step, choices, 5);
-    Plan undisturbed(1, 0, step, choices, 5);
+    Plan plan(step);
+    plan.set_choices(choices, 5);
+    Plan undisturbed = plan;
+    plan.begin(1, 0);
+    undisturbed.begin(1, 0);
     std::uint32_t epoch = 1;
     for (int steps = 0; steps < 25; ++steps) {
       for (const StepMember& member : step) {
@@ -504,6 +508,140 @@ TEST_CASE("a loop of operations that are not in the plan gets a plan of its own"
   finish(job, random, 0);
   CHECK(job[0].done.back().plan != 0);
   CHECK(job[0].done.back().names.front() != "y");
+}
+
+namespace {
+
+// A part of a program: a number of equal steps.
+struct Phase {
+  int steps;
+  std::vector<std::vector<std::string>> stages;  // each is submitted at once, then waited for
+};
+
+void append(Program& program, const Phase& phase) {
+  for (int i = 0; i < phase.steps; ++i) {
+    for (const auto& stage : phase.stages) submit_all_then_wait(program, stage);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("loops in turn keep their plans and switch without a deadline") {
+  const std::vector<std::pair<Phase, Phase>> loops{
+      {{10, {{"a", "b", "c"}}}, {6, {{"d", "e"}}}},            // nothing in common
+      {{10, {{"x", "a", "b"}}}, {6, {{"x", "d", "e"}}}},       // some operations in common
+      {{10, {{"a", "b", "x"}}}, {10, {{"a", "b", "y"}}}},      // one operation differs
+      {{10, {{"a", "b"}, {"x"}}}, {10, {{"a", "b"}, {"y"}}}},  // after a common batch
+      {{10, {{"a"}, {"b"}}}, {6, {{"d"}, {"e"}, {"f"}}}},      // operations that wait for others
+      {{1, {{"a", "b"}}}, {1, {{"d"}}}},                       // in turn
+      {{1, {{"a", "b", "x"}}}, {1, {{"a", "b", "y"}}}},        // the same, with common operations
+  };
+  const std::uint64_t seed = test_seed();
+  for (std::uint64_t round = 0; round < (kSanitized ? 4 : 20); ++round) {
+    for (std::size_t kind = 0; kind < loops.size(); ++kind) {
+      CAPTURE(seed);
+      CAPTURE(round);
+      CAPTURE(kind);
+      Random random(seed + round);
+      const int ranks = 2 + below(random, 4);
+      const auto& [training, evaluation] = loops[kind];
+      const int warm_up = 60 / training.steps;
+      Program program;
+      for (int i = 0; i < warm_up; ++i) {
+        append(program, training);
+        append(program, evaluation);
+      }
+      const std::size_t learned = program.size();
+      for (int i = 0; i < warm_up; ++i) {
+        append(program, training);
+        append(program, evaluation);
+      }
+      Job job(random_hosts(random, ranks), {},
+              std::vector<Program>(static_cast<std::size_t>(ranks), program));
+      const auto is_learned = [&] { return job[0].at >= learned; };
+      while (!is_learned()) {
+        if (!job.happen(random)) REQUIRE(job.expire_deadline(random));
+      }
+      const std::size_t before = job[0].done.size();
+      while (!job.finished()) REQUIRE(job.happen(random));
+      const auto negotiated =
+          std::count_if(job[0].done.begin() + static_cast<std::ptrdiff_t>(before),
+                        job[0].done.end(), [](const auto& batch) { return batch.plan == 0; });
+      CHECK(negotiated == 0);
+      for (int rank = 0; rank < ranks; ++rank) REQUIRE(job[rank].done == job[0].done);
+    }
+  }
+}
+
+TEST_CASE("programs that change between loops at random end, and all ranks do the same") {
+  const std::uint64_t seed = test_seed();
+  std::uint64_t planned = 0;
+  std::uint64_t negotiated = 0;
+  for (std::uint64_t round = 0; round < (kSanitized ? 60 : 600); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    Random random(seed + round);
+    const int ranks = 2 + below(random, chance(random, 4) ? 10 : 3);
+    // More loops than plans that are remembered, of operations that may be common.
+    std::vector<Phase> loops(static_cast<std::size_t>(2 + below(random, 5)));
+    const int names = 4 + below(random, 12);
+    for (Phase& loop : loops) {
+      std::set<int> used;
+      loop.stages.resize(static_cast<std::size_t>(1 + below(random, 3)));
+      for (auto& stage : loop.stages) {
+        for (int i = 1 + below(random, 3); i > 0; --i) {
+          const int name = below(random, names);
+          if (used.insert(name).second) stage.push_back("t" + std::to_string(name));
+        }
+      }
+    }
+    const int disorder = 5 + below(random, 60);
+    const bool joins = chance(random, 3);
+    std::vector<Program> programs(static_cast<std::size_t>(ranks));
+    for (int i = 0; i < 25; ++i) {
+      Phase& loop = loops[static_cast<std::size_t>(below(random, static_cast<int>(loops.size())))];
+      loop.steps = chance(random, 3) ? 1 : 1 + below(random, 12);
+      const bool has_metric = chance(random, 3);
+      for (Program& program : programs) {
+        for (int step = 0; step < loop.steps; ++step) {
+          for (std::vector<std::string> stage : loop.stages) {
+            if (chance(random, disorder)) std::shuffle(stage.begin(), stage.end(), random);
+            submit_all_then_wait(program, stage);
+          }
+        }
+        if (has_metric) submit_all_then_wait(program, {"metric"});
+      }
+    }
+    for (Program& program : programs) {
+      if (!joins) break;
+      program.push_back({Action::Kind::kJoin, kJoinName});
+      program.push_back({Action::Kind::kWait, kJoinName});
+    }
+    Negotiator::Options options;
+    options.plan_after = 2 + below(random, 2);
+    options.tuning.bucket_bytes = 16 * (1 + below(random, 3));
+    options.job = {.ranks = ranks, .one_host = false, .lanes = 2};
+    options.tuner = {.mode = chance(random, 2) ? Autotune::kAll : Autotune::kOff,
+                     .warmup = 1,
+                     .turns = 1,
+                     .choices = 100,
+                     .buckets = {16, 32, 64}};
+    Job job(random_hosts(random, ranks), options, std::move(programs));
+    finish(job, random, chance(random, 2) ? 20 + below(random, 500) : 0);
+    std::map<std::string, int> runs;
+    std::map<std::string, int> submitted;
+    for (const Action& action : job[0].program) {
+      submitted[action.name] += action.kind != Action::Kind::kWait;
+    }
+    for (const auto& batch : job[0].done) {
+      ++(batch.plan != 0 ? planned : negotiated);
+      for (const auto& name : batch.names) ++runs[name];
+    }
+    REQUIRE(runs == submitted);
+    for (int rank = 0; rank < ranks; ++rank) REQUIRE(job[rank].done == job[0].done);
+  }
+  MESSAGE("planned batches: " << planned << ", negotiated: " << negotiated);
+  CHECK(planned > (kSanitized ? 1'000 : 10'000));
 }
 
 TEST_CASE("failures and closings during a plan end the same operations on all ranks") {
@@ -579,19 +717,22 @@ TEST_CASE("invalid messages about plans are rejected") {
                          std::uint32_t epoch = 0) {
     negotiator.receive(0, Decisions{epoch, {item}});
   };
+  DecisionItem remember;
+  remember.kind = DecisionItem::Kind::kRememberPlan;
   DecisionItem install;
   install.kind = DecisionItem::Kind::kInstallPlan;
   install.choices = {{{}, {{0}}}};
   DecisionItem query;
   query.kind = DecisionItem::Kind::kDependencyQuery;
-  install.batch = query.batch = 1;
+  remember.batch = query.batch = 1;
   query.operations = 1;
   DecisionItem uninstall;
   uninstall.kind = DecisionItem::Kind::kUninstallPlan;
 
   Negotiator leaf = fresh(1);
-  CHECK_THROWS_AS(decide(leaf, install), WireError);  // without a query
-  CHECK_THROWS_AS(decide(leaf, query), WireError);    // no operation has run
+  CHECK_THROWS_AS(decide(leaf, remember), WireError);  // without a query
+  CHECK_THROWS_AS(decide(leaf, install), WireError);   // nothing is remembered
+  CHECK_THROWS_AS(decide(leaf, query), WireError);     // no operation has run
   Negotiator free = fresh(1);
   CHECK_THROWS_AS(decide(free, uninstall), WireError);  // no plan is installed
   CHECK_THROWS_AS(free.receive(0, MessageKind::kHalt, {0, 0}), WireError);
@@ -609,14 +750,15 @@ TEST_CASE("invalid messages about plans are rejected") {
   batch.members = {{0, "x", {}, {}}};
   decide(twice, batch);
   decide(twice, query);
-  install.batch = 2;
-  CHECK_THROWS_AS(decide(twice, install), WireError);  // the number of another query
-  install.batch = 1;
+  remember.batch = 2;
+  CHECK_THROWS_AS(decide(twice, remember), WireError);  // the number of another query
+  remember.batch = 1;
   for (const PlanContents& wrong : {PlanContents{{0}, {0}}, PlanContents{{1}}}) {
     Negotiator one = fresh(1);
     one.submit("x", sum_of(4));
     decide(one, batch);
     decide(one, query);
+    decide(one, remember);
     install.choices = {{{}, wrong}};
     CHECK_THROWS_AS(decide(one, install), WireError);
   }
@@ -624,6 +766,10 @@ TEST_CASE("invalid messages about plans are rejected") {
   planned.submit("x", sum_of(4));
   decide(planned, batch);
   decide(planned, query);
+  decide(planned, remember);
+  DecisionItem impossible = install;
+  impossible.choices.clear();
+  CHECK_THROWS_AS(decide(planned, impossible), WireError);  // never installed with choices
   install.choices = {{{}, {{0}}}};
   decide(planned, install);
   CHECK(planned.has_plan());

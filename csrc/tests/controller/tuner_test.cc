@@ -41,7 +41,9 @@ class Training {
     while (true) {
       const auto choices = choices_of(tuner);
       if (choices.size() == 1) return trials;
-      Plan plan(1, 0, step_, choices, tuner.rounds());
+      Plan plan(step_);
+      plan.set_choices(choices, tuner.rounds());
+      plan.begin(1, 0);
       while (!tuner.trial_over()) {
         REQUIRE(steps_ < 10'000);
         // Not checked one by one, which would take most of the test's time.

@@ -188,6 +188,33 @@ TEST_CASE("a metric after every ten steps does not end the plan on any transport
   }
 }
 
+TEST_CASE("training and evaluation in turn keep their plans on any transport") {
+  for (const Transport transport : kTransports) {
+    CAPTURE(transport_name(transport));
+    constexpr int kRanks = 3;
+    constexpr int kPhases = 6;
+    Cluster cluster(transport, kRanks);
+    const auto phase = [](Program& program) {
+      for (int i = 0; i < 20; ++i) submit_all_then_wait(program, {"a", "b", "c"});
+      for (int i = 0; i < 10; ++i) submit_all_then_wait(program, {"loss", "accuracy"});
+    };
+    const std::vector<Program> programs(kRanks, testing::repeat(kPhases, phase));
+    run_programs(cluster, programs);  // learns both
+    std::vector<hp_stats> before;
+    for (int rank = 0; rank < kRanks; ++rank) before.push_back(stats_after(cluster, rank));
+    run_programs(cluster, programs);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const hp_stats& old = before[static_cast<std::size_t>(rank)];
+      const hp_stats stats = stats_after(cluster, rank);
+      const auto planned = stats.planned_batches - old.planned_batches;
+      const auto messages = stats.control_messages - old.control_messages;
+      // On a busy machine a few steps may be negotiated after a time limit.
+      CHECK(10 * planned >= 9 * (stats.batches - old.batches));
+      CHECK(messages < kPhases * 30);  // fewer than one for each step
+    }
+  }
+}
+
 namespace {
 
 // Rank 0 joins a large in-place batch and starts to send it or to share it. Rank 1 submits another
