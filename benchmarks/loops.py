@@ -156,7 +156,7 @@ def main() -> int:
                     times[name] += loop.round()
                 sent[name] += messages() - before
                 wrong[name] += loop.wrong_elements()
-        usual = {}
+        usual: dict[str, float] = {}
         for name, measured in times.items():
             seconds = np.array([time for time, _ in measured])
             slowest = hvd.allreduce(seconds, op=hvd.Max, name="loops.times")
