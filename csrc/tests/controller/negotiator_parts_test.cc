@@ -59,14 +59,14 @@ DecisionItem::Member decide(DecisionQueue& queue, NameTable& names, const std::s
   return member;
 }
 
-// Feeds steps of the operations a, b, c until the learner proposes something.
-std::optional<PlanLearner::Proposal> run_steps(PlanLearner& learner, int most, int* steps) {
+// Feeds steps of the operations a, b, c until the learner proposes a query.
+std::optional<PlanLearner::Query> run_steps(PlanLearner& learner, int most, int* steps) {
   for (*steps = 1; *steps <= most; ++*steps) {
     for (const char* name : {"a", "b", "c"}) {
       learner.note(name, signature_of(), 1);
       learner.note_batch({{name, signature_of(), {}}});
     }
-    if (auto proposal = learner.propose()) return proposal;
+    if (const auto query = learner.propose_query()) return query;
   }
   return std::nullopt;
 }
@@ -207,28 +207,26 @@ TEST_CASE("errors and closings are taken once, in order") {
   CHECK(queue.take_ends().empty());
 }
 
-TEST_CASE("equal steps lead to a query, and its answers to a plan") {
+TEST_CASE("equal steps lead to a query, whose answers are learned once") {
   PlanLearner learner(3, 1);
   int steps = 0;
-  auto proposal = run_steps(learner, 20, &steps);
-  REQUIRE(proposal);
-  CHECK(!proposal->install);
-  CHECK(proposal->operations == 3);
-  learner.begin_query(proposal->number, proposal->operations);
+  const auto query = run_steps(learner, 20, &steps);
+  REQUIRE(query);
+  CHECK(query->operations == 3);
+  learner.begin_query(query->number, query->operations);
   CHECK(!learner.query().complete());
-  CHECK(!run_steps(learner, 5, &steps));  // one child has not answered yet
-  CHECK_THROWS_AS(learner.add_answer(proposal->number + 1, {0, 0, 0}), WireError);
-  CHECK_THROWS_AS(learner.add_answer(proposal->number, {0, 0}), WireError);
+  CHECK(!learner.take_learned());  // one child has not answered yet
+  CHECK(!run_steps(learner, 5, &steps));
+  CHECK_THROWS_AS(learner.add_answer(query->number + 1, {0, 0, 0}), WireError);
+  CHECK_THROWS_AS(learner.add_answer(query->number, {0, 0}), WireError);
 
-  CHECK(learner.add_answer(proposal->number, {0, 0, 0}));
+  CHECK(learner.add_answer(query->number, {0, 0, 0}));
   CHECK(learner.query().complete());
-  const std::uint64_t query = proposal->number;
-  proposal = run_steps(learner, 5, &steps);
-  REQUIRE(proposal);
-  CHECK(proposal->install);
-  CHECK(proposal->number == query);
+  CHECK(learner.take_learned() == query->number);
+  CHECK(!learner.take_learned());
+  CHECK(!run_steps(learner, 5, &steps));  // the step is known
   learner.reset();
-  CHECK(!learner.add_answer(query, {0, 0, 0}));  // the answer is out of date
+  CHECK(!learner.add_answer(query->number, {0, 0, 0}));  // the answer is out of date
 }
 
 TEST_CASE("a query needs operations that every rank has submitted") {

@@ -587,7 +587,7 @@ TEST_CASE("programs that change between loops at random end, and all ranks do th
     const int names = 4 + below(random, 12);
     for (Phase& loop : loops) {
       std::set<int> used;
-      loop.stages.resize(static_cast<std::size_t>(1 + below(random, 3)));
+      loop.stages.resize(1 + static_cast<std::size_t>(below(random, 3)));
       for (auto& stage : loop.stages) {
         for (int i = 1 + below(random, 3); i > 0; --i) {
           const int name = below(random, names);
@@ -620,7 +620,7 @@ TEST_CASE("programs that change between loops at random end, and all ranks do th
     Negotiator::Options options;
     options.plan_after = 2 + below(random, 2);
     options.tuning.bucket_bytes = 16 * (1 + below(random, 3));
-    options.job = {.ranks = ranks, .one_host = false, .lanes = 2};
+    options.placement = {.ranks = ranks, .one_host = false, .lanes = 2};
     options.tuner = {.mode = chance(random, 2) ? Autotune::kAll : Autotune::kOff,
                      .warmup = 1,
                      .turns = 1,
