@@ -19,12 +19,13 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test environments other-environments test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi wheel docs clean
+.PHONY: help demo build kernels test environments other-environments soak test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    set everything up and train on two processes"
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
+	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS)"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make kernels compile the GPU kernels with nvcc, for machines without NVRTC (docs/gpu.md)"
@@ -181,6 +182,11 @@ environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv
 
 test: cpp build environments
 	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+
+# Random jobs with random faults. A seed that is printed can be repeated with HOROPLUG_TEST_SEED.
+SOAK_SECONDS ?= 3600
+soak: build
+	@$(ACTIVATE) HOROPLUG_SOAK_SECONDS=$(SOAK_SECONDS) python -m pytest -s tests/soak/random_jobs.py $(PYTEST_ARGS)
 
 # See bench-gpu.
 test-gpu: $(GPU_TOOLS)
