@@ -2,20 +2,24 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import horoplug as hvd
 from tests.harness import ROOT
-from tests.harness.support import NO_LIMITS, environment, once_this_thread_waits, run_script
+from tests.harness.support import (
+    NO_LIMITS,
+    environment,
+    once_this_thread_waits,
+    resources,
+    run_script,
+)
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -101,16 +105,6 @@ def test_no_rank_can_truncate_shared_memory(pool):
     """The others would be killed by a signal when they use it."""
     with pool.ranks(2) as job:
         assert job.run(truncate_shared_memory) == [(2, [], 2.0)] * 2
-
-
-def resources():
-    """The resources of a process: descriptors, threads, mapped segments, and KiB of private memory."""
-    status = Path("/proc/self/status").read_text()
-    threads = int(re.search(r"Threads:\s+(\d+)", status).group(1))
-    segments = Path("/proc/self/maps").read_text().count("memfd")
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    private = sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", rollup)))
-    return len(os.listdir("/proc/self/fd")), threads, segments, private
 
 
 def check_cycles(count):

@@ -15,6 +15,7 @@ import faulthandler
 import os
 import pickle
 import random
+import re
 import secrets
 import signal
 import socket
@@ -77,6 +78,14 @@ def process_memory(pid: int | str, key: str = "VmRSS") -> int:
     """Bytes of memory that a process uses. VmHWM: the most so far, or since /proc/PID/clear_refs was written."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def resources() -> tuple[int, int, int, int]:
+    """The resources of this process: descriptors, threads, mapped segments, and KiB of private memory."""
+    segments = Path("/proc/self/maps").read_text().count("memfd")
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    private = sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", rollup)))
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), segments, private
 
 
 def wait_until_stopped(pid: int) -> None:

@@ -13,7 +13,7 @@ import time
 import pytest
 
 import horoplug as hvd
-from tests.harness.support import Pool, Ranks, process_memory, seed, wait_until_stopped
+from tests.harness.support import Pool, Ranks, process_memory, resources, seed, wait_until_stopped
 from tests.soak.program import FATAL, FAULTS, Episode, draw_episode, run_episode
 
 SECONDS = float(os.environ.pop("HOROPLUG_SOAK_SECONDS", "60"))
@@ -44,14 +44,17 @@ def pool():
     pool.close()
 
 
-def resources(before):
-    """Descriptors and threads of a rank without a job, once they are as few as before or some seconds have passed."""
+def excess(before):
+    """This rank's descriptors, threads and segments without a job, and whether there are more than before.
+
+    What has just ended may be counted for a moment."""
     deadline = time.monotonic() + 10
     gc.collect()
-    while True:  # the kernel may count a thread and what it closes for a moment after it was joined
-        found = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-        if before is None or found <= before or time.monotonic() > deadline:
-            return found
+    while True:
+        found = resources()[:3]
+        more = any(a > b for a, b in zip(found, before or found, strict=True))
+        if not more or time.monotonic() > deadline:
+            return found, more
         time.sleep(0.01)
 
 
@@ -66,8 +69,8 @@ class Soak:
         self.draw = random.Random(key)
         self.done: collections.Counter[str] = collections.Counter()
         self.usage: dict[
-            int, tuple[int, int]
-        ] = {}  # by process: descriptors and threads after its first job
+            int, tuple[int, ...]
+        ] = {}  # by process: descriptors, threads, segments after its first job
         self.memory: dict[int, list[int]] = collections.defaultdict(list)
 
     def job(self) -> None:
@@ -130,10 +133,12 @@ class Soak:
             if worker.process.poll() is not None or worker.connection.closed:
                 continue
             pid = worker.process.pid
-            (usage,) = Ranks([worker]).run(resources, self.usage.get(pid))
+            ((usage, more),) = Ranks([worker]).run(excess, self.usage.get(pid))
             first = self.usage.setdefault(pid, usage)
             self.memory[pid].append(process_memory(pid))
-            assert usage <= first, f"{self.description}: descriptors, threads: {first} -> {usage}"
+            assert not more, (
+                f"{self.description}: descriptors, threads, segments: {first} -> {usage}"
+            )
 
 
 @pytest.mark.timeout(SECONDS + 2 * LIMIT)
