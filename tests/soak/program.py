@@ -132,6 +132,8 @@ def run_episode(episode: Episode) -> int:
             counts.append(_Runner(episode, stream, process_set).run())
         except BaseException as error:
             errors.append(error)
+            if isinstance(error, AssertionError):
+                hvd.shutdown()  # otherwise the other ranks wait for this one, and the test for them
 
     mine = [(stream, sets[stream.members]) for stream in episode.streams if rank in stream.members]
     threads = [threading.Thread(target=run, args=arguments) for arguments in mine[1:]]
