@@ -110,7 +110,8 @@ void Negotiator::install_plan(const DecisionItem& item) {
   halt_.reset();
   resumed_after_ = last_batch_;
   idle_pauses_ = 0;
-  // A wish for the end of another plan may have come too late.
+  // This rank may have asked to end the previous plan, in order to join, after the root had decided
+  // to install this one.
   join_later_ |= readiness_.has_joined(position_.rank);
   if (join_later_) break_plan();
   readiness_.end_join();
@@ -222,7 +223,7 @@ void Negotiator::answer_halt() {
 
 void Negotiator::end_plan() {
   if (halt_.last_batch() != resumed_after_) learner_.interrupt();
-  // A plan that the program has turned away from is not to blame.
+  // A plan does not count as broken if the program has stopped running its step.
   note_end_of_plan(!tuner_.trial_over() && idle_pauses_ < kMostIdlePauses);
   DecisionItem item;
   item.kind = DecisionItem::Kind::kUninstallPlan;

@@ -8,7 +8,7 @@ namespace {
 
 // An operation that was unfit long ago may fit meanwhile.
 constexpr std::size_t kMostUnfit = 64;
-// Steps of fewer operations are waited for, although the anchor recurred at a short distance.
+// An anchor is not given up before this many operations, even if it recurred after a few.
 constexpr std::uint64_t kShortStep = 64;
 
 }  // namespace
