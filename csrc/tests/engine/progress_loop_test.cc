@@ -162,8 +162,9 @@ TEST_CASE("a progress thread that sleeps in an operation is woken when the peers
       ones.check(engine);
     }
   });
-  // Without the wake-up, the thread would check its work only four times per second.
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(kRounds / 8));
+  // Without the wake-up, the thread would check its work only four times per second: 25 s in all.
+  // On a busy machine the rounds have taken 14 s.
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(kRounds / 5));
   CHECK(cluster.engine(0).stats().planned_batches > kRounds / 2);
 }
 
