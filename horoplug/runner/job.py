@@ -30,12 +30,12 @@ from .blame import Blame, describe
 from .environment import common_environment
 from .hosts import Placement
 from .job_description import JobDescription
+from .network_check import NetworkCheck
 from .outlet import Outlets
 from .output import RankOutput
 from .preflight import StartError
 from .remote import Ssh
 from .signals import signal_handlers
-from .start import Start
 from .status import SECONDS, Status, fit, in_foreground, wanted
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -124,7 +124,7 @@ class Job:
         self._interrupts = 0
         self._end_by: float | None = None
         self._server: StoreServer | None = None  # None: its address is not chosen yet
-        self._start: Start | None = None  # the checks before the start; None with one host
+        self._start: NetworkCheck | None = None  # the checks before the start; None with one host
 
     def run(self) -> int:
         """Start the ranks and wait until the last process of the job has ended. Returns the exit code."""
@@ -165,7 +165,7 @@ class Job:
                 if self._is_ending:
                     self._command_agents(b"T")  # a signal arrived before there were agents
                 return
-            self._start = Start(
+            self._start = NetworkCheck(
                 self._agents.all, self._secret, self._interfaces, self._began, self._start_seconds
             )
         except (StartError, LostError) as error:

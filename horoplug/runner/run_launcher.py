@@ -27,9 +27,9 @@ from .checks import UsageError
 from .exchange import Exchange
 from .hosts import Host, assign_ranks
 from .launch import as_scheduled, given_hosts, make_job
+from .network_check import candidates
 from .preflight import StartError
 from .run_task import ADDRESS, PORT, SALT, SECRET, secret_of
-from .start import candidates
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -50,7 +50,7 @@ def _route(address: str) -> str | None:
     return None
 
 
-class Start:
+class NetworkCheck:
     """Checks the network between the hosts and chooses the rendezvous server before ranks start."""
 
     def __init__(
