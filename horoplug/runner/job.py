@@ -1,14 +1,12 @@
-"""Runs the ranks through agents, one per host: relays their output, ends all ranks when one fails, and reports why.
+"""Runs one job: starts its ranks through agents, relays their output, and ends all ranks when one fails.
 
-The launcher serves the rendezvous and decides; the agents (agent.py) own the processes. The launcher exchanges frames
-with them over their stdin and stdout, on this host or through ssh (agent_connection.py)."""
+The agents (agent.py), one on each host, own the processes. The launcher exchanges frames with them over their stdin and
+stdout, on this host or through ssh (agent_connection.py). The start is in startup.py, the decision about the end in
+outcome.py, and all printing in console.py."""
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import secrets
 import signal
 import socket
 import struct
@@ -18,32 +16,27 @@ from pathlib import Path
 from types import FrameType
 
 from horoplug.base import config, descriptors
-from horoplug.rendezvous.network.interfaces import select_interfaces
 from horoplug.rendezvous.network.libcrypto import libcrypto
-from horoplug.rendezvous.store.report import KEY, unpack
-from horoplug.rendezvous.store.server import StoreServer
 
 from . import agent
 from .agent_connection import AgentConnection, LostError
 from .agents import Agents
-from .blame import Blame, describe
+from .blame import describe
+from .console import Console
 from .environment import common_environment
 from .hosts import Placement
 from .job_description import JobDescription
-from .network_check import NetworkCheck
+from .outcome import TERMINATE, Outcome
 from .outlet import Outlets
-from .output import RankOutput
 from .preflight import StartError
 from .remote import Ssh
 from .signals import signal_handlers
-from .status import SECONDS, Status, fit, in_foreground, wanted
+from .startup import Startup, prescribed_interface
+from .status import SECONDS, wanted
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _PING_SECONDS = 5.0  # longest interval of pings to other hosts
 _LATER = 10.0  # seconds beyond the ranks' own timeout after which a host is lost: the ranks' error is the better one
-_STALLED_SECONDS = 10.0  # after a failure, limit for a reader of the output that accepts nothing
-_NO_RANKS_SECONDS = 2.0  # limit for agents to end if no rank has started
-_END_SECONDS = 12.0  # limit for an agent to end all processes, beyond the grace period
 
 
 class Job:
@@ -78,37 +71,26 @@ class Job:
         further variables for them. With ``serve``, the caller reports the failure (:attr:`verdict`).
 
         Errors: ValueError for an invalid variable; OSError if the folder for the output cannot be created."""
-        self._placements = hosts
-        self._began = began
-        self._ssh = ssh or Ssh()
-        self._verbose = verbose
-        self._is_reported_by_caller = serve is not None
         plain = common_environment(os.environ, settings)
         if config.value("ENCRYPT", plain):
-            libcrypto()  # the store has to encrypt, too
+            libcrypto()  # the rendezvous has to encrypt, too
         named: str | None = config.value("GLOO_IFACE", plain)
-        self._interfaces = tuple(interfaces) or tuple((named or "").replace(",", " ").split())
-        self._own_interface: str | None = None
-        if interfaces and all(host.is_local for host in hosts):
-            self._own_interface = select_interfaces(interfaces)[0].name
-        self._start_seconds: float = config.value("START_TIMEOUT", plain)
         timeout: float = config.value("GLOO_TIMEOUT_SECONDS", plain)
+        start_seconds: float = config.value("START_TIMEOUT", plain)
+        own_interface = prescribed_interface(hosts, interfaces)
+        outlets = Outlets()
+        shows_status = status and wanted(os.environ, [w.terminal for w in outlets.writers])
+        if shows_status:
+            settings = dict(settings) | {"STATUS_SECONDS": str(SECONDS)}
         ping_seconds = min(timeout / 6, _PING_SECONDS)
         self._agents = Agents(timeout + _LATER, ping_seconds, max(3 * ping_seconds, 2.0))
-        self._outlets = Outlets()
-        writers = self._outlets.writers
-        self._output = RankOutput(size, writers, folder=folder, timestamps=timestamps)
-        self._held = False  # the agents do not read the ranks' output for now
-        self._status: Status | None = None
-        if status and wanted(os.environ, [writer.terminal for writer in writers]):
-            self._status = Status(size, time.monotonic())
-            settings = dict(settings) | {"STATUS_SECONDS": str(SECONDS)}
+        ssh = ssh or Ssh()
         self._description = JobDescription(
             command,
             size,
             settings,
             hosts=hosts,
-            python=self._ssh.python,
+            python=ssh.python,
             silence=self._agents.lost_seconds,
             grace=GRACE_SECONDS,
             compat=compat,
@@ -116,15 +98,27 @@ class Job:
             forward=forward,
             serve=serve,
         )
-        self._started: set[int] = set()
-        self._gone: set[int] = set()  # ranks whose process has ended
-        self._secret = secrets.token_bytes(32)
-        self._blame = Blame(range(size))
-        self._cause: tuple[str, int] | None = None  # last line and exit code
-        self._interrupts = 0
-        self._end_by: float | None = None
-        self._server: StoreServer | None = None  # None: its address is not chosen yet
-        self._start: NetworkCheck | None = None  # the checks before the start; None with one host
+        self._startup = Startup(
+            self._agents,
+            self._description,
+            hosts,
+            ssh,
+            interfaces=tuple(interfaces) or tuple((named or "").replace(",", " ").split()),
+            own_interface=own_interface,
+            began=began,
+            seconds=start_seconds,
+            on_rendezvous=self._on_rendezvous,
+        )
+        self._console = Console(
+            outlets,
+            size,
+            folder=folder,
+            timestamps=timestamps,
+            verbose=verbose,
+            status=shows_status,
+        )
+        self._outcome = Outcome(size, GRACE_SECONDS)
+        self._is_reported_by_caller = serve is not None
 
     def run(self) -> int:
         """Start the ranks and wait until the last process of the job has ended. Returns the exit code."""
@@ -137,129 +131,72 @@ class Job:
                 with self._agents.pinged():
                     self._loop(woken)
             except BrokenPipeError:
-                # The reader of the output has ended, as in "horovodrun ... | head".
-                self._cause = "", 128 + signal.SIGPIPE
+                self._outcome.output_closed()
             finally:
                 self._end()
-            return self._report(woken)
+            self._report(woken)
+        return self._outcome.code
 
     @property
     def verdict(self) -> str:
         """One line that tells why the job has failed; empty if it has not."""
-        return self._cause[0] if self._cause is not None else ""
+        return self._outcome.verdict
 
-    # ---- the start ---------------------------------------------------------------------------------------------------
+    # ---- start and loop ----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Start the agents and then the ranks or, with other hosts, the checks that precede them."""
-        if self._description.is_local:
-            self._server = StoreServer(self._secret)
-            self._say(f"rendezvous on {self._server.address[0]}:{self._server.address[1]}")
-        elif left_out := self._description.not_forwarded():
-            self._say(f"not forwarded to other hosts without -x: {', '.join(left_out)}")
-        connect_seconds = min(10.0, self._start_seconds * 2 / 3)
+        if not self._description.is_local and (left_out := self._description.not_forwarded()):
+            self._console.say(f"not forwarded to other hosts without -x: {', '.join(left_out)}")
         try:
-            self._agents.start(self._placements, self._ssh, connect_seconds)
-            if self._server is not None:
-                self._send_job()
-                if self._is_ending:
-                    self._command_agents(b"T")  # a signal arrived before there were agents
-                return
-            self._start = NetworkCheck(
-                self._agents.all, self._secret, self._interfaces, self._began, self._start_seconds
-            )
+            self._startup.begin()
         except (StartError, LostError) as error:
             self._fail(str(error))
-            return
-        for connection in self._agents.all:
-            connection.send(b"C", self._description.check(connection))
-            connection.send(b"M", self._start.question())
-        if self._is_ending:
-            self._command_agents(b"T")
+        if self._outcome.is_ending:
+            self._agents.send(TERMINATE)  # a signal may have arrived before there were agents
 
-    def _send_job(self) -> None:
-        """Start the ranks."""
-        assert self._server is not None
-        self._description.serve(self._server.address[0], self._secret)
-        for connection in self._agents.all:
-            interface = self._start.interface(connection) if self._start else self._own_interface
-            payload = self._description.ranks(
-                connection, self._server.address, self._secret, interface
-            )
-            connection.send(b"J", payload)
-
-    def _start_if_ready(self) -> None:
-        if self._start is not None and self._start.done:
-            self._server = self._start.server()
-            self._say(f"rendezvous on {self._server.address[0]}:{self._server.address[1]}")
-            self._send_job()
-
-    # ---- the loop ----------------------------------------------------------------------------------------------------
+    def _on_rendezvous(self, address: str, port: int) -> None:
+        self._outcome.ranks_can_run()
+        self._console.say(f"rendezvous on {address}:{port}")
 
     def _loop(self, woken: socket.socket) -> None:
         while self._agents.open:
-            wakeups = woken.fileno(), self._outlets.wakeup
+            wakeups = woken.fileno(), self._console.wakeup
             for connection, is_stderr in self._agents.wait(wakeups, self._timeout()):
                 if is_stderr:
                     self._read_stderr(connection)
                 else:
                     self._read(connection)
-            self._check_output()
+            if command := self._console.check():
+                self._agents.send(command)
             self._check_deadlines()
-
-    def _check_output(self) -> None:
-        """Report a stream that has failed, and let the ranks wait while the launcher's own output does."""
-        for line in self._outlets.new_errors():
-            self._output.notice(f"horovodrun: {line}")
-        if self._outlets.congested != self._held:
-            self._held = not self._held
-            self._agents.send(b"W" if self._held else b"G")
 
     def _timeout(self) -> float | None:
         """Seconds until the next deadline; None without one."""
-        due = [self._end_by]
-        if self._status is not None:
-            due.append(self._status.due)
-        if not self._is_ending:
-            due.append(self._blame.due)
-            if self._start is not None and self._server is None:
-                due.append(self._start.due)
+        due = [self._outcome.deadline, self._console.due]
+        ending = self._outcome.is_ending
+        if not ending:
+            due += [self._outcome.due, self._startup.due]
         remote = self._agents.open_remote
-        due += [self._agents.silent_at(connection, ending=self._is_ending) for connection in remote]
+        due += [self._agents.silent_at(connection, ending=ending) for connection in remote]
         known = [when for when in due if when is not None]
         return max(min(known) - time.monotonic(), 0) + 0.001 if known else None
 
-    def _show_status(self, now: float) -> None:
-        if self._status is None or now < self._status.due:
-            return
-        line = self._status.line(
-            now,
-            started=len(self._started),
-            up=self._server.present() if self._server is not None else 0,
-            ended=len(self._gone),
-            counters=unpack(self._server.value(KEY)) if self._server is not None else None,
-        )
-        foreground = in_foreground(2)
-        draw = foreground and not self._outlets.waiting  # a stopped terminal does not need it
-        self._output.show_status(fit(line, 2) if foreground else "", draw=draw)
-
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        self._show_status(now)
-        silent = self._agents.silent(now, ending=self._is_ending)
-        if self._is_ending:
-            is_late = now > (self._end_by or math.inf)
+        started, ended = len(self._outcome.started), len(self._outcome.ended)
+        self._console.show_status(now, self._startup.server, started=started, ended=ended)
+        silent = self._agents.silent(now, ending=self._outcome.is_ending)
+        if self._outcome.is_ending:
+            deadline = self._outcome.deadline
+            is_late = deadline is not None and now > deadline
             for connection in list(self._agents.open) if is_late else silent:
                 self._agents.drop(connection)
             return
-        if self._start is not None and self._server is None:
-            try:
-                self._agents.start_more()
-                self._start.advance()
-                self._start_if_ready()
-            except (StartError, LostError) as error:
-                self._fail(str(error))
-        elif self._blame.due is not None and now >= self._blame.due:
+        try:
+            self._startup.advance()
+        except (StartError, LostError) as error:
+            self._fail(str(error))
+        if self._outcome.due is not None and now >= self._outcome.due:
             self._decide(now)
         for connection in silent:
             self._lost(connection, f"no sign of life for {self._agents.lost_seconds:g} s")
@@ -278,109 +215,80 @@ class Job:
     def _read_stderr(self, connection: AgentConnection) -> None:
         text = connection.read_stderr()
         for line in text.splitlines():
-            self._say(f"host {connection.host.name}: {line.strip()}")
+            self._console.say(f"host {connection.host.name}: {line.strip()}")
 
     def _on_frame(
         self, connection: AgentConnection, kind: bytes, rank: int, payload: bytes
     ) -> None:
+        where = "" if self._description.is_local else f" on {connection.host.name}"
         if rank == agent.CHECK:
             self._on_check(connection, kind, payload)
         elif kind in (agent.STDOUT, agent.STDERR):
-            self._output.feed(rank, 0 if kind == agent.STDOUT else 1, payload)
+            self._console.feed(rank, 0 if kind == agent.STDOUT else 1, payload)
         elif kind == b"P":
-            self._started.add(rank)
-            where = "" if self._description.is_local else f" on {connection.host.name}"
-            self._say(f"rank {rank} is pid {struct.unpack('!i', payload)[0]}{where}")
+            self._outcome.started.add(rank)
+            self._console.say(f"rank {rank} is pid {struct.unpack('!i', payload)[0]}{where}")
         elif kind == b"X":
-            self._ended(rank, *struct.unpack("!i", payload))
+            self._on_rank_end(rank, *struct.unpack("!i", payload))
         elif kind == b"E":
-            where = "" if self._description.is_local else f" on {connection.host.name}"
             text = payload.decode(errors="replace")
-            self._blame.lost(connection.host.ranks)
+            self._outcome.ranks_lost(connection.host.ranks)
             self._fail(f"rank {rank} could not be started{where}: {text}", 126)
 
     def _on_check(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
         """Handle a frame about a host's probe."""
-        if self._start is not None and self._server is None and not self._is_ending:
+        if not self._outcome.is_ending:
             try:
-                self._start.feed(connection, kind, payload)
-                self._start_if_ready()
+                self._startup.feed(connection, kind, payload)
             except StartError as error:
                 self._fail(str(error))
 
-    def _ended(self, rank: int, code: int) -> None:
-        assert self._server is not None
-        self._gone.add(rank)
-        self._say(f"rank {rank} {describe(code)}")
-        # Waiting for this rank at the rendezvous is an error from now on.
-        self._server.mark_lost(rank, f"rank {rank} {describe(code)}")
-        if self._is_ending:
-            self._blame.lost([rank])
-        else:
-            self._blame.ended(
-                rank,
-                code,
-                self._server.departures(),
-                time.monotonic(),
-                present=self._server.present(),
-            )
-
-    def _lost(self, connection: AgentConnection, why: str) -> None:
-        """A host is lost. Processes on another host are ended by their agent, those on this host by :meth:`run`."""
-        self._agents.drop(connection)
-        self._blame.lost(connection.host.ranks)
-        if self._server is not None:
-            for rank in connection.host.ranks:
-                self._server.mark_lost(
-                    rank, f"rank {rank} is on {connection.host.name}, which is lost"
-                )
-        self._fail(
-            why if connection.host.is_local else f"host {connection.host.name}: {why}",
-            all_ranks=True,
+    def _on_rank_end(self, rank: int, code: int) -> None:
+        server = self._startup.server
+        assert server is not None
+        text = f"rank {rank} {describe(code)}"
+        self._console.say(text)
+        server.mark_lost(
+            rank, text
+        )  # waiting for this rank at the rendezvous is an error from now on
+        self._outcome.rank_ended(
+            rank,
+            code,
+            time.monotonic(),
+            departures=server.departures(),
+            present=server.present(),
         )
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_ending(self) -> bool:
-        return self._cause is not None
+    def _lost(self, connection: AgentConnection, why: str) -> None:
+        """A host is lost. Processes on another host are ended by their agent, those on this host by :meth:`run`."""
+        self._agents.drop(connection)
+        self._outcome.ranks_lost(connection.host.ranks)
+        name = connection.host.name
+        if self._startup.server is not None:
+            for rank in connection.host.ranks:
+                self._startup.server.mark_lost(rank, f"rank {rank} is on {name}, which is lost")
+        self._fail(why if connection.host.is_local else f"host {name}: {why}", all_ranks=True)
 
     def _decide(self, now: float) -> None:
-        """The rank that failed first is known: end the others. If a host has become silent, that is the likely
-        cause."""
-        silent = {connection: now - connection.heard for connection in self._agents.open_remote}
-        for connection, seconds in silent.items():
+        """End the job because of the rank that failed first or, if a host has become silent, because of that host,
+        which is the likely cause."""
+        for connection in self._agents.open_remote:
+            seconds = now - connection.heard
             if seconds > self._agents.quiet_seconds:
                 self._lost(connection, f"no sign of life for {seconds:.0f} s")
                 return
-        code = self._blame.code
-        self._fail(f"rank {self._blame.first} {describe(code)}", code if code >= 0 else 128 - code)
+        self._outcome.fail_first_rank(now)
+        self._agents.send(TERMINATE)
 
     def _fail(self, text: str, code: int = 1, *, all_ranks: bool = False) -> None:
-        if self._cause is None:
-            begun = self._server is not None
-            others = "; the other ranks were ended" if self._blame.running and begun else ""
-            self._cause = text + ("; all ranks were ended" if all_ranks and begun else others), code
-        self._command_agents(b"T")
-
-    def _command_agents(self, command: bytes) -> None:
-        """Tell the agents to end all ranks: with a grace period (T) or at once (K)."""
-        if self._end_by is None:
-            seconds = _NO_RANKS_SECONDS if self._server is None else GRACE_SECONDS + _END_SECONDS
-            self._end_by = time.monotonic() + seconds
-        self._agents.send(command)
-
-    # ---- signals -----------------------------------------------------------------------------------------------------
+        self._outcome.fail(text, time.monotonic(), code, all_ranks=all_ranks)
+        self._agents.send(TERMINATE)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        self._interrupts += 1
-        if self._cause is None:
-            name = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}.get(
-                signal.Signals(number), f"ended by {signal.Signals(number).name}"
-            )
-            self._cause = f"{name}; all ranks were ended", 128 + number
         # Sent from the signal handler, since the loop may be stuck writing a log to a slow disk.
-        self._command_agents(b"T" if self._interrupts == 1 else b"K")
+        self._agents.send(self._outcome.interrupt(number, time.monotonic()))
 
     def _on_suspension(self, *_: object) -> None:
         """Ctrl-Z: tell other hosts not to take the silence for the launcher's end, then stop."""
@@ -391,37 +299,14 @@ class Job:
         """End all processes of the job, whatever has happened."""
         self._agents.close(15.0)
         agent.kill_descendants()
-        if self._start is not None:
-            self._start.close()
-        if self._server is not None:
-            self._server.close()
+        self._startup.close()
 
-    def _report(self, woken: socket.socket) -> int:
-        """Write the last line and all output that waits. Returns the exit code.
-
-        After a failure, a reader that accepts nothing is given up; a signal ends the wait in any case."""
-        patience = None if self._cause is None else _STALLED_SECONDS
-        interrupts = self._interrupts
-        with contextlib.suppress(BrokenPipeError):
-            self._output.close()
-            if self.verdict and not self._is_reported_by_caller:
-                self._output.notice(f"horovodrun: {self.verdict}")
-            while True:
-                lost = self._outlets.flush(
-                    woken.fileno(), patience, lambda: self._interrupts > interrupts
-                )
-                lines = self._outlets.new_errors()
-                if lost or not lines:
-                    break
-                for line in lines:
-                    self._output.notice(f"horovodrun: {line}")
-            if lost:
-                self._output.notice(
-                    f"horovodrun: {lost} bytes of output were not accepted and are lost"
-                )
-                self._outlets.flush(woken.fileno(), 0.1, lambda: False)
-        return self._cause[1] if self._cause is not None else 0
-
-    def _say(self, text: str) -> None:
-        if self._verbose:
-            self._output.notice(f"horovodrun: {text}")
+    def _report(self, woken: socket.socket) -> None:
+        """Print the last line, and wait until all output is written; a further signal ends the wait."""
+        signals = self._outcome.signals
+        self._console.close(
+            "" if self._is_reported_by_caller else self._outcome.verdict,
+            woken.fileno(),
+            failed=self._outcome.is_ending,
+            is_over=lambda: self._outcome.signals > signals,
+        )

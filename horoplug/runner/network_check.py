@@ -1,4 +1,4 @@
-"""The start of a job on several hosts: a rendezvous server on each of the launcher's addresses, a probe on every host.
+"""Checks the network between hosts: a rendezvous server on each address of the launcher, and a probe on each host.
 
 The result is one server, on an address that all hosts reach; the other servers are closed."""
 

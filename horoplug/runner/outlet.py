@@ -101,16 +101,17 @@ class Descriptor:
 
 
 class Outlets:
-    """The launcher's stdout and stderr as :attr:`writers`, in order if they are the same file."""
+    """The launcher's stdout and stderr as :attr:`writers`. If they are the same file, their order is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
+        """``stdout``, ``stderr``: the descriptors to write to."""
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when :attr:`congested` or the errors may have changed."""
         first = _Thread(self.wakeup)
-        self._threads = [first] if _is_same_file(1, 2) else [first, _Thread(self.wakeup)]
+        self._threads = [first] if _is_same_file(stdout, stderr) else [first, _Thread(self.wakeup)]
         self.writers = (
-            Descriptor(1, "stdout", first),
-            Descriptor(2, "stderr", self._threads[-1]),
+            Descriptor(stdout, "stdout", first),
+            Descriptor(stderr, "stderr", self._threads[-1]),
         )
         self._reported: set[Descriptor] = set()
         self._congested = False

@@ -18,8 +18,8 @@ from tests.harness.support import environment, process_memory, process_state, un
 # A reader that accepts nothing is given up soon.
 HURRIED = """
 import sys
-from horoplug.runner import job, launch
-job._STALLED_SECONDS = 0.5
+from horoplug.runner import console, launch
+console._STALLED_SECONDS = 0.5
 sys.exit(launch.main())
 """
 # A reader that accepts nothing is never given up.

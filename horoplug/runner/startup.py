@@ -1,0 +1,127 @@
+"""The start of a job: connects to the agents, checks the hosts, serves the rendezvous, and starts the ranks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from horoplug.rendezvous.network.interfaces import select_interfaces
+from horoplug.rendezvous.store.server import StoreServer
+
+from .agent_connection import AgentConnection
+from .agents import Agents
+from .hosts import Placement
+from .job_description import JobDescription
+from .network_check import NetworkCheck
+from .remote import Ssh
+
+_CHECK = b"C"  # the agents' commands: start the probe,
+_CHECK_INPUT = b"M"  # write to the probe's stdin,
+_RANKS = b"J"  # and start the ranks
+_CONNECT_SECONDS = 10.0  # limit for ssh to connect, unless the start timeout is short
+
+
+class Startup:
+    """Starts one job. With ranks on this host only, they start at once; with other hosts, after a network check."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        description: JobDescription,
+        hosts: Sequence[Placement],
+        ssh: Ssh,
+        *,
+        interfaces: Sequence[str],
+        own_interface: str | None,
+        began: float,
+        seconds: float,
+        on_rendezvous: Callable[[str, int], None],
+    ) -> None:
+        """``hosts``: the hosts and their ranks; ``ssh``: how to reach other hosts; ``interfaces``: names of the network
+        interfaces to use, empty: any; ``own_interface``: the one on which ranks listen if all are on this host, None:
+        any; ``seconds``: limit of the start, counted from ``began`` (``time.monotonic()``); ``on_rendezvous``: called
+        with the address and port of the rendezvous before the ranks start."""
+        self.server: StoreServer | None = None
+        """The rendezvous; None until its address is known."""
+        self._agents = agents
+        self._description = description
+        self._hosts = hosts
+        self._ssh = ssh
+        self._interfaces = interfaces
+        self._own_interface = own_interface
+        self._began = began
+        self._seconds = seconds
+        self._on_rendezvous = on_rendezvous
+        self._secret = secrets.token_bytes(32)
+        self._check: NetworkCheck | None = None  # None: not begun, or all ranks are on this host
+
+    def begin(self) -> None:
+        """Start the agents, and then the ranks or, with other hosts, the network check.
+
+        Errors: LostError, StartError."""
+        if self._description.is_local:
+            self._listen(StoreServer(self._secret))
+        self._agents.start(self._hosts, self._ssh, min(_CONNECT_SECONDS, self._seconds * 2 / 3))
+        if self.server is not None:
+            self._start_ranks()
+            return
+        self._check = NetworkCheck(
+            self._agents.all, self._secret, self._interfaces, self._began, self._seconds
+        )
+        for connection in self._agents.all:
+            connection.send(_CHECK, self._description.check(connection))
+            connection.send(_CHECK_INPUT, self._check.question())
+
+    @property
+    def due(self) -> float | None:
+        """When to call :meth:`advance` again (``time.monotonic()``); None if nothing is left to do."""
+        return self._check.due if self._check is not None and self.server is None else None
+
+    def advance(self) -> None:
+        """Do what is due: connect to further hosts, and continue the check. Errors: LostError, StartError."""
+        if self._check is not None and self.server is None:
+            self._agents.start_more()
+            self._check.advance()
+            self._start_ranks_if_ready()
+
+    def feed(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
+        """Handle a frame about a host's probe. Errors: StartError."""
+        if self._check is not None and self.server is None:
+            self._check.feed(connection, kind, payload)
+            self._start_ranks_if_ready()
+
+    def _start_ranks_if_ready(self) -> None:
+        assert self._check is not None
+        if self._check.done:
+            self._listen(self._check.server())
+            self._start_ranks()
+
+    def _listen(self, server: StoreServer) -> None:
+        self.server = server
+        self._on_rendezvous(*server.address)
+
+    def _start_ranks(self) -> None:
+        assert self.server is not None
+        self._description.serve(self.server.address[0], self._secret)
+        for connection in self._agents.all:
+            interface = self._check.interface(connection) if self._check else self._own_interface
+            payload = self._description.ranks(
+                connection, self.server.address, self._secret, interface
+            )
+            connection.send(_RANKS, payload)
+
+    def close(self) -> None:
+        """Stop serving the rendezvous, and end the check."""
+        if self._check is not None:
+            self._check.close()
+        if self.server is not None:
+            self.server.close()
+
+
+def prescribed_interface(hosts: Sequence[Placement], names: Sequence[str]) -> str | None:
+    """The network interface on which ranks listen if all are on this host; None: any.
+
+    ``names``: the interfaces that the user has named. Errors: ValueError if this host has none of them."""
+    if names and all(host.is_local for host in hosts):
+        return select_interfaces(names)[0].name
+    return None
