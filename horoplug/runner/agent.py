@@ -145,6 +145,99 @@ def severity(code: int) -> int:
     return 2 if code else 3
 
 
+class Relay:
+    """Sends frames to the launcher, among them what processes print.
+
+    The processes' pipes are not read while the launcher is slower than the processes, or asks for it."""
+
+    def __init__(self, selector: selectors.BaseSelector, fd: int) -> None:
+        """``selector``: gets the descriptors to wait for; ``fd``: where the frames are written, nonblocking."""
+        self._selector = selector
+        self._fd = fd
+        self._outbox = bytearray(GREETING)
+        self._pipes: dict[int, tuple[int, bytes, IO[bytes]]] = {}  # by descriptor: rank, kind
+        self._held = False  # the launcher's own output waits
+        self._paused = False  # no pipe is in the selector
+        self._closed = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all frames are written."""
+        return not self._outbox
+
+    def send(self, kind: bytes, rank: int, payload: bytes = b"") -> None:
+        """Queue a frame until :meth:`flush`."""
+        if not self._closed:
+            self._outbox += FRAME.pack(kind, rank, len(payload)) + payload
+
+    def add(self, rank: int, stream: IO[bytes], kind: bytes) -> None:
+        """Relay what arrives at ``stream``, as frames of this kind, until it ends."""
+        os.set_blocking(stream.fileno(), False)
+        self._pipes[stream.fileno()] = rank, kind, stream
+        if not self._paused:
+            self._selector.register(stream.fileno(), selectors.EVENT_READ)
+
+    def hold(self, held: bool) -> None:
+        """Do not read the pipes for now, or read them again, from the next :meth:`flush` on."""
+        self._held = held
+
+    def read(self, fd: int) -> bool:
+        """Relay what can be read from a descriptor, if it is a pipe. Returns False if there is nothing more for now."""
+        if fd not in self._pipes:
+            return False
+        rank, kind, stream = self._pipes[fd]
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self.send(kind, rank, data)
+            return True
+        if not self._paused:
+            self._selector.unregister(fd)
+        del self._pipes[fd]
+        stream.close()
+        return False
+
+    def drain(self, of: int | None = None) -> None:
+        """Relay what is left in the pipes of dead processes. ``of``: only those of this rank."""
+        for fd in [fd for fd, (rank, _, _) in self._pipes.items() if of in (None, rank)]:
+            while self.read(fd):
+                pass
+
+    def flush(self) -> bool:
+        """Write as much as possible. Returns False if the launcher does not read any more."""
+        connected = True
+        try:
+            while self._outbox:
+                del self._outbox[: os.write(self._fd, self._outbox[:_HIGH_WATER])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            connected = False
+            self.close()
+        waiting = bool(self._outbox)
+        if waiting != (self._fd in self._selector.get_map()):
+            if waiting:
+                self._selector.register(self._fd, selectors.EVENT_WRITE)
+            else:
+                self._selector.unregister(self._fd)
+        pause = self._held or len(self._outbox) > _HIGH_WATER
+        if pause != self._paused:
+            self._paused = pause
+            for fd in self._pipes:
+                if pause:
+                    self._selector.unregister(fd)
+                else:
+                    self._selector.register(fd, selectors.EVENT_READ)
+        return connected
+
+    def close(self) -> None:
+        """Drop all frames from now on."""
+        self._closed = True
+        self._outbox.clear()
+
+
 class Agent:
     """Runs the ranks of one host, from start to end."""
 
@@ -159,10 +252,7 @@ class Agent:
         self._heard = time.monotonic()
         self._check: subprocess.Popen[bytes] | None = None
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
-        self._pipes: dict[int, tuple[int, bytes, IO[bytes]]] = {}  # by descriptor: rank, kind
-        self._outbox = bytearray()
-        self._held = False  # the launcher's own output waits
-        self._paused = False  # pipes are not read, since the launcher is slower than the ranks
+        self._relay = Relay(self._selector, 1)
         self._launcher_gone = False
         self._grace = 5.0
         self._kill_at: float | None = None
@@ -183,7 +273,6 @@ class Agent:
         os.set_blocking(1, False)
         self._selector.register(self._woken_in, selectors.EVENT_READ)
         self._selector.register(0, selectors.EVENT_READ)
-        self._outbox += GREETING
         if os.getppid() != self._guard:
             self._terminate(0.0)  # the guard died before PR_SET_PDEATHSIG
         try:
@@ -192,10 +281,10 @@ class Agent:
                 self._run_once()
         finally:
             kill_descendants()
-        self._drain()
-        self._send(b"D", CHECK)
+        self._relay.drain()
+        self._relay.send(b"D", CHECK)
         self._flush()
-        while self._outbox and not self._launcher_gone:
+        while not self._relay.is_empty and not self._launcher_gone:
             self._run_once()
         return 0
 
@@ -218,7 +307,7 @@ class Agent:
                 self._terminate(0.0)
                 return
             self._running[process.pid] = rank, process
-            self._send(b"P", rank, struct.pack("!i", process.pid))
+            self._relay.send(b"P", rank, struct.pack("!i", process.pid))
 
     def _start_check(self, check: dict[str, Any]) -> None:
         command = [_bytes(part) for part in check["command"]]
@@ -254,13 +343,11 @@ class Agent:
             reason = getattr(error, "strerror", None) or str(error)
             if not os.path.isdir(cwd):
                 reason = f"there is no folder {os.fsdecode(cwd)}"
-            self._send(b"E", rank, reason.encode())
+            self._relay.send(b"E", rank, reason.encode())
             return None
         for stream, kind in ((process.stdout, STDOUT), (process.stderr, STDERR)):
             assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-            self._pipes[stream.fileno()] = rank, kind, stream
-            self._selector.register(stream.fileno(), selectors.EVENT_READ)
+            self._relay.add(rank, stream, kind)
         return process
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
@@ -271,8 +358,8 @@ class Agent:
                 self._on_signal()
             elif key.fd == 0:
                 self._on_command()
-            elif key.fd in self._pipes:
-                self._on_output(key.fd)
+            else:
+                self._relay.read(key.fd)
         self._collect()
         self._flush()
         now = time.monotonic()
@@ -330,11 +417,11 @@ class Agent:
         elif kind == b"K":
             self._terminate(0.0)
         elif kind == b"B":
-            self._send(b"A", CHECK)
+            self._relay.send(b"A", CHECK)
         elif kind == b"Z":
             self._heard = math.inf
         elif kind in (b"W", b"G"):
-            self._held = kind == b"W"
+            self._relay.hold(kind == b"W")
         elif kind == b"M" and self._check is not None and self._check.stdin is not None:
             with contextlib.suppress(OSError):  # it has ended, which is reported elsewhere
                 self._check.stdin.write(payload)
@@ -347,7 +434,7 @@ class Agent:
         if not self._launcher_gone:
             self._launcher_gone = True
             self._selector.unregister(0)
-            self._outbox.clear()
+            self._relay.close()
             self._terminate(0.0)
 
     def _terminate(self, grace: float) -> None:
@@ -366,59 +453,12 @@ class Agent:
             rank, process = self._running.pop(pid)
             process.returncode = code  # Popen must not wait for the pid, which may be reused
             if rank == CHECK:
-                self._drain(CHECK)  # report its output before its end
-            self._send(b"X", rank, struct.pack("!i", code))
-
-    # ---- output ------------------------------------------------------------------------------------------------------
-
-    def _on_output(self, fd: int) -> bool:
-        """Relay what a rank has printed. Returns False if there is nothing more for now."""
-        rank, kind, stream = self._pipes[fd]
-        try:
-            data = os.read(fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        if data:
-            self._send(kind, rank, data)
-            return True
-        if not self._paused:
-            self._selector.unregister(fd)
-        del self._pipes[fd]
-        stream.close()
-        return False
-
-    def _send(self, kind: bytes, rank: int, payload: bytes = b"") -> None:
-        if not self._launcher_gone:
-            self._outbox += FRAME.pack(kind, rank, len(payload)) + payload
+                self._relay.drain(CHECK)  # report its output before its end
+            self._relay.send(b"X", rank, struct.pack("!i", code))
 
     def _flush(self) -> None:
-        try:
-            while self._outbox:
-                del self._outbox[: os.write(1, self._outbox[:_HIGH_WATER])]
-        except BlockingIOError:
-            pass
-        except OSError:
+        if not self._relay.flush():
             self._lose_launcher()
-        waiting = bool(self._outbox)
-        if waiting != (1 in self._selector.get_map()):
-            if waiting:
-                self._selector.register(1, selectors.EVENT_WRITE)
-            else:
-                self._selector.unregister(1)
-        pause = self._held or len(self._outbox) > _HIGH_WATER
-        if pause != self._paused:
-            self._paused = pause
-            for fd in self._pipes:
-                if pause:
-                    self._selector.unregister(fd)
-                else:
-                    self._selector.register(fd, selectors.EVENT_READ)
-
-    def _drain(self, of: int | None = None) -> None:
-        """Relay what is left in the pipes of dead processes. ``of``: only those of this rank."""
-        for fd in [fd for fd, (rank, _, _) in self._pipes.items() if of in (None, rank)]:
-            while fd in self._pipes and self._on_output(fd):
-                pass
 
 
 def _bytes(text: str) -> bytes:
