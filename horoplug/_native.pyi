@@ -81,8 +81,8 @@ class Memory:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class DeviceMemory:
-    """Memory on a GPU that the core allocated; freed, in the order of its stream, when garbage collected. Its
-    ``__cuda_array_interface__`` is that of writable bytes with no stream to wait for."""
+    """Memory on a GPU that the core allocated. When this object is garbage collected, the memory is freed in the order
+    of its stream. Its ``__cuda_array_interface__`` describes writable bytes and names no stream to wait for."""
 
     @property
     def address(self) -> int: ...
@@ -92,7 +92,7 @@ class DeviceMemory:
     def device(self) -> int: ...
     @property
     def stream(self) -> int:
-        """The CUstream, which has to live as long as this object."""
+        """The CUstream, which must outlive this object."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]: ...
@@ -108,7 +108,7 @@ class Buffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Result:
-    """What one tensor of a finished operation has produced."""
+    """The result of a finished operation for one of its tensors."""
 
     @property
     def rows(self) -> int:
@@ -123,15 +123,16 @@ class Result:
         """The output, if the core allocated it (submitted with output address 0), on the device of the input."""
 
 class Worker:
-    """A thread that calls functions, one after the other. It ends when this object is garbage collected, all posted
-    functions were called, and no engine uses it."""
+    """A thread that calls functions one after the other. It ends when this object is garbage collected, all posted
+    functions have been called, and no engine uses the thread."""
 
     def __init__(self) -> None: ...
     def post(self, function: Callable[[], object]) -> None:
         """Call a function in the thread. An exception that it raises is reported as unraisable."""
 
 class Prepared:
-    """An in-place operation on one tensor that is submitted many times: everything except the tensor's address."""
+    """The description of an in-place operation on one tensor that is submitted many times. It has everything except the
+    address of the tensor."""
 
     def __init__(
         self,
@@ -159,9 +160,9 @@ class EngineConfig:
     local_rank: int = 0
     peers: Sequence[tuple[int, int, int, int, int]] = ()
     """``(rank, host, stream_fd, segment_fd, doorbell_fd)`` of each other rank. The engine takes ownership of every
-    descriptor in this object, also if it fails to start."""
+    descriptor in this object, even if it fails to start."""
     lanes: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """By rank: the descriptors of further connections."""
+    """By rank on another host: the descriptors of the connections beyond ``stream_fd``."""
     segment_fd: int = -1
     doorbell_fd: int = -1
     link_latency: float = 0.0
@@ -170,7 +171,7 @@ class EngineConfig:
     """The fields of ``hp_mpi`` by name."""
 
     libcrypto: Mapping[str, int] | None = None
-    """The fields of ``hp_libcrypto`` by name; encrypts what goes to other hosts."""
+    """The fields of ``hp_libcrypto`` by name; None: traffic to other hosts is not encrypted."""
 
     keys: Mapping[int, bytes] = field(default_factory=dict)
     """By rank: ``hp_peer.keys``."""
@@ -187,7 +188,8 @@ class EngineConfig:
     progress_cpu: int = -1
     """The CPU that the progress thread runs on; -1: any."""
     processor_quota: float = 0.0
-    """The ranks of this host together may use the time of so many processors; 0: no limit."""
+    """CPU time per second that the ranks of this host may use together (1.5: one and a half processors); 0: no
+    limit."""
 
     stall_check_time: float = 0.0
     stall_shutdown_time: float = 0.0
@@ -204,7 +206,7 @@ class EngineConfig:
 
     log_level: int = 0
     log: Callable[[int, str], None] | None = None
-    """Called with each message in a thread of its own; None: messages go to stderr."""
+    """Called with (level, text) of each log message, in a separate thread; None: messages go to stderr."""
 
 class Engine:
     """One rank's engine. Methods release the GIL while they block."""
@@ -272,7 +274,8 @@ class Engine:
         gives the rank that joined last."""
 
     def value(self, handle: int) -> int:
-        """The number that the operation of one of the three methods above has produced."""
+        """The result of an operation of :meth:`add_process_set`, :meth:`remove_process_set` or :meth:`join` that is
+        done."""
 
     def create_buffer(self, nbytes: int) -> int:
         """Create a buffer that the ranks of a host share; returns a handle. :meth:`take_buffer` then gives the buffer.
@@ -284,8 +287,8 @@ class Engine:
     def submit_batch(
         self, prepared: Sequence[Prepared], addresses: Sequence[int], stream: int = 0
     ) -> tuple[list[int], Error | None]:
-        """Submit each operation on the tensor at its address, until one is refused. Returns the handles of those that
-        were submitted, and the error of the refused one."""
+        """Submit operations in order, each on the tensor at the address of the same index, until one is refused.
+        Returns the handles of the submitted operations, and the error of the refused one."""
 
     def poll(self, handle: int) -> bool:
         """Whether the operation is done, successfully or not. Does not raise for a failed operation."""
@@ -298,16 +301,17 @@ class Engine:
         signal handlers."""
 
     def stream_wait(self, handle: int, stream: int) -> None:
-        """Order the work that is enqueued on ``stream`` from now on after an operation on a GPU. The operation must be
-        done: its work is then in the core's stream. Raises :class:`Error` if the operation failed."""
+        """Make ``stream`` wait for an operation on a GPU: work that is enqueued on ``stream`` from now on runs after
+        it. The operation must be done, which means that its work is in the core's stream. Raises :class:`Error` if the
+        operation failed."""
 
     def stream_wait_batch(self, handles: Sequence[int], stream: int) -> None: ...
     def device_allocate(self, device: int, nbytes: int, stream: int) -> DeviceMemory:
         """Memory for work that is enqueued on ``stream`` from now on; freed in the order of that stream."""
 
     def result(self, handle: int, index: int = 0, stream: int = 0) -> Result:
-        """The result of tensor ``index``. Its ``memory`` is handed over once. ``stream``: memory on a GPU is freed in
-        the order of this stream."""
+        """The result of tensor ``index``. Only the first call gets its ``memory``. ``stream``: memory on a GPU is freed
+        in the order of this stream."""
 
     def release(self, handle: int) -> None:
         """Free a handle. One that is still in flight is freed when it is done."""
@@ -335,16 +339,16 @@ def algorithms() -> str:
     """One line per algorithm: ``op name medium``."""
 
 def gpu_capabilities(files: Sequence[str]) -> str:
-    """One line each for the CUDA driver, NVRTC, NCCL and the source of the kernels: ``[X] name (where)`` or
-    ``[ ] name: reason``. ``files``: libraries to try after those that are loaded and before those of the system, and
-    ``kernels.fatbin``. Initializes CUDA in this process."""
+    """One line each for the CUDA driver, NVRTC, NCCL and the compiled kernels: ``[X] name (where)`` or
+    ``[ ] name: reason``. ``files``: paths of ``kernels.fatbin`` and of libraries. A library that is loaded already is
+    preferred to these, and these to the system's. Initializes CUDA in this process."""
 
 class DlpackTensor:
-    """Another library's array, which is returned to that library when this object is garbage collected."""
+    """An array of another library, imported through DLPack. It is released when this object is garbage collected."""
 
     @property
     def address(self) -> int:
-        """Address of the first element; undefined if there is none."""
+        """Address of the first element; undefined for an array without elements."""
 
     @property
     def device(self) -> tuple[int, int]:
@@ -367,8 +371,8 @@ class DlpackTensor:
         """Whether this is a copy: writing to it does not change the original array."""
 
 def take_dlpack(capsule: object) -> DlpackTensor:
-    """Take over the capsule that ``__dlpack__`` has returned. Raises BufferError for anything else, and for a version
-    other than 1."""
+    """Import the capsule that ``__dlpack__`` has returned. Raises BufferError for any other object, and for a major
+    version of DLPack other than 1."""
 
 def give_dlpack(
     owner: object,
@@ -378,8 +382,8 @@ def give_dlpack(
     shape: Sequence[int],
     versioned: bool,
 ) -> object:
-    """A capsule for ``__dlpack__`` to return, of a row-major array that ``owner`` keeps alive. ``dtype``: DLPack's code
-    and the number of bits."""
+    """A DLPack capsule of a row-major array, for ``__dlpack__`` to return. ``owner`` keeps the memory alive. ``dtype``:
+    DLPack's code and the number of bits."""
 
 def address_of(buffer: object) -> int | None:
     """Address of the memory of a contiguous object with the buffer protocol; None if it does not export it."""
@@ -392,6 +396,6 @@ def dtype_size(dtype: int) -> int:
     """Bytes of an element; 0 for an unknown code."""
 
 def guard_exit(seconds: float, text: str) -> None:
-    """End this process with status 1, and this line on stderr, if its exit takes longer than ``seconds``. The time
-    counts from when Python is finalized and the exit functions of C libraries begin to run; 0: end it then. Only the
-    first call has an effect."""
+    """Limit the time that this process takes to exit: after ``seconds``, it prints ``text`` to stderr and ends with
+    status 1. The time counts from the end of Python's finalization, when the exit handlers of C libraries begin to run;
+    0: no handler runs. Only the first call has an effect."""

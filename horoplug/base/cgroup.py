@@ -1,8 +1,8 @@
-"""The processor time that control groups allow: the quota of a container or of a scheduler's job.
+"""The CPU quotas of control groups (cgroups), which limit a container or a job of a scheduler.
 
-A quota does not take processors away. A process that has used its share of a period, 100 ms as a rule, stands still
-until the next one, and so does everybody who waits for it. Version 2 of control groups has the limit in the file
-``cpu.max``, version 1 in ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``."""
+A quota is CPU time per period, usually 100 ms. Threads may still run on every processor. When a group has used its
+quota, the kernel suspends all its processes until the next period, and ranks that wait for them wait as long. The limit
+is in the file ``cpu.max`` of cgroup version 2, or in ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` of version 1."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 Limits = Mapping[str, float]
-"""The quotas that apply to a process: by control group (a text that no other group of this host has), the processors'
-worth of time."""
+"""The quotas that apply to a process, by control group. A key is text that identifies the group on its host. A value is
+CPU time per second: 1.5 allows the time of one and a half processors."""
 
 PROCESS = Path("/proc/self")
-_CONTROLLER = "cpu"  # of version 1, that limits time
+_CONTROLLER = "cpu"  # the controller of cgroup version 1 that has the quota
 
 
 def limits(process: Path | None = None) -> dict[str, float]:
-    """The quotas of this process: of its control group and of all groups above that it can see.
+    """The quotas of a process: that of its control group, and those of all parent groups that are visible to it.
 
-    ``process``: the folder that describes it as /proc does, by default :data:`PROCESS`. Empty without a
-    quota, or where none can be read."""
+    ``process``: the process's folder in /proc, by default :data:`PROCESS`. The result is empty if there is no quota or
+    if the quotas cannot be read."""
     found: dict[str, float] = {}
     for folder in _folders(process or PROCESS):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
@@ -35,18 +35,18 @@ def limits(process: Path | None = None) -> dict[str, float]:
 
 
 def quota(ranks: Sequence[Limits]) -> float:
-    """The processors' worth of time that the ranks of a host may use together; 0: without a limit.
+    """The CPU time per second that the ranks of a host may use together; 0: no limit.
 
-    ``ranks``: the quotas of each. Ranks may be in one group, or in groups of their own: what counts is the rank with
-    the smallest share. It is multiplied by the number of ranks, so that it can be compared with that."""
+    ``ranks``: the quotas of each rank. Ranks may share one group, or each may have its own. A group's quota is divided
+    equally among its ranks. The result is the smallest share of any rank times the number of ranks."""
     sharing = Counter(group for each in ranks for group in each)
     shares = [share / sharing[group] for each in ranks for group, share in each.items()]
     return min(shares) * len(ranks) if shares else 0.0
 
 
 def _folders(process: Path) -> Iterator[Path]:
-    """The folders of the process's control groups that can have a quota, from the inside out."""
-    paths = {}  # by the name of a hierarchy: of version 2, or of version 1's that limits time
+    """The folders of the process's control groups that can have a quota, from the innermost group to the root."""
+    paths = {}  # by hierarchy: "" for version 2, _CONTROLLER for the one of version 1 that has quotas
     for line in _lines(process / "cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers or _CONTROLLER in controllers.split(","):
@@ -57,7 +57,7 @@ def _folders(process: Path) -> Iterator[Path]:
 
 
 def _mounts(process: Path) -> Iterator[tuple[str, str, str]]:
-    """The mounted hierarchies: its name as above, the group that is mounted, and where."""
+    """For each mounted hierarchy: "" (version 2) or _CONTROLLER (version 1), the mounted group, and the mount point."""
     for line in _lines(process / "mountinfo"):
         head, _, tail = line.partition(" - ")
         fields, kind = head.split(" "), tail.split(" ")
@@ -70,7 +70,8 @@ def _mounts(process: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _relative(path: str, root: str) -> str:
-    """The path of a group below the mounted one; empty if it is not below it, as in some containers."""
+    """The path of a group relative to the mounted group ``root``; empty if the group is not below ``root``, as in some
+    containers."""
     prefix = root.rstrip("/") + "/"
     return path[len(prefix) :] if path.startswith(prefix) and ".." not in path.split("/") else ""
 
@@ -81,7 +82,7 @@ def _upward(point: Path, inside: str) -> Iterable[Path]:
 
 
 def _quota(folder: Path) -> float:
-    """The quota of one group in processors; 0 without one. Errors: OSError, ValueError, ZeroDivisionError."""
+    """The quota of one group in CPU time per second; 0: none. Errors: OSError, ValueError, ZeroDivisionError."""
     if (file := folder / "cpu.max").exists():
         share, period = file.read_text(encoding="ascii").split()
         return 0.0 if share == "max" else int(share) / int(period)
@@ -91,7 +92,7 @@ def _quota(folder: Path) -> float:
 
 
 def _plain(text: str) -> str:
-    """A path of mountinfo, in which a blank is written as \\040."""
+    """Decode a path of mountinfo, which contains octal escapes such as \\040 for a blank."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 

@@ -36,7 +36,7 @@ class Config:
     autotune_steps_per_sample: int = 10
     autotune_max_samples: int = 20
     autotune_fixed: tuple[str, ...] = ()
-    """Variables of :data:`TUNABLE` that the environment sets."""
+    """Variables of :data:`TUNABLE` that the environment sets; their settings are not tuned."""
     stall_check_time_seconds: float = 60.0
     stall_shutdown_time_seconds: float = 0.0
     gloo_timeout_seconds: float = 30.0

@@ -1,4 +1,4 @@
-"""The limit on open files, which a job of many ranks reaches: a rank has a few descriptors for every other rank."""
+"""The limit on open files, which jobs of many ranks reach: a rank has a few descriptors for each rank it talks to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import errno
 import resource
 
-_MOST = 1 << 20  # some programs do something for every possible descriptor
+_MOST = 1 << 20  # some programs loop over all possible descriptors, for example to close them
 
 
 def raise_limit() -> int:
@@ -28,7 +28,7 @@ def limit() -> int:
 
 
 def reason(error: OSError) -> str:
-    """The text of an error; if the limit on open files is its cause, with the limit and how to raise it."""
+    """The text of an error. If the limit on open files is the cause, the text also says how to raise the limit."""
     text = error.strerror or str(error)
     if error.errno == errno.EMFILE:
         return f"{text}: {too_low()}"
@@ -38,7 +38,7 @@ def reason(error: OSError) -> str:
 
 
 def too_low() -> str:
-    """Says what this process's limit is and how to raise it."""
+    """A text with this process's limit on open files and how to raise it."""
     soft, hard = map(_number, resource.getrlimit(resource.RLIMIT_NOFILE))
     if soft < hard:
         how = f"raise it with ulimit -n {hard}"

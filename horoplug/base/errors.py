@@ -82,13 +82,13 @@ class AuthenticationError(RendezvousError):
 
 @_public("horoplug.rendezvous.errors")
 class WrongSecretError(AuthenticationError):
-    """The other end speaks the protocol and rejected this process, because the two have different secrets."""
+    """The other end speaks the protocol and rejected this process, because the two processes have different secrets."""
 
 
 @_public("horoplug.rendezvous.errors")
 class TamperedMessageError(AuthenticationError, HorovodInternalError):
-    """A message or an object does not come from the rank that it should come from, or not in this order: somebody
-    between the two has changed, repeated or reordered it. It was not used."""
+    """A message or an object was changed, repeated or reordered between two ranks, or another process has made it. It
+    was discarded."""
 
 
 @_public("horoplug.rendezvous.errors")

@@ -1,7 +1,8 @@
 """The processors that ranks may use.
 
-A launcher may bind each rank to a core of its own (``--bind-to core``), and OpenMP the main thread. Such a mask says
-nothing about the other threads of the rank, nor about whether the ranks of a host outnumber its processors."""
+A launcher may bind each rank to one core (``--bind-to core``), and OpenMP may bind the main thread. The affinity mask
+of the main thread therefore does not tell where the other threads of the rank may run, nor whether a host has fewer
+processors than ranks."""
 
 from __future__ import annotations
 
@@ -22,17 +23,21 @@ def own_processors() -> frozenset[int]:
 def engine_processors(hosts: Collection[int], ranks: int) -> frozenset[int]:
     """The processors for the threads of an engine.
 
-    ``hosts``: those that the ranks of this host may use together; ``ranks``: how many these are. If this process has
-    one processor, or seems to share fewer than one for each rank, its own binding is not the whole truth."""
+    ``hosts``: the processors that the ranks of this host may use together; ``ranks``: number of ranks on this host. The
+    result is the affinity of this process, extended by ``hosts`` if it has only one processor or fewer processors than
+    there are ranks: a launcher has then probably bound each rank separately."""
     own = own_processors()
     return own if len(own) >= max(ranks, 2) else own | frozenset(hosts)
 
 
 @contextlib.contextmanager
 def starting_threads_on(processors: Collection[int]) -> Iterator[None]:
-    """Threads that this one starts within the block may run on these processors. This thread keeps its own."""
+    """Context in which the calling thread starts threads with this affinity. Its own affinity is restored at the
+    end."""
     before = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):  # a cpuset forbids it: they keep this thread's
+    with contextlib.suppress(
+        OSError
+    ):  # a cpuset forbids it: new threads inherit this thread's affinity
         os.sched_setaffinity(0, processors)
     try:
         yield

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from horoplug.base.variables import SECRET_BYTES, parse_secret
 
-# Permissions with which a file is no secret. Root may let a group read its own.
+# Permission bits that make a file unsafe: of a file that this user owns, and of one that root owns. The latter may be
+# readable by a group.
 _OPEN, _ROOTS_OPEN = 0o077, 0o037
 
 
 def read_secret_file(path: str | Path, remedy: str, *, provided: bool = False) -> bytes:
-    """The 32 bytes of the key in a file, which contains them as hex or base64.
+    """Read a key of 32 bytes from a file that contains it as hex or base64.
 
-    ``remedy``: what the user can do, for messages; ``provided``: whether the file may belong to root. Errors: OSError;
-    ValueError of one line if the file is not private or holds no key."""
+    ``remedy``: advice for the user, which is appended to error messages; ``provided``: whether root may own the file.
+    Errors: OSError; ValueError of one line if other users can read or change the file, or if it contains no key."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         text = file.read(4 * SECRET_BYTES)

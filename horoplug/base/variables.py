@@ -415,7 +415,7 @@ VARIABLES: tuple[Variable, ...] = (
         "elastic",
         _flag,
         False,
-        "1: the number of ranks may change, so that even a single rank prepares for more",
+        "1: the number of ranks may change; a job of one rank then also reduces gradients through the core",
     ),
 )
 
