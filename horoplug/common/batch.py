@@ -28,7 +28,8 @@ def prepare(
 
 
 class Batch(InFlight):
-    """In-place operations on one dense tensor each. Keeps the tensors alive until the core is done with them."""
+    """Several in-place operations, each on one dense tensor. Keeps the tensors alive until the core is done with
+    them."""
 
     __slots__ = (
         "complete",
@@ -48,8 +49,8 @@ class Batch(InFlight):
         tensors: Sequence[Tensor],
         stream: Callable[[], int] | None = None,
     ) -> None:
-        """Submit the operations in order, up to the first one that the core refuses. ``refused`` is then the reason.
-        ``numbers`` has the users' handles of the operations that were submitted.
+        """Submit the operations in order, up to the first one that the core refuses. ``refused`` is then the exception
+        to raise. ``numbers`` has the users' handles of the submitted operations.
 
         The tensors are in host memory, or all on one GPU. For a GPU, ``stream`` returns the stream (CUstream) that the
         caller uses. Raises NotInitializedError before ``init``."""
@@ -58,7 +59,7 @@ class Batch(InFlight):
         self.stream = stream
         self.ready = 0 if stream is None else stream()  # the stream in which the tensors are ready
         self.handles: list[int] = []  # the core's
-        self.complete = True  # no member was waited for by itself
+        self.complete = True  # no member was waited for individually
         # From here on the context holds the tensors, so an interrupt cannot free them.
         numbers = context.track_batch(self, len(tensors))
         self.handles, error = self.engine.submit_batch(prepared, addresses, self.ready)
@@ -68,10 +69,10 @@ class Batch(InFlight):
         self.refused = None if error is None else exception(error)
 
     def wait(self) -> Exception | None:
-        """Block until all members are done; return the exception of the first that failed. Members that were waited for
-        by themselves are skipped.
+        """Block until all members are done; return the exception of the first one that failed, or None. Members that
+        were waited for individually are skipped.
 
-        Raises HorovodInternalError if the job was shut down and another one begun. After a KeyboardInterrupt the
+        Raises HorovodInternalError if the job was shut down and another one was begun. After a KeyboardInterrupt the
         members can be waited for again."""
         numbers, handles = self.numbers, self.handles
         if not numbers:
@@ -95,7 +96,7 @@ class Batch(InFlight):
         return exception(failures[0][1]) if failures else None
 
     def order(self, handles: Sequence[int]) -> None:
-        """Order the caller's streams after these operations, which are done and on a GPU."""
+        """Make the caller's streams wait for these operations, which are done and on a GPU."""
         assert self.stream is not None
         for stream in {self.stream(), self.ready}:
             self.engine.stream_wait_batch(handles, stream)

@@ -8,13 +8,14 @@ from horoplug.common.status import exception
 
 
 class SharedBuffer:
-    """``nbytes`` bytes of memory on every rank, zeroed and page-aligned, that the other ranks of the host map as well.
+    """``nbytes`` bytes of memory on every rank that the other ranks of the host map as well. The memory is page-aligned
+    and initially zero.
 
     An in-place allreduce of tensors in one buffer, at the same offsets on every rank, packs and unpacks nothing. For
     all other operations, and in a job on several hosts, the buffer behaves like any other memory.
 
     Collective: every rank of the job creates its buffers in the same order and with the same sizes. The memory lives as
-    long as this object or any view of it, also after ``shutdown``. It must not be freed while an operation on it is in
+    long as this object or any view of it, even after ``shutdown``. It must not be freed while an operation on it is in
     flight.
 
     Raises NotInitializedError before ``init()``, ValueError for an invalid size, and HorovodInternalError if the ranks

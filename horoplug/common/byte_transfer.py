@@ -50,12 +50,12 @@ _ADAPTER = _BytesAdapter()
 
 
 def broadcast_bytes(data: bytearray, call: Call) -> None:
-    """Overwrite ``data`` with that of rank ``call.root``; it has the same size on all ranks."""
+    """Overwrite ``data`` with the data of rank ``call.root``. The size is the same on all ranks."""
     perform(_ADAPTER, BY_NAME["broadcast"], (memoryview(data),), call, in_place=True)
 
 
 def allgather_bytes(data: bytearray, call: Call) -> list[memoryview]:
-    """The data of all ranks of the process set, in rank order. That of a rank that has joined is empty."""
+    """The data of all ranks of the process set, in rank order; empty for a rank that has called ``join``."""
     operation = submit(_ADAPTER, BY_NAME["allgather"], (memoryview(data),), call, blocking=True)
     joined = operation.wait()
     parts, start = [], 0

@@ -1,8 +1,8 @@
 """The signature of each operation after its tensors: a function that checks the arguments and returns a
 :class:`~horoplug.common.opspec.Call`.
 
-The functions have the names of the operations, because Python's messages about wrong arguments contain them. They raise
-ValueError or TypeError for arguments that are invalid independently of other ranks."""
+The functions are named after the operations, because Python's messages about wrong arguments contain the name. They
+raise ValueError or TypeError for arguments that are invalid whatever the other ranks pass."""
 
 from collections.abc import Callable
 from typing import Any, Final

@@ -43,8 +43,8 @@ class CastCompressor(Compressor):
 
     dtype: Any
     wire_dtype: int = 0
-    """The core's code of ``dtype`` if the core may cast float32 itself while it copies, 0 otherwise. Not inherited:
-    a derived class may override ``compress``."""
+    """The core's code of ``dtype`` if the core may cast float32 itself while it packs, 0 otherwise. A derived class
+    does not inherit the value, because it may override ``compress``."""
 
     def __init_subclass__(cls) -> None:
         cls.wire_dtype = vars(cls).get("wire_dtype", 0)
@@ -123,7 +123,7 @@ def cast_compressors(
 
 
 def wire_dtype(compression: Any) -> int:
-    """The code of the dtype to which the core itself casts float32 for this compression; 0: the core does not cast."""
+    """The code of the dtype to which the core casts float32 for this compression; 0: the core does not cast."""
     known = isinstance(compression, type) and issubclass(compression, CastCompressor)
     return compression.wire_dtype if known else 0
 

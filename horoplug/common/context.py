@@ -49,7 +49,7 @@ class Context:
         self.blocking: dict[int, tuple[Any, ...]] = {}
         """Tensors of blocking operations that are in the core now, which have no handle; see :meth:`hold`."""
         self.process_sets: dict[int, RegisteredProcessSet] = {}
-        """The sets that the program has added, by id; the global set is not among them."""
+        """The sets that the program has added, by id, without the global set."""
         self.per_job: dict[Any, Any] = {}
         """State that other modules keep until the next init, by a key of their choice."""
         self.ranks: tuple[int, ...] | None = None
@@ -62,7 +62,7 @@ class Context:
         self._lock = threading.Lock()
         self._rendezvous: Rendezvous | None = None  # survives shutdown
         self._identity: tuple[object, ...] = ()  # the settings for which the rendezvous was created
-        # Of processes that another launcher than horovodrun has started.
+        # Rank and rendezvous of a process that another launcher than horovodrun has started.
         self._bootstrap: BootstrapResult | None = None
         # Number of rendezvous so far, by the ranks that took part (None: all).
         self._generations: dict[tuple[int, ...] | None, int] = {}
@@ -101,12 +101,12 @@ class Context:
     def init(
         self, ranks: tuple[int, ...] | None = None, process_sets: Sequence[Sequence[int]] = ()
     ) -> bool:
-        """Connect to the other ranks and start the engine. Does nothing if it is running. Returns whether it was
-        started.
+        """Connect to the other ranks and start the engine. Does nothing if the engine is running. Returns whether the
+        engine was started.
 
         ``ranks``: the processes of the job, by the ranks that the launcher gave them, in this order; None: all. The
         n-th call with the same ``ranks`` on one rank is paired with the n-th on every other one. ``process_sets``: the
-        ranks of the sets that the caller will add; ValueError if another rank gives different ones."""
+        ranks of each set that the caller will add. Raises ValueError if another rank gives different sets."""
         with self._lock:
             if self._engine is not None:
                 return False
@@ -159,8 +159,8 @@ class Context:
             raise exception(error) from None
 
     def _recognise_launcher(self, config: Config) -> tuple[Config, StoreServer | None]:
-        """The configuration, completed by the settings of another launcher than horovodrun if there is one. The first
-        call also returns the store server that rank 0 runs for such a launcher."""
+        """The configuration. If another launcher than horovodrun has started this process, its rank and rendezvous are
+        filled in, and the first call on rank 0 also returns the store server that rank 0 runs."""
         launched = recognise(os.environ)
         if launched is None:
             if line := inherited(os.environ):
@@ -199,7 +199,9 @@ class Context:
             self._identity = identity
             self._generations = {}
         generation = self._generations.get(ranks, 0)
-        self._generations[ranks] = generation + 1  # also if it fails, since it fails on all ranks
+        self._generations[ranks] = (
+            generation + 1
+        )  # even if connecting fails, since it fails on all ranks
         return self._rendezvous.connect(generation, ranks)
 
     def shutdown(self) -> None:
@@ -266,9 +268,9 @@ class Context:
             self.operations.pop(handle, None)
 
     def check_name(self, process_set: int, name: str) -> None:
-        """Raises ValueError if an operation of this name was submitted, and the program has not waited for any
-        operation since. The program then cannot know that the operation is done. The core may have finished it already,
-        but whether a name is refused must not depend on timing."""
+        """Raises ValueError if an operation of this name was submitted and the program has not waited for any operation
+        since. The program then cannot know that the operation is done. The core may have finished it already, but
+        timing must not decide whether a name is refused."""
         if (process_set, name) in self._fresh:
             raise ValueError(
                 f"{name} is still in flight; wait for it before you submit another operation of the "
@@ -280,8 +282,8 @@ class Context:
         self._fresh.add((process_set, name))
 
     def waited(self) -> None:
-        """Record that the program has observed the end of an operation. From now on the core alone decides whether the
-        names of earlier operations are in flight."""
+        """Record that the program has waited for an operation. From now on the core alone decides whether the names of
+        earlier operations are in flight."""
         self._fresh.clear()
 
     def find(self, handle: int) -> Waitable | None:

@@ -30,9 +30,9 @@ def split_indices(
 ) -> list[list[int]]:
     """Divide the indices of gradients into groups.
 
-    ``groups``: the number of groups, which then have about equally many consecutive indices; or lists of keys, and
-    every gradient whose key is in no list forms a group of its own. ``keys``: the key of each gradient, by its index;
-    not used if ``groups`` is a number."""
+    ``groups``: the number of groups, each of about equally many consecutive indices; or lists of keys, where a gradient
+    whose key is in no list forms a group of its own. ``keys``: the key of each gradient, by the gradient's index; not
+    used if ``groups`` is a number."""
     if isinstance(groups, int):
         count = min(groups, len(indices))
         bounds = [len(indices) * number // count for number in range(count + 1)] if count else []

@@ -22,8 +22,9 @@ class InFlight(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Prepare for freeing the tensors without a wait. On a GPU, work that is enqueued from now on in the stream of
-        the tensors runs after the pending work of the operation. Does nothing for tensors in host memory."""
+        """Prepare for freeing the tensors without waiting for the operation. On a GPU, work that is enqueued from now
+        on in the stream of the tensors runs after the pending work of the operation. Does nothing for tensors in host
+        memory."""
 
 
 class Waitable(InFlight):

@@ -7,11 +7,11 @@ pickled object therefore has a header:
 
     tag = HMAC-SHA256(key, operation, process set, name, the fields before)
 
-All ranks of a job derive the key from the job's secret, anew in every generation
+All ranks of a job derive the key from the job's secret and fresh random bytes, after each ``init``
 (:func:`horoplug.rendezvous.connections.peers.connect_peers`). Each rank numbers the objects that it sends. A receiver
-requires that the numbers from a rank grow, separately for each operation, process set and name: the operations of one
-name run one after the other, those of different names may run in any order. Ranks need not agree on the numbers, since
-after a failed operation, or a ``join``, they have not called the same operations."""
+requires that the numbers from a rank grow, separately for each operation, process set and name: operations of one name
+run one after the other, while those of different names may run in any order. Ranks need not agree on the numbers,
+because after a failed operation or a ``join`` they have not called the same operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from horoplug.base.errors import TamperedMessageError
 
 _FIELDS = struct.Struct("!QQQ32s")
 HEADER_BYTES = _FIELDS.size + 32
-_REMEMBERED = 1 << 14  # numbers, one for each operation and source
+_REMEMBERED = 1 << 14  # numbers to keep in all; there is one for each operation and source
 _REMEMBERED_PER_RANK = 256
 
 Buffer = bytes | bytearray | memoryview
@@ -43,7 +43,7 @@ class ObjectOperation(NamedTuple):
 
 
 class _Known:
-    """What one rank knows about an operation."""
+    """The state of one rank about one operation: the key, and the last number from each source."""
 
     __slots__ = ("last", "mac")
 
@@ -69,7 +69,7 @@ class ObjectTags:
         self._capacity = _REMEMBERED + _REMEMBERED_PER_RANK * size
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        # The operation that has not been used for longest comes first.
+        # In the order of last use, the least recently used operation first.
         self._known: collections.OrderedDict[ObjectOperation, _Known] = collections.OrderedDict()
         self._remembered = 0  # numbers in all of _known
         self._floors: dict[int, int] = {}  # by source: the highest number that was forgotten

@@ -77,7 +77,7 @@ def allgather_object(
         parts: list[tuple[int, bytes, Any]] = []
         for source, part in zip(ranks, gathered, strict=True):
             if source == own_rank:
-                parts.append((source, b"", data))  # not what has travelled
+                parts.append((source, b"", data))  # this rank's own object, not the received copy
             elif part:
                 _, digest = tags.check_header(operation, source, part[:HEADER_BYTES])
                 parts.append((source, digest, part[HEADER_BYTES:]))
@@ -104,8 +104,8 @@ _NAMED = contextlib.nullcontext()
 
 
 def _in_order(operation: ObjectOperation) -> contextlib.AbstractContextManager[Any]:
-    """Lets the operations without a name run one after the other: their numbers grow, and the core pairs the n-th of
-    one rank with the n-th of every other."""
+    """A context that runs operations without a name one after the other. Receivers require growing numbers, and the
+    core pairs the n-th unnamed operation of one rank with the n-th of every other rank."""
     if operation.name:
         return _NAMED
     lock = context.per_job.get(operation)

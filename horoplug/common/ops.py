@@ -34,14 +34,14 @@ class Adapter(Protocol):
     compression: Any  # default of `compression=`; None: the framework has no such argument
 
     def describe(self, tensor: Tensor, in_place: bool) -> Described:
-        """``(tensor, dtype code, address, shape, device)``, where the tensor is dense and in row-major order: a copy of
-        the argument if necessary. The device is the ordinal of a GPU, or :data:`CPU`.
+        """``(tensor, dtype code, address, shape, device)``. The returned tensor is dense and in row-major order; it is
+        a copy of the argument if necessary. The device is the ordinal of a GPU, or :data:`CPU`.
 
         Raises TypeError for an object that is not a tensor, and ValueError for a tensor that is not supported or, with
         ``in_place``, cannot be overwritten."""
 
     def stream(self, device: int, tensors: Sequence[Tensor]) -> int:
-        """The stream (CUstream) of the GPU in which the caller uses the tensors now."""
+        """The CUDA stream (CUstream) on GPU ``device`` in which the caller uses the tensors now."""
 
     def empty_like(self, tensor: Tensor) -> tuple[Tensor, int]:
         """A new tensor for a result, and its address."""
@@ -52,8 +52,8 @@ class Adapter(Protocol):
     def from_memory(
         self, memory: Memory | DeviceMemory | None, like: Tensor, shape: Sequence[int]
     ) -> Tensor:
-        """A tensor that wraps memory of the core without a copy, on the device and with the dtype of ``like``. None: a
-        tensor without elements."""
+        """A tensor that wraps memory of the core without a copy, on the device and with the dtype of ``like``. If
+        ``memory`` is None, the tensor has no elements."""
 
     def to_counts(self, splits: Any) -> list[int]:
         """`splits` as integers. Raises ValueError for anything but a vector of integers."""
@@ -139,7 +139,7 @@ class Operation(Waitable):
         return outputs if self.grouped else outputs[0]
 
     def _collect(self, stream: int) -> list[Any]:
-        """The outputs that the core has allocated; ``stream`` is where the caller uses them."""
+        """The outputs that the core has allocated. ``stream``: the stream in which the caller uses them."""
         outputs = []
         for index, tensor in enumerate(self.inputs):
             result = self.engine.result(self.handle, index, stream)
@@ -206,8 +206,8 @@ def submit(
     in_place: bool = False,
     blocking: bool = False,
 ) -> Operation | SplitGroup:
-    """Submit an operation to the core and return at once. ``blocking``: the caller waits next, so this call may wait
-    briefly itself, and then raises the failure of the operation.
+    """Submit an operation to the core and return at once. ``blocking``: the caller waits for the operation next, so
+    this call may wait briefly, and raises the failure of an operation that fails meanwhile.
 
     Raises TypeError or ValueError for mistakes of this rank alone (dtype, device, layout, arguments, a name that is in
     flight), NotInitializedError before ``init``, and HorovodInternalError if the job has ended."""

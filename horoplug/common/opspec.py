@@ -48,7 +48,7 @@ class OpSpec:
     grouped: bool = False  # has grouped_ variants
     in_place: bool = False  # has variants that overwrite their input: a trailing underscore
     reduces: bool = False  # combines elements with a reduction
-    reductions: str = ""  # of the argument `op`, for the documentation
+    reductions: str = ""  # the values of the argument `op`, for the documentation
     min_ndim: int = 0  # smallest number of dimensions of an input
     received_splits: bool = False  # the result is (output, rows received from each rank)
     # Position of the argument `compression` in the blocking, out-of-place variants of frameworks that compress.
@@ -57,7 +57,7 @@ class OpSpec:
     collective: bool = True  # all ranks of the process set call it; False: two ranks do
     name: str = field(init=False)
     code: int = field(init=False)  # hp_op of the C ABI
-    caller_allocates: bool = field(init=False)  # the caller has the memory of the result
+    caller_allocates: bool = field(init=False)  # the caller provides the memory of the result
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.op.name.lower())

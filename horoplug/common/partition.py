@@ -12,9 +12,9 @@ class Part(NamedTuple, Generic[Key]):
 
     key: Key
     positions: list[int]
-    """Of its tensors in the group, ascending."""
+    """The positions of its tensors in the group, ascending."""
     name: str | None
-    """Pairs the calls of the ranks; None if the user gave no name for the group."""
+    """The name by which the ranks pair their calls; None if the user gave the group no name."""
 
     def select(self, values: Sequence[Any]) -> list[Any]:
         """The values of this part's tensors, from one value for each tensor of the group."""
@@ -24,7 +24,8 @@ class Part(NamedTuple, Generic[Key]):
 def split_group(
     name: str | None, keys: Sequence[Key], label: Callable[[Key], str]
 ) -> list[Part[Key]]:
-    """The parts of a group whose tensors have these keys (such as their dtypes), in the order of first appearance.
+    """Split a group by keys, such as dtypes, one for each tensor. The parts are in the order in which their keys first
+    appear.
 
     Ranks pair the parts by name: ``label`` gives each key a suffix that is the same on all ranks. A group that needs
     no splitting keeps its name."""
@@ -39,7 +40,7 @@ def split_group(
 
 
 def join_parts(parts: Sequence[Part[Any]], results: Sequence[Sequence[Any]]) -> list[Any]:
-    """The results of all tensors in the order of the group, from those of each part."""
+    """The results of all tensors in the order of the group. ``results``: those of each part."""
     joined: dict[int, Any] = {}
     for part, of_part in zip(parts, results, strict=True):
         joined.update(zip(part.positions, of_part, strict=True))

@@ -22,7 +22,7 @@ class ProcessSet:
     :func:`add_process_set`, and after :func:`remove_process_set` or ``shutdown``.
 
     ``ranks``: global ranks in any order, or a communicator of mpi4py, whose ranks are known once the set is registered.
-    Every rank passes the communicator that it belongs to (or COMM_NULL), as ``Split`` returns it. Raises ValueError for
+    Every rank passes the communicator that ``Split`` has returned to it, which may be COMM_NULL. Raises ValueError for
     anything else."""
 
     mpi_comm: Any = None
@@ -164,7 +164,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         await_value(engine, engine.remove_process_set(number))
     except Error as error:
         raise exception(error) from None
-    # The caller's object may be another one than the registered one.
+    # The caller's object may differ from the registered one.
     for known in (context.process_sets.pop(number, process_set), process_set):
         known._invalidate()
     return True

@@ -1,4 +1,4 @@
-"""From the results of the core to Python: numbers and exceptions."""
+"""Converts results of the core to numbers and exceptions of Python."""
 
 from typing import Final
 
