@@ -4,8 +4,9 @@
     horovodrun --compat -np 4 python train.py           # for all ranks, and every Python that they start
     import horoplug.compat; horoplug.compat.install()   # from a program that can be edited
 
-``horovod.torch`` *is* ``horoplug.torch``, the same module object; so are its submodules and the other modules that
-:mod:`horoplug.compat.names` lists. Importing a part of Horovod that horoplug lacks is an ImportError with its name.
+``horovod.torch`` and ``horoplug.torch`` are the same module object. So are their submodules and the other modules that
+:mod:`horoplug.compat.names` lists. Importing a part of Horovod that horoplug lacks raises an ImportError that names the
+part.
 ``horovod.__version__`` is the version of Horovod whose interface is provided; ``horovod.horoplug_version`` is the
 version of this package.
 """
@@ -21,7 +22,8 @@ SITE = str(Path(__file__).resolve().parent / "site")
 def install() -> None:
     """Make ``import horovod`` import horoplug in this process. Call it before anything imports horovod.
 
-    Idempotent, and imports nothing itself. An installed Horovod is hidden, with one line in the log."""
+    Idempotent. Imports no module itself. If Horovod is installed, it cannot be imported any more, and one line in the
+    log says so."""
     from horoplug.compat.finder import install
 
     install()

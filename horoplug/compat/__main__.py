@@ -1,7 +1,7 @@
 """``python -m horoplug.compat …``: runs Python with the same arguments, with horoplug under the name ``horovod``.
 
-The process replaces itself by another Python, so that scripts, ``-m``, ``-c``, tracebacks and exit codes behave exactly
-as in Python. Flags before ``-m`` are passed on."""
+The process replaces itself by a new Python process, so that scripts, ``-m``, ``-c``, tracebacks and exit codes behave
+exactly as in Python. Python's own flags before ``-m horoplug.compat`` are passed on."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""``horovod.common.basics``: the functions of a process in a job as methods of an object."""
+"""``horovod.common.basics``: ``init``, ``rank``, ``size`` and similar functions as methods of an object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FUNCTIONS: Final = (
 class HorovodBasics:
     """The functions of :mod:`horoplug.common.api` as methods.
 
-    (The constructor's arguments name Horovod's C library and are ignored.)"""
+    The arguments of the constructor, which name Horovod's C library, are ignored."""
 
     Average = reduce_ops.Average
     Sum = reduce_ops.Sum

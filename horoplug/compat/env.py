@@ -12,7 +12,7 @@ IGNORE_REGEXES: Final = {
     ".*CUDA_VISIBLE_DEVICES",
     "_HOROVOD_SECRET_KEY",
 }
-"""Variables that belong to one process or host."""
+"""Patterns of the names of variables that are valid for one process or host only."""
 
 
 def is_exportable(v: str) -> bool:

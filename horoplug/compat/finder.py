@@ -1,4 +1,5 @@
-"""Imports ``horovod`` and its submodules from horoplug, by the tables of :mod:`horoplug.compat.names`."""
+"""An import hook that loads ``horovod`` and its submodules from horoplug, by the tables of
+:mod:`horoplug.compat.names`."""
 
 from __future__ import annotations
 
@@ -50,9 +51,9 @@ class Finder(MetaPathFinder):
         return None
 
     def _refuse_attribute(self, fullname: str, path: Sequence[str] | None) -> None:
-        """Raise an error that names Horovod's attribute.
+        """Raise ModuleNotFoundError for an attribute of Horovod that horoplug lacks.
 
-        If horoplug.torch has no x, ``from horovod.torch import x`` tries to import a module horoplug.torch.x."""
+        If horoplug.torch has no x, Python handles ``from horovod.torch import x`` by importing horoplug.torch.x."""
         package, _, name = fullname.rpartition(".")
         known = _PACKAGES_BY_TARGET.get(package)
         if known and name in names.NAMES[known] and not PathFinder.find_spec(fullname, path):

@@ -57,7 +57,7 @@ ATTRIBUTES: Final = {
     "horovod.run": ("run", "horoplug.runner.run"),
     "horovod.runner.run": ("run", "horoplug.runner.run"),
 }
-"""Attributes of the packages: (name, module that defines it)."""
+"""The attributes of each package: (name, module of horoplug that defines it)."""
 
 ADDED: Final = {
     "horovod.common.exceptions": (("get_version_mismatch_message", "horoplug.compat.util"),),
@@ -109,7 +109,7 @@ MISSING: Final = (
     "horovod.tensorflow.mpi_lib",
     "horovod.torch.mpi_lib_v2",
 )
-"""Modules and functions of Horovod that horoplug does not have; with all that is inside of them."""
+"""Modules and functions of Horovod that horoplug does not have. Everything inside of these modules is missing, too."""
 
 
 def _words(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``horovod.runner.util.threads``: functions in threads."""
+"""``horovod.runner.util.threads``: calls functions in new threads."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 # ---- what this installation has -------------------------------------------------------------------------------------
-# Horovod answers these in child processes, since its extensions cannot be loaded into one process.
+# Horovod runs these checks in child processes, since its extensions cannot be loaded into one process.
 
 
 def get_ext_suffix() -> str:

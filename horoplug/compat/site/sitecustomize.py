@@ -1,9 +1,9 @@
 """Executed at the start of every Python that has this folder on its PYTHONPATH: makes ``import horovod`` import
 horoplug.
 
-It is cheap, since most processes never import horovod: horoplug is imported on the first import of horovod. It runs on
-any Python 3, since a job's programs may start another Python than the one with horoplug: no annotations, no
-f-strings."""
+It must be cheap, since most processes never import horovod: horoplug is imported on the first import of horovod. It
+must run on any Python 3, since a program may start another Python than the one that has horoplug. It therefore uses no
+annotations and no f-strings."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls, no-warn-unused-ignores
 import importlib.util
