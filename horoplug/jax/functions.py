@@ -22,7 +22,7 @@ __all__ = [
 def broadcast_parameters(
     params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Returns the pytree with the leaves of rank `root_rank` (a global rank).
+    """Returns a pytree like ``params`` with the leaves of rank `root_rank` (a global rank).
 
     JAX arrays (including ``jax.random`` keys) and NumPy arrays keep their dtypes; other leaves are sent as Python
     objects. The tree structure, the shapes and the dtypes are the same on all ranks.

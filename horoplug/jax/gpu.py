@@ -90,7 +90,7 @@ def perform(operation: str, arrays: Sequence[Any], call: Call) -> list[tuple[Any
 
 
 def _jit_enabled() -> contextlib.AbstractContextManager[None]:
-    """Have the programs compiled also under ``jax.disable_jit``."""
+    """A context in which JAX compiles programs even under ``jax.disable_jit``."""
     return jax.disable_jit(False) if jax.config.jax_disable_jit else contextlib.nullcontext()
 
 
@@ -105,8 +105,8 @@ def _start(
 
 @functools.partial(jax.jit, static_argnames=("eager_call", "rows"))
 def _copy_results(like: Any, *, eager_call: int, rows: tuple[int, ...]) -> Any:
-    """The results as arrays of `rows` rows each. ``like``: arrays of no rows with the other dimensions and the
-    dtypes."""
+    """The results as arrays with the numbers of rows in `rows`. ``like``: arrays without rows that have the dtypes and
+    the other dimensions of the results."""
     return copy_results_p.bind(*like, eager_call=eager_call, rows=rows)
 
 
@@ -135,7 +135,7 @@ for _platform in PLATFORMS:
 
 
 class _EagerCall:
-    """One operation, by the number that it has in the library."""
+    """The record of one operation. ``number`` identifies it in the library (``csrc/bindings/jax``)."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -170,13 +170,13 @@ class _EagerCall:
         return bool(LIBRARY.horoplug_jax_await(self.number, self._handlers, seconds))
 
     def row_counts(self, tensor: int, size: int) -> list[int]:
-        """The number of rows of a tensor that each rank has sent."""
+        """The number of rows of tensor ``tensor`` that each of ``size`` ranks has sent."""
         counts = (ctypes.c_int64 * size)()
         LIBRARY.horoplug_jax_row_counts(self.number, tensor, counts, size)
         return list(counts)
 
     def close(self) -> bool:
-        """Remove the record. Returns whether the number can be used again, which it cannot while a handler runs."""
+        """Remove the record. Returns whether its number may be reused, which is false while a handler runs."""
         return bool(LIBRARY.horoplug_jax_close(self.number, self._handlers))
 
 

@@ -20,7 +20,8 @@ _INT32: Final = ctypes.c_int32
 
 
 class _TracedState:
-    """Facts about the job that traced Python code may have read, and that compiled programs may therefore contain."""
+    """Values of the job, such as rank and size, that Python code may have read while it was traced. Compiled programs
+    may contain them as constants."""
 
     def __init__(self) -> None:
         self.position: tuple[int, int] | None = None  # rank and size
@@ -39,7 +40,8 @@ TRACED = _TracedState()
 
 
 def _register(target: str, handler: Any, platform: str) -> None:
-    """Raises ImportError if XLA refuses the handler, such as for the version of its foreign function interface."""
+    """Register a handler with XLA. Raises ImportError if XLA refuses it, for example because XLA has another version of
+    its foreign function interface."""
     try:
         ffi.register_ffi_target(target, ffi.pycapsule(handler), platform=platform)
     except Exception as error:

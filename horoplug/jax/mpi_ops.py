@@ -1,9 +1,9 @@
 """All operations on JAX arrays and pytrees of arrays. (The module's name is Horovod's; it does not use MPI.)
 
-On concrete arrays they run at once. Inside of ``jax.jit``, ``lax.scan`` and other transformations they become part of
-the program and run in the order in which the Python program calls them. The arrays of a pytree succeed or fail
-together; those of one dtype are one operation. ``name`` matches the calls of the ranks; without a name, the n-th call
-of an operation on one rank is matched with the n-th on the others.
+On concrete arrays the operations run at once. Inside of ``jax.jit``, ``lax.scan`` and other transformations they become
+part of the compiled program and run in the order in which the Python program calls them. The arrays of a pytree succeed
+or fail together; those of one dtype are one operation. ``name`` matches the calls of the ranks; without a name, the
+n-th call of an operation on one rank is matched with the n-th on the others.
 
 The functions raise TypeError and ValueError for a mistake of this rank alone, and HorovodInternalError if ranks
 disagree or one has failed. In a compiled program both are jax.errors.JaxRuntimeError, raised when its results are used.
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression.none) -> Any:
-    """Apply an operation to the arrays of a pytree, to all arrays of one dtype at once."""
+    """Apply an operation to the arrays of a pytree: one operation for all arrays of one dtype."""
     spec = BY_NAME[operation]
     leaves, structure = jax.tree_util.tree_flatten(tree)
     packed = pack(compression, [eager.to_array(leaf) for leaf in leaves], spec.casts)

@@ -66,8 +66,9 @@ def _failure(token: Any) -> Exception | None:
 
 
 def _must_be_raised(failure: Exception) -> bool:
-    """Whether the next program must not run: the job is broken, or the last program's inputs were results of a failed
-    program. The caller has not noticed the latter because it never reads results, as in Keras."""
+    """Whether the failure has to be raised before the next program runs: the job is broken, or the inputs of the last
+    program were results of a failed program. In the latter case the caller may never notice, since some callers, such
+    as Keras, do not read the results."""
     text = str(failure)
     is_collective = "a Horovod operation has failed" in text
     return is_collective and ("Error dispatching" in text or text.startswith("UNKNOWN"))
@@ -78,8 +79,8 @@ def _isolate_failures() -> None:
     failure, to every later program. A failure for which :func:`_must_be_raised` is true is raised when the next
     program of the same job is called.
 
-    A token that already is on the right device is passed on unchanged. JAX's own check for that takes longer than
-    everything else here."""
+    A token that is on the right device already is passed on unchanged, because JAX's own check for that takes longer
+    than the rest of this function."""
     tokens = dispatch.RuntimeTokenSet
     original = tokens.get_token_input
 

@@ -1,4 +1,4 @@
-"""The JAX primitive of all operations: binding, shape inference and lowering to the XLA custom call.
+"""The JAX primitive that represents every operation: binding, shape inference and lowering to an XLA custom call.
 
 Differentiation and batching are in :mod:`horoplug.jax.rules`, execution on concrete arrays in
 :mod:`horoplug.jax.eager`.
@@ -26,7 +26,8 @@ collective_p.multiple_results = True
 class SetPosition(NamedTuple):
     """This rank's position in a process set, for operations whose output shapes depend on it.
 
-    A compiled program that contains a position raises an error when it runs at another one."""
+    A compiled program contains the position that was current when it was traced. It raises an error if it runs on a
+    rank with another position."""
 
     size: int = 0  # number of ranks in the set; 0: the output shapes do not depend on the position
     rank: int = 0  # in the set

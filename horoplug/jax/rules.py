@@ -44,7 +44,7 @@ def _jvp(
 
 Grads = Sequence[Any]
 Shapes = Sequence[tuple[int, ...]]
-# Maps the gradients of the outputs to those of the inputs, whose shapes are given.
+# A gradient rule: maps the gradients of the outputs, and the shapes of the inputs, to the gradients of the inputs.
 Rule = Callable[[Grads, Shapes, Call, SetPosition], list[Any]]
 
 
@@ -68,7 +68,7 @@ def _allgather(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) 
 
 
 def _broadcast(grads: Grads, shapes: Shapes, call: Call, position: SetPosition) -> list[Any]:
-    """The average on the root, zero elsewhere: only the root's array is used."""
+    """The average on the root, zeros on other ranks: the operation uses only the root's array."""
     averages = _average(grads, call, position_in(call.process_set))
     is_root = context.connections().rank == call.root
     return averages if is_root else [jnp.zeros_like(average) for average in averages]
@@ -120,7 +120,8 @@ _RULES: dict[str, Rule] = {
 def _transpose(
     grads: Sequence[Any], *inputs: Any, operation: str, call: Call, position: SetPosition
 ) -> list[Any]:
-    # The whole group, so that ranks run the same operations whichever results each of them has used.
+    # Reduce the gradients of the whole group, so that all ranks run the same operations even if they use different
+    # results.
     dense = [ad.instantiate_zeros(grad) for grad in grads]
     shapes = [value.aval.shape for value in inputs]
     return _RULES[operation](dense, shapes, call._replace(name=_renamed(call, _GRADIENT)), position)
