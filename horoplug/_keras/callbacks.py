@@ -132,7 +132,7 @@ class LearningRateWarmup(LearningRateSchedule):
     ) -> None:
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch is not None
-            # The next step counts, so that the last step of an epoch has a whole number.
+            # Count the step that begins now as done, so that the epoch is a whole number at its last step.
             done = (epoch + 1 / self.steps_per_epoch) / warmup_epochs
             return (1 + done * (size() - 1)) / size()
 

@@ -13,8 +13,8 @@ from horoplug.common.context import context
 class Distribution:
     """How a distributed optimizer reduces gradients.
 
-    ``passes``: backward_passes_per_step; 1 also if only Keras' own setting accumulates gradients. ``factor``: the
-    reduced gradients are multiplied by this number."""
+    ``passes``: backward_passes_per_step; 1 if gradients are accumulated because of Keras' own setting only. ``factor``:
+    the reduced gradients are multiplied by this number."""
 
     def __init__(self, backend: Any, options: ReductionOptions, passes: int, factor: int) -> None:
         self.options = options

@@ -54,7 +54,8 @@ class KerasState(ObjectState):
 
 
 def sync_jax(model: Any) -> None:
-    """Write the values back to the variables, which have none while ``fit`` runs on the JAX backend."""
+    """Copy the values of the running ``fit`` to the variables. On the JAX backend, ``fit`` keeps the values elsewhere
+    while it runs."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 

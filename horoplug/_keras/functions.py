@@ -19,8 +19,8 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 
 
 def weights(model: Any, optimizer: Any = None) -> list[Any]:
-    """The variables that are the same on all ranks: the weights of a model (without the states of random generators and
-    metrics), and the variables of an optimizer, by default the model's (without accumulated gradients)."""
+    """The variables that all ranks have in common: the weights of a model, without the states of random generators and
+    metrics, and the variables of an optimizer, without accumulated gradients. ``optimizer``: by default the model's."""
     if optimizer is None:
         optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -38,8 +38,8 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite variables of Keras (in the same order on every rank) with those of rank `root_rank` (a global rank), on
-    the ranks of the set.
+    """Overwrite Keras variables with the values that rank `root_rank` (a global rank) has, on all ranks of the set. The
+    variables have the same order on every rank.
 
     Raises HorovodInternalError on all ranks if the shapes or dtypes of the variables differ between ranks."""
     values = [read(variable) for variable in variables]

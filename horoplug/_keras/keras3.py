@@ -1,9 +1,9 @@
 """Distributed optimizers of Keras 3, which reduce gradients over the ranks before any other processing.
 
-The optimizer remains the same object, with its variables and its role in a model. Only its class changes, to one
-derived from its own. Gradients are reduced when they are passed to ``apply``. An optimizer that accumulates gradients
-reduces the accumulated ones in ``_clip_gradients``, so that the passes in between need no communication.
-"""
+The optimizer remains the same object, with its variables and its place in a model. Only its class changes, to a class
+that is derived from the original one. Gradients are reduced when they are passed to ``apply``. An optimizer that
+accumulates gradients reduces the accumulated ones in ``_clip_gradients``, so that the passes in between need no
+communication."""
 
 import functools
 import importlib

@@ -40,7 +40,8 @@ class ReductionOptions:
 
 
 class KerasReduction(Protocol):
-    """How a backend reduces gradients. Each backend constructs its implementation from :class:`ReductionOptions`."""
+    """The part of a distributed optimizer that depends on the backend. Each backend constructs its implementation from
+    :class:`ReductionOptions`."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         """The reduced gradients of ``variables``, in their order. Gradients that are None remain None. On ranks outside

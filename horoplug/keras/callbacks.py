@@ -18,7 +18,7 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(mixins.Broadcast, keras.callbacks.Callback):  # type: ignore[misc]
     """Broadcast the model's weights and the optimizer's variables from rank ``root_rank`` after the first batch.
 
-    All ranks continue with the same weights, also if they started from different ones or only one rank has loaded a
+    All ranks continue with the same weights, even if they started from different ones or only one rank has loaded a
     checkpoint. The states of random generators (dropout) remain different. ``local_variables``: variables that are not
     broadcast. ``device`` is accepted for compatibility with Horovod and has no effect. If the models differ, all ranks
     raise a HorovodInternalError that names the difference."""
@@ -33,7 +33,7 @@ class MetricAverageCallback(mixins.MetricAverage, keras.callbacks.Callback):  # 
 
 
 class LearningRateScheduleCallback(mixins.LearningRateSchedule, keras.callbacks.Callback):  # type: ignore[misc]
-    """Set the learning rate to ``initial_lr * multiplier(epoch)`` from ``start_epoch`` until before ``end_epoch``.
+    """Set the learning rate to ``initial_lr * multiplier(epoch)`` for ``start_epoch <= epoch < end_epoch``.
 
     ``multiplier``: a function of the epoch, or a number. ``staircase``: adjust the rate once per epoch. Otherwise it is
     adjusted for each batch, with a fractional epoch, and ``steps_per_epoch`` is needed if Keras cannot determine it.
@@ -42,8 +42,9 @@ class LearningRateScheduleCallback(mixins.LearningRateSchedule, keras.callbacks.
 
 
 class LearningRateWarmupCallback(mixins.LearningRateWarmup, keras.callbacks.Callback):  # type: ignore[misc]
-    """Raise the learning rate from ``initial_lr / size`` to ``initial_lr`` during the first ``warmup_epochs``, with
-    each batch (Goyal et al., 2017). ``initial_lr`` is the rate of a single process times the number of ranks.
+    """Raise the learning rate from ``initial_lr / size`` to ``initial_lr`` during the first ``warmup_epochs`` epochs, a
+    little with each batch (Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.2). ``initial_lr`` is the rate
+    of a single process times the number of ranks.
 
     ``verbose``: 1 prints a message when the rate is reached. For the other arguments see
     :class:`LearningRateScheduleCallback`."""

@@ -23,7 +23,8 @@ def native(variable: Any) -> Any:
 
 
 class _GradientHolder:
-    """Has the attribute ``grad`` like a parameter. Needed because a gradient may not be the ``.grad`` of one."""
+    """Stands for a parameter whose gradient is reduced: has the attribute ``grad``. Needed because the gradient that
+    Keras passes need not be the ``.grad`` of a parameter."""
 
     grad: torch.Tensor | None = None
 
