@@ -1,4 +1,4 @@
-"""Finds out which of MPI's collectives accept memory of NVIDIA GPUs.
+"""Determines which of MPI's collectives accept memory of NVIDIA GPUs.
 
 "CUDA-aware" covers point-to-point messages and blocking collectives, but the core starts nonblocking collectives. A
 CUDA-aware MPI may lack nonblocking reductions of GPU memory: those of Open MPI access the memory from the host, which

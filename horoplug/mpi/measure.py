@@ -1,4 +1,4 @@
-"""Measures what MPI costs: messages between hosts, and MPI's own collectives over all ranks of a job.
+"""Measures how long MPI takes for messages between hosts, and for its own collectives over all ranks of a job.
 
 Each measurement is a generator that yields while MPI requests are pending, so that the caller can keep a deadline and
 interleave several measurements. Ranks measure once, agree on the medians, and reuse these for as long as their
@@ -16,24 +16,24 @@ from horoplug.base.link_speed import LinkSpeed
 Steps = Generator[None, None, None]
 """A measurement in progress: yields wherever it waits, and appends its results to lists."""
 CollectiveCost = tuple[float, float]
-"""Of one collective: seconds for a tiny payload, and seconds per further byte. The payload is the larger of input and
-output."""
+"""The cost of one collective: seconds for a tiny payload, and seconds per further byte. The payload is the larger one
+of input and output."""
 
 _PING, _ECHO, _BURST, _ACK = 11, 12, 13, 14  # tags; the core uses another one
 _PINGS = 16
 _CHUNK_BYTES = 128 * 1024
 _CHUNKS = 4
-_REPEATS = (7, 3)  # of a collective with a tiny payload, and with a large one
+_REPEATS = (7, 3)  # how often a collective is timed with a tiny payload, and with a large one
 _LARGE_BYTES = 256 * 1024
 
 
 class Costs(NamedTuple):
-    """What MPI costs, as all ranks have agreed."""
+    """The costs of MPI that all ranks have agreed on."""
 
     speed: LinkSpeed
-    """Of messages between hosts."""
+    """Latency and bandwidth of messages between hosts."""
     collectives: tuple[CollectiveCost, ...]
-    """Of MPI's own collectives over all ranks, indexed by the core's operation numbers."""
+    """The costs of MPI's collectives over all ranks, indexed by the core's operation numbers."""
 
 
 def costs_from_json(record: Sequence[Any]) -> Costs:

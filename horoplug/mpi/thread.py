@@ -162,7 +162,7 @@ def run(function: Callable[..., T], *args: Any, seconds: float | None = None) ->
     """Call ``function(*args)``, which calls MPI, on a thread that may do so, and return its result.
 
     Raises the exceptions of ``function``, and TimeoutError if ``function`` has not returned within ``seconds``; the
-    call then continues on its thread."""
+    call then continues on the MPI thread."""
     thread = _calling_thread()
     if thread is None:
         return function(*args)

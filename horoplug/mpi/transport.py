@@ -4,7 +4,7 @@ mpi4py has chosen the process's MPI library and initialised it. The core receive
 the values of its handles and calls MPI directly; neither was compiled against an ``mpi.h``. Ranks connect and
 authenticate over TCP and Unix sockets before that, without MPI, and those connections carry all control messages.
 
-Nothing here waits without a deadline, or starts a collective MPI call before all ranks have agreed to take part."""
+Every wait in this module has a deadline. A collective MPI call starts only after all ranks have agreed to take part."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def requested_transport(config: Config) -> str | None:
 
 def _on_mpi_thread(method: Callable[P, T]) -> Callable[P, T]:
     """Decorator: runs a method on a thread that may call MPI. The method's last argument is a deadline
-    (``time.monotonic()``), which the method keeps unless MPI blocks in a call; then the caller gets
-    MissingRanksError."""
+    (``time.monotonic()``), which the method itself observes. If MPI blocks in a call beyond the deadline, the caller
+    gets MissingRanksError."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -73,7 +73,8 @@ def _on_mpi_thread(method: Callable[P, T]) -> Callable[P, T]:
 
 
 CostsKey = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""What costs were measured for: the MPI library, the launched ranks that form the job, and each rank's host index."""
+"""The conditions under which costs were measured: the MPI library, the launched ranks that form the job, and each
+rank's host index."""
 
 
 class MpiTransport:
@@ -182,7 +183,7 @@ class MpiTransport:
 
     @_on_mpi_thread
     def measure(self, to: int | None, back: int | None, deadline: float) -> Costs | None:
-        """Time messages to rank ``to`` while rank ``back`` times those to this one, then MPI's own collectives.
+        """Time messages to rank ``to`` while rank ``back`` times messages to this rank; then time MPI's collectives.
 
         Collective over the job. Returns None if ``to`` is None. Raises MissingRanksError after the deadline."""
         trips: list[float] = []

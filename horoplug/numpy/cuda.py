@@ -49,7 +49,8 @@ class DeviceArray:
         self.dtype = dtype
         self.device = device
         self.stream = stream
-        """Work that uses the array must run after the work in this stream (a CUstream; 0: the default stream)."""
+        """The stream (a CUstream; 0: the default stream) whose pending work produces the array. Work that uses the
+        array must run after that work."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -186,7 +187,8 @@ def _wrapped(tensor: Any, interface: dict[str, Any], in_place: bool) -> DeviceAr
 
 
 def _taken(tensor: Any, in_place: bool) -> DeviceArray:
-    """An array that has DLPack only; it is ready in the default stream. Raises TypeError if it is not on a GPU."""
+    """Convert an array that has only the DLPack interface. The result is ready in the default stream. Raises TypeError
+    if the array is not on a GPU."""
     asked = getattr(tensor, "__dlpack_device__", None)
     if asked is None or not hasattr(tensor, "__dlpack__") or asked()[0] != dlpack.ON_CUDA:
         raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")

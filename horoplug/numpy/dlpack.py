@@ -1,4 +1,4 @@
-"""DLPack: imports GPU arrays that have no other interface, and exports horoplug's arrays to other libraries."""
+"""DLPack: imports GPU arrays that offer no other interface, and exports horoplug's GPU arrays to other libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_NAMES: Final = {row.name: key for key, row in _ROWS.items()}
 
 
 def take(tensor: Any) -> DlpackTensor:
-    """Take over the array that ``tensor.__dlpack__`` exports for use in the default stream. Raises ValueError if the
+    """Import the array that ``tensor.__dlpack__`` exports, for use in the default stream. Raises ValueError if the
     export fails."""
     try:
         try:
